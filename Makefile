@@ -1,0 +1,39 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint format docs clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# torch comes first: it is the largest, and everything else has to agree with it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("mvrbm needs Python 3.11 or newer, but $(PYTHON) is %d.%d: try make PYTHON=python3.11" % v[:2])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): the first time takes a few minutes"
+	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e ".[all,docs,dev]"
+	@touch $@
+
+test: lint  ## lint, types and tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(STAMP)  ## ruff and mypy, changing nothing
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy src
+
+format: $(STAMP)  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(STAMP)  ## build the documentation into docs/_build/html
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+
+clean:  ## remove what was built, and keep the environment
+	rm -rf build dist docs/_build docs/generated .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,228 @@
+"""The contract that every coupling keeps, and what chains of factors share."""
+
+from __future__ import annotations
+
+import string
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mvrbm.noise import Noise
+
+DEFAULT_STD = 0.01
+
+
+class Coupling(nn.Module, ABC):
+    r"""A linear map :math:`W` from the shape of a visible layer to that of the hidden layer.
+
+    A coupling is written without shapes, ``Kronecker(rank=2)``. The machine connects it to its layers,
+    which makes its parameters and draws them. A coupling that is connected already stays as it is.
+
+    The full :math:`W` is never formed, except by :meth:`dense`.
+    """
+
+    name: ClassVar[str]
+    visible_shape: tuple[int, ...]
+    hidden_shape: tuple[int, ...]
+
+    @property
+    def connected(self) -> bool:
+        """Whether the coupling knows its shapes and has parameters."""
+        return hasattr(self, "visible_shape")
+
+    def connect(
+        self,
+        visible_shape: Sequence[int],
+        hidden_shape: Sequence[int],
+        noise: Noise | None = None,
+        std: float = DEFAULT_STD,
+    ) -> Coupling:
+        """Make the parameters for these shapes and draw them.
+
+        Parameters
+        ----------
+        visible_shape, hidden_shape : sequence of int
+            Shapes of the two layers.
+        noise : Noise, optional
+            Where the start comes from; the stream of seed 0 if not given.
+        std : float
+            Standard deviation of the entries of `W`.
+        """
+        if self.connected:
+            raise ValueError(f"{self.name} coupling is connected already, {self._arrow()}")
+        visible_shape, hidden_shape = tuple(visible_shape), tuple(hidden_shape)
+        self._allocate(visible_shape, hidden_shape)
+        self.visible_shape, self.hidden_shape = visible_shape, hidden_shape
+        self.initialise(noise or Noise(0), std)
+        return self
+
+    @abstractmethod
+    def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+        """Check that the shapes fit this kind of coupling and make its parameters."""
+
+    @abstractmethod
+    def _factor_std(self, std: float) -> float:
+        """Standard deviation of the parameters that gives the entries of `W` the one asked for."""
+
+    @torch.no_grad()
+    def initialise(self, noise: Noise, std: float = DEFAULT_STD) -> None:
+        """Draw the parameters so that the entries of `W` have standard deviation `std`.
+
+        Each factor's gradient is proportional to the other factors, so all of them start alike: zero is
+        a saddle, and factors of that size themselves would hardly leave it.
+        """
+        factor_std = self._factor_std(std)
+        for parameter in self.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(factor_std * noise.normal(parameter.shape, parameter))
+
+    @abstractmethod
+    def to_hidden(self, x: Tensor) -> Tensor:
+        r"""Return :math:`W x`: (n, \*visible_shape) -> (n, \*hidden_shape)."""
+
+    @abstractmethod
+    def to_visible(self, y: Tensor) -> Tensor:
+        r"""Return :math:`W^\top y`: (n, \*hidden_shape) -> (n, \*visible_shape)."""
+
+    @abstractmethod
+    def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        r"""Gradient of :math:`-\langle y, W x\rangle` for each parameter, averaged over the batch.
+
+        Parameters
+        ----------
+        x : Tensor (n, \*visible_shape)
+        y : Tensor (n, \*hidden_shape)
+
+        Returns
+        -------
+        dict
+            From a parameter's name to an array of its shape. Frozen parameters are left out.
+        """
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape). For tests and for looking."""
+
+    def balance(self) -> None:
+        """Rescale the factors against each other to equal norms, which leaves `W` as it is."""
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters that are learned."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build this coupling again."""
+        return {}
+
+    def _arrow(self) -> str:
+        left = "x".join(map(str, self.visible_shape))
+        return f"{left} -> {'x'.join(map(str, self.hidden_shape))}"
+
+    def extra_repr(self) -> str:
+        """Arguments, and once connected shapes and size."""
+        parts = [f"{key}={value}" for key, value in self.config().items() if value != []]
+        if self.connected:
+            parts.append(f"{self._arrow()}, {self.n_parameters:,} parameters")
+        return ", ".join(parts)
+
+
+def same_order(kind: str, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> int:
+    """Return the order that both shapes have, or refuse."""
+    if len(visible_shape) != len(hidden_shape):
+        raise ValueError(
+            f"{kind} coupling needs as many hidden modes as visible ones, got visible {visible_shape} and "
+            f"hidden {hidden_shape}: add modes of size 1 to the shorter one, or use a Dense coupling"
+        )
+    return len(visible_shape)
+
+
+def at_least_one(value: int, what: str) -> int:
+    """Return a rank or bond size, refusing values below 1."""
+    if value != int(value) or value < 1:
+        raise ValueError(f"{what} must be a whole number of at least 1, got {value}")
+    return int(value)
+
+
+@torch.no_grad()
+def equalise_norms(factors: Sequence[Tensor], keep: int | None) -> None:
+    """Scale factors in place to equal norms without changing their product.
+
+    Parameters
+    ----------
+    factors : sequence of Tensor
+    keep : int or None
+        A mode whose slices are scaled each by itself, None to scale whole factors.
+    """
+    norms = []
+    for factor in factors:
+        modes = [mode for mode in range(factor.ndim) if mode != keep]
+        norms.append(torch.linalg.vector_norm(factor, dim=modes, keepdim=True))
+    logs = [norm.log().movedim(keep, 0).reshape(-1) if keep is not None else norm.log().reshape(-1) for norm in norms]
+    target = torch.stack(logs).mean(0)
+    for factor, log in zip(factors, logs, strict=True):
+        # A slice of zeros has no direction to grow in: its whole product is zero and stays so.
+        scale = torch.where(torch.isfinite(target), torch.exp(target - log), torch.ones_like(log))
+        shape = [1] * factor.ndim
+        if keep is not None:
+            shape[keep] = -1
+        factor.mul_(scale.reshape(shape))
+
+
+class Chain(Coupling):
+    r"""A map that takes one mode after another through one small factor a mode.
+
+    The state on the way has shape (n, bond, m_1 .. m_D), where a mode has its visible size before its
+    factor was applied and its hidden size after. One pass from each end, stopped at every mode, also
+    gives all gradients: 2 (D - 1) products instead of D (D - 1).
+    """
+
+    factors: nn.ParameterList
+    #: Subscripts of a factor: k its hidden and i its visible mode, the first and the last its bonds.
+    _subscripts: ClassVar[str]
+    #: The order in which `to_hidden` applies the factors, chosen when connected; `to_visible` goes back.
+    _order: list[int]
+    #: The subscripts of the bond before and after a factor, going that way.
+    _bonds: tuple[str, str]
+
+    def to_hidden(self, x: Tensor) -> Tensor:
+        r"""Return :math:`W x`: (n, \*visible_shape) -> (n, \*hidden_shape)."""
+        return self._walk(x, self._order, "ik", self._bonds)[-1].squeeze(1)
+
+    def to_visible(self, y: Tensor) -> Tensor:
+        r"""Return :math:`W^\top y`: (n, \*hidden_shape) -> (n, \*visible_shape)."""
+        return self._walk(y, self._order[::-1], "ki", self._bonds[::-1])[-1].squeeze(1)
+
+    def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        r"""Gradient of :math:`-\langle y, W x\rangle` for each factor, averaged over the batch."""
+        before = self._walk(x, self._order[:-1], "ik", self._bonds, whole=False)
+        after = self._walk(y, self._order[:0:-1], "ki", self._bonds[::-1], whole=False)[::-1]
+        left, right = self._bonds
+        gradients = {}
+        for mode, x_side, y_side in zip(self._order, before, after, strict=True):
+            factor = self.factors[mode]
+            if factor.requires_grad:
+                equation = f"n{left}{self._modes(mode, 'i')},n{right}{self._modes(mode, 'k')}->{self._subscripts}"
+                product = torch.einsum(equation, x_side, y_side)
+                gradients[f"factors.{mode}"] = (product / -len(x)).expand_as(factor)
+        return gradients
+
+    def _walk(
+        self, array: Tensor, modes: Sequence[int], change: str, bonds: tuple[str, str], whole: bool = True
+    ) -> list[Tensor]:
+        """States before and after each factor; the last of a whole walk has its bond summed away."""
+        old, new = change[0], change[1]
+        states = [array.unsqueeze(1)]
+        for step, mode in enumerate(modes, start=1):
+            bond = "" if whole and step == len(modes) else bonds[1]
+            equation = f"n{bonds[0]}{self._modes(mode, old)},{self._subscripts}->n{bond}{self._modes(mode, new)}"
+            state = torch.einsum(equation, states[-1], self.factors[mode])
+            states.append(state if bond else state.unsqueeze(1))
+        return states
+
+    def _modes(self, mode: int, subscript: str) -> str:
+        letters = string.ascii_uppercase[: len(self.visible_shape)]
+        return letters[:mode] + subscript + letters[mode + 1 :]

@@ -1,0 +1,103 @@
+"""Canonical polyadic (CP) weights."""
+
+from __future__ import annotations
+
+import functools
+import math
+import string
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mvrbm.couplings.base import Coupling, at_least_one, equalise_norms
+
+
+class CP(Coupling):
+    r"""Rank-R tensor with a hidden vector: :math:`W_{k, i_1 .. i_D} = \sum_r A_{kr} B^1_{i_1 r} \cdots B^D_{i_D r}`.
+
+    The weights of TvRBM (Nguyen et al. 2015).
+
+    Parameters
+    ----------
+    rank : int
+        Number of terms.
+
+    Attributes
+    ----------
+    hidden_factor : Parameter (K, R)
+    visible_factors : ParameterList
+        One a visible mode, of shape (I_d, R).
+    """
+
+    name = "cp"
+    hidden_factor: nn.Parameter
+    visible_factors: nn.ParameterList
+
+    def __init__(self, rank: int = 1) -> None:
+        super().__init__()
+        self.rank = at_least_one(rank, "CP rank")
+
+    def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+        if len(hidden_shape) != 1:
+            raise ValueError(
+                f"CP coupling needs a hidden vector, got hidden shape {hidden_shape}: "
+                f"use ({math.prod(hidden_shape)},), or a Kronecker coupling for hidden arrays"
+            )
+        self.hidden_factor = nn.Parameter(torch.zeros(hidden_shape[0], self.rank))
+        self.visible_factors = nn.ParameterList(nn.Parameter(torch.zeros(size, self.rank)) for size in visible_shape)
+
+    def _factor_std(self, std: float) -> float:
+        return float((std / math.sqrt(self.rank)) ** (1 / (1 + len(self.visible_factors))))
+
+    def to_hidden(self, x: Tensor) -> Tensor:
+        r"""Return :math:`W x`: (n, \*visible_shape) -> (n, K)."""
+        return self._project(x, skip=None) @ self.hidden_factor.T
+
+    def to_visible(self, y: Tensor) -> Tensor:
+        r"""Return :math:`W^\top y`: (n, K) -> (n, \*visible_shape)."""
+        modes = self._letters
+        terms = ",".join(f"{mode}r" for mode in modes)
+        return torch.einsum(f"nr,{terms}->n{modes}", y @ self.hidden_factor, *self.visible_factors)
+
+    def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        r"""Gradient of :math:`-\langle y, W x\rangle` for each factor, averaged over the batch."""
+        weights = y @ self.hidden_factor / -len(x)  # (n, r)
+        gradients = {"hidden_factor": y.T @ self._project(x, skip=None) / -len(x)}
+        for mode in range(len(self.visible_factors)):
+            rest = self._project(x, skip=mode)  # (n, i, r)
+            gradients[f"visible_factors.{mode}"] = torch.einsum("nir,nr->ir", rest, weights)
+        return gradients
+
+    def _project(self, x: Tensor, skip: int | None) -> Tensor:
+        """Contract x with the factor of every mode but one: (n, r), or (n, i, r) with a mode skipped."""
+        state, modes, has_rank = x, self._letters, ""
+        for letter, factor in zip(self._letters, self.visible_factors, strict=True):
+            if skip is None or letter != self._letters[skip]:
+                left = modes.replace(letter, "")
+                state = torch.einsum(f"n{modes}{has_rank},{letter}r->n{left}r", state, factor)
+                modes, has_rank = left, "r"
+        return state if has_rank else state.unsqueeze(-1).expand(*state.shape, self.rank)
+
+    @property
+    def _letters(self) -> str:
+        return string.ascii_uppercase[: len(self.visible_factors)]
+
+    def dense(self) -> Tensor:
+        r"""Return the full :math:`W`, of shape (K, \*visible_shape)."""
+        terms = [
+            functools.reduce(
+                lambda a, b: torch.tensordot(a, b, dims=0),
+                [self.hidden_factor[:, r], *(factor[:, r] for factor in self.visible_factors)],
+            )
+            for r in range(self.rank)
+        ]
+        return torch.stack(terms).sum(0)
+
+    def balance(self) -> None:
+        """Give the factors of each term equal norms: the map depends on their product alone."""
+        equalise_norms([self.hidden_factor, *self.visible_factors], keep=1)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build this coupling again."""
+        return {"rank": self.rank}

@@ -1,0 +1,39 @@
+"""The full matrix."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mvrbm.couplings.base import Coupling
+
+
+class Dense(Coupling):
+    r"""The full matrix: :math:`\langle y, W x\rangle = \mathrm{vec}(y)^\top W \mathrm{vec}(x)`, the classic RBM."""
+
+    name = "dense"
+    weight: nn.Parameter  # (prod K, prod I)
+
+    def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+        self.weight = nn.Parameter(torch.zeros(math.prod(hidden_shape), math.prod(visible_shape)))
+
+    def _factor_std(self, std: float) -> float:
+        return std
+
+    def to_hidden(self, x: Tensor) -> Tensor:
+        r"""Return :math:`W x`: (n, \*visible_shape) -> (n, \*hidden_shape)."""
+        return (x.flatten(1) @ self.weight.T).reshape(-1, *self.hidden_shape)
+
+    def to_visible(self, y: Tensor) -> Tensor:
+        r"""Return :math:`W^\top y`: (n, \*hidden_shape) -> (n, \*visible_shape)."""
+        return (y.flatten(1) @ self.weight).reshape(-1, *self.visible_shape)
+
+    def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        r"""Gradient of :math:`-\langle y, W x\rangle`: minus the batch mean of :math:`y x^\top`."""
+        return {"weight": y.flatten(1).T @ x.flatten(1) / -len(x)}
+
+    def dense(self) -> Tensor:
+        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
+        return self.weight.reshape(*self.hidden_shape, *self.visible_shape)

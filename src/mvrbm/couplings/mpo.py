@@ -1,0 +1,86 @@
+"""Matrix-product operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mvrbm.couplings.base import Chain, at_least_one, equalise_norms, same_order
+
+
+class MPO(Chain):
+    r"""Matrix-product operator: :math:`W_{k_1 .. k_D, i_1 .. i_D} = G_1[k_1, i_1] \cdots G_D[k_D, i_D]`.
+
+    Each :math:`G_d[k, i]` is a matrix of size (bond d-1, bond d); the outer bonds are 1. At order 2 it
+    is a sum of as many Kronecker products as the bond is wide.
+
+    Parameters
+    ----------
+    bond : int or sequence of int
+        Width of the bonds between neighbouring modes, one number or one a bond.
+
+    Attributes
+    ----------
+    factors : ParameterList
+        One core a mode, `factors[d]` of shape (bond d-1, K_d, I_d, bond d).
+    """
+
+    name = "mpo"
+    _subscripts = "bkic"
+
+    def __init__(self, bond: int | Sequence[int] = 2) -> None:
+        super().__init__()
+        if isinstance(bond, Sequence):
+            self.bond: int | tuple[int, ...] = tuple(at_least_one(b, "MPO bond") for b in bond)
+        else:
+            self.bond = at_least_one(bond, "MPO bond")
+
+    def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+        order = same_order("MPO", visible_shape, hidden_shape)
+        inner = (self.bond,) * (order - 1) if isinstance(self.bond, int) else self.bond
+        if len(inner) != order - 1:
+            raise ValueError(f"order {order} has {order - 1} bonds between its modes, got bond={list(inner)}")
+        widths = (1, *inner, 1)
+        self.factors = nn.ParameterList(
+            nn.Parameter(torch.zeros(widths[d], hidden_shape[d], visible_shape[d], widths[d + 1])) for d in range(order)
+        )
+        rising = list(range(order))
+        costs = [_operations(visible_shape[::way], hidden_shape[::way], widths[::way]) for way in (1, -1)]
+        if costs[0] <= costs[1]:
+            self._order, self._bonds = rising, ("b", "c")
+        else:
+            self._order, self._bonds = rising[::-1], ("c", "b")
+
+    def _factor_std(self, std: float) -> float:
+        paths = math.prod(factor.shape[0] for factor in self.factors)
+        return float((std / math.sqrt(paths)) ** (1 / len(self.factors)))
+
+    def dense(self) -> Tensor:
+        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
+        order = len(self.factors)
+        product: Tensor = self.factors[0][0]  # (k_1, i_1, bond)
+        for core in list(self.factors)[1:]:
+            product = torch.tensordot(product, core, dims=1)  # (.., k_d, i_d, bond)
+        product = product.squeeze(-1)
+        return product.permute(*range(0, 2 * order, 2), *range(1, 2 * order, 2))
+
+    def balance(self) -> None:
+        """Give all cores equal norms."""
+        equalise_norms(list(self.factors), keep=None)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build this coupling again."""
+        return {"bond": self.bond if isinstance(self.bond, int) else list(self.bond)}
+
+
+def _operations(visible_shape: Sequence[int], hidden_shape: Sequence[int], widths: Sequence[int]) -> int:
+    """Multiplications of `to_hidden` for one sample, the modes taken from first to last."""
+    sizes, total = list(visible_shape), 0
+    for mode, size in enumerate(hidden_shape):
+        total += math.prod(sizes) * size * widths[mode] * widths[mode + 1]
+        sizes[mode] = size
+    return total

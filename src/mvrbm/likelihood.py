@@ -1,0 +1,498 @@
+"""How probable data is: exact log Z where it can be had, annealed importance sampling, pseudo-likelihood.
+
+A *clamp* fixes some visible entries: log Z is then the log of the sum over all states that agree with
+them. A clamp of padding rows gives the log Z of documents of one length.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mvrbm.machine import BoltzmannMachine, Visible
+from mvrbm.noise import Noise
+from mvrbm.sampling import Layers, Masks, TemperedPath, gibbs_step, keep_known
+from mvrbm.units.base import Unit
+
+__all__ = [
+    "AnnealedEstimate",
+    "PseudoLikelihood",
+    "annealed_importance_sampling",
+    "log_likelihood",
+    "log_partition",
+    "pseudo_log_likelihood",
+]
+
+MOST_STATES = 2**25
+_CHUNK_ENTRIES = 2**22  # numbers held at once while enumerating: 32 MB in float64
+_LARGEST_SOLVE = 4096  # entries of a Gaussian layer that are integrated out through one matrix
+_PSEUDO_BUDGET = 2**32  # multiplications that an exact pseudo-likelihood may take
+
+
+# -- exact ------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, mask: Visible | None = None) -> Tensor:
+    r"""Exact :math:`\log Z`, by enumerating the side with fewer states and summing the other in closed form.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The model.
+    clamp : Tensor or mapping of str to Tensor, optional
+        One visible state, each layer (1, *layer shape), whose known entries are held fixed.
+    mask : Tensor or mapping of str to Tensor, optional
+        True where an entry of `clamp` is known; padding rows always are.
+
+    Returns
+    -------
+    Tensor
+        A scalar, in float64.
+
+    Raises
+    ------
+    ValueError
+        If the smaller side has more than 2^25 states.
+    """
+    machine.check_bounded()
+    fixed, known = _clamped(machine, clamp, mask)
+    free = {name: _free_sites(unit, known[name]) for name, unit in machine.layers.items()}
+    reals = [name for name, unit in machine.layers.items() if unit.gaussian and len(free[name])]
+    if machine.hidden.gaussian and reals:
+        return _sum_over_discrete_layers(machine, fixed, known, free, reals)
+    bits_visible = sum(len(free[name]) * math.log2(unit.levels) for name, unit in machine.layers.items())
+    bits_hidden = machine.hidden.n_sites * math.log2(machine.hidden.levels)
+    _refuse_beyond_reach(min(bits_visible, bits_hidden))
+    if bits_hidden <= bits_visible:
+        total = _LogSum()
+        for y in _states(machine.hidden, torch.arange(machine.hidden.n_sites), machine.like):
+            fields = machine.visible_fields(y)
+            summed = _clamped_log_normaliser(machine, fields, fixed, known)
+            total.add(summed - machine.hidden.energy(y))
+        return total.value
+    total = _LogSum()
+    for layers in _visible_states(machine, fixed, free, skip=[]):
+        total.add(-machine.free_energy(layers, check=False))
+    return total.value
+
+
+def _clamped(
+    machine: BoltzmannMachine, clamp: Visible | None, mask: Visible | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
+    """Return one visible state and which of its entries are held, both by layer."""
+    if clamp is None:
+        if mask is not None:
+            raise ValueError("a mask needs clamp: it marks which of its entries are known")
+        zeros = {name: machine.like.new_zeros((1, *unit.shape)) for name, unit in machine.layers.items()}
+        return zeros, dict.fromkeys(zeros)
+    fixed = machine.as_layers(clamp)
+    if any(len(array) != 1 for array in fixed.values()):
+        raise ValueError("clamp must be one visible state: each layer of shape (1, *layer shape)")
+    return fixed, machine.as_masks(mask, fixed)
+
+
+def _site_mask(unit: Unit, mask: Tensor) -> Tensor:
+    return mask[..., 0] if unit.entry_modes else mask
+
+
+def _free_sites(unit: Unit, mask: Tensor | None) -> Tensor:
+    """Numbers of the sites that are not held."""
+    if mask is None:
+        return torch.arange(unit.n_sites)
+    return torch.nonzero(~_site_mask(unit, mask)[0].reshape(-1).cpu()).reshape(-1)
+
+
+def _refuse_beyond_reach(bits: float) -> None:
+    if bits > math.log2(MOST_STATES):
+        raise ValueError(
+            f"exact log Z would sum 2^{bits:.0f} states, more than the 2^{math.log2(MOST_STATES):.0f} allowed: "
+            "use annealed_importance_sampling instead"
+        )
+
+
+class _LogSum:
+    """Logarithm of a sum of exponentials that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self.value = torch.tensor(-math.inf, dtype=torch.float64)
+
+    def add(self, logs: Tensor) -> None:
+        self.value = torch.logaddexp(self.value, torch.logsumexp(logs.double().cpu(), 0))
+
+
+def _digits(n_sites: int, levels: int, entries: int) -> Iterator[Tensor]:
+    """All states of some sites as rows of digits, in pieces (m, n_sites)."""
+    count = levels**n_sites
+    piece = max(1, _CHUNK_ENTRIES // max(entries, 1))
+    powers = torch.tensor([levels**site for site in range(n_sites)], dtype=torch.int64)
+    for start in range(0, count, piece):
+        numbers = torch.arange(start, min(start + piece, count))
+        yield torch.div(numbers[:, None], powers, rounding_mode="floor") % levels
+
+
+def _states(unit: Unit, sites: Tensor, like: Tensor, base: Tensor | None = None) -> Iterator[Tensor]:
+    """All states of a layer's sites, the others as in `base`, in pieces (m, *shape)."""
+    entries = math.prod(unit.shape)
+    for digits in _digits(len(sites), int(unit.levels), entries):
+        flat = like.new_zeros((len(digits), unit.n_sites, *unit.entry_shape))
+        if base is not None:
+            flat[:] = base.reshape(1, unit.n_sites, *unit.entry_shape)
+        flat[:, sites] = unit.decode(digits.to(like.device)).to(like.dtype)
+        yield flat.reshape(-1, *unit.shape)
+
+
+def _visible_states(
+    machine: BoltzmannMachine, fixed: Layers, free: dict[str, Tensor], skip: list[str]
+) -> Iterator[dict[str, Tensor]]:
+    """All joint states of the visible layers but those skipped, which stay as fixed, in pieces."""
+    names = [name for name in machine.layers if name not in skip]
+
+    def combine(names: list[str], chosen: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        if not names:
+            yield chosen
+            return
+        name, *rest = names
+        unit = machine.layers[name]
+        for piece in _states(unit, free[name], machine.like, fixed[name]):
+            if rest:  # the last layer is enumerated in bulk, the others one state at a time
+                for row in piece:
+                    yield from combine(rest, {**chosen, name: row[None]})
+            else:
+                yield {**chosen, name: piece}
+
+    # The layer with the most states goes last, where it is handled in bulk.
+    names.sort(key=lambda name: len(free[name]) * math.log2(machine.layers[name].levels))
+    for layers in combine(names, {name: fixed[name] for name in skip}):
+        n = max(len(array) for array in layers.values())
+        yield {name: array.expand(n, *array.shape[1:]) for name, array in layers.items()}
+
+
+def _clamped_log_normaliser(machine: BoltzmannMachine, fields: Layers, fixed: Layers, known: Masks) -> Tensor:
+    """Sum over the visible layers of log-normalisers, held sites counting with their one value: (m,)."""
+    total = machine.like.new_zeros(())
+    for name, unit in machine.layers.items():
+        sites = unit.site_log_normaliser(fields[name])
+        mask = known[name]
+        if mask is not None:
+            pull = unit.statistic(fixed[name]) * fields[name]
+            held = (pull.sum(-1) if unit.entry_modes else pull) - unit.site_energy(fixed[name])
+            sites = torch.where(_site_mask(unit, mask), held, sites)
+        total = total + sites.flatten(1).sum(1)
+    return total
+
+
+def _sum_over_discrete_layers(
+    machine: BoltzmannMachine, fixed: Layers, known: Masks, free: dict[str, Tensor], reals: list[str]
+) -> Tensor:
+    r"""Log Z where Gaussian visible layers face a Gaussian hidden one: their joint integral in closed form.
+
+    In standard deviations, :math:`t = x / s`, the free Gaussian entries and :math:`u = y / s_h` have energy
+    :math:`|t - b|^2 / 2 + |u - c|^2 / 2 - u^\top (W t + g)`, where `g` is the field of all other entries.
+    Integrating `t`, then `u`, leaves a Gaussian with precision :math:`A = I - W W^\top`.
+    """
+    hidden = machine.hidden
+    others = {name: sites for name, sites in free.items() if name not in reals}
+    _refuse_beyond_reach(sum(len(s) * math.log2(machine.layers[n].levels) for n, s in others.items()))
+    n_hidden = math.prod(hidden.shape)
+    if n_hidden > _LARGEST_SOLVE:
+        raise ValueError(
+            f"exact log Z of Gaussian layers would solve with a {n_hidden} x {n_hidden} matrix, more than "
+            f"{_LARGEST_SOLVE} allowed: use annealed_importance_sampling instead"
+        )
+    like = machine.like.double()
+    columns, location, log_widths, at_zero = [], [], [], dict(fixed)
+    for name in reals:
+        unit, sites = machine.layers[name], free[name]
+        ones = torch.zeros(len(sites), math.prod(unit.shape)).to(machine.like)
+        ones[torch.arange(len(sites)), sites] = 1
+        columns.append(machine.links[name].to_hidden(ones.reshape(-1, *unit.shape)).flatten(1).T)
+        scale = _scale(unit, machine.like)
+        location.append((unit.bias / scale).reshape(-1)[sites])
+        log_widths.append(torch.log(scale).reshape(-1)[sites].sum())
+        zeroed = fixed[name].clone().reshape(1, -1)
+        zeroed[:, sites] = 0
+        at_zero[name] = zeroed.reshape(1, *unit.shape)
+    w, b = torch.cat(columns, 1).to(like), torch.cat(location).to(like)
+    hidden_scale = _scale(hidden, machine.like).reshape(-1).to(like)
+    c = (hidden.bias.expand(hidden.shape).reshape(-1) / hidden_scale).to(like)
+    precision = torch.eye(n_hidden, dtype=like.dtype, device=like.device) - w @ w.T
+    chol = torch.linalg.cholesky(precision)
+    constant = (
+        0.5 * (n_hidden + len(b)) * math.log(2 * math.pi)
+        - torch.log(chol.diagonal()).sum()
+        + torch.log(hidden_scale).sum()
+        + torch.stack(log_widths).to(like).sum()
+        - 0.5 * (c @ c)
+    )
+    total = _LogSum()
+    for layers in _visible_states(machine, at_zero, free, skip=reals):
+        other = machine.hidden_field(layers).flatten(1).to(like)
+        pull = c + other + w @ b
+        solved = torch.cholesky_solve(pull.T, chol).T
+        # Own energy at zero of the integrated entries is b^2 / 2, which their integral cancels.
+        own = machine._own_energy(layers).to(like) - 0.5 * (b @ b)
+        total.add(constant + 0.5 * (pull * solved).sum(1) - own)
+    return total.value
+
+
+def _scale(unit: Unit, like: Tensor) -> Tensor:
+    """Standard deviation of each entry of a Gaussian layer, whose statistic is x / s."""
+    return 1 / unit.statistic(like.new_ones(unit.shape))
+
+
+# -- annealed importance sampling -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AnnealedEstimate:
+    """An estimate of log Z.
+
+    Attributes
+    ----------
+    log_z : float
+        The estimate: the logarithm of the mean importance weight, whose expectation is exactly Z.
+    standard_error : float
+        Its standard error, from the spread of the weights.
+    effective_samples : float
+        How many equal weights the runs are worth; near 1 the standard error itself is not to be trusted.
+    log_weights : Tensor (n_chains,)
+        Logarithms of the weights.
+    """
+
+    log_z: float
+    standard_error: float
+    effective_samples: float
+    log_weights: Tensor = field(repr=False)
+
+
+@torch.no_grad()
+def annealed_importance_sampling(
+    machine: BoltzmannMachine,
+    noise: Noise,
+    *,
+    n_chains: int = 100,
+    n_steps: int = 1000,
+    centre: Layers | None = None,
+    clamp: Visible | None = None,
+    mask: Visible | None = None,
+) -> AnnealedEstimate:
+    """Estimate log Z by annealing chains from independent units to the machine.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The model.
+    noise : Noise
+        Source of the draws.
+    n_chains : int
+        Number of runs; the standard error falls with their square root.
+    n_steps : int
+        Number of temperatures; more of them make the weights more alike.
+    centre : mapping of str to Tensor, optional
+        See :class:`~mvrbm.sampling.TemperedPath`. The data's mean is a good one.
+    clamp, mask : optional
+        See :func:`log_partition`.
+
+    Returns
+    -------
+    AnnealedEstimate
+    """
+    if n_chains < 2 or n_steps < 1:
+        raise ValueError(f"n_chains must be at least 2 and n_steps at least 1, got {n_chains} and {n_steps}")
+    machine.check_bounded()
+    fixed, known = _clamped(machine, clamp, mask)
+    path = TemperedPath(machine, centre)
+    base = {name: field.expand(1, *field.shape[1:]) for name, field in path._visible_base.items()}
+    # At beta = 0 the layers do not see each other, so log Z is a sum over layers.
+    log_z_base = _clamped_log_normaliser(machine, base, fixed, known)
+    log_z_base = log_z_base + machine.hidden.log_normaliser(path._hidden_base)
+    masks = {name: None if held is None else held.expand(n_chains, *held.shape[1:]) for name, held in known.items()}
+    start = {name: array.expand(n_chains, *array.shape[1:]) for name, array in fixed.items()}
+    layers = keep_known(start, path.base_sample(n_chains, noise), masks)
+    log_weights = log_z_base.double().expand(n_chains).clone()
+    betas = torch.linspace(0, 1, n_steps + 1, dtype=torch.float64).tolist()
+    for before, after in itertools.pairwise(betas):
+        here, there = path.at(before).free_energy(layers), path.at(after).free_energy(layers)
+        log_weights += (here - there).double()
+        if after < 1:
+            layers = gibbs_step(path.at(after), layers, noise, masks).visible
+    log_z = torch.logsumexp(log_weights, 0) - math.log(n_chains)
+    weights = torch.exp(log_weights - log_z)  # mean 1
+    return AnnealedEstimate(
+        log_z=float(log_z),
+        standard_error=float(weights.std() / math.sqrt(n_chains)),
+        effective_samples=float(weights.sum() ** 2 / (weights**2).sum()),
+        log_weights=log_weights.cpu(),
+    )
+
+
+# -- pseudo-likelihood ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PseudoLikelihood:
+    """Sum over sites of log p(site | all other sites), a sample each.
+
+    Attributes
+    ----------
+    values : Tensor (n,)
+        The sums, scaled up to all sites where only some were visited.
+    sites, total_sites : int
+        How many sites were visited, and how many there are.
+    """
+
+    values: Tensor
+    sites: int
+    total_sites: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether every site was visited."""
+        return self.sites == self.total_sites
+
+
+@torch.no_grad()
+def pseudo_log_likelihood(
+    machine: BoltzmannMachine,
+    visible: Visible,
+    *,
+    n_sites: int | None = None,
+    seed: int = 0,
+    check: bool = True,
+) -> PseudoLikelihood:
+    """Pseudo-log-likelihood of each sample. Deterministic.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The model.
+    visible : Tensor or mapping of str to Tensor
+        Data, each layer (n, *layer shape). A grey Bernoulli entry counts as its share of ones and zeros.
+    n_sites : int, optional
+        How many sites to visit. If not given, all of them where about four billion multiplications
+        suffice for that, and otherwise as many as these allow: a subset that depends on `seed` alone.
+    seed : int
+        Chooses the subset.
+    check : bool
+        Whether to check the data.
+    """
+    layers = machine.as_layers(visible, check=check)
+    n = len(next(iter(layers.values())))
+    places = [(name, site) for name, unit in machine.layers.items() for site in range(unit.n_sites)]
+    if n_sites is None:
+        # Every visit evaluates the free energy anew for a handful of alternatives.
+        work = n * sum(2 * math.prod(unit.shape) for unit in (*machine.layers.values(), machine.hidden)) * 16
+        n_sites = max(1, _PSEUDO_BUDGET // work)
+    if n_sites < 1:
+        raise ValueError(f"n_sites must be at least 1, got {n_sites}")
+    visited = places
+    if n_sites < len(places):
+        chosen = Noise(seed).permutation(len(places))[:n_sites].tolist()
+        visited = [places[i] for i in sorted(chosen)]
+    towards = machine.hidden_field(layers)
+    total = machine.like.new_zeros(n)
+    for name, site in visited:
+        total += _site_log_conditional(machine, layers, towards, name, site)
+    return PseudoLikelihood(total * (len(places) / len(visited)), len(visited), len(places))
+
+
+def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, site: int) -> Tensor:
+    """Log p(site | all other sites) of each sample, 0 where the site does not exist: (n,)."""
+    unit = machine.layers[name]
+    x = layers[name].reshape(-1, unit.n_sites, *unit.entry_shape)
+    n = len(x)
+    options = unit.alternatives(x[:, site], site, _reach(machine, layers, field, name, site))
+    scores = []
+    for value in options.values:
+        changed = x.clone()
+        changed[:, site] = value
+        other = changed.reshape(n, *unit.shape)
+        difference = machine.links[name].to_hidden(unit.statistic(other) - unit.statistic(layers[name]))
+        scores.append(machine.hidden.log_normaliser(field + difference) - unit.energy(other))
+    score = torch.stack(scores)  # (a, n)
+    conditional = (options.shares * score).sum(0) - torch.logsumexp(score + options.log_weights, 0)
+    absent = unit.absent(layers[name])
+    if absent is None:
+        return conditional
+    gone = _site_mask(unit, absent).reshape(n, -1)[:, site]
+    return torch.where(gone, torch.zeros_like(conditional), conditional)
+
+
+def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, site: int) -> tuple[Tensor, Tensor]:
+    """Lowest and highest field that a Gaussian site can meet, up to what its own width covers: (n,) each."""
+    unit, n = machine.layers[name], len(field)
+    if not unit.gaussian:
+        nothing = field.new_zeros(n)
+        return nothing, nothing
+    one = machine.like.new_zeros((1, *unit.shape))
+    one.view(-1)[site] = 1
+    column = machine.links[name].to_hidden(one)  # (1, *hidden shape)
+    low, high = machine.hidden.statistic_bounds()
+    if math.isfinite(low) and math.isfinite(high):
+        ends = torch.stack([column * low, column * high]).flatten(1)
+        return ends.amin(0).sum().expand(n), ends.amax(0).sum().expand(n)
+    # An unbounded hidden layer is Gaussian, and so then is the entry given the others: its field is
+    # normal, around what it is where the entry pulls itself, and wider than the entry alone.
+    statistic = unit.statistic(layers[name]).reshape(n, -1)[:, site].reshape(-1, *([1] * (field.ndim - 1)))
+    without = machine.hidden.statistic(machine.hidden.mean(field - column * statistic))
+    pull = (without * column).flatten(1).sum(1)
+    own = float((column**2).sum())
+    bias = unit.statistic(unit.bias.expand(unit.shape)).reshape(-1)[site]
+    centre = (bias + pull) / (1 - own) - bias
+    spread = 10 * (1 / math.sqrt(1 - own) - 1)
+    return centre - spread, centre + spread
+
+
+# -- likelihood of data -----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def log_likelihood(
+    machine: BoltzmannMachine,
+    visible: Visible,
+    log_z: float | Tensor | Callable[..., Tensor | AnnealedEstimate] = log_partition,
+) -> Tensor:
+    """Log-likelihood of each sample, -F(x) - log Z.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The model.
+    visible : Tensor or mapping of str to Tensor
+        Data, each layer (n, *layer shape).
+    log_z : float, or function
+        log Z itself, or what finds it: :func:`log_partition` (the default), or for instance
+        ``functools.partial(annealed_importance_sampling, noise=Noise(0))``. It is called once for all
+        data, or once for each pattern of padding, which has a log Z of its own.
+
+    Returns
+    -------
+    Tensor (n,)
+    """
+    layers = machine.as_layers(visible)
+    score = -machine.free_energy(layers, check=False)
+    absent = {name: unit.absent(layers[name]) for name, unit in machine.layers.items()}
+    padding = [mask.flatten(1) for mask in absent.values() if mask is not None]
+    if not callable(log_z):
+        if any(bool((mask != mask[:1]).any()) for mask in padding):
+            raise ValueError("samples of unequal length have no common log_z: give a function that finds it")
+        return score - log_z
+    if not padding:
+        return score - _as_value(log_z(machine)).to(score)
+    patterns, which = torch.unique(torch.cat(padding, 1), dim=0, return_inverse=True)
+    constants = []
+    for pattern in range(len(patterns)):
+        first = int(torch.nonzero(which == pattern)[0])
+        example = {name: array[first : first + 1] for name, array in layers.items()}
+        constants.append(_as_value(log_z(machine, clamp=example)))
+    return score - torch.stack(constants).to(score)[which]
+
+
+def _as_value(found: Tensor | AnnealedEstimate) -> Tensor:
+    return torch.tensor(found.log_z) if isinstance(found, AnnealedEstimate) else found

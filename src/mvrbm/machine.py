@@ -1,0 +1,364 @@
+"""The machine: visible layers, one hidden layer, and the couplings between them. It only adds up fields."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mvrbm.couplings.base import DEFAULT_STD, Coupling
+from mvrbm.noise import Noise
+from mvrbm.units.base import Unit
+
+#: A batch of every visible layer: by name, or the array itself where there is only one layer.
+Visible = Tensor | Mapping[str, Tensor]
+
+# Beyond this many entries on the smaller side the norm of two Gaussian layers' coupling is found by
+# Lanczos iteration instead of from a matrix.
+_LARGEST_GRAM = 1024
+
+
+class BoltzmannMachine(nn.Module):
+    r"""One energy over named visible arrays :math:`X_m` and a hidden array :math:`Y`.
+
+    .. math::
+
+        E(X, Y) = \sum_m \varepsilon_m(X_m) + \varepsilon_h(Y)
+                  - \sum_m \langle T_h(Y), W_m\, T_m(X_m) \rangle
+
+    The units give :math:`\varepsilon` and :math:`T`, the couplings give :math:`W`. Given one side, the
+    other side's sites are independent, in the field that the couplings carry over.
+
+    Parameters
+    ----------
+    visible : Unit or mapping of str to Unit
+        The visible layers by name. One unit alone is a layer named ``"visible"``.
+    hidden : Unit
+        The hidden layer.
+    couplings : Coupling or mapping of str to Coupling
+        One coupling a visible layer, under the layer's name.
+    seed : int or Noise
+        Where the starting factors come from.
+    std : float
+        Standard deviation of the entries of each `W` at the start.
+
+    Examples
+    --------
+    >>> from mvrbm import Bernoulli, BoltzmannMachine, Kronecker
+    >>> machine = BoltzmannMachine(Bernoulli((28, 28)), Bernoulli((25, 25)), Kronecker(rank=1))
+    >>> machine.n_parameters
+    2809
+
+    Notes
+    -----
+    Every method that takes data takes arrays of shape (n, \*layer shape), by layer name or, for a
+    machine of one layer, as they are. Data is checked unless ``check=False``, which loops over data
+    that was checked once, and mean-field states, want.
+    """
+
+    def __init__(
+        self,
+        visible: Unit | Mapping[str, Unit],
+        hidden: Unit,
+        couplings: Coupling | Mapping[str, Coupling],
+        *,
+        seed: int | Noise = 0,
+        std: float = DEFAULT_STD,
+    ) -> None:
+        super().__init__()
+        layers = {"visible": visible} if isinstance(visible, Unit) else dict(visible)
+        if not layers:
+            raise ValueError("visible must name at least one layer, got none")
+        links = {next(iter(layers)): couplings} if isinstance(couplings, Coupling) else dict(couplings)
+        if set(links) != set(layers):
+            raise ValueError(
+                f"couplings must be given for exactly the visible layers {sorted(layers)}, got {sorted(links)}"
+            )
+        noise = Noise(seed) if isinstance(seed, int) else seed
+        for name, layer in layers.items():
+            _connect(links[name], name, layer, hidden, noise, std)
+        self.visible = nn.ModuleDict(layers)
+        self.hidden = hidden
+        self.couplings = nn.ModuleDict({name: links[name] for name in layers})
+        self.check_bounded()
+
+    # -- what it is made of -----------------------------------------------------------------------
+
+    @property
+    def layers(self) -> dict[str, Unit]:
+        """The visible units by name."""
+        return {name: cast(Unit, unit) for name, unit in self.visible.items()}
+
+    @property
+    def links(self) -> dict[str, Coupling]:
+        """The couplings by the name of their visible layer."""
+        return {name: cast(Coupling, coupling) for name, coupling in self.couplings.items()}
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters that are learned: biases, variances and factors."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the machine's dtype on its device."""
+        return self.hidden.bias
+
+    # -- fields: what one side sends to the other. No checks: the building blocks of every loop ----
+
+    def hidden_field(self, visible: Mapping[str, Tensor]) -> Tensor:
+        r"""Field on the hidden layer, :math:`\sum_m W_m T_m(X_m)`: (n, \*hidden shape)."""
+        fields = [
+            coupling.to_hidden(self.layers[name].statistic(visible[name])) for name, coupling in self.links.items()
+        ]
+        return functools.reduce(operator.add, fields)
+
+    def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
+        r"""Field on each visible layer, :math:`W_m^\top T_h(Y)`: (n, \*layer shape)."""
+        statistic = self.hidden.statistic(hidden)
+        return {name: coupling.to_visible(statistic) for name, coupling in self.links.items()}
+
+    # -- energies ---------------------------------------------------------------------------------
+
+    def energy(self, visible: Visible, hidden: Tensor, *, check: bool = True) -> Tensor:
+        """Energy of joint states.
+
+        Parameters
+        ----------
+        visible : Tensor or mapping of str to Tensor
+            Visible states, each (n, *layer shape).
+        hidden : Tensor (n, *hidden shape)
+            Hidden states.
+        check : bool
+            Whether to check the arguments.
+
+        Returns
+        -------
+        Tensor (n,)
+        """
+        layers = self.as_layers(visible, check=check)
+        y = self._as_layer(hidden, "hidden", self.hidden, check)
+        interaction = (self.hidden.statistic(y) * self.hidden_field(layers)).flatten(1).sum(1)
+        return self._own_energy(layers) + self.hidden.energy(y) - interaction
+
+    def free_energy(self, visible: Visible, *, check: bool = True) -> Tensor:
+        r"""Free energy :math:`F(X) = -\log \sum_Y e^{-E(X, Y)}` of visible states, shape (n,)."""
+        layers = self.as_layers(visible, check=check)
+        return self._own_energy(layers) - self.hidden.log_normaliser(self.hidden_field(layers))
+
+    def _own_energy(self, visible: Mapping[str, Tensor]) -> Tensor:
+        own = [unit.energy(visible[name]) for name, unit in self.layers.items()]
+        return functools.reduce(operator.add, own)
+
+    # -- conditionals -----------------------------------------------------------------------------
+
+    def hidden_mean(self, visible: Visible, *, check: bool = True) -> Tensor:
+        r"""Mean of the hidden layer given visible states: (n, \*hidden shape)."""
+        return self.hidden.mean(self.hidden_field(self.as_layers(visible, check=check)))
+
+    def sample_hidden(self, visible: Visible, noise: Noise, *, check: bool = True) -> Tensor:
+        r"""Draw the hidden layer given visible states: (n, \*hidden shape)."""
+        return self.hidden.sample(self.hidden_field(self.as_layers(visible, check=check)), noise)
+
+    def visible_mean(self, hidden: Tensor, *, check: bool = True) -> dict[str, Tensor]:
+        """Mean of each visible layer given hidden states, by name. Hidden means may stand for states."""
+        fields = self.visible_fields(self._as_layer(hidden, "hidden", self.hidden, check, values=False))
+        return {name: unit.mean(fields[name]) for name, unit in self.layers.items()}
+
+    def sample_visible(self, hidden: Tensor, noise: Noise, *, check: bool = True) -> dict[str, Tensor]:
+        """Draw each visible layer given hidden states, by name."""
+        fields = self.visible_fields(self._as_layer(hidden, "hidden", self.hidden, check, values=False))
+        return {name: unit.sample(fields[name], noise) for name, unit in self.layers.items()}
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    def free_energy_gradient(self, visible: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradient of the mean free energy for every learned parameter, without autograd.
+
+        Parameters
+        ----------
+        visible : mapping of str to Tensor
+            Visible states, each (n, *layer shape). They are not checked.
+
+        Returns
+        -------
+        dict
+            From a parameter's name, as in `named_parameters`, to an array of its shape.
+        """
+        statistics = {name: unit.statistic(visible[name]) for name, unit in self.layers.items()}
+        field = functools.reduce(
+            operator.add, [coupling.to_hidden(statistics[name]) for name, coupling in self.links.items()]
+        )
+        hidden = self.hidden.statistic(self.hidden.mean(field))
+        gradient = {f"hidden.{key}": -value for key, value in self.hidden.normaliser_gradient(field).items()}
+        for name, unit in self.layers.items():
+            link = self.links[name]
+            field_back = link.to_visible(hidden) if _sees_its_field(unit) else field
+            for key, value in unit.energy_gradient(visible[name], field_back).items():
+                gradient[f"visible.{name}.{key}"] = value
+            for key, value in link.statistics(statistics[name], hidden).items():
+                gradient[f"couplings.{name}.{key}"] = value
+        return gradient
+
+    @torch.no_grad()
+    def initialise_from(self, visible: Visible) -> None:
+        """Set the visible units' parameters to those of independent entries with the data's moments."""
+        layers = self.as_layers(visible)
+        for name, unit in self.layers.items():
+            data = layers[name]
+            unit.initialise_from(data.mean(0), data.var(0, correction=0), len(data))
+
+    # -- checks -----------------------------------------------------------------------------------
+
+    def as_layers(self, visible: Visible, *, check: bool = True) -> dict[str, Tensor]:
+        """Return a batch by layer name, in the machine's dtype and on its device.
+
+        Parameters
+        ----------
+        visible : Tensor or mapping of str to Tensor
+            Anything that `torch.as_tensor` takes will do for a tensor.
+        check : bool
+            Whether to raise ValueError for wrong shapes and for values a layer's units cannot have.
+        """
+        if isinstance(visible, Mapping):
+            batch: Mapping[str, Any] = visible
+        elif len(self.visible) == 1:
+            batch = {next(iter(self.visible)): visible}
+        else:
+            raise ValueError(
+                f"this machine has visible layers {list(self.visible)}: give a mapping from these names to arrays"
+            )
+        if set(batch) != set(self.visible):
+            raise ValueError(f"expected visible layers {sorted(self.visible)}, got {sorted(batch)}")
+        layers = {name: self._as_layer(batch[name], name, unit, check) for name, unit in self.layers.items()}
+        counts = {name: len(array) for name, array in layers.items()}
+        if check and len(set(counts.values())) > 1:
+            raise ValueError(f"all visible layers need the same number of samples, got {counts}")
+        return layers
+
+    def _as_layer(self, array: Any, name: str, unit: Unit, check: bool, *, values: bool = True) -> Tensor:
+        tensor = torch.as_tensor(array).to(dtype=self.like.dtype, device=self.like.device)
+        if check:
+            _check_shape(tensor, name, unit.shape)
+            if values:
+                unit.check(tensor, name)
+        return tensor
+
+    def as_masks(self, mask: Visible | None, visible: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+        """Return which entries of each layer are known, by name: (n, *layer shape), None where none is.
+
+        Parameters
+        ----------
+        mask : Tensor, mapping of str to Tensor, or None
+            True where the value is known. Layers left out of a mapping are unknown throughout. A mask
+            without the batch's axis holds for every sample.
+        visible : mapping of str to Tensor
+            The states that the known entries are taken from. Sites that do not exist in them (padding)
+            count as known.
+        """
+        if mask is not None and not isinstance(mask, Mapping):
+            if len(self.visible) > 1:
+                raise ValueError(f"give the mask as a mapping from layers of {list(self.visible)} to arrays")
+            mask = {next(iter(self.visible)): mask}
+        given = dict(mask or {})
+        if not set(given) <= set(self.visible):
+            raise ValueError(f"mask names layers {sorted(given)}, but there are only {sorted(self.visible)}")
+        return {name: _mask_of(given.get(name), name, unit, visible[name]) for name, unit in self.layers.items()}
+
+    def check_bounded(self) -> None:
+        """Raise ValueError if Gaussian layers face each other and pull without limit.
+
+        In units of the layers' standard deviations the energy is bounded exactly if the joint `W` of
+        the Gaussian visible layers has spectral norm below 1.
+        """
+        norm = self.gaussian_norm()
+        if norm >= 1:
+            raise ValueError(
+                "the energy is unbounded: Gaussian visible and hidden layers are coupled with spectral norm "
+                f"{norm:.4g}, which must stay below 1: scale the coupling down, or use Bernoulli hidden units"
+            )
+
+    @torch.no_grad()
+    def gaussian_norm(self) -> float:
+        """Spectral norm of the coupling between Gaussian layers, 0 where none face each other."""
+        names = [name for name, unit in self.layers.items() if unit.gaussian and self.hidden.gaussian]
+        if not names:
+            return 0.0
+        links = [self.links[name] for name in names]
+        size = int(np.prod(self.hidden.shape))
+
+        def gram(columns: Tensor) -> Tensor:  # rows of (n, hidden size) times the sum of W W'
+            y = columns.reshape(-1, *self.hidden.shape)
+            return functools.reduce(operator.add, [link.to_hidden(link.to_visible(y)) for link in links]).flatten(1)
+
+        if size <= _LARGEST_GRAM:
+            identity = torch.eye(size, dtype=self.like.dtype, device=self.like.device)
+            largest = float(torch.linalg.eigvalsh(gram(identity))[-1])
+        else:
+            from scipy.sparse.linalg import LinearOperator, eigsh
+
+            def product(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+                row = torch.as_tensor(column.reshape(1, -1)).to(self.like)
+                return cast("np.ndarray[Any, Any]", gram(row)[0].double().cpu().numpy())
+
+            start = np.ones(size)
+            linear = LinearOperator((size, size), matvec=product, dtype=np.float64)
+            largest = float(eigsh(linear, k=1, v0=start, return_eigenvectors=False)[0])
+        return float(np.sqrt(max(largest, 0.0)))
+
+
+def _connect(link: Coupling, name: str, layer: Unit, hidden: Unit, noise: Noise, std: float) -> None:
+    if not link.connected:
+        link.connect(layer.shape, hidden.shape, noise, std)
+    elif (link.visible_shape, link.hidden_shape) != (layer.shape, hidden.shape):
+        raise ValueError(
+            f"the coupling of layer '{name}' connects {link.visible_shape} to {link.hidden_shape}, "
+            f"but the layers have shapes {layer.shape} and {hidden.shape}"
+        )
+
+
+def _sees_its_field(unit: Unit) -> bool:
+    # The field enters the gradient of parameters that the statistic depends on: a learned variance.
+    return any(parameter.requires_grad for key, parameter in unit.named_parameters() if key != "bias")
+
+
+def _check_shape(tensor: Tensor, name: str, shape: tuple[int, ...]) -> None:
+    given = tuple(tensor.shape[1:])
+    if tensor.ndim != len(shape) + 1:
+        raise ValueError(
+            f"layer '{name}' expects arrays of shape (n, {', '.join(map(str, shape))}), one sample along the "
+            f"first axis, got {tuple(tensor.shape)}"
+        )
+    for mode, (got, wanted) in enumerate(zip(given, shape, strict=True), start=1):
+        if got != wanted:
+            raise ValueError(
+                f"layer '{name}' expects arrays of shape {shape}, got {given}: "
+                f"mode {mode} has {got} entries instead of {wanted}"
+            )
+    if len(tensor) == 0:
+        raise ValueError(f"layer '{name}' was given an empty batch: at least one sample is needed")
+
+
+def _mask_of(mask: Any, name: str, unit: Unit, x: Tensor) -> Tensor | None:
+    absent = unit.absent(x)
+    if mask is None:
+        return absent
+    known = torch.as_tensor(mask, device=x.device)
+    if known.dtype != torch.bool:
+        raise ValueError(
+            f"the mask of layer '{name}' must be boolean, True where the value is known, got {known.dtype}"
+        )
+    if known.shape not in (x.shape, x.shape[1:], (1, *x.shape[1:])):
+        raise ValueError(
+            f"the mask of layer '{name}' must have shape {tuple(x.shape)} or {tuple(x.shape[1:])}, "
+            f"got {tuple(known.shape)}"
+        )
+    known = known.expand(x.shape)
+    if unit.entry_modes and not bool((known == known[..., :1]).all()):
+        raise ValueError(f"the mask of layer '{name}' must know a one-hot row wholly or not at all")
+    return known if absent is None else known | absent

@@ -1,0 +1,108 @@
+"""The named models, each a choice of units and couplings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mvrbm.couplings import CP, Dense, Kronecker
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.noise import Noise
+from mvrbm.units import Bernoulli, Categorical, Unit
+
+__all__ = ["cp_rbm", "documents", "multimodal_mvrbm", "mvrbm", "rbm", "replicated_softmax"]
+
+
+def rbm(n_visible: int, n_hidden: int, *, seed: int | Noise = 0) -> BoltzmannMachine:
+    r"""Classic RBM, :math:`E = -y^\top W x - b^\top x - c^\top y`."""
+    return BoltzmannMachine(Bernoulli(n_visible), Bernoulli(n_hidden), Dense(), seed=seed)
+
+
+def mvrbm(
+    visible_shape: Sequence[int], hidden_shape: Sequence[int], rank: int = 1, *, seed: int | Noise = 0
+) -> BoltzmannMachine:
+    r"""MVRBM, :math:`E = -\langle Y, U X V^\top\rangle - \langle B, X\rangle - \langle C, Y\rangle`.
+
+    With shapes of another order than 2 it is the TV-RBM,
+    :math:`E = -\langle Y, X \times_1 U_1 \cdots \times_D U_D\rangle - \langle B, X\rangle - \langle C, Y\rangle`.
+    """
+    return BoltzmannMachine(Bernoulli(visible_shape), Bernoulli(hidden_shape), Kronecker(rank), seed=seed)
+
+
+def multimodal_mvrbm(
+    visible: Mapping[str, Unit], hidden_shape: Sequence[int], rank: int = 1, *, seed: int | Noise = 0
+) -> BoltzmannMachine:
+    r"""Multimodal MVRBM: modalities that share one hidden layer.
+
+    :math:`E = \sum_m [\varepsilon_m(X_m) - \langle Y, U_m T_m(X_m) V_m^\top\rangle] - \langle C, Y\rangle`.
+
+    Parameters
+    ----------
+    visible : mapping of str to Unit
+        The modalities by name.
+    hidden_shape : sequence of int
+        Shape of the hidden layer that they share.
+    rank : int
+        Rank of every coupling.
+    seed : int or Noise
+        Where the starting factors come from.
+    """
+    couplings = {name: Kronecker(rank) for name in visible}
+    return BoltzmannMachine(visible, Bernoulli(hidden_shape), couplings, seed=seed)
+
+
+def cp_rbm(visible_shape: Sequence[int], n_hidden: int, rank: int = 1, *, seed: int | Noise = 0) -> BoltzmannMachine:
+    r"""TvRBM of Nguyen et al. (2015): a visible array, a hidden vector, weights of CP rank R.
+
+    .. math::
+
+        E = -\sum_r \langle y, a_r\rangle \langle X, b^1_r \circ \cdots \circ b^D_r\rangle
+            - \langle B, X\rangle - \langle c, y\rangle
+    """
+    return BoltzmannMachine(Bernoulli(visible_shape), Bernoulli(n_hidden), CP(rank), seed=seed)
+
+
+def replicated_softmax(n_rows: int, n_words: int, n_topics: int, *, seed: int | Noise = 0) -> BoltzmannMachine:
+    r"""Replicated softmax RBM: documents of up to `n_rows` words over `n_topics` binary topics.
+
+    :math:`E = -\sum_{d} (V x_d + b)^\top [y, 1] - \langle c, y\rangle`, the rows :math:`x_d` one-hot, with
+    weights and bias shared by all of them.
+
+    A document of fewer words ends in rows of zeros, which do not exist for the model. The hidden bias
+    that Salakhutdinov and Hinton scale by the document's length D needs no parameter of its own: adding
+    it to every column of V adds D times it, since each row holds one 1.
+    """
+    words = Categorical((n_rows, n_words), bias_shape=(1, n_words), padded=True)
+    coupling = Kronecker(summed_modes=(0,))
+    return BoltzmannMachine({"words": words}, Bernoulli((1, n_topics)), {"words": coupling}, seed=seed)
+
+
+def documents(counts: Tensor, n_rows: int | None = None) -> Tensor:
+    """Turn word counts into padded one-hot rows.
+
+    Parameters
+    ----------
+    counts : Tensor (n, n_words)
+        How often each word stands in each document.
+    n_rows : int, optional
+        Rows of the longest document; taken from the counts if not given.
+
+    Returns
+    -------
+    Tensor (n, n_rows, n_words)
+        One row a word, then rows of zeros. The order of words means nothing to the model.
+    """
+    counts = torch.as_tensor(counts)
+    if counts.ndim != 2 or bool((counts < 0).any()) or bool((counts != counts.round()).any()):
+        raise ValueError(f"counts must be whole numbers of shape (n, n_words), got shape {tuple(counts.shape)}")
+    whole = counts.long()
+    longest = int(whole.sum(1).max())
+    n_rows = max(longest, 1) if n_rows is None else n_rows
+    if longest > n_rows:
+        raise ValueError(f"the longest document has {longest} words, more than n_rows = {n_rows}")
+    ends = whole.cumsum(1)  # row d holds the first word whose running count exceeds d
+    rows = torch.arange(n_rows)[None, :, None]
+    starts = (ends - whole)[:, None, :]
+    return ((starts <= rows) & (rows < ends[:, None, :])).to(torch.get_default_dtype())

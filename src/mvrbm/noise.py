@@ -1,0 +1,196 @@
+"""The one source of randomness: seeded, saveable, splittable, and replaceable by recorded draws.
+
+Nothing in the package touches PyTorch's or NumPy's global generators. Whatever draws a random number
+takes a :class:`Noise`, so that a run is a function of its inputs and a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Noise", "Recorder", "Replay"]
+
+_MAX_SEED = 2**63
+
+
+class Noise:
+    """A seeded stream of uniform and normal numbers.
+
+    Parameters
+    ----------
+    seed : int
+        Same seed, same numbers.
+    device : str or torch.device
+        Where the numbers are drawn. Draws are moved to where they are needed, so a CPU stream gives a
+        GPU machine the very numbers it would give the same machine on the CPU.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mvrbm import Noise
+    >>> like = torch.empty(0)
+    >>> bool(torch.equal(Noise(7).uniform((3,), like), Noise(7).uniform((3,), like)))
+    True
+    """
+
+    def __init__(self, seed: int = 0, *, device: str | torch.device = "cpu") -> None:
+        if not 0 <= int(seed) < _MAX_SEED:
+            raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, got {seed}")
+        self._entropy = int(seed)
+        self._key: tuple[int, ...] = ()
+        self._children = 0
+        self._generator = torch.Generator(device)
+        self._restart()
+
+    def _restart(self) -> None:
+        # Torch's own seeding is not meant for related seeds; SeedSequence mixes them into unrelated ones.
+        sequence = np.random.SeedSequence(self._entropy, spawn_key=self._key)
+        self._generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are drawn."""
+        return self._generator.device
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Uniform numbers in [0, 1), of the dtype and on the device of `like`."""
+        draw = torch.rand(tuple(shape), generator=self._generator, dtype=like.dtype, device=self.device)
+        return draw.to(like.device)
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Standard normal numbers, of the dtype and on the device of `like`."""
+        draw = torch.randn(tuple(shape), generator=self._generator, dtype=like.dtype, device=self.device)
+        return draw.to(like.device)
+
+    def permutation(self, n: int) -> Tensor:
+        """Return the integers 0..n-1 in random order, on the CPU."""
+        return torch.randperm(n, generator=self._generator, device=self.device).cpu()
+
+    def split(self, count: int) -> list[Noise]:
+        """Return `count` new streams, independent of this one and of each other.
+
+        Splitting draws no number from this stream. A second call gives other streams.
+        """
+        if count < 1:
+            raise ValueError(f"count must be at least 1, got {count}")
+        return [self._child() for _ in range(count)]
+
+    def _child(self) -> Noise:
+        child = Noise(self._entropy, device=self.device)
+        child._key = (*self._key, self._children)
+        self._children += 1
+        child._restart()
+        return child
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state as tensors, ready for safetensors."""
+        return {
+            "entropy": torch.tensor(self._entropy, dtype=torch.int64),
+            "key": torch.tensor(self._key, dtype=torch.int64),
+            "children": torch.tensor(self._children, dtype=torch.int64),
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue where the stream that made `state` stood."""
+        missing = {"entropy", "key", "children", "generator"} - set(state)
+        if missing:
+            raise ValueError(f"noise state lacks {sorted(missing)}")
+        try:
+            self._generator.set_state(state["generator"].cpu())
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"noise state does not fit a generator on {self.device}: {error}") from error
+        self._entropy = int(state["entropy"])
+        self._key = tuple(int(k) for k in state["key"])
+        self._children = int(state["children"])
+
+    def __repr__(self) -> str:
+        key = "".join(f".{k}" for k in self._key)
+        return f"Noise({self._entropy}{key}, device='{self.device}')"
+
+
+class Recorder(Noise):
+    """Draw from another stream and keep a copy of every draw in `draws`."""
+
+    def __init__(self, source: Noise) -> None:
+        super().__init__(device=source.device)
+        self._source = source
+        self.draws: list[Tensor] = []
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Draw from the source and keep the draw."""
+        return self._keep(self._source.uniform(shape, like))
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Draw from the source and keep the draw."""
+        return self._keep(self._source.normal(shape, like))
+
+    def permutation(self, n: int) -> Tensor:
+        """Draw from the source and keep the draw."""
+        return self._keep(self._source.permutation(n))
+
+    def split(self, count: int) -> list[Noise]:
+        """Refuse: the order of draws across streams would be lost."""
+        raise ValueError("a Recorder cannot be split: record each stream by itself")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state of the stream that is recorded."""
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue the recorded stream; what was recorded stays."""
+        self._source.load_state_dict(state)
+
+    def _keep(self, draw: Tensor) -> Tensor:
+        self.draws.append(draw.clone())
+        return draw
+
+
+class Replay(Noise):
+    """Hand out recorded draws, one after another, instead of random numbers.
+
+    A draw of another shape than recorded, or one too many, is an error: two programs that are meant to
+    be equal have come apart there.
+    """
+
+    def __init__(self, draws: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._draws = [torch.as_tensor(draw) for draw in draws]
+        self._position = 0
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return the next recorded draw."""
+        return self._next(tuple(shape)).to(dtype=like.dtype, device=like.device)
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return the next recorded draw."""
+        return self._next(tuple(shape)).to(dtype=like.dtype, device=like.device)
+
+    def permutation(self, n: int) -> Tensor:
+        """Return the next recorded draw."""
+        return self._next((n,))
+
+    def split(self, count: int) -> list[Noise]:
+        """Refuse: a recording is one stream."""
+        raise ValueError("a Replay cannot be split: a recording is one stream")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return how many draws were handed out."""
+        return {"position": torch.tensor(self._position)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go to the draw at which `state` was taken."""
+        self._position = int(state["position"])
+
+    def _next(self, shape: tuple[int, ...]) -> Tensor:
+        if self._position == len(self._draws):
+            raise ValueError(f"recorded noise is used up after {self._position} draws")
+        draw = self._draws[self._position]
+        if tuple(draw.shape) != shape:
+            raise ValueError(f"recorded draw {self._position} has shape {tuple(draw.shape)}, but {shape} was asked for")
+        self._position += 1
+        return draw.clone()

@@ -1,0 +1,426 @@
+"""Chains: block Gibbs, clamped Gibbs, mean field, and parallel tempering.
+
+A mask is True where a value is known: known entries are never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mvrbm.machine import BoltzmannMachine, Visible
+from mvrbm.noise import Noise
+from mvrbm.units.base import Unit
+
+__all__ = [
+    "ParallelTempering",
+    "State",
+    "TemperedPath",
+    "conditional_mean",
+    "gibbs",
+    "independent_sample",
+    "mean_field",
+    "sample",
+]
+
+Layers = Mapping[str, Tensor]
+Masks = Mapping[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class State:
+    """Visible arrays by name, and the hidden array that they were drawn from."""
+
+    visible: dict[str, Tensor]  # each (n, *layer shape)
+    hidden: Tensor  # (n, *hidden shape)
+
+
+class Fields(Protocol):
+    """What a Gibbs step needs to know: a machine, or one on the way to it."""
+
+    @property
+    def layers(self) -> dict[str, Unit]:
+        """Visible units by name."""
+
+    @property
+    def hidden(self) -> Unit:
+        """Hidden unit."""
+
+    def hidden_field(self, visible: Layers) -> Tensor:
+        """Field on the hidden layer."""
+
+    def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
+        """Field on each visible layer."""
+
+
+@torch.no_grad()
+def gibbs(
+    machine: BoltzmannMachine,
+    visible: Visible,
+    steps: int,
+    noise: Noise,
+    *,
+    mask: Visible | None = None,
+    check: bool = True,
+) -> State:
+    """Run block Gibbs chains, one from each of the given states.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The model.
+    visible : Tensor or mapping of str to Tensor
+        Where the chains start, each layer (n, *layer shape).
+    steps : int
+        Number of full steps, hidden then visible.
+    noise : Noise
+        Source of the draws.
+    mask : Tensor or mapping of str to Tensor, optional
+        True where the value is known and stays. Rows of padding always stay.
+    check : bool
+        Whether to check the arguments.
+
+    Returns
+    -------
+    State
+        Where the chains end; the hidden array is the one the visible arrays were drawn from.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    layers = machine.as_layers(visible, check=check)
+    masks = machine.as_masks(mask, layers)
+    for _ in range(steps):
+        state = gibbs_step(machine, layers, noise, masks)
+        layers = state.visible
+    return state
+
+
+@torch.no_grad()
+def gibbs_step(fields: Fields, visible: Layers, noise: Noise, masks: Masks) -> State:
+    """Draw hidden given visible, then what is unknown of visible given hidden. Nothing is checked."""
+    hidden = fields.hidden.sample(fields.hidden_field(visible), noise)
+    towards = fields.visible_fields(hidden)
+    drawn = {name: unit.sample(towards[name], noise) for name, unit in fields.layers.items()}
+    return State(keep_known(visible, drawn, masks), hidden)
+
+
+def keep_known(known: Layers, other: Layers, masks: Masks) -> dict[str, Tensor]:
+    """Return `other`, with the entries that a mask marks taken from `known`."""
+    return {
+        name: array if masks[name] is None else torch.where(masks[name], known[name], array)  # type: ignore[arg-type]
+        for name, array in other.items()
+    }
+
+
+@torch.no_grad()
+def independent_sample(machine: BoltzmannMachine, n: int, noise: Noise) -> dict[str, Tensor]:
+    """Draw n states of each visible layer from its own units alone: chains started from noise."""
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    return {name: unit.sample(machine.like.new_zeros((n, *unit.shape)), noise) for name, unit in machine.layers.items()}
+
+
+@torch.no_grad()
+def sample(
+    machine: BoltzmannMachine,
+    n: int,
+    steps: int,
+    noise: Noise,
+    *,
+    init: Visible | None = None,
+    mask: Visible | None = None,
+) -> State:
+    """Draw n states by block Gibbs, from given states or from noise.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The model.
+    n : int
+        Number of chains.
+    steps : int
+        Number of Gibbs steps.
+    noise : Noise
+        Source of the draws.
+    init : Tensor or mapping of str to Tensor, optional
+        n states to start from; independent draws of each entry if not given.
+    mask : Tensor or mapping of str to Tensor, optional
+        True where `init` is known and stays. Needs `init`.
+    """
+    machine.check_bounded()
+    if init is None:
+        if mask is not None:
+            raise ValueError("a mask needs init: it marks which of its entries are known")
+        return gibbs(machine, independent_sample(machine, n, noise), steps, noise, check=False)
+    layers = machine.as_layers(init)
+    if len(next(iter(layers.values()))) != n:
+        raise ValueError(f"init must hold n = {n} states, got {len(next(iter(layers.values())))}")
+    return gibbs(machine, layers, steps, noise, mask=mask, check=False)
+
+
+def mean_field(
+    machine: BoltzmannMachine, visible: Visible, steps: int, *, mask: Visible | None = None
+) -> dict[str, Tensor]:
+    """Pass means up and down instead of samples: deterministic, and the paper's reconstruction at one step.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The model.
+    visible : Tensor or mapping of str to Tensor
+        Where to start.
+    steps : int
+        Number of passes up and down.
+    mask : Tensor or mapping of str to Tensor, optional
+        True where the value is known and stays.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    layers = machine.as_layers(visible)
+    masks = machine.as_masks(mask, layers)
+    for _ in range(steps):
+        means = machine.visible_mean(machine.hidden_mean(layers, check=False), check=False)
+        layers = keep_known(layers, means, masks)
+    return layers
+
+
+@torch.no_grad()
+def conditional_mean(
+    machine: BoltzmannMachine,
+    visible: Visible,
+    mask: Visible,
+    noise: Noise,
+    *,
+    steps: int = 100,
+    burn_in: int = 20,
+) -> dict[str, Tensor]:
+    """Estimate the mean of what is unknown given what is known, by clamped Gibbs.
+
+    What is averaged are the visible means given each hidden draw, which vary less than draws would.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The model.
+    visible : Tensor or mapping of str to Tensor
+        Known values, and any start for the others.
+    mask : Tensor or mapping of str to Tensor
+        True where the value is known.
+    noise : Noise
+        Source of the draws.
+    steps : int
+        Steps to average over.
+    burn_in : int
+        Steps before these.
+    """
+    if steps < 1 or burn_in < 0:
+        raise ValueError(f"steps must be at least 1 and burn_in at least 0, got {steps} and {burn_in}")
+    machine.check_bounded()
+    layers = machine.as_layers(visible)
+    masks = machine.as_masks(mask, layers)
+    total: dict[str, Tensor] = {}
+    for step in range(burn_in + steps):
+        state = gibbs_step(machine, layers, noise, masks)
+        layers = state.visible
+        if step >= burn_in:
+            means = machine.visible_mean(state.hidden, check=False)
+            total = {name: total[name] + mean if total else mean for name, mean in means.items()}
+    return keep_known(layers, {name: value / steps for name, value in total.items()}, masks)
+
+
+class TemperedPath:
+    r"""Machines on the way from independent units (:math:`\beta = 0`) to the machine (:math:`\beta = 1`).
+
+    With offsets :math:`\mu_m = T_m(x_m)` and :math:`\lambda = T_h(y)` taken at a centre (x, y),
+
+    .. math::
+
+        E_\beta = \sum_m \varepsilon_m + \varepsilon_h - \sum_m \beta \langle T_h, W_m T_m\rangle
+                  - (1 - \beta) \big(\langle T_h, W_m \mu_m\rangle + \langle \lambda, W_m T_m\rangle\big).
+
+    At :math:`\beta = 0` the layers are independent, in the mean field of the centre: a base that is
+    already near the machine, whichever units it has.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The far end.
+    centre : mapping of str to Tensor, optional
+        A typical visible state, each layer (1, *layer shape), such as the data's mean. If not given, a
+        mean-field state of the machine.
+    """
+
+    def __init__(self, machine: BoltzmannMachine, centre: Layers | None = None) -> None:
+        self.machine = machine
+        with torch.no_grad():
+            middle = dict(centre) if centre is not None else _mean_field_state(machine)
+            self._hidden_base = machine.hidden_field(middle)
+            self._visible_base = machine.visible_fields(machine.hidden.mean(self._hidden_base))
+
+    def at(self, beta: float | Tensor) -> Tempered:
+        """Return the machine at an inverse temperature: one number, or one a sample, shape (n,)."""
+        return Tempered(self, beta)
+
+    def base_sample(self, n: int, noise: Noise) -> dict[str, Tensor]:
+        """Draw n visible states at beta = 0, exactly."""
+        return {
+            name: unit.sample(self._visible_base[name].expand(n, *unit.shape), noise)
+            for name, unit in self.machine.layers.items()
+        }
+
+
+class Tempered:
+    """A machine on a :class:`TemperedPath`, at one inverse temperature or one a sample."""
+
+    def __init__(self, path: TemperedPath, beta: float | Tensor) -> None:
+        self._path = path
+        self._beta = torch.as_tensor(beta).to(path.machine.like)
+
+    @property
+    def layers(self) -> dict[str, Unit]:
+        """Visible units by name."""
+        return self._path.machine.layers
+
+    @property
+    def hidden(self) -> Unit:
+        """Hidden unit."""
+        return self._path.machine.hidden
+
+    def hidden_field(self, visible: Layers) -> Tensor:
+        """Field on the hidden layer."""
+        return self._between(self._path._hidden_base, self._path.machine.hidden_field(visible))
+
+    def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
+        """Field on each visible layer."""
+        fields = self._path.machine.visible_fields(hidden)
+        return {name: self._between(self._path._visible_base[name], field) for name, field in fields.items()}
+
+    def free_energy(self, visible: Layers) -> Tensor:
+        """Free energy of visible states, shape (n,)."""
+        energy = -self.hidden.log_normaliser(self.hidden_field(visible))
+        for name, unit in self.layers.items():
+            pull = (unit.statistic(visible[name]) * self._path._visible_base[name]).flatten(1).sum(1)
+            energy = energy + unit.energy(visible[name]) - (1 - self._beta) * pull
+        return energy
+
+    def _between(self, base: Tensor, field: Tensor) -> Tensor:
+        beta = self._beta.reshape(-1, *([1] * (field.ndim - 1)))
+        return (1 - beta) * base + beta * field
+
+
+def _mean_field_state(machine: BoltzmannMachine, steps: int = 50) -> dict[str, Tensor]:
+    """Go up and down with damped means from the units' own means."""
+    state = {name: unit.mean(machine.like.new_zeros((1, *unit.shape))) for name, unit in machine.layers.items()}
+    for _ in range(steps):
+        means = machine.visible_mean(machine.hidden_mean(state, check=False), check=False)
+        state = {name: 0.5 * (state[name] + mean) for name, mean in means.items()}
+    return state
+
+
+class ParallelTempering:
+    """Chains at several temperatures that exchange states: the cold ones cross between modes through the hot.
+
+    One step is a Gibbs step of every chain, then an offer to neighbouring temperatures to exchange
+    states, accepted by Metropolis' rule on free energies. The pairs alternate between steps.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The model.
+    n_chains : int
+        Number of independent sets of chains.
+    betas : sequence of float, or int
+        Inverse temperatures rising from hot to 1, or their number, evenly from 0 to 1.
+    noise : Noise
+        Source of every draw, the start included.
+    init : Tensor or mapping of str to Tensor, optional
+        n_chains states that the chains at every temperature start from; exact draws at beta = 0 if not given.
+    centre : mapping of str to Tensor, optional
+        See :class:`TemperedPath`.
+
+    Attributes
+    ----------
+    visible : dict of str to Tensor
+        States of all chains, each layer (temperatures, n_chains, *layer shape), coldest last.
+    acceptance : Tensor (temperatures - 1,)
+        Share of exchanges accepted so far between each pair of neighbours.
+    """
+
+    def __init__(
+        self,
+        machine: BoltzmannMachine,
+        n_chains: int,
+        betas: int | list[float] | Tensor = 10,
+        *,
+        noise: Noise,
+        init: Visible | None = None,
+        centre: Layers | None = None,
+    ) -> None:
+        if isinstance(betas, int):
+            betas = torch.linspace(0, 1, betas)
+        ladder = torch.as_tensor(betas).to(machine.like)
+        if ladder.ndim != 1 or len(ladder) < 2 or float(ladder[-1]) != 1 or bool((ladder.diff() <= 0).any()):
+            raise ValueError(f"betas must rise to 1 and be at least two, got {ladder.tolist()}")
+        if n_chains < 1:
+            raise ValueError(f"n_chains must be at least 1, got {n_chains}")
+        machine.check_bounded()
+        self.machine, self.betas, self.noise = machine, ladder, noise
+        self._centre = centre
+        self._turn = 0
+        if init is None:
+            start = TemperedPath(machine, centre).base_sample(n_chains * len(ladder), noise)
+        else:
+            layers = machine.as_layers(init)
+            start = {name: array.repeat(len(ladder), *([1] * (array.ndim - 1))) for name, array in layers.items()}
+        self.visible = {name: array.reshape(len(ladder), n_chains, *array.shape[1:]) for name, array in start.items()}
+        self._offers = torch.zeros(len(ladder) - 1)
+        self._accepted = torch.zeros(len(ladder) - 1)
+
+    @property
+    def acceptance(self) -> Tensor:
+        """Share of exchanges accepted so far between each pair of neighbours."""
+        return self._accepted / self._offers.clamp(min=1)
+
+    @torch.no_grad()
+    def step(self, count: int = 1) -> dict[str, Tensor]:
+        """Take steps and return the coldest chains' visible states, each (n_chains, *layer shape)."""
+        # The path is made anew: the machine may have learned since the last call.
+        path = TemperedPath(self.machine, self._centre)
+        n_temperatures, n_chains = next(iter(self.visible.values())).shape[:2]
+        every_beta = self.betas.repeat_interleave(n_chains)
+        for _ in range(count):
+            flat = {name: array.flatten(0, 1) for name, array in self.visible.items()}
+            masks = self.machine.as_masks(None, flat)
+            flat = gibbs_step(path.at(every_beta), flat, self.noise, masks).visible
+            self.visible = {
+                name: array.reshape(n_temperatures, n_chains, *array.shape[1:]) for name, array in flat.items()
+            }
+            self._exchange(path)
+        return {name: array[-1] for name, array in self.visible.items()}
+
+    def _exchange(self, path: TemperedPath) -> None:
+        hot = torch.arange(self._turn, len(self.betas) - 1, 2)
+        self._turn = 1 - self._turn
+        if len(hot) == 0:
+            return
+        cold = hot + 1
+        stay = self._free_energy(path, hot, hot) + self._free_energy(path, cold, cold)
+        move = self._free_energy(path, hot, cold) + self._free_energy(path, cold, hot)
+        accept = torch.log(self.noise.uniform(stay.shape, stay)) < stay - move  # (pairs, n_chains)
+        for array in self.visible.values():
+            swap = accept.reshape(*accept.shape, *([1] * (array.ndim - 2)))
+            low, high = array[hot], array[cold]
+            array[hot], array[cold] = torch.where(swap, high, low), torch.where(swap, low, high)
+        self._offers[hot] += accept.shape[1]
+        self._accepted[hot] += accept.sum(1).cpu()
+
+    def _free_energy(self, path: TemperedPath, temperature: Tensor, states: Tensor) -> Tensor:
+        """Free energy at some temperatures of the states now at others: (pairs, n_chains)."""
+        layers = {name: array[states].flatten(0, 1) for name, array in self.visible.items()}
+        n_chains = next(iter(self.visible.values())).shape[1]
+        beta = self.betas[temperature].repeat_interleave(n_chains)
+        return path.at(beta).free_energy(layers).reshape(len(states), n_chains)

@@ -1,0 +1,11 @@
+"""What the entries of one layer are. A unit knows its own distribution and nothing about other layers.
+
+A new unit is one file here, one line below, and one row in ``tests/tables.py``.
+"""
+
+from mvrbm.units.base import Unit
+from mvrbm.units.bernoulli import Bernoulli
+from mvrbm.units.categorical import Categorical
+from mvrbm.units.gaussian import Gaussian
+
+__all__ = ["Bernoulli", "Categorical", "Gaussian", "Unit"]

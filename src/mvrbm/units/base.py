@@ -1,0 +1,200 @@
+"""The contract that every unit keeps, and what all units share."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mvrbm.noise import Noise
+
+
+class Alternatives(NamedTuple):
+    """What a site could be instead; see :meth:`Unit.alternatives`."""
+
+    values: Tensor  # (a, n, *entry_shape)
+    log_weights: Tensor  # (a, n): the sum over alternatives is a sum or an integral
+    shares: Tensor  # (a, n): how much of the given value each alternative stands for
+
+
+class Unit(nn.Module, ABC):
+    r"""One layer: an array of independent sites in an outer field.
+
+    With own energy :math:`\varepsilon(x)` and statistic :math:`T(x)`, a layer in the field :math:`f` has
+
+    .. math:: p(x \mid f) = \exp\{-\varepsilon(x) + \langle T(x), f\rangle - A(f)\},
+
+    where :math:`A(f)` is :meth:`log_normaliser`. A *site* is what is drawn at once: one entry, or one
+    row of a categorical layer.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Shape of the layer.
+    bias_shape : sequence of int, optional
+        Shape of the bias, to be broadcast to `shape`: a 1 ties the bias along that mode.
+    """
+
+    name: ClassVar[str]
+    bias: nn.Parameter
+    #: Whether the entries are real with quadratic energy, so that two such layers can be unbounded.
+    gaussian: ClassVar[bool] = False
+    #: Number of trailing modes that make up one site.
+    entry_modes: ClassVar[int] = 0
+
+    def __init__(self, shape: int | Sequence[int], *, bias_shape: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.shape = as_shape(shape, f"{type(self).__name__} shape")
+        self.bias_shape = self.shape if bias_shape is None else as_shape(bias_shape, "bias_shape")
+        if not _broadcasts(self.bias_shape, self.shape):
+            raise ValueError(
+                f"bias_shape {self.bias_shape} does not broadcast to the layer's shape {self.shape}: "
+                "give each mode its own size, or 1 to tie the bias along it"
+            )
+        self.bias = nn.Parameter(torch.zeros(self.bias_shape))
+
+    # -- geometry ---------------------------------------------------------------------------------
+
+    @property
+    def site_shape(self) -> tuple[int, ...]:
+        """Shape of the array of sites."""
+        return self.shape[: len(self.shape) - self.entry_modes]
+
+    @property
+    def entry_shape(self) -> tuple[int, ...]:
+        """Shape of one site."""
+        return self.shape[len(self.shape) - self.entry_modes :]
+
+    @property
+    def n_sites(self) -> int:
+        """Number of sites."""
+        return math.prod(self.site_shape)
+
+    @property
+    @abstractmethod
+    def levels(self) -> float:
+        """How many values one site takes; infinite for real entries."""
+
+    # -- the distribution -------------------------------------------------------------------------
+
+    @abstractmethod
+    def site_energy(self, x: Tensor) -> Tensor:
+        r"""Own energy :math:`\varepsilon` of each site: (n, \*shape) -> (n, \*site_shape)."""
+
+    @abstractmethod
+    def site_log_normaliser(self, field: Tensor) -> Tensor:
+        r"""Log-normaliser of each site: (n, \*shape) -> (n, \*site_shape)."""
+
+    @abstractmethod
+    def mean(self, field: Tensor) -> Tensor:
+        r"""Mean in the field: (n, \*shape) -> (n, \*shape)."""
+
+    @abstractmethod
+    def sample(self, field: Tensor, noise: Noise) -> Tensor:
+        r"""Draw in the field: (n, \*shape) -> (n, \*shape)."""
+
+    def statistic(self, x: Tensor) -> Tensor:
+        """Return what couplings see of this layer, `T(x)`. It is linear, so `T` of a mean is a mean of `T`."""
+        return x
+
+    def energy(self, x: Tensor) -> Tensor:
+        r"""Own energy :math:`\varepsilon(x)`: (n, \*shape) -> (n,)."""
+        return self.site_energy(x).flatten(1).sum(1)
+
+    def log_normaliser(self, field: Tensor) -> Tensor:
+        r"""Log-normaliser :math:`A(f)`: (n, \*shape) -> (n,)."""
+        return self.site_log_normaliser(field).flatten(1).sum(1)
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def energy_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
+        r"""Gradient of :math:`\varepsilon(x) - \langle T(x), f\rangle` for each parameter, batch mean."""
+
+    @abstractmethod
+    def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
+        """Gradient of :math:`A(f)` for each parameter, batch mean."""
+
+    @abstractmethod
+    def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        r"""Set the parameters to those of independent sites with these moments.
+
+        Parameters
+        ----------
+        mean, variance : Tensor (\*shape)
+            Moments of each entry over the data.
+        count : int
+            Number of samples they were taken over.
+        """
+
+    def _tie(self, batch_mean: Tensor) -> Tensor:
+        """Add a gradient of the layer's shape up over the entries that share a parameter."""
+        return batch_mean.sum_to_size(self.bias_shape)
+
+    def _pool(self, moment: Tensor) -> Tensor:
+        """Average a moment of the layer's shape over the entries that share a parameter."""
+        return self._tie(moment) * (math.prod(self.bias_shape) / math.prod(self.shape))
+
+    # -- checks, enumeration, conditionals of single sites ----------------------------------------
+
+    def check(self, x: Tensor, layer: str) -> None:
+        """Raise ValueError if `x` (n, *shape) holds values that such entries cannot have."""
+        if not bool(torch.isfinite(x).all()):
+            bad = int((~torch.isfinite(x)).sum())
+            raise ValueError(
+                f"layer '{layer}' has {bad} entries that are NaN or infinite: "
+                "replace them, or mark them as unknown with a mask"
+            )
+
+    def absent(self, x: Tensor) -> Tensor | None:
+        r"""Return True for the entries that do not exist in a sample (n, \*shape); None where all always do."""
+        return None
+
+    def decode(self, digits: Tensor) -> Tensor:
+        """Return the values of sites numbered by digits: (m, sites) -> (m, sites, *entry_shape)."""
+        raise ValueError(f"{type(self).__name__} units have infinitely many states and cannot be enumerated")
+
+    @abstractmethod
+    def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
+        """Return what one site could be instead, for its distribution given all the other sites.
+
+        Parameters
+        ----------
+        value : Tensor (n, *entry_shape)
+            What the site is.
+        site : int
+            Which site, counted row by row.
+        reach : pair of Tensor (n,)
+            Lowest and highest field that the site can meet. Only real entries need it.
+        """
+
+    def statistic_bounds(self) -> tuple[float, float]:
+        """Lowest and highest value of `T(x)`."""
+        return (-math.inf, math.inf)
+
+    # -- looks ------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build this unit again."""
+        return {"shape": list(self.shape), "bias_shape": list(self.bias_shape)}
+
+    def extra_repr(self) -> str:
+        """Shape, and how the bias is tied if it is."""
+        tied = "" if self.bias_shape == self.shape else f", bias_shape={self.bias_shape}"
+        return f"{self.shape}{tied}"
+
+
+def as_shape(shape: int | Sequence[int], what: str) -> tuple[int, ...]:
+    """Return a shape as a tuple, refusing sizes below 1."""
+    sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"{what} must be one or more sizes of at least 1, got {sizes}")
+    return sizes
+
+
+def _broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    return len(small) == len(large) and all(s in (1, size) for s, size in zip(small, large, strict=True))

@@ -1,0 +1,79 @@
+"""Binary entries."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from mvrbm.noise import Noise
+from mvrbm.units.base import Alternatives, Unit
+
+
+class Bernoulli(Unit):
+    r"""Binary entries: energy :math:`-\langle b, x\rangle`, so :math:`p(x = 1 \mid f) = \sigma(b + f)`.
+
+    Data may be grey, in [0, 1]: it is read as the probability of a one. What is then called a
+    likelihood is that of the binary reading.
+    """
+
+    name = "bernoulli"
+
+    @property
+    def levels(self) -> float:
+        """Two: 0 and 1."""
+        return 2
+
+    def site_energy(self, x: Tensor) -> Tensor:
+        """Return -b x."""
+        return -self.bias * x
+
+    def site_log_normaliser(self, field: Tensor) -> Tensor:
+        """Return log(1 + exp(b + f))."""
+        return softplus(self.bias + field)
+
+    def mean(self, field: Tensor) -> Tensor:
+        """Return the probability of a one."""
+        return torch.sigmoid(self.bias + field)
+
+    def sample(self, field: Tensor, noise: Noise) -> Tensor:
+        """Return 1 where a uniform number falls below the mean."""
+        mean = self.mean(field)
+        return (noise.uniform(mean.shape, mean) < mean).to(mean.dtype)
+
+    def energy_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
+        """Return minus the batch mean of x."""
+        return {"bias": self._tie(-x.mean(0))}
+
+    def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
+        """Return the batch mean of the means."""
+        return {"bias": self._tie(self.mean(field).mean(0))}
+
+    @torch.no_grad()
+    def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Set the bias to the data's log-odds, one pseudo-count of each value keeping them finite."""
+        self.bias.copy_(torch.logit((self._pool(mean) * count + 1) / (count + 2)))
+
+    def check(self, x: Tensor, layer: str) -> None:
+        """Refuse values outside [0, 1]."""
+        super().check(x, layer)
+        low, high = float(x.min()), float(x.max())
+        if low < 0 or high > 1:
+            raise ValueError(
+                f"layer '{layer}' has Bernoulli units and takes values from 0 to 1, got {low:g} to {high:g}: "
+                "rescale the data (bytes: divide by 255), or use Gaussian units"
+            )
+
+    def decode(self, digits: Tensor) -> Tensor:
+        """Digits are the values."""
+        return digits.to(self.bias.dtype)
+
+    def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
+        """Zero and one; a grey value is a share of each."""
+        shares = torch.stack([1 - value, value])
+        values = torch.stack([torch.zeros_like(value), torch.ones_like(value)])
+        return Alternatives(values, torch.zeros_like(shares), shares)
+
+    def statistic_bounds(self) -> tuple[float, float]:
+        """Zero and one."""
+        return (0.0, 1.0)

@@ -1,0 +1,121 @@
+"""One-hot rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mvrbm.noise import Noise
+from mvrbm.units.base import Alternatives, Unit
+
+
+class Categorical(Unit):
+    r"""One-hot along the last mode: energy :math:`-\langle b, x\rangle`, :math:`p(x \mid f) = \mathrm{softmax}(b + f)`.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Shape of the layer; the last size is the number of categories.
+    bias_shape : sequence of int, optional
+        Shape of the bias, to be broadcast to `shape`.
+    padded : bool
+        Whether a row of zeros is a row that does not exist, as at the end of a short document.
+        Otherwise it is an error.
+    """
+
+    name = "categorical"
+    entry_modes = 1
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        *,
+        bias_shape: Sequence[int] | None = None,
+        padded: bool = False,
+    ) -> None:
+        super().__init__(shape, bias_shape=bias_shape)
+        self.padded = padded
+
+    @property
+    def levels(self) -> float:
+        """Return the number of categories."""
+        return self.shape[-1]
+
+    def site_energy(self, x: Tensor) -> Tensor:
+        """Return -<b, x> of each row."""
+        return -(self.bias * x).sum(-1)
+
+    def site_log_normaliser(self, field: Tensor) -> Tensor:
+        """Return log sum exp(b + f) of each row."""
+        return torch.logsumexp(self.bias + field, dim=-1)
+
+    def mean(self, field: Tensor) -> Tensor:
+        """Return the probability of each category."""
+        return torch.softmax(self.bias + field, dim=-1)
+
+    def sample(self, field: Tensor, noise: Noise) -> Tensor:
+        """Invert the distribution function at one uniform number a row."""
+        mean = self.mean(field)
+        below = noise.uniform((*mean.shape[:-1], 1), mean) >= mean.cumsum(-1)
+        # Rounding can leave the last sum a little below 1.
+        category = below.sum(-1).clamp_(max=self.shape[-1] - 1)
+        return torch.nn.functional.one_hot(category, self.shape[-1]).to(mean.dtype)
+
+    def energy_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
+        """Return minus the batch mean of x."""
+        return {"bias": self._tie(-x.mean(0))}
+
+    def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
+        """Return the batch mean of the means."""
+        return {"bias": self._tie(self.mean(field).mean(0))}
+
+    @torch.no_grad()
+    def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Set the bias to the log-frequencies, with one pseudo-count of each category."""
+        self.bias.copy_(torch.log(self._pool(mean) * count + 1))
+
+    def check(self, x: Tensor, layer: str) -> None:
+        """Refuse rows that are not one-hot, padding aside."""
+        super().check(x, layer)
+        one_hot = ((x == 0) | (x == 1)).all(-1) & (x.sum(-1) == 1)
+        empty = (x == 0).all(-1)
+        bad = ~(one_hot | empty) if self.padded else ~one_hot
+        if bool(bad.any()):
+            first = tuple(int(i) for i in torch.nonzero(bad)[0])
+            row = x[first]
+            what = "only zeros" if bool((row == 0).all()) else f"sum {float(row.sum()):g}"
+            raise ValueError(
+                f"layer '{layer}' expects one-hot rows of {self.shape[-1]} categories, but row {first[1:]} of sample "
+                f"{first[0]} has {what}: encode the data with one 1 a row"
+                + ("" if self.padded else ", or build the units with padded=True if such rows are padding")
+            )
+
+    def absent(self, x: Tensor) -> Tensor | None:
+        """Rows of zeros, where the units are padded."""
+        return (x == 0).all(-1, keepdim=True).expand(x.shape) if self.padded else None
+
+    def decode(self, digits: Tensor) -> Tensor:
+        """Digits are the categories."""
+        return torch.nn.functional.one_hot(digits, self.shape[-1]).to(self.bias.dtype)
+
+    def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
+        """Every category."""
+        categories = torch.eye(self.shape[-1], dtype=value.dtype, device=value.device)
+        shares = value.T  # (k, n)
+        values = categories[:, None].expand(-1, len(value), -1)
+        return Alternatives(values, torch.zeros_like(shares), shares)
+
+    def statistic_bounds(self) -> tuple[float, float]:
+        """Zero and one."""
+        return (0.0, 1.0)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build this unit again."""
+        return {**super().config(), "padded": self.padded}
+
+    def extra_repr(self) -> str:
+        """Shape, and whether rows may be padding."""
+        return super().extra_repr() + (", padded=True" if self.padded else "")

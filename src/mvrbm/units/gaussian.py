@@ -1,0 +1,143 @@
+"""Real entries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mvrbm.noise import Noise
+from mvrbm.units.base import Alternatives, Unit
+
+# An entry whose variance is a hundredth of the layer's average is treated as having that hundredth:
+# constant pixels must not be divided by zero.
+_SMALLEST_RELATIVE_VARIANCE = 1e-2
+
+# Nodes half a standard deviation apart: for sums of Gaussians no narrower than that the trapezoidal
+# rule is exact to about exp(-2 (2 pi)^2) = 5e-35. The ends lie where the density is below exp(-50).
+_NODE_SPACING = 0.5
+_NODE_MARGIN = 10.0
+_MOST_NODES = 4096
+
+
+class Gaussian(Unit):
+    r"""Real entries: energy :math:`\sum (x - b)^2 / 2 s^2`, so :math:`x \mid f \sim N(b + s f, s^2)`.
+
+    Couplings see :math:`T(x) = x / s`. Weights then have no unit: a layer measured in grey levels and
+    the same layer measured in thousandths of them differ in `b` and `s` alone.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Shape of the layer.
+    bias_shape : sequence of int, optional
+        Shape of bias and variance, to be broadcast to `shape`.
+    learn_variance : bool
+        Whether the log-variance, one an entry, is learned. Otherwise it stays as it is: 1, or what
+        :meth:`initialise_from` took from the data.
+    """
+
+    name = "gaussian"
+    gaussian = True
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        *,
+        bias_shape: Sequence[int] | None = None,
+        learn_variance: bool = False,
+    ) -> None:
+        super().__init__(shape, bias_shape=bias_shape)
+        self.learn_variance = learn_variance
+        self.log_variance = nn.Parameter(torch.zeros(self.bias_shape), requires_grad=learn_variance)
+
+    @property
+    def levels(self) -> float:
+        """Infinitely many."""
+        return math.inf
+
+    @property
+    def scale(self) -> Tensor:
+        """Standard deviation of each entry, in the bias's shape."""
+        return torch.exp(0.5 * self.log_variance)
+
+    def statistic(self, x: Tensor) -> Tensor:
+        """Return x / s."""
+        return x / self.scale
+
+    def site_energy(self, x: Tensor) -> Tensor:
+        """Return (x - b)^2 / 2 s^2."""
+        return 0.5 * ((x - self.bias) / self.scale) ** 2
+
+    def site_log_normaliser(self, field: Tensor) -> Tensor:
+        """Return log(2 pi s^2) / 2 + b f / s + f^2 / 2."""
+        log_width = 0.5 * (math.log(2 * math.pi) + self.log_variance)
+        return log_width + field * (self.bias / self.scale + 0.5 * field)
+
+    def mean(self, field: Tensor) -> Tensor:
+        """Return b + s f."""
+        return self.bias + self.scale * field
+
+    def sample(self, field: Tensor, noise: Noise) -> Tensor:
+        """Return the mean plus s times a normal number."""
+        mean = self.mean(field)
+        return mean + self.scale * noise.normal(mean.shape, mean)
+
+    def energy_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
+        """Return the batch means for bias and, if it is learned, log-variance."""
+        deviation = (x - self.bias) / self.scale
+        gradient = {"bias": self._tie((-deviation / self.scale).mean(0))}
+        if self.learn_variance:
+            slope = 0.5 * (self.statistic(x) * field - deviation**2)
+            gradient["log_variance"] = self._tie(slope.mean(0))
+        return gradient
+
+    def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
+        """Return the batch means for bias and, if it is learned, log-variance."""
+        mean_field = field.mean(0)
+        gradient = {"bias": self._tie(mean_field / self.scale)}
+        if self.learn_variance:
+            gradient["log_variance"] = self._tie(0.5 * (1 - self.bias / self.scale * mean_field))
+        return gradient
+
+    @torch.no_grad()
+    def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Take location and scale from the data, so that raw units work."""
+        centre = self._pool(mean)
+        spread = self._pool(variance + (mean - centre) ** 2)
+        typical = spread.mean()
+        floor = _SMALLEST_RELATIVE_VARIANCE * typical if typical > 0 else torch.ones_like(typical)
+        self.bias.copy_(centre)
+        self.log_variance.copy_(torch.log(torch.maximum(spread, floor)))
+
+    def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
+        """Nodes of the trapezoidal rule over all that the entry can be, and the value itself."""
+        bias = self.bias.expand(self.shape).reshape(-1)[site]
+        scale = self.scale.expand(self.shape).reshape(-1)[site]
+        low, high = reach[0] - _NODE_MARGIN, reach[1] + _NODE_MARGIN  # in standard deviations
+        wanted = int(torch.ceil(((high - low) / _NODE_SPACING).max()))
+        if wanted > _MOST_NODES:
+            raise ValueError(
+                f"a Gaussian entry may lie anywhere in {float((high - low).max()):.0f} standard deviations, "
+                f"more than {_MOST_NODES} nodes can cover: the weights are too large to integrate over"
+            )
+        steps = torch.linspace(0, 1, wanted + 1, dtype=value.dtype, device=value.device)[:, None]
+        nodes = bias + scale * (low + (high - low) * steps)  # (a, n)
+        log_spacing = torch.log(scale * (high - low) / wanted).expand(nodes.shape)
+        never = torch.full_like(value, -math.inf)[None]
+        return Alternatives(
+            values=torch.cat([nodes, value[None]]),
+            log_weights=torch.cat([log_spacing, never]),
+            shares=torch.cat([torch.zeros_like(nodes), torch.ones_like(value)[None]]),
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build this unit again."""
+        return {**super().config(), "learn_variance": self.learn_variance}
+
+    def extra_repr(self) -> str:
+        """Shape, and whether the variance is learned."""
+        return super().extra_repr() + (", learn_variance=True" if self.learn_variance else "")

@@ -1,0 +1,5 @@
+import mvrbm
+
+
+def test_public_names_exist():
+    assert all(hasattr(mvrbm, name) for name in mvrbm.__all__)
