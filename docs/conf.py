@@ -1,5 +1,6 @@
 """Sphinx settings. Nothing here needs the network; MathJax is loaded by the reader's browser."""
 
+import re
 from importlib.metadata import version as _version
 
 project = "mvrbm"
@@ -35,3 +36,14 @@ numpydoc_show_class_members = False  # autodoc lists them
 html_theme = "furo"
 html_title = "mvrbm"
 html_static_path = ["_static"]
+
+_SHAPE = re.compile(r"(?<![\\*\w])\*(?=\w+(?: shape)?[,)])")
+
+
+def _escape_shapes(app, what, name, obj, options, lines):
+    """Let docstrings say (n, *shape), which reads well in help() but would start an emphasis here."""
+    lines[:] = [_SHAPE.sub(r"\\*", line) for line in lines]
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", _escape_shapes, priority=400)  # before numpydoc, at 500

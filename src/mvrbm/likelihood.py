@@ -17,7 +17,7 @@ from torch import Tensor
 from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.noise import Noise
 from mvrbm.sampling import Layers, Masks, TemperedPath, gibbs_step, keep_known
-from mvrbm.units.base import Unit
+from mvrbm.units.base import Unit, sum_sites
 
 __all__ = [
     "AnnealedEstimate",
@@ -31,7 +31,7 @@ __all__ = [
 MOST_STATES = 2**25
 _CHUNK_ENTRIES = 2**22  # numbers held at once while enumerating: 32 MB in float64
 _LARGEST_SOLVE = 4096  # entries of a Gaussian layer that are integrated out through one matrix
-_PSEUDO_BUDGET = 2**32  # multiplications that an exact pseudo-likelihood may take
+_PSEUDO_BUDGET = 2**25  # multiplications that the pseudo-likelihood of one sample may take
 
 
 # -- exact ------------------------------------------------------------------------------------------
@@ -66,8 +66,8 @@ def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, ma
     reals = [name for name, unit in machine.layers.items() if unit.gaussian and len(free[name])]
     if machine.hidden.gaussian and reals:
         return _sum_over_discrete_layers(machine, fixed, known, free, reals)
-    bits_visible = sum(len(free[name]) * math.log2(unit.levels) for name, unit in machine.layers.items())
-    bits_hidden = machine.hidden.n_sites * math.log2(machine.hidden.levels)
+    bits_visible = sum(_bits(unit, len(free[name])) for name, unit in machine.layers.items())
+    bits_hidden = _bits(machine.hidden, machine.hidden.n_sites)
     _refuse_beyond_reach(min(bits_visible, bits_hidden))
     if bits_hidden <= bits_visible:
         total = _LogSum()
@@ -108,6 +108,11 @@ def _free_sites(unit: Unit, mask: Tensor | None) -> Tensor:
     return torch.nonzero(~_site_mask(unit, mask)[0].reshape(-1).cpu()).reshape(-1)
 
 
+def _bits(unit: Unit, n_sites: int) -> float:
+    """Logarithm to base 2 of the number of states that some sites have."""
+    return n_sites * math.log2(unit.levels) if n_sites else 0.0
+
+
 def _refuse_beyond_reach(bits: float) -> None:
     if bits > math.log2(MOST_STATES):
         raise ValueError(
@@ -138,6 +143,9 @@ def _digits(n_sites: int, levels: int, entries: int) -> Iterator[Tensor]:
 
 def _states(unit: Unit, sites: Tensor, like: Tensor, base: Tensor | None = None) -> Iterator[Tensor]:
     """All states of a layer's sites, the others as in `base`, in pieces (m, *shape)."""
+    if len(sites) == 0:
+        yield like.new_zeros((1, *unit.shape)) if base is None else base.reshape(1, *unit.shape)
+        return
     entries = math.prod(unit.shape)
     for digits in _digits(len(sites), int(unit.levels), entries):
         flat = like.new_zeros((len(digits), unit.n_sites, *unit.entry_shape))
@@ -167,7 +175,7 @@ def _visible_states(
                 yield {**chosen, name: piece}
 
     # The layer with the most states goes last, where it is handled in bulk.
-    names.sort(key=lambda name: len(free[name]) * math.log2(machine.layers[name].levels))
+    names.sort(key=lambda name: _bits(machine.layers[name], len(free[name])))
     for layers in combine(names, {name: fixed[name] for name in skip}):
         n = max(len(array) for array in layers.values())
         yield {name: array.expand(n, *array.shape[1:]) for name, array in layers.items()}
@@ -183,7 +191,7 @@ def _clamped_log_normaliser(machine: BoltzmannMachine, fields: Layers, fixed: La
             pull = unit.statistic(fixed[name]) * fields[name]
             held = (pull.sum(-1) if unit.entry_modes else pull) - unit.site_energy(fixed[name])
             sites = torch.where(_site_mask(unit, mask), held, sites)
-        total = total + sites.flatten(1).sum(1)
+        total = total + sum_sites(sites)
     return total
 
 
@@ -198,7 +206,7 @@ def _sum_over_discrete_layers(
     """
     hidden = machine.hidden
     others = {name: sites for name, sites in free.items() if name not in reals}
-    _refuse_beyond_reach(sum(len(s) * math.log2(machine.layers[n].levels) for n, s in others.items()))
+    _refuse_beyond_reach(sum(_bits(machine.layers[name], len(sites)) for name, sites in others.items()))
     n_hidden = math.prod(hidden.shape)
     if n_hidden > _LARGEST_SOLVE:
         raise ValueError(
@@ -295,7 +303,8 @@ def annealed_importance_sampling(
     n_steps : int
         Number of temperatures; more of them make the weights more alike.
     centre : mapping of str to Tensor, optional
-        See :class:`~mvrbm.sampling.TemperedPath`. The data's mean is a good one.
+        See :class:`~mvrbm.sampling.TemperedPath`. A centre inside one of several modes makes the weights
+        of chains that find another rare and large, and the standard error too small.
     clamp, mask : optional
         See :func:`log_partition`.
 
@@ -375,8 +384,8 @@ def pseudo_log_likelihood(
     visible : Tensor or mapping of str to Tensor
         Data, each layer (n, *layer shape). A grey Bernoulli entry counts as its share of ones and zeros.
     n_sites : int, optional
-        How many sites to visit. If not given, all of them where about four billion multiplications
-        suffice for that, and otherwise as many as these allow: a subset that depends on `seed` alone.
+        How many sites to visit. If not given, all of them where some thirty million multiplications a
+        sample suffice for that, and otherwise as many as these allow: a subset that depends on `seed` alone.
     seed : int
         Chooses the subset.
     check : bool
@@ -386,8 +395,8 @@ def pseudo_log_likelihood(
     n = len(next(iter(layers.values())))
     places = [(name, site) for name, unit in machine.layers.items() for site in range(unit.n_sites)]
     if n_sites is None:
-        # Every visit evaluates the free energy anew for a handful of alternatives.
-        work = n * sum(2 * math.prod(unit.shape) for unit in (*machine.layers.values(), machine.hidden)) * 16
+        # A visit carries every alternative of the site to the hidden layer: two, or a few dozen nodes.
+        work = max(link.operations * int(min(machine.layers[name].levels, 64)) for name, link in machine.links.items())
         n_sites = max(1, _PSEUDO_BUDGET // work)
     if n_sites < 1:
         raise ValueError(f"n_sites must be at least 1, got {n_sites}")
@@ -495,4 +504,4 @@ def log_likelihood(
 
 
 def _as_value(found: Tensor | AnnealedEstimate) -> Tensor:
-    return torch.tensor(found.log_z) if isinstance(found, AnnealedEstimate) else found
+    return torch.tensor(found.log_z, dtype=torch.float64) if isinstance(found, AnnealedEstimate) else found

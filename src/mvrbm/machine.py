@@ -79,7 +79,7 @@ class BoltzmannMachine(nn.Module):
             raise ValueError(
                 f"couplings must be given for exactly the visible layers {sorted(layers)}, got {sorted(links)}"
             )
-        noise = Noise(seed) if isinstance(seed, int) else seed
+        noise = seed if isinstance(seed, Noise) else Noise(seed)
         for name, layer in layers.items():
             _connect(links[name], name, layer, hidden, noise, std)
         self.visible = nn.ModuleDict(layers)
@@ -177,31 +177,30 @@ class BoltzmannMachine(nn.Module):
 
     # -- learning ---------------------------------------------------------------------------------
 
-    def free_energy_gradient(self, visible: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def free_energy_gradient(self, visible: Mapping[str, Tensor], field: Tensor | None = None) -> dict[str, Tensor]:
         """Gradient of the mean free energy for every learned parameter, without autograd.
 
         Parameters
         ----------
         visible : mapping of str to Tensor
             Visible states, each (n, *layer shape). They are not checked.
+        field : Tensor (n, *hidden shape), optional
+            The hidden field of these states, where it is known already.
 
         Returns
         -------
         dict
             From a parameter's name, as in `named_parameters`, to an array of its shape.
         """
-        statistics = {name: unit.statistic(visible[name]) for name, unit in self.layers.items()}
-        field = functools.reduce(
-            operator.add, [coupling.to_hidden(statistics[name]) for name, coupling in self.links.items()]
-        )
+        field = self.hidden_field(visible) if field is None else field
         hidden = self.hidden.statistic(self.hidden.mean(field))
         gradient = {f"hidden.{key}": -value for key, value in self.hidden.normaliser_gradient(field).items()}
         for name, unit in self.layers.items():
             link = self.links[name]
-            field_back = link.to_visible(hidden) if _sees_its_field(unit) else field
+            field_back = link.to_visible(hidden) if unit.learns_statistic else None
             for key, value in unit.energy_gradient(visible[name], field_back).items():
                 gradient[f"visible.{name}.{key}"] = value
-            for key, value in link.statistics(statistics[name], hidden).items():
+            for key, value in link.statistics(unit.statistic(visible[name]), hidden).items():
                 gradient[f"couplings.{name}.{key}"] = value
         return gradient
 
@@ -215,7 +214,7 @@ class BoltzmannMachine(nn.Module):
 
     # -- checks -----------------------------------------------------------------------------------
 
-    def as_layers(self, visible: Visible, *, check: bool = True) -> dict[str, Tensor]:
+    def as_layers(self, visible: Visible, *, check: bool = True, values: bool = True) -> dict[str, Tensor]:
         """Return a batch by layer name, in the machine's dtype and on its device.
 
         Parameters
@@ -224,6 +223,8 @@ class BoltzmannMachine(nn.Module):
             Anything that `torch.as_tensor` takes will do for a tensor.
         check : bool
             Whether to raise ValueError for wrong shapes and for values a layer's units cannot have.
+        values : bool
+            Whether these checks include the values. Means of one-hot rows are not one-hot.
         """
         if isinstance(visible, Mapping):
             batch: Mapping[str, Any] = visible
@@ -235,7 +236,9 @@ class BoltzmannMachine(nn.Module):
             )
         if set(batch) != set(self.visible):
             raise ValueError(f"expected visible layers {sorted(self.visible)}, got {sorted(batch)}")
-        layers = {name: self._as_layer(batch[name], name, unit, check) for name, unit in self.layers.items()}
+        layers = {
+            name: self._as_layer(batch[name], name, unit, check, values=values) for name, unit in self.layers.items()
+        }
         counts = {name: len(array) for name, array in layers.items()}
         if check and len(set(counts.values())) > 1:
             raise ValueError(f"all visible layers need the same number of samples, got {counts}")
@@ -280,7 +283,7 @@ class BoltzmannMachine(nn.Module):
         if norm >= 1:
             raise ValueError(
                 "the energy is unbounded: Gaussian visible and hidden layers are coupled with spectral norm "
-                f"{norm:.4g}, which must stay below 1: scale the coupling down, or use Bernoulli hidden units"
+                f"{norm:.4g}, which must stay below 1: start with a smaller std, or use Bernoulli hidden units"
             )
 
     @torch.no_grad()
@@ -320,11 +323,6 @@ def _connect(link: Coupling, name: str, layer: Unit, hidden: Unit, noise: Noise,
             f"the coupling of layer '{name}' connects {link.visible_shape} to {link.hidden_shape}, "
             f"but the layers have shapes {layer.shape} and {hidden.shape}"
         )
-
-
-def _sees_its_field(unit: Unit) -> bool:
-    # The field enters the gradient of parameters that the statistic depends on: a learned variance.
-    return any(parameter.requires_grad for key, parameter in unit.named_parameters() if key != "bias")
 
 
 def _check_shape(tensor: Tensor, name: str, shape: tuple[int, ...]) -> None:

@@ -91,12 +91,26 @@ def gibbs(
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    layers = machine.as_layers(visible, check=check)
-    masks = machine.as_masks(mask, layers)
+    layers, masks = start_chains(machine, visible, mask, check=check)
     for _ in range(steps):
         state = gibbs_step(machine, layers, noise, masks)
         layers = state.visible
     return state
+
+
+def start_chains(
+    machine: BoltzmannMachine, visible: Visible, mask: Visible | None, *, check: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
+    """Return states and masks by layer, checked. Unknown entries may be NaN: those start anywhere."""
+    layers = machine.as_layers(visible, check=check, values=False)
+    masks = machine.as_masks(mask, layers)
+    if mask is not None:
+        for name, unit in machine.layers.items():
+            known = masks[name]
+            broken = ~torch.isfinite(layers[name])
+            broken = broken if known is None else broken & ~known
+            layers[name] = torch.where(broken, unit.some_state(), layers[name])
+    return machine.as_layers(layers, check=check), masks
 
 
 @torch.no_grad()
@@ -156,14 +170,19 @@ def sample(
         if mask is not None:
             raise ValueError("a mask needs init: it marks which of its entries are known")
         return gibbs(machine, independent_sample(machine, n, noise), steps, noise, check=False)
-    layers = machine.as_layers(init)
+    layers, _ = start_chains(machine, init, mask)
     if len(next(iter(layers.values()))) != n:
         raise ValueError(f"init must hold n = {n} states, got {len(next(iter(layers.values())))}")
     return gibbs(machine, layers, steps, noise, mask=mask, check=False)
 
 
 def mean_field(
-    machine: BoltzmannMachine, visible: Visible, steps: int, *, mask: Visible | None = None
+    machine: BoltzmannMachine,
+    visible: Visible,
+    steps: int,
+    *,
+    mask: Visible | None = None,
+    check: bool = True,
 ) -> dict[str, Tensor]:
     """Pass means up and down instead of samples: deterministic, and the paper's reconstruction at one step.
 
@@ -177,11 +196,12 @@ def mean_field(
         Number of passes up and down.
     mask : Tensor or mapping of str to Tensor, optional
         True where the value is known and stays.
+    check : bool
+        Whether to check the arguments.
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    layers = machine.as_layers(visible)
-    masks = machine.as_masks(mask, layers)
+    layers, masks = start_chains(machine, visible, mask, check=check)
     for _ in range(steps):
         means = machine.visible_mean(machine.hidden_mean(layers, check=False), check=False)
         layers = keep_known(layers, means, masks)
@@ -220,8 +240,7 @@ def conditional_mean(
     if steps < 1 or burn_in < 0:
         raise ValueError(f"steps must be at least 1 and burn_in at least 0, got {steps} and {burn_in}")
     machine.check_bounded()
-    layers = machine.as_layers(visible)
-    masks = machine.as_masks(mask, layers)
+    layers, masks = start_chains(machine, visible, mask)
     total: dict[str, Tensor] = {}
     for step in range(burn_in + steps):
         state = gibbs_step(machine, layers, noise, masks)
@@ -242,23 +261,26 @@ class TemperedPath:
         E_\beta = \sum_m \varepsilon_m + \varepsilon_h - \sum_m \beta \langle T_h, W_m T_m\rangle
                   - (1 - \beta) \big(\langle T_h, W_m \mu_m\rangle + \langle \lambda, W_m T_m\rangle\big).
 
-    At :math:`\beta = 0` the layers are independent, in the mean field of the centre: a base that is
-    already near the machine, whichever units it has.
+    At :math:`\beta = 0` the layers are independent, in the mean field of the centre.
 
     Parameters
     ----------
     machine : BoltzmannMachine
         The far end.
     centre : mapping of str to Tensor, optional
-        A typical visible state, each layer (1, *layer shape), such as the data's mean. If not given, a
-        mean-field state of the machine.
+        A visible state, each layer (1, *layer shape). If not given, the middle of what every unit can be,
+        which takes no side where the machine has several modes.
     """
 
     def __init__(self, machine: BoltzmannMachine, centre: Layers | None = None) -> None:
         self.machine = machine
         with torch.no_grad():
-            middle = dict(centre) if centre is not None else _mean_field_state(machine)
-            self._hidden_base = machine.hidden_field(middle)
+            if centre is None:
+                centre = {name: unit.middle()[None] for name, unit in machine.layers.items()}
+            centre = machine.as_layers(centre, values=False)
+            if any(len(array) != 1 for array in centre.values()):
+                raise ValueError("centre must be one visible state: each layer of shape (1, *layer shape)")
+            self._hidden_base = machine.hidden_field(centre)
             self._visible_base = machine.visible_fields(machine.hidden.mean(self._hidden_base))
 
     def at(self, beta: float | Tensor) -> Tempered:
@@ -278,7 +300,7 @@ class Tempered:
 
     def __init__(self, path: TemperedPath, beta: float | Tensor) -> None:
         self._path = path
-        self._beta = torch.as_tensor(beta).to(path.machine.like)
+        self._beta = torch.as_tensor(beta, dtype=path.machine.like.dtype, device=path.machine.like.device)
 
     @property
     def layers(self) -> dict[str, Unit]:
@@ -312,15 +334,6 @@ class Tempered:
         return (1 - beta) * base + beta * field
 
 
-def _mean_field_state(machine: BoltzmannMachine, steps: int = 50) -> dict[str, Tensor]:
-    """Go up and down with damped means from the units' own means."""
-    state = {name: unit.mean(machine.like.new_zeros((1, *unit.shape))) for name, unit in machine.layers.items()}
-    for _ in range(steps):
-        means = machine.visible_mean(machine.hidden_mean(state, check=False), check=False)
-        state = {name: 0.5 * (state[name] + mean) for name, mean in means.items()}
-    return state
-
-
 class ParallelTempering:
     """Chains at several temperatures that exchange states: the cold ones cross between modes through the hot.
 
@@ -341,6 +354,8 @@ class ParallelTempering:
         n_chains states that the chains at every temperature start from; exact draws at beta = 0 if not given.
     centre : mapping of str to Tensor, optional
         See :class:`TemperedPath`.
+    check : bool
+        Whether to check `init` and that the energy is bounded.
 
     Attributes
     ----------
@@ -359,22 +374,33 @@ class ParallelTempering:
         noise: Noise,
         init: Visible | None = None,
         centre: Layers | None = None,
+        check: bool = True,
     ) -> None:
         if isinstance(betas, int):
-            betas = torch.linspace(0, 1, betas)
-        ladder = torch.as_tensor(betas).to(machine.like)
-        if ladder.ndim != 1 or len(ladder) < 2 or float(ladder[-1]) != 1 or bool((ladder.diff() <= 0).any()):
-            raise ValueError(f"betas must rise to 1 and be at least two, got {ladder.tolist()}")
+            betas = torch.linspace(0, 1, betas, dtype=torch.float64)
+        ladder = torch.as_tensor(betas, dtype=machine.like.dtype, device=machine.like.device)
+        if (
+            ladder.ndim != 1
+            or len(ladder) < 2
+            or float(ladder[0]) < 0
+            or float(ladder[-1]) != 1
+            or bool((ladder.diff() <= 0).any())
+        ):
+            raise ValueError(f"betas must rise from 0 or more to 1 and be at least two, got {ladder.tolist()}")
         if n_chains < 1:
             raise ValueError(f"n_chains must be at least 1, got {n_chains}")
-        machine.check_bounded()
+        if check:
+            machine.check_bounded()
         self.machine, self.betas, self.noise = machine, ladder, noise
-        self._centre = centre
-        self._turn = 0
+        self.centre = centre
+        self.turn = 0
         if init is None:
-            start = TemperedPath(machine, centre).base_sample(n_chains * len(ladder), noise)
+            start = TemperedPath(machine, self.centre).base_sample(n_chains * len(ladder), noise)
         else:
-            layers = machine.as_layers(init)
+            layers = machine.as_layers(init, check=check)
+            given = len(next(iter(layers.values())))
+            if given != n_chains:
+                raise ValueError(f"init must hold n_chains = {n_chains} states, got {given}")
             start = {name: array.repeat(len(ladder), *([1] * (array.ndim - 1))) for name, array in layers.items()}
         self.visible = {name: array.reshape(len(ladder), n_chains, *array.shape[1:]) for name, array in start.items()}
         self._offers = torch.zeros(len(ladder) - 1)
@@ -389,7 +415,7 @@ class ParallelTempering:
     def step(self, count: int = 1) -> dict[str, Tensor]:
         """Take steps and return the coldest chains' visible states, each (n_chains, *layer shape)."""
         # The path is made anew: the machine may have learned since the last call.
-        path = TemperedPath(self.machine, self._centre)
+        path = TemperedPath(self.machine, self.centre)
         n_temperatures, n_chains = next(iter(self.visible.values())).shape[:2]
         every_beta = self.betas.repeat_interleave(n_chains)
         for _ in range(count):
@@ -403,8 +429,8 @@ class ParallelTempering:
         return {name: array[-1] for name, array in self.visible.items()}
 
     def _exchange(self, path: TemperedPath) -> None:
-        hot = torch.arange(self._turn, len(self.betas) - 1, 2)
-        self._turn = 1 - self._turn
+        hot = torch.arange(self.turn, len(self.betas) - 1, 2)
+        self.turn = 1 - self.turn
         if len(hot) == 0:
             return
         cold = hot + 1

@@ -9,4 +9,7 @@ from mvrbm.couplings.dense import Dense
 from mvrbm.couplings.kronecker import Kronecker
 from mvrbm.couplings.mpo import MPO
 
-__all__ = ["CP", "MPO", "Coupling", "Dense", "Kronecker"]
+#: Every coupling by its name in files and on the command line.
+COUPLINGS: dict[str, type[Coupling]] = {kind.name: kind for kind in (CP, MPO, Dense, Kronecker)}
+
+__all__ = ["COUPLINGS", "CP", "MPO", "Coupling", "Dense", "Kronecker"]

@@ -83,6 +83,23 @@ class CP(Coupling):
     def _letters(self) -> str:
         return string.ascii_uppercase[: len(self.visible_factors)]
 
+    @property
+    def operations(self) -> int:
+        """One for each visible entry and term at the first mode, fewer at the others."""
+        sizes = list(self.visible_shape)
+        total = sum(math.prod(sizes[mode:]) for mode in range(len(sizes)))
+        return self.rank * (total + self.hidden_shape[0])
+
+    def gains(self) -> dict[str, Tensor]:
+        """Sum over the terms of the other factors' squared norms."""
+        factors = {"hidden_factor": self.hidden_factor}
+        factors |= {f"visible_factors.{mode}": factor for mode, factor in enumerate(self.visible_factors)}
+        norms = {name: (factor**2).sum(0) for name, factor in factors.items()}
+        return {
+            name: functools.reduce(torch.mul, [norms[other] for other in factors if other != name]).sum()
+            for name in factors
+        }
+
     def dense(self) -> Tensor:
         r"""Return the full :math:`W`, of shape (K, \*visible_shape)."""
         terms = [

@@ -34,6 +34,15 @@ class Dense(Coupling):
         r"""Gradient of :math:`-\langle y, W x\rangle`: minus the batch mean of :math:`y x^\top`."""
         return {"weight": y.flatten(1).T @ x.flatten(1) / -len(x)}
 
+    @property
+    def operations(self) -> int:
+        """One for each weight."""
+        return self.weight.numel()
+
+    def gains(self) -> dict[str, Tensor]:
+        """One: the weight is `W`."""
+        return {"weight": self.weight.new_ones(())}
+
     def dense(self) -> Tensor:
         r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
         return self.weight.reshape(*self.hidden_shape, *self.visible_shape)

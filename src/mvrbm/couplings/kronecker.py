@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Chain, at_least_one, equalise_norms, same_order
+from mvrbm.couplings.base import Chain, at_least_one, equalise_norms, same_order, squared_norms
 
 
 class Kronecker(Chain):
@@ -61,6 +61,16 @@ class Kronecker(Chain):
     def _factor_std(self, std: float) -> float:
         free = len(self.factors) - len(self.summed_modes)
         return float((std / math.sqrt(self.rank)) ** (1 / free))
+
+    def gains(self) -> dict[str, Tensor]:
+        """Sum over the products of the other factors' squared norms."""
+        norms = torch.stack([squared_norms(factor) for factor in self.factors])  # (D, R)
+        gains = {}
+        for mode, factor in enumerate(self.factors):
+            if factor.requires_grad:
+                others = torch.cat([norms[:mode], norms[mode + 1 :]])
+                gains[f"factors.{mode}"] = others.prod(0).sum()
+        return gains
 
     def dense(self) -> Tensor:
         r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""

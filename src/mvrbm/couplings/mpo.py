@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Chain, at_least_one, equalise_norms, same_order
+from mvrbm.couplings.base import Chain, at_least_one, equalise_norms, same_order, squared_norms
 
 
 class MPO(Chain):
@@ -58,6 +59,16 @@ class MPO(Chain):
     def _factor_std(self, std: float) -> float:
         paths = math.prod(factor.shape[0] for factor in self.factors)
         return float((std / math.sqrt(paths)) ** (1 / len(self.factors)))
+
+    def gains(self) -> dict[str, Tensor]:
+        """Sum over all paths through the bonds of the other cores' squared norms."""
+        norms = [squared_norms(core.permute(0, 3, 1, 2)) for core in self.factors]  # (bond, bond) each
+        gains = {}
+        for mode in range(len(norms)):
+            left = functools.reduce(torch.matmul, norms[:mode], norms[0].new_ones(1, 1))
+            right = functools.reduce(lambda after, norm: norm @ after, norms[:mode:-1], norms[0].new_ones(1, 1))
+            gains[f"factors.{mode}"] = left.sum() * right.sum()
+        return gains
 
     def dense(self) -> Tensor:
         r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""

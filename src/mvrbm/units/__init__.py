@@ -8,4 +8,7 @@ from mvrbm.units.bernoulli import Bernoulli
 from mvrbm.units.categorical import Categorical
 from mvrbm.units.gaussian import Gaussian
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "Unit"]
+#: Every unit by its name in files and on the command line.
+UNITS: dict[str, type[Unit]] = {unit.name: unit for unit in (Bernoulli, Categorical, Gaussian)}
+
+__all__ = ["UNITS", "Bernoulli", "Categorical", "Gaussian", "Unit"]

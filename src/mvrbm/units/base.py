@@ -43,6 +43,8 @@ class Unit(nn.Module, ABC):
     bias: nn.Parameter
     #: Whether the entries are real with quadratic energy, so that two such layers can be unbounded.
     gaussian: ClassVar[bool] = False
+    #: What bytes are multiplied by when they are data of this layer.
+    byte_scale: ClassVar[float] = 1.0
     #: Number of trailing modes that make up one site.
     entry_modes: ClassVar[int] = 0
 
@@ -103,17 +105,20 @@ class Unit(nn.Module, ABC):
 
     def energy(self, x: Tensor) -> Tensor:
         r"""Own energy :math:`\varepsilon(x)`: (n, \*shape) -> (n,)."""
-        return self.site_energy(x).flatten(1).sum(1)
+        return sum_sites(self.site_energy(x))
 
     def log_normaliser(self, field: Tensor) -> Tensor:
         r"""Log-normaliser :math:`A(f)`: (n, \*shape) -> (n,)."""
-        return self.site_log_normaliser(field).flatten(1).sum(1)
+        return sum_sites(self.site_log_normaliser(field))
 
     # -- learning ---------------------------------------------------------------------------------
 
     @abstractmethod
-    def energy_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
-        r"""Gradient of :math:`\varepsilon(x) - \langle T(x), f\rangle` for each parameter, batch mean."""
+    def energy_gradient(self, x: Tensor, field: Tensor | None) -> dict[str, Tensor]:
+        r"""Gradient of :math:`\varepsilon(x) - \langle T(x), f\rangle` for each learned parameter, batch mean.
+
+        `field` may be None for units whose statistic has no learned parameter: it is not needed there.
+        """
 
     @abstractmethod
     def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
@@ -130,6 +135,28 @@ class Unit(nn.Module, ABC):
         count : int
             Number of samples they were taken over.
         """
+
+    @torch.no_grad()
+    def absorb(self, field: Tensor) -> None:
+        r"""Move a constant field (\*shape) into the bias: what the field did, the bias does from now on."""
+        self.bias.add_(self._pool(field))
+
+    def gains(self) -> dict[str, Tensor]:
+        """By how much, squared, a step of a parameter is amplified in units of the entries' own spread.
+
+        Parameters left out have gain 1. See :meth:`mvrbm.couplings.Coupling.gains`.
+        """
+        return {}
+
+    @property
+    @abstractmethod
+    def fluctuation(self) -> float:
+        """Largest variance that one entry of `T(x)` can have in a fixed field."""
+
+    @property
+    def learns_statistic(self) -> bool:
+        """Whether `T` has learned parameters, whose gradient depends on the field."""
+        return False
 
     def _tie(self, batch_mean: Tensor) -> Tensor:
         """Add a gradient of the layer's shape up over the entries that share a parameter."""
@@ -149,6 +176,14 @@ class Unit(nn.Module, ABC):
                 f"layer '{layer}' has {bad} entries that are NaN or infinite: "
                 "replace them, or mark them as unknown with a mask"
             )
+
+    def some_state(self) -> Tensor:
+        r"""Return a state that passes the checks, (\*shape): a stand-in for what is yet to be drawn."""
+        return torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)
+
+    def middle(self) -> Tensor:
+        r"""Return the middle of what every entry can be, (\*shape)."""
+        return torch.full(self.shape, 1 / self.levels, dtype=self.bias.dtype, device=self.bias.device)
 
     def absent(self, x: Tensor) -> Tensor | None:
         r"""Return True for the entries that do not exist in a sample (n, \*shape); None where all always do."""
@@ -186,6 +221,11 @@ class Unit(nn.Module, ABC):
         """Shape, and how the bias is tied if it is."""
         tied = "" if self.bias_shape == self.shape else f", bias_shape={self.bias_shape}"
         return f"{self.shape}{tied}"
+
+
+def sum_sites(values: Tensor) -> Tensor:
+    r"""Add up an array of sites for each sample: (n, \*site_shape) -> (n,)."""
+    return values.reshape(len(values), -1).sum(1)
 
 
 def as_shape(shape: int | Sequence[int], what: str) -> tuple[int, ...]:

@@ -64,13 +64,18 @@ class Categorical(Unit):
         category = below.sum(-1).clamp_(max=self.shape[-1] - 1)
         return torch.nn.functional.one_hot(category, self.shape[-1]).to(mean.dtype)
 
-    def energy_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
+    def energy_gradient(self, x: Tensor, field: Tensor | None) -> dict[str, Tensor]:
         """Return minus the batch mean of x."""
         return {"bias": self._tie(-x.mean(0))}
 
     def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
         """Return the batch mean of the means."""
         return {"bias": self._tie(self.mean(field).mean(0))}
+
+    @property
+    def fluctuation(self) -> float:
+        """A quarter, at even odds."""
+        return 0.25
 
     @torch.no_grad()
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
@@ -92,6 +97,12 @@ class Categorical(Unit):
                 f"{first[0]} has {what}: encode the data with one 1 a row"
                 + ("" if self.padded else ", or build the units with padded=True if such rows are padding")
             )
+
+    def some_state(self) -> Tensor:
+        """Every row of the first category."""
+        state = super().some_state()
+        state[..., 0] = 1
+        return state
 
     def absent(self, x: Tensor) -> Tensor | None:
         """Rows of zeros, where the units are padded."""

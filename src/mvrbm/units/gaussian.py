@@ -86,11 +86,11 @@ class Gaussian(Unit):
         mean = self.mean(field)
         return mean + self.scale * noise.normal(mean.shape, mean)
 
-    def energy_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
+    def energy_gradient(self, x: Tensor, field: Tensor | None) -> dict[str, Tensor]:
         """Return the batch means for bias and, if it is learned, log-variance."""
         deviation = (x - self.bias) / self.scale
         gradient = {"bias": self._tie((-deviation / self.scale).mean(0))}
-        if self.learn_variance:
+        if self.learn_variance and field is not None:
             slope = 0.5 * (self.statistic(x) * field - deviation**2)
             gradient["log_variance"] = self._tie(slope.mean(0))
         return gradient
@@ -103,6 +103,24 @@ class Gaussian(Unit):
             gradient["log_variance"] = self._tie(0.5 * (1 - self.bias / self.scale * mean_field))
         return gradient
 
+    def gains(self) -> dict[str, Tensor]:
+        """The bias is measured in standard deviations."""
+        return {"bias": 1 / self.scale**2}
+
+    @property
+    def fluctuation(self) -> float:
+        """One: entries count in standard deviations."""
+        return 1.0
+
+    def middle(self) -> Tensor:
+        """The bias: there is no other."""
+        return self.bias.detach().expand(self.shape)
+
+    @property
+    def learns_statistic(self) -> bool:
+        """Whether the variance is learned."""
+        return self.learn_variance
+
     @torch.no_grad()
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Take location and scale from the data, so that raw units work."""
@@ -112,6 +130,11 @@ class Gaussian(Unit):
         floor = _SMALLEST_RELATIVE_VARIANCE * typical if typical > 0 else torch.ones_like(typical)
         self.bias.copy_(centre)
         self.log_variance.copy_(torch.log(torch.maximum(spread, floor)))
+
+    @torch.no_grad()
+    def absorb(self, field: Tensor) -> None:
+        """Move a constant field into the bias, s times as large there."""
+        self.bias.add_(self._pool(self.scale * field))
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
         """Nodes of the trapezoidal rule over all that the entry can be, and the value itself."""

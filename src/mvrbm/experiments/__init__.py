@@ -1,0 +1,1 @@
+"""Experiments: data in, numbers and figures out. Each is a function that a command calls."""

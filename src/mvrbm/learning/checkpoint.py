@@ -1,0 +1,206 @@
+"""Checkpoints: all that a training needs to go on as if it had never stopped.
+
+Under the folder there is one folder a checkpoint, `update-000001000`, each with `config.json` and
+`model.safetensors`, which `from_pretrained` reads, and `trainer.json` and `trainer.safetensors`. A
+checkpoint is written beside its place and renamed into it: what has its name is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mvrbm.storage import (
+    StorageError,
+    flush_folder,
+    machine_config,
+    read_config,
+    read_json,
+    read_machine,
+    read_tensors,
+    write_machine,
+    write_tensors,
+)
+
+if TYPE_CHECKING:
+    from mvrbm.learning.trainer import Trainer
+
+_NAME = re.compile(r"update-(\d{9,})")
+_STAGING = ".writing-"
+
+
+def save(trainer: Trainer, folder: str | os.PathLike[str], keep: int) -> Path:
+    """Write a checkpoint; see :meth:`Trainer.save`."""
+    home = Path(folder)
+    target = home / f"update-{trainer.update:09d}"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        for leftover in home.glob(f"{_STAGING}*"):  # of a run that was killed while it wrote
+            shutil.rmtree(leftover, ignore_errors=True)
+        if target.exists():
+            return target
+        staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=home))
+        try:
+            tensors, plain = _state(trainer)
+            write_machine(trainer.machine, staging)
+            write_tensors(tensors, staging / "trainer.safetensors")
+            (staging / "trainer.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+            flush_folder(staging)
+            staging.rename(target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:
+        raise StorageError(f"checkpoint {target} cannot be written: {error.strerror or error}") from error
+    for old in _all(home)[:-keep]:
+        doomed = old.rename(home / f"{_STAGING}{old.name}")  # what has a checkpoint's name is whole, to its end
+        shutil.rmtree(doomed, ignore_errors=True)
+    return target
+
+
+def newest(folder: str | os.PathLike[str]) -> Path | None:
+    """Return the newest checkpoint under a folder, None if there is none."""
+    found = _all(Path(folder))
+    return found[-1] if found else None
+
+
+def _all(home: Path) -> list[Path]:
+    if not home.is_dir():
+        return []
+    found = [path for path in home.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("update-")))
+
+
+def load(trainer: Trainer, path: Path) -> dict[str, Any]:
+    """Read a checkpoint and put its machine's parameters in place; return the rest for :func:`restore`."""
+    plain = read_json(path / "trainer.json", largest=None)  # it holds the history
+    if not isinstance(plain.get("recipe_asked"), dict):
+        raise StorageError(f"{path / 'trainer.json'} is damaged: it does not name a recipe")
+    tensors = read_tensors(path / "trainer.safetensors")
+    config = read_config(path)
+    now = machine_config(trainer.machine)
+    different = [key for key, value in now.items() if config.get(key) != json.loads(json.dumps(value))]
+    if different:
+        raise StorageError(f"{path} is a checkpoint of another machine: its {', '.join(different)} differ")
+    asked, stored = _without_n_iter(trainer.recipe.config()), _without_n_iter(plain["recipe_asked"])
+    if asked != stored:
+        keys = sorted(key for key in asked if asked[key] != stored.get(key))
+        raise StorageError(f"{path} was made with another recipe: {', '.join(keys)} differ")
+    trainer.machine.load_state_dict(read_machine(path).state_dict())
+    return {"plain": plain, "tensors": tensors, "path": path}
+
+
+def restore(trainer: Trainer, stored: dict[str, Any]) -> None:
+    """Bring a trainer whose optimiser has been made to where the checkpoint was taken."""
+    plain, tensors, path = stored["plain"], stored["tensors"], stored["path"]
+    try:
+        trainer.machine.load_state_dict(read_machine(path).state_dict())
+        trainer.epoch, trainer.batch, trainer.update = plain["epoch"], plain["batch"], plain["update"]
+        trainer.scheduled = plain["scheduled"]
+        trainer.history = list(plain["history"])
+        trainer.chains = _under(tensors, "chains")
+        trainer.noise.load_state_dict(_under(tensors, "noise"))
+        trainer.order_noise.load_state_dict(_under(tensors, "order"))
+        assert trainer.optimizer is not None
+        _restore_optimizer(trainer.optimizer, plain["optimizer"], _under(tensors, "optimizer"))
+        if trainer.scheduler is not None:
+            trainer.optimizer._opt_called = plain["update"] > 0  # type: ignore[attr-defined]  # or it warns
+            trainer.scheduler.load_state_dict(_from_pairs(plain["scheduler"]))
+        if trainer.centring is not None:
+            like = trainer.machine.like
+            trainer.centring.centre = {n: t.to(like) for n, t in _under(tensors, "centre").items()}
+            offset = tensors.get("hidden_offset")
+            trainer.centring.hidden = None if offset is None else offset.to(like)
+        states = list(plain["callbacks"])
+        for callback in trainer.callbacks:  # some may be new, some gone
+            mine = next((state for state in states if state["kind"] == type(callback).__name__), None)
+            if mine is not None:
+                states.remove(mine)
+                callback.load_state_dict(mine["state"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StorageError(f"{path} does not fit this trainer: {error}") from error
+    device = trainer.machine.like.device
+    trainer.chains = {name: t.to(device) for name, t in trainer.chains.items()}
+
+
+def _state(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    assert trainer.optimizer is not None
+    # Between passes, and at a pass's end, the order's stream stands where the next pass begins.
+    tensors = _prefixed("order", trainer._order_at_start) | _prefixed("noise", trainer.noise.state_dict())
+    tensors |= _prefixed("chains", trainer.chains)
+    if trainer.centring is not None:
+        tensors |= _prefixed("centre", trainer.centring.centre)
+        if trainer.centring.hidden is not None:
+            tensors["hidden_offset"] = trainer.centring.hidden
+    optimizer = trainer.optimizer.state_dict()
+    scalars: dict[str, dict[str, Any]] = {}
+    for index, entries in optimizer["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{index}.{key}"] = value
+            else:
+                scalars.setdefault(str(index), {})[key] = value
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer["param_groups"]]
+    plain = {
+        "epoch": trainer.epoch,
+        "batch": trainer.batch,
+        "update": trainer.update,
+        "scheduled": trainer.scheduled,
+        "recipe_asked": trainer.recipe_asked.config(),
+        "recipe": trainer.recipe.config(),
+        "history": trainer.history,
+        "optimizer": {"kind": type(trainer.optimizer).__name__, "scalars": scalars, "groups": groups},
+        "scheduler": None if trainer.scheduler is None else _to_pairs(trainer.scheduler.state_dict()),
+        "callbacks": [{"kind": type(call).__name__, "state": call.state_dict()} for call in trainer.callbacks],
+    }
+    return tensors, plain
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    if plain["kind"] != type(optimizer).__name__:
+        raise ValueError(f"its optimiser is {plain['kind']}, not {type(optimizer).__name__}")
+    state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in plain["scalars"].items()}
+    for name, tensor in tensors.items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = tensor
+    current = optimizer.state_dict()["param_groups"]
+    groups = [{**stored, "params": now["params"]} for stored, now in zip(plain["groups"], current, strict=True)]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _to_pairs(value: Any) -> Any:
+    """Write dictionaries whose keys are not text, which JSON does not have, as lists of pairs."""
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: _to_pairs(entry) for key, entry in value.items()}
+        return {"(pairs)": [[key, _to_pairs(entry)] for key, entry in value.items()]}
+    return [_to_pairs(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _from_pairs(value: Any) -> Any:
+    """Undo :func:`_to_pairs`."""
+    if isinstance(value, dict):
+        if set(value) == {"(pairs)"}:
+            return {key: _from_pairs(entry) for key, entry in value["(pairs)"]}
+        return {key: _from_pairs(entry) for key, entry in value.items()}
+    return [_from_pairs(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    start = f"{prefix}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def _without_n_iter(config: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps({key: value for key, value in config.items() if key != "n_iter"}))  # type: ignore[no-any-return]

@@ -1,0 +1,291 @@
+"""Where batches come from: arrays in memory or on disk, torch datasets and loaders.
+
+Bytes become floats batch by batch. Nothing that is given is ever copied whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from mvrbm.learning.start import Moments, moments_of
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.noise import Noise
+
+# Samples that the starting moments are taken over; more would move them by less than a percent.
+_MOMENT_SAMPLES = 2**15
+
+
+class Batch(NamedTuple):
+    """Some samples of every visible layer, and which of their entries are known."""
+
+    visible: dict[str, Tensor]  # each (n, *layer shape)
+    known: dict[str, Tensor]  # boolean, for the layers that have unknown entries
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(next(iter(self.visible.values())))
+
+
+class Source(ABC):
+    """Data that can be gone through again and again.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        Says which layers there are, and their dtype and device.
+    nan_is_missing : bool
+        Whether NaN marks an unknown entry. Otherwise it is an error.
+    """
+
+    #: Number of samples, None if it is not known before a pass ends.
+    n_samples: int | None
+    #: Whether a pass can be taken up in its middle, with the same batches.
+    resumable = True
+
+    def __init__(self, machine: BoltzmannMachine, *, nan_is_missing: bool = False) -> None:
+        self.machine = machine
+        self.nan_is_missing = nan_is_missing
+        #: Whether batches are checked. The trainer turns this off once it has seen all of the data.
+        self.check = True
+
+    @abstractmethod
+    def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
+        """Go through the data once, in a new order drawn from `noise`, leaving out the first `start` batches."""
+
+    @abstractmethod
+    def head(self, count: int) -> Iterator[Batch]:
+        """Give up to about `count` samples, evenly spread where possible, always the same ones."""
+
+    def n_batches(self, batch_size: int) -> int | None:
+        """Return the number of batches of a pass, None if it is not known."""
+        return None if self.n_samples is None else -(-self.n_samples // batch_size)
+
+    def full_batch(self, batch_size: int) -> int:
+        """Return the size of a batch that is not cut short."""
+        return batch_size if self.n_samples is None else min(batch_size, self.n_samples)
+
+    def moments(self) -> dict[str, Moments]:
+        """Mean and variance of every entry, over a bounded number of samples."""
+        sums: dict[str, list[Tensor]] = {}
+        for batch in self.head(_MOMENT_SAMPLES):
+            for name, array in batch.visible.items():
+                x = array.double().cpu()
+                known = batch.known.get(name)
+                count = torch.ones_like(x) if known is None else known.cpu().double()
+                x = torch.where(count > 0, x, torch.zeros_like(x))
+                piece = [x.sum(0), (x**2).sum(0), count.sum(0)]
+                sums[name] = [a + b for a, b in zip(sums[name], piece, strict=True)] if name in sums else piece
+        if not sums:
+            raise ValueError("the data is empty: at least one sample is needed")
+        return {name: moments_of(*parts) for name, parts in sums.items()}
+
+    def _batch(self, raw: Mapping[str, Any], known: Mapping[str, Any]) -> Batch:
+        """Turn pieces of raw data into checked tensors of the machine's kind."""
+        masks = {name: torch.as_tensor(mask, device=self.machine.like.device) for name, mask in known.items()}
+        if any(mask.dtype != torch.bool for mask in masks.values()):
+            raise ValueError("masks must be boolean, True where the value is known")
+        visible = {}
+        for name, unit in self.machine.layers.items():
+            piece = torch.as_tensor(raw[name])
+            scale = unit.byte_scale if piece.dtype == torch.uint8 else 1.0
+            array = piece.to(device=self.machine.like.device).to(self.machine.like.dtype)
+            array = array * scale if scale != 1.0 else array
+            if self.nan_is_missing:
+                missing = torch.isnan(array)
+                if bool(missing.any()):
+                    masks[name] = masks[name] & ~missing if name in masks else ~missing
+            if name in masks:
+                array = torch.where(masks[name], array, unit.some_state())  # drawn later, by the trainer
+            visible[name] = array
+        return Batch(self.machine.as_layers(visible, check=self.check), masks)
+
+
+class ArraySource(Source):
+    """Arrays or tensors by layer, in memory or memory-mapped: anything with `len`, `shape` and indexing."""
+
+    def __init__(
+        self,
+        machine: BoltzmannMachine,
+        arrays: Mapping[str, Any],
+        known: Mapping[str, Any],
+        *,
+        nan_is_missing: bool = False,
+    ) -> None:
+        super().__init__(machine, nan_is_missing=nan_is_missing)
+        self.arrays, self.known = dict(arrays), dict(known)
+        lengths = {name: len(array) for name, array in self.arrays.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"all layers need the same number of samples, got {lengths}")
+        self.n_samples = next(iter(lengths.values()))
+        if self.n_samples == 0:
+            raise ValueError("the data is empty: at least one sample is needed")
+        for name, mask in self.known.items():
+            if tuple(mask.shape) != tuple(self.arrays[name].shape):
+                raise ValueError(
+                    f"the mask of layer '{name}' must have the data's shape {tuple(self.arrays[name].shape)}, "
+                    f"got {tuple(mask.shape)}"
+                )
+
+    def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
+        """Go through the data once in a new order."""
+        order = noise.permutation(len(self)).numpy()
+        for first in range(start * batch_size, len(self), batch_size):
+            yield self._rows(order[first : first + batch_size])
+
+    def head(self, count: int) -> Iterator[Batch]:
+        """Give samples at even distances."""
+        rows = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
+        for first in range(0, len(rows), 1024):
+            yield self._rows(rows[first : first + 1024])
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.n_samples or 0
+
+    def _rows(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Batch:
+        visible = {name: _take(array, rows) for name, array in self.arrays.items()}
+        return self._batch(visible, {name: _take(mask, rows) for name, mask in self.known.items()})
+
+
+class DatasetSource(Source):
+    """A map-style torch dataset whose items are arrays, mappings by layer, or tuples that begin with the array."""
+
+    def __init__(self, machine: BoltzmannMachine, dataset: Dataset[Any], *, nan_is_missing: bool = False) -> None:
+        super().__init__(machine, nan_is_missing=nan_is_missing)
+        self.dataset = dataset
+        self.n_samples = len(dataset)  # type: ignore[arg-type]
+        if self.n_samples == 0:
+            raise ValueError("the data is empty: at least one sample is needed")
+
+    def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
+        """Go through the data once in a new order."""
+        order = noise.permutation(self.n_samples or 0).tolist()
+        rows = [order[i : i + batch_size] for i in range(start * batch_size, len(order), batch_size)]
+        yield from self._load(rows)
+
+    def head(self, count: int) -> Iterator[Batch]:
+        """Give samples at even distances."""
+        n = self.n_samples or 0
+        rows = np.unique(np.linspace(0, n - 1, min(count, n)).astype(np.int64)).tolist()
+        yield from self._load([rows[i : i + 1024] for i in range(0, len(rows), 1024)])
+
+    def _load(self, rows: list[list[int]]) -> Iterator[Batch]:
+        # A loader draws a seed for its workers even if it has none: not from the global generator.
+        for item in DataLoader(self.dataset, batch_sampler=rows, generator=torch.Generator()):
+            yield self._batch(layers_of(item, self.machine), {})
+
+
+class LoaderSource(Source):
+    """A loader, or any other iterable of batches that can be gone through more than once, in its own order."""
+
+    resumable = False
+    n_samples = None
+
+    def __init__(self, machine: BoltzmannMachine, loader: Iterable[Any], *, nan_is_missing: bool = False) -> None:
+        super().__init__(machine, nan_is_missing=nan_is_missing)
+        self.loader = loader
+
+    def n_batches(self, batch_size: int) -> int | None:
+        """Ask the loader, which may not know."""
+        try:
+            return len(self.loader)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    def full_batch(self, batch_size: int) -> int:
+        """Nothing is known of the loader's batches before they come."""
+        return 1
+
+    def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
+        """Go through the loader once; `batch_size` and `noise` are the loader's own business."""
+        for item in itertools.islice(iter(self.loader), start, None):
+            yield self._batch(layers_of(item, self.machine), {})
+
+    def head(self, count: int) -> Iterator[Batch]:
+        """Give the first batches."""
+        seen = 0
+        for item in self.loader:
+            batch = self._batch(layers_of(item, self.machine), {})
+            yield batch
+            seen += len(batch)
+            if seen >= count:
+                return
+
+
+def as_source(
+    data: Any, machine: BoltzmannMachine, *, mask: Any = None, nan_is_missing: bool = False, batch_size: int = 100
+) -> Source:
+    """Return a source for whatever data came.
+
+    Parameters
+    ----------
+    data : array, path, mapping, Dataset, DataLoader or Source
+        Arrays, tensors and ``.npy`` files hold all samples along their first axis; a mapping names layers.
+    machine : BoltzmannMachine
+        The model that the data is for.
+    mask : array or mapping, optional
+        True where an entry is known. For arrays only.
+    nan_is_missing : bool
+        Whether NaN marks an unknown entry.
+    batch_size : int
+        Batch size of streams (iterable datasets), which are cut into batches here.
+    """
+    if isinstance(data, Source):
+        return data
+    foreign = isinstance(data, DataLoader | Dataset)
+    if mask is not None and foreign:
+        raise ValueError("a mask goes with arrays: let the dataset mark missing entries as NaN instead")
+    if isinstance(data, DataLoader):
+        return LoaderSource(machine, data, nan_is_missing=nan_is_missing)
+    if isinstance(data, IterableDataset):
+        return LoaderSource(machine, DataLoader(data, batch_size=batch_size), nan_is_missing=nan_is_missing)
+    if isinstance(data, Dataset):
+        return DatasetSource(machine, data, nan_is_missing=nan_is_missing)
+    arrays = {name: _as_array(part) for name, part in layers_of(data, machine).items()}
+    known = {} if mask is None else {name: _as_array(part) for name, part in _masks_of(mask, machine).items()}
+    return ArraySource(machine, arrays, known, nan_is_missing=nan_is_missing)
+
+
+def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
+    """Return an item or batch by layer name: a mapping as it is, a tuple's first element, or the array itself."""
+    names = list(machine.layers)
+    if isinstance(item, Mapping):
+        missing = set(names) - set(item)
+        if missing:
+            raise ValueError(f"the data lacks layers {sorted(missing)}, it has {sorted(item)}")
+        return {name: item[name] for name in names}
+    if isinstance(item, tuple | list) and len(names) == 1 and len(item) and hasattr(item[0], "shape"):
+        item = item[0]  # what follows is a label
+    if len(names) > 1:
+        raise ValueError(f"this machine has visible layers {names}: give data as a mapping from these names")
+    return {names[0]: item}
+
+
+def _masks_of(mask: Any, machine: BoltzmannMachine) -> dict[str, Any]:
+    if isinstance(mask, Mapping):
+        foreign = set(mask) - set(machine.layers)
+        if foreign:
+            raise ValueError(f"mask names layers {sorted(foreign)}, but there are only {sorted(machine.layers)}")
+        return dict(mask)
+    return layers_of(mask, machine)
+
+
+def _as_array(part: Any) -> Any:
+    if isinstance(part, str | os.PathLike):
+        return np.load(part, mmap_mode="r", allow_pickle=False)
+    return part if hasattr(part, "shape") else np.asarray(part)
+
+
+def _take(array: Any, rows: Sequence[int] | np.ndarray[Any, Any]) -> Tensor:
+    if isinstance(array, Tensor):
+        return array[torch.as_tensor(rows, device=array.device)]
+    return torch.from_numpy(np.ascontiguousarray(array[rows]))

@@ -1,0 +1,140 @@
+"""Negative phases: where the model's side of the gradient comes from.
+
+A phase is settings alone. The chains it keeps between updates are in a plain dictionary of tensors that
+the trainer holds, saves and hands back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.noise import Noise
+from mvrbm.sampling import Layers, Masks, ParallelTempering, gibbs_step, keep_known
+
+#: Chains between updates, by name.
+Chains = dict[str, Tensor]
+
+_TURN = "exchange.turn"  # no layer can have a name with a dot
+
+
+@dataclass(frozen=True)
+class NegativePhase(ABC):
+    """What the chains do at an update."""
+
+    @abstractmethod
+    def draw(
+        self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, noise: Noise, chains: Chains
+    ) -> dict[str, Tensor]:
+        """Return the visible states that stand for the model, each (m, *layer shape).
+
+        Parameters
+        ----------
+        machine : BoltzmannMachine
+            The model.
+        batch : mapping of str to Tensor
+            The data of this update, whole.
+        masks : mapping of str to Tensor or None
+            Entries that do not exist in the batch (padding).
+        field : Tensor (n, *hidden shape)
+            Hidden field of the batch.
+        noise : Noise
+            Source of the draws.
+        chains : dict
+            What was kept from the last update, empty at the first. Changed in place.
+        """
+
+
+def _at_least(value: int, least: int, what: str) -> None:
+    if value < least:
+        raise ValueError(f"{what} must be at least {least}, got {value}")
+
+
+@dataclass(frozen=True)
+class CD(NegativePhase):
+    """Contrastive divergence: chains of `steps` Gibbs steps that start at the data anew every time."""
+
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least(self.steps, 1, "steps of CD")
+
+    def draw(
+        self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, noise: Noise, chains: Chains
+    ) -> dict[str, Tensor]:
+        """Start at the batch. The first hidden draw uses its field, which is known."""
+        hidden = machine.hidden.sample(field, noise)
+        towards = machine.visible_fields(hidden)
+        drawn = {name: unit.sample(towards[name], noise) for name, unit in machine.layers.items()}
+        state = keep_known(batch, drawn, masks)
+        for _ in range(self.steps - 1):
+            state = gibbs_step(machine, state, noise, masks).visible
+        return state
+
+
+@dataclass(frozen=True)
+class PCD(NegativePhase):
+    """Persistent contrastive divergence: `n_chains` chains that go on from update to update."""
+
+    n_chains: int = 100
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least(self.steps, 1, "steps of PCD")
+        _at_least(self.n_chains, 1, "n_chains of PCD")
+
+    def draw(
+        self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, noise: Noise, chains: Chains
+    ) -> dict[str, Tensor]:
+        """Go on with the chains, which started at the first batch."""
+        state = {name: chains[name] for name in batch} if chains else _spread(batch, self.n_chains)
+        padding = machine.as_masks(None, state)
+        for _ in range(self.steps):
+            state = gibbs_step(machine, state, noise, padding).visible
+        chains.update(state)
+        return state
+
+
+@dataclass(frozen=True)
+class TemperedPCD(NegativePhase):
+    """Persistent chains at `n_temperatures` temperatures that exchange states; the coldest stand for the model."""
+
+    n_chains: int = 100
+    n_temperatures: int = 10
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least(self.steps, 1, "steps of TemperedPCD")
+        _at_least(self.n_chains, 1, "n_chains of TemperedPCD")
+        _at_least(self.n_temperatures, 2, "n_temperatures of TemperedPCD")
+
+    def draw(
+        self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, noise: Noise, chains: Chains
+    ) -> dict[str, Tensor]:
+        """Go on with all chains, which started at the first batch, and return the coldest."""
+        tempering = ParallelTempering(
+            machine,
+            self.n_chains,
+            self.n_temperatures,
+            noise=noise,
+            init=_spread(batch, self.n_chains),
+            check=False,
+        )
+        if chains:
+            tempering.visible = {name: chains[name] for name in batch}
+            tempering.turn = int(chains[_TURN])
+        coldest = tempering.step(self.steps)
+        chains.update(tempering.visible)
+        chains[_TURN] = torch.tensor(tempering.turn)
+        return {name: array.clone() for name, array in coldest.items()}
+
+
+def _spread(batch: Layers, count: int) -> dict[str, Tensor]:
+    """Return `count` states from a batch, going round it."""
+    n = len(next(iter(batch.values())))
+    rows = torch.arange(count) % n
+    return {name: array[rows.to(array.device)] for name, array in batch.items()}

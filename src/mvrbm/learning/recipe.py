@@ -1,0 +1,107 @@
+"""The numbers of a training, and the two sets of them that have a name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from mvrbm.learning.negative import CD, NegativePhase
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    Parameters
+    ----------
+    n_iter : int
+        Passes over the data.
+    batch_size : int
+        Samples an update. The last batch of a pass may be shorter; its gradient counts in proportion.
+    learning_rate : float, optional
+        Size of a step of `W`, of the factors as they are if not `normalised`. If not given, it follows
+        from the size of the layers and the data's variance; see :func:`mvrbm.learning.start.safe_rate`.
+    bias_learning_rate : float, optional
+        Size of a step of biases and variances; `learning_rate` if not given.
+    momentum : float
+        Share of the last step that is kept.
+    weight_decay : float
+        Pull of the factors, and of them alone, towards zero.
+    negative : NegativePhase
+        What the chains do.
+    std : float, optional
+        Standard deviation of the entries of `W` at the start. If not given, hidden fields start with a
+        spread of a tenth.
+    factor_std : float, optional
+        Standard deviation of the factors themselves at the start, instead of `std`.
+    bias_from_data : bool
+        Whether the visible units start at the data's moments (log-odds, or location and scale).
+    centred : bool
+        Whether factors learn from deviations from the mean, visible and hidden, the biases following.
+    normalised : bool
+        Whether each factor's gradient is divided by how much the other factors amplify it.
+    balance : bool
+        Whether the factors are brought to equal norms after every pass, which leaves `W` as it is.
+    """
+
+    n_iter: int = 10
+    batch_size: int = 100
+    learning_rate: float | None = None
+    bias_learning_rate: float | None = 0.05
+    momentum: float = 0.5
+    weight_decay: float = 0.0
+    negative: NegativePhase = CD(1)  # noqa: RUF009  (frozen settings; chains live in the trainer)
+    std: float | None = None
+    factor_std: float | None = None
+    bias_from_data: bool = True
+    centred: bool = True
+    normalised: bool = True
+    balance: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in [("n_iter", 0), ("batch_size", 1)]:
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("learning_rate", "bias_learning_rate", "std", "factor_std"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be positive, got {value}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+
+    def config(self) -> dict[str, Any]:
+        """Return the settings as plain values."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "negative"}
+        return {**plain, "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
+
+
+#: `default`: safe for every unit, order, rank and size. `paper`: Algorithm 1 as printed; factors start
+#: from N(0, 0.01^2), which the paper leaves open, and an iteration is one pass over the data.
+PRESETS: dict[str, Recipe] = {
+    "default": Recipe(),
+    "paper": Recipe(
+        n_iter=10_000,
+        batch_size=100,
+        learning_rate=0.05,
+        bias_learning_rate=None,
+        momentum=0.5,
+        weight_decay=0.01,
+        negative=CD(1),
+        factor_std=0.01,
+        bias_from_data=False,
+        centred=False,
+        normalised=False,
+        balance=False,
+    ),
+}
+
+
+def as_recipe(recipe: str | Recipe) -> Recipe:
+    """Return a recipe, by name or as it is."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe not in PRESETS:
+        raise ValueError(f"unknown preset '{recipe}': choose one of {sorted(PRESETS)}, or give a Recipe")
+    return PRESETS[recipe]

@@ -1,0 +1,387 @@
+"""The trainer: one loop for every machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from mvrbm.learning import checkpoint
+from mvrbm.learning.data import Batch, Source, as_source
+from mvrbm.learning.gradients import Centring, Gradient, contrast, contrast_by_autograd, normalise
+from mvrbm.learning.negative import Chains
+from mvrbm.learning.recipe import Recipe, as_recipe
+from mvrbm.learning.start import initialise, safe_rate
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.noise import Noise
+from mvrbm.sampling import gibbs_step, keep_known
+
+if TYPE_CHECKING:
+    from os import PathLike
+    from pathlib import Path
+
+    from mvrbm.learning.callbacks import Callback
+
+OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
+SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+class DivergenceError(ArithmeticError):
+    """Learning has left the finite numbers. The machine is as it was before the update that did it."""
+
+
+class Trainer:
+    """Trains a machine on data.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        What learns. It is changed in place.
+    recipe : str or Recipe
+        ``"default"``, ``"paper"``, or settings of your own.
+    optimizer : callable, optional
+        Makes any `torch.optim` optimiser from parameter groups: factors first, biases second. If not
+        given, SGD with the recipe's rates, momentum and weight decay.
+    scheduler : callable, optional
+        Makes any `torch.optim` scheduler from the optimiser. It steps after every pass;
+        `ReduceLROnPlateau` is given the metric named `plateau_metric`.
+    plateau_metric : str
+        Which of a :class:`Monitor`'s metrics that is.
+    gradient : {"analytic", "autograd"}
+        Where the gradient comes from. Both give the same; the first is faster.
+    callbacks : sequence of Callback
+        What watches.
+    seed : int
+        Of everything random: the start, the order of the data, the chains.
+    initialise : bool
+        Whether the first `fit` sets the machine to the recipe's start. Otherwise it goes on from the
+        machine as it is.
+    missing_steps : int
+        Gibbs steps in which unknown entries are drawn before they count as data.
+
+    Attributes
+    ----------
+    epoch, update : int
+        Passes finished, and updates made.
+    history : list of dict
+        What was logged.
+    interrupted : bool
+        Whether the last `fit` was ended by Ctrl-C.
+    broken : bool
+        Whether the last `fit` was ended by an error.
+    """
+
+    def __init__(
+        self,
+        machine: BoltzmannMachine,
+        recipe: str | Recipe = "default",
+        *,
+        optimizer: OptimizerFactory | None = None,
+        scheduler: SchedulerFactory | None = None,
+        plateau_metric: str = "reconstruction_error",
+        gradient: str = "analytic",
+        callbacks: Sequence[Callback] = (),
+        seed: int = 0,
+        initialise: bool = True,
+        missing_steps: int = 5,
+    ) -> None:
+        if gradient not in ("analytic", "autograd"):
+            raise ValueError(f"gradient must be 'analytic' or 'autograd', got '{gradient}'")
+        if missing_steps < 1:
+            raise ValueError(f"missing_steps must be at least 1, got {missing_steps}")
+        self.machine, self.recipe = machine, as_recipe(recipe)
+        self.recipe_asked = self.recipe  # before a rate was chosen for it
+        # Checkpoints last: they are to hold what the other callbacks made of the same update.
+        self.callbacks = sorted(callbacks, key=lambda callback: callback.comes_last)
+        self.gradient, self.missing_steps = gradient, missing_steps
+        self.plateau_metric = plateau_metric
+        self._make_optimizer, self._make_scheduler = optimizer, scheduler
+        self._initialise = initialise
+        self.start_noise, self.order_noise, self.noise = Noise(seed, device=machine.like.device).split(3)
+        self.optimizer: Optimizer | None = None
+        self.scheduler: LRScheduler | None = None
+        self.centring: Centring | None = None
+        self.chains: Chains = {}
+        self.epoch = self.batch = self.update = 0
+        self.history: list[dict[str, float]] = []
+        self.stop = self.interrupted = self.broken = False
+        self.scheduled = 0  # passes that the scheduler knows of
+        self.batches_per_epoch: int | None = None
+        self.n_iter = self.recipe.n_iter
+        self._order_at_start = self.order_noise.state_dict()
+        self._resumed: dict[str, Any] | None = None
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Any,
+        n_iter: int | None = None,
+        *,
+        mask: Any = None,
+        nan_is_missing: bool = False,
+    ) -> Trainer:
+        """Train until `n_iter` passes over the data are done, those of earlier calls included.
+
+        Parameters
+        ----------
+        data : array, path of a .npy file, mapping of these by layer, Dataset or DataLoader
+            The data. Arrays hold one sample a row of their first axis. Bytes are scaled to [0, 1] for
+            Bernoulli layers, batch by batch.
+        n_iter : int, optional
+            Passes over the data in all; the recipe's if not given.
+        mask : array or mapping of arrays, optional
+            True where an entry is known. The others are drawn from the model, given those.
+        nan_is_missing : bool
+            Whether NaN marks an unknown entry. Otherwise it is an error.
+
+        Returns
+        -------
+        Trainer
+            Itself.
+        """
+        recipe = self.recipe
+        source = as_source(data, self.machine, mask=mask, nan_is_missing=nan_is_missing, batch_size=recipe.batch_size)
+        self.n_iter = recipe.n_iter if n_iter is None else n_iter
+        self.batches_per_epoch = source.n_batches(recipe.batch_size)
+        self._prepare(source)
+        self.stop = self.interrupted = self.broken = False
+        with self._interruptible():
+            self._notify("on_train_begin")
+            try:
+                while self.epoch < self.n_iter and not self.stop:
+                    self._one_pass(source)
+            except BaseException:
+                self.broken = True
+                raise
+            finally:
+                self._notify("on_train_end")
+        return self
+
+    def _prepare(self, source: Source) -> None:
+        """Set up, once, what needs a look at the data."""
+        self.machine.check_bounded()
+        if self.optimizer is None:
+            self._start(source)
+        if self._resumed is not None:
+            checkpoint.restore(self, self._resumed)
+            self._resumed = None
+            if not source.resumable and self.batch != self.batches_per_epoch:
+                self.batch = 0
+
+    def _start(self, source: Source) -> None:
+        moments = source.moments()
+        if self._initialise:
+            initialise(self.machine, self.recipe, moments, self.start_noise)
+            self.machine.check_bounded()
+        if self.recipe.learning_rate is None:
+            self.recipe = dataclasses.replace(self.recipe, learning_rate=safe_rate(self.machine, moments))
+        self._build({name: moment.mean[None] for name, moment in moments.items()})
+
+    def _build(self, centre: dict[str, Tensor]) -> None:
+        recipe = self.recipe
+        learned = [(name, p) for name, p in self.machine.named_parameters() if p.requires_grad]
+        factors = [p for name, p in learned if name.startswith("couplings.")]
+        others = [p for name, p in learned if not name.startswith("couplings.")]
+        rate = recipe.learning_rate
+        groups = [
+            {"params": factors, "lr": rate, "weight_decay": recipe.weight_decay},
+            {"params": others, "lr": recipe.bias_learning_rate or rate, "weight_decay": 0.0},
+        ]
+        if self._make_optimizer is None:
+            self.optimizer = SGD(groups, momentum=recipe.momentum)
+        else:
+            self.optimizer = self._make_optimizer(_without_rate(groups))
+        self.scheduler = None if self._make_scheduler is None else self._make_scheduler(self.optimizer)
+        self.centring = Centring(self.machine, centre) if recipe.centred else None
+
+    def _one_pass(self, source: Source) -> None:
+        self._order_at_start = self.order_noise.state_dict()
+        if self.scheduled < self.epoch:
+            self._reschedule()
+            self.scheduled = self.epoch
+        self._notify("on_epoch_begin")
+        full = source.full_batch(self.recipe.batch_size)
+        for batch in source.batches(self.recipe.batch_size, self.order_noise, start=self.batch):
+            self._notify("on_batch_begin", batch=batch)
+            full = max(full, len(batch))
+            self.train_on(batch, weight=len(batch) / full)
+            self.batch += 1
+            self._notify("on_batch_end", batch=batch)
+            if self.stop:
+                break
+        else:
+            self.epoch, self.batch = self.epoch + 1, 0
+            source.check = False  # every sample has been seen
+            self._end_pass()
+            return
+        if self.batches_per_epoch is not None and self.batch >= self.batches_per_epoch:
+            self.epoch, self.batch = self.epoch + 1, 0
+            self._end_pass()
+        else:
+            # The order is drawn again when the pass is taken up.
+            self.order_noise.load_state_dict(self._order_at_start)
+            if not source.resumable:
+                self.batch = 0
+
+    def _end_pass(self) -> None:
+        self._order_at_start = self.order_noise.state_dict()
+        if self.recipe.balance:
+            for link in self.machine.links.values():
+                link.balance()
+        try:
+            self.machine.check_bounded()
+        except ValueError as error:
+            raise DivergenceError(f"update {self.update}: {error}") from error
+        self._notify("on_epoch_end")
+
+    def _reschedule(self) -> None:
+        # At the beginning of a pass, not at the end of the last: a checkpoint between them has the old rate.
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(self._latest(self.plateau_metric))
+        elif self.scheduler is not None:
+            self.scheduler.step()
+
+    # -- one update -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def train_on(self, batch: Batch, weight: float = 1.0) -> None:
+        """Make one update.
+
+        Parameters
+        ----------
+        batch : Batch
+            Some samples.
+        weight : float
+            What the gradient counts: less than 1 for a batch shorter than the others, so that every
+            sample counts the same.
+        """
+        machine = self.machine
+        data = self._complete(batch)
+        padding = machine.as_masks(None, data)
+        field = machine.hidden_field(data)
+        chain = self.recipe.negative.draw(machine, data, padding, field, self.noise, self.chains)
+        chain_field = machine.hidden_field(chain)
+        if self.gradient == "autograd":
+            gradient = contrast_by_autograd(machine, data, chain)
+        else:
+            gradient = contrast(machine, data, chain, field, chain_field)
+        if self.centring is not None:
+            self.centring.apply(gradient, data, chain, field, chain_field)
+        if self.recipe.normalised:
+            normalise(machine, gradient)
+        self._step(gradient, weight)
+
+    def _step(self, gradient: Gradient, weight: float) -> None:
+        self._check_finite("gradient", gradient)
+        assert self.optimizer is not None
+        learned: dict[str, Tensor] = {name: p for name, p in self.machine.named_parameters() if p.requires_grad}
+        kept = {name: p.clone() for name, p in learned.items()}
+        for name, parameter in learned.items():
+            parameter.grad = gradient[name] * weight if weight != 1 else gradient[name].contiguous()
+        before = None if self.centring is None else self.centring.fields()
+        self.optimizer.step()
+        if self.centring is not None and before is not None:
+            self.centring.follow(before)
+        try:
+            self._check_finite("parameter", learned)
+        except DivergenceError:
+            for name, parameter in learned.items():
+                parameter.copy_(kept[name])
+            raise
+        self.update += 1
+
+    def _complete(self, batch: Batch) -> dict[str, Tensor]:
+        """Draw what is unknown from the model, given what is known."""
+        if not batch.known:
+            return batch.visible
+        machine, data = self.machine, batch.visible
+        masks = machine.as_masks(batch.known, data)
+        for name in set(data) - set(batch.known):  # a layer without a mask is known throughout
+            masks[name] = torch.ones_like(data[name], dtype=torch.bool)
+        drawn = {name: unit.sample(torch.zeros_like(data[name]), self.noise) for name, unit in machine.layers.items()}
+        data = keep_known(data, drawn, masks)
+        for _ in range(self.missing_steps):
+            data = gibbs_step(machine, data, self.noise, masks).visible
+        return data
+
+    def _check_finite(self, what: str, tensors: Gradient) -> None:
+        # A sum is finite unless an entry is not, or all but overflows: one number to look at in the usual case.
+        total = torch.stack([tensor.detach().abs().sum() for tensor in tensors.values()])
+        if bool(torch.isfinite(total).all()):
+            return
+        name = next(n for n, t in zip(tensors, total.tolist(), strict=True) if not math.isfinite(t))
+        rate = self.optimizer.param_groups[0]["lr"] if self.optimizer else self.recipe.learning_rate
+        raise DivergenceError(
+            f"update {self.update + 1}: the {what} of '{name}' is not finite. Lower the learning rate (now {rate:g}), "
+            "raise weight_decay, or use the default recipe; checkpoints written so far are good"
+        )
+
+    # -- watching ---------------------------------------------------------------------------------
+
+    def log(self, row: dict[str, float]) -> None:
+        """Add a row of metrics to the history and hand it to the callbacks."""
+        row = {"epoch": self.epoch, "update": self.update, **row}
+        self.history.append(row)
+        self._notify("on_log", row=row)
+
+    def _latest(self, metric: str) -> float:
+        for row in reversed(self.history):
+            if metric in row:
+                return row[metric]
+        raise ValueError(f"nothing logs '{metric}': add a Monitor callback for ReduceLROnPlateau to follow")
+
+    def _notify(self, hook: str, **details: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, hook)(self, **details)
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let the first Ctrl-C end training after the batch; a second one interrupts at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def finish(number: int, frame: Any) -> None:
+            self.stop = self.interrupted = True
+            signal.signal(signal.SIGINT, former)
+
+        former = signal.signal(signal.SIGINT, finish)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, former)
+
+    # -- remembering ------------------------------------------------------------------------------
+
+    def save(self, folder: str | PathLike[str], keep: int = 2) -> Path:
+        """Write a checkpoint under `folder` and return where; all but the last `keep` are removed."""
+        return checkpoint.save(self, folder, keep)
+
+    def resume(self, folder: str | PathLike[str]) -> bool:
+        """Go on, at the next `fit`, from the newest checkpoint under `folder`.
+
+        Returns
+        -------
+        bool
+            Whether there was one.
+        """
+        found = checkpoint.newest(folder)
+        if found is None:
+            return False
+        self._resumed = checkpoint.load(self, found)
+        return True
+
+
+def _without_rate(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave the rate to the optimiser's maker, and keep who decays."""
+    return [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in groups]

@@ -1,0 +1,359 @@
+"""Does the test suite notice one-line errors? Apply each of a table of them to a copy, and run the tests there.
+
+    python tools/mutants.py              # all of them
+    python tools/mutants.py gaussian     # those whose file or description contains a word
+    python tools/mutants.py --jobs 2
+
+Prints which test caught each error. The exit code is 1 if one survived or could not be applied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+LEAVE_OUT = shutil.ignore_patterns(".*", "__pycache__", "_build", "build", "dist", "data", "*.egg-info")
+
+# Cheap files first, so that most errors are found in seconds; files not named here come in between.
+FIRST = ["test_units.py", "test_couplings.py", "test_machine.py", "test_equivalences.py", "test_noise.py"]
+LAST = ["test_sampling.py", "test_annealing.py"]
+NEVER = ["test_docs.py"]  # it runs the examples of the pages, which say nothing about numbers
+
+
+class Mutant(NamedTuple):
+    """One deliberate error: a text that stands exactly once in a file, and what to put instead."""
+
+    file: str
+    old: str
+    new: str
+    what: str
+
+
+MUTANTS = [
+    # units
+    Mutant("units/bernoulli.py", "return -self.bias * x", "return self.bias * x", "Bernoulli energy: sign"),
+    Mutant(
+        "units/bernoulli.py",
+        "return torch.sigmoid(self.bias + field)",
+        "return torch.sigmoid(field)",
+        "Bernoulli mean: bias missing",
+    ),
+    Mutant(
+        "units/bernoulli.py",
+        "(noise.uniform(mean.shape, mean) < mean)",
+        "(noise.uniform(mean.shape, mean) > mean)",
+        "Bernoulli sample: comparison turned round",
+    ),
+    Mutant(
+        "units/bernoulli.py",
+        "(noise.uniform(mean.shape, mean) < mean)",
+        "(0.5 < mean)",
+        "Bernoulli sample: noise dropped",
+    ),
+    Mutant(
+        "units/gaussian.py",
+        "return mean + self.scale * noise.normal(mean.shape, mean)",
+        "return mean + 0 * self.scale * noise.normal(mean.shape, mean)",
+        "Gaussian sample: noise dropped",
+    ),
+    Mutant(
+        "units/gaussian.py",
+        "return mean + self.scale * noise.normal(mean.shape, mean)",
+        "return mean + self.scale**2 * noise.normal(mean.shape, mean)",
+        "Gaussian sample: scale squared",
+    ),
+    Mutant(
+        "units/gaussian.py",
+        "return self.bias + self.scale * field",
+        "return self.bias + field",
+        "Gaussian mean: scale missing",
+    ),
+    Mutant(
+        "units/gaussian.py",
+        "0.5 * (math.log(2 * math.pi) + self.log_variance)",
+        "0.5 * (math.log(math.pi) + self.log_variance)",
+        "Gaussian log-normaliser: wrong constant",
+    ),
+    Mutant(
+        "units/gaussian.py",
+        "slope = 0.5 * (self.statistic(x) * field - deviation**2)",
+        "slope = 0.5 * (self.statistic(x) * field + deviation**2)",
+        "Gaussian variance gradient: sign",
+    ),
+    Mutant(
+        "units/categorical.py",
+        "return torch.softmax(self.bias + field, dim=-1)",
+        "return torch.softmax(self.bias + field, dim=1)",
+        "Categorical mean: softmax over the wrong axis",
+    ),
+    Mutant(
+        "units/categorical.py",
+        "return torch.logsumexp(self.bias + field, dim=-1)",
+        "return torch.logsumexp(field, dim=-1)",
+        "Categorical log-normaliser: bias missing",
+    ),
+    Mutant(
+        "units/base.py",
+        "return batch_mean.sum_to_size(self.bias_shape)",
+        "return batch_mean.sum_to_size(self.bias_shape) * (math.prod(self.bias_shape) / math.prod(self.shape))",
+        "tied gradient: averaged, not summed",
+    ),
+    # couplings
+    Mutant(
+        "couplings/dense.py",
+        'return {"weight": y.flatten(1).T @ x.flatten(1) / -len(x)}',
+        'return {"weight": -(y.flatten(1).T @ x.flatten(1))}',
+        "Dense statistics: not divided by n",
+    ),
+    Mutant(
+        "couplings/dense.py",
+        'return {"weight": y.flatten(1).T @ x.flatten(1) / -len(x)}',
+        'return {"weight": y.flatten(1).T @ x.flatten(1) / len(x)}',
+        "Dense statistics: sign",
+    ),
+    Mutant(
+        "couplings/dense.py",
+        "(y.flatten(1) @ self.weight).reshape(-1, *self.visible_shape)",
+        "(y.flatten(1) @ self.weight.flip(0)).reshape(-1, *self.visible_shape)",
+        "Dense to_visible: not the adjoint",
+    ),
+    Mutant(
+        "couplings/base.py",
+        'gradients[f"factors.{mode}"] = (product / -len(x)).expand_as(factor)',
+        'gradients[f"factors.{mode}"] = (-product).expand_as(factor)',
+        "Chain statistics: not divided by n",
+    ),
+    Mutant(
+        "couplings/base.py",
+        'return self._walk(y, self._order[::-1], "ki", self._bonds[::-1])[-1].squeeze(1)',
+        'return self._walk(y, self._order[::-1], "ki", self._bonds)[-1].squeeze(1)',
+        "Chain to_visible: bonds in the wrong order (MPO)",
+    ),
+    Mutant(
+        "couplings/base.py",
+        "scale = torch.where(torch.isfinite(target), torch.exp(target - log), torch.ones_like(log))",
+        "scale = torch.where(torch.isfinite(target), torch.exp(-log), torch.ones_like(log))",
+        "balance: changes the product",
+    ),
+    Mutant(
+        "couplings/kronecker.py",
+        "for r in range(self.rank)]",
+        "for r in range(max(1, self.rank - 1))]",
+        "Kronecker dense: a rank term missing",
+    ),
+    Mutant(
+        "couplings/kronecker.py",
+        "float((std / math.sqrt(self.rank)) ** (1 / free))",
+        "float((std / self.rank) ** (1 / free))",
+        "Kronecker start: wrong standard deviation",
+    ),
+    Mutant(
+        "couplings/mpo.py",
+        'self._order, self._bonds = rising[::-1], ("c", "b")',
+        'self._order, self._bonds = rising[::-1], ("b", "c")',
+        "MPO going back: bonds in the wrong order",
+    ),
+    Mutant(
+        "couplings/cp.py",
+        "return self._project(x, skip=None) @ self.hidden_factor.T",
+        "return self._project(x, skip=None) @ self.hidden_factor.T.abs()",
+        "CP to_hidden: sign of the weights lost",
+    ),
+    Mutant(
+        "couplings/cp.py",
+        "weights = y @ self.hidden_factor / -len(x)",
+        "weights = y @ self.hidden_factor / len(x)",
+        "CP statistics: sign",
+    ),
+    # machine
+    Mutant(
+        "machine.py",
+        "return self._own_energy(layers) + self.hidden.energy(y) - interaction",
+        "return self._own_energy(layers) + self.hidden.energy(y) + interaction",
+        "energy: sign of the interaction",
+    ),
+    Mutant(
+        "machine.py",
+        "return self._own_energy(layers) + self.hidden.energy(y) - interaction",
+        "return self._own_energy(layers) - interaction",
+        "energy: hidden bias missing",
+    ),
+    Mutant(
+        "machine.py",
+        "return self._own_energy(layers) - self.hidden.log_normaliser(self.hidden_field(layers))",
+        "return self._own_energy(layers) + self.hidden.log_normaliser(self.hidden_field(layers))",
+        "free energy: sign",
+    ),
+    Mutant(
+        "machine.py",
+        "coupling.to_hidden(self.layers[name].statistic(visible[name])) for name",
+        "coupling.to_hidden(visible[name]) for name",
+        "hidden field: statistic forgotten",
+    ),
+    Mutant(
+        "machine.py",
+        "return known if absent is None else known | absent",
+        "return known",
+        "mask: padding is not held",
+    ),
+    # sampling and likelihood
+    Mutant(
+        "sampling.py",
+        "torch.where(masks[name], known[name], array)",
+        "torch.where(masks[name], array, known[name])",
+        "mask inverted",
+    ),
+    Mutant(
+        "sampling.py",
+        "return (1 - beta) * base + beta * field",
+        "return base + beta * field",
+        "tempering: (1 - beta) dropped from the fields",
+    ),
+    Mutant(
+        "sampling.py",
+        "energy = energy + unit.energy(visible[name]) - (1 - self._beta) * pull",
+        "energy = energy + unit.energy(visible[name]) - pull",
+        "tempering: (1 - beta) dropped from the free energy",
+    ),
+    Mutant("sampling.py", "< stay - move", "< move - stay", "exchange: Metropolis' rule turned round"),
+    Mutant(
+        "sampling.py",
+        "{name: value / steps for name, value in total.items()}",
+        "{name: value / (steps + burn_in) for name, value in total.items()}",
+        "conditional mean: divided by the wrong number",
+    ),
+    Mutant(
+        "likelihood.py",
+        "log_weights = log_z_base.double().expand(n_chains).clone()",
+        "log_weights = torch.zeros(n_chains, dtype=torch.float64)",
+        "annealing: log Z of the base missing",
+    ),
+    Mutant(
+        "likelihood.py",
+        "log_weights += (here - there).double()",
+        "log_weights += (there - here).double()",
+        "annealing: sign of the weights",
+    ),
+    Mutant(
+        "likelihood.py",
+        "standard_error=float(weights.std() / math.sqrt(n_chains))",
+        "standard_error=float(weights.std() / n_chains)",
+        "annealing: standard error too small",
+    ),
+    Mutant(
+        "noise.py",
+        "child._key = (*self._key, self._children)",
+        "child._key = (*self._key, 0)",
+        "noise: split streams are all the same",
+    ),
+]
+
+
+def tests_in_order(tree: Path, ignored: list[str]) -> list[str]:
+    """The test files of a tree, cheap ones first."""
+    found = {path.name for path in (tree / "tests").glob("test_*.py")} - {*NEVER, *ignored}
+    rank = {name: place - len(FIRST) for place, name in enumerate(FIRST)}
+    rank.update({name: place + 1 for place, name in enumerate(LAST)})
+    return [f"tests/{name}" for name in sorted(found, key=lambda name: (rank.get(name, 0), name))]
+
+
+def python(tree: Path, *arguments: str, limit: float) -> subprocess.CompletedProcess[str]:
+    """Run Python inside a tree, with that tree's package."""
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=limit)
+
+
+def check_import(tree: Path) -> None:
+    """Make sure that the copy is what is imported, not the package that is installed."""
+    shown = python(tree, "-c", "import mvrbm; print(mvrbm.__file__)", limit=120)
+    expected = tree / "src" / "mvrbm" / "__init__.py"
+    if shown.returncode != 0:
+        raise SystemExit(f"the package does not import:\n{shown.stderr}")
+    if Path(shown.stdout.strip()).resolve() != expected.resolve():
+        raise SystemExit(f"tests would run {shown.stdout.strip()}, not the copy {expected}")
+
+
+def run_tests(tree: Path, ignored: list[str], limit: float) -> tuple[int, str]:
+    """Run the fast tests until one fails; return pytest's exit code, and the test or the end of the output."""
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--tb=no"]
+    try:
+        done = python(tree, "-m", "pytest", *options, *tests_in_order(tree, ignored), limit=limit)
+    except subprocess.TimeoutExpired:
+        return 1, f"no end after {limit:.0f} s"
+    blamed = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return done.returncode, blamed.group(1) if blamed else (done.stdout + done.stderr)[-2000:]
+
+
+def copy_of(root: Path, folder: str) -> Path:
+    return Path(shutil.copytree(root, Path(folder) / "tree", ignore=LEAVE_OUT))
+
+
+def apply(mutant: Mutant, tree: Path) -> None:
+    path = tree / "src" / "mvrbm" / mutant.file
+    text = path.read_text()
+    if (times := text.count(mutant.old)) != 1:
+        raise SystemExit(f"{mutant.what}: {mutant.old!r} stands {times} times in {mutant.file}, not once")
+    path.write_text(text.replace(mutant.old, mutant.new))
+
+
+def judge(mutant: Mutant, root: Path, ignored: list[str], limit: float) -> tuple[bool, str]:
+    """Return whether a mutant was caught, and a line that says so."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        tree = copy_of(root, folder)
+        apply(mutant, tree)
+        check_import(tree)
+        code, where = run_tests(tree, ignored, limit)
+    if code not in (0, 1, 2):  # 2: an error while tests were collected, which build machines
+        raise SystemExit(f"{mutant.what}: pytest ended with code {code}\n{where}")
+    verdict = "SURVIVED" if code == 0 else "caught"
+    seconds = time.monotonic() - started
+    place = "" if code == 0 else where
+    return code != 0, f"{verdict:<9} {mutant.file:<23} {mutant.what:<52} {seconds:4.0f} s  {place}"
+
+
+def main() -> int:
+    """Judge all mutants that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("word", nargs="?", default="", help="only mutants whose file or description contains this")
+    parser.add_argument("--jobs", type=int, default=1, help="how many to run at once")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to copy")
+    parser.add_argument("--ignore", action="append", default=[], help="a test file to leave out, such as test_x.py")
+    parser.add_argument("--limit", type=float, default=600, help="seconds after which a run counts as failed")
+    arguments = parser.parse_args()
+    chosen = [m for m in MUTANTS if arguments.word.lower() in f"{m.file} {m.what}".lower()]
+    caught = 0
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder, ThreadPoolExecutor(arguments.jobs) as pool:
+        # Every mutant is made from this one copy, on which the tests are known to pass: edits made
+        # meanwhile must not look like an error that was caught.
+        tree = copy_of(arguments.root, folder)
+        for mutant in chosen:  # a list that no longer fits the code is known before anything runs
+            text = (tree / "src" / "mvrbm" / mutant.file).read_text()
+            if text.count(mutant.old) != 1:
+                raise SystemExit(f"{mutant.what}: its text stands {text.count(mutant.old)} times in {mutant.file}")
+        check_import(tree)
+        code, where = run_tests(tree, arguments.ignore, arguments.limit)
+        if code != 0:
+            raise SystemExit(f"the tests must pass before errors are made, but: {where}")
+        print(f"{len(chosen)} mutants; the tests pass without them", flush=True)
+        for found, line in pool.map(lambda m: judge(m, tree, arguments.ignore, arguments.limit), chosen):
+            caught += found
+            print(line, flush=True)
+    print(f"{caught} of {len(chosen)} caught, {len(chosen) - caught} survived")
+    return 0 if caught == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
