@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format docs clean
+.PHONY: help demo test lint format docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt torch
 	@$(PIP) install -c constraints.txt -e ".[all,docs,dev]"
 	@touch $@
+
+demo: $(STAMP)  ## train on 5,000 digits and write report.html
+	$(BIN)/mvrbm demo --out report.html --force
 
 test: lint  ## lint, types and tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -36,14 +36,11 @@ def algorithm_1(X, U, V, T, orders, uniforms, *, alpha=0.05, beta=0.01, gamma=0.
                 Yk = [(u < sigmoid(U @ x @ V.T + C)).astype(float) for u, x in zip(draws, Xk, strict=True)]
                 draws = next(uniforms)
                 Xk = [(u < sigmoid(U.T @ y @ V + B)).astype(float) for u, y in zip(draws, Yk, strict=True)]
-            sU = sum(
-                -sigmoid(U @ x @ V.T + C) @ V @ x.T + sigmoid(U @ k @ V.T + C) @ V @ k.T for x, k in zip(batch, Xk)
-            )
-            sV = sum(
-                -sigmoid(U @ x @ V.T + C).T @ U @ x + sigmoid(U @ k @ V.T + C).T @ U @ k for x, k in zip(batch, Xk)
-            )
-            sB = sum(-x + k for x, k in zip(batch, Xk))
-            sC = sum(-sigmoid(U @ x @ V.T + C) + sigmoid(U @ k @ V.T + C) for x, k in zip(batch, Xk))
+            pairs = list(zip(batch, Xk, strict=True))
+            sU = sum(-sigmoid(U @ x @ V.T + C) @ V @ x.T + sigmoid(U @ k @ V.T + C) @ V @ k.T for x, k in pairs)
+            sV = sum(-sigmoid(U @ x @ V.T + C).T @ U @ x + sigmoid(U @ k @ V.T + C).T @ U @ k for x, k in pairs)
+            sB = sum(-x + k for x, k in pairs)
+            sC = sum(-sigmoid(U @ x @ V.T + C) + sigmoid(U @ k @ V.T + C) for x, k in pairs)
             dU = gamma * dU + alpha * (-sU / b - beta * U)
             dV = gamma * dV + alpha * (-sV / b - beta * V)
             dB = gamma * dB + alpha * (-sB / b)
@@ -119,7 +116,8 @@ def test_preset_paper_holds_the_numbers_of_the_paper():
     assert recipe.batch_size == 100
     assert recipe.negative == CD(1)
     assert recipe.factor_std == 0.01
-    assert not (recipe.bias_from_data or recipe.centred or recipe.normalised or recipe.balance)
+    assert not any([recipe.bias_from_data, recipe.normalised, recipe.balance])
+    assert (recipe.centring, recipe.rate_decay) == ("none", None)
 
 
 @pytest.mark.parametrize("coupled", ["kronecker", "dense"])

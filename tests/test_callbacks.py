@@ -23,6 +23,12 @@ from mvrbm.learning import (
 )
 from mvrbm.models import mvrbm
 
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr("mvrbm.storage.os.fsync", lambda descriptor: None)
+
+
 RECIPE = Recipe(batch_size=10)
 
 

@@ -163,7 +163,13 @@ OPTIMISERS = {
 def test_any_optimiser_is_given_the_gradient_and_no_more(kind):
     """The same updates by a plain loop: replayed draws, autograd, and an optimiser of its own."""
     recipe = Recipe(
-        batch_size=10, weight_decay=0.02, centred=False, normalised=False, balance=False, std=0.3, bias_from_data=False
+        batch_size=10,
+        weight_decay=0.02,
+        centring="none",
+        normalised=False,
+        balance=False,
+        std=0.3,
+        bias_from_data=False,
     )
     x = torch.from_numpy(patterns(40, (3, 3))).double()
     machine = mvrbm((3, 3), (2, 2)).double()
@@ -513,7 +519,7 @@ def test_correlations_are_learned_through_gaps():
         # The last quarter at a tenth of the rate: what is left is the error of what was learned, not of its last steps.
         trainer = Trainer(
             machine,
-            Recipe(negative=PCD(100), batch_size=50),
+            Recipe(negative=PCD(100), batch_size=50, learning_rate=0.5, centring="full"),
             scheduler=lambda o: lr_scheduler.StepLR(o, 30, 0.1),
             seed=2,
         )
@@ -732,7 +738,8 @@ def test_exact_likelihood_of_a_small_multimodal_problem_rises(negative):
         with torch.no_grad():
             return float(-written.free_energy(kinds).mean() - written.log_partition())
 
-    trainer = Trainer(machine, Recipe(batch_size=50, negative=negative), seed=1)
+    recipe = Recipe(batch_size=50, negative=negative, learning_rate=0.5, rate_decay=None, centring="full")
+    trainer = Trainer(machine, recipe, seed=1)
     trainer.fit(data, 0)
     start = likelihood()
     trainer.fit(data, 60)

@@ -12,35 +12,42 @@ Prints a table; the exit code is 1 if a parameter differs or a checkpoint is dam
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: processes are forked below
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from mvrbm import Bernoulli, BoltzmannMachine, Gaussian, Kronecker
+from mvrbm.learning import PCD, Callback, Checkpoint, Monitor, Recipe, Trainer
+from mvrbm.storage import StorageError, from_pretrained, read_json, read_tensors, save_pretrained
 
 KILLS_A_TRAINING = 5
 EVERY = (1, 7)  # updates between checkpoints: the first spends most of its time writing them
 
 
-def train(folder: Path, result: Path, every: int, passes: int) -> None:
+class Ready(Callback):
+    """Says where training begins, when all has been set up."""
+
+    def __init__(self, told: Connection) -> None:
+        self.told = told
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        self.told.send(trainer.update)
+
+
+def train(told: Connection, folder: Path, result: Path, every: int, passes: int) -> None:
     """Train, going on from what is in the folder, and write the machine at the end."""
-    import numpy as np
-    import torch
-    from torch.optim.lr_scheduler import CosineAnnealingLR
-
-    from mvrbm import BoltzmannMachine, Gaussian, Kronecker
-    from mvrbm.learning import PCD, Callback, Checkpoint, Monitor, Recipe, Trainer
-    from mvrbm.storage import save_pretrained
-    from mvrbm.units import Bernoulli
-
-    class Ready(Callback):
-        def on_train_begin(self, trainer: Trainer) -> None:
-            print(trainer.update, flush=True)
-
-    torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     data = (rng.standard_normal((95, 6, 6)) @ rng.standard_normal((6, 6))).astype(np.float32)
     data[rng.random(data.shape) < 0.1] = np.nan
@@ -50,7 +57,11 @@ def train(folder: Path, result: Path, every: int, passes: int) -> None:
         Recipe(batch_size=10, negative=PCD(20)),
         optimizer=lambda groups: torch.optim.Adam(groups, lr=0.003),
         scheduler=lambda optimiser: CosineAnnealingLR(optimiser, passes),
-        callbacks=[Ready(), Checkpoint(folder, every=every), Monitor(np.nan_to_num(data[:20]), every=20)],
+        callbacks=[
+            Ready(told),
+            Checkpoint(folder, every=every),
+            Monitor(np.nan_to_num(data[:20]), every=20, pseudo_sites=0),
+        ],
     )
     trainer.resume(folder)
     trainer.fit(data, passes, nan_is_missing=True)
@@ -60,34 +71,30 @@ def train(folder: Path, result: Path, every: int, passes: int) -> None:
 class Outcome(NamedTuple):
     """One start of a training process."""
 
-    started_at: str  # the update that it went on from
+    started_at: int  # the update that it went on from
     seconds: float  # from there to its end
     killed: bool
 
 
 def launch(folder: Path, result: Path, every: int, passes: int, kill_after: float | None) -> Outcome:
     """Run a training process, and kill it after some seconds unless it is through before."""
-    command = [sys.executable, __file__, "--train", str(folder), str(result), str(every), str(passes)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        started_at = process.stdout.readline().strip()
-        began = time.perf_counter()
-        try:
-            process.wait(kill_after)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        seconds = time.perf_counter() - began
-    if process.returncode not in (0, -9):
-        raise SystemExit(f"a training ended with code {process.returncode}")
-    return Outcome(started_at, seconds, process.returncode == -9)
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    process = fork.Process(target=train, args=(there, folder, result, every, passes))
+    process.start()
+    there.close()
+    started_at = here.recv()
+    began = time.perf_counter()
+    process.join(kill_after)
+    process.kill()
+    process.join()
+    if process.exitcode not in (0, -9):
+        raise SystemExit(f"a training ended with code {process.exitcode}")
+    return Outcome(started_at, time.perf_counter() - began, process.exitcode == -9)
 
 
 def damaged(folder: Path) -> list[str]:
     """Checkpoints under a folder that cannot be read."""
-    from mvrbm.storage import StorageError, from_pretrained, read_json, read_tensors
-
     bad = []
     for path in sorted(folder.glob("update-*")):
         try:
@@ -101,10 +108,6 @@ def damaged(folder: Path) -> list[str]:
 
 def different(left: Path, right: Path) -> list[str]:
     """Names of the parameters that two saved machines do not share bit for bit."""
-    import torch
-
-    from mvrbm.storage import from_pretrained
-
     one, other = from_pretrained(left).state_dict(), from_pretrained(right).state_dict()
     return [name for name in one if not torch.equal(one[name], other[name])]
 
@@ -115,15 +118,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--passes", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--train", nargs=4, metavar=("FOLDER", "RESULT", "EVERY", "PASSES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.train:
-        folder, result, every, passes = arguments.train
-        train(Path(folder), Path(result), int(every), int(passes))
-        return 0
-
     rng = random.Random(arguments.seed)
     passes, failures, kills, caught_writing, training = arguments.passes, 0, 0, 0, 0
+    torch.optim.SGD([torch.zeros(1)])  # loads the rest of torch once, not in every process
     with tempfile.TemporaryDirectory() as home:
         undisturbed = Path(home, "undisturbed")
         length = {

@@ -7,34 +7,38 @@ Units and couplings are in `mvrbm.units` and `mvrbm.couplings`, what one does wi
 
 from typing import TYPE_CHECKING, Any
 
-from mvrbm.couplings import CP, MPO, Coupling, Dense, Kronecker
-from mvrbm.machine import BoltzmannMachine
-from mvrbm.noise import Noise, Recorder, Replay
-from mvrbm.units import Bernoulli, Categorical, Gaussian, Unit
-
 if TYPE_CHECKING:
+    from mvrbm.couplings import CP, MPO, Coupling, Dense, Kronecker
     from mvrbm.estimators import MMVRBM, MVRBM, RBM, TVRBM
+    from mvrbm.machine import BoltzmannMachine
+    from mvrbm.noise import Noise, Recorder, Replay
     from mvrbm.storage import from_pretrained, save_pretrained
+    from mvrbm.units import Bernoulli, Categorical, Gaussian, Unit
 
 __version__ = "0.1.0"
 
-# Found when first asked for: scikit-learn alone would take longer to import than the rest together.
-_LATER = {
-    "MMVRBM": "mvrbm.estimators",
-    "MVRBM": "mvrbm.estimators",
-    "RBM": "mvrbm.estimators",
-    "TVRBM": "mvrbm.estimators",
-    "from_pretrained": "mvrbm.storage",
-    "save_pretrained": "mvrbm.storage",
+# Imported when first asked for: what only needs a version or a help text need not wait for PyTorch.
+_HOMES = {
+    "mvrbm.couplings": ("CP", "MPO", "Coupling", "Dense", "Kronecker"),
+    "mvrbm.estimators": ("MMVRBM", "MVRBM", "RBM", "TVRBM"),
+    "mvrbm.machine": ("BoltzmannMachine",),
+    "mvrbm.noise": ("Noise", "Recorder", "Replay"),
+    "mvrbm.storage": ("from_pretrained", "save_pretrained"),
+    "mvrbm.units": ("Bernoulli", "Categorical", "Gaussian", "Unit"),
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        import importlib
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'mvrbm' has no attribute '{name}'")
+    import importlib
 
-        return getattr(importlib.import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'mvrbm' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
 
 
 __all__ = [

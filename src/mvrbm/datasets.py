@@ -253,7 +253,7 @@ def _download_from(url: str, target: Path, checksum: str, show_progress: bool) -
     from tqdm import tqdm
 
     request = urllib.request.Request(url, headers={"User-Agent": "mvrbm"})
-    handle, staging = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    handle, staging = tempfile.mkstemp(prefix=".mvrbm-", dir=target.parent)
     try:
         digest = hashlib.md5(usedforsecurity=False)
         with os.fdopen(handle, "wb") as file, urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:

@@ -326,7 +326,9 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             estimator = cls(**params, device=device)
             machine = read_machine(Path(folder)).to(_device(device))
             estimator._restore(machine, described)
-        except (KeyError, TypeError) as error:
+        except StorageError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
             raise StorageError(f"{folder}: the estimator's description is damaged: {error}") from error
         return estimator
 
@@ -443,11 +445,16 @@ class _SingleLayer(_ArrayRBM):
         super()._restore(machine, described)
         if list(machine.layers) != [_SINGLE]:
             raise StorageError(f"a {type(self).__name__} has one visible layer, got {list(machine.layers)}")
+        if machine.layers[_SINGLE].name != self.visible:
+            raise ValueError(f"visible is {self.visible!r:.100}, but its units are {machine.layers[_SINGLE].name}")
         self.visible_shape_ = machine.layers[_SINGLE].shape
         self.n_features_in_ = math.prod(self.visible_shape_)
         self._as_arrays = bool(described["as_arrays"])
-        if described["feature_names"] is not None:
-            self.feature_names_in_ = np.asarray(described["feature_names"], dtype=object)
+        names = described["feature_names"]
+        if names is not None:
+            if len(names) != self.n_features_in_ or not all(isinstance(name, str) for name in names):
+                raise StorageError(f"feature_names must be {self.n_features_in_} texts, got {names!r:.100}")
+            self.feature_names_in_ = np.asarray(names, dtype=object)
 
 
 class MVRBM(_SingleLayer):
@@ -681,7 +688,10 @@ class MMVRBM(_ArrayRBM):
 
     def _restore(self, machine: BoltzmannMachine, described: Mapping[str, Any]) -> None:
         super()._restore(machine, described)
-        self.modalities_ = list(machine.layers)
+        units = {name: unit.name for name, unit in machine.layers.items()}
+        if self._kinds(list(units)) != units:
+            raise ValueError(f"visible is {self.visible!r:.100}, but its units are {units}")
+        self.modalities_ = list(units)
 
 
 def _check_visible(kind: Any) -> None:

@@ -323,9 +323,10 @@ def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: tu
     path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes:
         raise InputError(f"{path} should end in one of {' '.join(suffixes)}")
-    if path.is_dir():
+    there = _exists(path)
+    if there and path.is_dir():
         raise InputError(f"{path} is a folder: name a file to write to")
-    if _exists(path) and not force:
+    if there and not force:
         raise InputError(f"{path} exists: use --force to replace it")
     if not path.parent.is_dir():
         what = "is a file" if _exists(path.parent) else "does not exist"
@@ -337,9 +338,12 @@ def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: tu
 
 def _exists(path: Path) -> bool:
     try:
-        return path.exists() or path.is_symlink()
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
+    return True
 
 
 def write_output(path: str | os.PathLike[str], array: Array, force: bool = False, *, stretch: bool = False) -> Path:
@@ -358,7 +362,7 @@ def write_output(path: str | os.PathLike[str], array: Array, force: bool = False
     """
     path = check_output(path, force, (".npy", *IMAGE_SUFFIXES))
     if path.suffix.lower() == ".npy":
-        _replace(path, lambda file: np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False))
+        _replace(path, lambda file: _write_npy(file, np.ascontiguousarray(array)))
         return path
     from PIL import Image
 
@@ -372,10 +376,16 @@ def write_output(path: str | os.PathLike[str], array: Array, force: bool = False
     return path
 
 
+def _write_npy(file: IO[bytes], array: Array) -> None:
+    # Not by NumPy's own function, which does not say why it could not write.
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    file.write(array.reshape(-1).view(np.uint8).data)
+
+
 def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file beside its place and rename it into it."""
     try:
-        handle, staging = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        handle, staging = tempfile.mkstemp(prefix=".mvrbm-", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 write(file)

@@ -229,8 +229,7 @@ def replace_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
     try:
         yield staging
-        flush_folder(staging)
-        staging.chmod(0o777 & ~_umask())
+        finish_folder(staging)
         if target.exists():
             former = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
             try:
@@ -258,8 +257,9 @@ def _replaceable(folder: Path) -> bool:
     return there <= {CONFIG, MODEL} and CONFIG in there and read_json(folder / CONFIG).get("format") == FORMAT
 
 
-def flush_folder(folder: Path) -> None:
-    """Make sure that what was written to the files of a folder has reached the disk."""
+def finish_folder(folder: Path) -> None:
+    """Make sure that what was written to a folder has reached the disk, and give it the usual permissions."""
+    folder.chmod(0o777 & ~_umask())
     for file in [*folder.iterdir(), folder]:
         descriptor = os.open(file, os.O_RDONLY)
         try:

@@ -61,13 +61,14 @@ class MPO(Chain):
         return float((std / math.sqrt(paths)) ** (1 / len(self.factors)))
 
     def gains(self) -> dict[str, Tensor]:
-        """Sum over all paths through the bonds of the other cores' squared norms."""
-        norms = [squared_norms(core.permute(0, 3, 1, 2)) for core in self.factors]  # (bond, bond) each
+        """Squared norms of all that the other cores make, to the left and to the right."""
+        # Along a path norms multiply, where paths meet they add: only then are they squared.
+        norms = [squared_norms(core.permute(0, 3, 1, 2)).sqrt() for core in self.factors]  # (bond, bond) each
         gains = {}
         for mode in range(len(norms)):
             left = functools.reduce(torch.matmul, norms[:mode], norms[0].new_ones(1, 1))
             right = functools.reduce(lambda after, norm: norm @ after, norms[:mode:-1], norms[0].new_ones(1, 1))
-            gains[f"factors.{mode}"] = left.sum() * right.sum()
+            gains[f"factors.{mode}"] = (left**2).sum() * (right**2).sum()
         return gains
 
     def dense(self) -> Tensor:

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from mvrbm.storage import (
     StorageError,
-    flush_folder,
+    finish_folder,
     machine_config,
     read_config,
     read_json,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"update-(\d{9,})")
 _STAGING = ".writing-"
+_COUNTER = "(counter)"
 
 
 def save(trainer: Trainer, folder: str | os.PathLike[str], keep: int) -> Path:
@@ -53,7 +55,7 @@ def save(trainer: Trainer, folder: str | os.PathLike[str], keep: int) -> Path:
             write_machine(trainer.machine, staging)
             write_tensors(tensors, staging / "trainer.safetensors")
             (staging / "trainer.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
-            flush_folder(staging)
+            finish_folder(staging)
             staging.rename(target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -89,7 +91,7 @@ def load(trainer: Trainer, path: Path) -> dict[str, Any]:
     different = [key for key, value in now.items() if config.get(key) != json.loads(json.dumps(value))]
     if different:
         raise StorageError(f"{path} is a checkpoint of another machine: its {', '.join(different)} differ")
-    asked, stored = _without_n_iter(trainer.recipe.config()), _without_n_iter(plain["recipe_asked"])
+    asked, stored = _without_n_iter(trainer.recipe_asked.config()), _without_n_iter(plain["recipe_asked"])
     if asked != stored:
         keys = sorted(key for key in asked if asked[key] != stored.get(key))
         raise StorageError(f"{path} was made with another recipe: {', '.join(keys)} differ")
@@ -112,7 +114,7 @@ def restore(trainer: Trainer, stored: dict[str, Any]) -> None:
         _restore_optimizer(trainer.optimizer, plain["optimizer"], _under(tensors, "optimizer"))
         if trainer.scheduler is not None:
             trainer.optimizer._opt_called = plain["update"] > 0  # type: ignore[attr-defined]  # or it warns
-            trainer.scheduler.load_state_dict(_from_pairs(plain["scheduler"]))
+            trainer.scheduler.load_state_dict(_from_plain(plain["scheduler"]))
         if trainer.centring is not None:
             like = trainer.machine.like
             trainer.centring.centre = {n: t.to(like) for n, t in _under(tensors, "centre").items()}
@@ -157,7 +159,7 @@ def _state(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "recipe": trainer.recipe.config(),
         "history": trainer.history,
         "optimizer": {"kind": type(trainer.optimizer).__name__, "scalars": scalars, "groups": groups},
-        "scheduler": None if trainer.scheduler is None else _to_pairs(trainer.scheduler.state_dict()),
+        "scheduler": None if trainer.scheduler is None else _to_plain(trainer.scheduler.state_dict()),
         "callbacks": [{"kind": type(call).__name__, "state": call.state_dict()} for call in trainer.callbacks],
     }
     return tensors, plain
@@ -175,22 +177,22 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, plain: dict[str, Any], 
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _to_pairs(value: Any) -> Any:
-    """Write dictionaries whose keys are not text, which JSON does not have, as lists of pairs."""
+def _to_plain(value: Any) -> Any:
+    """Write counters (of milestones, in schedulers), whose keys JSON would turn into text, as pairs."""
+    if isinstance(value, Counter):
+        return {_COUNTER: list(value.items())}
     if isinstance(value, dict):
-        if all(isinstance(key, str) for key in value):
-            return {key: _to_pairs(entry) for key, entry in value.items()}
-        return {"(pairs)": [[key, _to_pairs(entry)] for key, entry in value.items()]}
-    return [_to_pairs(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {key: _to_plain(entry) for key, entry in value.items()}
+    return [_to_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def _from_pairs(value: Any) -> Any:
-    """Undo :func:`_to_pairs`."""
+def _from_plain(value: Any) -> Any:
+    """Undo :func:`_to_plain`."""
     if isinstance(value, dict):
-        if set(value) == {"(pairs)"}:
-            return {key: _from_pairs(entry) for key, entry in value["(pairs)"]}
-        return {key: _from_pairs(entry) for key, entry in value.items()}
-    return [_from_pairs(entry) for entry in value] if isinstance(value, list) else value
+        if _COUNTER in value:
+            return Counter(dict(value[_COUNTER]))
+        return {key: _from_plain(entry) for key, entry in value.items()}
+    return [_from_plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -37,20 +37,23 @@ class Centring:
     r"""Learning from deviations: :math:`\langle T_h - \lambda, W (T - \mu)\rangle` not :math:`\langle T_h, W T\rangle`.
 
     The model is the same, with other biases; its gradient is better conditioned, since a change of `W`
-    no longer changes every mean. The offsets are the data's mean and a running mean of the hidden layer.
+    no longer changes every mean. The offsets are the data's mean, or zero for a layer that is not centred,
+    and a running mean of the hidden layer, or zero.
 
     Parameters
     ----------
     machine : BoltzmannMachine
         The model.
     centre : mapping of str to Tensor
-        Mean of each visible layer over the data, (1, *layer shape).
+        Offset of each visible layer, (1, *layer shape).
+    follow_hidden : bool
+        Whether the hidden layer has an offset.
     """
 
     _FADING = 0.99
 
-    def __init__(self, machine: BoltzmannMachine, centre: Layers) -> None:
-        self.machine = machine
+    def __init__(self, machine: BoltzmannMachine, centre: Layers, *, follow_hidden: bool = True) -> None:
+        self.machine, self.follow_hidden = machine, follow_hidden
         self.centre = {name: array.to(machine.like) for name, array in centre.items()}
         self.hidden: Tensor | None = None  # running mean of T_h over the data, (1, *hidden shape)
 
@@ -59,16 +62,16 @@ class Centring:
         hidden = self.machine.hidden
         on_data = hidden.statistic(hidden.mean(data_field)).mean(0, keepdim=True)
         on_chain = hidden.statistic(hidden.mean(chain_field)).mean(0, keepdim=True)
-        if self.hidden is None:
-            self.hidden = on_data
-        self.hidden = self._FADING * self.hidden + (1 - self._FADING) * on_data
+        if self.follow_hidden:
+            before = on_data if self.hidden is None else self.hidden
+            self.hidden = self._FADING * before + (1 - self._FADING) * on_data
         for name, unit in self.machine.layers.items():
             offset = unit.statistic(self.centre[name])
             shift = unit.statistic(data[name]).mean(0, keepdim=True) - unit.statistic(chain[name]).mean(0, keepdim=True)
             link = self.machine.links[name]
             # <t h> - mu <h> - <t> lambda: two products of single arrays instead of whole batches of deviations.
             by_hidden = link.statistics(offset, on_data - on_chain)
-            by_visible = link.statistics(shift, self.hidden)
+            by_visible = link.statistics(shift, self._offset())
             for key in by_hidden:
                 gradient[f"couplings.{name}.{key}"] -= by_hidden[key] + by_visible[key]
 

@@ -36,8 +36,12 @@ class Recipe:
         Standard deviation of the factors themselves at the start, instead of `std`.
     bias_from_data : bool
         Whether the visible units start at the data's moments (log-odds, or location and scale).
-    centred : bool
-        Whether factors learn from deviations from the mean, visible and hidden, the biases following.
+    centring : {"location", "full", "none"}
+        Which layers' factors learn from deviations from the mean, the biases following: those whose zero
+        means nothing (Gaussian ones), all layers and the hidden one, or none.
+    rate_decay : int, optional
+        Updates after which the rate has fallen to 1 / sqrt(2) of its start; it falls as
+        1 / sqrt(1 + update / rate_decay). It stays as it is if not given, or where a scheduler is.
     normalised : bool
         Whether each factor's gradient is divided by how much the other factors amplify it.
     balance : bool
@@ -54,7 +58,8 @@ class Recipe:
     std: float | None = None
     factor_std: float | None = None
     bias_from_data: bool = True
-    centred: bool = True
+    centring: str = "location"
+    rate_decay: int | None = 100
     normalised: bool = True
     balance: bool = True
 
@@ -68,6 +73,10 @@ class Recipe:
                 raise ValueError(f"{name} must be positive, got {value}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+        if self.centring not in ("location", "full", "none"):
+            raise ValueError(f"centring must be 'location', 'full' or 'none', got {self.centring!r}")
+        if self.rate_decay is not None and self.rate_decay < 1:
+            raise ValueError(f"rate_decay must be at least 1, got {self.rate_decay}")
         if not 0 <= self.weight_decay < float("inf"):
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
 
@@ -91,7 +100,8 @@ PRESETS: dict[str, Recipe] = {
         negative=CD(1),
         factor_std=0.01,
         bias_from_data=False,
-        centred=False,
+        centring="none",
+        rate_decay=None,
         normalised=False,
         balance=False,
     ),

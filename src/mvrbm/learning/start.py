@@ -15,7 +15,7 @@ from mvrbm.noise import Noise
 
 # Chosen on MNIST's training digits and on patches of photographs, sizes 4x4 to 128x128, orders 1 to 4,
 # ranks 1 to 16 (docs/learning.md has the table): twice these rates still learn everywhere, half are slower.
-_RATE = 3.0
+_RATE = 1.5
 _LARGEST_RATE = 0.5
 _FIELD_SPREAD = 0.1
 
@@ -52,34 +52,45 @@ def initialise(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
         else:
             unit.bias.zero_()
     machine.hidden.bias.zero_()
-    std = recipe.std if recipe.std is not None else _FIELD_SPREAD / math.sqrt(_spread(machine, moments))
+    std = recipe.std if recipe.std is not None else _FIELD_SPREAD / math.sqrt(_power(machine, moments, None))
     for link in machine.links.values():
         link.initialise(noise, std, factor_std=recipe.factor_std)
-    if recipe.centred:
+    if recipe.centring != "none":
         # Hidden fields start around zero, however far from zero the data is.
-        centre = {name: moments[name].mean[None].to(machine.like) for name in machine.layers}
-        machine.hidden.absorb(-machine.hidden_field(centre)[0])
+        machine.hidden.absorb(-machine.hidden_field(offsets(machine, recipe, moments))[0])
+
+
+def offsets(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> dict[str, Tensor]:
+    """Return what deviations are taken from: the mean of the layers that are centred, zero for the others."""
+    everything = recipe.centring == "full"
+    centre = {}
+    for name, unit in machine.layers.items():
+        mean = moments[name].mean[None].to(machine.like)
+        centred = everything or (recipe.centring == "location" and unit.arbitrary_zero)
+        centre[name] = mean if centred else torch.zeros_like(mean)
+    return centre
 
 
 @torch.no_grad()
-def safe_rate(machine: BoltzmannMachine, moments: Mapping[str, Moments]) -> float:
+def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> float:
     r"""Return a step size for `W` that neither idles nor runs away.
 
     The likelihood's curvature along a row of `W` is at most the variance of a hidden unit times that of
-    what it sees, :math:`v_h \sum \mathrm{var}\, T(x)`; along a column, :math:`v_v` times the variance of
-    all hidden units, :math:`v_h K`. A step is safe up to about the inverse of their sum.
+    what it sees, :math:`v_h \sum \mathrm{E}\, T(x)^2` around the offset; along a column, :math:`v_v` times the
+    variance of all hidden units, :math:`v_h K`. A step is safe up to about the inverse of their sum.
     """
     hidden = machine.hidden
     visible_fluctuation = max(unit.fluctuation for unit in machine.layers.values())
-    rows = hidden.fluctuation * _spread(machine, moments)
+    rows = hidden.fluctuation * _power(machine, moments, offsets(machine, recipe, moments))
     columns = visible_fluctuation * hidden.fluctuation * math.prod(hidden.shape)
     return min(_LARGEST_RATE, _RATE / (rows + columns))
 
 
-def _spread(machine: BoltzmannMachine, moments: Mapping[str, Moments]) -> float:
-    """Variance of the statistic, summed over all entries of all visible layers."""
+def _power(machine: BoltzmannMachine, moments: Mapping[str, Moments], offset: Mapping[str, Tensor] | None) -> float:
+    """Mean square of the statistic around an offset, summed over all entries; around the mean without one."""
     total = 0.0
     for name, unit in machine.layers.items():
-        deviation = unit.statistic(moments[name].variance.sqrt().to(machine.like))
-        total += float((deviation**2).sum())
+        variance, mean = (part.to(machine.like) for part in (moments[name].variance, moments[name].mean))
+        away = torch.zeros_like(mean) if offset is None else mean - offset[name][0]
+        total += float((unit.statistic(torch.sqrt(variance + away**2)) ** 2).sum())
     return max(total, 1e-6)

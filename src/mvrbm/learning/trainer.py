@@ -20,7 +20,7 @@ from mvrbm.learning.data import Batch, Source, as_source
 from mvrbm.learning.gradients import Centring, Gradient, contrast, contrast_by_autograd, normalise
 from mvrbm.learning.negative import Chains
 from mvrbm.learning.recipe import Recipe, as_recipe
-from mvrbm.learning.start import initialise, safe_rate
+from mvrbm.learning.start import initialise, offsets, safe_rate
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.noise import Noise
 from mvrbm.sampling import gibbs_step, keep_known
@@ -36,7 +36,10 @@ SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 
 class DivergenceError(ArithmeticError):
-    """Learning has left the finite numbers. The machine is as it was before the update that did it."""
+    """Learning has left the finite numbers, or the energy is no longer bounded.
+
+    In the first case the machine is as it was before the update that did it.
+    """
 
 
 class Trainer:
@@ -158,7 +161,8 @@ class Trainer:
         with self._interruptible():
             self._notify("on_train_begin")
             try:
-                while self.epoch < self.n_iter and not self.stop:
+                # A checkpoint of the last update of a pass has that pass still to be ended.
+                while self.epoch < self.n_iter and (not self.stop or self.batch == self.batches_per_epoch):
                     self._one_pass(source)
             except BaseException:
                 self.broken = True
@@ -184,10 +188,15 @@ class Trainer:
             initialise(self.machine, self.recipe, moments, self.start_noise)
             self.machine.check_bounded()
         if self.recipe.learning_rate is None:
-            self.recipe = dataclasses.replace(self.recipe, learning_rate=safe_rate(self.machine, moments))
-        self._build({name: moment.mean[None] for name, moment in moments.items()})
+            rate = safe_rate(self.machine, self.recipe, moments)
+            self.recipe = dataclasses.replace(self.recipe, learning_rate=rate)
+        self._build_optimizer()
+        centre = offsets(self.machine, self.recipe, moments)
+        everything = self.recipe.centring == "full"
+        if everything or any(bool(offset.any()) for offset in centre.values()):
+            self.centring = Centring(self.machine, centre, follow_hidden=everything)
 
-    def _build(self, centre: dict[str, Tensor]) -> None:
+    def _build_optimizer(self) -> None:
         recipe = self.recipe
         learned = [(name, p) for name, p in self.machine.named_parameters() if p.requires_grad]
         factors = [p for name, p in learned if name.startswith("couplings.")]
@@ -202,7 +211,16 @@ class Trainer:
         else:
             self.optimizer = self._make_optimizer(_without_rate(groups))
         self.scheduler = None if self._make_scheduler is None else self._make_scheduler(self.optimizer)
-        self.centring = Centring(self.machine, centre) if recipe.centred else None
+
+    def _let_rates_fall(self) -> None:
+        """Set the rates of this update, unless an optimiser or a scheduler was given to do that."""
+        recipe, own = self.recipe, self._make_optimizer is None and self._make_scheduler is None
+        if not own or recipe.rate_decay is None or self.optimizer is None or recipe.learning_rate is None:
+            return
+        falling = 1 / math.sqrt(1 + self.update / recipe.rate_decay)
+        rates = recipe.learning_rate, recipe.bias_learning_rate or recipe.learning_rate
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * falling
 
     def _one_pass(self, source: Source) -> None:
         self._order_at_start = self.order_noise.state_dict()
@@ -289,6 +307,7 @@ class Trainer:
         for name, parameter in learned.items():
             parameter.grad = gradient[name] * weight if weight != 1 else gradient[name].contiguous()
         before = None if self.centring is None else self.centring.fields()
+        self._let_rates_fall()
         self.optimizer.step()
         if self.centring is not None and before is not None:
             self.centring.follow(before)
@@ -383,5 +402,8 @@ class Trainer:
 
 
 def _without_rate(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave the rate to the optimiser's maker, and keep who decays."""
-    return [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in groups]
+    """Leave the rate, and a decay that the recipe does not ask for, to the optimiser's maker. Biases never decay."""
+    factors, others = ({key: value for key, value in group.items() if key != "lr"} for group in groups)
+    if not factors["weight_decay"]:
+        del factors["weight_decay"]
+    return [factors, others]

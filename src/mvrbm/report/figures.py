@@ -78,7 +78,7 @@ def curves(
     style: dict[Any, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": "mvrbm",
-        "font.size": 10,
+        "font.size": 12,
         "text.color": _INK,
         "axes.labelcolor": _INK,
         "axes.edgecolor": _INK,
@@ -88,7 +88,7 @@ def curves(
         "axes.spines.right": False,
     }
     with matplotlib.rc_context(style):
-        canvas = Canvas(figsize=(5.2, 3.0), layout="constrained")
+        canvas = Canvas(figsize=(5.0, 3.2), layout="constrained")
         axes = canvas.subplots()
         for (name, (x, y)), colour, dash in zip(series.items(), _COLOURS, ("-", "--", ":", "-."), strict=False):
             axes.plot(x, y, dash, label=name, color=colour, linewidth=2)

@@ -43,6 +43,8 @@ class Unit(nn.Module, ABC):
     bias: nn.Parameter
     #: Whether the entries are real with quadratic energy, so that two such layers can be unbounded.
     gaussian: ClassVar[bool] = False
+    #: Whether zero is a place on a scale like any other, and not the absence of something.
+    arbitrary_zero: ClassVar[bool] = False
     #: What bytes are multiplied by when they are data of this layer.
     byte_scale: ClassVar[float] = 1.0
     #: Number of trailing modes that make up one site.

@@ -42,6 +42,7 @@ class Gaussian(Unit):
 
     name = "gaussian"
     gaussian = True
+    arbitrary_zero = True
 
     def __init__(
         self,
