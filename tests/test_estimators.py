@@ -29,7 +29,7 @@ def labels():
 
 @pytest.fixture(scope="module")
 def model(digits):
-    return MVRBM((6, 5), n_iter=10, random_state=0).fit(digits)
+    return MVRBM((6, 5), n_iter=30, random_state=0).fit(digits)
 
 
 def test_features_are_the_hidden_probabilities(model, digits):
@@ -63,7 +63,7 @@ def test_reconstruction_is_the_inverse_of_the_features(model, digits):
 
 def test_rows_and_arrays_are_the_same_data(model, digits):
     rows = digits.reshape(len(digits), -1)
-    flat = MVRBM((6, 5), visible_shape=(8, 8), n_iter=10, random_state=0).fit(rows)
+    flat = MVRBM((6, 5), visible_shape=(8, 8), n_iter=30, random_state=0).fit(rows)
     np.testing.assert_array_equal(flat.transform(rows), model.transform(digits))
     assert flat.reconstruct(rows[:3]).shape == (3, 64)
     assert flat.sample(3, steps=2).shape == (3, 64)
@@ -110,7 +110,7 @@ def test_scores_are_deterministic_and_rise_with_learning(digits):
 
 
 def test_inpainting_keeps_the_known_and_beats_the_mean(digits):
-    fitted = MVRBM((8, 8), rank=4, n_iter=40, random_state=0).fit(digits[:1500])
+    fitted = MVRBM((8, 8), rank=4, n_iter=100, random_state=0).fit(digits[:1500])
     mask = np.ones((8, 8), bool)
     mask[:, 4:] = False
     hidden = np.where(mask, digits[1500:], 0).astype(np.float32)

@@ -228,9 +228,9 @@ def _samples(model: MVRBM, seconds: float, steps: int) -> Section:
     # One mean-field pass turns the drawn bits into the probabilities they were drawn from, which look smoother.
     drawn = model.reconstruct(model.sample(2 * _SHOWN, steps=steps))
     text = (
-        f"Drawn from the model alone, {steps:,} Gibbs steps from noise. One bilinear map makes shapes more than digits, "
-        f"so this model adds up eight of them ({model.machine_.n_parameters:,} parameters, {seconds:.0f} s of training) "
-        "and learned from persistent chains."
+        f"Drawn from the model alone, {steps:,} Gibbs steps from noise. One bilinear map makes shapes more than "
+        f"digits, so this model adds up eight of them ({model.machine_.n_parameters:,} parameters, {seconds:.0f} s of "
+        "training), and learned from persistent chains."
     )
     return Section(
         "Samples", [text], figures=[_grid(drawn, "40 digit-like shapes", "40 samples; shown are probabilities.")]

@@ -59,7 +59,7 @@ class Recipe:
     factor_std: float | None = None
     bias_from_data: bool = True
     centring: str = "location"
-    rate_decay: int | None = 100
+    rate_decay: int | None = 30
     normalised: bool = True
     balance: bool = True
 

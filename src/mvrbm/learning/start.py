@@ -14,10 +14,10 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.noise import Noise
 
 # Chosen on MNIST's training digits and on patches of photographs, sizes 4x4 to 128x128, orders 1 to 4,
-# ranks 1 to 16 (docs/learning.md has the table): twice these rates still learn everywhere, half are slower.
-_RATE = 1.5
+# ranks 1 to 16 (docs/learning.md has the table).
+_RATE = 3.0
 _LARGEST_RATE = 0.5
-_FIELD_SPREAD = 0.1
+_FIELD_SPREAD = 0.3
 
 
 @dataclass(frozen=True)
