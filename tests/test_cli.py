@@ -174,7 +174,7 @@ MISTAKES = [
     (
         "a rate far too high",
         None,
-        TRAIN.format("data.npy") + " --preset paper --learning-rate 1e38",
+        TRAIN.format("data.npy") + " --preset paper --learning-rate 3e38 --batch-size 3",
         1,
         "not finite.*learning rate",
     ),

@@ -26,6 +26,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.noise import Noise
 from mvrbm.sampling import conditional_mean, mean_field, sample
 from mvrbm.storage import StorageError, read_config, read_machine, replace_folder, write_machine
+from mvrbm.threads import sensible_threads
 from mvrbm.units import UNITS, Bernoulli, Gaussian, Unit
 
 __all__ = ["MMVRBM", "MVRBM", "RBM", "TVRBM"]
@@ -258,7 +259,8 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         known = None if mask is None or start is None else self._masks(mask, start)
         if mask is not None and init is None:
             raise ValueError("a mask needs init: it marks which of its entries are known")
-        state = sample(self.machine_, n, steps, self._noise(), init=start, mask=known)
+        with sensible_threads(self.machine_, n):
+            state = sample(self.machine_, n, steps, self._noise(), init=start, mask=known)
         return self._outward(state.visible, like=init)
 
     def inpaint(self, X: Any, mask: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
@@ -277,7 +279,8 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         layers = self._layers(X, reset=False)
         known = self._masks(mask, layers)
         tensors = self._tensors(layers)
-        filled = conditional_mean(self.machine_, tensors, known, self._noise(), steps=steps, burn_in=burn_in)
+        with sensible_threads(self.machine_, len(next(iter(tensors.values())))):
+            filled = conditional_mean(self.machine_, tensors, known, self._noise(), steps=steps, burn_in=burn_in)
         return self._outward(filled, like=X)
 
     def score_samples(self, X: Any) -> Array:

@@ -24,6 +24,7 @@ from mvrbm.learning.start import initialise, offsets, safe_rate
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.noise import Noise
 from mvrbm.sampling import gibbs_step, keep_known
+from mvrbm.threads import sensible_threads
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -158,7 +159,7 @@ class Trainer:
         self.batches_per_epoch = source.n_batches(recipe.batch_size)
         self._prepare(source)
         self.stop = self.interrupted = self.broken = False
-        with self._interruptible():
+        with self._interruptible(), sensible_threads(self.machine, self.recipe.batch_size):
             self._notify("on_train_begin")
             try:
                 # A checkpoint of the last update of a pass has that pass still to be ended.

@@ -1,0 +1,29 @@
+"""How many threads a loop of small products deserves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from mvrbm.machine import BoltzmannMachine
+
+# Below this many multiplications a product, threads wait for each other longer than they work; where the
+# machine is shared, ten times as long.
+_WORTH_THREADS = 10**8
+
+
+@contextlib.contextmanager
+def sensible_threads(machine: BoltzmannMachine, batch_size: int) -> Iterator[None]:
+    """Use one thread within, if the machine's products over such a batch are small; on the CPU only."""
+    work = batch_size * max(link.operations for link in machine.links.values())
+    former = torch.get_num_threads()
+    if machine.like.device.type != "cpu" or work >= _WORTH_THREADS or former == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)
