@@ -146,7 +146,7 @@ def test_resumes_documents(tmp_path):
     words[::2, 2] = 0
 
     def build(folder):
-        recipe = Recipe(batch_size=BATCH, negative=PCD(5))
+        recipe = Recipe(batch_size=BATCH)
         return Trainer(replicated_softmax(3, 4, 2), recipe, callbacks=[Checkpoint(folder, every=1, keep=99)])
 
     assert_resumes_everywhere(tmp_path, build, words, ALL_UPDATES)

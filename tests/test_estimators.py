@@ -1,5 +1,8 @@
 """The scikit-learn face: what it returns, what it refuses, and that it fits in with scikit-learn's tools."""
 
+import os
+import signal
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +15,7 @@ from sklearn.neural_network import BernoulliRBM
 from sklearn.pipeline import make_pipeline
 
 from mvrbm import MMVRBM, MVRBM, RBM, TVRBM
-from mvrbm.learning import PCD, Monitor, Recipe
+from mvrbm.learning import PCD, Callback, Monitor, Recipe
 from mvrbm.likelihood import pseudo_log_likelihood
 from mvrbm.storage import StorageError
 
@@ -199,9 +202,9 @@ def halves(digits):
 def test_a_whole_modality_is_found_from_the_other(halves):
     kinds = {"left": "bernoulli", "right": "gaussian"}
     fitted = MMVRBM((8, 8), rank=4, visible=kinds, n_iter=40, random_state=0).fit(halves)
-    left = np.ones_like(halves["left"], dtype=bool)
+    right = np.ones_like(halves["right"], dtype=bool)
     nothing = {"left": halves["left"], "right": np.zeros_like(halves["right"])}
-    found = fitted.inpaint(nothing, {"left": left})
+    found = fitted.inpaint(nothing, {"right": ~right})
     truth = halves["right"]
     # Linear regression from the left half gets to 0.68.
     assert ((found["right"] - truth) ** 2).sum() < 0.9 * ((truth.mean(0) - truth) ** 2).sum()
@@ -256,6 +259,37 @@ def test_another_class_is_refused(model, tmp_path):
         TVRBM.from_pretrained(tmp_path / "model")
 
 
+def test_an_interrupted_fit_ends_what_called_it(digits):
+    class Interrupt(Callback):
+        def on_batch_end(self, trainer, batch):
+            if trainer.update == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    estimator = MVRBM((3, 3), n_iter=100, random_state=0)
+    with pytest.raises(KeyboardInterrupt):
+        estimator.fit(digits, callbacks=[Interrupt()])
+    assert estimator._trainer.update == 3
+    before = estimator.transform(digits[:5])
+    after = estimator.partial_fit(digits[:150]).transform(digits[:5])
+    assert estimator._trainer.update == 5  # both batches of the new data
+    assert not np.array_equal(before, after)
+
+
+def test_equal_models_score_equally(digits):
+    fitted = MVRBM((6, 5), rank=3, n_iter=5, random_state=0).fit(digits)
+    dense = RBM(30, n_iter=0).fit(digits.reshape(len(digits), -1))
+    with torch.no_grad():
+        dense.machine_.links["visible"].weight.copy_(fitted.machine_.links["visible"].dense().reshape(30, 64))
+        dense.machine_.layers["visible"].bias.copy_(fitted.machine_.layers["visible"].bias.reshape(64))
+        dense.machine_.hidden.bias.copy_(fitted.machine_.hidden.bias.reshape(30))
+    assert dense.score(digits[:100].reshape(100, -1)) == pytest.approx(fitted.score(digits[:100]), rel=1e-5)
+
+
+def test_bytes_that_are_bits_are_pointed_out(digits):
+    with pytest.warns(UserWarning, match="divided by 255"):
+        MVRBM((3, 3), n_iter=1).fit((digits > 0.5).astype(np.uint8))
+
+
 # -- refusals ---------------------------------------------------------------------------------------
 
 IMAGES = np.full((10, 6, 4), 0.5)
@@ -278,7 +312,7 @@ REFUSED = [
         "say what array a row is",
     ),
     ("rank 0", lambda: MVRBM(rank=0).fit(IMAGES), "rank must be a whole number"),
-    ("batch size 0", lambda: MVRBM(batch_size=0).fit(IMAGES), "batch_size must be at least 1"),
+    ("batch size 0", lambda: MVRBM(batch_size=0).fit(IMAGES), "batch_size must be a whole number of at least 1"),
     (
         "other shape later",
         lambda: MVRBM(n_iter=1).fit(IMAGES).transform(np.zeros((3, 4, 6))),
@@ -286,6 +320,13 @@ REFUSED = [
     ),
     ("mask of numbers", lambda: MVRBM(n_iter=1).fit(IMAGES).inpaint(IMAGES, np.ones((6, 4))), "mask must be boolean"),
     ("mask of another size", lambda: MVRBM(n_iter=1).fit(IMAGES).inpaint(IMAGES, np.ones(3, bool)), "mask must have"),
+    ("mask turned round", lambda: MVRBM(n_iter=1).fit(IMAGES).inpaint(IMAGES, np.ones((4, 6), bool)), "mask must have"),
+    ("mask of an unknown modality", lambda: MMVRBM(n_iter=1).fit({"a": IMAGES}, mask={"b": IMAGES > 0}), "mask names"),
+    (
+        "hidden rows of another size",
+        lambda: MVRBM(n_iter=1).fit(IMAGES).inverse_transform(np.ones((2, 12))),
+        "expected",
+    ),
     ("a list for MMVRBM", lambda: MMVRBM().fit([IMAGES]), "a dict or a tuple"),
     ("modality beyond [0, 1]", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES + 1}), "modality 'b'.*'gaussian'"),
     ("unequal modalities", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES[:3]}), "same number of samples"),

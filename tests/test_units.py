@@ -180,7 +180,7 @@ def test_tied_bernoulli_pools_its_entries():
     x = torch.tensor([[[0.0, 1], [0, 1]], [[1, 1], [0, 0]]], dtype=torch.float64)
     unit = Bernoulli((2, 2), bias_shape=(1, 2)).double()
     unit.initialise_from(*moments(x))
-    np.testing.assert_allclose(unit.bias.detach(), np.log([[(0.25 * 2 + 1) / (0.75 * 2 + 1), (1.5 + 1) / (0.5 + 1)]]))
+    np.testing.assert_allclose(unit.bias.detach(), np.log([[(1 + 1) / (3 + 1), (3 + 1) / (1 + 1)]]))
 
 
 def test_gaussian_takes_location_and_scale():
@@ -206,8 +206,24 @@ def test_constant_entries_are_not_divided_by_zero(spread):
     x[::2, 1] += spread
     unit = Gaussian(2).double()
     unit.initialise_from(*moments(x))
-    expected = [0.01 * spread**2 / 8, spread**2 / 4] if spread else [1.0, 1.0]
+    expected = [0.01 * spread**2 / 4, spread**2 / 4] if spread else [1.0, 1.0]
     np.testing.assert_allclose(unit.log_variance.exp().detach(), expected)
+
+
+def test_scales_far_apart_are_all_kept():
+    """Columns of a table in their own units: the largest says nothing of the others."""
+    scales = torch.tensor([0.2, 1.0, 3.0, 300.0], dtype=torch.float64)
+    x = scales * torch.from_numpy(generator("scales").standard_normal((500, 4)))
+    unit = Gaussian(4).double()
+    unit.initialise_from(*moments(x))
+    np.testing.assert_allclose(unit.scale.detach(), x.std(0, correction=0))
+
+
+def test_a_shared_bias_has_the_gain_of_all_that_share_it():
+    assert float(Bernoulli((4, 6), bias_shape=(1, 6)).gains()["bias"]) == 4
+    assert Bernoulli((4, 6)).gains() == {}
+    gains = Gaussian((4, 6), bias_shape=(1, 1), learn_variance=True).gains()
+    assert (float(gains["bias"].detach()), float(gains["log_variance"])) == (24, 24)
 
 
 def test_categorical_starts_at_frequencies_with_a_pseudo_count():

@@ -188,7 +188,7 @@ def patches(path):
         return np.load(path, mmap_mode="r")
     from mvrbm.datasets import patches as cut
 
-    return cut(load("natural-images").arrays, 128, 1000, seed=0)
+    return np.round(255 * cut(load("natural-images").arrays, 128, 1000, seed=0)).astype(np.uint8)
 
 
 def _grid(job):

@@ -29,11 +29,26 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
+_SUBMODULES = (
+    "couplings",
+    "datasets",
+    "estimators",
+    "learning",
+    "likelihood",
+    "models",
+    "sampling",
+    "storage",
+    "units",
+)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'mvrbm' has no attribute '{name}'")
     import importlib
 
+    if name in _SUBMODULES:
+        return importlib.import_module(f"mvrbm.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'mvrbm' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 

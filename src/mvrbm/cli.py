@@ -248,6 +248,9 @@ def train(
         raise typer.BadParameter("a hidden layer of one mode has full weights: leave it out", param_hint="'--rank'")
     given_shape = None if shape is None else _shape("--shape", shape)
     _check_model_out(out, force)
+    for option, path in (("--log", log), ("--checkpoints", checkpoints)):
+        if path is not None and out.resolve() in (path.resolve(), *path.resolve().parents):
+            raise ValueError(f"{option} {path} lies in the model's folder {out}: choose another place")
     resumed = _check_checkpoints(checkpoints)
     if log is not None:
         from mvrbm.files import check_output
@@ -269,7 +272,12 @@ def train(
     )
     watchers = _watchers(samples, known, log, checkpoints, quiet)
     began = time.perf_counter()
-    model.fit(samples, mask=known, callbacks=watchers, resume=checkpoints)
+    warnings.simplefilter("ignore", UserWarning)  # said above, in one line
+    try:
+        model.fit(samples, mask=known, callbacks=watchers, resume=checkpoints)
+    except KeyboardInterrupt:
+        if model._trainer is None or not model._trainer.interrupted:
+            raise  # a second Ctrl-C: at once
     seconds = time.perf_counter() - began
     model.save_pretrained(out)
 

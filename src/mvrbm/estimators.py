@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -136,7 +137,10 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             self._start(layers)
         elif self._trainer is None:
             self._trainer = self._new_trainer(self.machine_, initialise=False)
-        passes = 0 if self._trainer is None else self._trainer.epoch
+        passes = 0
+        if self._trainer is not None:
+            self._trainer.batch = 0  # a pass that was broken off was over other data
+            passes = self._trainer.epoch
         return self._train(layers, passes + 1, mask, ())
 
     def _start(self, layers: Mapping[str, Array]) -> None:
@@ -177,11 +181,17 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _train(self, layers: Mapping[str, Array], n_iter: int, mask: Any, callbacks: Sequence[Callback]) -> Self:
         trainer = self._trainer
         assert trainer is not None
-        trainer.callbacks = [*callbacks, *([ProgressBar()] if self.verbose else [])]
+        watching = [*callbacks, *([ProgressBar()] if self.verbose else [])]
+        trainer.callbacks = sorted(watching, key=lambda callback: callback.comes_last)
         known = None if mask is None else self._masks(mask, layers)
-        trainer.fit(dict(layers), n_iter, mask=known)
-        trainer.callbacks = []
-        self.history_ = trainer.history
+        try:
+            trainer.fit(dict(layers), n_iter, mask=known)
+        finally:
+            trainer.callbacks = []
+            self.history_ = trainer.history
+        if trainer.interrupted:
+            # Training has ended in good order; whatever called it, a search or a script, is to end as well.
+            raise KeyboardInterrupt
         return self
 
     # -- features ---------------------------------------------------------------------------------
@@ -203,7 +213,10 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def inverse_transform(self, X: ArrayLike) -> Any:
         """Visible means given hidden probabilities, as rows or as arrays."""
         check_is_fitted(self)
-        hidden = torch.as_tensor(np.asarray(X)).reshape(-1, *self.machine_.hidden.shape)
+        rows, shape = np.array(X), self.machine_.hidden.shape
+        if rows.shape[1:] not in (shape, (math.prod(shape),)):
+            raise ValueError(f"expected (n, {math.prod(shape)}) or {('n', *shape)} hidden values, got {rows.shape}")
+        hidden = torch.from_numpy(rows).reshape(-1, *shape)
         with torch.no_grad():
             return self._outward(self.machine_.visible_mean(hidden))
 
@@ -360,17 +373,25 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return tensors
 
     def _masks(self, mask: Any, layers: Mapping[str, Any]) -> dict[str, Tensor]:
-        parts = mask if isinstance(mask, Mapping) else {next(iter(layers)): mask}
+        """Return which entries are known, by layer. A layer without a mask is known throughout."""
+        parts = self._masks_by_name(mask)
+        if not set(parts) <= set(layers):
+            raise ValueError(f"mask names {sorted(parts)}, but the data has {sorted(layers)}")
         known = {}
-        for name, part in parts.items():
-            array = np.asarray(part)
+        for name, layer in layers.items():
+            shape = tuple(layer.shape)
+            array = np.asarray(parts.get(name, np.True_))
             if array.dtype != bool:
                 raise ValueError(f"mask must be boolean, True where the value is known, got {array.dtype}")
-            shape = tuple(layers[name].shape)
-            if array.size not in (math.prod(shape), math.prod(shape[1:])):
+            features = math.prod(shape[1:])
+            if array.shape not in ((), shape, shape[1:], (shape[0], features), (features,)):
                 raise ValueError(f"mask must have the data's shape {shape} or one sample's, got {array.shape}")
-            known[name] = torch.from_numpy(np.broadcast_to(array.reshape(-1, *shape[1:]), shape).copy())
+            arranged = array if array.ndim == 0 else array.reshape(-1, *shape[1:])
+            known[name] = torch.from_numpy(np.broadcast_to(arranged, shape).copy())
         return known
+
+    def _masks_by_name(self, mask: Any) -> Mapping[str, Any]:
+        raise NotImplementedError
 
     def __sklearn_tags__(self) -> Any:
         """Tell scikit-learn that float32 stays float32."""
@@ -401,6 +422,8 @@ class _SingleLayer(_ArrayRBM):
         if shape is None:
             shape = self._shape_of_samples(rows.shape[1], array_shape)
         self._refuse_beyond_unit_interval(rows)
+        if reset and self.visible == "bernoulli" and rows.dtype == np.uint8 and rows.max() <= 1:
+            warnings.warn("bytes are divided by 255, but these are all 0 or 1: give them as floats", stacklevel=3)
         if reset:
             self.visible_shape_, self._as_arrays = shape, array_shape is not None
         return {_SINGLE: rows.reshape(len(rows), *shape)}
@@ -425,6 +448,9 @@ class _SingleLayer(_ArrayRBM):
                 f"visible='bernoulli' takes data from 0 to 1, got {rows.min():g} to {rows.max():g}: "
                 "rescale it, or use visible='gaussian'"
             )
+
+    def _masks_by_name(self, mask: Any) -> Mapping[str, Any]:
+        return {_SINGLE: mask}
 
     def _units(self, layers: Mapping[str, Array]) -> dict[str, Unit]:
         return {_SINGLE: UNITS[self.visible](layers[_SINGLE].shape[1:])}
@@ -673,6 +699,9 @@ class MMVRBM(_ArrayRBM):
         if isinstance(X, tuple):
             return {str(number): part for number, part in enumerate(X)}
         raise ValueError(f"MMVRBM takes a dict or a tuple of arrays, got {type(X).__name__}")
+
+    def _masks_by_name(self, mask: Any) -> Mapping[str, Any]:
+        return self._by_name(mask)
 
     def _kinds(self, names: Sequence[str]) -> dict[str, str]:
         kinds = dict(self.visible) if isinstance(self.visible, Mapping) else dict.fromkeys(names, self.visible)

@@ -31,7 +31,7 @@ __all__ = [
 MOST_STATES = 2**25
 _CHUNK_ENTRIES = 2**22  # numbers held at once while enumerating: 32 MB in float64
 _LARGEST_SOLVE = 4096  # entries of a Gaussian layer that are integrated out through one matrix
-_PSEUDO_BUDGET = 2**25  # multiplications that the pseudo-likelihood of one sample may take
+_PSEUDO_BUDGET = 2048  # alternatives of sites that the pseudo-likelihood of one sample may look at
 
 
 # -- exact ------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, ma
     _refuse_beyond_reach(min(bits_visible, bits_hidden))
     if bits_hidden <= bits_visible:
         total = _LogSum()
-        for y in _states(machine.hidden, torch.arange(machine.hidden.n_sites), machine.like):
+        for y in _states(machine.hidden, torch.arange(machine.hidden.n_sites), machine.like, _entries(machine)):
             fields = machine.visible_fields(y)
             summed = _clamped_log_normaliser(machine, fields, fixed, known)
             total.add(summed - machine.hidden.energy(y))
@@ -141,18 +141,22 @@ def _digits(n_sites: int, levels: int, entries: int) -> Iterator[Tensor]:
         yield torch.div(numbers[:, None], powers, rounding_mode="floor") % levels
 
 
-def _states(unit: Unit, sites: Tensor, like: Tensor, base: Tensor | None = None) -> Iterator[Tensor]:
-    """All states of a layer's sites, the others as in `base`, in pieces (m, *shape)."""
+def _states(unit: Unit, sites: Tensor, like: Tensor, entries: int, base: Tensor | None = None) -> Iterator[Tensor]:
+    """All states of a layer's sites, the others as in `base`, in pieces (m, *shape) for up to `entries` each."""
     if len(sites) == 0:
         yield like.new_zeros((1, *unit.shape)) if base is None else base.reshape(1, *unit.shape)
         return
-    entries = math.prod(unit.shape)
     for digits in _digits(len(sites), int(unit.levels), entries):
         flat = like.new_zeros((len(digits), unit.n_sites, *unit.entry_shape))
         if base is not None:
             flat[:] = base.reshape(1, unit.n_sites, *unit.entry_shape)
         flat[:, sites] = unit.decode(digits.to(like.device)).to(like.dtype)
         yield flat.reshape(-1, *unit.shape)
+
+
+def _entries(machine: BoltzmannMachine) -> int:
+    """Entries of all layers: what one joint state takes."""
+    return sum(math.prod(unit.shape) for unit in (*machine.layers.values(), machine.hidden))
 
 
 def _visible_states(
@@ -167,7 +171,7 @@ def _visible_states(
             return
         name, *rest = names
         unit = machine.layers[name]
-        for piece in _states(unit, free[name], machine.like, fixed[name]):
+        for piece in _states(unit, free[name], machine.like, _entries(machine), fixed[name]):
             if rest:  # the last layer is enumerated in bulk, the others one state at a time
                 for row in piece:
                     yield from combine(rest, {**chosen, name: row[None]})
@@ -384,8 +388,9 @@ def pseudo_log_likelihood(
     visible : Tensor or mapping of str to Tensor
         Data, each layer (n, *layer shape). A grey Bernoulli entry counts as its share of ones and zeros.
     n_sites : int, optional
-        How many sites to visit. If not given, all of them where some thirty million multiplications a
-        sample suffice for that, and otherwise as many as these allow: a subset that depends on `seed` alone.
+        How many sites to visit. If not given, all of them where they have no more than about two thousand
+        alternatives together, such as a thousand binary entries, and otherwise as many as that allows: a
+        subset that depends on the visible layers and `seed` alone, so that machines can be compared.
     seed : int
         Chooses the subset.
     check : bool
@@ -395,9 +400,8 @@ def pseudo_log_likelihood(
     n = len(next(iter(layers.values())))
     places = [(name, site) for name, unit in machine.layers.items() for site in range(unit.n_sites)]
     if n_sites is None:
-        # A visit carries every alternative of the site to the hidden layer: two, or a few dozen nodes.
-        work = max(link.operations * int(min(machine.layers[name].levels, 64)) for name, link in machine.links.items())
-        n_sites = max(1, _PSEUDO_BUDGET // work)
+        # A site has two alternatives, as many as there are categories, or a few dozen nodes.
+        n_sites = max(1, _PSEUDO_BUDGET // max(int(min(unit.levels, 64)) for unit in machine.layers.values()))
     if n_sites < 1:
         raise ValueError(f"n_sites must be at least 1, got {n_sites}")
     visited = places
@@ -417,13 +421,14 @@ def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tens
     x = layers[name].reshape(-1, unit.n_sites, *unit.entry_shape)
     n = len(x)
     options = unit.alternatives(x[:, site], site, _reach(machine, layers, field, name, site))
+    columns, slope = _site_columns(machine, name, site)
     scores = []
     for value in options.values:
         changed = x.clone()
         changed[:, site] = value
-        other = changed.reshape(n, *unit.shape)
-        difference = machine.links[name].to_hidden(unit.statistic(other) - unit.statistic(layers[name]))
-        scores.append(machine.hidden.log_normaliser(field + difference) - unit.energy(other))
+        step = ((value - x[:, site]).reshape(n, -1) * slope) @ columns.flatten(1)  # the statistic is linear
+        energy = unit.energy(changed.reshape(n, *unit.shape))
+        scores.append(machine.hidden.log_normaliser(field + step.reshape(field.shape)) - energy)
     score = torch.stack(scores)  # (a, n)
     conditional = (options.shares * score).sum(0) - torch.logsumexp(score + options.log_weights, 0)
     absent = unit.absent(layers[name])
@@ -433,15 +438,24 @@ def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tens
     return torch.where(gone, torch.zeros_like(conditional), conditional)
 
 
+def _site_columns(machine: BoltzmannMachine, name: str, site: int) -> tuple[Tensor, Tensor]:
+    """What one unit of each entry of a site's statistic sends to the hidden layer, and the statistic's slopes."""
+    unit = machine.layers[name]
+    size = math.prod(unit.entry_shape)
+    one = machine.like.new_zeros((size, unit.n_sites, size))
+    one[torch.arange(size), site, torch.arange(size)] = 1
+    columns = machine.links[name].to_hidden(one.reshape(size, *unit.shape))  # (entries, *hidden shape)
+    slopes = unit.statistic(machine.like.new_ones(unit.shape)).reshape(unit.n_sites, size)[site]
+    return columns, slopes
+
+
 def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, site: int) -> tuple[Tensor, Tensor]:
     """Lowest and highest field that a Gaussian site can meet, up to what its own width covers: (n,) each."""
     unit, n = machine.layers[name], len(field)
     if not unit.gaussian:
         nothing = field.new_zeros(n)
         return nothing, nothing
-    one = machine.like.new_zeros((1, *unit.shape))
-    one.view(-1)[site] = 1
-    column = machine.links[name].to_hidden(one)  # (1, *hidden shape)
+    column, _ = _site_columns(machine, name, site)  # (1, *hidden shape)
     low, high = machine.hidden.statistic_bounds()
     if math.isfinite(low) and math.isfinite(high):
         ends = torch.stack([column * low, column * high]).flatten(1)

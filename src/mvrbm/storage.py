@@ -190,7 +190,9 @@ def read_json(path: Path, largest: int | None = _LARGEST_CONFIG) -> dict[str, An
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except StorageError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is damaged: not valid JSON ({error})") from error
     if not isinstance(content, dict):
         raise StorageError(f"{path} is damaged: a JSON object is expected")

@@ -7,6 +7,7 @@ checkpoint is written beside its place and renamed into it: what has its name is
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -107,6 +108,7 @@ def restore(trainer: Trainer, stored: dict[str, Any]) -> None:
         trainer.epoch, trainer.batch, trainer.update = plain["epoch"], plain["batch"], plain["update"]
         trainer.scheduled = plain["scheduled"]
         trainer.history = list(plain["history"])
+        trainer.recipe = dataclasses.replace(trainer.recipe, learning_rate=plain["recipe"]["learning_rate"])
         trainer.chains = _under(tensors, "chains")
         trainer.noise.load_state_dict(_under(tensors, "noise"))
         trainer.order_noise.load_state_dict(_under(tensors, "order"))

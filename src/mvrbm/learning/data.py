@@ -76,17 +76,19 @@ class Source(ABC):
     def moments(self) -> dict[str, Moments]:
         """Mean and variance of every entry, over a bounded number of samples."""
         sums: dict[str, list[Tensor]] = {}
+        origins: dict[str, Tensor] = {}  # sums are taken from here, so that large values do not cancel
         for batch in self.head(_MOMENT_SAMPLES):
             for name, array in batch.visible.items():
                 x = array.double().cpu()
                 known = batch.known.get(name)
                 count = torch.ones_like(x) if known is None else known.cpu().double()
-                x = torch.where(count > 0, x, torch.zeros_like(x))
+                origin = origins.setdefault(name, torch.where(count > 0, x, 0.0).sum(0) / count.sum(0).clamp(min=1))
+                x = torch.where(count > 0, x - origin, torch.zeros_like(x))
                 piece = [x.sum(0), (x**2).sum(0), count.sum(0)]
                 sums[name] = [a + b for a, b in zip(sums[name], piece, strict=True)] if name in sums else piece
         if not sums:
             raise ValueError("the data is empty: at least one sample is needed")
-        return {name: moments_of(*parts) for name, parts in sums.items()}
+        return {name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()}
 
     def _batch(self, raw: Mapping[str, Any], known: Mapping[str, Any]) -> Batch:
         """Turn pieces of raw data into checked tensors of the machine's kind."""

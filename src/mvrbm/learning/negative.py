@@ -91,6 +91,7 @@ class PCD(NegativePhase):
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, noise: Noise, chains: Chains
     ) -> dict[str, Tensor]:
         """Go on with the chains, which started at the first batch."""
+        _refuse_padding(masks)
         state = {name: chains[name] for name in batch} if chains else _spread(batch, self.n_chains)
         padding = machine.as_masks(None, state)
         for _ in range(self.steps):
@@ -116,6 +117,7 @@ class TemperedPCD(NegativePhase):
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, noise: Noise, chains: Chains
     ) -> dict[str, Tensor]:
         """Go on with all chains, which started at the first batch, and return the coldest."""
+        _refuse_padding(masks)
         tempering = ParallelTempering(
             machine,
             self.n_chains,
@@ -131,6 +133,12 @@ class TemperedPCD(NegativePhase):
         chains.update(tempering.visible)
         chains[_TURN] = torch.tensor(tempering.turn)
         return {name: array.clone() for name, array in coldest.items()}
+
+
+def _refuse_padding(masks: Masks) -> None:
+    # A model of documents has a log Z for each length: chains of other lengths than the batch's would bias it.
+    if any(mask is not None and bool(mask.any()) for mask in masks.values()):
+        raise ValueError("persistent chains keep their lengths, and the data has rows of padding: use CD instead")
 
 
 def _spread(batch: Layers, count: int) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ class Recipe:
         What the chains do.
     std : float, optional
         Standard deviation of the entries of `W` at the start. If not given, hidden fields start with a
-        spread of a tenth.
+        spread of 0.3.
     factor_std : float, optional
         Standard deviation of the factors themselves at the start, instead of `std`.
     bias_from_data : bool
@@ -41,7 +41,8 @@ class Recipe:
         means nothing (Gaussian ones), all layers and the hidden one, or none.
     rate_decay : int, optional
         Updates after which the rate has fallen to 1 / sqrt(2) of its start; it falls as
-        1 / sqrt(1 + update / rate_decay). It stays as it is if not given, or where a scheduler is.
+        1 / sqrt(1 + update / rate_decay). It stays as it is if not given, or where an optimiser or a
+        scheduler is given to the trainer.
     normalised : bool
         Whether each factor's gradient is divided by how much the other factors amplify it.
     balance : bool
@@ -65,8 +66,17 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, least in [("n_iter", 0), ("batch_size", 1)]:
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value != int(value) or value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
+            object.__setattr__(self, name, int(value))  # NumPy's numbers are not JSON's
+        if not isinstance(self.negative, NegativePhase):
+            raise ValueError(f"negative must be CD(...), PCD(...) or TemperedPCD(...), got {self.negative!r}")
+        if self.std is not None and self.factor_std is not None:
+            raise ValueError("give std or factor_std, not both")
+        for name in ("learning_rate", "bias_learning_rate", "std", "factor_std", "momentum", "weight_decay"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("learning_rate", "bias_learning_rate", "std", "factor_std"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):

@@ -13,8 +13,8 @@ from mvrbm.learning.recipe import Recipe
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.noise import Noise
 
-# Chosen on MNIST's training digits and on patches of photographs, sizes 4x4 to 128x128, orders 1 to 4,
-# ranks 1 to 16 (docs/learning.md has the table).
+# Chosen on held-out training digits of MNIST and on patches of photographs, sizes 4x4 to 128x128, orders 1 to
+# 4, ranks 1 to 16. docs/learning.md has the tables, and says what was looked at on the way.
 _RATE = 3.0
 _LARGEST_RATE = 0.5
 _FIELD_SPREAD = 0.3
@@ -29,11 +29,15 @@ class Moments:
     count: int
 
 
-def moments_of(total: Tensor, squares: Tensor, counts: Tensor) -> Moments:
-    """Turn sums over known entries into moments; entries that were never known get those of the others."""
+def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor) -> Moments:
+    """Turn sums over known entries, of deviations from an origin, into moments.
+
+    Entries that were never known get the moments of the others.
+    """
     known = counts.clamp(min=1)
-    mean = total / known
-    variance = (squares / known - mean**2).clamp(min=0)
+    shift = total / known
+    variance = (squares / known - shift**2).clamp(min=0)
+    mean = origin + shift
     never = counts == 0
     if bool(never.any()):
         some = ~never

@@ -229,6 +229,7 @@ class Trainer:
             self._reschedule()
             self.scheduled = self.epoch
         self._notify("on_epoch_begin")
+        began = self.update
         full = source.full_batch(self.recipe.batch_size)
         for batch in source.batches(self.recipe.batch_size, self.order_noise, start=self.batch):
             self._notify("on_batch_begin", batch=batch)
@@ -239,6 +240,8 @@ class Trainer:
             if self.stop:
                 break
         else:
+            if self.update == began and self.batch == 0:
+                raise ValueError("a pass over the data gave no batch: can it be gone through more than once?")
             self.epoch, self.batch = self.epoch + 1, 0
             source.check = False  # every sample has been seen
             self._end_pass()

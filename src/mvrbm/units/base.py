@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -146,9 +148,15 @@ class Unit(nn.Module, ABC):
     def gains(self) -> dict[str, Tensor]:
         """By how much, squared, a step of a parameter is amplified in units of the entries' own spread.
 
-        Parameters left out have gain 1. See :meth:`mvrbm.couplings.Coupling.gains`.
+        A bias that entries share moves all of them. Parameters left out have gain 1. See
+        :meth:`mvrbm.couplings.Coupling.gains`.
         """
-        return {}
+        return {"bias": self.bias.new_tensor(self.n_sharing)} if self.n_sharing > 1 else {}
+
+    @property
+    def n_sharing(self) -> int:
+        """How many entries share one bias."""
+        return math.prod(self.shape) // math.prod(self.bias_shape)
 
     @property
     @abstractmethod
@@ -166,7 +174,7 @@ class Unit(nn.Module, ABC):
 
     def _pool(self, moment: Tensor) -> Tensor:
         """Average a moment of the layer's shape over the entries that share a parameter."""
-        return self._tie(moment) * (math.prod(self.bias_shape) / math.prod(self.shape))
+        return self._tie(moment) / self.n_sharing
 
     # -- checks, enumeration, conditionals of single sites ----------------------------------------
 
@@ -232,7 +240,10 @@ def sum_sites(values: Tensor) -> Tensor:
 
 def as_shape(shape: int | Sequence[int], what: str) -> tuple[int, ...]:
     """Return a shape as a tuple, refusing sizes below 1."""
-    sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+    try:
+        sizes = tuple(operator.index(size) for size in (shape if isinstance(shape, Sequence) else np.atleast_1d(shape)))
+    except TypeError:
+        raise ValueError(f"{what} must be whole numbers, got {shape}") from None
     if not sizes or min(sizes) < 1:
         raise ValueError(f"{what} must be one or more sizes of at least 1, got {sizes}")
     return sizes

@@ -58,6 +58,7 @@ class Bernoulli(Unit):
     @torch.no_grad()
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Set the bias to the data's log-odds, one pseudo-count of each value keeping them finite."""
+        count *= self.n_sharing
         self.bias.copy_(torch.logit((self._pool(mean) * count + 1) / (count + 2)))
 
     def check(self, x: Tensor, layer: str) -> None:

@@ -80,7 +80,7 @@ class Categorical(Unit):
     @torch.no_grad()
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Set the bias to the log-frequencies, with one pseudo-count of each category."""
-        self.bias.copy_(torch.log(self._pool(mean) * count + 1))
+        self.bias.copy_(torch.log(self._pool(mean) * count * self.n_sharing + 1))
 
     def check(self, x: Tensor, layer: str) -> None:
         """Refuse rows that are not one-hot, padding aside."""

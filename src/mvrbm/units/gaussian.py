@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from mvrbm.noise import Noise
 from mvrbm.units.base import Alternatives, Unit
 
-# An entry whose variance is a hundredth of the layer's average is treated as having that hundredth:
-# constant pixels must not be divided by zero.
+# An entry whose variance is below a hundredth of the layer's median is treated as having that hundredth:
+# constant and almost constant pixels must not be divided by next to nothing.
 _SMALLEST_RELATIVE_VARIANCE = 1e-2
 
 # Nodes half a standard deviation apart: for sums of Gaussians no narrower than that the trapezoidal
@@ -106,7 +106,10 @@ class Gaussian(Unit):
 
     def gains(self) -> dict[str, Tensor]:
         """The bias is measured in standard deviations."""
-        return {"bias": 1 / self.scale**2}
+        gains = {"bias": self.n_sharing / self.scale**2}
+        if self.learn_variance and self.n_sharing > 1:
+            gains["log_variance"] = self.bias.new_tensor(self.n_sharing)
+        return gains
 
     @property
     def fluctuation(self) -> float:
@@ -127,8 +130,8 @@ class Gaussian(Unit):
         """Take location and scale from the data, so that raw units work."""
         centre = self._pool(mean)
         spread = self._pool(variance + (mean - centre) ** 2)
-        typical = spread.mean()
-        floor = _SMALLEST_RELATIVE_VARIANCE * typical if typical > 0 else torch.ones_like(typical)
+        varying = spread[spread > 0]
+        floor = _SMALLEST_RELATIVE_VARIANCE * varying.median() if len(varying) else spread.new_tensor(1.0)
         self.bias.copy_(centre)
         self.log_variance.copy_(torch.log(torch.maximum(spread, floor)))
 
