@@ -147,6 +147,23 @@ def test_missing_entries_are_drawn(digits):
     assert bias_of(fitted) < 0.5 * bias_of(zeros)
 
 
+def test_what_is_unknown_may_be_anything(digits, halves):
+    mask = np.random.default_rng(1).random((8, 8)) < 0.6
+    broken = np.where(mask, digits[:300], np.nan).astype(np.float32)
+    zeros = np.where(mask, digits[:300], 0).astype(np.float32)
+    for wrong in (broken, np.where(mask, zeros, -7).astype(np.float32)):
+        one = MVRBM((4, 4), n_iter=2, random_state=0).fit(wrong, mask=mask)
+        other = MVRBM((4, 4), n_iter=2, random_state=0).fit(zeros, mask=mask)
+        np.testing.assert_array_equal(one.components(), other.components())
+        np.testing.assert_array_equal(one.inpaint(wrong, mask), other.inpaint(zeros, mask))
+    with pytest.raises(ValueError, match="NaN"):
+        MVRBM((4, 4), n_iter=1).fit(broken)
+    gone = {"left": halves["left"], "right": np.full_like(halves["right"], np.nan)}
+    kinds = {"left": "bernoulli", "right": "gaussian"}
+    fitted = MMVRBM((4, 4), visible=kinds, n_iter=1, random_state=0).fit(halves)
+    assert np.isfinite(fitted.inpaint(gone, {"right": np.zeros((8, 4), bool)})["right"]).all()
+
+
 def test_callbacks_and_recipes(digits):
     monitor = Monitor(digits[:100], digits[100:200])
     recipe = Recipe(negative=PCD(20), batch_size=50)

@@ -123,7 +123,7 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         resume : path, optional
             Folder of checkpoints, of which the newest is gone on from if there is one.
         """
-        layers = self._layers(X, reset=True)
+        layers = self._layers(self._blank_unknown(X, mask), reset=True)
         self._start(layers)
         if resume is not None and self._trainer is not None:
             self._trainer.resume(resume)
@@ -132,7 +132,7 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
         """Make one more pass, over these data."""
         fresh = not hasattr(self, "machine_")
-        layers = self._layers(X, reset=fresh)
+        layers = self._layers(self._blank_unknown(X, mask), reset=fresh)
         if fresh:
             self._start(layers)
         elif self._trainer is None:
@@ -282,14 +282,14 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         Parameters
         ----------
         X : array
-            Data. Unknown entries may hold anything finite.
+            Data. Unknown entries may hold anything, NaN too.
         mask : boolean array of X's shape or of one sample's
             True where the value is known.
         steps, burn_in : int
             Gibbs steps to average over, and before these.
         """
         check_is_fitted(self)
-        layers = self._layers(X, reset=False)
+        layers = self._layers(self._blank_unknown(X, mask), reset=False)
         known = self._masks(mask, layers)
         tensors = self._tensors(layers)
         with sensible_threads(self.machine_, len(next(iter(tensors.values())))):
@@ -393,6 +393,10 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _masks_by_name(self, mask: Any) -> Mapping[str, Any]:
         raise NotImplementedError
 
+    def _blank_unknown(self, X: Any, mask: Any) -> Any:
+        """Return the data with something valid where it is not known, so that the checks see only what is."""
+        raise NotImplementedError
+
     def __sklearn_tags__(self) -> Any:
         """Tell scikit-learn that float32 stays float32."""
         tags = super().__sklearn_tags__()
@@ -451,6 +455,9 @@ class _SingleLayer(_ArrayRBM):
 
     def _masks_by_name(self, mask: Any) -> Mapping[str, Any]:
         return {_SINGLE: mask}
+
+    def _blank_unknown(self, X: Any, mask: Any) -> Any:
+        return X if mask is None else _blanked(X, mask)
 
     def _units(self, layers: Mapping[str, Array]) -> dict[str, Unit]:
         return {_SINGLE: UNITS[self.visible](layers[_SINGLE].shape[1:])}
@@ -703,6 +710,12 @@ class MMVRBM(_ArrayRBM):
     def _masks_by_name(self, mask: Any) -> Mapping[str, Any]:
         return self._by_name(mask)
 
+    def _blank_unknown(self, X: Any, mask: Any) -> Any:
+        if mask is None:
+            return X
+        masks = self._by_name(mask)
+        return {name: _blanked(part, masks.get(name, np.True_)) for name, part in self._by_name(X).items()}
+
     def _kinds(self, names: Sequence[str]) -> dict[str, str]:
         kinds = dict(self.visible) if isinstance(self.visible, Mapping) else dict.fromkeys(names, self.visible)
         if set(kinds) != set(names):
@@ -724,6 +737,16 @@ class MMVRBM(_ArrayRBM):
         if self._kinds(list(units)) != units:
             raise ValueError(f"visible is {self.visible!r:.100}, but its units are {units}")
         self.modalities_ = list(units)
+
+
+def _blanked(X: Any, mask: Any) -> Any:
+    """Return an array with zeros where a mask says that it is not known. What does not fit is refused later."""
+    known = np.asarray(mask)
+    if not isinstance(X, np.ndarray) or X.dtype.kind != "f" or known.dtype != bool or known.ndim == 0 or len(X) == 0:
+        return X
+    if known.size not in (X.size, X.size // len(X)):
+        return X
+    return np.where(known.reshape(-1, *X.shape[1:]), X, np.zeros((), X.dtype))
 
 
 def _check_visible(kind: Any) -> None:
