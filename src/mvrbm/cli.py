@@ -412,7 +412,7 @@ def transform(
 
     check_output(out, force, (".npy",))
     model = _load_model(model_folder, device, seed)
-    samples = _for_model(_read(source, data_dir), model, missing_nan=False)[0]
+    samples = _for_model(_read(source, data_dir), model, missing_nan=None)[0]
     features = _joined(model.transform(samples[rows]) for rows in _batches(samples, "transform"))
     write_output(out, features, force)
     _show_written(out, features, as_json)
@@ -433,7 +433,7 @@ def reconstruct(
     """Pass data up and down through the model, and write what comes back."""
     _check_images_out(out, force)
     model = _load_model(model_folder, device, seed)
-    samples = _for_model(_read(source, data_dir), model, missing_nan=False)[0]
+    samples = _for_model(_read(source, data_dir), model, missing_nan=None)[0]
     back = _joined(model.reconstruct(samples[rows], steps=steps) for rows in _batches(samples, "reconstruct"))
     _write(model, out, back, force, as_json)
 
@@ -716,8 +716,8 @@ def _as_samples(array: Array, shape: tuple[int, ...] | None, hidden_shape: tuple
     return array
 
 
-def _known_entries(samples: Array, missing_nan: bool) -> tuple[Array, Array | None]:
-    """Return finite samples, and which of their entries are known if not all are."""
+def _known_entries(samples: Array, missing_nan: bool | None) -> tuple[Array, Array | None]:
+    """Return finite samples, and which of their entries are known if not all are; None: the command cannot ask."""
     import numpy as np
 
     if samples.dtype == np.uint8 or np.isfinite(samples).all():
@@ -726,7 +726,7 @@ def _known_entries(samples: Array, missing_nan: bool) -> tuple[Array, Array | No
     if not missing_nan or np.isinf(samples).any():
         raise ValueError(
             f"{count:,} entries of the input are NaN or infinite: mend them"
-            + (", or use --missing-nan if NaN marks what is not known" if not missing_nan else "")
+            + (", or use --missing-nan if NaN marks what is not known" if missing_nan is False else "")
         )
     known = ~np.isnan(samples)
     if not known.any():
@@ -734,7 +734,7 @@ def _known_entries(samples: Array, missing_nan: bool) -> tuple[Array, Array | No
     return np.where(known, samples, np.zeros((), samples.dtype)), known
 
 
-def _for_model(array: Array, model: Model, missing_nan: bool) -> tuple[Array, Array | None]:
+def _for_model(array: Array, model: Model, missing_nan: bool | None) -> tuple[Array, Array | None]:
     """Return samples in the model's shape, and which entries are known if not all are."""
     shape, own = model.visible_shape_, array.shape[1:]
     if own not in (shape, (math.prod(shape),)):

@@ -29,6 +29,7 @@ from mvrbm.sampling import conditional_mean, mean_field, sample
 from mvrbm.storage import StorageError, read_config, read_machine, replace_folder, write_machine
 from mvrbm.threads import sensible_threads
 from mvrbm.units import UNITS, Bernoulli, Gaussian, Unit
+from mvrbm.units.base import as_shape
 
 __all__ = ["MMVRBM", "MVRBM", "RBM", "TVRBM"]
 
@@ -414,6 +415,8 @@ class _SingleLayer(_ArrayRBM):
     def _layers(self, X: Any, *, reset: bool) -> dict[str, Array]:
         shape = None if reset else self.visible_shape_
         given = X if hasattr(X, "ndim") else np.asarray(X)
+        if given.ndim > 2 and len(given) == 0:
+            raise ValueError("the data is empty: at least one sample is needed")
         if given.ndim > 2:
             array_shape = tuple(given.shape[1:])
             if shape is not None and array_shape != shape:
@@ -422,7 +425,15 @@ class _SingleLayer(_ArrayRBM):
         else:
             array_shape = None
         dtype = None if getattr(given, "dtype", None) == np.uint8 else [np.float64, np.float32]
-        rows = validate_data(self, X, reset=reset, dtype=dtype)
+        try:
+            rows = validate_data(self, X, reset=reset, dtype=dtype)
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            if "NaN" not in reason:
+                raise
+            raise ValueError(
+                f"{reason} To learn or fill in with missing entries, say which are known with mask="
+            ) from None
         if shape is None:
             shape = self._shape_of_samples(rows.shape[1], array_shape)
         self._refuse_beyond_unit_interval(rows)
@@ -433,7 +444,7 @@ class _SingleLayer(_ArrayRBM):
         return {_SINGLE: rows.reshape(len(rows), *shape)}
 
     def _shape_of_samples(self, n_features: int, array_shape: tuple[int, ...] | None) -> tuple[int, ...]:
-        asked = None if self.visible_shape is None else _as_shape(self.visible_shape)
+        asked = None if self.visible_shape is None else _as_shape(self.visible_shape, "visible_shape")
         if array_shape is not None and asked is not None and array_shape != asked:
             raise ValueError(f"visible_shape is {asked}, but samples have shape {array_shape}")
         shape = array_shape or asked or (n_features,)
@@ -471,7 +482,7 @@ class _SingleLayer(_ArrayRBM):
         names = getattr(self, "feature_names_in_", None)
         described = super()._description()
         described["params"]["visible_shape"] = (
-            None if self.visible_shape is None else list(_as_shape(self.visible_shape))
+            None if self.visible_shape is None else list(_as_shape(self.visible_shape, "visible_shape"))
         )
         described["as_arrays"] = self._as_arrays
         described["feature_names"] = None if names is None else list(map(str, names))
@@ -755,8 +766,8 @@ def _check_visible(kind: Any) -> None:
         raise ValueError(f"visible must be one of {list(allowed)}, got {kind!r}")
 
 
-def _as_shape(shape: Any) -> tuple[int, ...]:
-    return (int(shape),) if np.ndim(shape) == 0 else tuple(int(size) for size in shape)
+def _as_shape(shape: Any, what: str = "hidden_shape") -> tuple[int, ...]:
+    return as_shape(shape, what)
 
 
 def _device(device: str) -> torch.device:

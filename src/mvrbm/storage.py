@@ -262,6 +262,8 @@ def _replaceable(folder: Path) -> bool:
 def finish_folder(folder: Path) -> None:
     """Make sure that what was written to a folder has reached the disk, and give it the usual permissions."""
     folder.chmod(0o777 & ~_umask())
+    for file in folder.iterdir():
+        file.chmod(0o666 & ~_umask())
     for file in [*folder.iterdir(), folder]:
         descriptor = os.open(file, os.O_RDONLY)
         try:
