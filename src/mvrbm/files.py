@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from mvrbm import datasets
 from mvrbm.datasets import LARGEST, InputError, read_idx
+from mvrbm.permissions import usual_mode
 
 __all__ = ["InputError", "check_output", "contact_sheet", "read_array", "write_output"]
 
@@ -391,16 +392,10 @@ def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(staging, 0o666 & ~_umask())
+            os.chmod(staging, usual_mode(0o666))
             os.replace(staging, path)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(staging)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

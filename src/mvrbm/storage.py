@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mvrbm.couplings import COUPLINGS, Coupling
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.permissions import usual_mode
 from mvrbm.units import UNITS, Unit
 
 __all__ = ["StorageError", "from_pretrained", "save_pretrained"]
@@ -261,21 +262,15 @@ def _replaceable(folder: Path) -> bool:
 
 def finish_folder(folder: Path) -> None:
     """Make sure that what was written to a folder has reached the disk, and give it the usual permissions."""
-    folder.chmod(0o777 & ~_umask())
+    folder.chmod(usual_mode(0o777))
     for file in folder.iterdir():
-        file.chmod(0o666 & ~_umask())
+        file.chmod(usual_mode(0o666))
     for file in [*folder.iterdir(), folder]:
         descriptor = os.open(file, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _check_names(given: set[str], expected: set[str], path: Path) -> None:

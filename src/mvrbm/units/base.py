@@ -117,16 +117,18 @@ class Unit(nn.Module, ABC):
 
     # -- learning ---------------------------------------------------------------------------------
 
-    @abstractmethod
+    # These two are for units of energy -<b, x> that couplings see as they are; others override them.
+
     def energy_gradient(self, x: Tensor, field: Tensor | None) -> dict[str, Tensor]:
         r"""Gradient of :math:`\varepsilon(x) - \langle T(x), f\rangle` for each learned parameter, batch mean.
 
         `field` may be None for units whose statistic has no learned parameter: it is not needed there.
         """
+        return {"bias": self._tie(-x.mean(0))}
 
-    @abstractmethod
     def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
         """Gradient of :math:`A(f)` for each parameter, batch mean."""
+        return {"bias": self._tie(self.mean(field).mean(0))}
 
     @abstractmethod
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:

@@ -64,14 +64,6 @@ class Categorical(Unit):
         category = below.sum(-1).clamp_(max=self.shape[-1] - 1)
         return torch.nn.functional.one_hot(category, self.shape[-1]).to(mean.dtype)
 
-    def energy_gradient(self, x: Tensor, field: Tensor | None) -> dict[str, Tensor]:
-        """Return minus the batch mean of x."""
-        return {"bias": self._tie(-x.mean(0))}
-
-    def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
-        """Return the batch mean of the means."""
-        return {"bias": self._tie(self.mean(field).mean(0))}
-
     @property
     def fluctuation(self) -> float:
         """A quarter, at even odds."""
