@@ -57,7 +57,7 @@ WATCHED = {
     "watched": lambda x: [Monitor(x, x, every=3), EarlyStopping("reconstruction_error", patience=50)],
     "stopped early": lambda x: [
         Monitor(x, x, every=2, pseudo_sites=0),
-        EarlyStopping("reconstruction_error", patience=1, larger_is_better=True),
+        EarlyStopping("free_energy_gap", patience=1),  # of data to itself: never better than at first
     ],
     "watched after passes": lambda x: [Monitor(x, x), EarlyStopping("validation_error", patience=50)],
 }

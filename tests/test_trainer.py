@@ -764,7 +764,7 @@ def test_exact_likelihood_of_a_small_multimodal_problem_rises(negative):
         with torch.no_grad():
             return float(-written.free_energy(kinds).mean() - written.log_partition())
 
-    recipe = Recipe(batch_size=50, negative=negative, learning_rate=0.5, rate_decay=None, centring="full")
+    recipe = Recipe(batch_size=50, negative=negative, learning_rate=0.5, rate_decay=300, centring="full")
     trainer = Trainer(machine, recipe, seed=1)
     trainer.fit(data, 0)
     start = likelihood()

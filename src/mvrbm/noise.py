@@ -6,7 +6,9 @@ takes a :class:`Noise`, so that a run is a function of its inputs and a seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +17,11 @@ from torch import Tensor
 __all__ = ["Noise", "Recorder", "Replay"]
 
 _MAX_SEED = 2**63
+_NAMED = 2**32 - 1  # no stream is split so often
+_WORDS: dict[torch.dtype, tuple[np.dtype[Any], int]] = {
+    torch.float32: (np.dtype(np.int32), 24),
+    torch.float64: (np.dtype(np.int64), 53),
+}
 
 
 class Noise:
@@ -50,6 +57,8 @@ class Noise:
         # Torch's own seeding is not meant for related seeds; SeedSequence mixes them into unrelated ones.
         sequence = np.random.SeedSequence(self._entropy, spawn_key=self._key)
         self._generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        # On the CPU, where torch draws one uniform number at a time, this is more than twice as fast.
+        self._bits = np.random.SFC64(sequence.spawn(1)[0])
 
     @property
     def device(self) -> torch.device:
@@ -58,8 +67,18 @@ class Noise:
 
     def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Uniform numbers in [0, 1), of the dtype and on the device of `like`."""
+        if self.device.type == "cpu" and like.dtype in _WORDS:
+            return self._from_bits(tuple(shape), like.dtype).to(like.device)
         draw = torch.rand(tuple(shape), generator=self._generator, dtype=like.dtype, device=self.device)
         return draw.to(like.device)
+
+    def _from_bits(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Uniform numbers from raw words: the upper bits that the dtype can hold, 24 or 53."""
+        word, digits = _WORDS[dtype]
+        count = math.prod(shape)
+        raw = np.atleast_1d(self._bits.random_raw(-(-count * word.itemsize // 8))).view(word)[:count]
+        signed = torch.from_numpy(raw).bitwise_right_shift_(8 * word.itemsize - digits)
+        return signed.to(dtype).mul_(2.0**-digits).add_(0.5).reshape(shape)
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Standard normal numbers, of the dtype and on the device of `like`."""
@@ -67,8 +86,14 @@ class Noise:
         return draw.to(like.device)
 
     def permutation(self, n: int) -> Tensor:
-        """Return the integers 0..n-1 in random order, on the CPU."""
-        return torch.randperm(n, generator=self._generator, device=self.device).cpu()
+        """Return the integers 0..n-1 in random order, where the numbers are drawn."""
+        return torch.randperm(n, generator=self._generator, device=self.device)
+
+    @property
+    def key(self) -> int:
+        """A number for counter-based generators, which draw apart from this stream: 63 bits, same for the same seed."""
+        sequence = np.random.SeedSequence(self._entropy, spawn_key=self._key)
+        return int(sequence.generate_state(2, np.uint64)[1] >> 1)
 
     def split(self, count: int) -> list[Noise]:
         """Return `count` new streams, independent of this one and of each other.
@@ -80,9 +105,16 @@ class Noise:
         return [self._child() for _ in range(count)]
 
     def _child(self) -> Noise:
-        child = Noise(self._entropy, device=self.device)
-        child._key = (*self._key, self._children)
         self._children += 1
+        return self._at((*self._key, self._children - 1))
+
+    def stream(self, *key: int) -> Noise:
+        """Return the stream of some numbers, always the same one, independent of those that `split` returns."""
+        return self._at((*self._key, _NAMED, *key))
+
+    def _at(self, key: tuple[int, ...]) -> Noise:
+        child = Noise(self._entropy, device=self.device)
+        child._key = key
         child._restart()
         return child
 
@@ -93,17 +125,21 @@ class Noise:
             "key": torch.tensor(self._key, dtype=torch.int64),
             "children": torch.tensor(self._children, dtype=torch.int64),
             "generator": self._generator.get_state(),
+            "bits": torch.from_numpy(self._bits.state["state"]["state"].view(np.int64).copy()),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue where the stream that made `state` stood."""
-        missing = {"entropy", "key", "children", "generator"} - set(state)
+        missing = {"entropy", "key", "children", "generator", "bits"} - set(state)
         if missing:
             raise ValueError(f"noise state lacks {sorted(missing)}")
         try:
             self._generator.set_state(state["generator"].cpu())
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"noise state does not fit a generator on {self.device}: {error}") from error
+        bits = self._bits.state
+        bits["state"]["state"] = state["bits"].cpu().numpy().view(np.uint64)
+        self._bits.state = bits
         self._entropy = int(state["entropy"])
         self._key = tuple(int(k) for k in state["key"])
         self._children = int(state["children"])

@@ -26,6 +26,14 @@ class Callback:
 
     #: Whether it is told after all others, wherever it stands among them.
     comes_last: ClassVar[bool] = False
+    #: Whether, of several processes, only the main one is to have it.
+    main_process_only: ClassVar[bool] = False
+
+    @property
+    def wants_batches(self) -> bool:
+        """Whether it has to be told of every batch. If nobody does, passes are made whole, which is faster."""
+        own = [getattr(hook, "__func__", None) for hook in (self.on_batch_begin, self.on_batch_end)]
+        return own != [Callback.on_batch_begin, Callback.on_batch_end]
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Before the first batch of a `fit`."""
@@ -63,6 +71,8 @@ class ProgressBar(Callback):
     is not known.
     """
 
+    main_process_only = True
+
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
         self._bar: Any = None
@@ -82,9 +92,18 @@ class ProgressBar(Callback):
             leave=True,
         )
 
+    @property
+    def wants_batches(self) -> bool:
+        """No: it moves on at the end of a pass as well."""
+        return False
+
     def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
         """Move the bar."""
-        self._bar.update(1)
+        self._bar.update(trainer.update - self._bar.n)
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """Move the bar."""
+        self._bar.update(trainer.update - self._bar.n)
 
     def on_log(self, trainer: Trainer, row: dict[str, float]) -> None:
         """Show the metrics."""
@@ -134,6 +153,11 @@ class Monitor(Callback):
         self._validation = None if self._given_validation is None else _all_of(self._given_validation, trainer)
         self._began = time.perf_counter()
 
+    @property
+    def wants_batches(self) -> bool:
+        """If it measures in the middle of passes."""
+        return self.every is not None
+
     def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
         """Measure if it is time."""
         if self.every is not None and trainer.update % self.every == 0:
@@ -178,6 +202,8 @@ def _reconstruction_error(trainer: Trainer, data: dict[str, Tensor]) -> float:
 class CSVLog(Callback):
     """Writes what is logged to a CSV file. A resumed training goes on in the same file."""
 
+    main_process_only = True
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
@@ -205,6 +231,8 @@ class CSVLog(Callback):
 
 class TensorBoard(Callback):
     """Writes what is logged as TensorBoard scalars. Needs the package `tensorboard`."""
+
+    main_process_only = True
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -297,10 +325,16 @@ class Checkpoint(Callback):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Refuse to mix a new training with an old one."""
-        if trainer.update == 0 and newest(self.folder) is not None:
-            raise ValueError(
-                f"{self.folder} holds checkpoints of an earlier training: resume it, or choose another folder"
-            )
+        with trainer.world.together(ValueError):
+            if trainer.world.is_main and trainer.update == 0 and newest(self.folder) is not None:
+                raise ValueError(
+                    f"{self.folder} holds checkpoints of an earlier training: resume it, or choose another folder"
+                )
+
+    @property
+    def wants_batches(self) -> bool:
+        """If it saves in the middle of passes."""
+        return self.every is not None
 
     def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
         """Save if it is time."""

@@ -41,18 +41,26 @@ _COUNTER = "(counter)"
 
 
 def save(trainer: Trainer, folder: str | os.PathLike[str], keep: int) -> Path:
-    """Write a checkpoint; see :meth:`Trainer.save`."""
-    home = Path(folder)
-    target = home / f"update-{trainer.update:09d}"
+    """Write a checkpoint; see :meth:`Trainer.save`. Of several processes all take part, and the main one writes."""
+    target = Path(folder) / f"update-{trainer.update:09d}"
+    state = _state(trainer)
+    with trainer.world.together(StorageError):
+        if trainer.world.is_main:
+            _write(trainer, target, state, keep)
+    return target
+
+
+def _write(trainer: Trainer, target: Path, state: tuple[dict[str, Tensor], dict[str, Any]], keep: int) -> None:
+    home = target.parent
     try:
         home.mkdir(parents=True, exist_ok=True)
         for leftover in home.glob(f"{_STAGING}*"):  # of a run that was killed while it wrote
             shutil.rmtree(leftover, ignore_errors=True)
         if target.exists():
-            return target
+            return
         staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=home))
         try:
-            tensors, plain = _state(trainer)
+            tensors, plain = state
             write_machine(trainer.machine, staging)
             write_tensors(tensors, staging / "trainer.safetensors")
             (staging / "trainer.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
@@ -65,7 +73,6 @@ def save(trainer: Trainer, folder: str | os.PathLike[str], keep: int) -> Path:
     for old in _all(home)[:-keep]:
         doomed = old.rename(home / f"{_STAGING}{old.name}")  # what has a checkpoint's name is whole, to its end
         shutil.rmtree(doomed, ignore_errors=True)
-    return target
 
 
 def newest(folder: str | os.PathLike[str]) -> Path | None:
@@ -100,8 +107,14 @@ def load(trainer: Trainer, path: Path) -> dict[str, Any]:
     return {"plain": plain, "tensors": tensors, "path": path}
 
 
-def restore(trainer: Trainer, stored: dict[str, Any]) -> None:
-    """Bring a trainer whose optimiser has been made to where the checkpoint was taken."""
+def restore(trainer: Trainer, stored: dict[str, Any]) -> bool:
+    """Bring a trainer whose optimiser has been made to where the checkpoint was taken.
+
+    Returns
+    -------
+    bool
+        Whether as many processes share the training as did then.
+    """
     plain, tensors, path = stored["plain"], stored["tensors"], stored["path"]
     try:
         trainer.machine.load_state_dict(read_machine(path).state_dict())
@@ -109,8 +122,13 @@ def restore(trainer: Trainer, stored: dict[str, Any]) -> None:
         trainer.scheduled = plain["scheduled"]
         trainer.history = list(plain["history"])
         trainer.recipe = dataclasses.replace(trainer.recipe, learning_rate=plain["recipe"]["learning_rate"])
-        trainer.chains = _under(tensors, "chains")
-        trainer.noise.load_state_dict(_under(tensors, "noise"))
+        world = trainer.world
+        same_world = bool(plain["processes"] == world.size)
+        trainer.chains = {name: _own(trainer, chain) for name, chain in _under(tensors, "chains").items()}
+        if same_world:
+            trainer.noise.load_state_dict(_under(tensors, f"noise.{world.rank}"))
+        else:
+            trainer.noise = trainer.noise_of(trainer.update)
         trainer.order_noise.load_state_dict(_under(tensors, "order"))
         assert trainer.optimizer is not None
         _restore_optimizer(trainer.optimizer, plain["optimizer"], _under(tensors, "optimizer"))
@@ -132,13 +150,19 @@ def restore(trainer: Trainer, stored: dict[str, Any]) -> None:
         raise StorageError(f"{path} does not fit this trainer: {error}") from error
     device = trainer.machine.like.device
     trainer.chains = {name: t.to(device) for name, t in trainer.chains.items()}
+    return same_world
 
 
 def _state(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     assert trainer.optimizer is not None
     # Between passes, and at a pass's end, the order's stream stands where the next pass begins.
-    tensors = _prefixed("order", trainer._order_at_start) | _prefixed("noise", trainer.noise.state_dict())
-    tensors |= _prefixed("chains", trainer.chains)
+    world = trainer.world
+    tensors = _prefixed("order", trainer._order_at_start)
+    own = {name: world.gather(part.reshape(-1)) for name, part in trainer.noise.state_dict().items()}
+    shapes = {name: part.shape for name, part in trainer.noise.state_dict().items()}
+    for rank in range(world.size):
+        tensors |= {f"noise.{rank}.{name}": parts[rank].reshape(shapes[name]) for name, parts in own.items()}
+    tensors |= _prefixed("chains", {name: _everybodys(trainer, chain) for name, chain in trainer.chains.items()})
     if trainer.centring is not None:
         tensors |= _prefixed("centre", trainer.centring.centre)
         if trainer.centring.hidden is not None:
@@ -156,6 +180,7 @@ def _state(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "epoch": trainer.epoch,
         "batch": trainer.batch,
         "update": trainer.update,
+        "processes": world.size,
         "scheduled": trainer.scheduled,
         "recipe_asked": trainer.recipe_asked.config(),
         "recipe": trainer.recipe.config(),
@@ -165,6 +190,23 @@ def _state(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "callbacks": [{"kind": type(call).__name__, "state": call.state_dict()} for call in trainer.callbacks],
     }
     return tensors, plain
+
+
+def _everybodys(trainer: Trainer, chain: Tensor) -> Tensor:
+    """Put the chains of all processes together."""
+    if chain.ndim == 0 or trainer.world.size == 1:
+        return chain
+    axis = trainer.negative.chain_axis
+    return torch.cat(trainer.world.gather(chain.movedim(axis, 0))).movedim(0, axis).contiguous()
+
+
+def _own(trainer: Trainer, chain: Tensor) -> Tensor:
+    """Take this process's chains out of all."""
+    if chain.ndim == 0 or trainer.world.size == 1:
+        return chain
+    axis = trainer.negative.chain_axis
+    part = trainer.world.part_of(chain.shape[axis])
+    return chain.narrow(axis, part.start, part.stop - part.start).clone()
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -5,8 +5,11 @@ Bytes become floats batch by batch. Nothing that is given is ever copied whole.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import queue
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +20,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mvrbm.learning.start import Moments, moments_of
+from mvrbm.learning.world import World
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.noise import Noise
+from mvrbm.shards import Shards, is_folder_of_shards
 
 # Samples that the starting moments are taken over; more would move them by less than a percent.
 _MOMENT_SAMPLES = 2**15
@@ -29,10 +34,15 @@ class Batch(NamedTuple):
 
     visible: dict[str, Tensor]  # each (n, *layer shape)
     known: dict[str, Tensor]  # boolean, for the layers that have unknown entries
+    total: int = 0  # samples of this update, those of other processes included
 
     def __len__(self) -> int:
-        """Return the number of samples."""
+        """Return the number of samples that are here."""
         return len(next(iter(self.visible.values())))
+
+    def out_of(self, total: int) -> Batch:
+        """Return the same samples as some of more."""
+        return Batch(self.visible, self.known, total)
 
 
 class Source(ABC):
@@ -50,16 +60,39 @@ class Source(ABC):
     n_samples: int | None
     #: Whether a pass can be taken up in its middle, with the same batches.
     resumable = True
+    #: Whether every process sees all of the data, and takes its part of each batch.
+    common = True
 
     def __init__(self, machine: BoltzmannMachine, *, nan_is_missing: bool = False) -> None:
         self.machine = machine
         self.nan_is_missing = nan_is_missing
+        self.world = World()
         #: Whether batches are checked. The trainer turns this off once it has seen all of the data.
         self.check = True
 
     @abstractmethod
     def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
         """Go through the data once, in a new order drawn from `noise`, leaving out the first `start` batches."""
+
+    #: Whether reading takes long enough to be done beside computing.
+    slow = False
+
+    def first_look(self) -> None:
+        """Read something, so that what cannot be read is known before training begins."""
+        for _ in self.head(1):
+            return
+
+    @property
+    def whole(self) -> Mapping[str, Any]:
+        """The arrays themselves by layer, where there are such and all of their entries are known; else nothing."""
+        return {}
+
+    def check_all(self) -> None:
+        """Check every sample now, if that has not been done; for those who read the arrays themselves."""
+        if self.check:
+            for _ in self.head(2**62):
+                pass
+            self.check = False
 
     @abstractmethod
     def head(self, count: int) -> Iterator[Batch]:
@@ -88,9 +121,10 @@ class Source(ABC):
                 sums[name] = [a + b for a, b in zip(sums[name], piece, strict=True)] if name in sums else piece
         if not sums:
             raise ValueError("the data is empty: at least one sample is needed")
-        return {name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()}
+        moments = {name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()}
+        return moments if self.common else self.world.merged(moments)
 
-    def _batch(self, raw: Mapping[str, Any], known: Mapping[str, Any]) -> Batch:
+    def _batch(self, raw: Mapping[str, Any], known: Mapping[str, Any], total: int | None = None) -> Batch:
         """Turn pieces of raw data into checked tensors of the machine's kind."""
         masks = {name: torch.as_tensor(mask, device=self.machine.like.device) for name, mask in known.items()}
         if any(mask.dtype != torch.bool for mask in masks.values()):
@@ -108,7 +142,14 @@ class Source(ABC):
             if name in masks:
                 array = torch.where(masks[name], array, unit.some_state())  # drawn later, by the trainer
             visible[name] = array
-        return Batch(self.machine.as_layers(visible, check=self.check), masks)
+        n = len(next(iter(visible.values())))
+        layers = self.machine.as_layers(visible, check=self.check and n > 0)  # another process may have it all
+        return Batch(layers, masks, n if total is None else total)
+
+    def nothing(self, total: int) -> Batch:
+        """Return a batch that other processes have all samples of."""
+        like = self.machine.like
+        return Batch({name: like.new_zeros(0, *unit.shape) for name, unit in self.machine.layers.items()}, {}, total)
 
 
 class ArraySource(Source):
@@ -124,6 +165,7 @@ class ArraySource(Source):
     ) -> None:
         super().__init__(machine, nan_is_missing=nan_is_missing)
         self.arrays, self.known = dict(arrays), dict(known)
+        self.slow = any(not isinstance(array, Tensor) and type(array) is not np.ndarray for array in arrays.values())
         lengths = {name: len(array) for name, array in self.arrays.items()}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"all layers need the same number of samples, got {lengths}")
@@ -137,11 +179,17 @@ class ArraySource(Source):
                     f"got {tuple(mask.shape)}"
                 )
 
+    @property
+    def whole(self) -> Mapping[str, Any]:
+        """The arrays, if nothing is missing."""
+        return {} if self.known or self.nan_is_missing or not self.common else self.arrays
+
     def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
         """Go through the data once in a new order."""
-        order = noise.permutation(len(self)).numpy()
+        order = noise.permutation(len(self)).cpu().numpy()
         for first in range(start * batch_size, len(self), batch_size):
-            yield self._rows(order[first : first + batch_size])
+            rows = order[first : first + batch_size]
+            yield self._rows(rows[self.world.part_of(len(rows))], len(rows))
 
     def head(self, count: int) -> Iterator[Batch]:
         """Give samples at even distances."""
@@ -153,13 +201,48 @@ class ArraySource(Source):
         """Return the number of samples."""
         return self.n_samples or 0
 
-    def _rows(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Batch:
+    def _rows(self, rows: np.ndarray[Any, np.dtype[np.int64]], total: int | None = None) -> Batch:
         visible = {name: _take(array, rows) for name, array in self.arrays.items()}
-        return self._batch(visible, {name: _take(mask, rows) for name, mask in self.known.items()})
+        return self._batch(visible, {name: _take(mask, rows) for name, mask in self.known.items()}, total)
+
+
+class ShardSource(ArraySource):
+    """A folder of shards. Each process reads rows of its own, one stretch of them, and no others."""
+
+    common = False
+
+    def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
+        """Go once through this process's rows in a new order, in step with the others."""
+        sizes = [_length(World(rank, self.world.size).part_of(batch_size)) for rank in range(self.world.size)]
+        counts = [_length(World(rank, self.world.size).part_of(len(self))) for rank in range(self.world.size)]
+        first = self.world.part_of(len(self)).start
+        order = first + noise.permutation(counts[self.world.rank]).cpu().numpy()
+        for number in range(start, self.n_batches(batch_size) or 0):
+            here = [max(0, min(size, count - number * size)) for size, count in zip(sizes, counts, strict=True)]
+            begin = number * sizes[self.world.rank]
+            yield self._rows(order[begin : begin + here[self.world.rank]], sum(here))
+
+    def head(self, count: int) -> Iterator[Batch]:
+        """Give samples of this process at even distances."""
+        own = self.world.part_of(len(self))
+        rows = np.unique(np.linspace(own.start, own.stop - 1, min(count, _length(own))).astype(np.int64))
+        for first in range(0, len(rows), 1024):
+            yield self._rows(rows[first : first + 1024])
+
+    def n_batches(self, batch_size: int) -> int | None:
+        """As many as the process with the most rows for its part of a batch needs."""
+        worlds = [World(rank, self.world.size) for rank in range(self.world.size)]
+        return max(-(-_length(w.part_of(len(self))) // _length(w.part_of(batch_size))) for w in worlds)
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
 
 
 class DatasetSource(Source):
     """A map-style torch dataset whose items are arrays, mappings by layer, or tuples that begin with the array."""
+
+    slow = True
 
     def __init__(self, machine: BoltzmannMachine, dataset: Dataset[Any], *, nan_is_missing: bool = False) -> None:
         super().__init__(machine, nan_is_missing=nan_is_missing)
@@ -172,7 +255,10 @@ class DatasetSource(Source):
         """Go through the data once in a new order."""
         order = noise.permutation(self.n_samples or 0).tolist()
         rows = [order[i : i + batch_size] for i in range(start * batch_size, len(order), batch_size)]
-        yield from self._load(rows)
+        mine = [some[self.world.part_of(len(some))] for some in rows]
+        loaded = self._load([some for some in mine if some])
+        for some, own in zip(rows, mine, strict=True):
+            yield next(loaded).out_of(len(some)) if own else self.nothing(len(some))
 
     def head(self, count: int) -> Iterator[Batch]:
         """Give samples at even distances."""
@@ -190,7 +276,12 @@ class LoaderSource(Source):
     """A loader, or any other iterable of batches that can be gone through more than once, in its own order."""
 
     resumable = False
+    common = False
+    slow = True
     n_samples = None
+
+    def first_look(self) -> None:
+        """Leave a loader alone: it may give what it gives once only."""
 
     def __init__(self, machine: BoltzmannMachine, loader: Iterable[Any], *, nan_is_missing: bool = False) -> None:
         super().__init__(machine, nan_is_missing=nan_is_missing)
@@ -253,6 +344,10 @@ def as_source(
     if isinstance(data, Dataset):
         return DatasetSource(machine, data, nan_is_missing=nan_is_missing)
     arrays = {name: _as_array(part) for name, part in layers_of(data, machine).items()}
+    if any(isinstance(array, Shards) for array in arrays.values()):
+        if mask is not None:
+            raise ValueError("a mask goes with arrays: mark missing entries of shards as NaN instead")
+        return ShardSource(machine, arrays, {}, nan_is_missing=nan_is_missing)
     known = {} if mask is None else {name: _as_array(part) for name, part in _masks_of(mask, machine).items()}
     return ArraySource(machine, arrays, known, nan_is_missing=nan_is_missing)
 
@@ -282,6 +377,8 @@ def _masks_of(mask: Any, machine: BoltzmannMachine) -> dict[str, Any]:
 
 
 def _as_array(part: Any) -> Any:
+    if isinstance(part, str | os.PathLike) and is_folder_of_shards(part):
+        return Shards(part)
     if isinstance(part, str | os.PathLike):
         return np.load(part, mmap_mode="r", allow_pickle=False)
     return part if hasattr(part, "shape") else np.asarray(part)
@@ -291,3 +388,45 @@ def _take(array: Any, rows: Sequence[int] | np.ndarray[Any, Any]) -> Tensor:
     if isinstance(array, Tensor):
         return array[torch.as_tensor(rows, device=array.device)]
     return torch.from_numpy(np.ascontiguousarray(array[rows]))
+
+
+_AHEAD = 2  # batches
+
+
+def read_ahead(batches: Iterator[Batch], slow: bool = True) -> Iterator[Batch]:
+    """Give the same batches, the next ones being read in a thread of their own while these are in use."""
+    if not slow:
+        yield from batches
+        return
+    ready: queue.Queue[tuple[Batch | None, BaseException | None]] = queue.Queue(_AHEAD)
+    over = threading.Event()
+
+    def put(item: tuple[Batch | None, BaseException | None]) -> bool:
+        while not over.is_set():
+            with contextlib.suppress(queue.Full):
+                ready.put(item, timeout=0.1)
+                return True
+        return False
+
+    def read() -> None:
+        try:
+            for batch in batches:
+                if not put((batch, None)):
+                    return
+            put((None, None))
+        except BaseException as error:
+            put((None, error))
+
+    reader = threading.Thread(target=read, name="mvrbm-reader", daemon=True)
+    reader.start()
+    try:
+        while True:
+            batch, error = ready.get()
+            if error is not None:
+                raise error
+            if batch is None:
+                return
+            yield batch
+    finally:
+        over.set()
+        reader.join()

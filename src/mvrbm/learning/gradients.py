@@ -6,31 +6,61 @@ Contrastive divergence is the gradient of ``mean F(data) - mean F(chain)``, the 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import Layers
 
+if TYPE_CHECKING:
+    from mvrbm.learning.world import World
+
 Gradient = dict[str, Tensor]
 
 
-def contrast_by_autograd(machine: BoltzmannMachine, data: Layers, chain: Layers) -> Gradient:
-    """Gradient of mean F(data) - mean F(chain) for every learned parameter: the reference."""
+Shares = tuple[float, float]
+
+
+def contrast_by_autograd(
+    machine: BoltzmannMachine, data: Layers, chain: Layers, shares: Shares = (1.0, 1.0)
+) -> Gradient:
+    """Gradient of mean F(data) - mean F(chain) for every learned parameter: the reference.
+
+    With `shares`, of the data and of the chains that are here out of all, it is this process's part of it.
+    """
     with torch.enable_grad():
-        difference = machine.free_energy(data, check=False).mean() - machine.free_energy(chain, check=False).mean()
+        of_data, of_chain = machine.free_energy(data, check=False), machine.free_energy(chain, check=False)
+        difference = shares[0] * _mean(of_data) - shares[1] * _mean(of_chain)
         learned = {name: p for name, p in machine.named_parameters() if p.requires_grad}
         slopes = torch.autograd.grad(difference, list(learned.values()))
     return dict(zip(learned, slopes, strict=True))
 
 
+def _mean(values: Tensor) -> Tensor:
+    return values.sum(0) / max(1, len(values))  # of nothing: nothing
+
+
 def contrast(
-    machine: BoltzmannMachine, data: Layers, chain: Layers, data_field: Tensor, chain_field: Tensor
+    machine: BoltzmannMachine,
+    data: Layers,
+    chain: Layers,
+    data_field: Tensor,
+    chain_field: Tensor,
+    shares: Shares = (1.0, 1.0),
 ) -> Gradient:
     """Gradient of mean F(data) - mean F(chain) for every learned parameter, from the layers' statistics."""
-    positive = machine.free_energy_gradient(data, data_field)
-    negative = machine.free_energy_gradient(chain, chain_field)
+    positive = _gradient(machine, data, data_field, shares[0])
+    negative = _gradient(machine, chain, chain_field, shares[1])
     return {name: positive[name] - negative[name] for name in positive}
+
+
+def _gradient(machine: BoltzmannMachine, states: Layers, field: Tensor, share: float) -> Gradient:
+    if len(field) == 0:
+        return {name: torch.zeros_like(p) for name, p in machine.named_parameters() if p.requires_grad}
+    gradient = machine.free_energy_gradient(states, field)
+    return gradient if share == 1.0 else {name: share * slope for name, slope in gradient.items()}
 
 
 class Centring:
@@ -57,21 +87,33 @@ class Centring:
         self.centre = {name: array.to(machine.like) for name, array in centre.items()}
         self.hidden: Tensor | None = None  # running mean of T_h over the data, (1, *hidden shape)
 
-    def apply(self, gradient: Gradient, data: Layers, chain: Layers, data_field: Tensor, chain_field: Tensor) -> None:
+    def apply(
+        self,
+        gradient: Gradient,
+        data: Layers,
+        chain: Layers,
+        data_field: Tensor,
+        chain_field: Tensor,
+        shares: Shares = (1.0, 1.0),
+        world: World | None = None,
+    ) -> None:
         """Turn the couplings' gradients into those of the centred form, in place."""
         hidden = self.machine.hidden
-        on_data = hidden.statistic(hidden.mean(data_field)).mean(0, keepdim=True)
-        on_chain = hidden.statistic(hidden.mean(chain_field)).mean(0, keepdim=True)
+        on_data = shares[0] * _mean(hidden.statistic(hidden.mean(data_field)))[None]
+        on_chain = shares[1] * _mean(hidden.statistic(hidden.mean(chain_field)))[None]
         if self.follow_hidden:
-            before = on_data if self.hidden is None else self.hidden
-            self.hidden = self._FADING * before + (1 - self._FADING) * on_data
+            everywhere = on_data.clone()
+            if world is not None:
+                world.add_up(everywhere)
+            before = everywhere if self.hidden is None else self.hidden
+            self.hidden = self._FADING * before + (1 - self._FADING) * everywhere
         for name, unit in self.machine.layers.items():
             offset = unit.statistic(self.centre[name])
-            shift = unit.statistic(data[name]).mean(0, keepdim=True) - unit.statistic(chain[name]).mean(0, keepdim=True)
+            shift = shares[0] * _mean(unit.statistic(data[name])) - shares[1] * _mean(unit.statistic(chain[name]))
             link = self.machine.links[name]
             # <t h> - mu <h> - <t> lambda: two products of single arrays instead of whole batches of deviations.
             by_hidden = link.statistics(offset, on_data - on_chain)
-            by_visible = link.statistics(shift, self._offset())
+            by_visible = link.statistics(shift[None], self._offset())
             for key in by_hidden:
                 gradient[f"couplings.{name}.{key}"] -= by_hidden[key] + by_visible[key]
 

@@ -6,8 +6,10 @@ the trainer holds, saves and hands back.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +17,9 @@ from torch import Tensor
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.noise import Noise
 from mvrbm.sampling import Layers, Masks, ParallelTempering, gibbs_step, keep_known
+
+if TYPE_CHECKING:
+    from mvrbm.learning.world import World
 
 #: Chains between updates, by name.
 Chains = dict[str, Tensor]
@@ -25,6 +30,13 @@ _TURN = "exchange.turn"  # no layer can have a name with a dot
 @dataclass(frozen=True)
 class NegativePhase(ABC):
     """What the chains do at an update."""
+
+    #: Which axis of the arrays in `chains` counts the chains.
+    chain_axis: ClassVar[int] = 0
+
+    def share(self, world: World) -> tuple[NegativePhase, float | None]:
+        """Return what one of several processes does, and how much of all chains that is; None: as of the batch."""
+        return self, None
 
     @abstractmethod
     def draw(
@@ -87,6 +99,10 @@ class PCD(NegativePhase):
         _at_least(self.steps, 1, "steps of PCD")
         _at_least(self.n_chains, 1, "n_chains of PCD")
 
+    def share(self, world: World) -> tuple[NegativePhase, float | None]:
+        """Return the phase with this process's chains, and their share."""
+        return _shared(self, self.n_chains, world)
+
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, noise: Noise, chains: Chains
     ) -> dict[str, Tensor]:
@@ -104,6 +120,8 @@ class PCD(NegativePhase):
 class TemperedPCD(NegativePhase):
     """Persistent chains at `n_temperatures` temperatures that exchange states; the coldest stand for the model."""
 
+    chain_axis: ClassVar[int] = 1
+
     n_chains: int = 100
     n_temperatures: int = 10
     steps: int = 1
@@ -112,6 +130,10 @@ class TemperedPCD(NegativePhase):
         _at_least(self.steps, 1, "steps of TemperedPCD")
         _at_least(self.n_chains, 1, "n_chains of TemperedPCD")
         _at_least(self.n_temperatures, 2, "n_temperatures of TemperedPCD")
+
+    def share(self, world: World) -> tuple[NegativePhase, float | None]:
+        """Return the phase with this process's chains, and their share."""
+        return _shared(self, self.n_chains, world)
 
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, noise: Noise, chains: Chains
@@ -133,6 +155,14 @@ class TemperedPCD(NegativePhase):
         chains.update(tempering.visible)
         chains[_TURN] = torch.tensor(tempering.turn)
         return {name: array.clone() for name, array in coldest.items()}
+
+
+def _shared(phase: PCD | TemperedPCD, n_chains: int, world: World) -> tuple[NegativePhase, float]:
+    if n_chains < world.size:
+        raise ValueError(f"n_chains must be at least the number of processes, {world.size}, got {n_chains}")
+    part = world.part_of(n_chains)
+    own = part.stop - part.start
+    return dataclasses.replace(phase, n_chains=own), own / n_chains
 
 
 def _refuse_padding(masks: Masks) -> None:

@@ -8,27 +8,30 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from mvrbm.kernels import fused, gemm
 from mvrbm.learning import checkpoint
-from mvrbm.learning.data import Batch, Source, as_source
+from mvrbm.learning.data import Batch, Source, as_source, read_ahead
 from mvrbm.learning.gradients import Centring, Gradient, contrast, contrast_by_autograd, normalise
 from mvrbm.learning.negative import Chains
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.start import initialise, offsets, safe_rate
+from mvrbm.learning.world import World
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.noise import Noise
 from mvrbm.sampling import gibbs_step, keep_known
+from mvrbm.storage import StorageError
 from mvrbm.threads import sensible_threads
 
 if TYPE_CHECKING:
     from os import PathLike
-    from pathlib import Path
 
     from mvrbm.learning.callbacks import Callback
 
@@ -110,7 +113,14 @@ class Trainer:
         self.plateau_metric = plateau_metric
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self._initialise = initialise
+        #: The processes that train this machine together; by itself, this one.
+        self.world = World.here()
+        seed = self.world.from_main(seed)
         self.start_noise, self.order_noise, self.noise = Noise(seed, device=machine.like.device).split(3)
+        self._common_noise = self.noise
+        if self.world.size > 1:
+            self.noise = self.noise_of(0)
+        self.negative, self._chain_share = self.recipe.negative.share(self.world)
         self.optimizer: Optimizer | None = None
         self.scheduler: LRScheduler | None = None
         self.centring: Centring | None = None
@@ -123,6 +133,17 @@ class Trainer:
         self.n_iter = self.recipe.n_iter
         self._order_at_start = self.order_noise.state_dict()
         self._resumed: dict[str, Any] | None = None
+        self._passes: fused.FusedPasses | None = None
+        self._updates: gemm.GemmUpdates | None = None
+
+    def noise_of(self, update: int) -> Noise:
+        """Return this process's stream of random numbers from an update on, where so many share the work."""
+        return self._common_noise.stream(self.world.size, self.world.rank, update)
+
+    @property
+    def own_optimizer(self) -> bool:
+        """Whether the steps are the recipe's, and not those of an optimiser or scheduler that was given."""
+        return self._make_optimizer is None and self._make_scheduler is None
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -154,13 +175,23 @@ class Trainer:
             Itself.
         """
         recipe = self.recipe
-        source = as_source(data, self.machine, mask=mask, nan_is_missing=nan_is_missing, batch_size=recipe.batch_size)
+        with self.world.together(ValueError, OSError, TypeError):
+            if recipe.batch_size < self.world.size:
+                raise ValueError(
+                    f"batch_size must be at least the number of processes, {self.world.size}, got {recipe.batch_size}"
+                )
+            source = as_source(
+                data, self.machine, mask=mask, nan_is_missing=nan_is_missing, batch_size=recipe.batch_size
+            )
+            source.world = self.world
+            source.first_look()
         self.n_iter = recipe.n_iter if n_iter is None else n_iter
         self.batches_per_epoch = source.n_batches(recipe.batch_size)
         self._prepare(source)
         self.stop = self.interrupted = self.broken = False
         with self._interruptible(), sensible_threads(self.machine, self.recipe.batch_size):
             self._notify("on_train_begin")
+            self._choose_path(source)
             try:
                 # A checkpoint of the last update of a pass has that pass still to be ended.
                 while self.epoch < self.n_iter and (not self.stop or self.batch == self.batches_per_epoch):
@@ -169,8 +200,16 @@ class Trainer:
                 self.broken = True
                 raise
             finally:
+                self._passes = self._updates = None
                 self._notify("on_train_end")
         return self
+
+    def _choose_path(self, source: Source) -> None:
+        """Take the fastest path that can do this training."""
+        if fused.refuses(self, source) is None:
+            self._passes = fused.FusedPasses([self], [source])
+        elif gemm.refuses(self) is None:
+            self._updates = gemm.GemmUpdates(self)
 
     def _prepare(self, source: Source) -> None:
         """Set up, once, what needs a look at the data."""
@@ -178,10 +217,11 @@ class Trainer:
         if self.optimizer is None:
             self._start(source)
         if self._resumed is not None:
-            checkpoint.restore(self, self._resumed)
+            same_world = checkpoint.restore(self, self._resumed)
             self._resumed = None
-            if not source.resumable and self.batch != self.batches_per_epoch:
+            if not (source.resumable and (source.common or same_world)) and self.batch != self.batches_per_epoch:
                 self.batch = 0
+        self.world.copy_from_main([p.data for p in self.machine.parameters()])
 
     def _start(self, source: Source) -> None:
         moments = source.moments()
@@ -215,8 +255,13 @@ class Trainer:
 
     def _let_rates_fall(self) -> None:
         """Set the rates of this update, unless an optimiser or a scheduler was given to do that."""
-        recipe, own = self.recipe, self._make_optimizer is None and self._make_scheduler is None
-        if not own or recipe.rate_decay is None or self.optimizer is None or recipe.learning_rate is None:
+        recipe = self.recipe
+        if (
+            not self.own_optimizer
+            or recipe.rate_decay is None
+            or self.optimizer is None
+            or recipe.learning_rate is None
+        ):
             return
         falling = 1 / math.sqrt(1 + self.update / recipe.rate_decay)
         rates = recipe.learning_rate, recipe.bias_learning_rate or recipe.learning_rate
@@ -229,12 +274,18 @@ class Trainer:
             self._reschedule()
             self.scheduled = self.epoch
         self._notify("on_epoch_begin")
+        if self._passes is not None:
+            self._one_fast_pass(source, self._passes)
+            return
         began = self.update
         full = source.full_batch(self.recipe.batch_size)
-        for batch in source.batches(self.recipe.batch_size, self.order_noise, start=self.batch):
+        watched = any(callback.wants_batches for callback in self.callbacks)
+        for batch in self._in_step(source):
             self._notify("on_batch_begin", batch=batch)
-            full = max(full, len(batch))
-            self.train_on(batch, weight=len(batch) / full)
+            full = max(full, batch.total)
+            self.train_on(batch, weight=batch.total / full)
+            if watched:
+                self._settle()
             self.batch += 1
             self._notify("on_batch_end", batch=batch)
             if self.stop:
@@ -242,10 +293,50 @@ class Trainer:
         else:
             if self.update == began and self.batch == 0:
                 raise ValueError("a pass over the data gave no batch: can it be gone through more than once?")
+            self._settle()
             self.epoch, self.batch = self.epoch + 1, 0
             source.check = False  # every sample has been seen
             self._end_pass()
             return
+        self._break_off(source)
+
+    def _in_step(self, source: Source) -> Iterator[Batch]:
+        """Batches of a pass, read ahead; where their number is not known, until no process has any more."""
+        batches = read_ahead(source.batches(self.recipe.batch_size, self.order_noise, start=self.batch), source.slow)
+        if self.world.size == 1 or source.n_samples is not None:
+            yield from batches
+            return
+        while True:
+            batch = next(batches, None)
+            total = int(self.world.total(0 if batch is None else len(batch)))
+            if total == 0:
+                return
+            yield source.nothing(total) if batch is None else batch.out_of(total)
+
+    def _one_fast_pass(self, source: Source, passes: fused.FusedPasses) -> None:
+        source.check_all()
+        order = self.order_noise.permutation(source.n_samples or 0)
+        made = passes.one_pass([order], start=self.batch)
+        self.update += made
+        self.batch += made
+        last = self.stop or self.epoch + 1 >= self.n_iter
+        # To give the parameters back takes as long as some updates do: only for those who look at them.
+        looked_at = last or self.callbacks or self.recipe.balance or self.machine.hidden.gaussian
+        if looked_at:
+            passes.push()
+        self._break_off(source)
+        if looked_at and not last:
+            passes.pull()
+
+    def _settle(self) -> None:
+        """Bring the machine up to date, and go on from what it holds, as a training that is resumed would."""
+        if self._updates is not None:
+            self._updates.push()
+            self._updates.pull()
+
+    def _break_off(self, source: Source) -> None:
+        """End a pass, whole or not."""
+        self._settle()
         if self.batches_per_epoch is not None and self.batch >= self.batches_per_epoch:
             self.epoch, self.batch = self.epoch + 1, 0
             self._end_pass()
@@ -260,11 +351,15 @@ class Trainer:
         if self.recipe.balance:
             for link in self.machine.links.values():
                 link.balance()
+            if self._updates is not None:
+                self._updates.pull()
         try:
             self.machine.check_bounded()
         except ValueError as error:
             raise DivergenceError(f"update {self.update}: {error}") from error
         self._notify("on_epoch_end")
+        if self.world.size > 1:
+            self.stop = self.world.total(float(self.stop)) > 0
 
     def _reschedule(self) -> None:
         # At the beginning of a pass, not at the end of the last: a checkpoint between them has the old rate.
@@ -288,20 +383,46 @@ class Trainer:
             sample counts the same.
         """
         machine = self.machine
+        if batch.known:
+            self._settle()  # what is unknown is drawn from the machine
         data = self._complete(batch)
+        share = len(batch) / max(1, batch.total)
+        shares = share, share if self._chain_share is None else self._chain_share
+        if self._updates is not None:
+            self._updates.update(data, weight, shares)
+            self.update += 1
+            return
         padding = machine.as_masks(None, data)
         field = machine.hidden_field(data)
-        chain = self.recipe.negative.draw(machine, data, padding, field, self.noise, self.chains)
+        chain = self.negative.draw(machine, data, padding, field, self.noise, self.chains)
         chain_field = machine.hidden_field(chain)
         if self.gradient == "autograd":
-            gradient = contrast_by_autograd(machine, data, chain)
+            gradient = contrast_by_autograd(machine, data, chain, shares)
         else:
-            gradient = contrast(machine, data, chain, field, chain_field)
+            gradient = contrast(machine, data, chain, field, chain_field, shares)
         if self.centring is not None:
-            self.centring.apply(gradient, data, chain, field, chain_field)
+            self.centring.apply(gradient, data, chain, field, chain_field, shares, self.world)
+        if self.world.size > 1:
+            gradient = self._sum_of(gradient)
         if self.recipe.normalised:
             normalise(machine, gradient)
         self._step(gradient, weight)
+
+    def add_up(self, flat: Tensor) -> None:
+        """Replace a gradient by the sum over all processes, and stop if one of them wants to."""
+        if self.world.size == 1:
+            return
+        wishes = flat.new_tensor([float(self.stop), float(self.interrupted)])
+        message = torch.cat([flat, wishes])
+        self.world.add_up(message)
+        flat.copy_(message[:-2])
+        self.stop, self.interrupted = bool(message[-2] > 0), bool(message[-1] > 0)
+
+    def _sum_of(self, gradient: Gradient) -> Gradient:
+        flat = torch.cat([slope.reshape(-1) for slope in gradient.values()])
+        self.add_up(flat)
+        pieces = flat.split([slope.numel() for slope in gradient.values()])
+        return {name: piece.view(gradient[name].shape) for name, piece in zip(gradient, pieces, strict=True)}
 
     def _step(self, gradient: Gradient, weight: float) -> None:
         self._check_finite("gradient", gradient)
@@ -343,9 +464,13 @@ class Trainer:
         if bool(torch.isfinite(total).all()):
             return
         name = next(n for n, t in zip(tensors, total.tolist(), strict=True) if not math.isfinite(t))
+        self.fail(self.update + 1, f"the {what} of '{name}'")
+
+    def fail(self, update: int, what: str = "a parameter") -> NoReturn:
+        """Raise the error of a training that has left the finite numbers at, or soon after, an update."""
         rate = self.optimizer.param_groups[0]["lr"] if self.optimizer else self.recipe.learning_rate
         raise DivergenceError(
-            f"update {self.update + 1}: the {what} of '{name}' is not finite. Lower the learning rate (now {rate:g}), "
+            f"update {update}: {what} is not finite. Lower the learning rate (now {rate:g}), "
             "raise weight_decay, or use the default recipe; checkpoints written so far are good"
         )
 
@@ -365,7 +490,8 @@ class Trainer:
 
     def _notify(self, hook: str, **details: Any) -> None:
         for callback in self.callbacks:
-            getattr(callback, hook)(self, **details)
+            if self.world.is_main or not callback.main_process_only:
+                getattr(callback, hook)(self, **details)
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -398,10 +524,13 @@ class Trainer:
         bool
             Whether there was one.
         """
-        found = checkpoint.newest(folder)
-        if found is None:
+        with self.world.together(StorageError):
+            found = checkpoint.newest(folder) if self.world.is_main else None
+        chosen = self.world.text_from_main("" if found is None else found.name)
+        if not chosen:
             return False
-        self._resumed = checkpoint.load(self, found)
+        with self.world.together(StorageError):
+            self._resumed = checkpoint.load(self, Path(folder) / chosen)
         return True
 
 

@@ -1,0 +1,502 @@
+r"""The Triton kernels of one update of contrastive divergence, for matrices with Kronecker couplings.
+
+Parameters lie in one flat array a model: for each visible layer its factors U (R, K, I) and V (R, L, J) and
+its bias (I, J), then the hidden bias (K, L). Layers are in *units of their statistic around the offset*
+(Gaussian: :math:`x / s - \mu`; Bernoulli: the values), in which every kind of unit has mean
+:math:`g(b + f)` with g the logistic function or nothing; :mod:`mvrbm.kernels.fused` converts.
+
+* :func:`small_step` adds up the gradient of one layer whose four sizes fit a tile each: one program a sample,
+  all products in registers.
+* :func:`tiled_step` does so for any number of layers and any size, tile by tile, states kept in scratch memory.
+* :func:`apply` makes the step from the gradient to new parameters.
+
+A launch takes batch number `batch` of a pass. Random numbers are a function of a model's key, of the number of the
+update, the sample, the draw and the entry (Philox), or, in tests, are read from memory, `RECORDED` of them an
+update. With `PDL` a launch begins while the former one ends (programmatic dependent launch), and waits for it
+before it reads what that one wrote.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: E741
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+# Columns of the table of rates, one row a model.
+N_RATES = 5  # factors' rate, biases' rate, momentum, weight decay, 1 / rate decay
+
+
+@triton.jit
+def _uniform(key, update, sample, draw, base, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Uniform numbers in [0, 1), (ROWS, COLS): one call of Philox gives four of them."""
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, COLS // 4)[None, :]
+    entry = (base + rows * (COLS // 4) + columns).to(tl.uint32)
+    nothing = entry * 0
+    a, b, c, d = tl.philox(
+        key,
+        entry,
+        nothing + sample.to(tl.uint32),
+        nothing + update.to(tl.uint32),
+        nothing + draw.to(tl.uint32),
+    )
+    words = tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), [ROWS, COLS])
+    # 24 bits, as torch.rand has them.
+    return (words >> 8).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0)
+
+
+@triton.jit
+def _normal(key, update, sample, draw, base, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Standard normal numbers, (ROWS, COLS), by Box and Muller."""
+    radius = 1.0 - _uniform(key, update, sample, draw, base, ROWS, COLS)  # in (0, 1]
+    angle = _uniform(key, update, sample, draw + 0x40000000, base, ROWS, COLS)
+    return tl.sqrt(-2.0 * tl.log(radius)) * tl.cos(6.283185307179586 * angle)
+
+
+@triton.jit
+def _mean(field, inside, GAUSSIAN: tl.constexpr):
+    """Mean of a layer in a field that includes its bias; zero outside the layer."""
+    value = field
+    if not GAUSSIAN:
+        value = tl.sigmoid(field)
+    return tl.where(inside, value, 0.0)
+
+
+@triton.jit
+def _noise(key, update, sample, draw, recorded, inside, WIDTH: tl.constexpr, GAUSSIAN: tl.constexpr,
+           RECORDED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    """Numbers for one draw of a layer: recorded ones, or fresh ones of the kind it needs."""
+    if RECORDED:
+        at = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, COLS)[None, :]
+        return tl.load(recorded + at, mask=inside, other=0.0)
+    if GAUSSIAN:
+        return _normal(key, update, sample, draw, 0, ROWS, COLS)
+    return _uniform(key, update, sample, draw, 0, ROWS, COLS)
+
+
+@triton.jit
+def _draw(field, noise, inside, GAUSSIAN: tl.constexpr):
+    """Draw a layer in a field that includes its bias; zero outside the layer."""
+    value = field + noise
+    if not GAUSSIAN:
+        value = (noise < tl.sigmoid(field)).to(tl.float32)
+    return tl.where(inside, value, 0.0)
+
+
+@triton.jit
+def _schatten(matrix):
+    """Squared Schatten 8-norm: what `couplings.base.squared_norms` computes."""
+    gram = tl.dot(matrix, tl.trans(matrix), input_precision="ieee")
+    gram = tl.dot(gram, gram, input_precision="ieee")
+    return tl.sqrt(tl.sqrt(tl.sum(gram * gram)))
+
+
+@triton.jit(do_not_specialize=["batch"])
+def apply(
+    weights, momenta, gradients, gains, gain_of, multiplier, rates, clock, batch,
+    SIZE: tl.constexpr, N_GAINS: tl.constexpr, NORMALISED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Make the step of batch `batch` from the gradient, and set the gradient to zero."""
+    model = tl.program_id(1)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < SIZE
+    which = tl.load(gain_of + at, mask=inside, other=-1)  # number of the factor, -1 for a bias
+    factor = which >= 0
+    scale = tl.load(multiplier + at, mask=inside, other=0.0)
+    rates += model * 5
+    falling = 1.0 / tl.sqrt(1.0 + (tl.load(clock) + batch).to(tl.float32) * tl.load(rates + 4))
+    rate = tl.where(factor, tl.load(rates), tl.load(rates + 1)) * falling
+    decay = tl.where(factor, tl.load(rates + 3), 0.0)
+    keep = tl.load(rates + 2)
+    at += model * SIZE
+    value = tl.load(weights + at, mask=inside, other=0.0)
+    momentum = tl.load(momenta + at, mask=inside, other=0.0)
+    if PDL:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
+    gradient = tl.load(gradients + at, mask=inside, other=0.0) * scale
+    if NORMALISED:
+        gain = tl.load(gains + model * N_GAINS + which, mask=factor, other=1.0)
+        gradient = gradient / tl.maximum(gain, 1e-12)
+    # As torch.optim.SGD does it.
+    momentum = keep * momentum + gradient + decay * value
+    tl.store(weights + at, value - rate * momentum, mask=inside)
+    tl.store(momenta + at, momentum, mask=inside)
+    tl.store(gradients + at, tl.zeros([BLOCK], tl.float32), mask=inside)
+
+
+@triton.jit(do_not_specialize=["batch", "n_valid"])
+def small_step(
+    data, order, weights, gradients, gains, clock, seeds, chains, recorded, load_scale, load_shift,
+    batch, n_valid, order_stride, data_stride,
+    N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr,
+    I: tl.constexpr, J: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
+    STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
+    BYTE_SCALE: tl.constexpr, NORMALISED: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Add one batch's gradient up, for one layer whose sizes fit a tile: program (i, s) takes sample i, model s.
+
+    The last program along the first axis takes no sample; where steps are `NORMALISED` it finds the gains.
+    """
+    i = tl.program_id(0)
+    model = tl.program_id(1)
+    SIZE: tl.constexpr = RANK * (K * I + L * J) + I * J + K * L
+    AT_V: tl.constexpr = RANK * K * I
+    AT_B: tl.constexpr = RANK * (K * I + L * J)
+    AT_C: tl.constexpr = AT_B + I * J
+    ROWS: tl.constexpr = CHAINS if PERSISTENT else N
+    ri, rj, rk, rl = tl.arange(0, BI), tl.arange(0, BJ), tl.arange(0, BK), tl.arange(0, BL)
+    at_x = ri[:, None] * J + rj[None, :]
+    in_x = (ri[:, None] < I) & (rj[None, :] < J)
+    at_y = rk[:, None] * L + rl[None, :]
+    in_y = (rk[:, None] < K) & (rl[None, :] < L)
+    at_u = rk[:, None] * I + ri[None, :]
+    in_u = (rk[:, None] < K) & (ri[None, :] < I)
+    at_v = rl[:, None] * J + rj[None, :]
+    in_v = (rl[:, None] < L) & (rj[None, :] < J)
+
+    # What does not depend on the parameters comes before the wait for the former launch: data and noise.
+    update = tl.load(clock) + batch
+    key = tl.load(seeds + model)
+    row = tl.load(order + model * order_stride + batch * N + i, mask=i < n_valid, other=0)
+    x0 = tl.load(data + model * data_stride + row.to(tl.int64) * (I * J) + at_x, mask=in_x & (i < n_valid), other=0)
+    x0 = x0.to(tl.float32) * BYTE_SCALE
+    if VISIBLE_GAUSSIAN:
+        scale = tl.load(load_scale + at_x, mask=in_x, other=0.0)
+        shift = tl.load(load_shift + at_x, mask=in_x, other=0.0)
+        x0 = tl.where(i < n_valid, x0 * scale - shift, 0.0)
+    here = recorded + batch * RECORDED + i * (K * L)
+    there = recorded + batch * RECORDED + ROWS * (K * L) + i * (I * J)
+    draw = tl.full([], 0, tl.uint32)
+    hidden_noise = _noise(key, update, i, draw, here, in_y, L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
+    visible_noise = _noise(key, update, i, draw + 1, there, in_x, J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ)
+    if PDL:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
+
+    now = weights + model * SIZE
+    U = tl.load(now + at_u, mask=in_u, other=0.0)
+    V = tl.load(now + AT_V + at_v, mask=in_v, other=0.0)
+    B = tl.load(now + AT_B + at_x, mask=in_x, other=0.0)
+    C = tl.load(now + AT_C + at_y, mask=in_y, other=0.0)
+    if i == tl.num_programs(0) - 1:
+        if NORMALISED:
+            norm_u, norm_v = _schatten(U), _schatten(V)
+            for r in range(1, RANK):
+                norm_u += _schatten(tl.load(now + r * K * I + at_u, mask=in_u, other=0.0))
+                norm_v += _schatten(tl.load(now + AT_V + r * L * J + at_v, mask=in_v, other=0.0))
+            tl.store(gains + model * 2, norm_v)
+            tl.store(gains + model * 2 + 1, norm_u)
+    else:
+        x0_up = tl.dot(x0, tl.trans(V), input_precision=PRECISION)  # X V', (I, L)
+        field = C + tl.dot(U, x0_up, input_precision=PRECISION)
+        field = _more_up(field, x0, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
+        h0 = _mean(field, in_y, HIDDEN_GAUSSIAN)
+        x1, x1_up = x0, x0_up
+        state = chains + (model * CHAINS + i) * (I * J) + at_x
+        if PERSISTENT:
+            x1 = tl.load(state, mask=in_x & (i < CHAINS), other=0.0)
+            x1_up = tl.dot(x1, tl.trans(V), input_precision=PRECISION)
+            field = C + tl.dot(U, x1_up, input_precision=PRECISION)
+            field = _more_up(field, x1, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
+        for step in range(STEPS):
+            if step > 0:
+                here += ROWS * (K * L + I * J)
+                there += ROWS * (K * L + I * J)
+                draw += 2
+                hidden_noise = _noise(key, update, i, draw, here, in_y, L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
+                visible_noise = _noise(key, update, i, draw + 1, there, in_x, J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ)
+            y = _draw(field, hidden_noise, in_y, HIDDEN_GAUSSIAN)
+            down = tl.dot(tl.trans(U), y, input_precision=PRECISION)  # U' Y, (I, L)
+            towards = B + tl.dot(down, V, input_precision=PRECISION)
+            for r in range(1, RANK):
+                U_r = tl.load(now + r * K * I + at_u, mask=in_u, other=0.0)
+                V_r = tl.load(now + AT_V + r * L * J + at_v, mask=in_v, other=0.0)
+                down = tl.dot(tl.trans(U_r), y, input_precision=PRECISION)
+                towards += tl.dot(down, V_r, input_precision=PRECISION)
+            x1 = _draw(towards, visible_noise, in_x, VISIBLE_GAUSSIAN)
+            x1_up = tl.dot(x1, tl.trans(V), input_precision=PRECISION)
+            field = C + tl.dot(U, x1_up, input_precision=PRECISION)
+            field = _more_up(field, x1, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
+        h1 = _mean(field, in_y, HIDDEN_GAUSSIAN)
+        if PERSISTENT:
+            tl.store(state, x1, mask=in_x & (i < CHAINS))
+
+        # Means over the batch and over the chains; a short batch counts in proportion.
+        positive = tl.where(i < n_valid, 1.0 / N, 0.0)
+        negative = positive
+        if PERSISTENT:
+            negative = tl.where(i < CHAINS, n_valid.to(tl.float32) / (N * CHAINS), 0.0)
+        h0 = -positive * h0
+        h1 = negative * h1
+        mine = gradients + model * SIZE
+        tl.atomic_add(mine + AT_B + at_x, negative * x1 - positive * x0, mask=in_x, sem="relaxed")
+        tl.atomic_add(mine + AT_C + at_y, h0 + h1, mask=in_y, sem="relaxed")
+        slope_u = tl.dot(h0, tl.trans(x0_up), input_precision=PRECISION)
+        slope_u = tl.dot(h1, tl.trans(x1_up), acc=slope_u, input_precision=PRECISION)
+        tl.atomic_add(mine + at_u, slope_u, mask=in_u, sem="relaxed")
+        slope_v = _slope_v(x0, x1, h0, h1, U, PRECISION)
+        tl.atomic_add(mine + AT_V + at_v, slope_v, mask=in_v, sem="relaxed")
+        for r in range(1, RANK):
+            U_r = tl.load(now + r * K * I + at_u, mask=in_u, other=0.0)
+            V_r = tl.load(now + AT_V + r * L * J + at_v, mask=in_v, other=0.0)
+            up = tl.dot(x0, tl.trans(V_r), input_precision=PRECISION)
+            slope_u = tl.dot(h0, tl.trans(up), input_precision=PRECISION)
+            up = tl.dot(x1, tl.trans(V_r), input_precision=PRECISION)
+            slope_u = tl.dot(h1, tl.trans(up), acc=slope_u, input_precision=PRECISION)
+            tl.atomic_add(mine + r * K * I + at_u, slope_u, mask=in_u, sem="relaxed")
+            slope_v = _slope_v(x0, x1, h0, h1, U_r, PRECISION)
+            tl.atomic_add(mine + AT_V + r * L * J + at_v, slope_v, mask=in_v, sem="relaxed")
+
+
+@triton.jit
+def _more_up(field, x, factors, at_u, in_u, at_v, in_v, RANK: tl.constexpr, AREA_U: tl.constexpr,
+             AREA_V: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Add the terms of a hidden field beyond the first, U_r X V_r'."""
+    for r in range(1, RANK):
+        U_r = tl.load(factors + r * AREA_U + at_u, mask=in_u, other=0.0)
+        V_r = tl.load(factors + RANK * AREA_U + r * AREA_V + at_v, mask=in_v, other=0.0)
+        field += tl.dot(U_r, tl.dot(x, tl.trans(V_r), input_precision=PRECISION), input_precision=PRECISION)
+    return field
+
+
+@triton.jit
+def _slope_v(x0, x1, h0, h1, U, PRECISION: tl.constexpr):
+    """Gradient of V, (U' H0)' X0 + (U' H1)' X1."""
+    down0 = tl.dot(tl.trans(U), h0, input_precision=PRECISION)
+    down1 = tl.dot(tl.trans(U), h1, input_precision=PRECISION)
+    slope = tl.dot(tl.trans(down0), x0, input_precision=PRECISION)
+    return tl.dot(tl.trans(down1), x1, acc=slope, input_precision=PRECISION)
+
+
+@triton.jit
+def _product(
+    a, a_row, a_column, b, b_row, b_column, c, width, M, N, K,
+    MODE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Product of matrices in memory, tile by tile: c = a b, c += a b, or c += a b by atomic additions."""
+    r = tl.arange(0, BLOCK)
+    for m in range(0, M, BLOCK):
+        rows = (m + r)[:, None]
+        for n in range(0, N, BLOCK):
+            columns = (n + r)[None, :]
+            total = tl.zeros([BLOCK, BLOCK], tl.float32)
+            for k in range(0, K, BLOCK):
+                left = tl.load(
+                    a + rows * a_row + (k + r)[None, :] * a_column,
+                    mask=(rows < M) & ((k + r)[None, :] < K), other=0.0,
+                )  # fmt: skip
+                right = tl.load(
+                    b + (k + r)[:, None] * b_row + columns * b_column,
+                    mask=((k + r)[:, None] < K) & (columns < N), other=0.0,
+                )  # fmt: skip
+                total = tl.dot(left, right, acc=total, input_precision=PRECISION)
+            inside = (rows < M) & (columns < N)
+            at = c + rows * width + columns
+            if MODE == "atomic":
+                tl.atomic_add(at, total, mask=inside, sem="relaxed")
+            elif MODE == "add":
+                tl.store(at, total + tl.load(at, mask=inside, other=0.0), mask=inside)
+            else:
+                tl.store(at, total, mask=inside)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _copy(source, target, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    for start in range(0, SIZE, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(target + at, tl.load(source + at, mask=at < SIZE, other=0.0), mask=at < SIZE)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _means(source, target, weight, SIZE: tl.constexpr, GAUSSIAN: tl.constexpr, BLOCK: tl.constexpr):
+    """Weighted means of a layer from fields that include its bias."""
+    for start in range(0, SIZE, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        field = tl.load(source + at, mask=at < SIZE, other=0.0)
+        tl.store(target + at, weight * _mean(field, at < SIZE, GAUSSIAN), mask=at < SIZE)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _draws(
+    source, target, key, update, sample, draw, recorded,
+    SIZE: tl.constexpr, GAUSSIAN: tl.constexpr, RECORDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Draw a layer from fields that include its bias."""
+    for start in range(0, SIZE, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < SIZE
+        if RECORDED:
+            noise = tl.load(recorded + at, mask=inside, other=0.0)
+        elif GAUSSIAN:
+            noise = tl.reshape(_normal(key, update, sample, draw, start // 4, 1, BLOCK), [BLOCK])
+        else:
+            noise = tl.reshape(_uniform(key, update, sample, draw, start // 4, 1, BLOCK), [BLOCK])
+        field = tl.load(source + at, mask=inside, other=0.0)
+        tl.store(target + at, _draw(field, noise, inside, GAUSSIAN), mask=inside)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _add_up(
+    x, U, half, field, I: tl.constexpr, J: tl.constexpr, RANK: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add what one layer sends to the hidden layer, sum U_r X V_r'."""
+    V = U + RANK * K * I
+    for r in range(RANK):
+        _product(x, J, 1, V + r * L * J, 1, J, half, L, I, L, J, "set", BLOCK, PRECISION)
+        _product(U + r * K * I, I, 1, half, L, 1, field, L, K, L, I, "add", BLOCK, PRECISION)
+
+
+@triton.jit
+def _upwards(
+    x, bias, factors, half, field, K: tl.constexpr, L: tl.constexpr, LAYERS: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Hidden field with bias, from the states of all layers, one after another in memory."""
+    _copy(bias, field, K * L, 1024)
+    for m in tl.static_range(len(LAYERS)):
+        _add_up(x + LAYERS[m][5], factors + LAYERS[m][4], half, field, LAYERS[m][0], LAYERS[m][1], LAYERS[m][2], K, L,
+                BLOCK, PRECISION)  # fmt: skip
+
+
+@triton.jit
+def _send_down(
+    y, U, half, state, I: tl.constexpr, J: tl.constexpr, RANK: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Field of one layer with bias, B + sum U_r' Y V_r."""
+    V = U + RANK * K * I
+    _copy(V + RANK * L * J, state, I * J, 1024)
+    for r in range(RANK):
+        _product(U + r * K * I, 1, I, y, L, 1, half, L, I, L, K, "set", BLOCK, PRECISION)
+        _product(half, L, 1, V + r * L * J, J, 1, state, J, I, J, L, "add", BLOCK, PRECISION)
+
+
+@triton.jit
+def _slopes(
+    x, h, weight, U, to_u, half, I: tl.constexpr, J: tl.constexpr, RANK: tl.constexpr, K: tl.constexpr,
+    L: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the gradient that states x and weighted hidden means h make to one layer's parameters."""
+    V = U + RANK * K * I
+    to_v = to_u + RANK * K * I
+    for r in range(RANK):
+        _product(x, J, 1, V + r * L * J, 1, J, half, L, I, L, J, "set", BLOCK, PRECISION)
+        _product(h, L, 1, half, 1, L, to_u + r * K * I, I, K, I, L, "atomic", BLOCK, PRECISION)
+        _product(U + r * K * I, 1, I, h, L, 1, half, L, I, L, K, "set", BLOCK, PRECISION)
+        _product(half, 1, L, x, J, 1, to_v + r * L * J, J, L, J, I, "atomic", BLOCK, PRECISION)
+    _add_all(x, to_v + RANK * L * J, weight, I * J)
+
+
+@triton.jit
+def _all_slopes(
+    x, h, weight, factors, slopes, half, SIZE: tl.constexpr, K: tl.constexpr, L: tl.constexpr, LAYERS: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the gradient that states x of all layers and weighted hidden means h make to every parameter."""
+    for m in tl.static_range(len(LAYERS)):
+        _slopes(x + LAYERS[m][5], h, weight, factors + LAYERS[m][4], slopes + LAYERS[m][4], half, LAYERS[m][0],
+                LAYERS[m][1], LAYERS[m][2], K, L, BLOCK, PRECISION)  # fmt: skip
+    _add_all(h, slopes + SIZE - K * L, 1.0, K * L)
+
+
+@triton.jit
+def _add_all(source, target, weight, SIZE: tl.constexpr):
+    for start in range(0, SIZE, 1024):
+        at = start + tl.arange(0, 1024)
+        value = weight * tl.load(source + at, mask=at < SIZE, other=0.0)
+        tl.atomic_add(target + at, value, mask=at < SIZE, sem="relaxed")
+
+
+@triton.jit
+def _load_states(source, target, scales, shifts, factor, SIZE: tl.constexpr):
+    """Bring one layer of a sample into the units of its statistic around its offset."""
+    for start in range(0, SIZE, 1024):
+        at = start + tl.arange(0, 1024)
+        inside = at < SIZE
+        value = tl.load(source + at, mask=inside, other=0).to(tl.float32) * factor
+        scale = tl.load(scales + at, mask=inside, other=0.0)
+        shift = tl.load(shifts + at, mask=inside, other=0.0)
+        tl.store(target + at, value * scale - shift, mask=inside)
+
+
+@triton.jit(do_not_specialize=["batch", "n_valid"])
+def tiled_step(
+    data, order, weights, gradients, clock, seeds, chains, recorded, scratch, load_scale, load_shift,
+    batch, n_valid, order_stride,
+    N: tl.constexpr, CHAINS: tl.constexpr, SIZE: tl.constexpr, STATES: tl.constexpr, HALF: tl.constexpr,
+    K: tl.constexpr, L: tl.constexpr, LAYERS: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
+    STEPS: tl.constexpr, PERSISTENT: tl.constexpr, SHARED_DATA: tl.constexpr, RECORDED: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add one batch's gradient up, for layers of any size and number.
+
+    `LAYERS` has, for each layer: I, J, rank, whether it is Gaussian, where its parameters begin, where its
+    states begin among the `STATES` entries of a sample, and what its data is multiplied by. Program (i, s)
+    has scratch memory for two states, three hidden arrays and one half-way product of `HALF` entries.
+    """
+    i = tl.program_id(0)
+    model = tl.program_id(1)
+    update = tl.load(clock) + batch
+    key = tl.load(seeds + model)
+    mine = scratch + (model * tl.num_programs(0) + i).to(tl.int64) * (2 * STATES + 3 * K * L + HALF)
+    x0, x1 = mine, mine + STATES
+    field = x1 + STATES
+    y, h = field + K * L, field + 2 * K * L
+    half = field + 3 * K * L
+    now = weights + model * SIZE
+    bias = now + SIZE - K * L
+    slopes = gradients + model * SIZE
+    if i < n_valid:
+        row = tl.load(order + model * order_stride + batch * N + i).to(tl.int64)
+        if not SHARED_DATA:
+            row += model * order_stride
+        for m in tl.static_range(len(LAYERS)):
+            _load_states(data[m] + row * (LAYERS[m][0] * LAYERS[m][1]), x0 + LAYERS[m][5], load_scale + LAYERS[m][5],
+                         load_shift + LAYERS[m][5], LAYERS[m][6], LAYERS[m][0] * LAYERS[m][1])  # fmt: skip
+        tl.debug_barrier()
+        _upwards(x0, bias, now, half, field, K, L, LAYERS, BLOCK, PRECISION)
+        _means(field, h, -1.0 / N, K * L, HIDDEN_GAUSSIAN, 1024)
+        _all_slopes(x0, h, -1.0 / N, now, slopes, half, SIZE, K, L, LAYERS, BLOCK, PRECISION)
+    ROWS: tl.constexpr = CHAINS if PERSISTENT else N
+    rows = n_valid
+    weight = 1.0 / N
+    if PERSISTENT:
+        rows = CHAINS
+        weight = n_valid.to(tl.float32) / (N * CHAINS)
+        x1 = chains + (model * CHAINS + i).to(tl.int64) * STATES
+    if i < rows:
+        if PERSISTENT:
+            _upwards(x1, bias, now, half, field, K, L, LAYERS, BLOCK, PRECISION)
+        for step in range(STEPS):
+            draw = (step * (len(LAYERS) + 1) + tl.full([], 0, tl.int32)).to(tl.uint32)
+            block = recorded + batch * RECORDED + step * ROWS * (K * L + STATES)
+            _draws(field, y, key, update, i, draw, block + i * K * L, K * L, HIDDEN_GAUSSIAN, RECORDED, 1024)
+            for m in tl.static_range(len(LAYERS)):
+                _send_down(y, now + LAYERS[m][4], half, x1 + LAYERS[m][5], LAYERS[m][0], LAYERS[m][1], LAYERS[m][2],
+                           K, L, BLOCK, PRECISION)  # fmt: skip
+                numbers = block + ROWS * (K * L + LAYERS[m][5]) + i * (LAYERS[m][0] * LAYERS[m][1])
+                _draws(x1 + LAYERS[m][5], x1 + LAYERS[m][5], key, update, i, draw + 1 + m, numbers,
+                       LAYERS[m][0] * LAYERS[m][1], LAYERS[m][3], RECORDED, 1024)  # fmt: skip
+            _upwards(x1, bias, now, half, field, K, L, LAYERS, BLOCK, PRECISION)
+        _means(field, h, weight, K * L, HIDDEN_GAUSSIAN, 1024)
+        _all_slopes(x1, h, weight, now, slopes, half, SIZE, K, L, LAYERS, BLOCK, PRECISION)
+
+
+def n_programs(size: int, block: int) -> int:
+    """Blocks that cover a flat array."""
+    return int(triton.cdiv(size, block))
+
+
+def tile_of(size: int) -> int:
+    """Smallest power of two that a product takes and that a mode of this size fits into."""
+    return max(16, int(triton.next_power_of_2(size)))

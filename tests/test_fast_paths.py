@@ -1,0 +1,193 @@
+"""The fast paths against the reference, given the same random numbers.
+
+The Triton kernels run in the interpreter, or on a GPU where there is one.
+"""
+
+import dataclasses
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+from mvrbm import BoltzmannMachine
+from mvrbm.couplings import Kronecker
+from mvrbm.learning import CD, PCD, Callback, Recipe, Trainer
+from mvrbm.learning.data import as_source
+from mvrbm.noise import Noise, Recorder
+from mvrbm.units import Bernoulli, Gaussian
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("the kernels need triton", allow_module_level=True)
+from mvrbm.kernels import gemm  # noqa: E402
+from mvrbm.kernels.fused import FusedPasses  # noqa: E402
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    if ON_GPU:
+        yield
+        return
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with np.errstate(over="ignore"):  # NumPy stands in for the GPU, whose exponential overflows in silence
+        yield
+
+
+PAPER = Recipe(
+    learning_rate=0.05, bias_learning_rate=None, weight_decay=0.01, bias_from_data=False, factor_std=0.3,
+    centring="none", rate_decay=None, normalised=False, balance=False,
+)  # fmt: skip
+DEFAULT = Recipe(learning_rate=0.2, balance=False)
+
+B = Bernoulli
+G = Gaussian
+
+
+def machine_of(layers, hidden, ranks):
+    links = {name: Kronecker(rank) for name, rank in zip(layers, ranks, strict=True)}
+    return BoltzmannMachine(layers, hidden, links, std=0.3).to(DEVICE)
+
+
+def data_for(machine, n, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    data = {}
+    for name, unit in machine.layers.items():
+        grey = torch.rand((n, *unit.shape), generator=generator)
+        data[name] = (5 + 3 * grey) if unit.gaussian else (grey * 255).to(torch.uint8)
+    return data
+
+
+CASES = {
+    "bernoulli, paper": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], PAPER),
+    "bernoulli, default": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], DEFAULT),
+    "gaussian data, default": ({"x": lambda: G((6, 5))}, lambda: B((4, 7)), [1], DEFAULT),
+    "gaussian data, as in the paper": (
+        {"x": lambda: G((6, 5))}, lambda: B((4, 7)), [1],
+        dataclasses.replace(PAPER, bias_from_data=True, learning_rate=0.002),
+    ),
+    "gaussian hidden layer": ({"x": lambda: B((6, 5))}, lambda: G((4, 7)), [1], dataclasses.replace(DEFAULT, std=0.02)),
+    "rank 3": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [3], DEFAULT),
+    "CD-3": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(PAPER, negative=CD(3))),
+    "PCD": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [2], dataclasses.replace(DEFAULT, negative=PCD(5, 2))),
+    "more chains than samples": (
+        {"x": lambda: G((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(DEFAULT, negative=PCD(11)),
+    ),
+    "two layers": (
+        {"x": lambda: B((6, 5)), "z": lambda: G((3, 8))}, lambda: B((4, 7)), [1, 2], DEFAULT,
+    ),
+    "two layers, PCD": (
+        {"x": lambda: B((6, 5)), "z": lambda: G((3, 8))}, lambda: B((4, 7)), [2, 1],
+        dataclasses.replace(DEFAULT, negative=PCD(9)),
+    ),
+    "more than a tile": (
+        {"x": lambda: B((66, 3))}, lambda: B((4, 66)), [2], dataclasses.replace(PAPER, factor_std=0.1),
+    ),
+}  # fmt: skip
+
+
+def references(case, n, passes):
+    """Train by the reference, and return the trainer and every draw of every update, (updates, numbers)."""
+    layers, hidden, ranks, recipe = case
+    recipe = dataclasses.replace(recipe, batch_size=8)
+    machine = machine_of({name: make() for name, make in layers.items()}, hidden(), ranks)
+    trainer = Trainer(machine, recipe, seed=5, gradient="autograd")
+    recorder = Recorder(Noise(11, device=DEVICE))
+    trainer.noise = recorder
+    draws, orders = [], []
+    data = data_for(machine, n)
+    source = as_source(data, machine)
+    trainer._prepare(source)
+    start = {key: value.clone() for key, value in machine.state_dict().items()}
+    for _ in range(passes):
+        state = trainer.order_noise.state_dict()
+        orders.append(trainer.order_noise.permutation(n))
+        trainer.order_noise.load_state_dict(state)
+        for batch in source.batches(8, trainer.order_noise):
+            recorder.draws.clear()
+            trainer.train_on(batch, weight=len(batch) / 8)
+            rows = recipe.negative.n_chains if isinstance(recipe.negative, PCD) else 8
+            padded = []
+            for draw in recorder.draws:
+                full = draw.new_zeros(rows, *draw.shape[1:])
+                full[: len(draw)] = draw
+                padded.append(full.reshape(-1))
+            draws.append(torch.cat(padded))
+    return trainer, recipe, start, data, orders, torch.stack(draws)
+
+
+def trained(case, *, watched=False, **how):
+    layers, hidden, ranks, recipe = case
+    machine = machine_of({name: make() for name, make in layers.items()}, hidden(), ranks).to("cpu").double()
+    data = data_for(machine, 20)
+    callbacks = [Callback() if not watched else Watcher()]
+    trainer = Trainer(machine, dataclasses.replace(recipe, batch_size=8), seed=5, callbacks=callbacks, **how)
+    return trainer.fit(data, 3)
+
+
+class Watcher(Callback):
+    """Wants to see every batch, and finds the machine up to date."""
+
+    def on_batch_end(self, trainer, batch):
+        now = torch.cat([p.detach().flatten().clone() for p in trainer.machine.parameters()])
+        if trainer.update > 1:
+            assert not torch.equal(now, self.before)
+        self.before = now
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_plain_products_train_as_the_reference_does(name, watched):
+    reference, fast = trained(CASES[name], gradient="autograd"), trained(CASES[name], watched=watched)
+    assert gemm.refuses(fast) is None
+    assert gemm.refuses(reference) is not None
+    for key, value in reference.machine.state_dict().items():
+        torch.testing.assert_close(fast.machine.state_dict()[key], value, rtol=1e-9, atol=1e-11)
+    for mine, other in zip(fast.optimizer.param_groups, reference.optimizer.param_groups, strict=True):
+        for p, q in zip(mine["params"], other["params"], strict=True):
+            torch.testing.assert_close(
+                fast.optimizer.state[p]["momentum_buffer"],
+                reference.optimizer.state[q]["momentum_buffer"], rtol=1e-9, atol=1e-11,
+            )  # fmt: skip
+    assert set(fast.chains) == set(reference.chains)
+    for key, chain in reference.chains.items():
+        torch.testing.assert_close(fast.chains[key], chain, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("interpreted")
+def test_the_kernels_train_as_the_reference_does(name):
+    case = CASES[name]
+    n, passes = 20, 2  # batches of 8, 8 and 4
+    reference, recipe, start, data, orders, draws = references(case, n, passes)
+    layers, hidden, ranks, _ = case
+    machine = machine_of({key: make() for key, make in layers.items()}, hidden(), ranks)
+    trainer = Trainer(machine, recipe, seed=5)
+    source = as_source(data, machine)
+    trainer._prepare(source)
+    for key, value in machine.state_dict().items():
+        torch.testing.assert_close(value, start[key], rtol=0, atol=0)
+    fused = FusedPasses([trainer], [source], precision="tf32x3" if ON_GPU else "ieee")
+    fused._recorded_size = draws.shape[1]
+    for number, order in enumerate(orders):
+        fused._recorded = draws[3 * number :].contiguous().reshape(-1)
+        fused._graphs.clear()
+        trainer.update += fused.one_pass([order])
+    fused.push()
+    assert trainer.update == reference.update == 6
+    moved = 0.0
+    for key, value in reference.machine.state_dict().items():
+        torch.testing.assert_close(
+            machine.state_dict()[key], value, rtol=2e-3 if ON_GPU else 2e-4, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}"
+        )
+        moved = max(moved, float((value - start[key]).abs().max()))
+    assert moved > 1e-2, "the reference has hardly learned: the comparison says nothing"
+    for mine, other in zip(trainer.optimizer.param_groups, reference.optimizer.param_groups, strict=True):
+        for p, q in zip(mine["params"], other["params"], strict=True):
+            torch.testing.assert_close(
+                trainer.optimizer.state[p]["momentum_buffer"],
+                reference.optimizer.state[q]["momentum_buffer"], rtol=2e-3, atol=2e-5,
+            )  # fmt: skip
+    for key, chain in reference.chains.items():
+        torch.testing.assert_close(trainer.chains[key], chain, rtol=1e-4, atol=1e-4)
