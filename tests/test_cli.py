@@ -19,7 +19,7 @@ from PIL import Image
 from mvrbm import cli, files
 from mvrbm.estimators import MMVRBM, MVRBM, RBM
 
-COMMANDS = ["train", "transform", "reconstruct", "sample", "inpaint", "info", "demo"]
+COMMANDS = ["train", "transform", "reconstruct", "sample", "inpaint", "denoise", "info", "demo", "reproduce", "bench"]
 COMMANDS += ["data list", "data where", "data fetch"]
 STRIPES = np.repeat((np.arange(60)[:, None] % 2 == np.arange(6) % 2)[:, None, :], 4, 1)  # (60, 4, 6), boolean
 DATA = STRIPES.astype(np.float32)

@@ -30,6 +30,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 _SUBMODULES = (
+    "baselines",
     "couplings",
     "datasets",
     "estimators",
@@ -39,6 +40,7 @@ _SUBMODULES = (
     "sampling",
     "storage",
     "units",
+    "vision",
 )
 
 

@@ -75,6 +75,38 @@ class Half(StrEnum):
     BOTTOM = "bottom"
 
 
+class Experiment(StrEnum):
+    """Which of the paper's experiments with digits."""
+
+    DIGITS = "digits"
+    DENOISE = "denoise"
+    FILTERS = "filters"
+    RECONSTRUCTION = "reconstruction"
+    CLASSIFICATION = "classification"
+
+
+class Scale(StrEnum):
+    """How large an experiment."""
+
+    QUICK = "quick"
+    PAPER = "paper"
+    TINY = "tiny"
+
+
+class NoiseKind(StrEnum):
+    """What noise images have."""
+
+    SALT_AND_PEPPER = "salt-and-pepper"
+    GAUSSIAN = "gaussian"
+
+
+class DenoisingMethod(StrEnum):
+    """How clean images are inferred."""
+
+    MEAN_FIELD = "mean-field"
+    GIBBS = "gibbs"
+
+
 class _Interrupted(Exception):  # noqa: N818  (it is not an error)
     """Training was ended by Ctrl-C, and all is saved."""
 
@@ -531,6 +563,66 @@ def _half(hide: Half, shape: tuple[int, ...]) -> Array:
     return known
 
 
+@app.command(epilog=_example("mvrbm denoise noisy.png clean.png --model model/ --noise salt-and-pepper"))
+def denoise(
+    source: Input,
+    out: ImagesOut,
+    model_folder: Annotated[Path, typer.Option("--model", help="A folder that train wrote.", show_default=False)],
+    noise: Annotated[NoiseKind, typer.Option(help="What is to be removed.")] = NoiseKind.SALT_AND_PEPPER,
+    level: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of pixels hit, or standard deviation (black to white is 1); estimated if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    method: Annotated[DenoisingMethod, typer.Option(help="How to infer.")] = DenoisingMethod.MEAN_FIELD,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of mean field.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Gibbs steps to average over.")] = 100,
+    burn_in: Annotated[int, typer.Option(min=0, help="Gibbs steps before these.")] = 20,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Pixels from patch to patch, for images larger than the model's; a quarter of a patch if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Seed = 0,
+    device: Where = Device.AUTO,
+    data_dir: DataDir = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove noise from images, the model being the prior. A .npy input of two modes is one image."""
+    from mvrbm.files import write_output
+    from mvrbm.vision import denoise as remove
+    from mvrbm.vision import estimate_level
+
+    _check_images_out(out, force)
+    model = _load_model(model_folder, device, seed)
+    images = _known_entries(_read(source, data_dir), None)[0]
+    asked = level
+    if level is None:
+        level = estimate_level(model, images, noise=noise.value, stride=stride)
+    clean = remove(
+        model,
+        images,
+        noise=noise.value,
+        level=level,
+        method=method.value,
+        rounds=rounds,
+        steps=steps,
+        burn_in=burn_in,
+        stride=stride,
+        seed=seed,
+    )
+    write_output(out, clean if out.suffix.lower() == ".npy" or clean.ndim == 3 else clean[None], force)
+    result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": noise.value, "level": level}
+    how = "estimated" if asked is None else "given"
+    _show(result, as_json, f"{out}: {_times(clean.shape)} {clean.dtype}, {noise.value} of level {level:.4g} ({how})")
+
+
 @app.command(epilog=_example("mvrbm info model/"))
 def info(
     model_folder: ModelFolder,
@@ -574,6 +666,63 @@ def _in_words(part: dict[str, Any], kind: str) -> str:
     return " ".join(words)
 
 
+# -- the paper's experiments ------------------------------------------------------------------------
+
+
+@app.command(epilog=_example("mvrbm reproduce digits --scale quick --out digits/"))
+def reproduce(
+    experiment: Annotated[
+        Experiment, typer.Argument(metavar="EXPERIMENT", help="digits is all of the others.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for cells, results, figures and the report.", show_default=False)],
+    scale: Annotated[
+        Scale | None,
+        typer.Option(help="quick: minutes, embedded digits. paper: full MNIST. tiny: a trial.", show_default=False),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Random subsets a point; 5 at scale paper.", show_default=False)
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="GROUP[,GROUP]", help="Groups of cells to compute.", show_default=False)
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds after which no further cell is begun.", show_default=False)
+    ] = None,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Compute nothing, write the report.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Compute only.")] = False,
+    seed: Seed = 0,
+    device: Where = Device.AUTO,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the paper's experiments with digits, and set its numbers beside ours in a report.
+
+    What is computed is kept in OUT: the same command goes on where it was stopped. --seed is the number of the
+    first random subset.
+    """
+    if report_only and no_report:
+        raise typer.BadParameter("give one of --report-only and --no-report", param_hint="'--report-only'")
+    where = _device(device)
+    from mvrbm.experiments.reproduce import reproduce as run_experiment
+
+    result = run_experiment(
+        experiment.value,
+        out,
+        scale=None if scale is None else scale.value,
+        data_dir=data_dir,
+        device=where,
+        seeds=seeds,
+        first_seed=seed,
+        only=None if only is None else [name.strip() for name in only.split(",")],
+        jobs=jobs,
+        budget=budget,
+        report=not no_report,
+        report_only=report_only,
+    )
+    _show(result, as_json, str(result.get("report", out)))
+
+
 # -- demo and data ----------------------------------------------------------------------------------
 
 
@@ -598,6 +747,93 @@ def demo(
 
     result = experiment.run(out, seed=seed, device=where, quick=quick)
     _show(result, as_json, str(result["report"]))
+
+
+@app.command(epilog=_example("mvrbm bench --quick --out bench/"))
+def bench(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two sizes, short turns: about a minute on two cores.")
+    ] = False,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="Such as 28x28:25x25,64x64:50x50; 28x28:25x25:4 is rank 4.", show_default=False),
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option(help="Ranks in which the first size is learned, such as 1,2,4.", show_default=False)
+    ] = None,
+    contestants: Annotated[
+        str | None,
+        typer.Option(help="Some of mvrbm,rbm,sklearn,rbms,learnergy,torch; all if not given.", show_default=False),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples an update, and chains of PCD.")] = 100,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples a pass; up to 5,000 within 32 MiB if not given.", show_default=False),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads on the CPU; one a core if not given.", show_default=False)
+    ] = None,
+    preset: Annotated[Preset, typer.Option(help="Numbers that mvrbm trains with.")] = Preset.PAPER,
+    repetitions: Annotated[
+        int | None, typer.Option(min=1, help="Rounds; 7, or 3 if quick.", show_default=False)
+    ] = None,
+    min_seconds: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Length of a turn, about; 0.3, or 0.05 if quick.", show_default=False),
+    ] = None,
+    memory_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="GiB a contestant may need; half of what is free if not given.", show_default=False
+        ),
+    ] = None,
+    inference: Annotated[
+        int | None,
+        typer.Option(min=0, help="Digits to infer on, 60,000, or 5,000 if quick; 0: none.", show_default=False),
+    ] = None,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory.")] = True,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for bench.json, bench.md and plots.", show_default=False)
+    ] = None,
+    seed: Seed = 0,
+    device: Where = Device.AUTO,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the speed of learning and inference beside other packages and beside what this machine could do."""
+    if out is not None:
+        _check_folder(out)
+        if (out / "bench.json").exists() and not force:
+            raise ValueError(f"{out} holds results: use --force to replace them")
+    where = _device(device)
+
+    from mvrbm import bench as package
+
+    given = {
+        "sizes": None if sizes is None else sizes.split(","),
+        "ranks": None if ranks is None else _whole_numbers("--ranks", ranks),
+        "contestants": None if contestants is None else contestants.split(","),
+        "samples": samples,
+        "threads": threads,
+        "repetitions": repetitions,
+        "min_seconds": min_seconds,
+        "memory_limit": memory_limit,
+        "inference": inference,
+    }
+    asked = {name: value for name, value in given.items() if value is not None}
+    fixed = {"batch_size": batch_size, "preset": preset.value, "memory": memory, "seed": seed, "device": where}
+    settings = package.Settings(**{**(package.QUICK if quick else {}), **asked, **fixed})
+    result = package.run(settings, _note)
+    if out is not None:
+        for reason in package.write(result, out):
+            _note(reason)
+    _show(result, as_json, package.tables(result))
+
+
+def _whole_numbers(option: str, text: str) -> list[int]:
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", text):
+        raise typer.BadParameter(f"{text!r} is not a list such as 1,2,4", param_hint=f"'{option}'")
+    return [int(number) for number in text.split(",")]
 
 
 @data_app.command("list", epilog=_example("mvrbm data list"))

@@ -1,0 +1,299 @@
+"""From stored cells to `results.json`, figures and the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mvrbm import __version__
+from mvrbm.experiments.cells import Store, whole
+from mvrbm.experiments.digits.figures import FIGURES, Drawing
+from mvrbm.experiments.digits.findings import Evidence, results
+from mvrbm.experiments.digits.plan import SCALES
+from mvrbm.report import Figure, Page, Section, Table, as_picture, save, styled
+
+__all__ = ["write_report"]
+
+_DASH = "–"
+
+
+def write_report(folder: Path, scale_name: str, store: Store, *, seeds: int, first_seed: int = 0) -> dict[str, str]:
+    """Write `results.json`, `figures/` and `report.html` into a folder, and return where the first and last are."""
+    evidence = Evidence(store, SCALES[scale_name], seeds=seeds, first_seed=first_seed)
+    if not evidence.stored:
+        raise ValueError(f"{folder} holds no finished cells: there is nothing to report on")
+    found = results(evidence, scale_name)
+    found["seeds"], found["first_seed"] = seeds, first_seed
+    with whole(folder / "results.json") as staging:
+        staging.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    figures: dict[str, Figure] = {}
+    with styled():
+        for name, draw in FIGURES.items():
+            drawing = draw(evidence)
+            if drawing is not None:
+                save(drawing.canvas, folder / "figures", name)
+                figures[name] = _in_page(drawing)
+    page = _page(found, figures, evidence)
+    return {"results": str(folder / "results.json"), "report": str(page.write(folder / "report.html"))}
+
+
+def _in_page(drawing: Drawing) -> Figure:
+    return as_picture(drawing.canvas, drawing.alt, drawing.caption)
+
+
+# -- the page ---------------------------------------------------------------------------------------
+
+
+def _page(found: Mapping[str, Any], figures: Mapping[str, Figure], evidence: Evidence) -> Page:
+    cells = found["cells"]
+    lead = (
+        "Denoising, reconstruction, filters and classification of handwritten digits (sections 4.1 and 4.2 of the "
+        "paper): its numbers, ours, and the difference."
+    )
+    if not found["comparable_with_the_paper"]:
+        lead += (
+            " This is a quick run on few digits and few updates: it shows that everything works, and its numbers are"
+            " not to be compared with the paper's, which stand beside them all the same."
+        )
+    if cells["stored"] < cells["planned"]:
+        lead += f" {cells['planned'] - cells['stored']} of {cells['planned']} cells are not computed yet."
+    sections = [
+        Section("Numbers", _worse(found), [_numbers(found)]),
+        Section("What the paper says", _claims(found)),
+        _section("Denoising", figures, ["denoising"], _denoising(found)),
+        _section("Filters", figures, ["filters"], _filters(found)),
+        _section("Reconstruction", figures, ["reconstructions"], _reconstruction(found)),
+        _section("Classification", figures, ["error-against-n", "error-against-t"], []),
+        _section("Comparison", figures, ["comparison"], [*_comparison(found), *_costs(found)]),
+        _section("Growing images", figures, ["growth"], _growth(found)),
+        Section("How this was made", _about(found, evidence)),
+    ]
+    return Page(
+        title="Experiments 1 and 2: the paper's numbers and ours",
+        lead=lead,
+        sections=[section for section in sections if section is not None],
+        footer=f"mvrbm {__version__}. Digits: MNIST (LeCun and Cortes).",
+    )
+
+
+def _section(
+    title: str, figures: Mapping[str, Figure], names: Iterable[str], tables: Iterable[Table]
+) -> Section | None:
+    shown, rows = [figures[name] for name in names if name in figures], list(tables)
+    return Section(title, (), rows, shown) if shown or rows else None
+
+
+def _mean(one: Mapping[str, Any] | None, decimals: int) -> str:
+    if one is None:
+        return _DASH
+    spread = "" if one["interval95"] is None else f" ± {one['interval95']:.{decimals}f}"
+    return f"{one['mean']:.{decimals}f}{spread} ({one['seeds']})"
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    words = []
+    if "better_than_the_paper" in row:
+        words.append("✓ no worse" if row["better_than_the_paper"] else "✗ worse than the paper")
+    if "reached" in row:
+        words.append("✓ reached" if row["reached"] else "✗ not reached")
+    return ", ".join(words) or _DASH
+
+
+def _numbers(found: Mapping[str, Any]) -> Table:
+    rows = []
+    for row in found["numbers"]:
+        decimals, unit = row["decimals"], f" {row['unit']}" if row["unit"] else ""
+        sign = "at most" if row["lower_is_better"] else "at least"
+        rows.append(
+            [
+                row["title"],
+                _DASH if row["paper"] is None else f"{row['paper']:.4f}",
+                _mean(row["ours"], decimals) + (unit if row["ours"] else ""),
+                f"{row['difference']:+.{decimals}f}" if "difference" in row else _DASH,
+                _mean(row["raw_pixels"], decimals),
+                _DASH if row["training_seconds"] is None else f"{row['training_seconds']:.1f} s",
+                _DASH if row["wanted"] is None else f"{sign} {row['wanted']:g}{unit}",
+                _verdict(row),
+            ]
+        )
+    return Table(
+        ["", "paper", "ours", "difference", "raw pixels", "training", "wanted", "verdict"],
+        rows,
+        "Means over random subsets ± half the width of their 95 % interval (number of subsets). Errors are shares of "
+        "test digits, by the nearest neighbour in hidden probabilities.",
+    )
+
+
+def _worse(found: Mapping[str, Any]) -> list[str]:
+    short = [row["title"] for row in found["numbers"] if row.get("better_than_the_paper") is False]
+    missed = [row["title"] for row in found["numbers"] if row.get("reached") is False]
+    lines = []
+    if short:
+        lines.append(f"Worse than the paper: {'; '.join(short)}.")
+    if missed:
+        lines.append(f"Not reached: {'; '.join(missed)}.")
+    for name, reason in found["diverged"].items():
+        lines.append(f"{name} diverged: {reason}.")
+    return lines
+
+
+def _claims(found: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for claim in found["claims"]:
+        if claim["holds"] is None:
+            continue
+        mark = "✓ Holds." if claim["holds"] else "✗ Does not come out."
+        reason = f" Likely reason: {claim['likely_reason']}" if "likely_reason" in claim else ""
+        lines.append(f"{mark} {claim['paper_says']} {claim['by']}.{reason}")
+    return lines or ["Nothing measured yet."]
+
+
+def _denoising(found: Mapping[str, Any]) -> list[Table]:
+    runs = {name: numbers for name, numbers in found["denoising"].items() if numbers}
+    if not runs:
+        return []
+    methods = {
+        "noisy": "noisy",
+        "one-pass": "paper's pass up and down",
+        "mean-field": "our denoiser, mean field",
+        "mean-field-estimated": "the same, noise level estimated",
+        "gibbs": "our denoiser, Gibbs",
+        "gibbs-estimated": "the same, noise level estimated",
+        "median": "3x3 median filter",
+        "total-variation": "total variation",
+        "non-local-means": "non-local means",
+    }
+    rows = [
+        [title, *(_mean(numbers.get(f"psnr.{key}.psnr"), 2) for numbers in runs.values())]
+        for key, title in methods.items()
+    ]
+    names = [name.replace("paper,", "paper's recipe,").replace("default,", "our recipe,") for name in runs]
+    return [Table(["PSNR, dB", *names], rows, "Mean PSNR of all test nines; recipe and hidden size of the machine.")]
+
+
+def _filters(found: Mapping[str, Any]) -> list[Table]:
+    runs = {name: numbers for name, numbers in found["filters"].items() if numbers}
+    if not runs:
+        return []
+    kinds = {
+        "mean": "our filters",
+        "scrambled": "as smooth, without edges",
+        "white": "white noise",
+        "dct": "cosines",
+    }
+    rows = [
+        [title, *(_mean(numbers.get(f"filters.{key}"), 3) for numbers in runs.values())] for key, title in kinds.items()
+    ]
+    names = {"paper": "paper's recipe", "default": "our recipe"}
+    return [
+        Table(
+            ["Haar-likeness", *(names[name] for name in runs)], rows, "1 is a Haar function; the others are references."
+        )
+    ]
+
+
+def _reconstruction(found: Mapping[str, Any]) -> list[Table]:
+    rows = []
+    for name, numbers in found["reconstruction"].items():
+        if "test_error" not in numbers:
+            continue
+        model, recipe = name.split(", ")
+        rows.append(
+            [
+                f"{_MODELS[model]}, {_RECIPES[recipe]}",
+                f"{numbers['passes']:,}",
+                _mean(numbers["train_error"], 2),
+                _mean(numbers["test_error"], 2),
+                f"{numbers['train_error']['mean'] / 784:.5f}",
+                f"{numbers['parameters']['mean']:,.0f}",
+                f"{numbers['training_seconds']['mean']:.1f} s",
+            ]
+        )
+    if not rows:
+        return []
+    rows.insert(0, ["MVRBM, as the paper reports", "3,000", "10.8488", _DASH, f"{10.8488 / 784:.5f}", "2,809", _DASH])
+    header = ["squared error an image", "passes", "training digits", "test digits", "a pixel", "parameters", "training"]
+    return [Table(header, rows)]
+
+
+_MODELS = {
+    "mvrbm": "MVRBM",
+    "rbm": "classic RBM, as many hidden units",
+    "rbm-equal": "classic RBM, as many parameters",
+    "tvrbm": "TvRBM, as many hidden units",
+    "tvrbm-small": "TvRBM, a tenth of them",
+}
+_RECIPES = {"paper": "paper's recipe", "default": "our recipe"}
+
+
+def _comparison(found: Mapping[str, Any]) -> list[Table]:
+    methods = found["comparison"]["methods"]
+    sizes = sorted({int(n) for points in methods.values() for n in points})
+    if not sizes:
+        return []
+    rows = [[title, *(_percent(points.get(str(n))) for n in sizes)] for title, points in methods.items()]
+    return [Table(["error in %, by N", *(f"{n:,}" for n in sizes)], rows, "Mean over subsets.")]
+
+
+def _percent(one: Mapping[str, Any] | None) -> str:
+    return _DASH if one is None else f"{100 * one['mean']:.2f}"
+
+
+def _costs(found: Mapping[str, Any]) -> list[Table]:
+    """Parameters and seconds, at the largest N that each method has."""
+    last: dict[str, Mapping[str, Any]] = {}
+    for row in found["methods"]:
+        if row["method"] not in last or row["n"] > last[row["method"]]["n"]:
+            last[row["method"]] = row
+    rows = [
+        [
+            _method(name),
+            f"{row['n']:,}",
+            _DASH if row["parameters"] is None else f"{row['parameters']:,}",
+            _DASH if row["training_seconds"] is None else f"{row['training_seconds']:.1f} s",
+        ]
+        for name, row in last.items()
+    ]
+    caption = "Training at the largest N of each; where cells shared the machine, alone they would have been faster."
+    return [Table(["method", "N", "parameters", "training"], rows, caption)] if rows else []
+
+
+def _method(name: str) -> str:
+    from mvrbm.baselines import BASELINES
+
+    if name in BASELINES:
+        return BASELINES[name].title
+    model, recipe = name.split(", ")
+    return f"{_MODELS[model]}, {_RECIPES[recipe]}"
+
+
+def _growth(found: Mapping[str, Any]) -> list[Table]:
+    ours, theirs = found["growth"]["mvrbm"], found["growth"]["rbm"]
+    rows = []
+    for side in ours["parameters"]:
+        if side not in theirs["parameters"]:
+            continue
+        rows.append(
+            [
+                f"{side}x{side}",
+                *(f"{model['parameters'][side]:,.0f}" for model in (ours, theirs)),
+                *(f"{1e3 * model['seconds_per_update'][side]:.3g} ms" for model in (ours, theirs)),
+                *(f"{model['error'][side]:.4f}" for model in (ours, theirs)),
+            ]
+        )
+    header = ["image", "parameters: MVRBM", "RBM", "an update: MVRBM", "RBM", "error a pixel: MVRBM", "RBM"]
+    return [Table(header, rows, "Timed alone, after a first pass.")] if rows else []
+
+
+def _about(found: Mapping[str, Any], evidence: Evidence) -> list[str]:
+    scale = evidence.scale
+    return [
+        f"Scale {found['scale']}: {scale.data}, {found['seeds']} random subsets a point, beginning with number "
+        f"{found['first_seed']}; fewer where training is long. {found['cells']['stored']} cells, "
+        f"{found['seconds']:,.0f} s of work in all.",
+        f"Machines: {'; '.join(found['machines'])}.",
+        f"Made by: mvrbm reproduce digits --scale {found['scale']} --seeds {found['seeds']} --out DIR. All numbers are "
+        "in results.json, every figure as PNG and SVG in figures/, every cell in cells/.",
+    ]

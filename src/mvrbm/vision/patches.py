@@ -1,0 +1,98 @@
+"""Overlapping patches of images, and images as averages of patches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PatchGrid", "places"]
+
+Array = NDArray[Any]
+
+
+def places(size: int, patch: int, stride: int) -> Array:
+    """Return where patches begin along one side: every `stride` pixels, and flush with the end."""
+    return np.unique(np.append(np.arange(0, size - patch + 1, stride), size - patch))
+
+
+@dataclass(frozen=True)
+class PatchGrid:
+    """All patches of n images of one size, numbered image by image and row by row.
+
+    Parameters
+    ----------
+    n : int
+        Number of images.
+    size : (int, int)
+        Rows and columns of an image.
+    patch : (int, int)
+        Rows and columns of a patch, at most those of an image.
+    stride : int
+        Pixels from one patch to the next; the last one is flush with the border.
+    """
+
+    n: int
+    size: tuple[int, int]
+    patch: tuple[int, int]
+    stride: int
+
+    def __post_init__(self) -> None:
+        if self.stride < 1 or self.stride > min(self.patch):
+            raise ValueError(
+                f"stride must be from 1 to the patch's smaller side, {min(self.patch)}, got {self.stride}: "
+                "patches have to cover the image"
+            )
+        if any(size < patch for size, patch in zip(self.size, self.patch, strict=True)):
+            raise ValueError(f"images must be at least as large as a patch, {self.patch}, got {self.size}")
+
+    @property
+    def corners(self) -> Array:
+        """Top and left of each patch of one image, (patches an image, 2)."""
+        tops, lefts = (places(*side, self.stride) for side in zip(self.size, self.patch, strict=True))
+        return np.stack(np.meshgrid(tops, lefts, indexing="ij"), -1).reshape(-1, 2)
+
+    def __len__(self) -> int:
+        sides = (len(places(*side, self.stride)) for side in zip(self.size, self.patch, strict=True))
+        return self.n * math.prod(sides)
+
+    def cut(self, images: Array, which: Array) -> Array:
+        r"""Return some patches: images (n, \*size), numbers (m,) -> (m, \*patch)."""
+        corners = self.corners
+        number, corner = np.divmod(which, len(corners))
+        top, left = corners[corner].T
+        rows = top[:, None, None] + np.arange(self.patch[0])[:, None]
+        columns = left[:, None, None] + np.arange(self.patch[1])
+        return np.asarray(images[number[:, None, None], rows, columns])
+
+    def average(self, pieces: Any) -> Array:
+        r"""Put patches where they came from; where several lie on a pixel, it is their mean.
+
+        Parameters
+        ----------
+        pieces : iterable of arrays
+            All patches in order, any number at a time: each (m, \*patch).
+
+        Returns
+        -------
+        float64 array (n, \*size)
+        """
+        # In double precision a sum of equal single-precision numbers, divided by their number, is that number.
+        total = np.zeros((self.n, *self.size))
+        count = np.zeros(self.size)
+        corners, number = self.corners, 0
+        rows, columns = self.patch
+        for top, left in corners:
+            count[top : top + rows, left : left + columns] += 1
+        for piece in pieces:
+            for patch in piece:
+                image, corner = divmod(number, len(corners))
+                top, left = corners[corner]
+                total[image, top : top + rows, left : left + columns] += patch
+                number += 1
+        if number != len(self):
+            raise ValueError(f"pieces must hold all {len(self)} patches, got {number}")
+        return np.asarray(total / count)
