@@ -1,3 +1,4 @@
+import importlib
 import importlib.util
 import os
 
@@ -11,5 +12,5 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
     # Whether Triton's functions are compiled or interpreted is settled when they are defined, so before anything
     # else imports them. Then the variable goes away: trainers are not to choose the kernels by themselves.
     os.environ["TRITON_INTERPRET"] = "1"
-
+    importlib.import_module("mvrbm.kernels.triton_cd")
     del os.environ["TRITON_INTERPRET"]

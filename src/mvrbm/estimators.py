@@ -22,10 +22,12 @@ from mvrbm.couplings import Coupling, Dense, Kronecker
 from mvrbm.learning.callbacks import Callback, ProgressBar
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.trainer import Trainer
+from mvrbm.learning.world import World
 from mvrbm.likelihood import pseudo_log_likelihood
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.noise import Noise
 from mvrbm.sampling import conditional_mean, mean_field, sample
+from mvrbm.shards import Shards
 from mvrbm.storage import StorageError, read_config, read_machine, replace_folder, write_machine
 from mvrbm.threads import sensible_threads
 from mvrbm.units import UNITS, Bernoulli, Gaussian, Unit
@@ -113,8 +115,9 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
         Parameters
         ----------
-        X : array of shape (n, \*visible_shape) or (n, n_features)
-            The data. Bytes are taken as they are, scaled to [0, 1] batch by batch for Bernoulli units.
+        X : array of shape (n, \*visible_shape) or (n, n_features), or Shards
+            The data, or a folder of it. Bytes are taken as they are, scaled to [0, 1] batch by batch for
+            Bernoulli units.
         y : None
             Ignored, there for pipelines.
         mask : boolean array like X, optional
@@ -316,8 +319,11 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def save_pretrained(self, folder: str | os.PathLike[str]) -> Path:
         """Write the fitted model to a folder, which `from_pretrained` and :func:`mvrbm.from_pretrained` read."""
         check_is_fitted(self)
-        with replace_folder(folder) as staging:
-            write_machine(self.machine_, staging, {"estimator": self._description()})
+        world = World.here()
+        with world.together(StorageError, OSError):
+            if world.is_main:
+                with replace_folder(folder) as staging:
+                    write_machine(self.machine_, staging, {"estimator": self._description()})
         return Path(folder)
 
     def _description(self) -> dict[str, Any]:
@@ -414,6 +420,8 @@ class _SingleLayer(_ArrayRBM):
 
     def _layers(self, X: Any, *, reset: bool) -> dict[str, Array]:
         shape = None if reset else self.visible_shape_
+        if isinstance(X, Shards):
+            return self._sharded_layers(X, shape, reset=reset)
         given = X if hasattr(X, "ndim") else np.asarray(X)
         if given.ndim > 2 and len(given) == 0:
             raise ValueError("the data is empty: at least one sample is needed")
@@ -442,6 +450,19 @@ class _SingleLayer(_ArrayRBM):
         if reset:
             self.visible_shape_, self._as_arrays = shape, array_shape is not None
         return {_SINGLE: rows.reshape(len(rows), *shape)}
+
+    def _sharded_layers(self, X: Shards, shape: tuple[int, ...] | None, *, reset: bool) -> dict[str, Any]:
+        """Take over what is too large to be looked at: the trainer checks it batch by batch."""
+        _check_visible(self.visible)
+        n_features, array_shape = math.prod(X.shape[1:]), X.shape[1:] if X.ndim > 2 else None
+        if shape is None:
+            shape = self._shape_of_samples(n_features, array_shape)
+        if math.prod(shape) != n_features:
+            raise ValueError(f"samples must have shape {shape}, got {X.shape[1:]}")
+        if reset:
+            self.n_features_in_ = n_features
+            self.visible_shape_, self._as_arrays = shape, array_shape is not None
+        return {_SINGLE: X.reshape(len(X), *shape)}
 
     def _shape_of_samples(self, n_features: int, array_shape: tuple[int, ...] | None) -> tuple[int, ...]:
         asked = None if self.visible_shape is None else _as_shape(self.visible_shape, "visible_shape")
@@ -771,8 +792,11 @@ def _as_shape(shape: Any, what: str = "hidden_shape") -> tuple[int, ...]:
 
 
 def _device(device: str) -> torch.device:
+    if device == "auto" and torch.cuda.is_available():
+        World.here()  # each of several processes has a GPU of its own
+        return torch.device("cuda", torch.cuda.current_device())
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cpu")
     return torch.device(device)
 
 

@@ -84,9 +84,9 @@ class Shards:
         other._sample = tuple(shape)
         return other
 
-    def __getitem__(self, rows: Sequence[int] | Array) -> Array:
-        """Read rows by number: (m, *shape of a sample)."""
-        numbers = np.asarray(rows)
+    def __getitem__(self, rows: Sequence[int] | slice | Array) -> Array:
+        """Read rows by number, or a slice of them: (m, *shape of a sample)."""
+        numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
         out = np.empty((len(numbers), *self._sample), self.dtype)
         files = np.searchsorted(self._ends, numbers, side="right")
         for file in np.unique(files):

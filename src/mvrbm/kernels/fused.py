@@ -47,6 +47,8 @@ class FusedPasses:
     ----------
     diverged : list of bool
         Which of several machines have left the finite numbers, as far as was looked.
+    n_samples : int
+        Samples of a pass.
     """
 
     diverged: list[bool]
@@ -66,8 +68,8 @@ class FusedPasses:
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         negative = first.recipe.negative
         self._persistent, self._steps = isinstance(negative, PCD), int(negative.steps)  # type: ignore[attr-defined]
-        self._n_samples = int(sources[0].n_samples or 0)
-        self.batch_size = min(first.recipe.batch_size, self._n_samples)
+        self.n_samples = int(sources[0].n_samples or 0)
+        self.batch_size = min(first.recipe.batch_size, self.n_samples)
         self._n_chains = negative.n_chains if isinstance(negative, PCD) else self.batch_size
         self._load_data(sources)
         self._allocate()
@@ -100,7 +102,7 @@ class FusedPasses:
         self._rates = like.new_zeros(models, self._kernels.N_RATES)
         self._clock = torch.zeros((), dtype=torch.int64, device=self._device)
         self._seeds = torch.tensor([trainer.noise.key for trainer in self.trainers], device=self._device)
-        self._order = torch.zeros(models, self._n_samples, dtype=torch.int32, device=self._device)
+        self._order = torch.zeros(models, self.n_samples, dtype=torch.int32, device=self._device)
         packing = self._packings[0]
         self._multiplier, self._gain_of = packing.multiplier, packing.gain_of
         self._load_scale, self._load_shift = packing.load_scale, packing.load_shift
@@ -211,7 +213,7 @@ class FusedPasses:
         start : int
             Batches to leave out.
         """
-        n_batches = -(-self._n_samples // self.batch_size)
+        n_batches = -(-self.n_samples // self.batch_size)
         done = start
         for number, order in enumerate(orders):
             self._order[number].copy_(order, non_blocking=True)
@@ -236,7 +238,7 @@ class FusedPasses:
             rows = self._order[number, : self.batch_size].long()
             rows = rows[torch.arange(self._n_chains, device=self._device) % self.batch_size]
             for layer, data, scale in zip(self.plan.layers, self._data, self._byte_scales, strict=True):
-                block = data.view(-1, self._n_samples, layer.area)[0 if self._shared else number]
+                block = data.view(-1, self.n_samples, layer.area)[0 if self._shared else number]
                 self._chain_of(number, layer.name).copy_(self._inward(block[rows].float() * scale, layer.name))
 
     def _replay(self, first: int, count: int) -> None:
@@ -261,7 +263,7 @@ class FusedPasses:
         """Launch `count` updates, batch `first` the first of them."""
         normalised = self.trainers[0].recipe.normalised
         for batch in range(first, first + count):
-            n_valid = min(self.batch_size, self._n_samples - batch * self.batch_size)
+            n_valid = min(self.batch_size, self.n_samples - batch * self.batch_size)
             if self._small:
                 self._launch_small(batch, n_valid, normalised)
             else:
@@ -274,8 +276,8 @@ class FusedPasses:
         plan, layer = self.plan, self.plan.layers[0]
         self._kernels.small_step[(self._programs, len(self.trainers))](
             self._data[0], self._order, self._params, self._gradients, self._gains, self._clock, self._seeds,
-            self._chains, self._recorded, self._load_scale, self._load_shift, batch, n_valid, self._n_samples,
-            0 if self._shared else self._n_samples * layer.area,
+            self._chains, self._recorded, self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
+            0 if self._shared else self.n_samples * layer.area,
             N=self.batch_size, CHAINS=self._n_chains, RANK=layer.rank,
             I=layer.rows, J=layer.columns, K=plan.hidden_rows, L=plan.hidden_columns,
             BI=self._tiles[0], BJ=self._tiles[1], BK=self._tiles[2], BL=self._tiles[3],
@@ -293,7 +295,7 @@ class FusedPasses:
         )
         self._kernels.tiled_step[(self._programs, len(self.trainers))](
             tuple(self._data), self._order, self._params, self._gradients, self._clock, self._seeds, self._chains,
-            self._recorded, self._scratch, self._load_scale, self._load_shift, batch, n_valid, self._n_samples,
+            self._recorded, self._scratch, self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
             N=self.batch_size, CHAINS=self._n_chains, SIZE=plan.size, STATES=plan.states, HALF=self._half,
             K=plan.hidden_rows, L=plan.hidden_columns, LAYERS=layers, HIDDEN_GAUSSIAN=plan.hidden_gaussian,
             STEPS=self._steps, PERSISTENT=self._persistent, SHARED_DATA=self._shared,

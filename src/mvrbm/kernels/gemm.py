@@ -180,7 +180,7 @@ class GemmUpdates:
         p, (U, V, B) = self.plan.layers[m], self._split_params[0][m]
         n, L = phase.n, self.plan.hidden_columns
         back, flat = phase.back[m], into.view(p.rows * n, p.columns)
-        torch.mm(self._flat_u(p, U).t(), y.view(-1, n * L), out=back.view(p.rank * p.rows, n * L))
+        torch.mm(self._flat_u(p, U).t(), y.view(self.plan.hidden_rows, n * L), out=back.view(p.rank * p.rows, n * L))
         for r in range(p.rank):
             _times(back[r], V[r], flat, add=r > 0)
         into.add_(B[:, None])
@@ -214,7 +214,7 @@ class GemmUpdates:
         for number, (phase, sign) in enumerate(sides):
             add, n, L = number > 0, phase.n, self.plan.hidden_columns
             phase.mean.mul_(sign)
-            h = phase.mean.view(-1, n * L)
+            h = phase.mean.view(self.plan.hidden_rows, n * L)
             _total(phase.mean, to_c, 1.0, add=add)
             for m, (p, (U, _, _), (to_u, to_v, to_b)) in enumerate(
                 zip(self.plan.layers, self._split_params[0], slopes, strict=True)

@@ -74,6 +74,8 @@ class Trainer:
         machine as it is.
     missing_steps : int
         Gibbs steps in which unknown entries are drawn before they count as data.
+    world : World, optional
+        The processes that share the work; if not given, those that ``torchrun`` started. `World()` is this one alone.
 
     Attributes
     ----------
@@ -100,6 +102,7 @@ class Trainer:
         seed: int = 0,
         initialise: bool = True,
         missing_steps: int = 5,
+        world: World | None = None,
     ) -> None:
         if gradient not in ("analytic", "autograd"):
             raise ValueError(f"gradient must be 'analytic' or 'autograd', got '{gradient}'")
@@ -113,8 +116,7 @@ class Trainer:
         self.plateau_metric = plateau_metric
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self._initialise = initialise
-        #: The processes that train this machine together; by itself, this one.
-        self.world = World.here()
+        self.world = World.here() if world is None else world
         seed = self.world.from_main(seed)
         self.start_noise, self.order_noise, self.noise = Noise(seed, device=machine.like.device).split(3)
         self._common_noise = self.noise

@@ -6,16 +6,20 @@ CPUs, NCCL on GPUs. A process by itself is a world of one, in which nothing is s
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import os
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from mvrbm.learning.start import Moments
 
@@ -25,6 +29,20 @@ __all__ = ["World", "WorldError"]
 _PATIENCE = 600.0
 _PATIENCE_VARIABLE = "MVRBM_TIMEOUT"
 _LONGEST_MESSAGE = 4096
+_FAREWELL = 0.2  # seconds
+
+
+_BY_ITSELF: ContextVar[bool] = ContextVar("mvrbm_by_itself", default=False)
+
+
+@contextlib.contextmanager
+def by_itself() -> Iterator[None]:
+    """Within, this process is a world of one, and trains what it trains alone."""
+    token = _BY_ITSELF.set(True)
+    try:
+        yield
+    finally:
+        _BY_ITSELF.reset(token)
 
 
 class WorldError(RuntimeError):
@@ -49,7 +67,7 @@ class World:
     @classmethod
     def here(cls) -> World:
         """Return the world that this process is part of, joining it if ``torchrun`` started us."""
-        if not dist.is_available():
+        if not dist.is_available() or _BY_ITSELF.get():
             return cls()
         if not dist.is_initialized():
             if not _launched():
@@ -78,7 +96,7 @@ class World:
         if self.size == 1:
             return number
         tensor = torch.tensor([number], dtype=torch.float64, device=_talking_device())
-        dist.all_reduce(tensor)
+        self.add_up(tensor)
         return float(tensor)
 
     def from_main(self, number: int) -> int:
@@ -86,7 +104,7 @@ class World:
         if self.size == 1:
             return number
         tensor = torch.tensor([number], dtype=torch.int64, device=_talking_device())
-        dist.broadcast(tensor, 0)
+        self.copy_from_main([tensor])
         return int(tensor)
 
     def copy_from_main(self, tensors: Sequence[Tensor]) -> None:
@@ -100,14 +118,15 @@ class World:
         if self.size == 1:
             return [tensor]
         where = _talking_device()
-        lengths = [torch.zeros(1, dtype=torch.int64, device=where) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(tensor)], dtype=torch.int64, device=where))
-        longest = max(int(length) for length in lengths)
+        length = torch.tensor([len(tensor)], dtype=torch.int64, device=where)
+        lengths = [torch.zeros_like(length) for _ in range(self.size)]
+        dist.all_gather(lengths, length)
+        longest = max(int(one) for one in lengths)
         padded = tensor.new_zeros((longest, *tensor.shape[1:]), device=where)
         padded[: len(tensor)] = tensor
         everybody = [torch.zeros_like(padded) for _ in range(self.size)]
         dist.all_gather(everybody, padded)
-        return [part[: int(length)].to(tensor.device) for part, length in zip(everybody, lengths, strict=True)]
+        return [part[: int(one)].to(tensor.device) for part, one in zip(everybody, lengths, strict=True)]
 
     def text_from_main(self, text: str) -> str:
         """Return the main process's text."""
@@ -131,11 +150,14 @@ class World:
                 raise problem
             return
         messages = [_decoded(part) for part in self.gather(_encoded("" if problem is None else str(problem) or "?"))]
-        if problem is not None and not any(messages[: self.rank]):
-            raise problem
-        for rank, message in enumerate(messages):
-            if message:
-                raise WorldError(f"process {rank} of {self.size}: {message}")
+        first = next((rank for rank, message in enumerate(messages) if message), None)
+        if first is None:
+            return
+        if problem is None or first != self.rank:
+            problem = WorldError(f"process {first} of {self.size}: {messages[first]}")
+        # What one process says is enough.
+        problem.said_by_main = not self.is_main  # type: ignore[attr-defined]
+        raise problem
 
     def merged(self, moments: Mapping[str, Moments]) -> dict[str, Moments]:
         """Return the moments of everybody's samples together."""
@@ -167,7 +189,13 @@ def _join() -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=timeout)
+    store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        # After a restart torchrun hands out the same store, with the addresses of processes that are no more. On one
+        # machine all have been restarted equally often; on several, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps.
+        store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
+    atexit.register(leave)  # or the threads that talk end the process with a complaint
 
 
 def _talking_device() -> str:
@@ -185,10 +213,9 @@ def _decoded(tensor: Tensor) -> str:
 
 def leave() -> None:
     """End talking, so that no process complains about those that have gone."""
-    if dist.is_available() and dist.is_initialized():
+    failed = hasattr(sys, "last_value")  # with an error of its own: the others may be in the middle of a message
+    if dist.is_available() and dist.is_initialized() and not failed:
         dist.destroy_process_group()
-
-
-def refuse(message: str) -> NoReturn:
-    """Raise the error of a training that several processes cannot do."""
-    raise ValueError(f"this training cannot be shared among processes: {message}")
+        # Gloo's threads let go of the last tensors a moment later, for which they need the interpreter; if it has
+        # ended by then they abort the process (pytorch/pytorch#179291). Nothing can be waited for but time.
+        time.sleep(_FAREWELL)
