@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from enumeration import Written
-from mvrbm import BoltzmannMachine
+from mvrbm import MVRBM, BoltzmannMachine
 from mvrbm.couplings import CP, Dense, Kronecker
 from mvrbm.learning import PCD, Checkpoint, Monitor, Recipe, TemperedPCD, Trainer
 from mvrbm.learning.world import World
 from mvrbm.noise import Noise
 from mvrbm.shards import Shards
 from mvrbm.storage import write_tensors
+from mvrbm.sweep import Sweep
 from mvrbm.units import Bernoulli, Categorical, Gaussian
 
 BATCH, SAMPLES, PASSES = 20, 100, 20  # 100 updates
@@ -206,6 +207,26 @@ def tempered(folder, world):
     assert trainer.chains["visible"].shape[:2] == (3, 6 // world.size)
 
 
+def swept():
+    x = grey(60, 6, 5).numpy().astype(np.float32)
+    return Sweep(MVRBM((4, 3), n_iter=2, device="cpu"), {"rank": [1, 2, 3], "random_state": [0]}).fit(x)
+
+
+def sweep(folder, world):
+    """Each trains its own candidates; all know all scores and have the best."""
+    found = swept()
+    assert [candidate.estimator is not None for candidate in found.candidates_] == [
+        number % world.size == world.rank for number in range(3)
+    ]
+    best = torch.from_numpy(found.best_estimator_.components().copy())
+    first = best.clone()
+    world.copy_from_main([first])
+    assert torch.equal(first, best)
+    if world.is_main:
+        table = {"scores": [candidate.score for candidate in found.candidates_], "best": found.best_params_}
+        (folder / "sweep.json").write_text(json.dumps(table))
+
+
 def alone(folder, world):
     """A process that the others do not answer gives up."""
     if world.is_main:
@@ -218,7 +239,7 @@ def alone(folder, world):
         time.sleep(7)
 
 
-JOBS = {job.__name__: job for job in (equal, statistics, shards, loaders, killed, tempered, alone)}
+JOBS = {job.__name__: job for job in (equal, statistics, shards, loaders, killed, tempered, sweep, alone)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distributed_jobs import CASES, grey, likelihood, long_training, train_case
+from distributed_jobs import CASES, grey, likelihood, long_training, swept, train_case
 from mvrbm import BoltzmannMachine
 from mvrbm.couplings import Kronecker
 from mvrbm.learning import Recipe, TemperedPCD, Trainer
@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
         for number, length in enumerate(lengths):
             rows = np.array([next(value) for _ in range(length)]).reshape(-1, 1, 1) * np.ones((1, 2, 2))
             np.save(folder / name / f"{number}.npy", rows)
-    jobs(2, "equal,statistics,shards,loaders,tempered", folder)
+    jobs(2, "equal,statistics,shards,loaders,tempered,sweep", folder)
     jobs(4, "equal,shards,loaders", folder)
     return folder
 
@@ -90,6 +90,12 @@ def test_tempered_chains_of_two_processes_are_gone_on_with_by_one(folder):
     assert trainer.chains["visible"].shape[:2] == (3, 6)
     trainer.fit(grey(100, 6, 5), 3)
     assert trainer.update == 15
+
+
+def test_a_sweep_spreads_its_models(folder):
+    found, alone = json.loads((folder / "sweep.json").read_text()), swept()
+    assert found["best"] == alone.best_params_
+    np.testing.assert_allclose(found["scores"], [candidate.score for candidate in alone.candidates_], rtol=1e-9)
 
 
 def test_a_killed_process_is_made_up_for(tmp_path):

@@ -159,7 +159,8 @@ def test_plain_products_train_as_the_reference_does(name, watched):
 @pytest.mark.usefixtures("interpreted")
 def test_the_kernels_train_as_the_reference_does(name):
     case = CASES[name]
-    n, passes = 20, 2  # batches of 8, 8 and 4
+    # Batches of 8, 8 and 4; once for what the interpreter takes long for.
+    n, passes = 20, 1 if "tile" in name or "layers" in name else 2
     reference, recipe, start, data, orders, draws = references(case, n, passes)
     layers, hidden, ranks, _ = case
     machine = machine_of({key: make() for key, make in layers.items()}, hidden(), ranks)
@@ -175,14 +176,14 @@ def test_the_kernels_train_as_the_reference_does(name):
         fused._graphs.clear()
         trainer.update += fused.one_pass([order])
     fused.push()
-    assert trainer.update == reference.update == 6
+    assert trainer.update == reference.update == 3 * passes
     moved = 0.0
     for key, value in reference.machine.state_dict().items():
         torch.testing.assert_close(
             machine.state_dict()[key], value, rtol=2e-3 if ON_GPU else 2e-4, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}"
         )
         moved = max(moved, float((value - start[key]).abs().max()))
-    assert moved > 1e-2, "the reference has hardly learned: the comparison says nothing"
+    assert moved > 5e-3, "the reference has hardly learned: the comparison says nothing"
     for mine, other in zip(trainer.optimizer.param_groups, reference.optimizer.param_groups, strict=True):
         for p, q in zip(mine["params"], other["params"], strict=True):
             torch.testing.assert_close(

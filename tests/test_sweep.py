@@ -68,21 +68,21 @@ def test_by_itself_a_process_is_a_world_of_one():
 def test_the_kernels_train_each_of_many_as_they_train_it_alone(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setitem(os.environ, "TRITON_INTERPRET", "1")
-    recipes = [Recipe(n_iter=2, batch_size=16, learning_rate=rate, weight_decay=decay)
+    recipes = [Recipe(n_iter=2, batch_size=12, learning_rate=rate, weight_decay=decay)
                for rate, decay in [(0.2, 0.0), (0.05, 0.1), (0.1, 0.0)]]  # fmt: skip
 
     def trainers():
         return [
             Trainer(mvrbm((6, 5), (4, 3), rank=rank), recipe, seed=seed)
-            for seed, (recipe, rank) in enumerate(zip(recipes, [1, 3, 1], strict=True))
+            for seed, (recipe, rank) in enumerate(zip(recipes, [1, 2, 1], strict=True))
         ]
 
-    data = X[:40]
+    data = X[:24]
     many, alone = trainers(), trainers()
     assert train_together(many, [data] * 3)[0][0] is False
     for trainer in alone:
         trainer.fit(data)
     for mine, other in zip(many, alone, strict=True):
-        assert (mine.update, mine.epoch) == (other.update, other.epoch) == (6, 2)
+        assert (mine.update, mine.epoch) == (other.update, other.epoch) == (4, 2)
         for key, value in other.machine.state_dict().items():
             torch.testing.assert_close(mine.machine.state_dict()[key], value, rtol=1e-4, atol=1e-5)
