@@ -14,7 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Coupling, Dense, Gaussian, Kronecker, Unit
+from mvrbm import (
+    CP,
+    MPO,
+    Bernoulli,
+    BoltzmannMachine,
+    Categorical,
+    Coupling,
+    Dense,
+    Gaussian,
+    Kronecker,
+    Rectified,
+    Unit,
+)
 from mvrbm.models import replicated_softmax
 
 # -- units ----------------------------------------------------------------------------------------------
@@ -74,6 +86,12 @@ UNITS = {
             "categorical-padded": lambda shape: {"padded": True},
         },
     ),
+}
+
+# Units whose draws follow no energy, so that only draws, means and files can be tested: what one normal number
+# makes of one entry in the total field t.
+DRAWN_UNITS: dict[str, tuple[type[Unit], Callable[[Any, Any], Any]]] = {
+    "rectified": (Rectified, lambda t, normal: np.maximum(0, t + normal / np.sqrt(1 + np.exp(-t)))),
 }
 
 VARIANTS = {

@@ -6,6 +6,7 @@ line in :func:`main`, and nowhere else; ``MVRBM_DEBUG=1`` shows where it came fr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -107,6 +108,14 @@ class DenoisingMethod(StrEnum):
     GIBBS = "gibbs"
 
 
+class ExportMethod(StrEnum):
+    """What an ONNX file computes."""
+
+    TRANSFORM = "transform"
+    RECONSTRUCT = "reconstruct"
+    PREDICT_PROBA = "predict_proba"
+
+
 class _Interrupted(Exception):  # noqa: N818  (it is not an error)
     """Training was ended by Ctrl-C, and all is saved."""
 
@@ -168,6 +177,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("MVRBM_DEBUG") == "1":
             raise
+        if getattr(error, "said_by_main", False):
+            return 1
         if isinstance(error, _ClickError):
             return _complain(_usage(error), 2 if isinstance(error, _UsageError) else 1)
         reason = _users_mistake(error)
@@ -193,7 +204,7 @@ def _users_mistake(error: Exception) -> str | None:
         return "out of memory: use a smaller model, batch or input"
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-    if isinstance(error, ValueError) or type(error).__name__ == "DivergenceError":
+    if isinstance(error, ValueError) or type(error).__name__ in ("DivergenceError", "WorldError"):
         return str(error)
     return None
 
@@ -263,6 +274,15 @@ def train(
     checkpoints: Annotated[
         Path | None, typer.Option(help="Folder to save in after every pass, and to go on from.", show_default=False)
     ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=VALUES[;NAME=VALUES]",
+            help="Train one model for each combination, such as 'rank=1,2;learning_rate=0.01,0.1;random_state=0,1', "
+            "and keep the one that scores best on a tenth of the samples held out.",
+            show_default=False,
+        ),
+    ] = None,
     missing_nan: Annotated[bool, typer.Option("--missing-nan", help="NaN marks what is not known.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     seed: Seed = 0,
@@ -279,19 +299,31 @@ def train(
     if len(hidden_shape) == 1 and rank > 1:
         raise typer.BadParameter("a hidden layer of one mode has full weights: leave it out", param_hint="'--rank'")
     given_shape = None if shape is None else _shape("--shape", shape)
-    _check_model_out(out, force)
-    for option, path in (("--log", log), ("--checkpoints", checkpoints)):
-        if path is not None and out.resolve() in (path.resolve(), *path.resolve().parents):
-            raise ValueError(f"{option} {path} lies in the model's folder {out}: choose another place")
-    resumed = _check_checkpoints(checkpoints)
-    if log is not None:
-        from mvrbm.files import check_output
+    from mvrbm.learning.world import World, leave
+    from mvrbm.shards import Shards, is_folder_of_shards
 
-        check_output(log, force or resumed)
+    world = World.here()  # of one, unless torchrun started us
+    with world.together(ValueError, OSError):
+        _check_model_out(out, force)
+        for option, path in (("--log", log), ("--checkpoints", checkpoints)):
+            if path is not None and out.resolve() in (path.resolve(), *path.resolve().parents):
+                raise ValueError(f"{option} {path} lies in the model's folder {out}: choose another place")
+        resumed = _check_checkpoints(checkpoints)
+        if log is not None:
+            from mvrbm.files import check_output
 
-    samples = _as_samples(_read(source, data_dir), given_shape, hidden_shape)
-    samples, known = _known_entries(samples, missing_nan)
-    if visible is Visible.BERNOULLI and samples.dtype == "uint8" and int(samples.max()) <= 1:
+            check_output(log, force or resumed)
+        samples: Any
+        known = None
+        if is_folder_of_shards(source):
+            if missing_nan:
+                raise ValueError("--missing-nan does not go with a folder of shards")
+            samples = _as_samples(Shards(source), given_shape, hidden_shape)
+        else:
+            samples = _as_samples(_read(source, data_dir), given_shape, hidden_shape)
+            samples, known = _known_entries(samples, missing_nan)
+    small_bytes = samples.dtype == "uint8" and not isinstance(samples, Shards) and int(samples.max()) <= 1
+    if visible is Visible.BERNOULLI and small_bytes and world.is_main:
         _note("bytes count from 0 to 255, and the largest here is 1: store 0/1 data as booleans or floats")
     model = _new_model(hidden_shape, rank, preset, negative, steps)
     model.set_params(
@@ -302,6 +334,10 @@ def train(
         random_state=seed,
         device=_device(device),
     )
+    if sweep is not None:
+        _sweep(model, sweep, samples, known, (log, checkpoints), out, as_json)
+        leave()
+        return
     watchers = _watchers(samples, known, log, checkpoints, quiet)
     began = time.perf_counter()
     warnings.simplefilter("ignore", UserWarning)  # said above, in one line
@@ -332,6 +368,9 @@ def train(
         "metrics": metrics,
     }
     error = metrics.get("reconstruction_error")
+    leave()
+    if not world.is_main:
+        return
     _show(
         result,
         as_json,
@@ -342,6 +381,60 @@ def train(
     if trainer.interrupted:
         then = "the same command with --force goes on" if checkpoints else "with --checkpoints it could have gone on"
         raise _Interrupted(f"interrupted after {trainer.update:,} updates: the model so far is in {out}; {then}")
+
+
+def _sweep(
+    model: Model, text: str, samples: Any, known: Array | None, files: Sequence[Path | None], out: Path, as_json: bool
+) -> None:
+    """Train many, save the best, and show how each fared."""
+    from mvrbm.learning.world import World
+    from mvrbm.sweep import Sweep
+
+    if known is not None or any(path is not None for path in files):
+        raise ValueError("--sweep does not go with --missing-nan, --log or --checkpoints")
+    grid = _grid(text, model)
+    fitted = Sweep(model, grid).fit(samples)
+    fitted.best_estimator_.save_pretrained(out)
+    if not World.here().is_main:
+        return
+    rows = [
+        {"params": one.params, "score": one.score, "diverged": one.diverged, "seconds": round(one.seconds, 3)}
+        for one in fitted.candidates_
+    ]
+    lines = [
+        "diverged" if one.diverged else f"score {one.score:.6g}, {one.seconds:.1f} s" for one in fitted.candidates_
+    ]
+    named = [", ".join(f"{key}={value}" for key, value in one.params.items()) for one in fitted.candidates_]
+    table = "\n".join(f"{name}: {line}" for name, line in zip(named, lines, strict=True))
+    best = ", ".join(f"{key}={value}" for key, value in fitted.best_params_.items())
+    result = {"model": str(out), "best": fitted.best_params_, "score": fitted.best_score_, "candidates": rows}
+    _show(result, as_json, f"{table}\n{out}: the best of {len(rows)}, {best}")
+
+
+def _grid(text: str, model: Model) -> dict[str, list[Any]]:
+    """Read 'name=value,value;name=value' into values by parameter."""
+    grid: dict[str, list[Any]] = {}
+    names = set(model.get_params())
+    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+        name, equals, values = part.partition("=")
+        name = name.strip()
+        if not equals or not values.strip():
+            raise typer.BadParameter(f"'{part}' is not NAME=VALUE,VALUE", param_hint="'--sweep'")
+        if name not in names:
+            raise typer.BadParameter(
+                f"'{name}' is no setting: choose from {', '.join(sorted(names))}", param_hint="'--sweep'"
+            )
+        grid[name] = [_value(value.strip()) for value in values.split(",")]
+    if not grid:
+        raise typer.BadParameter("no settings are given", param_hint="'--sweep'")
+    return grid
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _new_model(hidden_shape: tuple[int, ...], rank: int, preset: Preset, negative: Negative, steps: int) -> Model:
@@ -358,7 +451,7 @@ def _new_model(hidden_shape: tuple[int, ...], rank: int, preset: Preset, negativ
 
 
 def _watchers(
-    samples: Array, known: Array | None, log: Path | None, checkpoints: Path | None, quiet: bool
+    samples: Any, known: Array | None, log: Path | None, checkpoints: Path | None, quiet: bool
 ) -> list[Callback]:
     import numpy as np
 
@@ -366,6 +459,8 @@ def _watchers(
 
     class Lines(Callback):
         """A line a pass, for a log or a pipe, where a bar would be a mess."""
+
+        main_process_only = True
 
         def on_epoch_end(self, trainer: Trainer) -> None:
             error = trainer.history[-1].get("reconstruction_error") if trainer.history else None
@@ -621,6 +716,49 @@ def denoise(
     result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": noise.value, "level": level}
     how = "estimated" if asked is None else "given"
     _show(result, as_json, f"{out}: {_times(clean.shape)} {clean.dtype}, {noise.value} of level {level:.4g} ({how})")
+
+
+@app.command(epilog=_example("mvrbm export model/ features.onnx --method transform"))
+def export(
+    model_folder: ModelFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A .onnx file.", show_default=False)],
+    method: Annotated[ExportMethod, typer.Option(help="What the file is to compute.")] = ExportMethod.TRANSFORM,
+    seed: Seed = 0,
+    device: Where = Device.AUTO,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write what a model computes as an ONNX file, compared with the model by onnxruntime.
+
+    (--seed and --device do nothing here.)
+    """
+    from mvrbm.files import check_output
+
+    check_output(out, force, (".onnx",))
+    model = _load_any_model(model_folder)
+    try:
+        from mvrbm.export import OPSET, to_onnx
+
+        to_onnx(model, out, method.value)
+    except ImportError as error:
+        raise ValueError(str(error)) from error
+    size = out.stat().st_size
+    result = {"out": str(out), "class": type(model).__name__, "method": method.value, "opset": OPSET, "bytes": size}
+    _show(result, as_json, f"{out}: {type(model).__name__}.{method.value}, ONNX opset {OPSET}, {size:,} bytes")
+
+
+def _load_any_model(folder: Path) -> Any:
+    """Load a model of any class that the package names, on the CPU."""
+    import mvrbm
+    from mvrbm.storage import StorageError, read_config
+
+    described = read_config(folder).get("estimator")
+    name = described.get("class") if isinstance(described, dict) else None
+    kind = getattr(mvrbm, name) if isinstance(name, str) and name in mvrbm.__all__ else None
+    if not isinstance(kind, type) or not hasattr(kind, "from_pretrained"):
+        what = "a machine without an estimator" if name is None else f"{name!r:.100}, which is no estimator"
+        raise StorageError(f"{folder} holds {what}: only estimators are exported")
+    return kind.from_pretrained(folder, device="cpu")
 
 
 @app.command(epilog=_example("mvrbm info model/"))
@@ -931,7 +1069,7 @@ def _read(source: str, data_dir: Path | None) -> Array:
     return array
 
 
-def _as_samples(array: Array, shape: tuple[int, ...] | None, hidden_shape: tuple[int, ...]) -> Array:
+def _as_samples(array: Any, shape: tuple[int, ...] | None, hidden_shape: tuple[int, ...]) -> Any:
     """Give samples their shape: the one asked for, their own, or a square."""
     n, own = len(array), array.shape[1:]
     if shape is not None:
