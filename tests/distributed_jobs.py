@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -14,7 +15,7 @@ import torch
 from enumeration import Written
 from mvrbm import MVRBM, BoltzmannMachine
 from mvrbm.couplings import CP, Dense, Kronecker
-from mvrbm.learning import PCD, Checkpoint, Monitor, Recipe, TemperedPCD, Trainer
+from mvrbm.learning import CD, PCD, Checkpoint, Monitor, Recipe, TemperedPCD, Trainer
 from mvrbm.learning.world import World
 from mvrbm.noise import Noise
 from mvrbm.shards import Shards
@@ -227,6 +228,54 @@ def sweep(folder, world):
         (folder / "sweep.json").write_text(json.dumps(table))
 
 
+def corners(folder, world):
+    """Wishes of one process, passes taken up in their middle, and batches that one of them has nothing of."""
+
+    class Enough(Monitor):
+        def __init__(self):
+            self.every = 1
+
+        def on_train_begin(self, trainer):
+            pass
+
+        def on_batch_end(self, trainer, batch):
+            if trainer.update == 3 and trainer.world.rank == 1:
+                trainer.stop = True
+
+    trainer = Trainer(CASES["bernoulli"][0]().double(), OWN, seed=1, world=world, callbacks=[Enough()])
+    trainer.fit(grey(SAMPLES, 6, 5), 4)
+    assert trainer.update == 4  # the wish came after the third was agreed on
+    # Shards whose rows do not divide evenly, taken up after an update of the second pass.
+    ends = []
+    for attempt in range(2):
+        machine = BoltzmannMachine(Gaussian((2, 2)), Bernoulli((2, 2)), Kronecker(1)).double()
+        checkpoints = folder / "corners" / ("whole" if attempt == 0 else "part")
+        if attempt and world.is_main:
+            shutil.copytree(folder / "corners" / "whole" / "update-000000009", checkpoints / "update-000000009")
+        world.total(0)
+        recipe = Recipe(batch_size=7, negative=PCD(5))
+        callbacks = [Checkpoint(checkpoints, every=1, keep=99)]
+        trainer = Trainer(machine, recipe, seed=1, world=world, callbacks=callbacks)
+        trainer.resume(checkpoints)
+        trainer.fit(folder / "unequal", 3)
+        ends.append({key: value.clone() for key, value in machine.state_dict().items()})
+    assert trainer.update > 12
+    assert all(torch.equal(ends[0][key], value) for key, value in ends[1].items())
+    # One sample in the last batch; two samples for two processes.
+    for negative, n in [(TemperedPCD(4, 3), 21), (PCD(4), 21), (PCD(4), 1), (CD(1), 1)]:
+        machine = CASES["bernoulli"][0]().double()
+        trainer = Trainer(machine, dataclasses.replace(FULL, negative=negative), seed=1, world=world)
+        trainer.fit(grey(n, 6, 5), 2)
+        assert trainer.update == 2 * -(-n // BATCH)
+        machine = CASES["bernoulli"][0]().double()
+        Trainer(machine, dataclasses.replace(OWN, negative=negative), seed=1, world=world).fit(grey(n, 6, 5), 2)
+    # What is measured on different samples is one number for all.
+    trainer = Trainer(machine, OWN, seed=1, world=world, callbacks=[Monitor(grey(9, 6, 5, seed=world.rank))])
+    trainer.fit(grey(SAMPLES, 6, 5), 1)
+    errors = world.gather(torch.tensor([trainer.history[-1]["reconstruction_error"]], dtype=torch.float64))
+    assert all(torch.equal(error, errors[0]) for error in errors)
+
+
 def alone(folder, world):
     """A process that the others do not answer gives up."""
     if world.is_main:
@@ -239,7 +288,7 @@ def alone(folder, world):
         time.sleep(7)
 
 
-JOBS = {job.__name__: job for job in (equal, statistics, shards, loaders, killed, tempered, sweep, alone)}
+JOBS = {job.__name__: job for job in (equal, statistics, shards, loaders, killed, tempered, sweep, corners, alone)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
         for number, length in enumerate(lengths):
             rows = np.array([next(value) for _ in range(length)]).reshape(-1, 1, 1) * np.ones((1, 2, 2))
             np.save(folder / name / f"{number}.npy", rows)
-    jobs(2, "equal,statistics,shards,loaders,tempered,sweep", folder)
+    jobs(2, "equal,statistics,shards,loaders,tempered,sweep,corners", folder)
     jobs(4, "equal,shards,loaders", folder)
     return folder
 

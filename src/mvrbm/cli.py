@@ -202,6 +202,8 @@ def _users_mistake(error: Exception) -> str | None:
         return "out of memory: use a smaller model, batch or input"
     if isinstance(error, RuntimeError) and "allocate memory" in str(error):
         return "out of memory: use a smaller model, batch or input"
+    if isinstance(error, RuntimeError) and any(word in str(error).lower() for word in ("gloo", "nccl")):
+        return "another process of this training has failed, or does not answer: see what it says"
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
     if isinstance(error, ValueError) or type(error).__name__ in ("DivergenceError", "WorldError"):
@@ -303,6 +305,7 @@ def train(
     from mvrbm.shards import Shards, is_folder_of_shards
 
     world = World.here()  # of one, unless torchrun started us
+    force = force or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # what is there is of a former attempt
     with world.together(ValueError, OSError):
         _check_model_out(out, force)
         for option, path in (("--log", log), ("--checkpoints", checkpoints)):

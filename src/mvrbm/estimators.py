@@ -792,7 +792,7 @@ def _as_shape(shape: Any, what: str = "hidden_shape") -> tuple[int, ...]:
 
 
 def _device(device: str) -> torch.device:
-    if device == "auto" and torch.cuda.is_available():
+    if device in ("auto", "cuda") and torch.cuda.is_available():
         World.here()  # each of several processes has a GPU of its own
         return torch.device("cuda", torch.cuda.current_device())
     if device == "auto":

@@ -87,6 +87,8 @@ class Shards:
     def __getitem__(self, rows: Sequence[int] | slice | Array) -> Array:
         """Read rows by number, or a slice of them: (m, *shape of a sample)."""
         numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
+        if len(numbers) and (numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= len(self)):
+            raise ShardError(f"rows are numbers from 0 to {len(self) - 1}, got {numbers!r:.60}")
         out = np.empty((len(numbers), *self._sample), self.dtype)
         files = np.searchsorted(self._ends, numbers, side="right")
         for file in np.unique(files):

@@ -21,6 +21,7 @@ from mvrbm.kernels import fused
 from mvrbm.learning.data import Source, as_source
 from mvrbm.learning.trainer import DivergenceError, Trainer
 from mvrbm.learning.world import World, by_itself
+from mvrbm.shards import Shards
 
 __all__ = ["Candidate", "Sweep", "train_together"]
 
@@ -116,7 +117,7 @@ class Sweep:
         """
         if not 0 < self.validation < 1:
             raise ValueError(f"validation must lie between 0 and 1, got {self.validation}")
-        X = np.asarray(X)
+        X = X[:] if isinstance(X, Shards) else np.asarray(X)
         order = np.random.default_rng(self.random_state).permutation(len(X))
         n_held = max(1, round(self.validation * len(X)))
         if n_held >= len(X):
@@ -190,6 +191,7 @@ class Sweep:
             mine = parameter.data if owner == world.rank else torch.zeros_like(parameter.data)
             world.add_up(mine)
             parameter.data.copy_(mine)
+        estimator._trainer, estimator.history_ = None, []  # one process's: to learn more is to begin anew, together
         return estimator
 
 

@@ -156,9 +156,13 @@ class GemmUpdates:
 
     def _spread(self, data: _Phase, chain: _Phase) -> None:
         """Start persistent chains at a batch, going round it."""
-        rows = torch.arange(self._n_chains) % data.n
-        for states, begun in zip(data.visible, chain.visible, strict=True):
-            begun.copy_(states[:, rows])
+        rows = torch.arange(self._n_chains) % max(1, data.n)
+        for m, (p, begun) in enumerate(zip(self.plan.layers, chain.visible, strict=True)):
+            if data.n:
+                begun.copy_(data.visible[m][:, rows])
+            else:  # another process has all of the batch: draws in no field
+                begun.copy_(self._split_params[0][m][2][:, None].expand_as(begun))
+                _draw(begun, begun, self.trainer.noise, p.gaussian)
         self._chains_started = True
 
     # -- fields -----------------------------------------------------------------------------------

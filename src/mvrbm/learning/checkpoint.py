@@ -68,11 +68,11 @@ def _write(trainer: Trainer, target: Path, state: tuple[dict[str, Tensor], dict[
             staging.rename(target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+        for old in _all(home)[:-keep]:
+            doomed = old.rename(home / f"{_STAGING}{old.name}")  # what has a checkpoint's name is whole, to its end
+            shutil.rmtree(doomed, ignore_errors=True)
     except OSError as error:
         raise StorageError(f"checkpoint {target} cannot be written: {error.strerror or error}") from error
-    for old in _all(home)[:-keep]:
-        doomed = old.rename(home / f"{_STAGING}{old.name}")  # what has a checkpoint's name is whole, to its end
-        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def newest(folder: str | os.PathLike[str]) -> Path | None:
@@ -107,13 +107,13 @@ def load(trainer: Trainer, path: Path) -> dict[str, Any]:
     return {"plain": plain, "tensors": tensors, "path": path}
 
 
-def restore(trainer: Trainer, stored: dict[str, Any]) -> bool:
+def restore(trainer: Trainer, stored: dict[str, Any]) -> tuple[bool, bool]:
     """Bring a trainer whose optimiser has been made to where the checkpoint was taken.
 
     Returns
     -------
-    bool
-        Whether as many processes share the training as did then.
+    tuple of bool
+        Whether as many processes share the training as did then, and whether a pass had just been made whole.
     """
     plain, tensors, path = stored["plain"], stored["tensors"], stored["path"]
     try:
@@ -150,7 +150,7 @@ def restore(trainer: Trainer, stored: dict[str, Any]) -> bool:
         raise StorageError(f"{path} does not fit this trainer: {error}") from error
     device = trainer.machine.like.device
     trainer.chains = {name: t.to(device) for name, t in trainer.chains.items()}
-    return same_world
+    return same_world, plain["batch"] > 0 and plain["batch"] == plain.get("batches_per_epoch")
 
 
 def _state(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -181,6 +181,7 @@ def _state(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "batch": trainer.batch,
         "update": trainer.update,
         "processes": world.size,
+        "batches_per_epoch": trainer.batches_per_epoch,
         "scheduled": trainer.scheduled,
         "recipe_asked": trainer.recipe_asked.config(),
         "recipe": trainer.recipe.config(),

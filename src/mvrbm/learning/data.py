@@ -119,10 +119,14 @@ class Source(ABC):
                 x = torch.where(count > 0, x - origin, torch.zeros_like(x))
                 piece = [x.sum(0), (x**2).sum(0), count.sum(0)]
                 sums[name] = [a + b for a, b in zip(sums[name], piece, strict=True)] if name in sums else piece
-        if not sums:
+        if not sums and (self.common or self.world.size == 1):
             raise ValueError("the data is empty: at least one sample is needed")
-        moments = {name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()}
-        return moments if self.common else self.world.merged(moments)
+        if self.common:
+            return {name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()}
+        if not sums:  # other processes have all of it
+            shapes = {name: torch.zeros(unit.shape, dtype=torch.float64) for name, unit in self.machine.layers.items()}
+            return self.world.merged({name: Moments(zero, zero, 0) for name, zero in shapes.items()})
+        return self.world.merged({name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()})
 
     def _batch(self, raw: Mapping[str, Any], known: Mapping[str, Any], total: int | None = None) -> Batch:
         """Turn pieces of raw data into checked tensors of the machine's kind."""
@@ -213,14 +217,24 @@ class ShardSource(ArraySource):
 
     def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
         """Go once through this process's rows in a new order, in step with the others."""
-        sizes = [_length(World(rank, self.world.size).part_of(batch_size)) for rank in range(self.world.size)]
-        counts = [_length(World(rank, self.world.size).part_of(len(self))) for rank in range(self.world.size)]
-        first = self.world.part_of(len(self)).start
-        order = first + noise.permutation(counts[self.world.rank]).cpu().numpy()
+        world, stretches = self.world, self._stretches(batch_size)
+        # Stretches differ in length: one stream for all would come apart.
+        own = noise.split(1)[0].stream(world.size, world.rank)
+        first, count = stretches[world.rank][1:]
+        order = first + own.permutation(count).cpu().numpy()
         for number in range(start, self.n_batches(batch_size) or 0):
-            here = [max(0, min(size, count - number * size)) for size, count in zip(sizes, counts, strict=True)]
-            begin = number * sizes[self.world.rank]
-            yield self._rows(order[begin : begin + here[self.world.rank]], sum(here))
+            here = [max(0, min(size, count - number * size)) for size, _, count in stretches]
+            begin = number * stretches[world.rank][0]
+            yield self._rows(order[begin : begin + here[world.rank]], sum(here))
+
+    def _stretches(self, batch_size: int) -> list[tuple[int, int, int]]:
+        """For each process: its part of a batch, its first row, and its number of rows, in proportion to that."""
+        found = []
+        for rank in range(self.world.size):
+            part = World(rank, self.world.size).part_of(batch_size)
+            first, end = (len(self) * edge // batch_size for edge in (part.start, part.stop))
+            found.append((_length(part), first, end - first))
+        return found
 
     def head(self, count: int) -> Iterator[Batch]:
         """Give samples of this process at even distances."""
@@ -231,8 +245,7 @@ class ShardSource(ArraySource):
 
     def n_batches(self, batch_size: int) -> int | None:
         """As many as the process with the most rows for its part of a batch needs."""
-        worlds = [World(rank, self.world.size) for rank in range(self.world.size)]
-        return max(-(-_length(w.part_of(len(self))) // _length(w.part_of(batch_size))) for w in worlds)
+        return max(-(-count // size) for size, _, count in self._stretches(batch_size))
 
 
 def _length(part: slice) -> int:

@@ -108,7 +108,7 @@ class PCD(NegativePhase):
     ) -> dict[str, Tensor]:
         """Go on with the chains, which started at the first batch."""
         _refuse_padding(masks)
-        state = {name: chains[name] for name in batch} if chains else _spread(batch, self.n_chains)
+        state = {name: chains[name] for name in batch} if chains else _begin(machine, batch, self.n_chains, noise)
         padding = machine.as_masks(None, state)
         for _ in range(self.steps):
             state = gibbs_step(machine, state, noise, padding).visible
@@ -145,7 +145,7 @@ class TemperedPCD(NegativePhase):
             self.n_chains,
             self.n_temperatures,
             noise=noise,
-            init=_spread(batch, self.n_chains),
+            init={name: chains[name][-1] for name in batch} if chains else _begin(machine, batch, self.n_chains, noise),
             check=False,
         )
         if chains:
@@ -169,6 +169,14 @@ def _refuse_padding(masks: Masks) -> None:
     # A model of documents has a log Z for each length: chains of other lengths than the batch's would bias it.
     if any(mask is not None and bool(mask.any()) for mask in masks.values()):
         raise ValueError("persistent chains keep their lengths, and the data has rows of padding: use CD instead")
+
+
+def _begin(machine: BoltzmannMachine, batch: Layers, count: int, noise: Noise) -> dict[str, Tensor]:
+    """Start chains at the batch, or where another process has all of it at draws in no field."""
+    if len(next(iter(batch.values()))):
+        return _spread(batch, count)
+    like = machine.like
+    return {name: unit.sample(like.new_zeros(count, *unit.shape), noise) for name, unit in machine.layers.items()}
 
 
 def _spread(batch: Layers, count: int) -> dict[str, Tensor]:

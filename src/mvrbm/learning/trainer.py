@@ -130,6 +130,7 @@ class Trainer:
         self.epoch = self.batch = self.update = 0
         self.history: list[dict[str, float]] = []
         self.stop = self.interrupted = self.broken = False
+        self._ending = False  # what all processes have agreed on; `stop` is what this one wants
         self.scheduled = 0  # passes that the scheduler knows of
         self.batches_per_epoch: int | None = None
         self.n_iter = self.recipe.n_iter
@@ -183,20 +184,25 @@ class Trainer:
                     f"batch_size must be at least the number of processes, {self.world.size}, got {recipe.batch_size}"
                 )
             source = as_source(
-                data, self.machine, mask=mask, nan_is_missing=nan_is_missing, batch_size=recipe.batch_size
+                data,
+                self.machine,
+                mask=mask,
+                nan_is_missing=nan_is_missing,
+                batch_size=len(range(recipe.batch_size)[self.world.part_of(recipe.batch_size)]),
             )
             source.world = self.world
             source.first_look()
         self.n_iter = recipe.n_iter if n_iter is None else n_iter
-        self.batches_per_epoch = source.n_batches(recipe.batch_size)
+        self.batches_per_epoch = self._longest(source.n_batches(recipe.batch_size))
         self._prepare(source)
-        self.stop = self.interrupted = self.broken = False
+        self.stop = self.interrupted = self.broken = self._ending = False
         with self._interruptible(), sensible_threads(self.machine, self.recipe.batch_size):
             self._notify("on_train_begin")
             self._choose_path(source)
+            self._agree()
             try:
                 # A checkpoint of the last update of a pass has that pass still to be ended.
-                while self.epoch < self.n_iter and (not self.stop or self.batch == self.batches_per_epoch):
+                while self.epoch < self.n_iter and (not self._ending or self.batch == self.batches_per_epoch):
                     self._one_pass(source)
             except BaseException:
                 self.broken = True
@@ -205,6 +211,27 @@ class Trainer:
                 self._passes = self._updates = None
                 self._notify("on_train_end")
         return self
+
+    def _longest(self, n_batches: int | None) -> int | None:
+        """Batches of a pass: those of the process that has the most; None if one does not know."""
+        if self.world.size == 1:
+            return n_batches
+        numbers = torch.cat(self.world.gather(torch.tensor([-1 if n_batches is None else n_batches])))
+        return None if int(numbers.min()) < 0 else int(numbers.max())
+
+    def _agree(self) -> None:
+        """End together, if one of the processes wants to."""
+        if self.world.size > 1:
+            wishes = torch.tensor([float(self.stop), float(self.interrupted)], dtype=torch.float64)
+            self.world.add_up(wishes)
+            self._take(wishes)
+        else:
+            self._ending = self.stop
+
+    def _take(self, wishes: Tensor) -> None:
+        self._ending = bool(wishes[0] > 0)
+        # A wish that came meanwhile is for the next time.
+        self.stop, self.interrupted = self.stop or self._ending, self.interrupted or bool(wishes[1] > 0)
 
     def _choose_path(self, source: Source) -> None:
         """Take the fastest path that can do this training."""
@@ -219,9 +246,11 @@ class Trainer:
         if self.optimizer is None:
             self._start(source)
         if self._resumed is not None:
-            same_world = checkpoint.restore(self, self._resumed)
+            same_world, pass_done = checkpoint.restore(self, self._resumed)
             self._resumed = None
-            if not (source.resumable and (source.common or same_world)) and self.batch != self.batches_per_epoch:
+            if pass_done and self.batches_per_epoch is not None:
+                self.batch = self.batches_per_epoch
+            elif not (source.resumable and (source.common or same_world)):
                 self.batch = 0
         self.world.copy_from_main([p.data for p in self.machine.parameters()])
 
@@ -290,7 +319,9 @@ class Trainer:
                 self._settle()
             self.batch += 1
             self._notify("on_batch_end", batch=batch)
-            if self.stop:
+            if self.world.size == 1:
+                self._ending = self.stop
+            if self._ending:
                 break
         else:
             if self.update == began and self.batch == 0:
@@ -360,8 +391,7 @@ class Trainer:
         except ValueError as error:
             raise DivergenceError(f"update {self.update}: {error}") from error
         self._notify("on_epoch_end")
-        if self.world.size > 1:
-            self.stop = self.world.total(float(self.stop)) > 0
+        self._agree()
 
     def _reschedule(self) -> None:
         # At the beginning of a pass, not at the end of the last: a checkpoint between them has the old rate.
@@ -418,7 +448,7 @@ class Trainer:
         message = torch.cat([flat, wishes])
         self.world.add_up(message)
         flat.copy_(message[:-2])
-        self.stop, self.interrupted = bool(message[-2] > 0), bool(message[-1] > 0)
+        self._take(message[-2:])
 
     def _sum_of(self, gradient: Gradient) -> Gradient:
         flat = torch.cat([slope.reshape(-1) for slope in gradient.values()])
@@ -479,8 +509,16 @@ class Trainer:
     # -- watching ---------------------------------------------------------------------------------
 
     def log(self, row: dict[str, float]) -> None:
-        """Add a row of metrics to the history and hand it to the callbacks."""
+        """Add a row of metrics to the history and hand it to the callbacks.
+
+        Several processes log together, and it is their mean that counts.
+        """
         row = {"epoch": self.epoch, "update": self.update, **row}
+        if self.world.size > 1:  # of samples that may differ from process to process
+            values = torch.tensor(list(row.values()), dtype=torch.float64)
+            self.world.add_up(values)
+            means = dict(zip(row, (values / self.world.size).tolist(), strict=True))
+            row = {**means, "epoch": self.epoch, "update": self.update}
         self.history.append(row)
         self._notify("on_log", row=row)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import multiprocessing
 import os
 import sys
 import time
@@ -29,6 +30,7 @@ __all__ = ["World", "WorldError"]
 _PATIENCE = 600.0
 _PATIENCE_VARIABLE = "MVRBM_TIMEOUT"
 _LONGEST_MESSAGE = 4096
+_JOINED = "MVRBM_JOINED"  # by which process
 _FAREWELL = 0.2  # seconds
 
 
@@ -168,6 +170,8 @@ class World:
             packed = torch.stack([own.mean.double(), own.variance.double()])[None].cpu()
             parts = torch.cat(self.gather(packed))  # (size, 2, *shape)
             counts = torch.cat(self.gather(torch.tensor([float(own.count)], dtype=torch.float64)))
+            if not float(counts.sum()):
+                raise ValueError("the data is empty: at least one sample is needed")
             share = (counts / counts.sum()).reshape(-1, *[1] * own.mean.ndim)
             mean = (share * parts[:, 0]).sum(0)
             variance = (share * (parts[:, 1] + (parts[:, 0] - mean) ** 2)).sum(0)
@@ -176,10 +180,15 @@ class World:
 
 
 def _launched() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
+    """Whether torchrun started this very process, and not one that started us to work for it (joblib does)."""
+    me = str(os.getpid())
+    child = multiprocessing.parent_process() is not None or os.environ.get(_JOINED, me) != me
+    named = "RANK" in os.environ and "MASTER_ADDR" in os.environ
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and named and not child
 
 
 def _join() -> None:
+    os.environ[_JOINED] = str(os.getpid())
     patience = os.environ.get(_PATIENCE_VARIABLE, str(_PATIENCE))
     try:
         timeout = datetime.timedelta(seconds=float(patience))
