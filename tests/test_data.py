@@ -195,7 +195,7 @@ def anonymous():
 
 def run(data):
     machine = BoltzmannMachine(Bernoulli((32, 32)), Bernoulli((4, 4)), Kronecker())
-    trainer = Trainer(machine, Recipe(batch_size=1000))
+    trainer = Trainer(machine, Recipe(batch_size=250))
     trainer.fit(data, 1)
     return trainer.update
 
@@ -214,7 +214,7 @@ def test_file_larger_than_what_may_be_used_is_never_copied_whole(tmp_path):
     np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(n, 32, 32)).flush()  # sparse: nothing is written
     done = subprocess.run([sys.executable, "-c", LARGE, str(path)], capture_output=True, text=True, check=True)
     updates, grown = map(int, done.stdout.split())
-    assert updates == n // 1000
+    assert updates == n // 250
     assert grown < 50e6
 
 

@@ -147,7 +147,7 @@ CHOSEN_FEW = (
     "one, unlabelled, rectified",
     "two, unlabelled, rectified",
     "classification RBM, discriminative",
-    "classification RBM, hybrid 0.1",
+    "classification RBM, hybrid 0.01",
     "classification RBM, generative",
 )
 
