@@ -444,10 +444,12 @@ class StructuredNetwork(nn.Module):
         """
         share = weights / weights.sum()
         for number, machine in enumerate(self.stack):
-            unit, link = machine.layers[_SINGLE], machine.links[_SINGLE]
-            mean = torch.tensordot(share, x, 1)
-            variance = torch.tensordot(share, (x - mean) ** 2, 1)
-            unit.initialise_from(mean, variance, max(1, round(float(weights.sum()))))
+            link = machine.links[_SINGLE]
+            if number == 0:  # the others see layers as they are: their units start at location 0 and scale 1
+                mean = torch.tensordot(share, x, 1)
+                variance = torch.tensordot(share, (x - mean) ** 2, 1)
+                count = max(1, round(float(weights.sum())))
+                machine.layers[_SINGLE].initialise_from(mean, variance, count)
             z = self.inputs(x, number)
             power = float((share * z.flatten(1).square().sum(1)).sum())
             link.initialise(noise, _FIELD_SPREAD[machine.hidden.name] / math.sqrt(max(power, 1e-6)))
