@@ -39,6 +39,12 @@ TWO = {"layers": ((32, 32), (32, 32)), "n_iter": 30, "input_dropout": 0.1, "rand
 FULL = {
     # The setting of the prototype in the design: nothing was chosen here.
     "one R16, dropout 0.3": lambda: MVRBMClassifier((32, 32), rank=16, n_iter=40, dropout=0.3, random_state=0),
+    "one wide R8, dropout 0.4": lambda: MVRBMClassifier(
+        (64, 64), rank=8, n_iter=30, dropout=0.4, input_dropout=0.1, averaging=0.99, random_state=0
+    ),
+    "two wide R4, dropout 0.3": lambda: DeepMVRBMClassifier(
+        **{**TWO, "layers": ((48, 48), (32, 32))}, rank=4, dropout=0.3, averaging=0.99
+    ),
     "two R8, dropout 0.2": lambda: DeepMVRBMClassifier(**TWO, rank=8, dropout=0.2, averaging=0.99),
     "two R8, dropout 0.3": lambda: DeepMVRBMClassifier(**TWO, rank=8, dropout=0.3, averaging=0.99),
     "two R16, dropout 0.3": lambda: DeepMVRBMClassifier(**TWO, rank=16, dropout=0.3, averaging=0.999),
