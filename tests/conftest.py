@@ -1,12 +1,17 @@
 import importlib
 import importlib.util
 import os
+import signal
 
 import torch
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=20, database=None)
 settings.load_profile("repeatable")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
     # Whether Triton's functions are compiled or interpreted is settled when they are defined, so before anything

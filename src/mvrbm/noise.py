@@ -89,6 +89,10 @@ class Noise:
         """Return the integers 0..n-1 in random order, where the numbers are drawn."""
         return torch.randperm(n, generator=self._generator, device=self.device)
 
+    def register_with(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Let a CUDA graph draw from this stream: every replay goes on where the stream stands."""
+        graph.register_generator_state(self._generator)
+
     @property
     def key(self) -> int:
         """A number for counter-based generators, which draw apart from this stream: 63 bits, same for the same seed."""

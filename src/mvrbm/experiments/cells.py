@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -384,15 +385,16 @@ def _in_processes(state: _State, queue: list[Cell], end: float) -> None:
 
 @contextlib.contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Let processes that begin here ignore Ctrl-C, from their first moment: the parent hears it and ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Let processes that begin here never hear Ctrl-C, from their first moment: the parent hears it and ends them.
+
+    It is held back here, which children inherit, and not ignored: the parent is to hear it afterwards.
+    """
+    resource_tracker.ensure_running()  # it would stop the holding back
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, former)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _begin_worker(parent: int) -> None:

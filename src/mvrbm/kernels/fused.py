@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from mvrbm.kernels.graphs import too_large
 from mvrbm.kernels.packing import Packing, Plan, why_not
 from mvrbm.learning.negative import PCD
 
@@ -343,4 +344,4 @@ def refuses(trainer: Trainer, source: Source) -> str | None:
         return "a callback wants to see every batch"
     if trainer.world.size > 1:
         return "several processes share it"
-    return why_not(trainer)
+    return why_not(trainer) or too_large(source, like.device)

@@ -33,6 +33,8 @@ class NegativePhase(ABC):
 
     #: Which axis of the arrays in `chains` counts the chains.
     chain_axis: ClassVar[int] = 0
+    #: Whether `draw` launches the same work every time but the first, without a look at a number.
+    capturable: ClassVar[bool] = False
 
     def share(self, world: World) -> tuple[NegativePhase, float | None]:
         """Return what one of several processes does, and how much of all chains that is; None: as of the batch."""
@@ -70,6 +72,8 @@ def _at_least(value: int, least: int, what: str) -> None:
 class CD(NegativePhase):
     """Contrastive divergence: chains of `steps` Gibbs steps that start at the data anew every time."""
 
+    capturable: ClassVar[bool] = True
+
     steps: int = 1
 
     def __post_init__(self) -> None:
@@ -91,6 +95,8 @@ class CD(NegativePhase):
 @dataclass(frozen=True)
 class PCD(NegativePhase):
     """Persistent contrastive divergence: `n_chains` chains that go on from update to update."""
+
+    capturable: ClassVar[bool] = True
 
     n_chains: int = 100
     steps: int = 1

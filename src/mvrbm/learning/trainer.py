@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from mvrbm.kernels import fused, gemm
 from mvrbm.learning import checkpoint
 from mvrbm.learning.data import Batch, Source, as_source, read_ahead
 from mvrbm.learning.gradients import Centring, Gradient, contrast, contrast_by_autograd, normalise
@@ -33,6 +32,7 @@ from mvrbm.threads import sensible_threads
 if TYPE_CHECKING:
     from os import PathLike
 
+    from mvrbm.kernels import fused, gemm, graphs
     from mvrbm.learning.callbacks import Callback
 
 OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
@@ -136,7 +136,7 @@ class Trainer:
         self.n_iter = self.recipe.n_iter
         self._order_at_start = self.order_noise.state_dict()
         self._resumed: dict[str, Any] | None = None
-        self._passes: fused.FusedPasses | None = None
+        self._passes: fused.FusedPasses | graphs.GraphedPasses | None = None
         self._updates: gemm.GemmUpdates | None = None
 
     def noise_of(self, update: int) -> Noise:
@@ -235,8 +235,12 @@ class Trainer:
 
     def _choose_path(self, source: Source) -> None:
         """Take the fastest path that can do this training."""
+        from mvrbm.kernels import fused, gemm, graphs  # which look at trainers themselves
+
         if fused.refuses(self, source) is None:
             self._passes = fused.FusedPasses([self], [source])
+        elif graphs.refuses(self, source) is None:
+            self._passes = graphs.GraphedPasses(self, source)
         elif gemm.refuses(self) is None:
             self._updates = gemm.GemmUpdates(self)
 
@@ -346,7 +350,7 @@ class Trainer:
                 return
             yield source.nothing(total) if batch is None else batch.out_of(total)
 
-    def _one_fast_pass(self, source: Source, passes: fused.FusedPasses) -> None:
+    def _one_fast_pass(self, source: Source, passes: fused.FusedPasses | graphs.GraphedPasses) -> None:
         source.check_all()
         order = self.order_noise.permutation(source.n_samples or 0)
         made = passes.one_pass([order], start=self.batch)
@@ -357,6 +361,7 @@ class Trainer:
         looked_at = last or self.callbacks or self.recipe.balance or self.machine.hidden.gaussian
         if looked_at:
             passes.push()
+        self._ending = self.stop
         self._break_off(source)
         if looked_at and not last:
             passes.pull()
@@ -414,7 +419,6 @@ class Trainer:
             What the gradient counts: less than 1 for a batch shorter than the others, so that every
             sample counts the same.
         """
-        machine = self.machine
         if batch.known:
             self._settle()  # what is unknown is drawn from the machine
         data = self._complete(batch)
@@ -424,6 +428,19 @@ class Trainer:
             self._updates.update(data, weight, shares)
             self.update += 1
             return
+        self._step(self.slopes(data, shares), weight)
+
+    def slopes(self, data: dict[str, Tensor], shares: tuple[float, float] = (1.0, 1.0)) -> Gradient:
+        """Let the chains go on, and return the gradient of one update for every learned parameter.
+
+        Parameters
+        ----------
+        data : mapping of str to Tensor
+            Samples of every layer, each (n, *layer shape), whole.
+        shares : tuple of float
+            How much of all data and of all chains is here.
+        """
+        machine = self.machine
         padding = machine.as_masks(None, data)
         field = machine.hidden_field(data)
         chain = self.negative.draw(machine, data, padding, field, self.noise, self.chains)
@@ -438,7 +455,7 @@ class Trainer:
             gradient = self._sum_of(gradient)
         if self.recipe.normalised:
             normalise(machine, gradient)
-        self._step(gradient, weight)
+        return gradient
 
     def add_up(self, flat: Tensor) -> None:
         """Replace a gradient by the sum over all processes, and stop if one of them wants to."""

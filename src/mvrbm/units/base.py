@@ -153,7 +153,7 @@ class Unit(nn.Module, ABC):
         A bias that entries share moves all of them. Parameters left out have gain 1. See
         :meth:`mvrbm.couplings.Coupling.gains`.
         """
-        return {"bias": self.bias.new_tensor(self.n_sharing)} if self.n_sharing > 1 else {}
+        return {"bias": self.bias.new_full((), self.n_sharing)} if self.n_sharing > 1 else {}
 
     @property
     def n_sharing(self) -> int:

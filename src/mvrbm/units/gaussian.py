@@ -108,7 +108,7 @@ class Gaussian(Unit):
         """The bias is measured in standard deviations."""
         gains = {"bias": self.n_sharing / self.scale**2}
         if self.learn_variance and self.n_sharing > 1:
-            gains["log_variance"] = self.bias.new_tensor(self.n_sharing)
+            gains["log_variance"] = self.bias.new_full((), self.n_sharing)
         return gains
 
     @property
