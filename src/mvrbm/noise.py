@@ -93,6 +93,11 @@ class Noise:
         """Let a CUDA graph draw from this stream: every replay goes on where the stream stands."""
         graph.register_generator_state(self._generator)
 
+    def part_from_graphs(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state with a generator that no graph knows: one whose capture failed draws no more."""
+        self._generator = torch.Generator(self.device)
+        self.load_state_dict(state)
+
     @property
     def key(self) -> int:
         """A number for counter-based generators, which draw apart from this stream: 63 bits, same for the same seed."""

@@ -131,8 +131,9 @@ class GraphedPasses:
             self.trainer._step(self._gradients[n], n / self.batch_size)
 
     def _capture(self, n: int) -> None:
-        graph = torch.cuda.CUDAGraph()
-        self.trainer.noise.register_with(graph)
+        graph, noise = torch.cuda.CUDAGraph(), self.trainer.noise
+        before = noise.state_dict()
+        noise.register_with(graph)
         try:
             with torch.cuda.graph(graph):
                 self._compute(n)
@@ -140,8 +141,10 @@ class GraphedPasses:
             self._capturing = False
             reason = str(error).splitlines()[0]
             warnings.warn(f"this machine goes without CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
+            self._graphs = {}  # they draw from the generator that is given up
+            noise.part_from_graphs(before)
             self._stay_in_place()
-            self._compute(n)
+            self._one_update(n)
             return
         self._graphs[n] = graph
         graph.replay()
