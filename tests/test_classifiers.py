@@ -26,7 +26,7 @@ from mvrbm import (
     Noise,
     Rectified,
 )
-from mvrbm.classifiers import StructuredNetwork, _descend, _field, _Plan, label_log_posterior
+from mvrbm.classifiers import StructuredNetwork, _descend, _field, _Plan, _Replayed, _sway, label_log_posterior
 from mvrbm.deep import Layer
 from mvrbm.learning import DivergenceError, Recipe, Trainer
 from mvrbm.storage import StorageError, from_pretrained
@@ -293,6 +293,86 @@ def test_the_rate_falls_along_a_cosine_and_decay_pulls_weights_alone():
 def test_a_loss_that_is_not_finite_ends_training(digits, labels):
     with pytest.raises(DivergenceError, match="Lower learning_rate"):
         MVRBMClassifier((6, 6), learning_rate=1e30, n_iter=5, random_state=0).fit(digits, labels)
+
+
+# -- predictions that change slowly -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fitted(digits, labels):
+    return MVRBMClassifier((6, 6), rank=2, dropout=0, **FAST).fit(digits.astype(float), labels)
+
+
+def divergence(network, x, y):
+    """KL(p(. | x) || p(. | y)), written out."""
+    p, q = torch.softmax(network(x), 1), torch.softmax(network(y), 1)
+    return (p * (p / q).log()).sum(1)
+
+
+def _sway_at(network, x, **settings):
+    with torch.enable_grad():
+        return _sway(network, x, 0.5, Noise(0), **settings).detach()
+
+
+def test_sway_is_a_divergence_to_a_point_at_the_distance_and_more_than_at_random(digits, fitted):
+    network, x, seen = fitted.network_, torch.from_numpy(digits[:50].astype(float)), []
+    remember = network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    sway = _sway_at(network, x)
+    remember.remove()
+    probe, moved = seen[-2], seen[-1]
+    for point in (probe, moved):
+        np.testing.assert_allclose((point - x).flatten(1).norm(dim=1), 0.5, rtol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(sway, divergence(network, x, moved), rtol=1e-6, atol=1e-12)
+        assert float(sway.mean()) > 3 * float(divergence(network, x, probe).mean())
+        q = torch.softmax(network(moved), 1)
+        more = _sway_at(network, x, certainty=0.5) - sway
+        torch.testing.assert_close(more, -0.5 * (q * q.log()).sum(1), rtol=1e-6, atol=1e-12)
+
+
+def test_only_where_the_prediction_is_moved_to_has_a_gradient(digits, fitted):
+    network, x = fitted.network_, torch.from_numpy(digits[:20].astype(float))
+    seen = []
+    remember = network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    (slope,) = torch.autograd.grad(_sway(network, x, 0.5, Noise(0)).sum(), network.bias)
+    remember.remove()
+    with torch.no_grad():
+        p, q = torch.softmax(network(x), 1), torch.softmax(network(seen[-1]), 1)
+    torch.testing.assert_close(slope, (q - p).sum(0))  # that of KL(p || softmax(logits)) with p fixed
+
+
+def test_perturbation_makes_predictions_change_slowly_at_the_unlabelled_samples(digits, labels):
+    settings = {"hidden_shape": (8, 8), "rank": 4, "dropout": 0, **FAST, "n_iter": 30, "learning_rate": 0.01}
+
+    def sway(model):
+        return float(_sway(model.network_, torch.from_numpy(digits[300:]), 0.5, Noise(0)).detach().mean())
+
+    plain = MVRBMClassifier(**settings).fit(digits[:100], labels[:100])
+    smooth = MVRBMClassifier(perturbation=0.5, **settings).fit(digits[:100], labels[:100])
+    smoother = MVRBMClassifier(perturbation=0.5, unlabelled_batch_size=100, **settings)
+    smoother.fit(digits[:100], labels[:100], unlabelled=digits)
+    assert sway(smooth) < 0.8 * sway(plain)
+    assert sway(smoother) < 0.6 * sway(smooth)
+    assert smoother.score(digits[300:], labels[300:]) > 0.7
+
+
+@pytest.mark.parametrize(("name", "value"), [("perturbation", -1.0), ("certainty", -1.0), ("unlabelled_batch_size", 0)])
+def test_senseless_perturbations_are_refused(name, value, digits, labels):
+    with pytest.raises(ValueError, match=name):
+        MVRBMClassifier((4, 4), **{name: value}).fit(digits, labels)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_replayed_updates_are_the_updates(digits, labels, monkeypatch):
+    make = lambda: DeepMVRBMClassifier(  # noqa: E731
+        ((8, 8), (6, 6)), rank=2, n_iter=5, batch_size=64, dropout=0.2, perturbation=0.5, averaging=0.9, random_state=0,
+        device="cuda",
+    )  # fmt: skip
+    replayed = make().fit(digits, labels)
+    monkeypatch.setattr(_Replayed, "_EAGER_UPDATES", math.inf)
+    launched = make().fit(digits, labels)
+    np.testing.assert_allclose(replayed.predict_proba(digits), launched.predict_proba(digits), atol=1e-3)
+    assert replayed.history_[-1]["loss"] == pytest.approx(launched.history_[-1]["loss"], rel=1e-3)
 
 
 # -- weights, labels, files -------------------------------------------------------------------------------

@@ -192,3 +192,18 @@ def test_the_kernels_train_as_the_reference_does(name):
             )  # fmt: skip
     for key, chain in reference.chains.items():
         torch.testing.assert_close(trainer.chains[key], chain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_balance_is_the_same_whether_the_machine_is_looked_at_or_not():
+    def trained_by_kernels(callbacks):
+        machine = machine_of({"x": B((6, 5))}, B((4, 7)), [3])
+        recipe = dataclasses.replace(DEFAULT, batch_size=10, balance=True)
+        trainer = Trainer(machine, recipe, seed=5, callbacks=callbacks)
+        return trainer.fit(data_for(machine, 20), 3).machine
+
+    looked_at, alone = trained_by_kernels([Callback()]), trained_by_kernels([])
+    for key, value in looked_at.state_dict().items():
+        torch.testing.assert_close(alone.state_dict()[key], value, rtol=1e-3, atol=1e-5)
+    U, V = (factor.detach() for factor in alone.couplings["x"].factors)
+    torch.testing.assert_close(torch.linalg.vector_norm(U, dim=(1, 2)), torch.linalg.vector_norm(V, dim=(1, 2)))

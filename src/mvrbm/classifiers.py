@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -22,7 +23,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, normalize, one_hot
 
 from mvrbm.couplings import Coupling, Dense, Kronecker
 from mvrbm.deep import (
@@ -53,6 +54,8 @@ Array = NDArray[Any]
 _LABEL = "label"
 _ROWS_AT_ONCE = 1024
 _LABEL_ROWS_AT_ONCE = 256  # times the number of labels
+_ROWS_OF_A_START = 4096  # that tell how large the fields of a random start are
+_UPDATES_UNCHECKED = 200  # to look at the loss is to wait for the device
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"bernoulli": torch.sigmoid, "rectified": torch.relu}
 # Spread of the fields of a layer that starts at random: what keeps the size of rectified layers from one to the next.
 _FIELD_SPREAD = {"bernoulli": 1.0, "rectified": math.sqrt(2)}
@@ -104,11 +107,14 @@ def _descend(
     plan: _Plan,
     noise: Noise,
     score: _Score | None = None,
+    *,
+    draws_from: Sequence[Noise] | None = None,
 ) -> list[dict[str, float]]:
     r"""Go down a loss with Adam, in place.
 
     An update takes the gradient of :math:`\sum w_i \ell_i / (\bar w m)` over a batch, `m` the size of a full batch:
     every sample counts by its weight, in short batches too. The rate falls to zero along half a cosine.
+    Within a pass nothing waits for the device.
 
     Parameters
     ----------
@@ -127,6 +133,9 @@ def _descend(
     score : callable, optional
         Error rate and cross-entropy of held-out samples. If given, the module ends as it was after the pass that was
         best in both, in this order, and stops after `plan.patience` passes without a better one.
+    draws_from : sequence of Noise, optional
+        Streams that the loss draws from. If given, the loss never looks at a number, and on a GPU an update is
+        captured as a CUDA graph and replayed.
 
     Returns
     -------
@@ -139,35 +148,58 @@ def _descend(
         {"params": [p for p in learned if id(p) in kept], "weight_decay": plan.weight_decay},
         {"params": [p for p in learned if id(p) not in kept], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=plan.learning_rate)
+    device = weights.device
+    on_gpu = device.type == "cuda"
+    rate = torch.tensor(plan.learning_rate, device=device) if on_gpu else plan.learning_rate
+    optimizer = torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=rate, fused=on_gpu or None, capturable=on_gpu
+    )
     n = len(weights)
     full = min(plan.batch_size, n)
     scale = 1 / (full * float(weights.mean()))
-    total, update = plan.n_iter * -(-n // full), 0
+    sum_of_losses = torch.zeros((), dtype=weights.dtype, device=device)
+
+    def step(rows: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        value = loss(rows)
+        (value * scale).backward()
+        optimizer.step()
+        sum_of_losses.add_(value.detach())
+
+    replayed = None if draws_from is None or not on_gpu else _Replayed(step, full, device, draws_from)
+    total, update, unchecked = plan.n_iter * -(-n // full), 0, 0
     average = [p.detach().clone() for p in learned] if plan.averaging else None
     history: list[dict[str, float]] = []
+    losses: list[Tensor] = []
     best, best_state, best_pass = (math.inf, math.inf), None, 0
     for number in range(1, plan.n_iter + 1):
-        order, sum_of_losses = noise.permutation(n).to(weights.device), 0.0
-        for rows in order.split(full):
+        sum_of_losses.zero_()
+        for rows in noise.permutation(n).to(device).split(full):
             falling = (1 + math.cos(math.pi * update / total)) / 2 if plan.schedule == "cosine" else 1.0
             for group in optimizer.param_groups:
-                group["lr"] = plan.learning_rate * falling
-            optimizer.zero_grad(set_to_none=True)
-            value = loss(rows)
-            (value * scale).backward()
-            optimizer.step()
-            sum_of_losses += float(value.detach())
+                if on_gpu:
+                    group["lr"].fill_(plan.learning_rate * falling)
+                else:
+                    group["lr"] = plan.learning_rate * falling
+            if replayed is not None and len(rows) == full:
+                replayed(rows)
+            else:
+                step(rows)
             update += 1
             if average is not None:
                 # A running mean over few updates at first, over more and more until `averaging` is the limit.
                 share = max(1 - plan.averaging, 1 / (1 + update / 10))
                 with torch.no_grad():
-                    for mean, parameter in zip(average, learned, strict=True):
-                        mean.lerp_(parameter, share)
-        if not math.isfinite(sum_of_losses):
-            raise DivergenceError(f"pass {number}: the loss is not finite. Lower learning_rate={plan.learning_rate:g}")
-        row = {"epoch": number, "loss": sum_of_losses / float(weights.sum())}
+                    torch._foreach_lerp_(average, tuple(learned), share)
+        losses.append(sum_of_losses / weights.sum())
+        unchecked += -(-n // full)
+        if not on_gpu or unchecked >= _UPDATES_UNCHECKED or number == plan.n_iter:
+            unchecked = 0
+            if not math.isfinite(float(losses[-1])):
+                raise DivergenceError(
+                    f"pass {number}: the loss is not finite. Lower learning_rate={plan.learning_rate:g}"
+                )
+        row: dict[str, float] = {"epoch": number}
         if score is not None:
             with _swapped(learned, average):
                 found = score()
@@ -181,7 +213,62 @@ def _descend(
     final = best_state if best_state is not None else average
     if final is not None:
         _assign(learned, final)
-    return history
+    means = torch.stack(losses).tolist() if losses else []
+    return [{"epoch": row.pop("epoch"), "loss": mean, **row} for row, mean in zip(history, means, strict=True)]
+
+
+class _Replayed:
+    """An update of a full batch as a CUDA graph.
+
+    Some updates are made launch by launch, which creates the optimiser's state; then one is captured.
+
+    Parameters
+    ----------
+    step : callable
+        The update, from row numbers (batch_size,).
+    batch_size : int
+        Number of rows.
+    device : torch.device
+        Where.
+    draws_from : sequence of Noise
+        Streams that the update draws from.
+    """
+
+    _EAGER_UPDATES = 3
+
+    def __init__(
+        self, step: Callable[[Tensor], None], batch_size: int, device: torch.device, draws_from: Sequence[Noise]
+    ) -> None:
+        self._step, self._streams = step, draws_from
+        self._rows = torch.zeros(batch_size, dtype=torch.long, device=device)
+        self._eager: float = self._EAGER_UPDATES
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, rows: Tensor) -> None:
+        """Make the update for these rows."""
+        self._rows.copy_(rows)
+        if self._graph is None and self._eager <= 0:
+            self._capture()
+        if self._graph is None:
+            self._eager -= 1
+            self._step(self._rows)
+        else:
+            self._graph.replay()
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        for stream in self._streams:
+            stream.register_with(graph)
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph):
+                self._step(self._rows)
+        except RuntimeError as error:
+            self._eager = math.inf
+            reason = str(error).splitlines()[0]
+            warnings.warn(f"this network goes without CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
+            return
+        self._graph = graph
 
 
 class _swapped:  # noqa: N801  (a context manager)
@@ -450,6 +537,8 @@ class StructuredNetwork(nn.Module):
                 variance = torch.tensordot(share, (x - mean) ** 2, 1)
                 count = max(1, round(float(weights.sum())))
                 machine.layers[_SINGLE].initialise_from(mean, variance, count)
+                every = -(-len(x) // _ROWS_OF_A_START)
+                x, share = x[::every], share[::every] / share[::every].sum().clamp_min(1e-12)
             z = self.inputs(x, number)
             power = float((share * z.flatten(1).square().sum(1)).sum())
             link.initialise(noise, _FIELD_SPREAD[machine.hidden.name] / math.sqrt(max(power, 1e-6)))
@@ -470,6 +559,27 @@ def _field(link: Coupling, x: Tensor) -> Tensor:
     halfway = torch.matmul(x.transpose(0, 1).reshape(rows * n, columns), V.mT)  # X V_r': (R, I n, L)
     flat = U.transpose(0, 1).reshape(U.shape[1], -1) @ halfway.reshape(len(U) * rows, n * V.shape[1])
     return flat.reshape(U.shape[1], n, V.shape[1]).transpose(0, 1)
+
+
+def _sway(network: StructuredNetwork, x: Tensor, distance: float, noise: Noise, certainty: float = 0.0) -> Tensor:
+    r"""How far predictions move when each sample is moved some distance where they move most, (n,).
+
+    :math:`\mathrm{KL}(p(\cdot \mid x) \,\|\, p(\cdot \mid x + r))`, with the first taken as fixed and :math:`r` along
+    the gradient of the divergence at a random point of the sphere: one step of power iteration. After Miyato,
+    Maeda, Koyama and Ishii, "Virtual adversarial training", IEEE TPAMI 41 (2019). To it is added `certainty` times the
+    entropy of the predictions there.
+    """
+    with torch.no_grad():
+        here = log_softmax(network(x), 1)
+
+    def moved(direction: Tensor) -> tuple[Tensor, Tensor]:
+        there = log_softmax(network(x + distance * normalize(direction.flatten(1)).reshape(x.shape)), 1)
+        return kl_div(there, here, reduction="none", log_target=True).sum(1), there
+
+    probe = noise.normal(x.shape, x).requires_grad_()
+    (slope,) = torch.autograd.grad(moved(probe)[0].sum(), probe)
+    divergence, there = moved(slope)
+    return divergence - certainty * (there.exp() * there).sum(1) if certainty else divergence
 
 
 def _outline(machine: BoltzmannMachine) -> str:
@@ -494,6 +604,9 @@ class _FineTuned(_ArrayClassifier):
     input_dropout: float
     weight_decay: float
     averaging: float
+    perturbation: float
+    certainty: float
+    unlabelled_batch_size: int
     early_stopping: bool
     validation_fraction: float
     patience: int
@@ -547,20 +660,22 @@ class _FineTuned(_ArrayClassifier):
         sample_weight : array (n,), optional
             What each sample counts in fine-tuning. Pre-training sees no weights.
         unlabelled : array like X, optional
-            What is pre-trained on, instead of `X`.
+            What is pre-trained on, instead of `X`; and with `perturbation`, where predictions are to change slowly.
         stack : DeepMVRBM, optional
             A fitted stack of the same layers to start from, instead of pre-training. It stays as it is.
         """
         data = self._labelled(X, y, sample_weight)
         plan = self._plan()
         plan.check()
-        self._check_dropout()
+        self._check_noise()
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        start, split, order, dropping = Noise(seed, device=data.weights.device).split(4)
+        start, split, order, dropping, moving = Noise(seed, device=data.weights.device).split(5)
         learns, held_out = self._split(data, split)
         self.network_ = self._network(learns, unlabelled, stack, start)
         network = self.network_
         shares = self._shares()
+        others = self._others(unlabelled, learns)
+        weight_of_a_batch = float(learns.weights.mean()) * min(self.batch_size, len(learns.codes))
 
         def drop(z: Tensor, layer: int) -> Tensor:
             share = shares[layer + 1]
@@ -569,14 +684,30 @@ class _FineTuned(_ArrayClassifier):
             return z * ((dropping.uniform(z.shape, z) >= share).to(z.dtype) / (1 - share))
 
         def loss(rows: Tensor) -> Tensor:
-            logits = network(self._float(learns.samples[rows]), drop)
-            return (cross_entropy(logits, learns.codes[rows], reduction="none") * learns.weights[rows]).sum()
+            x, weights = self._float(learns.samples[rows]), learns.weights[rows]
+            value = (cross_entropy(network(x, drop), learns.codes[rows], reduction="none") * weights).sum()
+            if not self.perturbation:
+                return value
+            if others is None:
+                return value + (weights * _sway(network, x, self.perturbation, moving)).sum()
+            drawn = (moving.uniform((self.unlabelled_batch_size,), weights) * len(others)).long()
+            sway = _sway(network, self._float(others[drawn]), self.perturbation, moving, self.certainty)
+            return value + weight_of_a_batch * sway.mean()
 
         score = None if held_out is None else lambda: self._error_and_loss(held_out)
         decaying = [p for link in network.links for p in link.parameters() if p.requires_grad] + [network.weight]
         with sensible_threads(network.stack[0], self.batch_size):
-            self.history_ = _descend(network, decaying, loss, learns.weights, plan, order, score)
+            self.history_ = _descend(
+                network, decaying, loss, learns.weights, plan, order, score, draws_from=(dropping, moving)
+            )
         return self
+
+    def _others(self, unlabelled: Any, data: _Labelled) -> Tensor | None:
+        """Return the unlabelled samples that predictions are to change slowly at, if they are not those of the data."""
+        if unlabelled is None or not self.perturbation:
+            return None
+        samples = self._front._layers(np.asarray(unlabelled), reset=False)[_SINGLE]
+        return torch.from_numpy(np.array(samples)).to(data.samples.device)
 
     def _plan(self) -> _Plan:
         return _Plan(
@@ -597,11 +728,18 @@ class _FineTuned(_ArrayClassifier):
             raise ValueError(f"dropout must be one number, or one for each of {count} layers, got {self.dropout!r}")
         return [self.input_dropout, *layers]
 
-    def _check_dropout(self) -> None:
+    def _check_noise(self) -> None:
         layers = self.dropout if isinstance(self.dropout, Sequence) else [self.dropout]
         for name, share in [("input_dropout", self.input_dropout), *(("dropout", layer) for layer in layers)]:
             if not 0 <= share < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {share!r}")
+        for name in ("perturbation", "certainty"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)!r}")
+        if self.unlabelled_batch_size != int(self.unlabelled_batch_size) or self.unlabelled_batch_size < 1:
+            raise ValueError(
+                f"unlabelled_batch_size must be a whole number of at least 1, got {self.unlabelled_batch_size!r}"
+            )
 
     def _split(self, data: _Labelled, noise: Noise) -> tuple[_Labelled, _Labelled | None]:
         """Hold some samples out, as many of each class in proportion, if they are to decide when to stop."""
@@ -626,8 +764,11 @@ class _FineTuned(_ArrayClassifier):
         """Return the network that fine-tuning starts from."""
         if self.pretraining != int(self.pretraining) or self.pretraining < 0:
             raise ValueError(f"pretraining must be a number of passes, 0 for none, got {self.pretraining!r}")
-        if unlabelled is not None and (not self.pretraining or fitted is not None):
-            raise ValueError("unlabelled is for pre-training, so pretraining must be at least 1 and stack None")
+        if unlabelled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
+            raise ValueError(
+                "unlabelled is for pre-training or perturbation, so pretraining must be at least 1 and stack None, "
+                "or perturbation positive"
+            )
         self.stack_, samples, dtype = None, data.samples.cpu().numpy(), data.weights.dtype
         stack = self._stack()
         stack._start(stack._layers(samples, reset=True))
@@ -760,6 +901,15 @@ class MVRBMClassifier(_FineTuned):
     averaging : float
         Share of the running mean of the parameters that an update keeps, such as 0.999; predictions are made with
         that mean. 0 for none.
+    perturbation : float
+        Distance within which predictions should stay what they are: the loss also counts by how much (KL divergence)
+        they change when a sample is moved this far where they change most, which is virtual adversarial training.
+        For digits of 28x28 pixels 1 to 2. 0 for none.
+    certainty : float
+        How much the entropy of the predictions counts at unlabelled samples that are moved: classes should meet where
+        samples are rare.
+    unlabelled_batch_size : int
+        Unlabelled samples an update, where `fit` is given some and they are moved.
     early_stopping : bool
         Whether some training samples are held out, and the parameters of the pass that does best on them are kept.
     validation_fraction : float
@@ -789,8 +939,8 @@ class MVRBMClassifier(_FineTuned):
 
     _saved = (
         "hidden_shape", "rank", "hidden", "visible", "pretraining", "n_iter", "batch_size", "learning_rate",
-        "schedule", "dropout", "input_dropout", "weight_decay", "averaging", "early_stopping",
-        "validation_fraction", "patience",
+        "schedule", "dropout", "input_dropout", "weight_decay", "averaging", "perturbation", "certainty",
+        "unlabelled_batch_size", "early_stopping", "validation_fraction", "patience",
     )  # fmt: skip
 
     def __init__(
@@ -812,6 +962,9 @@ class MVRBMClassifier(_FineTuned):
         input_dropout: float = 0.0,
         weight_decay: float = 0.0,
         averaging: float = 0.0,
+        perturbation: float = 0.0,
+        certainty: float = 0.0,
+        unlabelled_batch_size: int = 256,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 10,
@@ -835,6 +988,9 @@ class MVRBMClassifier(_FineTuned):
         self.input_dropout = input_dropout
         self.weight_decay = weight_decay
         self.averaging = averaging
+        self.perturbation = perturbation
+        self.certainty = certainty
+        self.unlabelled_batch_size = unlabelled_batch_size
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.patience = patience
@@ -881,7 +1037,8 @@ class DeepMVRBMClassifier(_FineTuned):
 
     _saved = (
         "rank", "hidden", "feed", "visible", "pretraining", "n_iter", "batch_size", "learning_rate", "schedule",
-        "dropout", "input_dropout", "weight_decay", "averaging", "early_stopping", "validation_fraction", "patience",
+        "dropout", "input_dropout", "weight_decay", "averaging", "perturbation", "certainty",
+        "unlabelled_batch_size", "early_stopping", "validation_fraction", "patience",
     )  # fmt: skip
 
     def __init__(
@@ -903,6 +1060,9 @@ class DeepMVRBMClassifier(_FineTuned):
         input_dropout: float = 0.0,
         weight_decay: float = 0.0,
         averaging: float = 0.0,
+        perturbation: float = 0.0,
+        certainty: float = 0.0,
+        unlabelled_batch_size: int = 256,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 10,
@@ -926,6 +1086,9 @@ class DeepMVRBMClassifier(_FineTuned):
         self.input_dropout = input_dropout
         self.weight_decay = weight_decay
         self.averaging = averaging
+        self.perturbation = perturbation
+        self.certainty = certainty
+        self.unlabelled_batch_size = unlabelled_batch_size
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.patience = patience

@@ -254,16 +254,12 @@ def _train_fused(trainers: Sequence[Trainer], data: Sequence[Any]) -> list[bool]
         sources.append(source)
     passes = fused.FusedPasses(trainers, sources)
     n_iter, balance = trainers[0].recipe.n_iter, trainers[0].recipe.balance
-    for number in range(n_iter):
+    for _ in range(n_iter):
         orders = [trainer.order_noise.permutation(passes.n_samples) for trainer in trainers]
         made = passes.one_pass(orders)
         for trainer in trainers:
             trainer.update, trainer.epoch = trainer.update + made, trainer.epoch + 1
-        if balance or number == n_iter - 1:
-            passes.push()
         if balance:
-            for trainer in trainers:
-                for link in trainer.machine.links.values():
-                    link.balance()
-            passes.pull()
+            passes.balance()
+    passes.push()
     return passes.diverged

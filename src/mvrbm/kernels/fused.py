@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from mvrbm.couplings.base import equalise_norms, squared_norms
 from mvrbm.kernels.graphs import too_large
 from mvrbm.kernels.packing import Packing, Plan, why_not
 from mvrbm.learning.negative import PCD
@@ -154,6 +155,13 @@ class FusedPasses:
                     layer.name: self._outward(self._chain_of(number, layer.name), layer.name)
                     for layer in self.plan.layers
                 }
+
+    @torch.no_grad()
+    def balance(self) -> None:
+        """Give the factors of each product equal norms, as the couplings do it for themselves."""
+        for params in self._params:
+            for U, V, _ in self.plan.split(params)[0]:
+                equalise_norms([U, V], keep=0)
 
     def _check(self) -> None:
         """Look for parameters that are not finite.
@@ -316,8 +324,6 @@ class FusedPasses:
 
     def _compute_gains(self) -> None:
         """By how much the other factor amplifies a step of each, as `Kronecker.gains` has it."""
-        from mvrbm.couplings.base import squared_norms
-
         for number in range(len(self.trainers)):
             layers, _ = self.plan.split(self._params[number])
             for m, (U, V, _) in enumerate(layers):

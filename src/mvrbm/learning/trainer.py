@@ -358,9 +358,11 @@ class Trainer:
         self.batch += made
         last = self.stop or self.epoch + 1 >= self.n_iter
         # To give the parameters back takes as long as some updates do: only for those who look at them.
-        looked_at = last or self.callbacks or self.recipe.balance or self.machine.hidden.gaussian
+        looked_at = last or self.callbacks or self.machine.hidden.gaussian
         if looked_at:
             passes.push()
+        elif self.recipe.balance:
+            passes.balance()
         self._ending = self.stop
         self._break_off(source)
         if looked_at and not last:
