@@ -11,7 +11,7 @@ from mvrbm.machine import BoltzmannMachine
 
 # Below this many multiplications a product, threads wait for each other longer than they work; where the
 # machine is shared, ten times as long.
-_WORTH_THREADS = 10**8
+_WORTH_THREADS = 4 * 10**7
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ def take_turns(
     repetitions : int
         Rounds.
     min_seconds : float
-        A turn makes as many passes as take about this long, at least one.
+        A turn makes as many passes as take this long or somewhat longer, at least one.
     most_seconds : float
         An entry that has been timed three times and taken longer than this sits out further rounds.
     synchronise : callable
@@ -135,11 +135,15 @@ def _take_turn(
         if entry.keep:
             kept[name] = run
     if name not in passes:
-        once = _timed(run, 1, synchronise)
-        passes[name] = min(max(1, math.ceil(min_seconds / max(once, 1e-7))), _MOST_PASSES)
-        if passes[name] == 1:  # that was the turn
-            entry.seconds.append(once)
-            return
+        # Doubled and doubled again, for what a run begins with, a capture say, tells nothing about a pass.
+        count, took = 1, _timed(run, 1, synchronise)
+        while took < min_seconds and count < _MOST_PASSES:
+            growth = min(max(2, math.ceil(min_seconds / max(took, 1e-7))), 8)
+            count = min(growth * count, _MOST_PASSES)
+            took = _timed(run, count, synchronise)
+        passes[name] = count
+        entry.seconds.append(took / count)  # that was the turn
+        return
     entry.seconds.append(_timed(run, passes[name], synchronise) / passes[name])
 
 
