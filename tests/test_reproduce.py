@@ -17,9 +17,10 @@ import torch
 from mvrbm import cli, models
 from mvrbm.experiments.cells import Cell, Outcome, Place, Store, run
 from mvrbm.experiments.digits import data, work
-from mvrbm.experiments.digits.findings import CLAIMS, Evidence
+from mvrbm.experiments.digits.figures import _line
+from mvrbm.experiments.digits.findings import CLAIMS, TUNED, Evidence, Measured
 from mvrbm.experiments.digits.page import write_report
-from mvrbm.experiments.digits.plan import EXPERIMENTS, GROUPS, SCALES, capped, own_passes, plan
+from mvrbm.experiments.digits.plan import EXPERIMENTS, GROUPS, SCALES, capped, own_passes, plan, tuned_passes
 from mvrbm.experiments.reproduce import main
 from mvrbm.storage import StorageError
 
@@ -268,6 +269,8 @@ ASKED = [
         5,
     ),
     ("fewer seeds where it is long", [settings_of(work.baseline, baseline="dbn", n=50_000)], 2),
+    ("ours fine-tuned", [settings_of(work.fine_tune, n=n) for n in (100, 600, 10_000)], 5),
+    ("ours fine-tuned, where it is long", [settings_of(work.fine_tune, n=50_000)], 2),
     ("classic RBM + 1-NN", [settings_of(work.classify, model="rbm", n=n) for n in (100, 10_000)], 5),
     ("TvRBM + 1-NN", [settings_of(work.classify, model="tvrbm", n=n) for n in (100, 10_000)], 5),
     (
@@ -304,6 +307,27 @@ def test_our_recipe_has_100_passes_or_1500_updates():
     assert [own_passes(PAPER, n) for n in (100, 600, 1500, 20_000)] == [1500, 250, 100, 100]
     assert capped(PAPER, 50_000, 3000) == 3000
     assert capped(SCALES["quick"], 1000, 3000) * 10 <= SCALES["quick"].most_updates
+
+
+def test_fine_tuning_has_30_passes_or_2000_updates():
+    assert [tuned_passes(PAPER, n) for n in (100, 600, 2000, 10_000)] == [(286, 16), (53, 16), (50, 50), (30, 100)]
+    assert all(
+        PAPER.tuned_updates <= passes * -(-n // b) for n in (100, 700, 9999) for passes, b in [tuned_passes(PAPER, n)]
+    )
+
+
+def test_no_group_has_a_name_of_another_experiment():
+    from mvrbm.experiments.superres.plan import GROUPS as OTHERS
+
+    assert not set(GROUPS) & set(OTHERS)  # they are asked for by name alone
+
+
+def test_fine_tuning_is_the_same_every_time(tmp_path):
+    place = Place(Store(tmp_path), "cpu")
+    (one,) = plan(SCALES["tiny"], ["fine-tuned-digits"], seeds=1)
+    first, again = (one.work(one.settings, place).numbers for _ in range(2))
+    assert first["error"] == again["error"] < 0.9
+    assert first["parameters"] == 2 * 2 * 28 * 6 + 36 + 360 + 10  # U and V of two ranks, C, and the softmax
 
 
 def test_a_group_brings_what_it_comes_after():
@@ -352,6 +376,8 @@ def invented(cell, shift):
         return Outcome({"error": 1.1 * error})
     if cell.work is work.baseline:
         return Outcome({"error": 2 * error, "parameters": 10**6, "training_seconds": 9.0})
+    if cell.work is work.fine_tune:
+        return Outcome({"error": 3 * error, "parameters": 40_000, "training_seconds": 4.0})
     if cell.work is work.reconstruct:
         numbers = {"train_error": 5.0, "test_error": 5.1, "parameters": 2809, "training_seconds": 7.0}
         images = {key: torch.rand(20, 28, 28) for key in ("originals", "reconstructions")}
@@ -435,6 +461,47 @@ def test_a_reason_is_given_only_for_what_does_not_hold(pretended):
     for claim in CLAIMS:
         shown = bool(claim.reason) and claim.reason in html
         assert shown == (not claims[claim.key]["holds"] and bool(claim.reason)), claim.key
+
+
+def test_ours_fine_tuned_stands_beside_the_others(pretended):
+    found = json.loads((pretended[0] / "results.json").read_text())
+    assert list(found["comparison"]["methods"][TUNED]) == [str(n) for n in PAPER.baseline_sizes]
+    rows = {row["n"]: row for row in found["methods"] if row["method"] == "mvrbm, fine-tuned"}
+    assert (rows[600]["parameters"], rows[600]["training_seconds"], rows[600]["on"]) == (
+        40_000,
+        4.0,
+        "a machine, 1 at a time",
+    )
+    (claim,) = (row for row in found["claims"] if row["key"] == "few-samples-fine-tuned")
+    assert claim["holds"] is False  # three times the error of the MVRBM, the others twice
+    html = (pretended[0] / "report.html").read_text(encoding="utf-8")
+    assert TUNED in html
+    assert "MVRBM, with a softmax on top, fine-tuned" in html
+
+
+def test_a_training_that_diverged_is_left_out_and_named(tmp_path):
+    store = pretend(tmp_path, ["points"])
+    lost = next(one for one in plan(PAPER, ["points"], seeds=2) if one.name == "mvrbm-paper-n00600-s1")
+    reason = "update 1: a parameter is not finite. Lower the learning rate"
+    numbers = {"parameters": 2809, "training_seconds": 0.1, "errors": {}, "seconds_at": {}, "diverged": reason}
+    store.write(lost, Outcome(numbers), {"seconds": 1.0, "on": {"device": "a machine", "torch": "2", "jobs": 1}})
+    write_report(tmp_path, "paper", store, seeds=2)
+    found = json.loads((tmp_path / "results.json").read_text())
+    (row,) = (row for row in found["numbers"] if row["key"] == "error-600")
+    assert row["ours"]["seeds"] == 1
+    assert [row["training_seconds"] for row in found["methods"] if row["n"] == 600] == [1.5]
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "mvrbm-paper-n00600-s1 diverged, at or soon after update 1: a parameter is not finite. It has no" in html
+    assert "; 1 at N = 600 (MVRBM + 1-NN, paper&#39;s recipe)" in html
+
+
+def test_bars_reach_from_the_best_subset_to_the_worst():
+    from matplotlib.figure import Figure
+
+    ax = Figure().subplots()
+    _line(ax, {100: Measured((0.1, 0.2, 0.9))}, "", "black", "o")
+    ((bar,),) = (lines.get_segments() for lines in ax.containers[0].lines[2])
+    np.testing.assert_allclose(bar, [[100, 0.1], [100, 0.9]])
 
 
 def test_every_figure_is_there_twice(pretended):

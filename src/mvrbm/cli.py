@@ -14,7 +14,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 _ROWS_AT_ONCE = 1024
+_TUNING_OF_CROPS: Any = {"n_iter": 12, "batch_size": 16, "learning_rate": 1e-3, "averaging": 0.999}
 _MONITORED = 500
 _INTERRUPTED = 130
 
@@ -77,13 +78,15 @@ class Half(StrEnum):
 
 
 class Experiment(StrEnum):
-    """Which of the paper's experiments with digits."""
+    """Which of the paper's experiments."""
 
+    ALL = "all"
     DIGITS = "digits"
     DENOISE = "denoise"
     FILTERS = "filters"
     RECONSTRUCTION = "reconstruction"
     CLASSIFICATION = "classification"
+    SUPERRES = "superres"
 
 
 class Scale(StrEnum):
@@ -120,6 +123,7 @@ class _Interrupted(Exception):  # noqa: N818  (it is not an error)
     """Training was ended by Ctrl-C, and all is saved."""
 
 
+_EXPERIMENT_HELP = "digits: denoise, filters, reconstruction and classification. superres. all: both."
 _INPUT_HELP = "A .npy, .npz (file.npz:key) or idx file, a folder of images, or a named set (mnist-5k, mnist:test)."
 
 Input = Annotated[str, typer.Argument(metavar="INPUT", help=_INPUT_HELP, show_default=False)]
@@ -721,6 +725,166 @@ def denoise(
     _show(result, as_json, f"{out}: {_times(clean.shape)} {clean.dtype}, {noise.value} of level {level:.4g} ({how})")
 
 
+def _scale(scale: int | None) -> int | None:
+    if scale not in (None, 2, 3, 4):
+        raise typer.BadParameter(f"{scale} is not one of 2, 3, 4", param_hint="'--scale'")
+    return scale
+
+
+@app.command(epilog=_example("mvrbm superres photo.jpg large.png --scale 2"))
+def superres(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="An image.", show_default=False)],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A .png, .jpg, .tif, .webp or .bmp file.", show_default=False)
+    ],
+    scale: Annotated[
+        int | None,
+        typer.Option(
+            callback=_scale,
+            metavar="2|3|4",
+            help="Pixels made of one, a side; the model's if not given, or 2.",
+            show_default=False,
+        ),
+    ] = None,
+    model_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            help="A folder that superres-train wrote; the weights in the package if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    self_ensemble: Annotated[
+        bool, typer.Option("--self-ensemble", help="Average over flips and turns: a little better, 8 times slower.")
+    ] = False,
+    device: Where = Device.AUTO,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Enlarge an image: grey or colour, 8 or 16 bits, with or without transparency.
+
+    The result is upright, and keeps the ICC profile and EXIF.
+    """
+    from mvrbm.files import check_output
+    from mvrbm.vision.images import FORMATS, check_format, read_picture, write_picture
+    from mvrbm.vision.superres import SuperResolver
+
+    check_output(out, force, tuple(FORMATS))
+    where = _device(device)
+    picture = read_picture(source)
+    model = SuperResolver.from_pretrained(model_folder, scale=scale, device=where)
+    for note in (*picture.notes, *check_format(out, picture, model.scale)):
+        _note(note)
+    began = time.perf_counter()
+    with _progress("superres", "tile") as progress:
+        large = picture.with_pixels(model.upscale(picture.pixels, self_ensemble=self_ensemble, progress=progress))
+    seconds = time.perf_counter() - began
+    write_picture(out, large, force)
+    result = {
+        "out": str(out),
+        "from": picture.pixels.shape[:2],
+        "shape": large.pixels.shape,
+        "dtype": str(large.pixels.dtype),
+        "scale": model.scale,
+        "seconds": round(seconds, 3),
+    }
+    _show(result, as_json, f"{out}: {picture.size} -> {large.size} in {seconds:.1f} s")
+
+
+@contextlib.contextmanager
+def _progress(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """Show how much of a total is done, on a terminal only, and if it takes a while."""
+    from tqdm import tqdm
+
+    with tqdm(desc=what, unit=unit, file=sys.stderr, disable=None, leave=False, delay=0.5) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show
+
+
+@app.command("superres-train", epilog=_example("mvrbm superres-train photos/ --out model/ --scale 2"))
+def superres_train(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of images.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder for the model.", show_default=False)],
+    scale: Annotated[
+        int, typer.Option(callback=_scale, metavar="2|3|4", help="How many pixels are to be made of one, a side.")
+    ] = 2,
+    patch: Annotated[int, typer.Option(min=1, help="Side of a patch of the large image.")] = 10,
+    hidden: Annotated[str, typer.Option(help="Shape of the hidden layer.")] = "24x24",
+    rank: Annotated[int, typer.Option(min=1, help="Number of Kronecker products that are added up.")] = 16,
+    patches: Annotated[int, typer.Option(min=1, help="Patches to learn from by contrastive divergence.")] = 10_000,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over them; the preset's if not given.", show_default=False)
+    ] = None,
+    preset: Annotated[Preset, typer.Option(help="Numbers to train with.")] = Preset.DEFAULT,
+    fine_tune: Annotated[
+        bool, typer.Option("--fine-tune/--no-fine-tune", help="Train inference by backpropagation afterwards.")
+    ] = True,
+    tuning_patches: Annotated[int, typer.Option(min=1, help="Patches to fine-tune with.")] = 100_000,
+    tuning_epochs: Annotated[int, typer.Option(min=1, help="Passes over them.")] = 15,
+    tuning_crops: Annotated[
+        int, typer.Option(min=0, help="Crops to fine-tune with after that, 20000 say: better, but it wants a GPU.")
+    ] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    seed: Seed = 0,
+    device: Where = Device.AUTO,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Learn to enlarge images from a folder of large ones. Sizes and kinds may differ."""
+    hidden_shape = _shape("--hidden", hidden)
+    if len(hidden_shape) != 2:
+        raise typer.BadParameter(f"{hidden} has {len(hidden_shape)} modes, 2 are wanted", param_hint="'--hidden'")
+    where = _device(device)
+    _check_model_out(out, force)
+    from mvrbm.vision.images import read_pictures
+    from mvrbm.vision.superres import SuperResolver
+
+    images = [
+        picture.pixels[..., :3] if picture.pixels.ndim == 3 else picture.pixels for picture in read_pictures(folder)
+    ]
+    model = SuperResolver(
+        scale,
+        patch,
+        (hidden_shape[0], hidden_shape[1]),
+        rank,
+        n_patches=patches,
+        n_iter=epochs,
+        preset=preset.value,
+        random_state=seed,
+        device=where,
+        verbose=int(not quiet),
+    )
+    began = time.perf_counter()
+    model.fit(images)
+    if fine_tune:
+        model.fine_tune(images, n_samples=tuning_patches, n_iter=tuning_epochs)
+        if tuning_crops:
+            model.fine_tune(images, objective="images", n_samples=tuning_crops, **_TUNING_OF_CROPS)
+    seconds = time.perf_counter() - began
+    model.save_pretrained(out)
+    result = {
+        "model": str(out),
+        "scale": scale,
+        "patch": patch,
+        "hidden_shape": hidden_shape,
+        "rank": rank,
+        "fine_tuned": fine_tune,
+        "images": len(images),
+        "parameters": model.machine_.n_parameters,
+        "seconds": round(seconds, 3),
+    }
+    _show(
+        result,
+        as_json,
+        f"{out}: x{scale}, patches of {patch}x{patch} -> {hidden}, rank {rank}, "
+        f"{model.machine_.n_parameters:,} parameters, from {len(images)} images in {seconds:.1f} s",
+    )
+
+
 @app.command(epilog=_example("mvrbm export model/ features.onnx --method transform"))
 def export(
     model_folder: ModelFolder,
@@ -812,13 +976,11 @@ def _in_words(part: dict[str, Any], kind: str) -> str:
 
 @app.command(epilog=_example("mvrbm reproduce digits --scale quick --out digits/"))
 def reproduce(
-    experiment: Annotated[
-        Experiment, typer.Argument(metavar="EXPERIMENT", help="digits is all of the others.", show_default=False)
-    ],
+    experiment: Annotated[Experiment, typer.Argument(metavar="EXPERIMENT", help=_EXPERIMENT_HELP, show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder for cells, results, figures and the report.", show_default=False)],
     scale: Annotated[
         Scale | None,
-        typer.Option(help="quick: minutes, embedded digits. paper: full MNIST. tiny: a trial.", show_default=False),
+        typer.Option(help="quick: minutes, embedded data. paper: the paper's data. tiny: a trial.", show_default=False),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Random subsets a point; 5 at scale paper.", show_default=False)
@@ -837,7 +999,7 @@ def reproduce(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the paper's experiments with digits, and set its numbers beside ours in a report.
+    """Run the paper's experiments, and set its numbers beside ours in a report.
 
     What is computed is kept in OUT: the same command goes on where it was stopped. --seed is the number of the
     first random subset.

@@ -4,12 +4,14 @@ Classifiers with scikit-learn's `fit`, `predict` and `predict_proba`, for images
 network, a deep belief network, a convolutional network, a sparse autoencoder and nearest neighbours. The
 networks come twice, in settings that are customary today (`networks`) and in those of the toolbox that the
 paper used (`toolbox`). :data:`BASELINES` lists them all. `base` holds the one training loop, `neighbours`
-the search for nearest neighbours. The machines themselves, and what is drawn from these numbers, are elsewhere.
+the search for nearest neighbours. For super-resolution there is `sparse_representation`. The machines
+themselves, and what is drawn from these numbers, are elsewhere.
 """
 
 from mvrbm.baselines.base import ImageClassifier, NetworkClassifier
 from mvrbm.baselines.neighbours import NearestNeighbour, RBMNearestNeighbour, nearest, nearest_neighbour_error
 from mvrbm.baselines.networks import ConvolutionalNetwork, DeepBeliefNetwork, DropoutNetwork, SparseAutoencoder
+from mvrbm.baselines.sparse_representation import SparseRepresentation
 from mvrbm.baselines.table import BASELINES, Baseline
 from mvrbm.baselines.toolbox import (
     ToolboxAutoencoder,
@@ -29,6 +31,7 @@ __all__ = [
     "NetworkClassifier",
     "RBMNearestNeighbour",
     "SparseAutoencoder",
+    "SparseRepresentation",
     "ToolboxAutoencoder",
     "ToolboxConvolutionalNetwork",
     "ToolboxDeepBeliefNetwork",

@@ -1,4 +1,4 @@
-"""Run the paper's experiments 1 and 2: compute what is not stored yet, then write results, figures and the report.
+"""Run the paper's experiments: compute what is not stored yet, then write results, figures and the report.
 
 Computing needs PyTorch, NumPy and scikit-learn only; so does, on a machine without the command line's packages,
 
@@ -18,11 +18,20 @@ from typing import Any
 
 import torch
 
-from mvrbm.experiments.cells import Place, Store, Summary, run, whole
-from mvrbm.experiments.digits.plan import EXPERIMENTS, GROUPS, SCALES, plan
+from mvrbm.experiments.cells import Cell, Place, Store, Summary, run, whole
+from mvrbm.experiments.digits import plan as digits
+from mvrbm.experiments.superres import plan as superres
 from mvrbm.storage import StorageError, read_json
 
 __all__ = ["ReproduceError", "reproduce"]
+
+#: What can be asked for by name, and groups of cells.
+EXPERIMENTS = {
+    **digits.EXPERIMENTS,
+    **superres.EXPERIMENTS,
+    "all": (*digits.EXPERIMENTS["digits"], *superres.EXPERIMENTS["superres"]),
+}
+SCALES = digits.SCALES  # by the same names as those of super-resolution
 
 _RUN = "run.json"
 _DRAWS_WITH = ("matplotlib", "jinja2", "PIL", "scipy")
@@ -60,14 +69,14 @@ def reproduce(
 
     Parameters
     ----------
-    experiment : {"digits", "denoise", "filters", "reconstruction", "classification"}
-        What to run; ``"digits"`` is all of them.
+    experiment : {"all", "digits", "denoise", "filters", "reconstruction", "classification", "superres"}
+        What to run; ``"digits"`` is experiments 1 and 2, of which the next four are parts, ``"superres"`` is 3.
     out : path
         Folder for cells, results, figures and the report. If it has cells already, the run goes on.
     scale : {"quick", "paper", "tiny"}, optional
         How large; that of the folder if not given, and ``"quick"`` in a new one.
     data_dir : path, optional
-        Where MNIST is, if not where ``MVRBM_DATA`` says.
+        Where MNIST and the photographs are, if not where ``MVRBM_DATA`` says.
     device : str
         Where to compute.
     seeds : int, optional
@@ -101,11 +110,11 @@ def reproduce(
     now, former = _taken_up(folder, scale, seeds, first_seed, report_only)
     store = Store(folder / "cells")
     data = None if data_dir is None else str(Path(data_dir).resolve())
-    cells = plan(SCALES[now.scale], groups, seeds=seeds or now.seeds, first_seed=now.first_seed)
+    cells = _cells(groups, now, seeds)
     result: dict[str, Any] = {"out": str(folder), "scale": now.scale, "seeds": now.seeds, "cells": len(cells)}
     summary = None
     if not report_only:
-        _check_data(SCALES[now.scale].data, data)  # told now and once, not by every cell
+        _check_data(groups, now.scale, data)  # told now and once, not by every cell
         if now != former:
             _write_down(folder, now)
         summary = run(cells, Place(store, where, data), jobs=jobs, budget=budget)
@@ -128,7 +137,15 @@ def _groups(experiment: str, only: Sequence[str] | None) -> list[str]:
     for group in only or ():
         if group not in own:
             raise ReproduceError(f"only: unknown group '{group}', '{experiment}' has {', '.join(own)}")
-    return [group for group in GROUPS if group in (only or own)]
+    return [group for group in (*digits.GROUPS, *superres.GROUPS) if group in (only or own)]
+
+
+def _cells(groups: Sequence[str], now: _Run, seeds: int | None = None) -> list[Cell]:
+    some = {"seeds": seeds or now.seeds, "first_seed": now.first_seed}
+    return [
+        *digits.plan(digits.SCALES[now.scale], groups, **some),
+        *superres.plan(superres.SCALES[now.scale], groups, **some),
+    ]
 
 
 def _device(device: str) -> str:
@@ -141,10 +158,13 @@ def _device(device: str) -> str:
     return device
 
 
-def _check_data(name: str, data_dir: str | None) -> None:
+def _check_data(groups: Sequence[str], scale: str, data_dir: str | None) -> None:
     from mvrbm.datasets import load, where
 
-    if where(name, data_dir) is None:
+    if any(group in superres.GROUPS for group in groups):
+        superres.check_data(superres.SCALES[scale], data_dir)
+    name = digits.SCALES[scale].data
+    if any(group in digits.GROUPS for group in groups) and where(name, data_dir) is None:
         load(name, data_dir=data_dir)  # raises, and says what to do
 
 
@@ -192,7 +212,10 @@ def _report(folder: Path, now: _Run, store: Store) -> dict[str, str]:
     if missing:
         _say(f"the report needs {', '.join(missing)}: write it with --report-only where they are installed")
         return {}
-    from mvrbm.experiments.digits.page import write_report
+    if any(store.has(cell) for cell in _cells(list(superres.GROUPS), now)):
+        from mvrbm.experiments.superres.page import write_report
+    else:
+        from mvrbm.experiments.digits.page import write_report
 
     return write_report(folder, now.scale, store, seeds=now.seeds, first_seed=now.first_seed)
 

@@ -17,11 +17,14 @@ import numpy as np
 from mvrbm.baselines import BASELINES
 from mvrbm.experiments.cells import Cell, Store
 from mvrbm.experiments.digits import work
-from mvrbm.experiments.digits.plan import GROUPS, Scale, capped, own_passes, plan
+from mvrbm.experiments.digits.plan import BATCH, GROUPS, Scale, capped, own_passes, plan
 
-__all__ = ["CLAIMS", "Evidence", "Measured", "results"]
+__all__ = ["CLAIMS", "TUNED", "Evidence", "Measured", "results"]
 
 Numbers = Mapping[str, Any]
+
+#: What the comparison calls the fine-tuned MVRBM.
+TUNED = "MVRBM + softmax, fine-tuned"
 
 
 # -- numbers ----------------------------------------------------------------------------------------
@@ -107,6 +110,10 @@ class Evidence:
         """Error of a baseline."""
         return _measured(numbers["error"] for _, numbers in self.found(work.baseline, baseline=name, n=n))
 
+    def fine_tuned(self, n: int) -> Measured | None:
+        """Error of the MVRBM with a softmax on top."""
+        return _measured(numbers["error"] for _, numbers in self.found(work.fine_tune, n=n))
+
     def by_paper(self, n: int, stop: int) -> Measured | None:
         """Error of the MVRBM by the paper's recipe, at the passes that this scale makes of the paper's."""
         return self.error("mvrbm", "paper", n, capped(self.scale, n, stop))
@@ -125,6 +132,7 @@ class Evidence:
         }
         for name in self.scale.baselines:
             methods[BASELINES[name].title] = lambda n, name=name: self.baseline(name, n)  # type: ignore[misc]
+        methods[TUNED] = self.fine_tuned
         found = {title: {n: one for n in sizes if (one := method(n)) is not None} for title, method in methods.items()}
         return {title: points for title, points in found.items() if points}
 
@@ -175,11 +183,17 @@ class Evidence:
         counts = Counter(f"{one['device']}, torch {one['torch']}, {one['jobs']} at a time" for one in on)
         return [f"{machine} ({count} cells)" for machine, count in counts.most_common()]
 
+    def where(self, cells: Iterable[Cell]) -> str:
+        """What most of some stored cells were computed on, and how many at a time."""
+        on = (self.records[cell.name]["on"] for cell in cells)
+        counts = Counter(f"{one['device']}, {one['jobs']} at a time" for one in on)
+        return counts.most_common(1)[0][0] if counts else ""
+
     @property
     def diverged(self) -> dict[str, str]:
-        """Cells whose training left the finite numbers."""
+        """Cells whose training left the finite numbers, and when."""
         return {
-            name: record["numbers"]["diverged"]
+            name: record["numbers"]["diverged"].split(". ")[0]  # without the advice that follows
             for name, record in self.records.items()
             if "diverged" in record["numbers"]
         }
@@ -229,6 +243,8 @@ class Target:
         Decimals to show.
     ours, raw, seconds : Measured or None
         Measured, raw pixels on the same subsets, and how long training took.
+    reason : str
+        What is likely behind it if ours does not reach what is wanted.
     """
 
     key: str
@@ -241,6 +257,7 @@ class Target:
     lower: bool = True
     unit: str = ""
     digits: int = 4
+    reason: str = ""
 
     def plain(self, comparable: bool) -> dict[str, Any]:
         """Return it as plain values; without a verdict if ours was not made with the paper's N and T."""
@@ -256,6 +273,8 @@ class Target:
                 row["better_than_the_paper"] = sign * (self.ours.mean - self.paper) <= 0
             if self.wanted is not None:
                 row["reached"] = sign * (self.ours.mean - self.wanted) <= 0
+                if not row["reached"] and self.reason:
+                    row["likely_reason"] = self.reason
         return row
 
 
@@ -263,7 +282,7 @@ def targets(evidence: Evidence) -> list[Target]:
     """Return the numbers that the paper prints, and those that are asked of us, beside ours."""
     scale, found = evidence.scale, []
 
-    def classification(key: str, paper: float, wanted: float, n: int, stop: int) -> None:
+    def classification(key: str, paper: float, wanted: float, n: int, stop: int, reason: str = "") -> None:
         t, own, raw = capped(scale, n, stop), own_passes(scale, n), evidence.raw(n)
         found.append(
             Target(
@@ -274,6 +293,7 @@ def targets(evidence: Evidence) -> list[Target]:
                 evidence.error("mvrbm", "paper", n, t),
                 raw,
                 evidence.seconds_of("paper", n, t),
+                reason=reason,
             )
         )
         ours = evidence.error("mvrbm", "default", n)
@@ -285,10 +305,10 @@ def targets(evidence: Evidence) -> list[Target]:
     found.pop()  # the same training of our recipe as above
     if found[-1].title == found[0].title:
         found.pop()  # a scale of few updates has no later stop
-    for (n, stop), (key, paper, wanted) in zip(
-        scale.points, [("error-50000", 0.0359, 0.0330), ("error-600", 0.1387, 0.1300)], strict=True
+    for (n, stop), (key, paper, wanted, reason) in zip(
+        scale.points, [("error-50000", 0.0359, 0.0330, _MANY), ("error-600", 0.1387, 0.1300, "")], strict=True
     ):
-        classification(key, paper, wanted, n, stop)
+        classification(key, paper, wanted, n, stop, reason)
     n = 10 * scale.each
     passes = {"paper": capped(scale, n, scale.epochs), "default": own_passes(scale, n)}
     for recipe, name in (("paper", "paper's recipe"), ("default", "our recipe")):
@@ -302,6 +322,7 @@ def targets(evidence: Evidence) -> list[Target]:
                     evidence.reconstruction("mvrbm", recipe, f"{part}_error"),
                     seconds=evidence.reconstruction("mvrbm", recipe, "training_seconds"),
                     digits=2,
+                    reason=_FEW_PASSES if recipe == "default" else "",
                 )
             )
     decibels: dict[str, Any] = {"lower": False, "unit": "dB", "digits": 2}
@@ -331,6 +352,16 @@ def targets(evidence: Evidence) -> list[Target]:
                 )
             )
     return found
+
+
+_MANY = (
+    "A bilinear map of rank one keeps most distances as they are, so with this many neighbours its features do about "
+    "as well as raw pixels; how far below or above depends on the recipe."
+)
+_FEW_PASSES = (
+    "The bound is that of the paper's 3,000 passes; ours makes 100, and its rate falls to zero by then, though the "
+    "error would still fall."
+)
 
 
 # -- what the paper says ----------------------------------------------------------------------------
@@ -364,8 +395,9 @@ def _changes_little(evidence: Evidence) -> tuple[bool, str] | None:
     ends = evidence.by_paper(n, 300), evidence.by_paper(n, last)
     if ends[0] is None or ends[1] is None or capped(evidence.scale, n, 300) == capped(evidence.scale, n, last):
         return None
-    change = ends[0].mean - ends[1].mean
-    return change >= 0, f"from {ends[0].mean:.4f} at T = 300 to {ends[1].mean:.4f} at T = {last:,}"
+    falls = sum(late < early for early, late in zip(ends[0].values, ends[1].values, strict=True))
+    text = f"from {ends[0].mean:.4f} at T = 300 to {ends[1].mean:.4f} at T = {last:,}; it falls in {falls} of "
+    return ends[1].mean <= ends[0].mean, f"{text}{len(ends[0].values)} subsets"
 
 
 def _more_is_better(evidence: Evidence) -> tuple[bool, str] | None:
@@ -410,6 +442,19 @@ def _best_of_few(settings: str) -> Callable[[Evidence], tuple[bool, str] | None]
     return test
 
 
+def _tuned_of_few(evidence: Evidence) -> tuple[bool, str] | None:
+    lines, holds = [], True
+    for n in evidence.scale.baseline_sizes:
+        ours, theirs = evidence.fine_tuned(n), _networks(evidence, "modern", n)
+        if n >= 10_000 or ours is None or not theirs:
+            continue
+        ranked = sorted(theirs, key=lambda title: theirs[title])
+        holds = holds and ours.mean < theirs[ranked[0]]
+        others = ", ".join(f"{title} {theirs[title]:.4f}" for title in ranked[:2])
+        lines.append(f"N = {n:,}: {ours.mean:.4f}, {others}")
+    return (holds, "; ".join(lines)) if lines else None
+
+
 def _comparable(settings: str) -> Callable[[Evidence], tuple[bool, str] | None]:
     def test(evidence: Evidence) -> tuple[bool, str] | None:
         last, lines, holds = max(evidence.scale.stops), [], True
@@ -452,6 +497,10 @@ def _faster(evidence: Evidence) -> tuple[bool, str] | None:
     if not both:
         return None
     text = "; ".join(f"{s}x{s}: {1e3 * ours[s]:.3g} against {1e3 * theirs[s]:.3g} ms an update" for s in both)
+    updates = -(-evidence.scale.photographs // BATCH)
+    text += (
+        f"; a pass has {updates} updates, and where images are small most of the time is what a pass costs by itself"
+    )
     return all(ours[side] < theirs[side] for side in both), text
 
 
@@ -467,10 +516,11 @@ def _as_good_as_rbm(evidence: Evidence) -> tuple[bool, str] | None:
 def _better_than_pixels(evidence: Evidence) -> tuple[bool, str] | None:
     last, lines, better = max(evidence.scale.stops), [], []
     for n in evidence.scale.all_sizes:
-        ours, raw = evidence.by_paper(n, last), evidence.raw(n)
+        ours, raw, own = evidence.by_paper(n, last), evidence.raw(n), evidence.error("mvrbm", "default", n)
         if ours is not None and raw is not None:
             better.append(ours.mean < raw.mean)
-            lines.append(f"N = {n:,}: {ours.mean:.4f} against {raw.mean:.4f}")
+            ending = "" if own is None else f" (our recipe {own.mean:.4f})"
+            lines.append(f"N = {n:,}: {ours.mean:.4f} against {raw.mean:.4f}{ending}")
     return (all(better), "; ".join(lines)) if lines else None
 
 
@@ -516,7 +566,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "300-to-3000",
-        "From T = 300 to 3,000 the error only falls, from 0.0571 to 0.0520 (4.2).",
+        "From T = 300 to 3,000 the error falls, from 0.0571 to 0.0520 (4.2).",
         _changes_little,
         "After 300 passes the model has settled: what is left is the noise of the last updates and of the subset, and "
         "the paper's fall is of one subset.",
@@ -536,6 +586,14 @@ CLAIMS: tuple[Claim, ...] = (
         "as much as the paper supposes; a convolutional one knows that digits may be shifted.",
     ),
     Claim(
+        "few-samples-fine-tuned",
+        "Not the paper's, but ours: with fewer than 10,000 samples the MVRBM with a softmax on top, fine-tuned, "
+        "outperforms today's networks.",
+        _tuned_of_few,
+        "Labels help it as they help the others, with far fewer parameters, and it comes out among the fully connected "
+        "networks; a convolutional one also knows that digits may be shifted.",
+    ),
+    Claim(
         "comparable-toolbox",
         "With sufficient samples it is comparable to the others (4.2; within 1 % of the best), as in the toolbox.",
         _comparable("toolbox"),
@@ -552,8 +610,9 @@ CLAIMS: tuple[Claim, ...] = (
         "better-than-pixels",
         "Hidden probabilities are good features (4.2). Measured: 1-NN on them is better than on raw pixels.",
         _better_than_pixels,
-        "The paper does not show raw pixels. A bilinear map of rank one keeps most distances as they are, so the "
-        "features gain little, least where there are many neighbours to choose from.",
+        "The paper does not show raw pixels. With very few samples some trainings have not yet come back from their "
+        "first overshoot. Otherwise a bilinear map of rank one keeps most distances as they are, so the features gain "
+        "little, least where there are many neighbours to choose from.",
     ),
     Claim(
         "tvrbm",
@@ -643,22 +702,28 @@ def _reconstruction(evidence: Evidence, model: str, recipe: str) -> dict[str, An
 
 def _methods(evidence: Evidence) -> list[dict[str, Any]]:
     """Parameters and training seconds of everything that is compared, by N."""
-    rows = []
-    for cell, numbers in (*evidence.found(work.classify), *evidence.found(work.baseline)):
-        name = cell.settings.get("baseline") or f"{cell.settings['model']}, {cell.settings['recipe']}"
-        rows.append((name, cell.settings["n"], numbers.get("parameters"), numbers.get("training_seconds")))
-    keys = sorted({(name, n) for name, n, _, _ in rows})
+    rows: dict[tuple[str, int], list[tuple[Cell, Numbers]]] = {}
+    for kind in (work.classify, work.baseline, work.fine_tune):
+        for cell, numbers in evidence.found(kind):
+            if "diverged" not in numbers:
+                rows.setdefault((_method(cell), cell.settings["n"]), []).append((cell, numbers))
     out = []
-    for name, n in keys:
-        mine = [row for row in rows if row[:2] == (name, n)]
-        seconds = _measured(row[3] for row in mine)
+    for (name, n), found in sorted(rows.items()):
+        seconds = _measured(numbers.get("training_seconds") for _, numbers in found)
         out.append(
             {
                 "method": name,
                 "n": n,
-                "parameters": mine[0][2],
+                "parameters": found[0][1].get("parameters"),
                 "training_seconds": None if seconds is None else seconds.mean,
-                "seeds": len(mine),
+                "seeds": len(found),
+                "on": evidence.where(cell for cell, _ in found),
             }
         )
     return out
+
+
+def _method(cell: Cell) -> str:
+    if cell.work is work.fine_tune:
+        return "mvrbm, fine-tuned"
+    return cell.settings.get("baseline") or f"{cell.settings['model']}, {cell.settings['recipe']}"

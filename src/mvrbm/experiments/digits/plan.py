@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mvrbm.baselines import BASELINES
+from mvrbm.classifiers import MVRBMClassifier
 from mvrbm.experiments.cells import Cell
 from mvrbm.experiments.digits import work
 from mvrbm.learning import PRESETS
 
-__all__ = ["EXPERIMENTS", "GROUPS", "SCALES", "Scale", "capped", "own_passes", "plan"]
+__all__ = ["EXPERIMENTS", "GROUPS", "SCALES", "Scale", "capped", "own_passes", "plan", "tuned_passes"]
 
 # The others are groups of their own here: the same subsets, the same recipe and as many passes as the MVRBM.
 _NETWORKS = tuple(name for name in BASELINES if name not in ("raw-1nn", "rbm-1nn"))
@@ -49,6 +50,11 @@ class Scale:
     tvrbm_sizes: tuple[int, ...]
     baseline_sizes: tuple[int, ...]
     baselines: tuple[str, ...]
+    # The MVRBM with a softmax on top, fine-tuned: so many passes, or so many updates where that is more; N as above.
+    tuned_hidden: tuple[int, int]
+    tuned_rank: int
+    tuned_epochs: int
+    tuned_updates: int
     # Reconstruction.
     each: int  # training images of each digit
     epochs: int
@@ -74,8 +80,8 @@ SCALES: dict[str, Scale] = {
         n_test=None,
         seeds=5,
         fewer_seeds={
-            **{(group, 20_000): 3 for group in ("baselines", "classic", "tvrbm")},
-            **{(group, 50_000): 2 for group in ("baselines", "classic", "tvrbm")},
+            **{(group, 20_000): 3 for group in ("baselines", "fine-tuned-digits", "classic", "tvrbm")},
+            **{(group, 50_000): 2 for group in ("baselines", "fine-tuned-digits", "classic", "tvrbm")},
             ("reconstruction-rbm", None): 3,
             ("reconstruction-rbm-paper", None): 1,
             ("growth", None): 1,
@@ -93,6 +99,10 @@ SCALES: dict[str, Scale] = {
         tvrbm_sizes=(100, 200, 500, 600, 1000, 2000, 5000, 10_000, 20_000, 50_000),
         baseline_sizes=(100, 200, 500, 600, 1000, 2000, 5000, 10_000, 20_000, 50_000),
         baselines=_NETWORKS,
+        tuned_hidden=(32, 32),
+        tuned_rank=16,
+        tuned_epochs=30,
+        tuned_updates=2000,
         each=2000,
         epochs=3000,
         classic_epochs=300,
@@ -110,6 +120,7 @@ SCALES: dict[str, Scale] = {
         seeds=2,
         fewer_seeds={
             ("baselines", None): 1,
+            ("fine-tuned-digits", None): 1,
             ("classic", None): 1,
             ("tvrbm", None): 1,
             ("reconstruction-rbm", None): 1,
@@ -129,6 +140,10 @@ SCALES: dict[str, Scale] = {
         tvrbm_sizes=(500,),
         baseline_sizes=(100,),
         baselines=("dropout", *(name for name in _NETWORKS if name.endswith("-toolbox"))),
+        tuned_hidden=(32, 32),
+        tuned_rank=16,
+        tuned_epochs=10,
+        tuned_updates=500,
         each=200,
         epochs=3000,
         classic_epochs=100,
@@ -158,6 +173,10 @@ SCALES: dict[str, Scale] = {
         tvrbm_sizes=(100,),
         baseline_sizes=(100,),
         baselines=("dropout-toolbox", "cnn-toolbox"),
+        tuned_hidden=(6, 6),
+        tuned_rank=2,
+        tuned_epochs=2,
+        tuned_updates=10,
         each=20,
         epochs=3000,
         classic_epochs=2,
@@ -261,6 +280,23 @@ def _baselines(scale: Scale, seed: int) -> Iterator[Cell]:
             yield Cell(f"{name}-n{n:05d}-s{seed}", "baselines", work.baseline, settings)
 
 
+def tuned_passes(scale: Scale, n: int) -> tuple[int, int]:
+    """Return the passes and the batch size of fine-tuning: a fortieth of all samples, between 16 and 100."""
+    batch = min(max(n // 40, 16), BATCH)
+    return max(scale.tuned_epochs, -(-scale.tuned_updates // -(-n // batch))), batch
+
+
+def _fine_tuned(scale: Scale, seed: int) -> Iterator[Cell]:
+    for n in scale.baseline_sizes:
+        passes, batch = tuned_passes(scale, n)
+        model = MVRBMClassifier(scale.tuned_hidden, rank=scale.tuned_rank, n_iter=passes, batch_size=batch)
+        # All numbers, so that a change of the classifier's own makes another cell.
+        others = ("random_state", "device", "verbose")
+        numbers = {key: value for key, value in model.get_params().items() if key not in others}
+        settings = {**_common(scale, seed), "n": n, "numbers": numbers}
+        yield Cell(f"mvrbm-fine-tuned-n{n:05d}-s{seed}", "fine-tuned-digits", work.fine_tune, settings)
+
+
 def _reconstruct(group: str, scale: Scale, model: str, recipe: str, seed: int) -> Cell:
     n = 10 * scale.each
     by_paper = scale.epochs if model == "mvrbm" else scale.classic_epochs
@@ -354,6 +390,7 @@ GROUPS: dict[str, _Maker] = {
     "reconstruction-rbm": _reconstruction_rbm,
     "tvrbm": _tvrbm,
     "baselines": _baselines,
+    "fine-tuned-digits": _fine_tuned,
     "classic": _classic,
     "growth": _growth,
     "reconstruction-rbm-paper": _reconstruction_rbm_paper,
@@ -365,7 +402,10 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "denoise": ("denoise",),
     "filters": ("filters",),
     "reconstruction": ("reconstruction", "reconstruction-rbm", "reconstruction-rbm-paper"),
-    "classification": ("against-t", "points", "raw", "defaults", "against-n", "tvrbm", "baselines", "classic"),
+    "classification": (
+        *("against-t", "points", "raw", "defaults", "against-n"),
+        *("tvrbm", "baselines", "fine-tuned-digits", "classic"),
+    ),
 }
 
 

@@ -1,0 +1,79 @@
+"""What a super-resolver is as a generative model: its free energies, and what it dreams of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.noise import Noise
+from mvrbm.sampling import sample
+from mvrbm.vision.windows import HIGH
+
+__all__ = ["generative_report"]
+
+
+@torch.no_grad()
+def generative_report(
+    machine: BoltzmannMachine,
+    seen: Mapping[str, Tensor],
+    unseen: Mapping[str, Tensor],
+    *,
+    steps: int = 200,
+    n_chains: int = 500,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Numbers by which a machine can be judged as a model of patches.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The five layers.
+    seen, unseen : mapping of str to Tensor (n, p, p)
+        Patches that it learned from, and others.
+    steps, n_chains : int
+        Gibbs steps of how many chains. They start at patches that it has not seen.
+    seed : int
+        Of the chains.
+
+    Returns
+    -------
+    dict
+        `free_energy_gap`: mean free energy of unseen patches less that of seen ones, in nats. `mismatch_gap`: how much
+        it grows where X is another patch's. `matched`: the share of patches for which it does; a half is guessing.
+        `inferred_correlation`: that of X with its mean after one pass of mean field from zero. `layers`: by layer, the
+        mean, the standard deviation and the correlation of neighbours in a row, of unseen patches and of the chains.
+    """
+    data, others = machine.as_layers(unseen), machine.as_layers(seen)
+    energies = machine.free_energy(data)
+    noise = Noise(seed, device=machine.like.device)
+    order = noise.permutation(len(energies)).to(machine.like.device)
+    mismatched = machine.free_energy({**data, HIGH: data[HIGH][order.roll(1)[order.argsort()]]})
+    begun = {name: layer[:n_chains] for name, layer in data.items()}
+    chains = sample(machine, len(begun[HIGH]), steps, noise, init=begun).visible
+    blind = {**data, HIGH: torch.zeros_like(data[HIGH])}
+    inferred = machine.visible_mean(machine.hidden_mean(blind))[HIGH]
+    return {
+        "free_energy_gap": float(energies.mean() - machine.free_energy(others).mean()),
+        "mismatch_gap": float((mismatched - energies).mean()),
+        "matched": float((mismatched > energies).double().mean()),
+        "inferred_correlation": _correlation(inferred, data[HIGH]),
+        "layers": {name: {"data": _moments(data[name]), "chains": _moments(chains[name])} for name in data},
+    }
+
+
+def _moments(layer: Tensor) -> dict[str, float]:
+    centred = layer - layer.mean()
+    return {
+        "mean": float(layer.mean()),
+        "std": float(layer.std()),
+        "neighbours": _correlation(centred[:, :, 1:], centred[:, :, :-1]),
+    }
+
+
+def _correlation(left: Tensor, right: Tensor) -> float:
+    left, right = left - left.mean(), right - right.mean()
+    return float((left * right).mean() / (left.square().mean() * right.square().mean()).sqrt())
