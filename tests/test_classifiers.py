@@ -26,9 +26,10 @@ from mvrbm import (
     Noise,
     Rectified,
 )
-from mvrbm.classifiers import StructuredNetwork, _descend, _field, _Plan, _Replayed, _sway, label_log_posterior
+from mvrbm.classifiers import StructuredNetwork, _field, _sway, label_log_posterior
 from mvrbm.deep import Layer
 from mvrbm.learning import DivergenceError, Recipe, Trainer
+from mvrbm.learning.descent import Plan, Replayed, descend
 from mvrbm.storage import StorageError, from_pretrained
 from tables import CONNECTED, generator, machine_named, random_states, randomise
 
@@ -240,8 +241,8 @@ def quadratic(n=4):
 
 
 def plan(**changes):
-    return _Plan(n_iter=6, batch_size=9, learning_rate=0.1, weight_decay=0.0, schedule="constant", averaging=0.0,
-                 patience=None)._replace(**changes)  # fmt: skip
+    return Plan(n_iter=6, batch_size=9, learning_rate=0.1, weight_decay=0.0, schedule="constant", averaging=0.0,
+                patience=None)._replace(**changes)  # fmt: skip
 
 
 def test_early_stopping_restores_the_best_pass():
@@ -253,7 +254,7 @@ def test_early_stopping_restores_the_best_pass():
         weights.append(float(module.weight.detach()))
         return next(scores)
 
-    history = _descend(module, [], loss, torch.ones(4), plan(patience=2), Noise(0), score)
+    history = descend(module, [], loss, torch.ones(4), plan(patience=2), Noise(0), score)
     assert [row["validation_error"] for row in history] == [0.5, 0.3, 0.3, 0.3, 0.4]  # two passes after the third
     assert float(module.weight.detach()) == weights[2] != weights[-1]
 
@@ -262,7 +263,7 @@ def test_averaging_is_a_running_mean_and_is_what_is_scored():
     module, loss, seen = quadratic()
     scored = []
     score = lambda: (scored.append(float(module.weight.detach())), (1 / len(scored), 0.0))[1]  # noqa: E731
-    _descend(module, [], loss, torch.ones(4), plan(averaging=0.5), Noise(0), score)
+    descend(module, [], loss, torch.ones(4), plan(averaging=0.5), Noise(0), score)
     visited = [*seen[1:]]  # after updates 1 to 5; the sixth is not seen
     mean, means = 0.0, []
     for number, weight in enumerate(visited, start=1):
@@ -276,7 +277,7 @@ def test_averaging_is_a_running_mean_and_is_what_is_scored():
 def test_the_rate_falls_along_a_cosine_and_decay_pulls_weights_alone():
     for schedule in ("cosine", "constant"):
         module, loss, seen = quadratic()
-        _descend(module, [], lambda rows, loss=loss: 100 * loss(rows), torch.ones(4), plan(schedule=schedule), Noise(0))
+        descend(module, [], lambda rows, loss=loss: 100 * loss(rows), torch.ones(4), plan(schedule=schedule), Noise(0))
         steps = np.diff([*seen, float(module.weight.detach())])
         expected = 0.1 * (1 + np.cos(np.pi * np.arange(6) / 6)) / 2 if schedule == "cosine" else np.full(6, 0.1)
         np.testing.assert_allclose(steps[0], expected[0], rtol=1e-4)  # Adam's first steps are as long as the rate
@@ -285,7 +286,7 @@ def test_the_rate_falls_along_a_cosine_and_decay_pulls_weights_alone():
     with torch.no_grad():
         module.weight.fill_(1), module.bias.fill_(1)
     flat = lambda rows: 0 * (module.weight.sum() + module.bias.sum())  # noqa: E731
-    _descend(module, [module.weight], flat, torch.ones(4), plan(weight_decay=0.5, n_iter=1), Noise(0))
+    descend(module, [module.weight], flat, torch.ones(4), plan(weight_decay=0.5, n_iter=1), Noise(0))
     assert float(module.weight.detach()) == pytest.approx(1 - 0.1 * 0.5)
     assert float(module.bias.detach()) == 1
 
@@ -369,7 +370,7 @@ def test_replayed_updates_are_the_updates(digits, labels, monkeypatch):
         device="cuda",
     )  # fmt: skip
     replayed = make().fit(digits, labels)
-    monkeypatch.setattr(_Replayed, "_EAGER_UPDATES", math.inf)
+    monkeypatch.setattr(Replayed, "_EAGER_UPDATES", math.inf)
     launched = make().fit(digits, labels)
     np.testing.assert_allclose(replayed.predict_proba(digits), launched.predict_proba(digits), atol=1e-3)
     assert replayed.history_[-1]["loss"] == pytest.approx(launched.history_[-1]["loss"], rel=1e-3)

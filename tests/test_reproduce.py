@@ -441,11 +441,12 @@ def test_the_report_has_the_papers_numbers_beside_ours(pretended):
 
 def test_what_is_worse_is_marked(pretended, tmp_path):
     html = (pretended[0] / "report.html").read_text(encoding="utf-8")
-    assert "✗ worse than the paper" not in html
+    assert "Worse than the paper" not in html
     assert "above the 3x3 median filter" in html.split("Not reached:")[1].split("</p>")[0]
     write_report(tmp_path, "paper", pretend(tmp_path, ["points"], shift=0.2), seeds=2)
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "✗ worse than the paper" in html
+    assert re.search(r"<td>\+0\.\d{4} ✗</td>", html)
+    assert "≤ 0.1300 ✗" in html
     assert "error, N = 600, T = 3,000" in html.split("Worse than the paper:")[1].split("</p>")[0]
 
 

@@ -12,6 +12,7 @@ from sklearn.base import clone
 
 from mvrbm import MVRBM, Gaussian
 from mvrbm.couplings import Dense
+from mvrbm.learning import Monitor
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.noise import Noise
@@ -28,7 +29,7 @@ from mvrbm.vision import (
     to_ycbcr,
 )
 from mvrbm.vision.back_projection import back_project
-from mvrbm.vision.fine_tuning import Crops, Descent, cut_crops, image_loss, patch_loss, tune
+from mvrbm.vision.fine_tuning import Descent, cut_crops, image_loss, patch_loss, tune
 from mvrbm.vision.generative import generative_report
 from mvrbm.vision.inference import Geometry, full_weights
 from mvrbm.vision.windows import DERIVATIVES, HIGH, cut_windows, turned
@@ -69,7 +70,7 @@ def photo(name, rows=slice(None), columns=slice(None)):
 
 
 def endless(low, scale, margin):
-    """The bicubic image of one that goes on with its edge pixels: double precision, `margin` pixels beyond each side."""
+    """The bicubic image of one that goes on with its edge pixels, with `margin` pixels beyond each side."""
     wide = enlarge_image(np.pad(low.astype(float), margin, mode="edge"), scale)
     extra = margin * (scale - 1)
     return wide[extra : wide.shape[0] - extra, extra : wide.shape[1] - extra]
@@ -156,7 +157,7 @@ def test_full_weights_are_the_couplings_own():
     ("scale", "patch", "offsets"), [(2, 5, (0, 0)), (2, 6, (0, 1)), (3, 7, (2, 1)), (4, 8, (3, 0))]
 )
 def test_windows_hold_what_patches_of_the_images_are(scale, patch, offsets, random):
-    """Every patch that was cut is found in the image, at its phase, by its X; the derivatives are those at that place."""
+    """Every patch is found in the image by its X, at its phase; the derivatives are those at that place."""
     image = random.integers(0, 256, (30, 37), dtype=np.uint8)
     high = image[: 30 // scale * scale, : 37 // scale * scale] / 255
     cut = cut_windows([image], scale, patch, 20, offsets=offsets, floor=0.01)
@@ -413,11 +414,11 @@ def test_models_that_do_not_fit_are_refused_in_a_line(tmp_path):
 # -- the weights in the package ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("scale", "gain"), [(2, 1.5), (3, 1.0), (4, 0.8)])
+@pytest.mark.parametrize(("scale", "gain"), [(2, 1.5), (3, 0.6), (4, 0.35)])
 def test_the_shipped_weights_beat_bicubic_on_a_photo_that_they_have_not_seen(scale, gain):
     shipped = SuperResolver.from_pretrained(scale=scale, device="cpu")
     assert shipped.scale == scale
-    truth = photo("rocket", slice(60, 240), slice(240, 420))
+    truth = photo("rocket", slice(420), slice(636))
     low = reduce_image(truth, scale)
     ours, bicubic = shipped.upscale(low), enlarge_image(low, scale)
     for protocol in ("paper", "literature"):
@@ -458,7 +459,9 @@ def gain(model, image):
 @pytest.fixture(scope="module")
 def learned(photos):
     settings = {"patch": 8, "hidden_shape": (12, 12), "rank": 2, "n_patches": 4000, "n_iter": 8, "device": "cpu"}
-    return SuperResolver(**settings, back_projection=0).fit(photos[0])
+    others = cut_windows([photos[1]], 2, 8, 300).layers()
+    model = SuperResolver(**settings, back_projection=0)
+    return model.fit(photos[0], callbacks=[Monitor(others, pseudo_sites=0)])
 
 
 def copied(model):
@@ -472,13 +475,13 @@ def copied(model):
 def test_contrastive_divergence_learns_to_enlarge(learned, photos):
     errors = [row["reconstruction_error"] for row in learned.history_]
     assert len(errors) == 8
-    assert errors[-1] < 0.9 * errors[0]
-    assert gain(learned, photos[1]) > 0.3
+    assert errors[-1] < 0.5 * errors[0]
+    assert gain(learned, photos[1]) > 0.5
 
 
 TUNING = {
-    "patches": {"n_samples": 4000, "n_iter": 5, "batch_size": 200, "learning_rate": 3e-3},
-    "images": {"n_samples": 64, "n_iter": 5, "batch_size": 8, "learning_rate": 3e-3, "averaging": 0.9},
+    "patches": {"n_samples": 4000, "n_iter": 6, "batch_size": 50, "learning_rate": 5e-3},
+    "images": {"n_samples": 40, "n_iter": 8, "batch_size": 4, "learning_rate": 5e-3, "averaging": 0.9},
 }
 
 
@@ -488,9 +491,9 @@ def test_fine_tuning_learns_more_and_again_the_same(objective, learned, photos):
     for each in (tuned, again, other):
         each.fine_tune(photos[0], objective=objective, **TUNING[objective])
     losses = [row["loss"] for row in tuned.history_]
-    assert len(losses) == 5
-    assert losses[-1] < 0.9 * losses[0]
-    assert gain(tuned, photos[1]) > gain(learned, photos[1]) + 0.3
+    assert len(losses) == TUNING[objective]["n_iter"]
+    assert losses[-1] < 0.95 * losses[0]
+    assert gain(tuned, photos[1]) > gain(learned, photos[1]) + 0.25
     assert tuned.history_ == again.history_ != other.history_
     for name, parameter in tuned.machine_.state_dict().items():
         assert torch.equal(parameter, again.machine_.state_dict()[name])
@@ -556,8 +559,8 @@ def test_gradients_of_the_unrolled_pass_are_differences(make, cycles):
             parameter += 1e-5 * direction
         found = float((slope * direction).sum())
         assert found == pytest.approx((more - less) / 2e-5, rel=1e-5, abs=1e-7), name
-        seen += abs(found) > 1e-3
-    assert seen >= 11  # ten factors, the hidden bias and that of X; the other biases do not count
+        seen += abs(found) > 1e-5
+    assert seen == 12  # ten factors, the hidden bias and that of X; the other biases do not count
 
 
 @pytest.mark.parametrize("cycles", [1, 2])
@@ -601,17 +604,10 @@ def test_a_descent_goes_down_and_leaves_what_does_not_learn():
     machine, _, loss, weights = a_patch_loss(1, 2)
     before = {name: each.clone() for name, each in machine.state_dict().items()}
     history = tune(machine, loss, weights, Descent(30, 12, 0.01), Noise(0))
-    assert history[-1]["loss"] < 0.8 * history[0]["loss"]
+    assert history[-1]["loss"] < 0.85 * history[0]["loss"]
     changed = {name for name, each in machine.state_dict().items() if not torch.equal(each, before[name])}
     assert not any("log_variance" in name for name in changed)
     assert len(changed) == 12  # ten factors, the hidden bias and that of X
-
-
-def test_crops_keep_what_they_are_made_of():
-    machine, geometry, image, _ = tiny()
-    crops = cut_crops([image], geometry, 2, size=9)
-    assert isinstance(crops, Crops)
-    assert crops.low.shape == (2, 9 + crops.start, 9 + crops.start)  # start is twice the margin on one side
 
 
 # -- the generative side ----------------------------------------------------------------------------------

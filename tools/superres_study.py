@@ -7,11 +7,20 @@
     python tools/superres_study.py t91          # what was chosen, on all of T91; looks at Set5 and Lena
     python tools/superres_study.py open         # settings of the shipped weights, judged by three held-out open images
     python tools/superres_study.py ship         # the shipped weights; looks at Set5 and Lena
+    python tools/superres_study.py cpu          # what was trained on T91 and what is shipped, in single precision
+    python tools/superres_study.py speed        # seconds and memory of enlarging, on a CPU
+    python tools/superres_study.py generative   # free energies and samples before and after fine-tuning
+    python tools/superres_study.py picture      # the crops of the documentation
     python tools/superres_study.py table        # print all of it
 
 Every run is a cell, kept in OUT/<study>.json with its model in MODELS/<study>/<cell>, and not repeated. `--only TEXT`
 takes the cells whose name contains TEXT, `--budget SECONDS` begins none that is not likely to end in time. T91, Set5
-and Lena are found through MVRBM_DATA.
+and Lena are found through MVRBM_DATA; what needs them is left out where they are not, so that anyone can make the
+shipped weights again:
+
+    python tools/superres_study.py collect
+    python tools/superres_study.py starts --only open --device cpu
+    python tools/superres_study.py ship --device cuda --tf32 --out fresh --models fresh
 """
 
 from __future__ import annotations
@@ -22,16 +31,22 @@ import importlib
 import json
 import os
 import re
+import resource
+import subprocess
+import sys
 import time
 import traceback
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 from mvrbm.vision import enlarge_image, luminance, psnr_ssim, reduce_image
+from mvrbm.vision.generative import generative_report
 from mvrbm.vision.resampling import crop_to_multiple
 from mvrbm.vision.superres import SuperResolver
+from mvrbm.vision.windows import cut_windows
 
 OPEN = Path("carry/superres-open")
 STARTS = Path("carry/superres-starts")
@@ -144,6 +159,9 @@ class Bicubic:
 
 def tested(model):
     """All that is said of a finished model."""
+    if not data().is_dir():
+        print("  Set5 and Lena are not here: not measured", flush=True)
+        return {}
     row = {"set5": literature(model, set5()), "set5_ensemble": literature(model, set5(), self_ensemble=True)}
     row |= {"lena_paper": paper_protocol(model, lena()), "lena_literature": literature(model, [lena()])}
     rounds, model.back_projection = model.back_projection, 0
@@ -155,12 +173,31 @@ def tested(model):
     return row
 
 
+def paper_protocol_of(model, images):
+    """Mean PSNR and SSIM in the paper's protocol."""
+    return [round(float(value), 4) for value in np.mean([paper_protocol(model, image) for image in images], 0)]
+
+
 # -- cells --------------------------------------------------------------------------------------------
 
 
 def slug(name):
     """A name that every file system takes."""
     return re.sub(r"[^A-Za-z0-9]+", "-", name)
+
+
+def record(study, name, row, options):
+    """Write what a cell found beside what others have."""
+    path = options.out / f"{study}.json"
+    options.out.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:  # another process may be writing
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = json.loads(path.read_text()) if path.exists() else {}
+        done[name] = row
+        staging = path.with_suffix(".staging")
+        staging.write_text(json.dumps(dict(sorted(done.items())), indent=1) + "\n")
+        staging.replace(path)
+    print(study, name, row, flush=True)
 
 
 def run(study, cells, options):
@@ -185,14 +222,7 @@ def run(study, cells, options):
         longest = max(longest, seconds)
         row |= {"seconds": round(seconds, 1), "device": options.device, "parameters": model.machine_.n_parameters}
         model.save_pretrained(options.models / study / slug(name))
-        with path.with_suffix(".lock").open("w") as lock:  # another process may be writing
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            done = json.loads(path.read_text()) if path.exists() else {}
-            done[name] = row
-            staging = path.with_suffix(".staging")
-            staging.write_text(json.dumps(dict(sorted(done.items())), indent=1) + "\n")
-            staging.replace(path)
-        print(study, name, row, flush=True)
+        record(study, name, row, options)
 
 
 TINY: dict = {}  # filled by `--tiny`, to see that everything runs
@@ -363,23 +393,130 @@ SHIP = {f"x{scale}": ship_cell(scale) for scale in (2, 3, 4)}
 
 def starts(options):
     """Train by CD-1 what the other studies start from, so that they need not."""
-    t91_train, _ = split_t91()
     kept_open = with_halves([image for name, image in open_images().items() if name not in HELD_OUT_OPEN])
-    plan = [(name, t91_train, settings, 5) for name, settings in SETTINGS.items()]
-    plan += [("p10 h24 R16, no CD", t91_train, SETTINGS["p10 h24 R16"], 0)]
-    plan += [("open p10 h32 R16", kept_open, SETTINGS["p10 h32 R16"], 5)]
-    plan = [(name, 2, images, settings, cd) for name, images, settings, cd in plan]
+    plan = [("open p10 h32 R16", 2, kept_open, SETTINGS["p10 h32 R16"], 5)]
+    kinds = {"open": with_halves(list(open_images().values()))}
+    if data().is_dir():
+        t91_train, _ = split_t91()
+        plan += [(name, 2, t91_train, settings, 5) for name, settings in SETTINGS.items()]
+        plan += [("p10 h24 R16, no CD", 2, t91_train, SETTINGS["p10 h24 R16"], 0)]
+        kinds["T91"] = list(t91().values())
     setting = chosen(options)
-    for kind, images in (("T91", list(t91().values())), ("open", with_halves(list(open_images().values())))):
+    for kind, images in kinds.items():
         for scale, settings in ({2: SETTINGS[setting]} | LARGER).items():
             plan.append((f"x{scale} {kind} {setting}", scale, images, settings, 5))
     for name, scale, images, settings, cd in plan:
-        if (options.starts / slug(name)).is_dir() or (options.only and options.only != name):
+        if (options.starts / slug(name)).is_dir() or (options.only and options.only not in name):
             continue
         began = time.perf_counter()
         model = start(name, scale, images, options, cd=cd, **settings)
         model.save_pretrained(options.starts / slug(name))
         print("start", name, f"{time.perf_counter() - began:.0f} s", flush=True)
+
+
+# -- what comes out of it -----------------------------------------------------------------------------
+
+
+def finished(options):
+    """The models that are spoken of, by name: those that are shipped, and those trained on T91."""
+    models = {f"shipped x{scale}": (None, scale) for scale in (2, 3, 4)}
+    models |= {f"T91 x{scale}": (options.models / "t91" / f"x{scale}", scale) for scale in (2, 3, 4)}
+    for name, (folder, scale) in models.items():
+        if (folder is None or folder.is_dir()) and (not options.only or options.only in name):
+            yield name, SuperResolver.from_pretrained(folder, scale=scale, device="cpu")
+
+
+def cpu(options):
+    """Measure the finished models in single precision."""
+    for scale in (2, 3, 4):
+        bicubic = Bicubic(scale)
+        row = {"set5": literature(bicubic, set5()), "set5_paper": paper_protocol_of(bicubic, set5())}
+        row |= {"lena_paper": paper_protocol(bicubic, lena()), "lena_literature": literature(bicubic, [lena()])}
+        record("cpu", f"bicubic x{scale}", row, options)
+    for name, model in finished(options):
+        record("cpu", name, tested(model) | {"set5_paper": paper_protocol_of(model, set5())}, options)
+
+
+def speed(options):
+    """Seconds for Lena, 256 to 512 and 5 times over, and seconds and memory for a photo of 4000 x 3000 pixels."""
+    low = reduce_image(lena(), 2)
+    for name, model in finished(options):
+        if model.scale != 2:
+            continue
+        model.upscale(low)
+        seconds = []
+        for _ in range(5):
+            began = time.perf_counter()
+            model.upscale(low)
+            seconds.append(time.perf_counter() - began)
+        row = {"threads": torch.get_num_threads(), "lena_seconds": [round(each, 3) for each in sorted(seconds)]}
+        row["lena_median"] = round(float(np.median(seconds)), 3)
+        # A process of its own, whose largest size is that of nothing else.
+        folder = [] if name.startswith("shipped") else ["--models", str(options.models)]
+        command = [sys.executable, __file__, "large", "--only", name, *folder]
+        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        record("speed", name, row | json.loads(found), options)
+
+
+def large(options):
+    """Enlarge a photo of 4000 x 3000 pixels by 2, and say what it took."""
+
+    def mebibytes():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    ((_, model),) = finished(options)
+    image = np.tile(read(OPEN / "astronaut.png"), (6, 8, 1))[:3000, :4000]
+    before, began = mebibytes(), time.perf_counter()
+    found = model.upscale(image)
+    row = {"large": list(found.shape), "large_seconds": round(time.perf_counter() - began, 1)}
+    row |= {"large_peak_mib": round(mebibytes()), "large_growth_mib": round(mebibytes() - before)}
+    print(json.dumps(row))
+
+
+def generative(options):
+    """What fine-tuning does to the model of patches: T91 but for eight images was learned from, those are unseen."""
+    train, held_out = split_t91()
+    for setting in ("p10 h24 R16", "p10 h32 R16", "p12 h32 R16"):
+        patch = SETTINGS[setting]["patch"]
+        seen, unseen = (cut_windows(images, 2, patch, 5000, seed=1).layers() for images in (train, held_out))
+        for kind, folder in (("CD", options.starts), ("fine-tuned", options.models / "choose")):
+            name = f"{setting}, {kind}"
+            if options.only and options.only not in name:
+                continue
+            machine = SuperResolver.from_pretrained(folder / slug(setting), device=options.device).machine_
+            began = time.perf_counter()
+            row = generative_report(machine, seen, unseen)
+            norms = {key: float(link.dense().detach().norm()) for key, link in machine.links.items()}
+            row |= {"norms": norms, "seconds": round(time.perf_counter() - began, 1)}
+            record("generative", name, rounded(row), options)
+
+
+def rounded(row):
+    return {key: rounded(value) if isinstance(value, dict) else round(value, 4) for key, value in row.items()}
+
+
+def picture(options):
+    """Crops of a photo that the shipped weights have not seen: bicubic, ours, the truth."""
+    from skimage.data import rocket
+
+    zoom, gap = 3, 6
+    truth = crop_to_multiple(rocket(), 4)
+    rows = []
+    for scale in (2, 4):
+        low = reduce_image(truth, scale)
+        model = SuperResolver.from_pretrained(scale=scale, device="cpu")
+        images = [enlarge_image(low, scale), model.upscale(low), truth]
+        print(scale, [psnr_ssim(truth, image, "literature", scale) for image in images[:2]])
+        crops = [image[CROP].repeat(zoom, 0).repeat(zoom, 1) for image in images]
+        rows.append(
+            np.concatenate([np.pad(each, ((0, 0), (0, gap), (0, 0)), constant_values=255) for each in crops], 1)
+        )
+    sheet = np.concatenate([np.pad(each, ((0, gap), (0, 0), (0, 0)), constant_values=255) for each in rows])
+    Image.fromarray(sheet[:-gap, :-gap]).save(PICTURE, optimize=True)
+
+
+CROP = (slice(335, 415), slice(540, 640))
+PICTURE = Path("docs/_static/super-resolution.png")
 
 
 def table(options):
@@ -390,13 +527,25 @@ def table(options):
 
 
 STUDIES = {"paper": PAPER, "choose": CHOOSE, "t91": T91, "open": OPEN_CELLS, "ship": SHIP}
-OTHERS = {"collect": collect, "starts": starts, "table": table}
+OTHERS = {
+    "collect": collect,
+    "starts": starts,
+    "cpu": cpu,
+    "speed": speed,
+    "large": large,
+    "generative": generative,
+    "picture": picture,
+    "table": table,
+}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="+", choices=[*STUDIES, *OTHERS])
     parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--tf32", action="store_true", help="products on a GPU in TF32, as the shipped weights had them"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/superres"))
     parser.add_argument("--models", type=Path, default=Path("runs/superres"))
     parser.add_argument("--starts", type=Path, default=STARTS)
@@ -404,6 +553,8 @@ def main():
     parser.add_argument("--only", help="cells whose name contains this")
     parser.add_argument("--tiny", action="store_true", help="too little training to learn: to see that it runs")
     options = parser.parse_args()
+    if options.tf32:
+        torch.set_float32_matmul_precision("high")
     if options.tiny:
         TINY.update(n_patches=200, n_iter=1)
     for study in options.studies:

@@ -194,14 +194,29 @@ class BoltzmannMachine(nn.Module):
         """
         field = self.hidden_field(visible) if field is None else field
         hidden = self.hidden.statistic(self.hidden.mean(field))
+        gradient = self.unit_gradient(visible, field, hidden)
+        for name, unit in self.layers.items():
+            for key, value in self.links[name].statistics(unit.statistic(visible[name]), hidden).items():
+                gradient[f"couplings.{name}.{key}"] = value
+        return gradient
+
+    def unit_gradient(self, visible: Mapping[str, Tensor], field: Tensor, hidden: Tensor) -> dict[str, Tensor]:
+        """Gradient of the mean free energy for the units' parameters alone.
+
+        Parameters
+        ----------
+        visible : mapping of str to Tensor
+            Visible states, each (n, *layer shape). They are not checked.
+        field : Tensor (n, *hidden shape)
+            The hidden field of these states.
+        hidden : Tensor (n, *hidden shape)
+            The statistic of the hidden layer's mean in that field.
+        """
         gradient = {f"hidden.{key}": -value for key, value in self.hidden.normaliser_gradient(field).items()}
         for name, unit in self.layers.items():
-            link = self.links[name]
-            field_back = link.to_visible(hidden) if unit.learns_statistic else None
+            field_back = self.links[name].to_visible(hidden) if unit.learns_statistic else None
             for key, value in unit.energy_gradient(visible[name], field_back).items():
                 gradient[f"visible.{name}.{key}"] = value
-            for key, value in link.statistics(unit.statistic(visible[name]), hidden).items():
-                gradient[f"couplings.{name}.{key}"] = value
         return gradient
 
     @torch.no_grad()

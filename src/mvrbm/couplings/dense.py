@@ -32,7 +32,7 @@ class Dense(Coupling):
 
     def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         r"""Gradient of :math:`-\langle y, W x\rangle`: minus the batch mean of :math:`y x^\top`."""
-        return {"weight": y.flatten(1).T @ x.flatten(1) / -len(x)}
+        return {"weight": (y.flatten(1) / -len(x)).T @ x.flatten(1)}
 
     @property
     def operations(self) -> int:

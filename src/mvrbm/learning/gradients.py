@@ -51,16 +51,30 @@ def contrast(
     shares: Shares = (1.0, 1.0),
 ) -> Gradient:
     """Gradient of mean F(data) - mean F(chain) for every learned parameter, from the layers' statistics."""
-    positive = _gradient(machine, data, data_field, shares[0])
-    negative = _gradient(machine, chain, chain_field, shares[1])
-    return {name: positive[name] - negative[name] for name in positive}
-
-
-def _gradient(machine: BoltzmannMachine, states: Layers, field: Tensor, share: float) -> Gradient:
-    if len(field) == 0:
+    gradient: Gradient = {}
+    hidden = machine.hidden
+    sides = [
+        (states, field, share, hidden.statistic(hidden.mean(field)))
+        for states, field, share in ((data, data_field, shares[0]), (chain, chain_field, -shares[1]))
+        if len(field)
+    ]
+    for states, field, share, mean in sides:
+        for key, slope in machine.unit_gradient(states, field, mean).items():
+            _add(gradient, key, share * slope)
+    if not sides:
         return {name: torch.zeros_like(p) for name, p in machine.named_parameters() if p.requires_grad}
-    gradient = machine.free_energy_gradient(states, field)
-    return gradient if share == 1.0 else {name: share * slope for name, slope in gradient.items()}
+    # Statistics are bilinear and means over a batch: both sides go into one product, the chain's with its sign.
+    total = sum(len(field) for _, field, _, _ in sides)
+    weighed = torch.cat([mean * (share * total / len(mean)) for _, _, share, mean in sides])
+    for name, unit in machine.layers.items():
+        seen = torch.cat([unit.statistic(states[name]) for states, _, _, _ in sides])
+        for key, slope in machine.links[name].statistics(seen, weighed).items():
+            gradient[f"couplings.{name}.{key}"] = slope.contiguous()  # it may be one array for every rank
+    return gradient
+
+
+def _add(gradient: Gradient, key: str, slope: Tensor) -> None:
+    gradient[key] = slope if key not in gradient else gradient[key] + slope
 
 
 class Centring:

@@ -136,6 +136,7 @@ class Trainer:
         self.n_iter = self.recipe.n_iter
         self._order_at_start = self.order_noise.state_dict()
         self._resumed: dict[str, Any] | None = None
+        self._kept: dict[str, Tensor] = {}  # parameters before the last step, in the same memory every time
         self._passes: fused.FusedPasses | graphs.GraphedPasses | None = None
         self._updates: gemm.GemmUpdates | None = None
 
@@ -476,23 +477,23 @@ class Trainer:
         return {name: piece.view(gradient[name].shape) for name, piece in zip(gradient, pieces, strict=True)}
 
     def _step(self, gradient: Gradient, weight: float) -> None:
-        self._check_finite("gradient", gradient)
         assert self.optimizer is not None
         learned: dict[str, Tensor] = {name: p for name, p in self.machine.named_parameters() if p.requires_grad}
-        kept = {name: p.clone() for name, p in learned.items()}
         for name, parameter in learned.items():
+            self._kept.setdefault(name, torch.empty_like(parameter)).copy_(parameter)
             parameter.grad = gradient[name] * weight if weight != 1 else gradient[name].contiguous()
         before = None if self.centring is None else self.centring.fields()
         self._let_rates_fall()
         self.optimizer.step()
         if self.centring is not None and before is not None:
             self.centring.follow(before)
-        try:
-            self._check_finite("parameter", learned)
-        except DivergenceError:
-            for name, parameter in learned.items():
-                parameter.copy_(kept[name])
-            raise
+        # A gradient that is not finite makes parameters that are not: one look is enough.
+        if not self._all_finite(learned):
+            what, guilty = ("parameter", learned) if self._all_finite(gradient) else ("gradient", gradient)
+            name = next(name for name, tensor in guilty.items() if not bool(torch.isfinite(tensor).all()))
+            for key, parameter in learned.items():
+                parameter.copy_(self._kept[key])
+            self.fail(self.update + 1, f"the {what} of '{name}'")
         self.update += 1
 
     def _complete(self, batch: Batch) -> dict[str, Tensor]:
@@ -509,13 +510,11 @@ class Trainer:
             data = gibbs_step(machine, data, self.noise, masks).visible
         return data
 
-    def _check_finite(self, what: str, tensors: Gradient) -> None:
+    @staticmethod
+    def _all_finite(tensors: Gradient) -> bool:
         # A sum is finite unless an entry is not, or all but overflows: one number to look at in the usual case.
-        total = torch.stack([tensor.detach().abs().sum() for tensor in tensors.values()])
-        if bool(torch.isfinite(total).all()):
-            return
-        name = next(n for n, t in zip(tensors, total.tolist(), strict=True) if not math.isfinite(t))
-        self.fail(self.update + 1, f"the {what} of '{name}'")
+        total = torch.stack([tensor.detach().sum() for tensor in tensors.values()])
+        return bool(torch.isfinite(total).all()) or all(bool(torch.isfinite(t).all()) for t in tensors.values())
 
     def fail(self, update: int, what: str = "a parameter") -> NoReturn:
         """Raise the error of a training that has left the finite numbers at, or soon after, an update."""

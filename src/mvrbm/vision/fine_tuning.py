@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mvrbm.classifiers import _descend, _Plan
+from mvrbm.learning.descent import Loss, Plan, descend
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.noise import Noise
 from mvrbm.vision.inference import Geometry, Tile, infer, maps_of
@@ -25,7 +25,6 @@ from mvrbm.vision.windows import MARGIN, Windows, feature_matrix, image_pair, tu
 __all__ = ["Crops", "Descent", "cut_crops", "image_loss", "patch_loss", "tune"]
 
 Array = NDArray[Any]
-Loss = Callable[[Tensor], Tensor]
 
 _CROPS_AT_ONCE = 256
 
@@ -43,9 +42,9 @@ def tune(
     machine: BoltzmannMachine, loss: Loss, weights: Tensor, descent: Descent, noise: Noise
 ) -> list[dict[str, float]]:
     """Go down a loss, in place. Returns one row a pass."""
-    plan = _Plan(descent.n_iter, descent.batch_size, descent.learning_rate, 0.0, "cosine", descent.averaging, None)
+    plan = Plan(descent.n_iter, descent.batch_size, descent.learning_rate, 0.0, "cosine", descent.averaging, None)
     plan.check()
-    return _descend(machine, [], loss, weights, plan, noise, draws_from=())
+    return descend(machine, [], loss, weights, plan, noise, draws_from=())
 
 
 # -- patches ----------------------------------------------------------------------------------------

@@ -324,11 +324,15 @@ class SuperResolver(BaseEstimator):
             if progress is not None:
                 progress(turn * tiles + done, len(turns) * tiles)
 
-        total = np.zeros((low.shape[0] * self.scale, low.shape[1] * self.scale), np.float32)
-        for turn in turns:
+        def once(turn: int) -> NDArray[np.float32]:
             small = np.ascontiguousarray(turned(low, turn), np.float32)
-            total += _turned_back(self._once(small, geometry, maps, functools.partial(step, turn)), turn)
-        total /= np.float32(len(turns))
+            return _turned_back(self._once(small, geometry, maps, functools.partial(step, turn)), turn)
+
+        total = once(0)
+        for turn in turns[1:]:
+            total += once(turn)
+        if self_ensemble:
+            total /= np.float32(len(turns))
         return total
 
     @torch.no_grad()
@@ -345,8 +349,8 @@ class SuperResolver(BaseEstimator):
             missing = tile.missing(maps, sight.around, sight.scales, self.cycles)
             large[slice(*rows), slice(*columns)] = (sight.bicubic + missing)[0]
             step(number + 1)
-        high: NDArray[np.float32] = back_project(small, large, self.scale, self.back_projection).cpu().numpy()
-        return high
+        high: Array = back_project(small, large, self.scale, self.back_projection).cpu().numpy()
+        return high.astype(np.float32, copy=False)
 
     # -- files ------------------------------------------------------------------------------------
 

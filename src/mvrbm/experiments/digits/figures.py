@@ -185,7 +185,7 @@ def _line(ax: Axes, points: Mapping[int, Measured], label: str, colour: str, mar
 
 
 def _log_error(ax: Axes, x_label: str) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -199,6 +199,8 @@ def _log_error(ax: Axes, x_label: str) -> None:
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_minor_locator(FixedLocator([]))
+    if ax.get_xlim()[1] < 30 * ax.get_xlim()[0]:
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_ylim(low, high)
@@ -306,7 +308,7 @@ def comparison(evidence: Evidence) -> Drawing | None:
             colour, mark = _COMMON[label]
             _line(ax, points, label, colour, mark)
         if TUNED in lines:
-            _line(ax, lines.pop(TUNED), TUNED, _BLACK, "*", markersize=8)
+            _line(ax, lines.pop(TUNED), TUNED, _BLACK, "*", markersize=8, zorder=4)
         for (label, points), colour, mark in zip(lines.items(), _COLOURS, _MARKS, strict=False):
             _line(ax, points, label.replace(" (toolbox)", ""), colour, mark, linestyle="--")
         ax.set_title(title)
@@ -340,7 +342,7 @@ def growth(evidence: Evidence) -> Drawing | None:
     )
     if not evidence.growth("mvrbm", "parameters"):
         return None
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+    from matplotlib.ticker import FixedLocator, FuncFormatter
 
     canvas = _canvas(11.0, 4.2)
     axes = canvas.subplots(1, len(panels))
@@ -355,10 +357,10 @@ def growth(evidence: Evidence) -> Drawing | None:
         ax.set_yscale("log")
         ax.xaxis.set_major_locator(FixedLocator(list(evidence.scale.sides)))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.xaxis.set_minor_locator(FixedLocator([]))
         ax.set_xlabel("side of the image, pixels")
         ax.set_ylabel(label)
-        ax.grid(alpha=0.25, which="both")
+        ax.grid(alpha=0.25)
     axes[1].yaxis.set_major_locator(FixedLocator([s * 10.0**d for d in range(-3, 5) for s in (1, 2, 5)]))
     axes[1].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[1].yaxis.set_minor_locator(FixedLocator([]))
