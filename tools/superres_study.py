@@ -46,7 +46,7 @@ from mvrbm.vision import enlarge_image, luminance, psnr_ssim, reduce_image
 from mvrbm.vision.generative import generative_report
 from mvrbm.vision.resampling import crop_to_multiple
 from mvrbm.vision.superres import SuperResolver
-from mvrbm.vision.windows import cut_windows
+from mvrbm.vision.windows import cut_windows, image_pair
 
 OPEN = Path("carry/superres-open")
 STARTS = Path("carry/superres-starts")
@@ -483,12 +483,26 @@ def generative(options):
             name = f"{setting}, {kind}"
             if options.only and options.only not in name:
                 continue
-            machine = SuperResolver.from_pretrained(folder / slug(setting), device=options.device).machine_
+            model = SuperResolver.from_pretrained(folder / slug(setting), device=options.device)
             began = time.perf_counter()
-            row = generative_report(machine, seen, unseen)
-            norms = {key: float(link.dense().detach().norm()) for key, link in machine.links.items()}
+            row = generative_report(model.machine_, seen, unseen) | image_correlation(model, held_out)
+            norms = {key: float(link.dense().detach().norm()) for key, link in model.machine_.links.items()}
             row |= {"norms": norms, "seconds": round(time.perf_counter() - began, 1)}
             record("generative", name, rounded(row), options)
+
+
+def image_correlation(model, images):
+    """Correlation of what is missing from bicubic images with what the averaged patches put there."""
+    row, kept = {}, model.back_projection
+    for name, rounds in (("image_correlation_no_back_projection", 0), ("image_correlation", kept)):
+        model.back_projection, found, missing = rounds, [], []
+        for image in images:
+            low, high = image_pair(image, model.scale)
+            bicubic = enlarge_image(low, model.scale)
+            found.append((model.upscale_luminance(low) - bicubic).ravel())
+            missing.append((high - bicubic).ravel())
+        row[name] = float(np.corrcoef(np.concatenate(found), np.concatenate(missing))[0, 1])
+    return row
 
 
 def rounded(row):
