@@ -19,8 +19,8 @@ from PIL import Image
 from mvrbm import cli, files
 from mvrbm.estimators import MMVRBM, MVRBM, RBM
 
-COMMANDS = ["train", "transform", "reconstruct", "sample", "inpaint", "denoise", "superres", "superres-train", "info", "demo", "reproduce"]
-COMMANDS += ["bench", "export", "data list", "data where", "data fetch"]
+COMMANDS = ["train", "transform", "reconstruct", "sample", "inpaint", "denoise", "superres", "superres-train", "info"]
+COMMANDS += ["demo", "reproduce", "bench", "export", "data list", "data where", "data fetch"]
 STRIPES = np.repeat((np.arange(60)[:, None] % 2 == np.arange(6) % 2)[:, None, :], 4, 1)  # (60, 4, 6), boolean
 DATA = STRIPES.astype(np.float32)
 

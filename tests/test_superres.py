@@ -22,6 +22,7 @@ from mvrbm.vision import (
     SuperResolver,
     enlarge_image,
     from_ycbcr,
+    inference,
     luminance,
     psnr_ssim,
     reduce_image,
@@ -143,6 +144,8 @@ def test_tiles_do_not_show(scale, stride, random, monkeypatch):
     np.testing.assert_allclose(model.upscale_luminance(low, progress=lambda *n: calls.append(n)), whole, atol=1e-6)
     tiles = -(-19 * scale // 16) * -(-23 * scale // 16)
     assert calls == [(n, tiles) for n in range(1, tiles + 1)]
+    monkeypatch.setattr(inference, "_HIDDEN_AT_ONCE", (1, 1))  # one row of patches at a time
+    np.testing.assert_allclose(model.upscale_luminance(low), whole, atol=1e-6)
 
 
 def test_full_weights_are_the_couplings_own():
@@ -630,12 +633,17 @@ def random_layers(n, seed):
 def test_free_energies_of_the_report_are_sums_over_states():
     machine = a_machine(3, (2, 2))
     seen, unseen = random_layers(30, 0), random_layers(2, 1)  # of two patches, the other one is the mismatch
-    report = generative_report(machine, seen, unseen, steps=1)
+    blind = {**unseen, HIGH: torch.zeros_like(unseen[HIGH])}
+    unseen[HIGH] = machine.visible_mean(machine.hidden_mean(blind))[HIGH]  # so that each fits its own best
     own = enumerated_free_energy(machine, unseen)
-    assert report["free_energy_gap"] == pytest.approx(float(own.mean() - enumerated_free_energy(machine, seen).mean()))
+    gap = float(own.mean() - enumerated_free_energy(machine, seen).mean())
     swapped = enumerated_free_energy(machine, {**unseen, HIGH: unseen[HIGH].flip(0)})
-    assert report["mismatch_gap"] == pytest.approx(float((swapped - own).mean()))
-    assert report["matched"] == float((swapped > own).double().mean())
+    assert (swapped > own).all()
+    for seed in range(8):  # no patch is ever its own mismatch
+        report = generative_report(machine, seen, unseen, steps=1, seed=seed)
+        assert report["free_energy_gap"] == pytest.approx(gap)
+        assert report["mismatch_gap"] == pytest.approx(float((swapped - own).mean()))
+        assert report["matched"] == 1
 
 
 @torch.no_grad()
@@ -653,18 +661,6 @@ def test_correlations_of_the_report_are_numpys():
         assert found["std"] == pytest.approx(layer.std(ddof=1))
         neighbours = np.corrcoef(layer[:, :, 1:].ravel(), layer[:, :, :-1].ravel())[0, 1]
         assert found["neighbours"] == pytest.approx(neighbours)
-
-
-def test_no_patch_is_its_own_mismatch():
-    """Where X alone matters, and no two are alike, every free energy would stay if X did."""
-    machine, unseen = a_machine(3, (2, 2)), random_layers(200, 1)
-    with torch.no_grad():
-        for link in machine.links.values():
-            for factor in link.factors:
-                factor.zero_()
-    report = generative_report(machine, unseen, unseen, steps=1)
-    assert report["mismatch_gap"] == pytest.approx(0, abs=1e-9)  # the same ones, in another order
-    assert 0.3 < report["matched"] < 0.7
 
 
 @torch.no_grad()

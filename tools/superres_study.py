@@ -443,19 +443,17 @@ def speed(options):
     for name, model in finished(options):
         if model.scale != 2:
             continue
+        # A process of its own, whose largest size is that of nothing else.
+        command = [sys.executable, __file__, "large", "--only", name, "--models", str(options.models)]
+        row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         model.upscale(low)
         seconds = []
         for _ in range(5):
             began = time.perf_counter()
             model.upscale(low)
             seconds.append(time.perf_counter() - began)
-        row = {"threads": torch.get_num_threads(), "lena_seconds": [round(each, 3) for each in sorted(seconds)]}
-        row["lena_median"] = round(float(np.median(seconds)), 3)
-        # A process of its own, whose largest size is that of nothing else.
-        folder = [] if name.startswith("shipped") else ["--models", str(options.models)]
-        command = [sys.executable, __file__, "large", "--only", name, *folder]
-        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        record("speed", name, row | json.loads(found), options)
+        row |= {"threads": torch.get_num_threads(), "lena_seconds": [round(each, 3) for each in sorted(seconds)]}
+        record("speed", name, row | {"lena_median": round(float(np.median(seconds)), 3)}, options)
 
 
 def large(options):
