@@ -166,9 +166,9 @@ def test_what_graphs_cannot_do_is_refused(name):
 def test_data_that_would_fill_the_device_stays_where_it_is(monkeypatch):
     machine = classic().to(DEVICE)
     source = as_source(data_for(machine, 36), machine)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (36 * 30 * 2 - 1, 10**9))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 36 * 30 * 2 - 1))
     assert "more than half" in graphs.too_large(source, torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (36 * 30 * 2, 10**9))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 36 * 30 * 2))
     assert graphs.too_large(source, torch.device("cuda")) is None
 
 

@@ -327,7 +327,7 @@ def test_transparency_that_a_format_lacks_is_refused_unless_nothing_shows_throug
     assert set(there(Path())) == {"x.bmp"}
 
 
-@pytest.mark.parametrize(("suffix", "side", "most"), [(".webp", 8192, "16,383"), (".jpg", 32_768, "65,535")])
+@pytest.mark.parametrize(("suffix", "side", "most"), [(".webp", 8192, "16,383"), (".jpg", 32_768, "65,500")])
 def test_a_side_that_a_format_cannot_have_is_refused_before_the_work(suffix, side, most):
     picture = Picture(np.zeros((2, side), np.uint8))
     with pytest.raises(InputError, match=f"{most} pixels a side at most, not {2 * side:,}"):
@@ -363,3 +363,14 @@ def test_every_format_is_one_that_pillow_knows():
     known = Image.registered_extensions()
     assert {suffix: known[suffix] for suffix in FORMATS} == {suffix: form.name for suffix, form in FORMATS.items()}
     assert not re.search("[A-Z]", "".join(FORMATS))
+
+
+@pytest.mark.parametrize(("mode", "key"), [("RGB", (255, 0, 255)), ("L", 7)])
+def test_a_colour_key_is_transparency(tmp_path, mode, key):
+    image = Image.new(mode, (3, 2), key)
+    image.putpixel((1, 1), (1, 2, 3) if mode == "RGB" else 200)
+    image.save(tmp_path / "keyed.png", transparency=key)
+    pixels = read_picture(tmp_path / "keyed.png").pixels
+    assert pixels.shape == (2, 3, 4)
+    assert pixels[0, 0, 3] == 0
+    assert pixels[1, 1, 3] == 255

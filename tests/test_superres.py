@@ -12,7 +12,7 @@ from sklearn.base import clone
 
 from mvrbm import MVRBM, Gaussian
 from mvrbm.couplings import Dense
-from mvrbm.learning import Monitor
+from mvrbm.learning import DivergenceError, Monitor
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.noise import Noise
@@ -678,3 +678,30 @@ def test_chains_of_the_report_are_drawn_from_the_machine():
         assert layer["chains"]["mean"] == pytest.approx(0.7, abs=5 * 0.3 / np.sqrt(n))
         assert layer["chains"]["std"] == pytest.approx(0.3, rel=5 / np.sqrt(2 * n))
         assert abs(layer["chains"]["neighbours"]) < 5 / np.sqrt(2000 * 6)
+
+
+def photograph():
+    rows, columns = np.mgrid[:64, :64]
+    return (127 + 80 * np.sin(rows / 3 + (columns / 9) ** 2) + rows % 5).astype(np.uint8)
+
+
+def test_fine_tuning_that_diverges_leaves_the_machine_as_it_was():
+    image = photograph()
+    model = SuperResolver(patch=6, hidden_shape=(4, 4), rank=2, n_patches=200, n_iter=1, device="cpu").fit([image])
+    before = {key: value.clone() for key, value in model.machine_.state_dict().items()}
+    with pytest.raises(DivergenceError, match="learning_rate"):
+        model.fine_tune([image], n_iter=3, n_samples=100, learning_rate=1e30)
+    for key, value in model.machine_.state_dict().items():
+        torch.testing.assert_close(value, before[key], rtol=0, atol=0)
+
+
+def test_an_image_too_small_for_a_pixel_is_left_out_and_numbers_of_other_kinds_are_saved(tmp_path):
+    images = [photograph(), np.zeros((1, 1), np.uint8)]
+    settings = {"patch": 6, "hidden_shape": (4, 4), "rank": 2, "n_patches": 200, "n_iter": 1, "device": "cpu"}
+    model = SuperResolver(np.int64(2), floor=np.float32(0.01), **settings).fit(images)
+    model.save_pretrained(tmp_path / "model")
+    assert SuperResolver.from_pretrained(tmp_path / "model", device="cpu").scale == 2
+    with pytest.raises(ValueError, match="from 0 to 1, got 0 to 255"):
+        model.fit([np.linspace(0, 255, 4096).reshape(64, 64)])
+    with pytest.raises(ValueError, match="n_samples must be"):
+        model.fine_tune(images, n_samples=0)

@@ -840,12 +840,18 @@ def superres_train(
         raise typer.BadParameter(f"{hidden} has {len(hidden_shape)} modes, 2 are wanted", param_hint="'--hidden'")
     where = _device(device)
     _check_model_out(out, force)
+    from mvrbm.vision.fine_tuning import CROP_SIDE
     from mvrbm.vision.images import read_pictures
     from mvrbm.vision.superres import SuperResolver
 
     images = [
         picture.pixels[..., :3] if picture.pixels.ndim == 3 else picture.pixels for picture in read_pictures(folder)
     ]
+    if tuning_crops and not fine_tune:
+        raise ValueError("--tuning-crops is part of fine-tuning, and --no-fine-tune leaves that out: give one of them")
+    side = CROP_SIDE * scale
+    if tuning_crops and not any(min(image.shape[:2]) >= side for image in images):
+        raise ValueError(f"--tuning-crops: images must have at least {side} pixels a side, none of {len(images)} has")
     model = SuperResolver(
         scale,
         patch,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # To look at the parameters is to wait for the card.
 _UPDATES_UNCHECKED = 2000
-# Of the memory that is free on the device, what the data may take.
+# Of the device's memory, what the data may take.
 _SHARE_OF_MEMORY = 0.5
 
 
@@ -146,7 +146,7 @@ class GraphedPasses:
             warnings.warn(f"this machine goes without CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
             self._graphs = {}  # they draw from the generator that is given up
             noise.part_from_graphs(before)
-            self._stay_in_place()
+            self._take_back()
             self._one_update(n)
             return
         self._graphs[n] = graph
@@ -204,6 +204,14 @@ class GraphedPasses:
         if trainer.centring is not None and trainer.centring.hidden is not None:
             trainer.centring.hidden = self._kept("offset", trainer.centring.hidden)
 
+    def _take_back(self) -> None:
+        """Let the trainer hold what it held before a capture that failed, whose arrays were never computed."""
+        trainer = self.trainer
+        for name in trainer.chains:
+            trainer.chains[name] = self._kept_states[f"chains.{name}"]
+        if trainer.centring is not None and "offset" in self._kept_states:
+            trainer.centring.hidden = self._kept_states["offset"]
+
     def _kept(self, name: str, states: Tensor) -> Tensor:
         if name not in self._kept_states:
             self._kept_states[name] = states.clone()
@@ -243,8 +251,9 @@ def unfit(trainer: Trainer, source: Source) -> str | None:
 def too_large(source: Source, device: torch.device) -> str | None:
     """Return that the data is too large to be kept on a device, None if it is not."""
     size = sum(_n_bytes(array) for array in source.whole.values())
-    if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]:
-        return f"its data, {size / 1e9:.1f} GB, would take more than half of the device's free memory"
+    # Of all memory, not of what is free: the same training is to take the same path every time.
+    if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:
+        return f"its data, {size / 1e9:.1f} GB, would take more than half of the device's memory"
     return None
 
 

@@ -127,6 +127,7 @@ def descend(
     average = [p.detach().clone() for p in learned] if plan.averaging else None
     history: list[dict[str, float]] = []
     losses: list[Tensor] = []
+    before = [p.detach().clone() for p in learned]
     best, best_state, best_pass = (math.inf, math.inf), None, 0
     for number in range(1, plan.n_iter + 1):
         sum_of_losses.zero_()
@@ -151,10 +152,7 @@ def descend(
         unchecked += -(-n // full)
         if not on_gpu or unchecked >= _UPDATES_UNCHECKED or number == plan.n_iter:
             unchecked = 0
-            if not math.isfinite(float(losses[-1])):
-                raise DivergenceError(
-                    f"pass {number}: the loss is not finite. Lower learning_rate={plan.learning_rate:g}"
-                )
+            _check(losses[-1], number, plan, learned, before)
         row: dict[str, float] = {"epoch": number}
         if score is not None:
             with _swapped(learned, average):
@@ -165,12 +163,20 @@ def descend(
                     best_state = [p.detach().clone() for p in learned]
         history.append(row)
         if score is not None and plan.patience is not None and number - best_pass >= plan.patience:
+            _check(losses[-1], number, plan, learned, before)
             break
     final = best_state if best_state is not None else average
     if final is not None:
         assign(learned, final)
     means = torch.stack(losses).tolist() if losses else []
     return [{"epoch": row.pop("epoch"), "loss": mean, **row} for row, mean in zip(history, means, strict=True)]
+
+
+def _check(loss: Tensor, number: int, plan: Plan, learned: Sequence[nn.Parameter], before: Sequence[Tensor]) -> None:
+    """Refuse a loss that is not finite; the parameters are then as they were at the start."""
+    if not math.isfinite(float(loss)):
+        assign(learned, before)
+        raise DivergenceError(f"pass {number}: the loss is not finite. Lower learning_rate={plan.learning_rate:g}")
 
 
 class Replayed:
@@ -213,6 +219,7 @@ class Replayed:
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
+        before = [stream.state_dict() for stream in self._streams]
         for stream in self._streams:
             stream.register_with(graph)
         torch.cuda.synchronize()
@@ -221,6 +228,8 @@ class Replayed:
                 self._step(self._rows)
         except RuntimeError as error:
             self._eager = math.inf
+            for stream, state in zip(self._streams, before, strict=True):
+                stream.part_from_graphs(state)
             reason = str(error).splitlines()[0]
             warnings.warn(f"this network goes without CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
             return

@@ -20,12 +20,14 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.noise import Noise
 from mvrbm.vision.inference import Geometry, Tile, infer, maps_of
 from mvrbm.vision.resampling import enlarging_taps, reducing_taps, taps_matrix
-from mvrbm.vision.windows import MARGIN, Windows, feature_matrix, image_pair, turned
+from mvrbm.vision.windows import MARGIN, Windows, all_pairs, feature_matrix, turned
 
-__all__ = ["Crops", "Descent", "cut_crops", "image_loss", "patch_loss", "tune"]
+__all__ = ["CROP_SIDE", "Crops", "Descent", "cut_crops", "image_loss", "patch_loss", "tune"]
 
 Array = NDArray[Any]
 
+#: Low-resolution pixels of the middle of a crop, a side.
+CROP_SIDE = 24
 _CROPS_AT_ONCE = 256
 
 
@@ -105,7 +107,7 @@ class Crops(NamedTuple):
 
 
 def cut_crops(
-    images: Sequence[Any], geometry: Geometry, n: int, *, size: int = 24, augment: bool = True, seed: int = 0
+    images: Sequence[Any], geometry: Geometry, n: int, *, size: int = CROP_SIDE, augment: bool = True, seed: int = 0
 ) -> Crops:
     """Cut random pieces out of high-resolution images.
 
@@ -127,7 +129,7 @@ def cut_crops(
     scale = geometry.scale
     margin = -(-(geometry.patch - 1 + MARGIN) // scale) + 3
     random = np.random.default_rng(seed)
-    pairs = [image_pair(image, scale) for image in images]
+    pairs = all_pairs(images, scale)
     room = np.array([max(0, low.shape[0] - size + 1) * max(0, low.shape[1] - size + 1) for low, _ in pairs])
     if room.sum() == 0:
         raise ValueError(f"images must have at least {size * scale} pixels a side, none of {len(pairs)} has")

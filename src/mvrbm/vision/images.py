@@ -213,7 +213,7 @@ def _pixels(path: Path, image: Image) -> tuple[Array, tuple[str, ...]]:
         raise InputError(f"{path} has pixels of mode {image.mode}: grey or colour with 8 or 16 bits is wanted")
     if image.mode == "CMYK":
         return np.asarray(_from_cmyk(image)), ("CMYK was turned into RGB",)
-    transparent = image.mode == "P" and "transparency" in image.info
+    transparent = image.mode in ("1", "L", "P", "RGB") and "transparency" in image.info  # a palette's, or a colour key
     converted = image.convert("RGBA" if transparent else _AS[image.mode])
     return np.asarray(converted), ()
 
@@ -303,7 +303,7 @@ class Format(NamedTuple):
     longest: int = 2**31 - 1
 
 
-_JPEG = Format("JPEG", {"quality": 95, "subsampling": 0}, alpha=False, longest=65_535)
+_JPEG = Format("JPEG", {"quality": 95, "subsampling": 0}, alpha=False, longest=65_500)
 _TIFF = Format("TIFF", {"compression": "tiff_adobe_deflate"}, depths=(8, 16))
 
 #: Formats that pictures are written in, by the ending of the name.

@@ -214,6 +214,8 @@ class SuperResolver(BaseEstimator):
         """
         check_is_fitted(self)
         geometry, machine = self._geometry(), self.machine_
+        if n_samples != int(n_samples) or n_samples < 1:
+            raise ValueError(f"n_samples must be a whole number of at least 1, got {n_samples!r}")
         cut_seed, seed = self._seeds(4)[2:]
         if objective == "patches":
             data = self._windows(images, geometry, n_samples, cut_seed, augment=augment)
@@ -357,8 +359,10 @@ class SuperResolver(BaseEstimator):
     def save_pretrained(self, folder: str | os.PathLike[str]) -> Path:
         """Write the fitted model to a folder."""
         check_is_fitted(self)
-        names = ("scale", "patch", "rank", "stride", "back_projection", "cycles", "floor")
-        params = {**{name: getattr(self, name) for name in names}, "hidden_shape": list(self.hidden_shape)}
+        names = ("scale", "patch", "rank", "stride", "back_projection", "cycles")
+        given = {name: getattr(self, name) for name in names}
+        params: dict[str, Any] = {name: None if value is None else int(value) for name, value in given.items()}
+        params |= {"floor": float(self.floor), "hidden_shape": [int(size) for size in self.hidden_shape]}
         with replace_folder(folder) as staging:
             write_machine(self.machine_, staging, {"estimator": {"class": type(self).__name__, "params": params}})
         return Path(folder)

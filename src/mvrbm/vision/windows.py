@@ -115,10 +115,18 @@ def image_pair(image: Any, scale: int) -> tuple[Array, Array]:
     low, high : float32 arrays (h, w) and (h * scale, w * scale)
         Luminance, white being 1. The low-resolution image is rounded as its type is.
     """
+    pixels = np.asarray(image)
+    if pixels.dtype.kind == "f" and not (pixels.min(initial=0.0) >= 0 and pixels.max(initial=0.0) <= 1):
+        raise ValueError(f"images of floats must be from 0 to 1, got {pixels.min():.4g} to {pixels.max():.4g}")
     high = crop_to_multiple(luminance(image), scale)
     low = reduce_image(high, scale)
     top = white(high.dtype)
     return (low / top).astype(np.float32), (high / top).astype(np.float32)
+
+
+def all_pairs(images: Sequence[Any], scale: int) -> list[tuple[Array, Array]]:
+    """Pairs of all images; those too small for one low-resolution pixel are left out."""
+    return [image_pair(image, scale) for image in images if min(np.shape(image)[:2], default=0) >= scale]
 
 
 def centred(windows: Tensor) -> Tensor:
@@ -169,7 +177,7 @@ def cut_windows(
     """
     rows, columns = (phase_of(scale, patch, offset) for offset in offsets)
     random = np.random.default_rng(seed)
-    pairs = [image_pair(image, scale) for image in images]
+    pairs = all_pairs(images, scale)
     turns = range(8) if augment else range(1)
     sources = [(number, turn) for number in range(len(pairs)) for turn in turns]
     places = []
