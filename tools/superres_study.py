@@ -11,6 +11,7 @@
     python tools/superres_study.py speed        # seconds and memory of enlarging, on a CPU
     python tools/superres_study.py generative   # free energies and samples before and after fine-tuning
     python tools/superres_study.py picture      # the crops of the documentation
+    python tools/superres_study.py compare      # time and quality beside sparse representation, in one run
     python tools/superres_study.py table        # print all of it
 
 Every run is a cell, kept in OUT/<study>.json with its model in MODELS/<study>/<cell>, and not repeated. `--only TEXT`
@@ -42,6 +43,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from mvrbm.baselines.sparse_representation import SparseRepresentation
 from mvrbm.vision import enlarge_image, luminance, psnr_ssim, reduce_image
 from mvrbm.vision.generative import generative_report
 from mvrbm.vision.resampling import crop_to_multiple
@@ -531,6 +533,37 @@ CROP = (slice(335, 415), slice(540, 640))
 PICTURE = Path("docs/_static/super-resolution.png")
 
 
+def compare(options):
+    """Lena by sparse representation and by ours, one after the other on one thread: quality and time."""
+    torch.set_num_threads(1)
+    low = reduce_image(lena(), 2)
+    began = time.perf_counter()
+    models = {
+        "weights in the package": SuperResolver.from_pretrained(device="cpu"),
+        "T91, fine-tuned": SuperResolver.from_pretrained(options.models / "t91" / "x2", device="cpu"),
+        "sparse representation": SparseRepresentation(random_state=0).fit(scsr()),
+    }
+    found = {"fit_seconds": round(time.perf_counter() - began, 1)}
+    for name, model in models.items():
+        times = []
+        for _ in range(1 if name == "sparse representation" else 5):
+            began, used = time.perf_counter(), time.process_time()
+            image = model.upscale(low)
+            times.append((time.perf_counter() - began, time.process_time() - used))
+        psnr, ssim = psnr_ssim(lena(), image, "paper", 2)
+        seconds, processor = np.median(times, 0).round(3).tolist()
+        found[name] = {
+            "seconds": seconds,
+            "processor_seconds": processor,
+            "psnr": round(psnr, 4),
+            "ssim": round(ssim, 4),
+        }
+        print(name, found[name], flush=True)
+    slow = found["sparse representation"]["processor_seconds"]
+    found["times_faster"] = {name: round(slow / found[name]["processor_seconds"], 1) for name in list(models)[:2]}
+    (options.out / "compare.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
 def table(options):
     for path in sorted(options.out.glob("*.json")):
         for name, row in json.loads(path.read_text()).items():
@@ -540,6 +573,7 @@ def table(options):
 
 STUDIES = {"paper": PAPER, "choose": CHOOSE, "t91": T91, "open": OPEN_CELLS, "ship": SHIP}
 OTHERS = {
+    "compare": compare,
     "collect": collect,
     "starts": starts,
     "cpu": cpu,
