@@ -37,7 +37,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.permissions import usual_mode
 from mvrbm.storage import StorageError, read_json, read_machine, read_tensors, save_pretrained, write_tensors
 
-__all__ = ["Cell", "CellError", "Outcome", "Place", "Store", "Summary", "run", "whole"]
+__all__ = ["Cell", "CellError", "Outcome", "Place", "Store", "Summary", "planned", "run", "whole"]
 
 _WATCH_SECONDS = 1.0
 
@@ -239,6 +239,41 @@ class Summary:
     failed: Mapping[str, str]  # and why
     lacking: Mapping[str, str]  # packages that are not here
     left: tuple[str, ...]  # for the next run: the time was up, or what they come after is missing
+
+
+def planned(
+    makers: Mapping[str, Callable[[Any, int], Iterator[Cell]]],
+    scale: Any,
+    groups: Sequence[str],
+    seeds: int,
+    first_seed: int,
+    most_seeds: Callable[[Cell], int],
+) -> list[Cell]:
+    """Return the cells of some groups, and those that they come after, in the order in which to compute them.
+
+    Parameters
+    ----------
+    makers : mapping of str to callable
+        All groups: from a scale and the number of a seed to cells.
+    scale : object
+        What the makers are given.
+    groups : sequence of str
+        Which of the groups.
+    seeds, first_seed : int
+        How many seeds, and the first of them.
+    most_seeds : callable
+        How many of them a cell has at most.
+    """
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    found: dict[str, Cell] = {}
+    for group, make in makers.items():
+        for number in range(seeds if group in groups else 0):
+            for cell in make(scale, first_seed + number):
+                if number < most_seeds(cell):
+                    for one in (*cell.after, cell):
+                        found.setdefault(one.name, one)
+    return list(found.values())
 
 
 def run(

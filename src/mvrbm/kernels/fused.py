@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.couplings.base import equalise_norms, squared_norms
-from mvrbm.kernels.graphs import too_large
+from mvrbm.kernels.graphs import no_whole_passes, too_large
 from mvrbm.kernels.packing import Packing, Plan, why_not
 from mvrbm.learning.negative import PCD
 
@@ -344,10 +344,4 @@ def refuses(trainer: Trainer, source: Source) -> str | None:
         return f"its parameters are {like.dtype}"
     if not available(like.device):
         return f"there is no Triton for {like.device.type}"
-    if not source.whole:
-        return "its data is not a plain array, known throughout"
-    if any(callback.wants_batches for callback in trainer.callbacks):
-        return "a callback wants to see every batch"
-    if trainer.world.size > 1:
-        return "several processes share it"
-    return why_not(trainer) or too_large(source, like.device)
+    return no_whole_passes(trainer, source) or why_not(trainer) or too_large(source, like.device)

@@ -41,7 +41,7 @@ class GraphedPasses:
 
     def __init__(self, trainer: Trainer, source: Source) -> None:
         self.trainer = trainer
-        self._like = like = trainer.machine.like
+        like = trainer.machine.like
         self.n_samples = int(source.n_samples or 0)
         self.batch_size = min(trainer.recipe.batch_size, self.n_samples)
         self._data = {name: torch.as_tensor(array).to(like.device) for name, array in source.whole.items()}
@@ -164,13 +164,8 @@ class GraphedPasses:
         self._stay_in_place()
 
     def _batch(self, rows: Tensor) -> dict[str, Tensor]:
-        batch = {}
-        for name, unit in self.trainer.machine.layers.items():
-            block = self._data[name].index_select(0, rows)
-            scale = unit.byte_scale if block.dtype == torch.uint8 else 1.0
-            block = block.to(self._like.dtype)
-            batch[name] = block * scale if scale != 1.0 else block
-        return batch
+        layers = self.trainer.machine.layers
+        return {name: unit.from_data(self._data[name].index_select(0, rows)) for name, unit in layers.items()}
 
     def _step(self, gradient: dict[str, Tensor], weight: float) -> None:
         """The trainer's own step, with its checks: from the first number that is not finite on nothing changes."""
@@ -232,12 +227,9 @@ def unfit(trainer: Trainer, source: Source) -> str | None:
     """Return why an update cannot be made without a look at a number, None if it can."""
     if trainer.gradient != "analytic":
         return "gradients by autograd were asked for"
-    if not source.whole:
-        return "its data is not a plain array, known throughout"
-    if any(callback.wants_batches for callback in trainer.callbacks):
-        return "a callback wants to see every batch"
-    if trainer.world.size > 1:
-        return "several processes share it"
+    reason = no_whole_passes(trainer, source)
+    if reason is not None:
+        return reason
     if not trainer.negative.capturable:
         return f"its chains are {type(trainer.negative).__name__}"
     if type(trainer.noise) is not Noise or trainer.noise.device != trainer.machine.like.device:
@@ -245,6 +237,17 @@ def unfit(trainer: Trainer, source: Source) -> str | None:
     like = trainer.machine.like
     if any(unit.absent(like.new_zeros(1, *unit.shape)) is not None for unit in trainer.machine.layers.values()):
         return "its samples differ in length"
+    return None
+
+
+def no_whole_passes(trainer: Trainer, source: Source) -> str | None:
+    """Return why a training cannot be handed a whole pass at once, None if it can."""
+    if not source.whole:
+        return "its data is not a plain array, known throughout"
+    if any(callback.wants_batches for callback in trainer.callbacks):
+        return "a callback wants to see every batch"
+    if trainer.world.size > 1:
+        return "several processes share it"
     return None
 
 

@@ -135,10 +135,7 @@ class Source(ABC):
             raise ValueError("masks must be boolean, True where the value is known")
         visible = {}
         for name, unit in self.machine.layers.items():
-            piece = torch.as_tensor(raw[name])
-            scale = unit.byte_scale if piece.dtype == torch.uint8 else 1.0
-            array = piece.to(device=self.machine.like.device).to(self.machine.like.dtype)
-            array = array * scale if scale != 1.0 else array
+            array = unit.from_data(torch.as_tensor(raw[name]))
             if self.nan_is_missing:
                 missing = torch.isnan(array)
                 if bool(missing.any()):

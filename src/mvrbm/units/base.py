@@ -189,6 +189,12 @@ class Unit(nn.Module, ABC):
                 "replace them, or mark them as unknown with a mask"
             )
 
+    def from_data(self, raw: Tensor) -> Tensor:
+        """Return data (n, *shape) in the layer's dtype and on its device, bytes scaled."""
+        scale = self.byte_scale if raw.dtype == torch.uint8 else 1.0
+        values = raw.to(device=self.bias.device).to(self.bias.dtype)
+        return values * scale if scale != 1.0 else values
+
     def some_state(self) -> Tensor:
         r"""Return a state that passes the checks, (\*shape): a stand-in for what is yet to be drawn."""
         return torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)

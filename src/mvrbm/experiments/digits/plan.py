@@ -8,7 +8,7 @@ from typing import Any
 
 from mvrbm.baselines import BASELINES
 from mvrbm.classifiers import MVRBMClassifier
-from mvrbm.experiments.cells import Cell
+from mvrbm.experiments.cells import Cell, planned
 from mvrbm.experiments.digits import work
 from mvrbm.learning import PRESETS
 
@@ -424,19 +424,7 @@ def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first
         Number of the first subset.
     """
     asked = scale.seeds if seeds is None else seeds
-    if asked < 1:
-        raise ValueError(f"seeds must be at least 1, got {asked}")
-    found: dict[str, Cell] = {}
-    for group, make in GROUPS.items():
-        if group not in groups:
-            continue
-        for number in range(asked):
-            for cell in make(scale, first_seed + number):
-                if number >= _most_seeds(scale, cell, asked):
-                    continue
-                for one in (*cell.after, cell):
-                    found.setdefault(one.name, one)
-    return list(found.values())
+    return planned(GROUPS, scale, groups, asked, first_seed, lambda cell: _most_seeds(scale, cell, asked))
 
 
 def _most_seeds(scale: Scale, cell: Cell, asked: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mvrbm.experiments.cells import Cell
+from mvrbm.experiments.cells import Cell, planned
 from mvrbm.experiments.superres import work
 from mvrbm.experiments.superres.data import PACKAGED, check_there
 from mvrbm.learning import PRESETS
@@ -224,14 +224,4 @@ def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first
         Number of the first.
     """
     asked = scale.seeds if seeds is None else seeds
-    if asked < 1:
-        raise ValueError(f"seeds must be at least 1, got {asked}")
-    found: dict[str, Cell] = {}
-    for group, make in GROUPS.items():
-        if group not in groups:
-            continue
-        for number in range(min(asked, scale.fewer_seeds.get(group, asked))):
-            for cell in make(scale, first_seed + number):
-                for one in (*cell.after, cell):
-                    found.setdefault(one.name, one)
-    return list(found.values())
+    return planned(GROUPS, scale, groups, asked, first_seed, lambda cell: scale.fewer_seeds.get(cell.group, asked))
