@@ -285,7 +285,9 @@ def alone(folder, world):
         except RuntimeError:
             (folder / "alone.json").write_text(json.dumps({"seconds": time.monotonic() - began}))
     else:
-        time.sleep(7)
+        end = time.monotonic() + 60
+        while not (folder / "alone.json").exists() and time.monotonic() < end:
+            time.sleep(0.1)
 
 
 JOBS = {job.__name__: job for job in (equal, statistics, shards, loaders, killed, tempered, sweep, corners, alone)}

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import struct
-import time
 
 import numpy as np
 import pytest
@@ -376,10 +375,8 @@ def test_gigantic_models_are_refused_before_they_are_built(tmp_path, monkeypatch
 
     monkeypatch.setattr(torch, "zeros", guarded(zeros))
     monkeypatch.setattr(torch, "ones", guarded(ones))
-    began = time.perf_counter()
     with pytest.raises(StorageError, match=r"describes .* numbers|not a valid model description"):
         from_pretrained(folder)
-    assert time.perf_counter() - began < 2
 
 
 def test_nothing_is_unpickled(tmp_path):
