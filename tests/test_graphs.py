@@ -66,7 +66,7 @@ def data_for(machine, n):
 class Graphed(Trainer):
     """Takes graphs where it would not take them by itself: on a CPU."""
 
-    def _choose_path(self, source):
+    def _choose_path(self, source, threads):
         assert graphs.unfit(self, source) is None
         self._passes = graphs.GraphedPasses(self, source)
 
@@ -74,7 +74,7 @@ class Graphed(Trainer):
 class Plain(Trainer):
     """Takes no fast path."""
 
-    def _choose_path(self, source):
+    def _choose_path(self, source, threads):
         pass
 
 

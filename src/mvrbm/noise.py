@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mvrbm.kernels import compiled
+
 __all__ = ["Noise", "Recorder", "Replay"]
 
 _MAX_SEED = 2**63
@@ -74,6 +76,10 @@ class Noise:
 
     def _from_bits(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Uniform numbers from raw words: the upper bits that the dtype can hold, 24 or 53."""
+        if dtype == torch.float32:
+            made = torch.empty(shape)
+            if compiled.uniform(self._bits, made):
+                return made
         word, digits = _WORDS[dtype]
         count = math.prod(shape)
         raw = np.atleast_1d(self._bits.random_raw(-(-count * word.itemsize // 8))).view(word)[:count]

@@ -7,20 +7,17 @@ the field and the gradient, and all arrays are allocated once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mvrbm.couplings.base import squared_norms
-from mvrbm.kernels.packing import LayerPlan, Packing, Plan, why_not
-from mvrbm.learning.negative import PCD
+from mvrbm.kernels.packing import LayerPlan, Plan, why_not
+from mvrbm.kernels.updates import FlatUpdates
 
 if TYPE_CHECKING:
     from mvrbm.learning.trainer import Trainer
-    from mvrbm.noise import Noise
 
 
 # Batches of more sizes than this come from a loader with a mind of its own.
@@ -40,64 +37,13 @@ class _Phase:
         self.mean = like.new_zeros(K, n, L)
 
 
-class GemmUpdates:
-    """Makes updates on the CPU.
-
-    Parameters
-    ----------
-    trainer : Trainer
-        A training that :func:`refuses` had nothing against.
-    """
+class GemmUpdates(FlatUpdates):
+    """Makes updates by the matrix products of PyTorch."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.plan = Plan.of(trainer.machine)
-        self._packing = Packing(trainer, self.plan)
-        like, negative = trainer.machine.like, trainer.negative
-        self._persistent, self._steps = isinstance(negative, PCD), int(negative.steps)  # type: ignore[attr-defined]
-        self._n_chains = int(getattr(negative, "n_chains", 0))
-        self._affine = self._affines()
-        size = self.plan.size
-        self._params, self._momenta = like.new_zeros(size), like.new_zeros(size)
-        self._kept, self._gradient = like.new_zeros(size), like.new_zeros(size)
-        self._multiplier = self._packing.multiplier
-        self._even = bool((self._multiplier == 1).all())
+        super().__init__(trainer)
         self._phases: dict[tuple[str, int], _Phase] = {}
-        self._split_params, self._split_gradient = self.plan.split(self._params), self.plan.split(self._gradient)
-        self._chains_started = False
         self.pull()
-
-    def _affines(self) -> list[tuple[Tensor, Tensor] | None]:
-        """What turns data into states, None where nothing is to be done."""
-        scale, shift, affine = self._packing.load_scale, self._packing.load_shift, []
-        for p in self.plan.layers:
-            part = slice(p.states_at, p.states_at + p.area)
-            pair = scale[part].view(p.rows, 1, p.columns), shift[part].view(p.rows, 1, p.columns)
-            affine.append(pair if p.gaussian else None)
-        return affine
-
-    # -- to and from the trainer ------------------------------------------------------------------
-
-    def pull(self) -> None:
-        """Take over parameters, momenta and chains from the trainer."""
-        self._packing.pack(self._params, self._momenta)
-        if self._persistent and self.trainer.chains:
-            chain = self._phase("chain", self._n_chains)
-            for number, p in enumerate(self.plan.layers):
-                states = self.trainer.chains[p.name].transpose(0, 1)
-                pair = self._affine[number]
-                chain.visible[number].copy_(states if pair is None else states * pair[0] - pair[1])
-            self._chains_started = True
-
-    def push(self) -> None:
-        """Give parameters, momenta and chains back to the trainer."""
-        self._packing.unpack(self._params, self._momenta)
-        if self._persistent and self._chains_started:
-            chain = self._phase("chain", self._n_chains)
-            for number, p in enumerate(self.plan.layers):
-                states, pair = chain.visible[number], self._affine[number]
-                states = states if pair is None else (states + pair[1]) / pair[0]
-                self.trainer.chains[p.name] = states.transpose(0, 1).contiguous()
 
     def _phase(self, what: str, n: int) -> _Phase:
         """Buffers for so many samples: kept, since a pass has batches of one size, and one shorter."""
@@ -107,63 +53,29 @@ class GemmUpdates:
             self._phases[what, n] = _Phase(self.plan, n, self._params)
         return self._phases[what, n]
 
-    # -- an update --------------------------------------------------------------------------------
+    def _chain_states(self) -> list[Tensor]:
+        return self._phase("chain", self._n_chains).visible
 
-    @torch.no_grad()
-    def update(self, batch: Mapping[str, Tensor], weight: float, shares: tuple[float, float] = (1.0, 1.0)) -> None:
-        """Make one update.
-
-        Parameters
-        ----------
-        batch : mapping of str to Tensor
-            Samples of every layer, each (n, I, J); bytes as they are in the data.
-        weight : float
-            What the gradient counts.
-        shares : tuple of float
-            How much of all data and of all chains is here.
-        """
-        noise, n = self.trainer.noise, len(next(iter(batch.values())))
+    def _contrast(self, batch: Mapping[str, Tensor], of_data: float, of_chain: float) -> None:
+        n = len(next(iter(batch.values())))
         data = self._phase("data", n)
-        for m, p in enumerate(self.plan.layers):
-            self._load(m, batch[p.name], data.visible[m])
+        for p, states, pair in zip(self.plan.layers, data.visible, self._affine, strict=True):
+            states.copy_(batch[p.name].transpose(0, 1))
+            if pair is not None:
+                states.mul_(pair[0][:, None]).sub_(pair[1][:, None])
         self._upwards(data)
         self._means(data)
         if self._persistent:
             chain = self._phase("chain", self._n_chains)
-            if not self._chains_started:
-                self._spread(data, chain)
             self._upwards(chain)
             field = chain.field
         else:
             chain, field = self._phase("chain", n), data.field
         for _ in range(self._steps):
-            self._gibbs(chain, field, noise)
+            self._gibbs(chain, field)
             field = chain.field
         self._means(chain)
-        self._slopes(data, chain, weight * shares[0], weight * shares[1])
-        self.trainer.add_up(self._gradient)
-        self._step()
-
-    def _load(self, m: int, block: Tensor, into: Tensor) -> None:
-        """Bring samples of layer m, (n, I, J), into (I, n, J), in the units of the flat form."""
-        into.copy_(block.transpose(0, 1))
-        scale = self.trainer.machine.layers[self.plan.layers[m].name].byte_scale
-        if block.dtype == torch.uint8 and scale != 1.0:
-            into.mul_(scale)
-        pair = self._affine[m]
-        if pair is not None:
-            into.mul_(pair[0]).sub_(pair[1])
-
-    def _spread(self, data: _Phase, chain: _Phase) -> None:
-        """Start persistent chains at a batch, going round it."""
-        rows = torch.arange(self._n_chains) % max(1, data.n)
-        for m, (p, begun) in enumerate(zip(self.plan.layers, chain.visible, strict=True)):
-            if data.n:
-                begun.copy_(data.visible[m][:, rows])
-            else:  # another process has all of the batch: draws in no field
-                begun.copy_(self._split_params[0][m][2][:, None].expand_as(begun))
-                _draw(begun, begun, self.trainer.noise, p.gaussian)
-        self._chains_started = True
+        self._slopes(data, chain, of_data, of_chain)
 
     # -- fields -----------------------------------------------------------------------------------
 
@@ -199,17 +111,15 @@ class GemmUpdates:
         else:
             torch.sigmoid(phase.field, out=phase.mean)
 
-    def _gibbs(self, chain: _Phase, field: Tensor, noise: Noise) -> None:
+    def _gibbs(self, chain: _Phase, field: Tensor) -> None:
         """From a hidden field draw the hidden layer, then the visible ones, and find their hidden field."""
         y = chain.mean  # overwritten: it is needed only after the last step
-        _draw(field, y, noise, self.plan.hidden_gaussian)
+        _draw(field, y, self._numbers(chain.n, None), self.plan.hidden_gaussian)
         for m, p in enumerate(self.plan.layers):
             states = chain.visible[m]
             self._downwards(y, m, chain, states)
-            _draw(states, states, noise, p.gaussian)
+            _draw(states, states, self._numbers(chain.n, p), p.gaussian)
         self._upwards(chain)
-
-    # -- the step ---------------------------------------------------------------------------------
 
     def _slopes(self, data: _Phase, chain: _Phase, of_data: float, of_chain: float) -> None:
         """Gradient of of_data * mean F(data) - of_chain * mean F(chain)."""
@@ -235,48 +145,6 @@ class GemmUpdates:
                     _times(back[r].t(), x.view(p.rows * n, p.columns), to_v[r], add=add)
                 _total(x, to_b, sign, add=add)
 
-    def _step(self) -> None:
-        """One step of gradient descent with momentum, as the trainer's optimiser makes it."""
-        recipe, flat, number = self.trainer.recipe, self._gradient, self.trainer.update
-        self._check("gradient", flat)
-        falling = 1.0 if recipe.rate_decay is None else 1 / math.sqrt(1 + number / recipe.rate_decay)
-        rate = float(recipe.learning_rate or 0.0)
-        if recipe.normalised:
-            for (U, V, _), (to_u, to_v, _) in zip(self._split_params[0], self._split_gradient[0], strict=True):
-                to_u.div_(squared_norms(V).sum().clamp(min=1e-12))
-                to_v.div_(squared_norms(U).sum().clamp(min=1e-12))
-        if not self._even:
-            flat.mul_(self._multiplier)
-        if recipe.weight_decay:
-            for (U, V, _), (to_u, to_v, _) in zip(self._split_params[0], self._split_gradient[0], strict=True):
-                to_u.add_(U, alpha=recipe.weight_decay)
-                to_v.add_(V, alpha=recipe.weight_decay)
-        self._kept.copy_(self._params)
-        torch.add(flat, self._momenta, alpha=recipe.momentum, out=self._momenta)
-        bias_rate = (recipe.bias_learning_rate or rate) * falling
-        self._params.add_(self._momenta, alpha=-bias_rate)
-        if bias_rate != rate * falling:
-            moving, _ = self.plan.split(self._momenta)
-            for (U, V, _), (moving_u, moving_v, _) in zip(self._split_params[0], moving, strict=True):
-                U.add_(moving_u, alpha=bias_rate - rate * falling)
-                V.add_(moving_v, alpha=bias_rate - rate * falling)
-        self._check("parameter", self._params)
-
-    def _check(self, what: str, flat: Tensor) -> None:
-        """Refuse numbers that are not finite; the machine is then as it was before this update."""
-        if math.isfinite(float(flat.sum())) or bool(torch.isfinite(flat).all()):
-            return
-        layers, hidden = self.plan.split(flat)
-        named = {"hidden.bias": hidden}
-        for p, (U, V, bias) in zip(self.plan.layers, layers, strict=True):
-            factors = f"couplings.{p.name}.factors"
-            named |= {f"{factors}.0": U, f"{factors}.1": V, f"visible.{p.name}.bias": bias}
-        name = next(name for name, part in named.items() if not bool(torch.isfinite(part).all()))
-        if what == "parameter":
-            self._params.copy_(self._kept)
-        self.push()
-        self.trainer.fail(self.trainer.update + 1, f"the {what} of '{name}'")
-
 
 def _times(a: Tensor, b: Tensor, into: Tensor, *, add: bool) -> None:
     """Matrix product, added to what is there or in its place."""
@@ -292,17 +160,12 @@ def _total(x: Tensor, into: Tensor, scale: float, *, add: bool) -> None:
     into.add_(total, alpha=scale) if add else torch.mul(total, scale, out=into)
 
 
-def _draw(field: Tensor, into: Tensor, noise: Noise, gaussian: bool) -> None:
-    """Draw a layer (I, n, J) from fields that include its bias; `into` may be `field` itself.
-
-    Numbers are drawn sample by sample, as the units draw them: the training is then the same as without
-    this path, up to rounding.
-    """
-    rows, n, columns = field.shape
+def _draw(field: Tensor, into: Tensor, numbers: Tensor, gaussian: bool) -> None:
+    """Draw a layer (I, n, J) from fields with its bias and numbers (n, I, J); `into` may be `field` itself."""
+    numbers = numbers.transpose(0, 1)
     if gaussian:
-        torch.add(field, noise.normal((n, rows, columns), field).transpose(0, 1), out=into)
+        torch.add(field, numbers, out=into)
     else:
-        numbers = noise.uniform((n, rows, columns), field).transpose(0, 1)
         torch.sigmoid(field, out=into)
         torch.lt(numbers, into, out=into)
 

@@ -32,7 +32,8 @@ from mvrbm.threads import sensible_threads
 if TYPE_CHECKING:
     from os import PathLike
 
-    from mvrbm.kernels import fused, gemm, graphs
+    from mvrbm.kernels import fused, graphs
+    from mvrbm.kernels.updates import FlatUpdates
     from mvrbm.learning.callbacks import Callback
 
 OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
@@ -138,7 +139,7 @@ class Trainer:
         self._resumed: dict[str, Any] | None = None
         self._kept: dict[str, Tensor] = {}  # parameters before the last step, in the same memory every time
         self._passes: fused.FusedPasses | graphs.GraphedPasses | None = None
-        self._updates: gemm.GemmUpdates | None = None
+        self._updates: FlatUpdates | None = None
 
     def noise_of(self, update: int) -> Noise:
         """Return this process's stream of random numbers from an update on, where so many share the work."""
@@ -197,9 +198,15 @@ class Trainer:
         self.batches_per_epoch = self._longest(source.n_batches(recipe.batch_size))
         self._prepare(source)
         self.stop = self.interrupted = self.broken = self._ending = False
-        with self._interruptible(), sensible_threads(self.machine, self.recipe.batch_size):
+        from mvrbm.kernels import native  # which looks at trainers itself
+
+        by_torch = native.refuses(self) is not None
+        with (
+            self._interruptible(),
+            sensible_threads(self.machine, self.recipe.batch_size, needed=by_torch) as threads,
+        ):
             self._notify("on_train_begin")
-            self._choose_path(source)
+            self._choose_path(source, threads)
             self._agree()
             try:
                 # A checkpoint of the last update of a pass has that pass still to be ended.
@@ -234,14 +241,16 @@ class Trainer:
         # A wish that came meanwhile is for the next time.
         self.stop, self.interrupted = self.stop or self._ending, self.interrupted or bool(wishes[1] > 0)
 
-    def _choose_path(self, source: Source) -> None:
+    def _choose_path(self, source: Source, threads: int) -> None:
         """Take the fastest path that can do this training."""
-        from mvrbm.kernels import fused, gemm, graphs  # which look at trainers themselves
+        from mvrbm.kernels import fused, gemm, graphs, native  # which look at trainers themselves
 
         if fused.refuses(self, source) is None:
             self._passes = fused.FusedPasses([self], [source])
         elif graphs.refuses(self, source) is None:
             self._passes = graphs.GraphedPasses(self, source)
+        elif native.refuses(self) is None:
+            self._updates = native.NativeUpdates(self, threads)
         elif gemm.refuses(self) is None:
             self._updates = gemm.GemmUpdates(self)
 

@@ -1,0 +1,354 @@
+/* Contrastive divergence of matrices on the processor, and uniform numbers: see native.py, which lays out the arrays.
+ *
+ * Plain C with vector types, which GCC and Clang have for every processor. On x86 the same code is compiled for three
+ * kinds of processor, and the best one that is there is taken.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define PAD 16 /* floats: a cache line, and a whole number of vectors of every kind */
+#define PADDED(n) (((n) + PAD - 1) / PAD * PAD)
+#define PART(n, number, parts) ((int)((long)(n) * (number) / (parts)))
+
+/* Where things of a layer begin; lengths in floats. native.py has the same fields in the same order. */
+typedef struct {
+    int32_t I, J, rank, gaussian;
+    const float *U;              /* (rank, K, I) */
+    const float *V;              /* (rank, L, J) */
+    const float *B;              /* (I, J) */
+    const float *data;           /* (n_data, I, J) */
+    const float *scale, *shift;  /* (I, J) each, or neither: data * scale - shift are states */
+    int64_t states_at;           /* in a sample's states: (I, Jp) */
+    int64_t products_at;         /* in a sample's products: (rank, K, Jp) */
+    int64_t v_at, vt_at, b_at;   /* in `packed`: (rank, L, Jp), (rank, J, Lp), (I, Jp) */
+    int64_t to_u_at, to_v_at, to_b_at; /* in a gradient: (rank, K, I), (rank, L, Jp), (I, Jp) */
+    float *to_U, *to_V, *to_B;   /* the result, like U, V and B */
+} Layer;
+
+typedef struct {
+    int32_t K, L, gaussian, n_layers, n_data, n_chains, steps, tasks, group, threads;
+    float data_weight, chain_weight;
+    const Layer *layers;
+    const float *C;              /* (K, L) */
+    float *chains;               /* persistent ones, (n_chains, states), or NULL */
+    const float *const *numbers; /* for each step those of the hidden layer, (n_chains, K, L), then of each visible one */
+    float *packed;               /* parameters in padded rows; given as zeros at first */
+    float *gradients;            /* (tasks, gradient_size) */
+    float *scratch;              /* (threads, scratch_size) */
+    float *to_C;
+    int64_t states, products, c_at, to_c_at, packed_size, gradient_size, scratch_size;
+} Job;
+
+typedef struct {
+    float *states, *kept;                                  /* of a group of samples */
+    float *products, *field, *hidden, *half, *spare;       /* of one sample */
+} Scratch;
+
+/* -- the kernels, for each kind of processor ------------------------------------------------------------------ */
+
+#if defined(__x86_64__) && defined(__clang__)
+#define FOR_AVX512 _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512vl,avx512dq,fma\"))), apply_to = function)")
+#define FOR_AVX2 _Pragma("clang attribute push(__attribute__((target(\"avx2,fma\"))), apply_to = function)")
+#define FOR_END _Pragma("clang attribute pop")
+#elif defined(__x86_64__)
+#define FOR_AVX512 _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512vl,avx512dq,fma\")")
+#define FOR_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma\")")
+#define FOR_END _Pragma("GCC pop_options")
+#endif
+
+#define NAME(x) x##_any
+#define LANES 4
+#define ROWS 5
+#define GK 2
+#define GI 4
+#include "_native_kernel.h"
+
+#ifdef FOR_END
+FOR_AVX2
+#define NAME(x) x##_avx2
+#define LANES 8
+#define ROWS 6
+#define GK 3
+#define GI 4
+#include "_native_kernel.h"
+FOR_END
+FOR_AVX512
+#define NAME(x) x##_avx512
+#define LANES 16
+#define ROWS 8
+#define GK 5
+#define GI 4
+#include "_native_kernel.h"
+FOR_END
+#endif
+
+typedef void (*Task)(const Job *, const Scratch *, int);
+static struct {
+    const char *name;
+    Task task;
+    int there;
+} processors[] = { /* the best last */
+    {"any", task_any, 1},
+#ifdef FOR_END
+    {"avx2", task_avx2, 0},
+    {"avx512", task_avx512, 0},
+#endif
+};
+#define PROCESSORS ((int)(sizeof processors / sizeof *processors))
+static Task task = task_any;
+
+static void look_at_processor(void)
+{
+#ifdef FOR_END
+    __builtin_cpu_init();
+    processors[1].there = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    processors[2].there = processors[1].there && __builtin_cpu_supports("avx512f") &&
+                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#endif
+    for (int i = 0; i < PROCESSORS; i++)
+        if (processors[i].there) task = processors[i].task;
+}
+
+/* -- threads: tasks are taken by whoever is free, so that nobody waits for a thread that has not woken up yet -- */
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_mutex_t owner; /* who gives the present job; another one meanwhile does all of its own alone */
+    pthread_cond_t begin, end;
+    const Job *job;
+    atomic_int next;
+    int workers, active;
+    unsigned generation;
+    pid_t process;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .owner = PTHREAD_MUTEX_INITIALIZER,
+          .begin = PTHREAD_COND_INITIALIZER, .end = PTHREAD_COND_INITIALIZER};
+
+static void work(const Job *job, atomic_int *next, int place)
+{
+    const int K = job->K, area = PADDED(job->L) * K;
+    float *at = job->scratch + place * job->scratch_size;
+    Scratch own;
+    own.states = at, at += job->group * job->states;
+    own.kept = at, at += job->group * job->products;
+    own.products = at, at += job->products;
+    own.field = at, at += area;
+    own.hidden = at, at += area;
+    own.half = at, at += job->products;
+    own.spare = at;
+    for (int number; (number = atomic_fetch_add(next, 1)) < job->tasks;) task(job, &own, number);
+}
+
+static void *worker(void *number)
+{
+    const int place = (int)(intptr_t)number;
+    unsigned seen = 0;
+    pthread_mutex_lock(&pool.lock);
+    for (;;) {
+        while (!pool.job || seen == pool.generation || place >= pool.job->threads) pthread_cond_wait(&pool.begin, &pool.lock);
+        const Job *job = pool.job;
+        seen = pool.generation;
+        pool.active++;
+        pthread_mutex_unlock(&pool.lock);
+        work(job, &pool.next, place);
+        pthread_mutex_lock(&pool.lock);
+        if (--pool.active == 0) pthread_cond_signal(&pool.end);
+    }
+    return NULL;
+}
+
+/* Begin as many threads as are wanted beside the caller's; a process that was forked has none of its parent's. */
+static void hire(int wanted)
+{
+    if (pool.process != getpid()) {
+        pool.process = getpid();
+        pool.workers = pool.active = 0;
+        pool.job = NULL;
+        pthread_mutex_init(&pool.lock, NULL);
+        pthread_cond_init(&pool.begin, NULL);
+        pthread_cond_init(&pool.end, NULL);
+    }
+    for (; pool.workers < wanted; pool.workers++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, worker, (void *)(intptr_t)(pool.workers + 1))) return;
+        pthread_detach(thread);
+    }
+}
+
+static void share(const Job *job)
+{
+    hire(job->threads - 1);
+    pthread_mutex_lock(&pool.lock);
+    pool.job = job;
+    pool.generation++;
+    atomic_store(&pool.next, 0);
+    pthread_cond_broadcast(&pool.begin);
+    pthread_mutex_unlock(&pool.lock);
+    work(job, &pool.next, 0);
+    pthread_mutex_lock(&pool.lock);
+    pool.job = NULL; /* who wakes up now goes back to sleep */
+    while (pool.active) pthread_cond_wait(&pool.end, &pool.lock);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* -- an update ------------------------------------------------------------------------------------------------ */
+
+/* Padding is zero from the beginning, and stays so. */
+static void pad_rows(float *into, const float *from, int64_t rows, int columns)
+{
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(into + r * PADDED(columns), from + r * columns, sizeof(float) * columns);
+}
+
+static void pack(const Job *job)
+{
+    const int L = job->L, Lp = PADDED(L);
+    pad_rows(job->packed + job->c_at, job->C, job->K, L);
+    for (int m = 0; m < job->n_layers; m++) {
+        const Layer *layer = job->layers + m;
+        const int J = layer->J;
+        pad_rows(job->packed + layer->v_at, layer->V, (int64_t)layer->rank * L, J);
+        pad_rows(job->packed + layer->b_at, layer->B, layer->I, J);
+        float *vt = job->packed + layer->vt_at;
+        for (int r = 0; r < layer->rank; r++)
+            for (int l = 0; l < L; l++)
+                for (int j = 0; j < J; j++) vt[((int64_t)r * J + j) * Lp + l] = layer->V[((int64_t)r * L + l) * J + j];
+    }
+}
+
+/* Add what stands in padded rows, or in rows without padding, to a result. */
+static void add_rows(float *into, const float *from, int64_t rows, int columns, int width)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) into[r * columns + c] += from[r * width + c];
+}
+
+/* Sum the tasks' gradients, always in the same order: whoever made them, the result is the same. */
+static void add_up(const Job *job)
+{
+    const int K = job->K, L = job->L;
+    memset(job->to_C, 0, sizeof(float) * K * L);
+    for (int m = 0; m < job->n_layers; m++) {
+        const Layer *layer = job->layers + m;
+        memset(layer->to_U, 0, sizeof(float) * layer->rank * K * layer->I);
+        memset(layer->to_V, 0, sizeof(float) * layer->rank * L * layer->J);
+        memset(layer->to_B, 0, sizeof(float) * layer->I * layer->J);
+    }
+    for (int number = 0; number < job->tasks; number++) {
+        const float *gradient = job->gradients + number * job->gradient_size;
+        add_rows(job->to_C, gradient + job->to_c_at, K, L, PADDED(L));
+        for (int m = 0; m < job->n_layers; m++) {
+            const Layer *layer = job->layers + m;
+            const int I = layer->I, J = layer->J, Jp = PADDED(J);
+            add_rows(layer->to_U, gradient + layer->to_u_at, (int64_t)layer->rank * K, I, I);
+            add_rows(layer->to_V, gradient + layer->to_v_at, (int64_t)layer->rank * L, J, Jp);
+            add_rows(layer->to_B, gradient + layer->to_b_at, I, J, Jp);
+        }
+    }
+}
+
+static void contrast(const Job *job)
+{
+    pack(job);
+    if (job->threads > 1 && job->tasks > 1 && pthread_mutex_trylock(&pool.owner) == 0) {
+        share(job);
+        pthread_mutex_unlock(&pool.owner);
+    } else {
+        atomic_int next = 0;
+        work(job, &next, 0);
+    }
+    add_up(job);
+}
+
+/* -- uniform numbers ------------------------------------------------------------------------------------------ */
+
+/* NumPy's SFC64, a word at a time, each two numbers of 24 bits in [0, 1), as Noise makes them. */
+static void uniform(uint64_t state[4], float *out, int64_t count)
+{
+    uint64_t a = state[0], b = state[1], c = state[2], counter = state[3];
+    for (int64_t i = 0; i < count; i += 2) {
+        const uint64_t word = a + b + counter++;
+        a = b ^ (b >> 11);
+        b = c + (c << 3);
+        c = ((c << 24) | (c >> 40)) + word;
+        out[i] = (float)((int32_t)(uint32_t)word >> 8) * 0x1p-24f + 0.5f;
+        if (i + 1 < count) out[i + 1] = (float)((int32_t)(uint32_t)(word >> 32) >> 8) * 0x1p-24f + 0.5f;
+    }
+    state[0] = a, state[1] = b, state[2] = c, state[3] = counter;
+}
+
+/* -- Python: arrays are given by their addresses -------------------------------------------------------------- */
+
+static PyObject *py_contrast(PyObject *module, PyObject *address)
+{
+    const Job *job = PyLong_AsVoidPtr(address);
+    if (job == NULL) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "no job");
+    Py_BEGIN_ALLOW_THREADS
+    contrast(job);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_uniform(PyObject *module, PyObject *args)
+{
+    unsigned long long state, out;
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(args, "KKn", &state, &out, &count)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    uniform((uint64_t *)(uintptr_t)state, (float *)(uintptr_t)out, count);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_processors(PyObject *module, PyObject *unused)
+{
+    PyObject *names = PyList_New(0);
+    for (int i = 0; names && i < PROCESSORS; i++) {
+        PyObject *name = processors[i].there ? PyUnicode_FromString(processors[i].name) : NULL;
+        if (processors[i].there && (name == NULL || PyList_Append(names, name))) Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    return names;
+}
+
+static PyObject *py_use(PyObject *module, PyObject *name)
+{
+    for (int i = 0; i < PROCESSORS; i++)
+        if (processors[i].there && PyUnicode_CompareWithASCIIString(name, processors[i].name) == 0) {
+            task = processors[i].task;
+            Py_RETURN_NONE;
+        }
+    return PyErr_Format(PyExc_ValueError, "no such processor: %R", name);
+}
+
+static PyMethodDef methods[] = {
+    {"processors", py_processors, METH_NOARGS, "Kinds of processor that this code was made for and runs on, the best last."},
+    {"use", py_use, METH_O, "Take the code for one of these kinds, for tests; the best is taken if nothing is said."},
+    {"contrast", py_contrast, METH_O, "Gradient of one update; the address of a Job."},
+    {"uniform", py_uniform, METH_VARARGS, "Fill floats from an SFC64 state: addresses of state and floats, their number."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    look_at_processor();
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL) return NULL;
+    if (PyModule_AddIntConstant(module, "PAD", PAD) ||
+        PyModule_AddIntConstant(module, "job_size", sizeof(Job)) ||
+        PyModule_AddIntConstant(module, "layer_size", sizeof(Layer))) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

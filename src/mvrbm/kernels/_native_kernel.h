@@ -1,0 +1,321 @@
+/* Contrastive divergence of some samples, for one kind of processor. Included once for each kind, with
+ *   NAME(x)  the name of a function for that kind
+ *   LANES    floats of a vector register
+ *   ROWS     rows of a product that are held in registers at once, each in two vectors
+ *   GK, GI   rows and columns of a block of the gradient of U that is held in registers at once
+ *
+ * Every sample is a matrix by itself, its rows padded to a multiple of PAD: all that is known of one sample stays
+ * in the first cache. Padding of V is zero, so what stands in the padding of states (draws, which are finite) counts nothing.
+ */
+
+typedef float NAME(vec) __attribute__((vector_size(4 * LANES)));
+typedef int32_t NAME(ivec) __attribute__((vector_size(4 * LANES)));
+#define vec NAME(vec)
+#define ivec NAME(ivec)
+
+INLINE vec NAME(load)(const float *p) { vec v; memcpy(&v, p, sizeof v); return v; }
+INLINE void NAME(store)(float *p, vec v) { memcpy(p, &v, sizeof v); }
+INLINE vec NAME(all)(float x) { return x - (vec){}; }
+INLINE vec NAME(pick)(ivec where, vec a, vec b) { return (vec)(((ivec)a & where) | ((ivec)b & ~where)); }
+
+/* -- products ------------------------------------------------------------------------------------------------ */
+
+/* `rows` rows and `wide` vectors of a product, all in registers. Arguments that are constants stay so: all is inlined. */
+INLINE void NAME(tile)(int rows, int wide, int inner, const float *a, long down, long across,
+                       const float *b, long b_row, float *out, long out_row, int add)
+{
+    vec sum[ROWS][2], right[2];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int w = 0; w < wide; w++) sum[r][w] = add ? NAME(load)(out + r * out_row + w * LANES) : (vec){};
+    for (int c = 0; c < inner; c++) {
+#pragma GCC unroll 2
+        for (int w = 0; w < wide; w++) right[w] = NAME(load)(b + c * b_row + w * LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            vec left = NAME(all)(a[r * down + c * across]);
+#pragma GCC unroll 2
+            for (int w = 0; w < wide; w++) sum[r][w] += left * right[w];
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int w = 0; w < wide; w++) NAME(store)(out + r * out_row + w * LANES, sum[r][w]);
+}
+
+INLINE void NAME(column)(int wide, int rows, int inner, const float *a, long down, long across,
+                         const float *b, long b_row, float *out, long out_row, int add)
+{
+    int blocks = (rows + ROWS - 1) / ROWS;
+    for (int first = 0; blocks; blocks--) { /* of nearly equal heights: a block of one row would be slow */
+        int height = (rows - first) / blocks;
+        const float *left = a + first * down;
+        float *into = out + first * out_row;
+#define TILE(n) case n: NAME(tile)(n, wide, inner, left, down, across, b, b_row, into, out_row, add); break;
+        switch (height) {
+            TILE(1) TILE(2) TILE(3) TILE(4) TILE(5)
+#if ROWS > 5
+            TILE(6)
+#endif
+#if ROWS > 6
+            TILE(7) TILE(8)
+#endif
+        }
+#undef TILE
+        first += height;
+    }
+}
+
+/* out (rows, width) = or += a b, with a[r][c] at a[r * down + c * across] and b (inner, width); width a multiple of PAD. */
+static void NAME(product)(int rows, int inner, int width, const float *a, long down, long across,
+                          const float *b, float *out, int add)
+{
+    int at = 0;
+    for (; at + 2 * LANES <= width; at += 2 * LANES)
+        NAME(column)(2, rows, inner, a, down, across, b + at, width, out + at, width, add);
+    if (at < width) NAME(column)(1, rows, inner, a, down, across, b + at, width, out + at, width, add);
+}
+
+INLINE void NAME(block)(int high, int wide, int count, int vectors, const float *g, long g_row, long g_sample,
+                        const float *x, long x_row, long x_sample, float *out, long out_row)
+{
+    vec sum[GK][GI], right[GI];
+#pragma GCC unroll 8
+    for (int p = 0; p < high; p++)
+#pragma GCC unroll 8
+        for (int q = 0; q < wide; q++) sum[p][q] = (vec){};
+    for (int s = 0; s < count; s++)
+        for (int v = 0; v < vectors; v++) {
+            const float *gs = g + s * g_sample + v * LANES, *xs = x + s * x_sample + v * LANES;
+#pragma GCC unroll 8
+            for (int q = 0; q < wide; q++) right[q] = NAME(load)(xs + q * x_row);
+#pragma GCC unroll 8
+            for (int p = 0; p < high; p++) {
+                vec left = NAME(load)(gs + p * g_row);
+#pragma GCC unroll 8
+                for (int q = 0; q < wide; q++) sum[p][q] += left * right[q];
+            }
+        }
+#pragma GCC unroll 8
+    for (int p = 0; p < high; p++)
+#pragma GCC unroll 8
+        for (int q = 0; q < wide; q++) {
+            float total = 0;
+            for (int i = 0; i < LANES; i++) total += sum[p][q][i];
+            out[p * out_row + q] += total;
+        }
+}
+
+/* out (K, I) += the sum over samples of G X', G (count, K, width) and X (count, I, width). */
+static void NAME(outer)(int K, int I, int count, int width, const float *g, long g_sample,
+                        const float *x, long x_sample, float *out)
+{
+    for (int k = 0, high; k < K; k += high) {
+        high = K - k >= GK ? GK : 1;
+        for (int i = 0, wide; i < I; i += wide) {
+            wide = I - i >= GI ? GI : 1;
+#define BLOCK(h, w) NAME(block)(h, w, count, width / LANES, g + k * width, width, g_sample, x + i * width, width, x_sample, \
+                                out + k * I + i, I)
+            if (high == GK && wide == GI) BLOCK(GK, GI);
+            else if (high == GK) BLOCK(GK, 1);
+            else if (wide == GI) BLOCK(1, GI);
+            else BLOCK(1, 1);
+#undef BLOCK
+        }
+    }
+}
+
+/* -- units --------------------------------------------------------------------------------------------------- */
+
+/* exp(-x) by a polynomial between powers of two (Cephes): right to two units of the last place; NaN stays NaN. */
+INLINE vec NAME(exp_minus)(vec x)
+{
+    const vec least = NAME(all)(-87.0f), most = NAME(all)(88.0f), rounder = NAME(all)(12582912.0f);
+    x = -x;
+    x = NAME(pick)(x < least, least, x);
+    x = NAME(pick)(x > most, most, x);
+    vec shifted = x * 1.44269504f + rounder, whole = shifted - rounder;
+    vec r = x - whole * 0.693359375f + whole * 2.12194440e-4f, p = NAME(all)(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    return (vec)((ivec)p + ((ivec)shifted << 23)); /* the last bits of `shifted` are the power of two */
+}
+
+/* Numbers of a sample, so that whole vectors can be read past its end. */
+INLINE const float *NAME(numbers)(const float *all, int sample, int samples, int area, float *spare)
+{
+    const float *own = all + (long)sample * area;
+    if ((long)(samples - sample) * area >= area + PAD) return own;
+    memcpy(spare, own, sizeof(float) * area);
+    return spare;
+}
+
+/* Draw a layer (rows, columns) from fields (rows, width), into which it may be written; `into` is like `field`. */
+static void NAME(draw)(int gaussian, int rows, int columns, int width, const float *field, const float *numbers, float *into)
+{
+    const vec one = NAME(all)(1.0f);
+    for (int r = 0; r < rows; r++)
+        for (int at = 0; at < width; at += LANES) {
+            vec f = NAME(load)(field + r * width + at), u = NAME(load)(numbers + r * columns + at);
+            /* u < sigmoid(f) without a division */
+            vec drawn = gaussian ? f + u : (vec)((u * (1.0f + NAME(exp_minus)(f)) < one) & (ivec)one);
+            NAME(store)(into + r * width + at, drawn);
+        }
+}
+
+/* -- a sample ------------------------------------------------------------------------------------------------ */
+
+/* Hidden field (K, Lp) of states, C + sum U X V'. Products U X are kept for the gradient. */
+static void NAME(upwards)(const Job *job, const Scratch *own, const float *states)
+{
+    const int K = job->K, Lp = PADDED(job->L);
+    memcpy(own->field, job->packed + job->c_at, sizeof(float) * K * Lp);
+    for (int m = 0; m < job->n_layers; m++) {
+        const Layer *layer = job->layers + m;
+        const int Jp = PADDED(layer->J);
+        for (int r = 0; r < layer->rank; r++) {
+            float *ux = own->products + layer->products_at + (long)r * K * Jp;
+            NAME(product)(K, layer->I, Jp, layer->U + (long)r * K * layer->I, layer->I, 1, states + layer->states_at, ux, 0);
+            NAME(product)(K, layer->J, Lp, ux, Jp, 1, job->packed + layer->vt_at + (long)r * layer->J * Lp, own->field, 1);
+        }
+    }
+}
+
+/* Draw every visible layer given a hidden one (K, Lp). */
+static void NAME(downwards)(const Job *job, const Scratch *own, const float *hidden, int sample, int step, float *states)
+{
+    const int K = job->K, L = job->L, Lp = PADDED(L);
+    for (int m = 0; m < job->n_layers; m++) {
+        const Layer *layer = job->layers + m;
+        const int I = layer->I, J = layer->J, Jp = PADDED(J);
+        float *x = states + layer->states_at;
+        memcpy(x, job->packed + layer->b_at, sizeof(float) * I * Jp);
+        for (int r = 0; r < layer->rank; r++) {
+            NAME(product)(K, L, Jp, hidden, Lp, 1, job->packed + layer->v_at + (long)r * L * Jp, own->half, 0);
+            NAME(product)(I, K, Jp, layer->U + (long)r * K * I, 1, I, own->half, x, 1);
+        }
+        const float *all = job->numbers[step * (1 + job->n_layers) + 1 + m];
+        NAME(draw)(layer->gaussian, I, J, Jp, x, NAME(numbers)(all, sample, job->n_chains, I * J, own->spare), x);
+    }
+}
+
+/* Gibbs steps of one chain from a hidden field on. */
+static void NAME(gibbs)(const Job *job, const Scratch *own, int sample, float *states)
+{
+    const int K = job->K, L = job->L;
+    for (int step = 0; step < job->steps; step++) {
+        const float *all = job->numbers[step * (1 + job->n_layers)];
+        const float *numbers = NAME(numbers)(all, sample, job->n_chains, K * L, own->spare);
+        NAME(draw)(job->gaussian, K, L, PADDED(L), own->field, numbers, own->hidden);
+        NAME(downwards)(job, own, own->hidden, sample, step, states);
+        NAME(upwards)(job, own, states);
+    }
+}
+
+/* Add one sample's part to the gradients of all biases and V, and keep what those of U need, h V. */
+static void NAME(slopes)(const Job *job, const Scratch *own, const float *states, float *kept, float weight, float *gradient)
+{
+    const int K = job->K, L = job->L, Lp = PADDED(L);
+    float *to_c = gradient + job->to_c_at;
+    for (int at = 0; at < K * Lp; at += LANES) {
+        vec field = NAME(load)(own->field + at);
+        vec mean = weight * (job->gaussian ? field : 1.0f / (1.0f + NAME(exp_minus)(field)));
+        NAME(store)(own->hidden + at, mean);
+        NAME(store)(to_c + at, NAME(load)(to_c + at) + mean);
+    }
+    for (int m = 0; m < job->n_layers; m++) {
+        const Layer *layer = job->layers + m;
+        const int Jp = PADDED(layer->J);
+        const float *x = states + layer->states_at;
+        float *to_b = gradient + layer->to_b_at;
+        for (int at = 0; at < layer->I * Jp; at += LANES)
+            NAME(store)(to_b + at, NAME(load)(to_b + at) + weight * NAME(load)(x + at));
+        for (int r = 0; r < layer->rank; r++) {
+            const float *ux = own->products + layer->products_at + (long)r * K * Jp;
+            const float *v = job->packed + layer->v_at + (long)r * L * Jp;
+            NAME(product)(L, K, Jp, own->hidden, 1, Lp, ux, gradient + layer->to_v_at + (long)r * L * Jp, 1);
+            NAME(product)(K, L, Jp, own->hidden, Lp, 1, v, kept + layer->products_at + (long)r * K * Jp, 0);
+        }
+    }
+}
+
+/* Bring a sample of the data into padded rows, in the units of the flat form. */
+static void NAME(read)(const Job *job, int sample, float *states)
+{
+    for (int m = 0; m < job->n_layers; m++) {
+        const Layer *layer = job->layers + m;
+        const int J = layer->J, Jp = PADDED(J);
+        for (int i = 0; i < layer->I; i++) {
+            const float *row = layer->data + ((long)sample * layer->I + i) * J;
+            float *x = states + layer->states_at + (long)i * Jp;
+            memcpy(x, row, sizeof(float) * J);
+            if (layer->scale)
+                for (int j = 0; j < J; j++) x[j] = x[j] * layer->scale[i * J + j] - layer->shift[i * J + j];
+        }
+    }
+}
+
+/* -- a task: some samples of the data and some chains, into a gradient of its own ----------------------------- */
+
+/* Add the gradients of U of what was kept of `count` samples. */
+static void NAME(flush)(const Job *job, const Scratch *own, int count, float *gradient)
+{
+    for (int m = 0; m < job->n_layers; m++) {
+        const Layer *layer = job->layers + m;
+        const int Jp = PADDED(layer->J);
+        for (int r = 0; r < layer->rank; r++)
+            NAME(outer)(job->K, layer->I, count, Jp, own->kept + layer->products_at + (long)r * job->K * Jp, job->products,
+                        own->states + layer->states_at, job->states,
+                        gradient + layer->to_u_at + (long)r * job->K * layer->I);
+    }
+}
+
+static void NAME(task)(const Job *job, const Scratch *own, int number)
+{
+    float *gradient = job->gradients + (long)number * job->gradient_size;
+    const int data_from = PART(job->n_data, number, job->tasks), data_to = PART(job->n_data, number + 1, job->tasks);
+    const int chain_from = PART(job->n_chains, number, job->tasks), chain_to = PART(job->n_chains, number + 1, job->tasks);
+    int count = 0;
+    memset(gradient, 0, sizeof(float) * job->gradient_size);
+#define STATES (own->states + count * job->states)
+#define KEPT (own->kept + count * job->products)
+#define COUNT_ONE() if (++count == job->group) { NAME(flush)(job, own, count, gradient); count = 0; }
+    for (int s = data_from; s < data_to; s++) {
+        NAME(read)(job, s, STATES);
+        NAME(upwards)(job, own, STATES);
+        NAME(slopes)(job, own, STATES, KEPT, -job->data_weight, gradient);
+        COUNT_ONE()
+        if (!job->chains) { /* contrastive divergence: the chain goes on from the data's own field */
+            NAME(gibbs)(job, own, s, STATES);
+            NAME(slopes)(job, own, STATES, KEPT, job->chain_weight, gradient);
+            COUNT_ONE()
+        }
+    }
+    if (job->chains)
+        for (int s = chain_from; s < chain_to; s++) {
+            float *chain = job->chains + s * job->states;
+            NAME(upwards)(job, own, chain);
+            NAME(gibbs)(job, own, s, chain);
+            memcpy(STATES, chain, sizeof(float) * job->states);
+            NAME(slopes)(job, own, STATES, KEPT, job->chain_weight, gradient);
+            COUNT_ONE()
+        }
+    if (count) NAME(flush)(job, own, count, gradient);
+#undef STATES
+#undef KEPT
+#undef COUNT_ONE
+}
+
+#undef vec
+#undef ivec
+#undef NAME
+#undef LANES
+#undef ROWS
+#undef GK
+#undef GI
