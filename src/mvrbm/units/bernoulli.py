@@ -55,9 +55,11 @@ class Bernoulli(Unit):
 
     def check(self, x: Tensor, layer: str) -> None:
         """Refuse values outside [0, 1]."""
-        super().check(x, layer)
-        low, high = float(x.min()), float(x.max())
-        if low < 0 or high > 1:
+        if not x.numel():
+            return
+        low, high = (float(end) for end in x.aminmax())
+        if not (low >= 0 and high <= 1):  # as for NaN, which the next line has words for
+            super().check(x, layer)
             raise ValueError(
                 f"layer '{layer}' has Bernoulli units and takes values from 0 to 1, got {low:g} to {high:g}: "
                 "rescale the data (bytes: divide by 255), or use Gaussian units"
