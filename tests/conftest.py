@@ -3,6 +3,7 @@ import importlib.util
 import os
 import signal
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -19,3 +20,17 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
     os.environ["TRITON_INTERPRET"] = "1"
     importlib.import_module("mvrbm.kernels.triton_cd")
     del os.environ["TRITON_INTERPRET"]
+
+
+@pytest.fixture
+def mvrbm(place, capfd):
+    """Run the command line in the folder that a test module has as `place`; return exit code, output and errors."""
+    from mvrbm import cli
+
+    def run(command="", *more):
+        capfd.readouterr()
+        code = cli.main([*command.split(), *map(str, more)])
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run

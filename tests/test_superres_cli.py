@@ -50,19 +50,6 @@ def place(tmp_path, monkeypatch, models):
     return tmp_path
 
 
-@pytest.fixture
-def mvrbm(place, capfd):
-    """Run the command line here; return its exit code, standard output and standard error."""
-
-    def run(command="", *more):
-        capfd.readouterr()
-        code = cli.main([*command.split(), *map(str, more)])
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
-
-
 def there(folder):
     return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import queue
 import threading
@@ -27,6 +28,8 @@ from mvrbm.shards import Shards, is_folder_of_shards
 
 # Samples that the starting moments are taken over; more would move them by less than a percent.
 _MOMENT_SAMPLES = 2**15
+# Entries, and samples, that are looked at together before training: some copies of so many are held at once.
+_ENTRIES_AT_ONCE, _SAMPLES_AT_ONCE = 2**19, 1024
 
 
 class Batch(NamedTuple):
@@ -98,6 +101,12 @@ class Source(ABC):
     def head(self, count: int) -> Iterator[Batch]:
         """Give up to about `count` samples, evenly spread where possible, always the same ones."""
 
+    def _pieces(self, count: int) -> list[slice]:
+        """Cut so many samples into pieces that are small enough to be looked at together."""
+        entries = sum(math.prod(unit.shape) for unit in self.machine.layers.values())
+        size = max(1, min(_SAMPLES_AT_ONCE, _ENTRIES_AT_ONCE // entries))
+        return [slice(first, first + size) for first in range(0, count, size)]
+
     def n_batches(self, batch_size: int) -> int | None:
         """Return the number of batches of a pass, None if it is not known."""
         return None if self.n_samples is None else -(-self.n_samples // batch_size)
@@ -112,12 +121,16 @@ class Source(ABC):
         origins: dict[str, Tensor] = {}  # sums are taken from here, so that large values do not cancel
         for batch in self.head(_MOMENT_SAMPLES):
             for name, array in batch.visible.items():
-                x = array.double().cpu()
-                known = batch.known.get(name)
-                count = torch.ones_like(x) if known is None else known.cpu().double()
-                origin = origins.setdefault(name, torch.where(count > 0, x, 0.0).sum(0) / count.sum(0).clamp(min=1))
-                x = torch.where(count > 0, x - origin, torch.zeros_like(x))
-                piece = [x.sum(0), (x**2).sum(0), count.sum(0)]
+                x, known = array.double().cpu(), batch.known.get(name)
+                if known is None:
+                    count = torch.full(x.shape[1:], float(len(x)), dtype=x.dtype)
+                else:
+                    count = known.cpu().sum(0, dtype=x.dtype)
+                    x = torch.where(known.cpu(), x, 0.0)
+                x = x - origins.setdefault(name, x.sum(0) / count.clamp(min=1))
+                if known is not None:
+                    x = torch.where(known.cpu(), x, 0.0)
+                piece = [x.sum(0), (x**2).sum(0), count]
                 sums[name] = [a + b for a, b in zip(sums[name], piece, strict=True)] if name in sums else piece
         if not sums and (self.common or self.world.size == 1):
             raise ValueError("the data is empty: at least one sample is needed")
@@ -195,8 +208,7 @@ class ArraySource(Source):
     def head(self, count: int) -> Iterator[Batch]:
         """Give samples at even distances."""
         rows = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
-        for first in range(0, len(rows), 1024):
-            yield self._rows(rows[first : first + 1024])
+        yield from (self._rows(rows[piece]) for piece in self._pieces(len(rows)))
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -237,8 +249,7 @@ class ShardSource(ArraySource):
         """Give samples of this process at even distances."""
         own = self.world.part_of(len(self))
         rows = np.unique(np.linspace(own.start, own.stop - 1, min(count, _length(own))).astype(np.int64))
-        for first in range(0, len(rows), 1024):
-            yield self._rows(rows[first : first + 1024])
+        yield from (self._rows(rows[piece]) for piece in self._pieces(len(rows)))
 
     def n_batches(self, batch_size: int) -> int | None:
         """As many as the process with the most rows for its part of a batch needs."""
@@ -274,7 +285,7 @@ class DatasetSource(Source):
         """Give samples at even distances."""
         n = self.n_samples or 0
         rows = np.unique(np.linspace(0, n - 1, min(count, n)).astype(np.int64)).tolist()
-        yield from self._load([rows[i : i + 1024] for i in range(0, len(rows), 1024)])
+        yield from self._load([rows[piece] for piece in self._pieces(len(rows))])
 
     def _load(self, rows: list[list[int]]) -> Iterator[Batch]:
         # A loader draws a seed for its workers even if it has none: not from the global generator.

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mvrbm.experiments.canvas import OURS, PAPERS, RAW, Drawing, bare, blank, legend_below
 from mvrbm.experiments.digits import work
-from mvrbm.experiments.digits.findings import TUNED, Evidence, Measured
+from mvrbm.experiments.digits.findings import TUNED, Evidence
 from mvrbm.experiments.digits.plan import BATCH, capped, own_passes
+from mvrbm.experiments.evidence import Measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["FIGURES", "Drawing"]
+__all__ = ["FIGURES"]
 
 Array = NDArray[Any]
 _COLUMNS = 10
-_OURS, _PAPERS, _RAW, _BLACK = "#2a78c2", "#d1672a", "#777777", "#111111"
+_BLACK = "#111111"
 _COLOURS = ("#3a9460", "#a0508c", "#b8860b", "#5b5bd6", "#c23b4a", "#2f8f9d")
 _MARKS = "sD^vP*X"
 _STABLE_AFTER, _LATE = 70, 300
 _BARS = "Bars: from the best to the worst random subset."
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure, and what it shows for readers who do not see it and for those who do."""
-
-    canvas: Canvas
-    alt: str
-    caption: str
-
-
-def _canvas(width: float, height: float) -> Canvas:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 # -- pictures ---------------------------------------------------------------------------------------
@@ -59,7 +45,7 @@ def _rows_of_images(rows: Mapping[str, Array]) -> Canvas:
         bottom = height - (number + 1) * (side + gap)
         ax = canvas.add_axes((left / width, bottom / height, count * side / width, side / height))
         ax.imshow(_strip(images[:count], 1.0), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        _bare(ax)
+        bare(ax)
         ax.set_ylabel(label, rotation=0, ha="right", va="center", labelpad=8)
     return canvas
 
@@ -67,13 +53,6 @@ def _rows_of_images(rows: Mapping[str, Array]) -> Canvas:
 def _strip(images: Array, gap_value: float) -> Array:
     padded = np.pad(images, ((0, 0), (0, 0), (0, 2)), constant_values=gap_value)
     return np.concatenate(list(padded), axis=1)[:, :-2]
-
-
-def _bare(ax: Axes) -> None:
-    ax.set_xticks([])
-    ax.set_yticks([])
-    for side in ax.spines.values():
-        side.set_visible(False)
 
 
 def denoising(evidence: Evidence) -> Drawing | None:
@@ -116,7 +95,7 @@ def filters(evidence: Evidence) -> Drawing | None:
             panels[title, recipe] = evidence.store.machine(cells[0][0])
     if not panels:
         return None
-    canvas = _canvas(4.3 * len(panels), 4.6)
+    canvas = blank(4.3 * len(panels), 4.6)
     for ax, ((title, recipe), machine) in zip(
         canvas.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
     ):
@@ -130,7 +109,7 @@ def filters(evidence: Evidence) -> Drawing | None:
             [_strip(np.pad(row, ((0, 0), (0, 2), (0, 0)), constant_values=np.nan), np.nan) for row in _rows(chosen)]
         )
         ax.imshow(np.ma.masked_invalid(sheet[:-2]), cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
-        _bare(ax)
+        bare(ax)
         likeness = evidence.filters(recipe).get("filters.mean")
         ax.set_title(title if likeness is None else f"{title}: Haar-likeness {likeness.mean:.2f}")
     return Drawing(
@@ -209,11 +188,6 @@ def _log_error(ax: Axes, x_label: str) -> None:
     ax.grid(alpha=0.25)
 
 
-def _legend_below(canvas: Canvas, axes: Sequence[Axes], columns: int) -> None:
-    found = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    canvas.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
-
-
 def against_n(evidence: Evidence) -> Drawing | None:
     """Error against the number of training samples."""
     scale, stop = evidence.scale, min(evidence.scale.stops)
@@ -225,15 +199,15 @@ def against_n(evidence: Evidence) -> Drawing | None:
     found = {label: {n: one for n in scale.all_sizes if (one := get(n)) is not None} for label, get in lines.items()}
     if not any(found.values()):
         return None
-    canvas = _canvas(6.4, 4.6)
+    canvas = blank(6.4, 4.6)
     ax = canvas.subplots()
-    for (label, points), colour, mark in zip(found.items(), (_PAPERS, _OURS, _RAW), "os^", strict=True):
+    for (label, points), colour, mark in zip(found.items(), (PAPERS, OURS, RAW), "os^", strict=True):
         if points:
             _line(ax, points, label, colour, mark)
     if scale.data == "mnist":
         ax.plot([600, 50_000], [0.1387, 0.0359], "*", color="black", markersize=10, label="the paper's numbers")
     _log_error(ax, "training samples N")
-    _legend_below(canvas, [ax], 2)
+    legend_below(canvas, [ax], 2)
     limited = "" if scale.most_updates is None else f" (at most {scale.most_updates:,} updates)"
     return Drawing(
         canvas,
@@ -253,19 +227,19 @@ def against_t(evidence: Evidence) -> Drawing | None:
     subsets = [numbers["errors"] for _, numbers in evidence.found(work.classify, model="mvrbm", recipe="paper", n=n)]
     late = {t: one for t, one in points.items() if t >= _LATE}
     panels = [points, late] if len(late) > 1 else [points]
-    canvas = _canvas(5.0 * len(panels), 4.6)
+    canvas = blank(5.0 * len(panels), 4.6)
     axes = canvas.subplots(1, len(panels), squeeze=False)[0]
     own, raw = evidence.error("mvrbm", "default", n), evidence.raw(n)
     for ax, shown in zip(axes, panels, strict=True):
         for errors in subsets:
             curve = {t: errors[str(t)] for t in shown if str(t) in errors}
-            ax.plot(list(curve), list(curve.values()), color=_PAPERS, linewidth=0.8, alpha=0.45, label="each subset")
+            ax.plot(list(curve), list(curve.values()), color=PAPERS, linewidth=0.8, alpha=0.45, label="each subset")
         y = [one.mean for one in shown.values()]
-        ax.plot(list(shown), y, "o-", color=_PAPERS, label="MVRBM, paper's recipe, mean")
+        ax.plot(list(shown), y, "o-", color=PAPERS, label="MVRBM, paper's recipe, mean")
         if own is not None and own_passes(scale, n) >= min(shown):
-            _line(ax, {own_passes(scale, n): own}, "MVRBM, our recipe", _OURS, "s", linestyle="none", markersize=6)
+            _line(ax, {own_passes(scale, n): own}, "MVRBM, our recipe", OURS, "s", linestyle="none", markersize=6)
         if raw is not None:
-            ax.axhline(raw.mean, color=_RAW, linestyle="--", linewidth=1.2, label="raw pixels")
+            ax.axhline(raw.mean, color=RAW, linestyle="--", linewidth=1.2, label="raw pixels")
         if scale.data == "mnist":
             ax.plot([300, 3000], [0.0571, 0.0520], "*", color="black", markersize=10, label="the paper's numbers")
     axes[0].axvline(_STABLE_AFTER, color="black", linestyle=":", linewidth=1, label="T = 70: stable, says the paper")
@@ -275,7 +249,7 @@ def against_t(evidence: Evidence) -> Drawing | None:
         axes[1].set_ylabel("")
         axes[0].set_title("all T")
         axes[1].set_title(f"from T = {_LATE} on")
-    _legend_below(canvas, axes, 3)
+    legend_below(canvas, axes, 3)
     return Drawing(
         canvas,
         "Error against the number of passes: high at first, then near that of raw pixels",
@@ -301,7 +275,7 @@ def comparison(evidence: Evidence) -> Drawing | None:
     panels = {title: lines for title, lines in panels.items() if lines}
     if not panels:
         return None
-    canvas = _canvas(3.7 * len(panels), 6.2)
+    canvas = blank(3.7 * len(panels), 6.2)
     axes = canvas.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for ax, (title, lines) in zip(axes, panels.items(), strict=True):
         for label, points in base.items():
@@ -327,9 +301,9 @@ def comparison(evidence: Evidence) -> Drawing | None:
 
 
 _COMMON = {
-    "MVRBM + 1-NN, paper's recipe": (_PAPERS, "o"),
-    "MVRBM + 1-NN, our recipe": (_OURS, "s"),
-    "raw pixels + 1-NN": (_RAW, "^"),
+    "MVRBM + 1-NN, paper's recipe": (PAPERS, "o"),
+    "MVRBM + 1-NN, our recipe": (OURS, "s"),
+    "raw pixels + 1-NN": (RAW, "^"),
 }
 
 
@@ -344,12 +318,12 @@ def growth(evidence: Evidence) -> Drawing | None:
         return None
     from matplotlib.ticker import FixedLocator, FuncFormatter
 
-    canvas = _canvas(11.0, 4.2)
+    canvas = blank(11.0, 4.2)
     axes = canvas.subplots(1, len(panels))
     for ax, (key, label, factor) in zip(axes, panels, strict=True):
         for model, title, colour, mark in (
-            ("mvrbm", "MVRBM", _OURS, "o"),
-            ("rbm", "classic RBM", _PAPERS, "s"),
+            ("mvrbm", "MVRBM", OURS, "o"),
+            ("rbm", "classic RBM", PAPERS, "s"),
         ):
             values = evidence.growth(model, key)
             ax.plot(list(values), [factor * v for v in values.values()], mark + "-", color=colour, label=title)
@@ -369,7 +343,7 @@ def growth(evidence: Evidence) -> Drawing | None:
     axes[2].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[2].yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[2].tick_params(axis="y", which="minor", labelsize=8)
-    _legend_below(canvas, axes, 3)
+    legend_below(canvas, axes, 3)
     return Drawing(
         canvas,
         "Parameters and time grow far faster with the image's side for the classic RBM than for the MVRBM",

@@ -6,22 +6,26 @@ object, which `results.json` and the report are made of.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from mvrbm.baselines import BASELINES
 from mvrbm.experiments.cells import Cell, Store
 from mvrbm.experiments.digits import work
 from mvrbm.experiments.digits.plan import BATCH, GROUPS, Scale, capped, own_passes, plan
+from mvrbm.experiments.evidence import (
+    Claim,
+    Measured,
+    Numbers,
+    StoredCells,
+    Target,
+    by_key,
+    measured,
+    plain,
+    summary,
+)
 
-__all__ = ["CLAIMS", "TUNED", "Evidence", "Measured", "results"]
-
-Numbers = Mapping[str, Any]
+__all__ = ["CLAIMS", "TUNED", "Evidence", "results"]
 
 #: What the comparison calls the fine-tuned MVRBM.
 TUNED = "MVRBM + softmax, fine-tuned"
@@ -30,89 +34,37 @@ TUNED = "MVRBM + softmax, fine-tuned"
 # -- numbers ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A mean over random subsets."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """The mean."""
-        return float(np.mean(self.values))
-
-    @property
-    def std(self) -> float | None:
-        """Standard deviation over subsets, None of one alone."""
-        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
-
-    @property
-    def interval(self) -> float | None:
-        """Half the width of the mean's 95 % interval (Student's t), None of one subset alone."""
-        if self.std is None:
-            return None
-        from scipy.stats import t
-
-        return float(t.ppf(0.975, len(self.values) - 1) * self.std / math.sqrt(len(self.values)))
-
-    def plain(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {
-            "mean": self.mean,
-            "std": self.std,
-            "interval95": self.interval,
-            "seeds": len(self.values),
-            "values": list(self.values),
-        }
-
-
-def _measured(values: Iterable[float | None]) -> Measured | None:
-    there = tuple(float(value) for value in values if value is not None)
-    return Measured(there) if there else None
-
-
-class Evidence:
+class Evidence(StoredCells):
     """The numbers of all stored cells of a plan, by what was done."""
 
     def __init__(self, store: Store, scale: Scale, *, seeds: int, first_seed: int = 0) -> None:
-        self.store, self.scale = store, scale
-        self.cells = plan(scale, list(GROUPS), seeds=seeds, first_seed=first_seed)
-        records = ((cell, store.record(cell)) for cell in self.cells)
-        self.records = {cell.name: record for cell, record in records if record is not None}
-        self.stored = [cell for cell in self.cells if cell.name in self.records]
-
-    def found(self, kind: Callable[..., Any], **settings: Any) -> list[tuple[Cell, Numbers]]:
-        """Return the stored cells of a kind of work that have these settings, with their numbers."""
-        return [
-            (cell, self.records[cell.name]["numbers"])
-            for cell in self.stored
-            if cell.work is kind and all(cell.settings.get(key) == value for key, value in settings.items())
-        ]
+        super().__init__(store, plan(scale, list(GROUPS), seeds=seeds, first_seed=first_seed))
+        self.scale = scale
 
     # -- classification ---------------------------------------------------------------------------
 
     def error(self, model: str, recipe: str, n: int, stop: int | None = None) -> Measured | None:
         """Error of the nearest neighbour in a model's features, after some passes; after all if not given."""
-        return _measured(
+        return measured(
             _at(numbers["errors"], stop) for _, numbers in self.found(work.classify, model=model, recipe=recipe, n=n)
         )
 
     def seconds_of(self, recipe: str, n: int, stop: int | None = None) -> Measured | None:
         """Seconds that training the MVRBM took."""
         found = self.found(work.classify, model="mvrbm", recipe=recipe, n=n)
-        return _measured(_at(numbers["seconds_at"], stop) for _, numbers in found)
+        return measured(_at(numbers["seconds_at"], stop) for _, numbers in found)
 
     def raw(self, n: int) -> Measured | None:
         """Error of the nearest neighbour in pixels."""
-        return _measured(numbers["error"] for _, numbers in self.found(work.raw_pixels, n=n))
+        return measured(numbers["error"] for _, numbers in self.found(work.raw_pixels, n=n))
 
     def baseline(self, name: str, n: int) -> Measured | None:
         """Error of a baseline."""
-        return _measured(numbers["error"] for _, numbers in self.found(work.baseline, baseline=name, n=n))
+        return measured(numbers["error"] for _, numbers in self.found(work.baseline, baseline=name, n=n))
 
     def fine_tuned(self, n: int) -> Measured | None:
         """Error of the MVRBM with a softmax on top."""
-        return _measured(numbers["error"] for _, numbers in self.found(work.fine_tune, n=n))
+        return measured(numbers["error"] for _, numbers in self.found(work.fine_tune, n=n))
 
     def by_paper(self, n: int, stop: int) -> Measured | None:
         """Error of the MVRBM by the paper's recipe, at the passes that this scale makes of the paper's."""
@@ -140,12 +92,12 @@ class Evidence:
 
     def reconstruction(self, model: str, recipe: str, key: str) -> Measured | None:
         """A number of the reconstructions."""
-        return _measured(n.get(key) for _, n in self.found(work.reconstruct, model=model, recipe=recipe))
+        return measured(n.get(key) for _, n in self.found(work.reconstruct, model=model, recipe=recipe))
 
     def filters(self, recipe: str) -> dict[str, Measured]:
         """All numbers of the filters' likeness to Haar's."""
         cells = [numbers for cell, numbers in self.found(work.haar) if cell.after[0].settings["recipe"] == recipe]
-        return _by_key(cells)
+        return by_key(cells)
 
     def denoising(self, recipe: str, hidden: Sequence[int]) -> dict[str, Measured]:
         """All numbers of the denoisers."""
@@ -154,12 +106,12 @@ class Evidence:
             for cell, numbers in self.found(work.denoise)
             if cell.after[0].settings["recipe"] == recipe and tuple(cell.after[0].settings["hidden"]) == tuple(hidden)
         ]
-        return _by_key(cells)
+        return by_key(cells)
 
     def nines_seconds(self, recipe: str, hidden: Sequence[int]) -> Measured | None:
         """Seconds that training on nines took."""
         found = self.found(work.learn_nines, recipe=recipe, hidden=tuple(hidden))
-        return _measured(numbers.get("training_seconds") for _, numbers in found)
+        return measured(numbers.get("training_seconds") for _, numbers in found)
 
     def growth(self, model: str, key: str) -> dict[int, float]:
         """A number of the growing images, by side."""
@@ -169,35 +121,6 @@ class Evidence:
             if key in numbers
         }
 
-    # -- about the run ----------------------------------------------------------------------------
-
-    @property
-    def seconds(self) -> float:
-        """Of all stored cells together."""
-        return float(sum(record["seconds"] for record in self.records.values()))
-
-    @property
-    def machines(self) -> list[str]:
-        """What the cells were computed on, the most common first."""
-        on = (record["on"] for record in self.records.values())
-        counts = Counter(f"{one['device']}, torch {one['torch']}, {one['jobs']} at a time" for one in on)
-        return [f"{machine} ({count} cells)" for machine, count in counts.most_common()]
-
-    def where(self, cells: Iterable[Cell]) -> str:
-        """What most of some stored cells were computed on, and how many at a time."""
-        on = (self.records[cell.name]["on"] for cell in cells)
-        counts = Counter(f"{one['device']}, {one['jobs']} at a time" for one in on)
-        return counts.most_common(1)[0][0] if counts else ""
-
-    @property
-    def diverged(self) -> dict[str, str]:
-        """Cells whose training left the finite numbers, and when."""
-        return {
-            name: record["numbers"]["diverged"].split(". ")[0]  # without the advice that follows
-            for name, record in self.records.items()
-            if "diverged" in record["numbers"]
-        }
-
 
 def _at(errors: Mapping[str, float], stop: int | None) -> float | None:
     if stop is not None:
@@ -205,77 +128,7 @@ def _at(errors: Mapping[str, float], stop: int | None) -> float | None:
     return errors[max(errors, key=int)] if errors else None
 
 
-def _by_key(cells: Sequence[Numbers]) -> dict[str, Measured]:
-    """Mean of every number, those in nested mappings under a name with dots."""
-    flat = [dict(_flat(numbers)) for numbers in cells]
-    keys = [key for key in (flat[0] if flat else {}) if all(key in numbers for numbers in flat)]
-    return {key: Measured(tuple(numbers[key] for numbers in flat)) for key in keys}
-
-
-def _flat(numbers: Numbers, prefix: str = "") -> Iterable[tuple[str, float]]:
-    for key, value in numbers.items():
-        if hasattr(value, "items"):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif type(value) in (int, float):
-            yield f"{prefix}{key}", float(value)
-
-
 # -- beside the paper -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Target:
-    """A number of the paper, or one that we want, and where ours is found.
-
-    Parameters
-    ----------
-    key, title : str
-        What it is called in `results.json`, and in the report.
-    paper : float or None
-        What the paper reports.
-    wanted : float or None
-        What ours is to reach.
-    lower : bool
-        Whether less is better.
-    unit : str
-        Unit.
-    digits : int
-        Decimals to show.
-    ours, raw, seconds : Measured or None
-        Measured, raw pixels on the same subsets, and how long training took.
-    reason : str
-        What is likely behind it if ours does not reach what is wanted.
-    """
-
-    key: str
-    title: str
-    paper: float | None
-    wanted: float | None
-    ours: Measured | None
-    raw: Measured | None = None
-    seconds: Measured | None = None
-    lower: bool = True
-    unit: str = ""
-    digits: int = 4
-    reason: str = ""
-
-    def plain(self, comparable: bool) -> dict[str, Any]:
-        """Return it as plain values; without a verdict if ours was not made with the paper's N and T."""
-        row: dict[str, Any] = {"key": self.key, "title": self.title, "unit": self.unit, "decimals": self.digits}
-        row |= {"paper": self.paper, "wanted": self.wanted, "lower_is_better": self.lower}
-        row |= {"ours": None if self.ours is None else self.ours.plain()}
-        row |= {"raw_pixels": None if self.raw is None else self.raw.plain()}
-        row |= {"training_seconds": None if self.seconds is None else self.seconds.mean}
-        if self.ours is not None and comparable:
-            sign = 1 if self.lower else -1
-            if self.paper is not None:
-                row["difference"] = self.ours.mean - self.paper
-                row["better_than_the_paper"] = sign * (self.ours.mean - self.paper) <= 0
-            if self.wanted is not None:
-                row["reached"] = sign * (self.ours.mean - self.wanted) <= 0
-                if not row["reached"] and self.reason:
-                    row["likely_reason"] = self.reason
-        return row
 
 
 def targets(evidence: Evidence) -> list[Target]:
@@ -362,16 +215,6 @@ _FEW_PASSES = "100 passes are a thirtieth of what the paper's recipe has, and th
 
 
 # -- what the paper says ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper, a test of it, and what is likely behind it if it does not hold."""
-
-    key: str
-    says: str
-    test: Callable[[Evidence], tuple[bool, str] | None]  # holds, and by which numbers; None: not measured yet
-    reason: str
 
 
 def _stable_after_70(evidence: Evidence) -> tuple[bool, str] | None:
@@ -636,32 +479,16 @@ CLAIMS: tuple[Claim, ...] = (
 
 def results(evidence: Evidence, scale_name: str) -> dict[str, Any]:
     """Return all findings as plain values: what `results.json` holds."""
-    comparable = scale_name == "paper"
-    claims = []
-    for claim in CLAIMS:
-        found = claim.test(evidence)
-        row: dict[str, Any] = {"key": claim.key, "paper_says": claim.says, "holds": None, "by": None}
-        if found is not None:
-            row |= {"holds": found[0], "by": found[1]}
-            if not found[0] and claim.reason:
-                row["likely_reason"] = claim.reason
-        claims.append(row)
     scale = evidence.scale
     curve = {t: one for t in scale.curve_stops if (one := evidence.by_paper(scale.curve_n, t)) is not None}
     last = max(scale.stops)
     against_n = {n: one for n in scale.all_sizes if (one := evidence.by_paper(n, min(scale.stops))) is not None}
     return {
         "scale": scale_name,
-        "comparable_with_the_paper": comparable,
-        "cells": {"stored": len(evidence.stored), "planned": len(evidence.cells)},
-        "seconds": round(evidence.seconds, 1),
-        "machines": evidence.machines,
-        "diverged": evidence.diverged,
-        "numbers": [target.plain(comparable) for target in targets(evidence)],
-        "claims": claims,
-        "against_t": {"n": scale.curve_n, "points": _plain(curve)},
-        "against_n": {"t": min(scale.stops), "points": _plain(against_n)},
-        "comparison": {"t": last, "methods": {title: _plain(points) for title, points in evidence.curves().items()}},
+        **summary(evidence, targets(evidence), CLAIMS, comparable=scale_name == "paper"),
+        "against_t": {"n": scale.curve_n, "points": plain(curve)},
+        "against_n": {"t": min(scale.stops), "points": plain(against_n)},
+        "comparison": {"t": last, "methods": {title: plain(points) for title, points in evidence.curves().items()}},
         "methods": _methods(evidence),
         "reconstruction": {
             f"{model}, {recipe}": _reconstruction(evidence, model, recipe)
@@ -669,20 +496,16 @@ def results(evidence: Evidence, scale_name: str) -> dict[str, Any]:
             for recipe in ("paper", "default")
         },
         "denoising": {
-            f"{recipe}, {hidden[0]}x{hidden[1]}": _plain(evidence.denoising(recipe, hidden))
+            f"{recipe}, {hidden[0]}x{hidden[1]}": plain(evidence.denoising(recipe, hidden))
             for hidden in scale.nines_hidden
             for recipe in ("paper", "default")
         },
-        "filters": {recipe: _plain(evidence.filters(recipe)) for recipe in ("paper", "default")},
+        "filters": {recipe: plain(evidence.filters(recipe)) for recipe in ("paper", "default")},
         "growth": {model: {key: evidence.growth(model, key) for key in _GROWTH} for model in ("mvrbm", "rbm")},
     }
 
 
 _GROWTH = ("parameters", "seconds_per_update", "seconds_per_pass", "error", "error_of_the_mean")
-
-
-def _plain(points: Mapping[Any, Measured]) -> dict[str, Any]:
-    return {str(key): one.plain() for key, one in points.items()}
 
 
 def _reconstruction(evidence: Evidence, model: str, recipe: str) -> dict[str, Any]:
@@ -706,7 +529,7 @@ def _methods(evidence: Evidence) -> list[dict[str, Any]]:
                 rows.setdefault((_method(cell), cell.settings["n"]), []).append((cell, numbers))
     out = []
     for (name, n), found in sorted(rows.items()):
-        seconds = _measured(numbers.get("training_seconds") for _, numbers in found)
+        seconds = measured(numbers.get("training_seconds") for _, numbers in found)
         out.append(
             {
                 "method": name,

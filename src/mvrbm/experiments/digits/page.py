@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mvrbm import __version__
 from mvrbm.experiments.cells import Store, whole
 from mvrbm.experiments.digits import work
-from mvrbm.experiments.digits.figures import FIGURES, Drawing
+from mvrbm.experiments.digits.figures import FIGURES
 from mvrbm.experiments.digits.findings import Evidence, results
 from mvrbm.experiments.digits.plan import SCALES
-from mvrbm.report import Figure, Page, Section, Table, as_picture, save, styled
+from mvrbm.experiments.pages import DASH, claims, drawn, mean, section, worse
+from mvrbm.report import Figure, Page, Section, Table
 
-__all__ = ["write_report"]
-
-_DASH = "–"
+__all__ = ["report_of", "write_report"]
 
 
 def write_report(folder: Path, scale_name: str, store: Store, *, seeds: int, first_seed: int = 0) -> dict[str, str]:
@@ -29,25 +28,15 @@ def write_report(folder: Path, scale_name: str, store: Store, *, seeds: int, fir
     found["seeds"], found["first_seed"] = seeds, first_seed
     with whole(folder / "results.json") as staging:
         staging.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    figures: dict[str, Figure] = {}
-    with styled():
-        for name, draw in FIGURES.items():
-            drawing = draw(evidence)
-            if drawing is not None:
-                save(drawing.canvas, folder / "figures", name)
-                figures[name] = _in_page(drawing)
-    page = _page(found, figures, evidence)
+    page = report_of(found, drawn(folder, FIGURES, evidence), evidence)
     return {"results": str(folder / "results.json"), "report": str(page.write(folder / "report.html"))}
-
-
-def _in_page(drawing: Drawing) -> Figure:
-    return as_picture(drawing.canvas, drawing.alt, drawing.caption)
 
 
 # -- the page ---------------------------------------------------------------------------------------
 
 
-def _page(found: Mapping[str, Any], figures: Mapping[str, Figure], evidence: Evidence) -> Page:
+def report_of(found: Mapping[str, Any], figures: Mapping[str, Figure], evidence: Evidence) -> Page:
+    """Return the page of experiments 1 and 2."""
     cells = found["cells"]
     lead = (
         "Denoising, reconstruction, filters and classification of handwritten digits (sections 4.1 and 4.2 of the "
@@ -61,15 +50,15 @@ def _page(found: Mapping[str, Any], figures: Mapping[str, Figure], evidence: Evi
     if cells["stored"] < cells["planned"]:
         lead += f" {cells['planned'] - cells['stored']} of {cells['planned']} cells are not computed yet."
     sections = [
-        Section("Numbers", _worse(found), _numbers(found, evidence)),
-        Section("What the paper says", _claims(found)),
-        _section("Denoising", figures, ["denoising"], _denoising(found)),
-        _section("Filters", figures, ["filters"], _filters(found)),
-        _section("Reconstruction", figures, ["reconstructions"], _reconstruction(found)),
-        _section("Classification: error against N", figures, ["error-against-n"], []),
-        _section("Classification: error against T", figures, ["error-against-t"], []),
-        _section("Comparison", figures, ["comparison"], [*_comparison(found), *_costs(found)]),
-        _section("Growing images", figures, ["growth"], _growth(found)),
+        Section("Numbers", worse(found), _numbers(found, evidence)),
+        Section("What the paper says", claims(found)),
+        section("Denoising", figures, ["denoising"], _denoising(found)),
+        section("Filters", figures, ["filters"], _filters(found)),
+        section("Reconstruction", figures, ["reconstructions"], _reconstruction(found)),
+        section("Classification: error against N", figures, ["error-against-n"], []),
+        section("Classification: error against T", figures, ["error-against-t"], []),
+        section("Comparison", figures, ["comparison"], [*_comparison(found), *_costs(found)]),
+        section("Growing images", figures, ["growth"], _growth(found)),
         Section("How this was made", _about(found, evidence)),
     ]
     return Page(
@@ -78,30 +67,6 @@ def _page(found: Mapping[str, Any], figures: Mapping[str, Figure], evidence: Evi
         sections=[section for section in sections if section is not None],
         footer=f"mvrbm {__version__}. Digits: MNIST (LeCun and Cortes).",
     )
-
-
-def _section(
-    title: str, figures: Mapping[str, Figure], names: Iterable[str], tables: Iterable[Table]
-) -> Section | None:
-    shown, rows = [figures[name] for name in names if name in figures], list(tables)
-    return Section(title, (), rows, shown) if shown or rows else None
-
-
-def _mean(one: Mapping[str, Any] | None, decimals: int) -> str:
-    if one is None:
-        return _DASH
-    spread = "" if one["interval95"] is None else f" ± {one['interval95']:.{decimals}f}"
-    return f"{one['mean']:.{decimals}f}{spread} ({one['seeds']})"
-
-
-def _verdict(row: Mapping[str, Any]) -> str:
-    """In words, for tables that have room for them."""
-    words = []
-    if "better_than_the_paper" in row:
-        words.append("✓ no worse" if row["better_than_the_paper"] else "✗ worse than the paper")
-    if "reached" in row:
-        words.append("✓ reached" if row["reached"] else "✗ not reached")
-    return ", ".join(words) or _DASH
 
 
 def _numbers(found: Mapping[str, Any], evidence: Evidence) -> list[Table]:
@@ -120,7 +85,7 @@ def _numbers(found: Mapping[str, Any], evidence: Evidence) -> list[Table]:
         rows = [_number(row) for row in found["numbers"] if row["key"].startswith(kind)]
         header = [titles[kind], "paper", "ours", "difference", "raw pixels", "training", "wanted"]
         # Tables are narrow: a column that says nothing is left out.
-        kept = [i for i in range(len(header)) if i == 0 or any(row[i] != _DASH for row in rows)]
+        kept = [i for i in range(len(header)) if i == 0 or any(row[i] != DASH for row in rows)]
         if rows:
             tables.append(Table([header[i] for i in kept], [[row[i] for i in kept] for row in rows], caption))
     return tables
@@ -132,50 +97,16 @@ def _number(row: Mapping[str, Any]) -> list[str]:
     sign = "≤" if row["lower_is_better"] else "≥"
     return [
         row["title"] if row["unit"] else row["title"].split(", ", 1)[1],  # what it is the error of, the header says
-        _DASH if row["paper"] is None else f"{row['paper']:.4f}",
-        _mean(row["ours"], decimals) + (unit if row["ours"] else ""),
-        f"{row['difference']:+.{decimals}f}{_MARKS[than_paper]}" if "difference" in row else _DASH,
-        _DASH if raw is None else f"{raw['mean']:.{decimals}f}",
-        _DASH if row["training_seconds"] is None else f"{row['training_seconds']:.1f} s",
-        _DASH if row["wanted"] is None else f"{sign} {row['wanted']:.{decimals}f}{unit}{_MARKS[reached]}",
+        DASH if row["paper"] is None else f"{row['paper']:.4f}",
+        mean(row["ours"], decimals) + (unit if row["ours"] else ""),
+        f"{row['difference']:+.{decimals}f}{_MARKS[than_paper]}" if "difference" in row else DASH,
+        DASH if raw is None else f"{raw['mean']:.{decimals}f}",
+        DASH if row["training_seconds"] is None else f"{row['training_seconds']:.1f} s",
+        DASH if row["wanted"] is None else f"{sign} {row['wanted']:.{decimals}f}{unit}{_MARKS[reached]}",
     ]
 
 
 _MARKS = {True: " ✓", False: " ✗", None: ""}
-
-
-def _worse(found: Mapping[str, Any]) -> list[str]:
-    short = [row["title"] for row in found["numbers"] if row.get("better_than_the_paper") is False]
-    missed = [row for row in found["numbers"] if row.get("reached") is False]
-    lines = []
-    if short:
-        lines.append(f"Worse than the paper: {'; '.join(short)}.")
-    if missed:
-        lines.append(f"Not reached: {'; '.join(_missed(row) for row in missed)}.")
-    for reason in dict.fromkeys(row["likely_reason"] for row in missed if "likely_reason" in row):
-        titles = "; ".join(row["title"] for row in missed if row.get("likely_reason") == reason)
-        lines.append(f"Likely reason ({titles}): {reason}")
-    for name, reason in found["diverged"].items():
-        lines.append(
-            f"{name} diverged, at or soon after {reason}. It has no results: the means that it belongs to are over the "
-            "other subsets."
-        )
-    return lines
-
-
-def _missed(row: Mapping[str, Any]) -> str:
-    return f"{row['title']} ({row['ours']['mean']:.{row['decimals']}f}, wanted {row['wanted']:.{row['decimals']}f})"
-
-
-def _claims(found: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for claim in found["claims"]:
-        if claim["holds"] is None:
-            continue
-        mark = "✓ Holds." if claim["holds"] else "✗ Does not come out."
-        reason = f" Likely reason: {claim['likely_reason']}" if "likely_reason" in claim else ""
-        lines.append(f"{mark} {claim['paper_says']} Found: {claim['by']}.{reason}")
-    return lines or ["Nothing measured yet."]
 
 
 def _denoising(found: Mapping[str, Any]) -> list[Table]:
@@ -194,7 +125,7 @@ def _denoising(found: Mapping[str, Any]) -> list[Table]:
         "non-local-means": "non-local means",
     }
     rows = [
-        [title, *(_mean(numbers.get(f"psnr.{key}.psnr"), 2) for numbers in runs.values())]
+        [title, *(mean(numbers.get(f"psnr.{key}.psnr"), 2) for numbers in runs.values())]
         for key, title in methods.items()
     ]
     names = [name.replace("paper,", "paper's recipe,").replace("default,", "our recipe,") for name in runs]
@@ -212,7 +143,7 @@ def _filters(found: Mapping[str, Any]) -> list[Table]:
         "dct": "cosines",
     }
     rows = [
-        [title, *(_mean(numbers.get(f"filters.{key}"), 3) for numbers in runs.values())] for key, title in kinds.items()
+        [title, *(mean(numbers.get(f"filters.{key}"), 3) for numbers in runs.values())] for key, title in kinds.items()
     ]
     names = {"paper": "paper's recipe", "default": "our recipe"}
     return [
@@ -232,8 +163,8 @@ def _reconstruction(found: Mapping[str, Any]) -> list[Table]:
             [
                 f"{_MODELS[model]}, {_RECIPES[recipe]}",
                 f"{numbers['passes']:,}",
-                _mean(numbers["train_error"], 2),
-                _mean(numbers["test_error"], 2),
+                mean(numbers["train_error"], 2),
+                mean(numbers["test_error"], 2),
                 f"{numbers['train_error']['mean'] / 784:.5f}",
                 f"{numbers['parameters']['mean']:,.0f}",
                 f"{numbers['training_seconds']['mean']:.1f} s",
@@ -241,7 +172,7 @@ def _reconstruction(found: Mapping[str, Any]) -> list[Table]:
         )
     if not rows:
         return []
-    rows.insert(0, ["MVRBM, as the paper reports", "3,000", "10.8488", _DASH, f"{10.8488 / 784:.5f}", "2,809", _DASH])
+    rows.insert(0, ["MVRBM, as the paper reports", "3,000", "10.8488", DASH, f"{10.8488 / 784:.5f}", "2,809", DASH])
     header = ["squared error an image", "passes", "training digits", "test digits", "a pixel", "parameters", "training"]
     return [Table(header, rows)]
 
@@ -277,7 +208,7 @@ def _several(titles: Sequence[str]) -> str:
 
 
 def _percent(one: Mapping[str, Any] | None) -> str:
-    return _DASH if one is None else f"{100 * one['mean']:.2f}"
+    return DASH if one is None else f"{100 * one['mean']:.2f}"
 
 
 def _costs(found: Mapping[str, Any]) -> list[Table]:
@@ -290,8 +221,8 @@ def _costs(found: Mapping[str, Any]) -> list[Table]:
         [
             _method(name),
             f"{row['n']:,}",
-            _DASH if row["parameters"] is None else f"{row['parameters']:,}",
-            _DASH if row["training_seconds"] is None else f"{row['training_seconds']:.1f} s",
+            DASH if row["parameters"] is None else f"{row['parameters']:,}",
+            DASH if row["training_seconds"] is None else f"{row['training_seconds']:.1f} s",
             row["on"],
         ]
         for name, row in last.items()

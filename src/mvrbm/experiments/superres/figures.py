@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mvrbm.experiments.digits.figures import _OURS, _PAPERS, _RAW, Drawing, _bare, _canvas, _legend_below
-from mvrbm.experiments.digits.findings import Measured
+from mvrbm.experiments.canvas import OURS, PAPERS, RAW, Drawing, bare, blank, legend_below
+from mvrbm.experiments.evidence import Measured
 from mvrbm.experiments.superres import work
 from mvrbm.experiments.superres.findings import METHODS, TABLE1, Evidence
 from mvrbm.vision.colour import luminance
@@ -53,7 +53,7 @@ def patches_and_filters(evidence: Evidence) -> Drawing | None:
     machine = evidence.store.machine(cells[0])
     patches = evidence.store.arrays(cells[0])["patches"].numpy()
     names = dict(zip((HIGH, *DERIVATIVES[:2]), ("filters of X", "filters of Z1 (x)", "filters of Z2 (y)"), strict=True))
-    canvas = _canvas(12.8, 3.4)
+    canvas = blank(12.8, 3.4)
     canvas.set_layout_engine("constrained", wspace=0.04)
     axes = canvas.subplots(1, 4)
     axes[0].imshow(_sheet(patches), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
@@ -66,7 +66,7 @@ def patches_and_filters(evidence: Evidence) -> Drawing | None:
         ax.imshow(_sheet(each), cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
         ax.set_title(title)
     for ax in axes:
-        _bare(ax)
+        bare(ax)
     return Drawing(
         canvas,
         "Patches of photographs, and learned filters: products of stripes along the two axes",
@@ -93,19 +93,19 @@ def sizes(evidence: Evidence) -> Drawing | None:
     panels = {title: found for title, found in panels.items() if found}
     if not panels:
         return None
-    canvas = _canvas(5.4 * len(panels), 4.2)
+    canvas = blank(5.4 * len(panels), 4.2)
     axes = canvas.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for ax, (title, found) in zip(axes, panels.items(), strict=True):
-        _curve(ax, found, "with.psnr", "ours, with back-projection", _OURS, "o")
+        _curve(ax, found, "with.psnr", "ours, with back-projection", OURS, "o")
         _curve(ax, found, "without.psnr", "ours, without", _WITHOUT, "s")
-        ax.axhline(next(iter(found.values()))["bicubic.psnr"].mean, color=_RAW, linestyle="--", label="bicubic")
+        ax.axhline(next(iter(found.values()))["bicubic.psnr"].mean, color=RAW, linestyle="--", label="bicubic")
         if found is panels.get("side of a patch") and scale.compared[0] == "lena":
-            ax.plot(list(TABLE1), list(TABLE1.values()), "*", color=_PAPERS, markersize=9, label="the paper's Table 1")
+            ax.plot(list(TABLE1), list(TABLE1.values()), "*", color=PAPERS, markersize=9, label="the paper's Table 1")
         ax.set_xlabel(title)
         ax.set_xticks(list(found))
         ax.grid(alpha=0.25)
     axes[0].set_ylabel(f"PSNR of {scale.compared[0].capitalize()}, dB")
-    _legend_below(canvas, axes, 4)
+    legend_below(canvas, axes, 4)
     return Drawing(
         canvas,
         "PSNR against the side of a patch and against the side of the hidden layer, with and without back-projection",
@@ -129,7 +129,7 @@ def _busiest(truth: Array, bicubic: Array) -> tuple[int, int, int]:
 
 def _show(ax: Axes, image: Array, **options: Any) -> None:
     ax.imshow(image, cmap="gray" if image.ndim == 2 else None, vmin=0, vmax=255, interpolation="nearest", **options)
-    _bare(ax)
+    bare(ax)
 
 
 def _side_by_side(evidence: Evidence, image: str, about: str) -> Drawing | None:
@@ -140,7 +140,7 @@ def _side_by_side(evidence: Evidence, image: str, about: str) -> Drawing | None:
     numbers = evidence.compared(image)
     shown = [name for name in _SHOWN if name in arrays]
     top, left, side = _busiest(arrays["truth"], arrays["bicubic"])
-    canvas: Canvas = _canvas(2.3 * (len(shown) + 1), 5.5)
+    canvas: Canvas = blank(2.3 * (len(shown) + 1), 5.5)
     axes = canvas.subplots(2, len(shown) + 1)
     for column, name in enumerate(["truth", *shown]):
         _show(axes[0, column], arrays[name])

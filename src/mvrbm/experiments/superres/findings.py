@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from mvrbm.experiments.cells import Store
-from mvrbm.experiments.digits import findings as digits
-from mvrbm.experiments.digits.findings import Claim, Measured, Target, _by_key, _plain
+from mvrbm.experiments.evidence import Claim, Measured, StoredCells, Target, by_key, plain, summary
 from mvrbm.experiments.superres import work
 from mvrbm.experiments.superres.plan import GROUPS, Scale, plan
 
@@ -43,17 +42,12 @@ METHODS = {
 }
 
 
-class Evidence(digits.Evidence):
-    """The numbers of all stored cells of a plan, found as for the digits."""
-
-    scale: Scale  # type: ignore[assignment]
+class Evidence(StoredCells):
+    """The numbers of all stored cells of a plan, by what was done."""
 
     def __init__(self, store: Store, scale: Scale, *, seeds: int, first_seed: int = 0) -> None:
-        self.store, self.scale = store, scale
-        self.cells = plan(scale, list(GROUPS), seeds=seeds, first_seed=first_seed)
-        records = ((cell, store.record(cell)) for cell in self.cells)
-        self.records = {cell.name: record for cell, record in records if record is not None}
-        self.stored = [cell for cell in self.cells if cell.name in self.records]
+        super().__init__(store, plan(scale, list(GROUPS), seeds=seeds, first_seed=first_seed))
+        self.scale = scale
 
     def learned(self, patch: int, hidden: int) -> dict[str, Measured]:
         """All numbers of the machines by CD-1 of one size, nested ones under names with dots."""
@@ -63,19 +57,19 @@ class Evidence(digits.Evidence):
             for cell, numbers in self.found(work.learn)
             if all(cell.settings["model"][key] == value for key, value in size.items())
         ]
-        return _by_key(cells)
+        return by_key(cells)
 
     def compared(self, image: str) -> dict[str, Measured]:
         """All numbers of the methods on one image."""
-        return _by_key([numbers["methods"] for _, numbers in self.found(work.compare, image=image)])
+        return by_key([numbers["methods"] for _, numbers in self.found(work.compare, image=image)])
 
     def published(self) -> dict[str, Measured]:
         """All numbers of the methods in the literature's protocol."""
-        return _by_key([numbers["methods"] for _, numbers in self.found(work.published_protocol)])
+        return by_key([numbers["methods"] for _, numbers in self.found(work.published_protocol)])
 
     def tuned(self) -> dict[str, Measured]:
         """All numbers of the fine-tuned machines, of `before` and `after` it under names with dots."""
-        return _by_key([numbers for _, numbers in self.found(work.fine_tune)])
+        return by_key([numbers for _, numbers in self.found(work.fine_tune)])
 
     def times_faster(self, method: str) -> Measured | None:
         """How much sooner than sparse representation a method has enlarged the first image."""
@@ -219,27 +213,13 @@ CLAIMS: tuple[Claim, ...] = (
 def results(evidence: Evidence) -> dict[str, Any]:
     """Return all that is known, as plain values."""
     comparable = evidence.scale.compared[0] == "lena"
-    claims = []
-    for claim in CLAIMS:
-        outcome = claim.test(evidence)
-        holds, by = (None, None) if outcome is None else outcome
-        row: dict[str, Any] = {"key": claim.key, "paper_says": claim.says, "holds": holds, "by": by}
-        if holds is False and claim.reason:
-            row["likely_reason"] = claim.reason
-        claims.append(row)
     return {
-        "comparable_with_the_paper": comparable,
-        "cells": {"stored": len(evidence.stored), "planned": len(evidence.cells)},
-        "seconds": round(evidence.seconds, 1),
-        "machines": evidence.machines,
-        "diverged": evidence.diverged,
-        "numbers": [target.plain(comparable) for target in targets(evidence)],
-        "claims": claims,
+        **summary(evidence, targets(evidence), CLAIMS, comparable=comparable),
         "patch_size": {
-            str(size): {"paper": TABLE1.get(size), **_plain(numbers)} for size, numbers in evidence.by_patch.items()
+            str(size): {"paper": TABLE1.get(size), **plain(numbers)} for size, numbers in evidence.by_patch.items()
         },
-        "hidden_size": {str(size): _plain(numbers) for size, numbers in evidence.by_hidden.items()},
-        "comparison": {image: _plain(evidence.compared(image)) for image in evidence.scale.compared},
-        "set5": _plain(evidence.published()),
-        "fine_tuning": _plain(evidence.tuned()),
+        "hidden_size": {str(size): plain(numbers) for size, numbers in evidence.by_hidden.items()},
+        "comparison": {image: plain(evidence.compared(image)) for image in evidence.scale.compared},
+        "set5": plain(evidence.published()),
+        "fine_tuning": plain(evidence.tuned()),
     }

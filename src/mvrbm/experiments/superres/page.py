@@ -12,13 +12,13 @@ from mvrbm.experiments.cells import Store, whole
 from mvrbm.experiments.digits import findings as digits
 from mvrbm.experiments.digits import page as digits_page
 from mvrbm.experiments.digits.figures import FIGURES as DIGITS_FIGURES
-from mvrbm.experiments.digits.page import _DASH, _claims, _in_page, _mean, _section, _verdict, _worse
 from mvrbm.experiments.digits.plan import SCALES as DIGITS_SCALES
+from mvrbm.experiments.pages import DASH, claims, drawn, mean, section, verdict, worse
 from mvrbm.experiments.superres.data import PACKAGED
 from mvrbm.experiments.superres.figures import FIGURES
 from mvrbm.experiments.superres.findings import METHODS, PAPER, PUBLISHED, TABLE1, Evidence, results
 from mvrbm.experiments.superres.plan import SCALES
-from mvrbm.report import Figure, Page, Section, Table, save, styled
+from mvrbm.report import Figure, Page, Section, Table
 
 __all__ = ["write_report"]
 
@@ -28,27 +28,15 @@ def write_report(folder: Path, scale_name: str, store: Store, *, seeds: int, fir
     evidence = Evidence(store, SCALES[scale_name], seeds=seeds, first_seed=first_seed)
     others = digits.Evidence(store, DIGITS_SCALES[scale_name], seeds=seeds, first_seed=first_seed)
     ours = {**results(evidence), "seeds": seeds, "first_seed": first_seed}
-    page = _page(ours, _drawn(folder, FIGURES, evidence), evidence, scale_name)
+    page = _page(ours, drawn(folder, FIGURES, evidence), evidence, scale_name)
     found: dict[str, Any] = {"scale": scale_name}
     if others.stored:
         found = {**digits.results(others, scale_name), "seeds": seeds, "first_seed": first_seed}
-        page = _joined(digits_page._page(found, _drawn(folder, DIGITS_FIGURES, others), others), page)
+        page = _joined(digits_page.report_of(found, drawn(folder, DIGITS_FIGURES, others), others), page)
     with whole(folder / "results.json") as staging:
         text = json.dumps({**found, "superres": ours}, indent=1, allow_nan=False)
         staging.write_text(text + "\n", encoding="utf-8")
     return {"results": str(folder / "results.json"), "report": str(page.write(folder / "report.html"))}
-
-
-def _drawn(folder: Path, figures: Mapping[str, Any], evidence: Any) -> dict[str, Figure]:
-    """Draw figures, save them, and return them for the page."""
-    drawn = {}
-    with styled():
-        for name, draw in figures.items():
-            drawing = draw(evidence)
-            if drawing is not None:
-                save(drawing.canvas, folder / "figures", name)
-                drawn[name] = _in_page(drawing)
-    return drawn
 
 
 def _joined(first: Page, second: Page) -> Page:
@@ -82,14 +70,14 @@ def _page(found: Mapping[str, Any], figures: Mapping[str, Figure], evidence: Evi
     if cells["stored"] < cells["planned"]:
         lead += f" {cells['planned'] - cells['stored']} of {cells['planned']} cells are not computed yet."
     sections = [
-        Section("Numbers", _worse(found), [_numbers(found)]),
-        Section("What the paper says", _claims(found)),
-        _section("Patches and filters", figures, ["superres-patches"], []),
-        _section("Sizes", figures, ["superres-sizes"], [*_by_patch(evidence), *_by_hidden(evidence)]),
-        _section(first, figures, ["superres-lena"], _compared(evidence, 0)),
-        _section(second, figures, ["superres-bird"], _compared(evidence, 1)),
-        _section("In the literature's protocol", figures, [], _published(evidence)),
-        _section("What fine-tuning does to the model of patches", figures, [], _tuning(evidence)),
+        Section("Numbers", worse(found), [_numbers(found)]),
+        Section("What the paper says", claims(found)),
+        section("Patches and filters", figures, ["superres-patches"], []),
+        section("Sizes", figures, ["superres-sizes"], [*_by_patch(evidence), *_by_hidden(evidence)]),
+        section(first, figures, ["superres-lena"], _compared(evidence, 0)),
+        section(second, figures, ["superres-bird"], _compared(evidence, 1)),
+        section("In the literature's protocol", figures, [], _published(evidence)),
+        section("What fine-tuning does to the model of patches", figures, [], _tuning(evidence)),
         Section("How this was made", _about(found, scale_name)),
     ]
     return Page(
@@ -108,11 +96,11 @@ def _numbers(found: Mapping[str, Any]) -> Table:
         rows.append(
             [
                 row["title"],
-                _DASH if row["paper"] is None else f"{row['paper']:.{min(4, decimals + 1)}f}",
-                _mean(row["ours"], decimals) + (unit if row["ours"] else ""),
-                f"{row['difference']:+.{decimals}f}" if "difference" in row else _DASH,
-                _DASH if row["wanted"] is None else f"{sign} {row['wanted']:g}{unit}",
-                _verdict(row),
+                DASH if row["paper"] is None else f"{row['paper']:.{min(4, decimals + 1)}f}",
+                mean(row["ours"], decimals) + (unit if row["ours"] else ""),
+                f"{row['difference']:+.{decimals}f}" if "difference" in row else DASH,
+                DASH if row["wanted"] is None else f"{sign} {row['wanted']:g}{unit}",
+                verdict(row),
             ]
         )
     caption = (
@@ -127,8 +115,8 @@ def _sizes(found: Mapping[int, Mapping[str, Any]], header: str, paper: Mapping[i
     rows = [
         [
             f"{size} x {size}",
-            *([f"{paper[size]:.4f}" if size in paper else _DASH] if paper else []),
-            *(_mean(numbers[f"{key}.psnr"].plain(), 3) for key in ("with", "without")),
+            *([f"{paper[size]:.4f}" if size in paper else DASH] if paper else []),
+            *(mean(numbers[f"{key}.psnr"].plain(), 3) for key in ("with", "without")),
             f"{numbers['parameters'].mean:,.0f}",
             f"{numbers['training_seconds'].mean:.1f} s",
             f"{numbers['seconds'].mean:.2f} s",
@@ -177,7 +165,7 @@ _SHOWN = {"rmse": 4, "psnr": 4, "ssim": 4, "seconds": 2}
 
 
 def _number(value: float | None, decimals: int) -> str:
-    return _DASH if value is None else f"{value:.{decimals}f}"
+    return DASH if value is None else f"{value:.{decimals}f}"
 
 
 def _published(evidence: Evidence) -> list[Table]:
@@ -193,7 +181,7 @@ def _published(evidence: Evidence) -> list[Table]:
         if f"{key}.psnr" in numbers
     ]
     if rows and evidence.is_set5:
-        rows += [[f"{name}, as published", *[_DASH] * 5, f"{psnr:.2f}", _DASH] for name, psnr in PUBLISHED.items()]
+        rows += [[f"{name}, as published", *[DASH] * 5, f"{psnr:.2f}", DASH] for name, psnr in PUBLISHED.items()]
     header = ["PSNR, dB", *images, "mean", "mean SSIM"]
     which = "Set5" if evidence.is_set5 else "The same photographs"
     return [Table(header, rows, f"{which}; luminance alone, border of two pixels shaved.")] if rows else []
