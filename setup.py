@@ -1,11 +1,15 @@
 """The compiled code, which is optional: without a C compiler the package installs without it, and is slower."""
 
 import os
+import sysconfig
 
 from setuptools import Extension, setup
 
 FOLDER = "src/mvrbm/kernels/"
 FAST = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
+
+# Plain C with the vector types and threads of GCC and Clang; free-threaded Python has no stable interface to build for.
+wanted = os.name == "posix" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(
     ext_modules=[
@@ -13,11 +17,13 @@ setup(
             "mvrbm.kernels._native",
             [FOLDER + "_native.c"],
             depends=[FOLDER + "_native_kernel.h"],
-            extra_compile_args=FAST if os.name == "posix" else [],
-            extra_link_args=["-pthread"] if os.name == "posix" else [],
+            extra_compile_args=FAST,
+            extra_link_args=["-pthread"],
             py_limited_api=True,
             optional=True,
         )
-    ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    ]
+    if wanted
+    else [],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if wanted else {},
 )

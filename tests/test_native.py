@@ -1,18 +1,22 @@
 """The compiled code against PyTorch in float64, given the same numbers, for every kind of processor that is here."""
 
 import dataclasses
+import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from mvrbm import BoltzmannMachine, Noise
 from mvrbm.couplings import Kronecker
 from mvrbm.kernels import compiled, gemm, native
-from mvrbm.learning import CD, PCD, Recipe, Trainer
+from mvrbm.learning import CD, PCD, Callback, Recipe, Trainer
 from mvrbm.learning.data import as_source
 from mvrbm.noise import Recorder, Replay
 from mvrbm.units import Bernoulli, Gaussian
@@ -20,6 +24,11 @@ from mvrbm.units import Bernoulli, Gaussian
 CODE = compiled.library()
 PROCESSORS = [] if CODE is None else CODE.processors()
 if CODE is None:
+    # Not to be built is no error; not to be built for an error in the code is.
+    headers = Path(sysconfig.get_paths()["include"], "Python.h")
+    can_be_built = sys.platform in ("linux", "darwin") and shutil.which("cc") is not None and headers.exists()
+    can_be_built = can_be_built and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    assert not can_be_built, "there is a C compiler, and yet no compiled code: pip install -v -e . says why"
     pytest.skip(
         "there is no compiled code: it needs a C compiler when the package is installed", allow_module_level=True
     )
@@ -85,7 +94,6 @@ def contrasts(case, threads=1):
         trainer._prepare(as_source({name: array.numpy() for name, array in data.items()}, trainer.machine))
     noise = Noise(7)
     slow, quick = gemm.GemmUpdates(exact), native.NativeUpdates(fast, threads)
-    assert native.refuses(fast) is None
     assert "float64" in native.refuses(exact)
     found = []
     for number in range(3):
@@ -116,58 +124,141 @@ def test_gradients_and_chains_are_those_of_plain_products(name):
         assert fast.chains[key].is_contiguous()
 
 
-def trained(threads, monkeypatch, *, seed=1, n=400):
+class Same:
+    """Gives the same numbers again and again."""
+
+    def __init__(self, seed):
+        self.noise, self.kept = Noise(seed), {}
+
+    def uniform(self, shape, like):
+        return self.kept.setdefault(shape, self.noise.uniform(shape, like))
+
+
+def many_tasks(seed, threads, monkeypatch):
+    """Updates that are shared out in as many parts as there can be, and a batch for them."""
     monkeypatch.setattr(native, "_WORTH_THREADS", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    trainer = trainer_of({"x": lambda: B((20, 20))}, lambda: B((18, 18)), [2], Recipe(batch_size=150), seed=seed)
-    trainer.fit(data_for(trainer.machine, n, seed)["x"], 3)
-    return torch.cat([p.detach().flatten() for p in trainer.machine.parameters()])
+    monkeypatch.setattr(native, "_GROUP_BYTES", 1)
+    trainer = trainer_of({"x": lambda: B((20, 20))}, lambda: B((18, 18)), [2], SMALL, seed=seed)
+    data = torch.from_numpy(data_for(trainer.machine, 40, seed)["x"]).float()
+    trainer._prepare(as_source(data, trainer.machine))
+    trainer.noise = Same(seed)
+    return native.NativeUpdates(trainer, threads), {"x": data}
+
+
+def gradients(updates, batch, count=1):
+    for _ in range(count):
+        updates._contrast(batch, 1.0, 1.0)
+        yield updates._gradient.clone()
 
 
 def test_the_number_of_threads_changes_nothing(monkeypatch):
-    alone = trained(1, monkeypatch)
-    assert all(torch.equal(trained(threads, monkeypatch), alone) for threads in (2, 3, 8))
+    (alone,) = gradients(*many_tasks(0, 1, monkeypatch))
+    for threads in (2, 3, 8, 40):
+        updates, batch = many_tasks(0, threads, monkeypatch)
+        assert updates._job.threads == min(threads, 16)
+        assert updates._job.tasks > 8 or not updates._job.tasks
+        assert all(torch.equal(gradient, alone) for gradient in gradients(updates, batch, 200))
+    assert CODE.workers() == 15
 
 
 def test_trainings_at_the_same_time_do_not_disturb_each_other(monkeypatch):
-    alone = {seed: trained(2, monkeypatch, seed=seed) for seed in range(4)}
-    together = {}
-    jobs = [
-        threading.Thread(target=lambda s=seed: together.update({s: trained(2, monkeypatch, seed=s)}))
-        for seed in range(4)
-    ]
+    alone = {seed: next(gradients(*many_tasks(seed, 1, monkeypatch))) for seed in range(4)}
+    makers = {seed: many_tasks(seed, 3, monkeypatch) for seed in alone}
+    wrong, together = dict.fromkeys(alone, -1), threading.Barrier(len(alone))
+
+    def work(seed):
+        together.wait()
+        wrong[seed] = sum(not torch.equal(gradient, alone[seed]) for gradient in gradients(*makers[seed], 300))
+
+    jobs = [threading.Thread(target=work, args=(seed,)) for seed in alone]
     for job in jobs:
         job.start()
     for job in jobs:
         job.join()
-    assert all(torch.equal(together[seed], alone[seed]) for seed in alone)
+    assert wrong == dict.fromkeys(alone, 0)
 
 
 FORKED = """
 import os, sys, numpy as np, torch
-from mvrbm.kernels import native
+from mvrbm.kernels import compiled, native
 from mvrbm.learning import Trainer
 from mvrbm.models import mvrbm
 
 torch.set_num_threads(1)  # PyTorch's own threads do not outlive a fork
 native._WORTH_THREADS, Updates = 0, native.NativeUpdates
-native.NativeUpdates = lambda trainer, threads: Updates(trainer, 2)
+native.NativeUpdates = lambda trainer, threads: Updates(trainer, 3)
 
 def run():
-    return Trainer(mvrbm((20, 20), (18, 18))).fit(np.random.default_rng(0).random((300, 20, 20)), 2).update
+    trainer = Trainer(mvrbm((20, 20), (18, 18))).fit(np.random.default_rng(0).random((300, 20, 20)), 2)
+    assert trainer.update == 6 and compiled.library().workers() == 2
 
-assert run() == 6
+run()
+threads = len(os.listdir("/proc/self/task"))
 child = os.fork()
 if child == 0:
-    os._exit(0 if run() == 6 else 1)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or run() != 6)
+    code = 1
+    try:
+        assert compiled.library().workers() == 0 and len(os.listdir("/proc/self/task")) == 1
+        run()
+        assert len(os.listdir("/proc/self/task")) == 3
+        code = 0
+    finally:
+        os._exit(code)
+run()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no fork")
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_a_forked_process_has_threads_of_its_own():
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=100)
+
+
+class Taken(Callback):
+    def on_epoch_end(self, trainer):
+        self.taken = type(trainer._updates)
+
+
+WIDE, NARROW = Recipe(batch_size=100), Recipe(batch_size=100, negative=PCD(5000, 30))
+CHOICES = {
+    "the paper's": ((28, 28), (25, 25), WIDE, native.NativeUpdates),
+    "small": ((3, 4), (2, 5), WIDE, native.NativeUpdates),
+    "one column": ((300, 1), (200, 1), WIDE, gemm.GemmUpdates),
+    "one row": ((1, 300), (1, 200), WIDE, gemm.GemmUpdates),
+    "few hidden columns": ((28, 28), (100, 2), WIDE, gemm.GemmUpdates),
+    "many numbers": ((28, 28), (25, 25), NARROW, gemm.GemmUpdates),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_trainer_takes_what_is_faster(name):
+    visible, hidden, recipe, wanted = CHOICES[name]
+    trainer = trainer_of({"x": lambda: B(visible)}, lambda: B(hidden), [1], recipe)
+    if recipe is NARROW:  # to choose is enough: to do it takes a while
+        trainer._prepare(as_source(np.zeros((1, *visible)), trainer.machine))
+        assert "random numbers" in native.refuses(trainer)
+        return
+    trainer.callbacks = [Taken()]
+    trainer.fit(data_for(trainer.machine, 5)["x"], 1)
+    assert trainer.callbacks[0].taken is wanted
+
+
+def test_samples_of_another_shape_are_refused_whenever_they_come():
+    trainer = trainer_of({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], SMALL)
+    batches = [torch.rand(9, 6, 5)]
+    loader = DataLoader(batches, batch_size=None)
+
+    class Change(Callback):
+        def on_epoch_end(self, trainer):  # all samples have been checked now
+            batches[0] = torch.rand(9, 2, 5)
+
+    trainer.callbacks = [Change()]
+    with pytest.raises(ValueError, match=r"layer 'x' expects arrays of shape \(6, 5\), got \(2, 5\)"):
+        trainer.fit(loader, 2)
+    assert trainer.update == 1
+    trainer._prepare(as_source(np.zeros((1, 6, 5)), trainer.machine))
+    with pytest.raises(ValueError, match=r"layer 'x' needs samples of shape \(6, 5\)"):
+        native.NativeUpdates(trainer, 1).update({"x": torch.rand(9, 2, 5)}, 1.0)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 1000])
@@ -178,6 +269,18 @@ def test_uniform_numbers_are_those_of_numpys_words(monkeypatch, count):
     for drawn in mine:
         assert torch.equal(drawn, slow.uniform((count, 3), like))
     assert torch.equal(fast.state_dict()["bits"], slow.state_dict()["bits"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_uniform_numbers_do_not_depend_on_defaults(dtype):
+    like, plain = torch.empty(0), Noise(3).uniform((9,), torch.empty(0))
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        with torch.device("meta"):
+            assert torch.equal(Noise(3).uniform((9,), like), plain)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_numbers_that_are_not_finite_are_noticed():

@@ -77,7 +77,7 @@ class Noise:
     def _from_bits(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Uniform numbers from raw words: the upper bits that the dtype can hold, 24 or 53."""
         if dtype == torch.float32:
-            made = torch.empty(shape)
+            made = torch.empty(shape, dtype=dtype, device="cpu")  # whatever PyTorch's defaults are
             if compiled.uniform(self._bits, made):
                 return made
         word, digits = _WORDS[dtype]

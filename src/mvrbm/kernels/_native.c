@@ -9,11 +9,13 @@
 #include <Python.h>
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
 
+#define INTERFACE 1 /* grows with every change of what native.py has to know */
 #define INLINE static inline __attribute__((always_inline))
 #define PAD 16 /* floats: a cache line, and a whole number of vectors of every kind */
 #define PADDED(n) (((n) + PAD - 1) / PAD * PAD)
@@ -45,7 +47,7 @@ typedef struct {
     float *gradients;            /* (tasks, gradient_size) */
     float *scratch;              /* (threads, scratch_size) */
     float *to_C;
-    int64_t states, products, c_at, to_c_at, packed_size, gradient_size, scratch_size;
+    int64_t states, products, c_at, to_c_at, gradient_size, scratch_size;
 } Job;
 
 typedef struct {
@@ -176,11 +178,15 @@ static void hire(int wanted)
         pthread_cond_init(&pool.begin, NULL);
         pthread_cond_init(&pool.end, NULL);
     }
+    sigset_t all, former; /* signals are for the thread that Python waits for them in */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &former);
     for (; pool.workers < wanted; pool.workers++) {
         pthread_t thread;
-        if (pthread_create(&thread, NULL, worker, (void *)(intptr_t)(pool.workers + 1))) return;
+        if (pthread_create(&thread, NULL, worker, (void *)(intptr_t)(pool.workers + 1))) break;
         pthread_detach(thread);
     }
+    pthread_sigmask(SIG_SETMASK, &former, NULL);
 }
 
 static void share(const Job *job)
@@ -321,7 +327,7 @@ static PyObject *py_processors(PyObject *module, PyObject *unused)
 
 static PyObject *py_use(PyObject *module, PyObject *name)
 {
-    for (int i = 0; i < PROCESSORS; i++)
+    for (int i = 0; PyUnicode_Check(name) && i < PROCESSORS; i++)
         if (processors[i].there && PyUnicode_CompareWithASCIIString(name, processors[i].name) == 0) {
             task = processors[i].task;
             Py_RETURN_NONE;
@@ -329,7 +335,13 @@ static PyObject *py_use(PyObject *module, PyObject *name)
     return PyErr_Format(PyExc_ValueError, "no such processor: %R", name);
 }
 
+static PyObject *py_workers(PyObject *module, PyObject *unused)
+{
+    return PyLong_FromLong(pool.process == getpid() ? pool.workers : 0);
+}
+
 static PyMethodDef methods[] = {
+    {"workers", py_workers, METH_NOARGS, "Number of threads that wait for work in this process."},
     {"processors", py_processors, METH_NOARGS, "Kinds of processor that this code was made for and runs on, the best last."},
     {"use", py_use, METH_O, "Take the code for one of these kinds, for tests; the best is taken if nothing is said."},
     {"contrast", py_contrast, METH_O, "Gradient of one update; the address of a Job."},
@@ -344,7 +356,8 @@ PyMODINIT_FUNC PyInit__native(void)
     look_at_processor();
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
-    if (PyModule_AddIntConstant(module, "PAD", PAD) ||
+    if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
+        PyModule_AddIntConstant(module, "PAD", PAD) ||
         PyModule_AddIntConstant(module, "job_size", sizeof(Job)) ||
         PyModule_AddIntConstant(module, "layer_size", sizeof(Layer))) {
         Py_DECREF(module);

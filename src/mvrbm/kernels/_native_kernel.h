@@ -129,7 +129,8 @@ static void NAME(outer)(int K, int I, int count, int width, const float *g, long
 
 /* -- units --------------------------------------------------------------------------------------------------- */
 
-/* exp(-x) by a polynomial between powers of two (Cephes): right to two units of the last place; NaN stays NaN. */
+/* exp(-x) by a polynomial between powers of two (Cephes): right to two units of the last place.
+ * What it makes of NaN is no matter: the products with which gradients are made are NaN then. */
 INLINE vec NAME(exp_minus)(vec x)
 {
     const vec least = NAME(all)(-87.0f), most = NAME(all)(88.0f), rounder = NAME(all)(12582912.0f);

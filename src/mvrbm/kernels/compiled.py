@@ -30,7 +30,8 @@ def uniform(bits: np.random.SFC64, out: Tensor) -> bool:
     code = library()
     if code is None:
         return False
-    state = bits.state
-    code.uniform(state["state"]["state"].ctypes.data, out.data_ptr(), out.numel())
-    bits.state = state
+    with bits.lock:  # as NumPy's own draws do: two threads never get the same numbers
+        state = bits.state
+        code.uniform(state["state"]["state"].ctypes.data, out.data_ptr(), out.numel())
+        bits.state = state
     return True

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mvrbm.kernels import gemm
 from mvrbm.kernels.compiled import library
+from mvrbm.kernels.packing import Plan
 from mvrbm.kernels.updates import FlatUpdates
 
 if TYPE_CHECKING:
@@ -26,6 +27,15 @@ _LARGEST_GROUP = 64
 _MOST_TASKS = 16
 # Multiplications of a pass through the coupling over a batch, below which a thread takes longer to wake than it helps.
 _WORTH_THREADS = 10**6
+
+# Products of a pass through the coupling over a batch, below which the way to them takes longer than they do.
+_LITTLE = 10**6
+# Fewer rows than these use what they read of V too seldom; and padding, or U X where X V' is smaller, costs this much.
+_FEW_ROWS, _WASTE = 8, 2.5
+# Random numbers of several steps, all of which are drawn before an update: 64 MB.
+_MOST_NUMBERS = 2**24
+_LARGEST = 2**26  # entries of a matrix: the compiled code counts in 32 bits
+_INTERFACE = 1  # of the compiled code that this file goes with
 
 _FLOATS = ctypes.c_void_p
 
@@ -54,7 +64,7 @@ class _Job(ctypes.Structure):
         ("numbers", ctypes.POINTER(ctypes.c_void_p)),
         *((name, _FLOATS) for name in ("packed", "gradients", "scratch", "to_C")),
         *((name, ctypes.c_int64) for name in ("states", "products", "c_at", "to_c_at")),
-        *((name, ctypes.c_int64) for name in ("packed_size", "gradient_size", "scratch_size")),
+        *((name, ctypes.c_int64) for name in ("gradient_size", "scratch_size")),
     )
 
 
@@ -75,7 +85,7 @@ class NativeUpdates(FlatUpdates):
         assert code is not None
         self._code, self._pad = code, int(code.PAD)
         work = trainer.recipe.batch_size * sum(link.operations for link in trainer.machine.links.values())
-        self._threads = threads if work >= _WORTH_THREADS else 1
+        self._threads = min(threads, _MOST_TASKS) if work >= _WORTH_THREADS else 1
         self._layers, self._job = self._laid_out()
         self._padded_chains = self._params.new_zeros(self._n_chains if self._persistent else 0, self._job.states)
         self.pull()
@@ -111,7 +121,7 @@ class NativeUpdates(FlatUpdates):
             gradient += R * L * Jp + I * Jp + self._padded(R * K * I)
         job.K, job.L, job.gaussian, job.n_layers, job.steps = K, L, plan.hidden_gaussian, len(layers), self._steps
         job.layers = layers
-        job.c_at, job.packed_size = packed, packed + K * Lp
+        job.c_at = packed
         job.to_c_at, job.gradient_size = gradient, gradient + K * Lp
         job.C, job.to_C = self._split_params[1].data_ptr(), self._split_gradient[1].data_ptr()
         job.threads = self._threads
@@ -119,7 +129,7 @@ class NativeUpdates(FlatUpdates):
         spare = max(K * L, *(p.area for p in plan.layers)) + self._pad
         job.scratch_size = self._padded(job.group * (job.states + job.products) + 2 * (job.products + K * Lp) + spare)
         new = self._params.new_zeros
-        self._buffers = new(job.packed_size), new(_MOST_TASKS * job.gradient_size), new(job.threads * job.scratch_size)
+        self._buffers = new(packed + K * Lp), new(_MOST_TASKS * job.gradient_size), new(job.threads * job.scratch_size)
         job.packed, job.gradients, job.scratch = (buffer.data_ptr() for buffer in self._buffers)
         return layers, job
 
@@ -133,8 +143,13 @@ class NativeUpdates(FlatUpdates):
 
     def _contrast(self, batch: Mapping[str, Tensor], of_data: float, of_chain: float) -> None:
         job, plan = self._job, self.plan
-        samples = [batch[p.name].contiguous() for p in plan.layers]
-        for layer, some in zip(self._layers, samples, strict=True):
+        samples = [batch[p.name].to(self._params).contiguous() for p in plan.layers]
+        for layer, p, some in zip(self._layers, plan.layers, samples, strict=True):
+            if some.shape != (len(samples[0]), p.rows, p.columns):
+                raise ValueError(
+                    f"layer '{p.name}' needs samples of shape {(p.rows, p.columns)}, as many as every other layer, "
+                    f"got an array {tuple(some.shape)} where the first has {len(samples[0])}"
+                )
             layer.data = some.data_ptr()
         job.n_data = len(samples[0])
         job.n_chains = self._n_chains if self._persistent else job.n_data
@@ -151,8 +166,25 @@ def refuses(trainer: Trainer) -> str | None:
     code = library()
     if code is None:
         return "there is no compiled code"
-    if (code.job_size, code.layer_size) != (ctypes.sizeof(_Job), ctypes.sizeof(_Layer)):
-        return "the compiled code is of another version"
+    if (code.INTERFACE, code.job_size, code.layer_size) != (_INTERFACE, ctypes.sizeof(_Job), ctypes.sizeof(_Layer)):
+        return "the compiled code is of another version: install the package again"
     if trainer.machine.like.dtype != torch.float32:
         return f"its numbers are {trainer.machine.like.dtype}, not torch.float32"
-    return gemm.refuses(trainer)
+    return gemm.refuses(trainer) or _unsuited(trainer)
+
+
+def _unsuited(trainer: Trainer) -> str | None:
+    """Return why plain products do a training better, None if they do not."""
+    plan, negative = Plan.of(trainer.machine), trainer.negative
+    K, L, steps = plan.hidden_rows, plan.hidden_columns, int(negative.steps)  # type: ignore[attr-defined]
+    n = max(trainer.recipe.batch_size, int(getattr(negative, "n_chains", 0)))
+    if max(max(K * p.rows, L * p.columns, K * p.columns, plan.hidden_area, p.area) for p in plan.layers) > _LARGEST:
+        return "its layers are too large"
+    if steps > 1 and steps * n * (plan.hidden_area + plan.states) > _MOST_NUMBERS:
+        return "its chains want too many random numbers an update"
+    ours = sum(p.rank * K * (p.rows * -(-p.columns // 16) + p.columns * -(-L // 16)) * 16 for p in plan.layers)
+    theirs = sum(p.rank * p.rows * L * (p.columns + K) for p in plan.layers)
+    few_rows = min(K, *(p.rows for p in plan.layers)) < _FEW_ROWS
+    if n * ours > _LITTLE and (few_rows or ours > _WASTE * theirs):
+        return "its matrices are too narrow"
+    return None

@@ -34,9 +34,9 @@ class FlatUpdates(ABC):
         like, negative = trainer.machine.like, trainer.negative
         self._persistent, self._steps = isinstance(negative, PCD), int(negative.steps)  # type: ignore[attr-defined]
         self._n_chains = int(getattr(negative, "n_chains", 0))
-        self._affine = self._affines()
         size = self.plan.size
         self._params, self._momenta = like.new_zeros(size), like.new_zeros(size)
+        self._affine = self._affines()
         self._kept, self._gradient = like.new_zeros(size), like.new_zeros(size)
         self._multiplier = self._packing.multiplier
         self._even = bool((self._multiplier == 1).all())
@@ -48,8 +48,8 @@ class FlatUpdates(ABC):
         scale, shift, affine = self._packing.load_scale, self._packing.load_shift, []
         for p in self.plan.layers:
             part = slice(p.states_at, p.states_at + p.area)
-            pair = scale[part].view(p.rows, p.columns), shift[part].view(p.rows, p.columns)
-            affine.append(pair if p.gaussian else None)
+            pair = (array[part].view(p.rows, p.columns).to(self._params) for array in (scale, shift))
+            affine.append((next(pair), next(pair)) if p.gaussian else None)
         return affine
 
     # -- to and from the trainer ------------------------------------------------------------------

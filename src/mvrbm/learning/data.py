@@ -157,7 +157,8 @@ class Source(ABC):
                 array = torch.where(masks[name], array, unit.some_state())  # drawn later, by the trainer
             visible[name] = array
         n = len(next(iter(visible.values())))
-        layers = self.machine.as_layers(visible, check=self.check and n > 0)  # another process may have it all
+        # Shapes are looked at always: a loader may give others later. Another process may have all of a batch.
+        layers = self.machine.as_layers(visible, check=n > 0, values=self.check)
         return Batch(layers, masks, n if total is None else total)
 
     def nothing(self, total: int) -> Batch:
