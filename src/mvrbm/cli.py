@@ -167,6 +167,10 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 all is well, 1 it failed, 2 it was called wrongly."""
     command = typer.main.get_command(app)
     given = list(sys.argv[1:] if args is None else args) or ["--help"]
+    if given[0] != "bench" and "torch" not in sys.modules:
+        # Threads that wait for work by spinning take the cores from those that have some: on busy cores that
+        # made a command ten times slower. A benchmark is to measure what people have.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = command.main(given, prog_name="mvrbm", standalone_mode=False)
         sys.stdout.flush()
