@@ -304,3 +304,15 @@ def test_padding_is_absent_only_where_units_are_padded():
     assert Categorical((2, 2), padded=True).absent(x).tolist() == [[[False, False], [True, True]]]
     for unit in (Categorical((2, 2)), Bernoulli((2, 2)), Gaussian((2, 2))):
         assert unit.absent(x) is None
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_checks_are_silent_about_states_that_gradients_flow_through(variant, monkeypatch):
+    """PyTorch warns of that once a process, so its warning is not waited for: nothing may become a number undetached."""
+    unit = unit_named(variant, (2, 3))
+    states = unit.sample(field_for(unit), Noise(0)).detach().requires_grad_() * 1.0
+    looked_at = []
+    real = torch.Tensor.__float__
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda x: (looked_at.append(x.requires_grad), real(x.detach()))[1])
+    unit.check(states, "layer")
+    assert not any(looked_at)

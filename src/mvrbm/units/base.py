@@ -183,7 +183,7 @@ class Unit(nn.Module, ABC):
     def check(self, x: Tensor, layer: str) -> None:
         """Raise ValueError if `x` (n, *shape) holds values that such entries cannot have."""
         # A sum is finite unless an entry is not, or it overflows: one pass in the usual case.
-        if not math.isfinite(float(x.sum())) and not bool(torch.isfinite(x).all()):
+        if not math.isfinite(float(x.detach().sum())) and not bool(torch.isfinite(x).all()):
             bad = int((~torch.isfinite(x)).sum())
             raise ValueError(
                 f"layer '{layer}' has {bad} entries that are NaN or infinite: "

@@ -57,7 +57,7 @@ class Bernoulli(Unit):
         """Refuse values outside [0, 1]."""
         if not x.numel():
             return
-        low, high = (float(end) for end in x.aminmax())
+        low, high = (float(end) for end in x.detach().aminmax())
         if not (low >= 0 and high <= 1):  # as for NaN, which the next line has words for
             super().check(x, layer)
             raise ValueError(

@@ -80,7 +80,7 @@ class Rectified(Unit):
     def check(self, x: Tensor, layer: str) -> None:
         """Refuse values below zero."""
         super().check(x, layer)
-        low = float(x.min())
+        low = float(x.detach().min())
         if low < 0:
             raise ValueError(f"layer '{layer}' has Rectified units and takes values from 0 upwards, got {low:g}")
 
