@@ -308,7 +308,7 @@ def test_padding_is_absent_only_where_units_are_padded():
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_checks_are_silent_about_states_that_gradients_flow_through(variant, monkeypatch):
-    """PyTorch warns of that once a process, so its warning is not waited for: nothing may become a number undetached."""
+    """PyTorch warns of that once a process, so it is not waited for: nothing may become a number undetached."""
     unit = unit_named(variant, (2, 3))
     states = unit.sample(field_for(unit), Noise(0)).detach().requires_grad_() * 1.0
     looked_at = []
