@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -207,7 +207,7 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def hidden_maps(self, X: Any) -> Array:
         r"""Hidden probabilities as arrays, (n, \*hidden_shape)."""
         check_is_fitted(self)
-        return np.concatenate([_out(self.machine_.hidden_mean(batch)) for batch in self._batches(X)])
+        return self._of_each(X, self.machine_.hidden_mean)
 
     def transform(self, X: Any) -> Array:
         """Hidden probabilities as rows, (n, n_hidden)."""
@@ -307,8 +307,7 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         :func:`mvrbm.likelihood.pseudo_log_likelihood` tells which.
         """
         check_is_fitted(self)
-        pieces = [_out(pseudo_log_likelihood(self.machine_, batch).values) for batch in self._batches(X)]
-        return np.concatenate(pieces)
+        return self._of_each(X, lambda batch: pseudo_log_likelihood(self.machine_, batch).values)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean of `score_samples`."""
@@ -366,11 +365,25 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return Noise(seed, device=self.machine_.like.device)
 
     def _batches(self, X: Any) -> Iterator[dict[str, Tensor]]:
-        layers = self._layers(X, reset=False)
+        return self._cut(self._layers(X, reset=False))
+
+    def _cut(self, layers: Mapping[str, Array]) -> Iterator[dict[str, Tensor]]:
         n = len(next(iter(layers.values())))
         with torch.no_grad():
             for first in range(0, n, _ROWS_AT_ONCE):
                 yield self._tensors({name: array[first : first + _ROWS_AT_ONCE] for name, array in layers.items()})
+
+    def _of_each(self, X: Any, compute: Callable[[dict[str, Tensor]], Tensor]) -> Array:
+        """Compute something of every sample, batch by batch, into one array."""
+        layers = self._layers(X, reset=False)
+        found, first = np.empty(0), 0
+        for batch in self._cut(layers):
+            some = _out(compute(batch))
+            if first == 0:  # only now are its shape and dtype known
+                found = np.empty((len(next(iter(layers.values()))), *some.shape[1:]), dtype=some.dtype)
+            found[first : first + len(some)] = some
+            first += len(some)
+        return found
 
     def _tensors(self, layers: Mapping[str, Array]) -> dict[str, Tensor]:
         tensors = {}
