@@ -21,6 +21,7 @@ from mvrbm.bench.contestants import CONTESTANTS, Contestant
 from mvrbm.bench.inference import infer
 from mvrbm.bench.measure import Entry, MemoryJob, Run, Spread, exponent, peak_on_gpu, peaks_on_cpu, take_turns, threads
 from mvrbm.bench.problems import Problem, digits, on_device, parse
+from mvrbm.kernels import compiled
 from mvrbm.learning import PRESETS
 
 _SIZES = ("28x28:25x25", "64x64:50x50", "128x128:64x64", "256x256:128x128", "16x16x16:10x10x10")
@@ -404,6 +405,7 @@ def _busy() -> str | None:
 def _machine(device: str, n_threads: int) -> dict[str, Any]:
     import sklearn
 
+    code = compiled.library()
     about = {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -411,6 +413,7 @@ def _machine(device: str, n_threads: int) -> dict[str, Any]:
         "system": platform.system(),
         "python": platform.python_version(),
         "mvrbm": mvrbm.__version__,
+        "compiled": None if code is None else code.processors()[-1],
         "torch": torch.__version__,
         "numpy": np.__version__,
         "scikit-learn": sklearn.__version__,

@@ -54,6 +54,7 @@ def _heading(result: dict[str, Any]) -> str:
     machine, settings = result["machine"], result["settings"]
     where = f"{machine['gpu']}, beside " if "gpu" in machine else ""
     versions = ", ".join(f"{name} {machine[name]}" for name in ("mvrbm", "torch", "numpy", "scikit-learn"))
+    versions += "; no compiled code" if machine["compiled"] is None else f"; compiled code for {machine['compiled']}"
     return (
         f"{where}{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads; {versions}.\n"
         f"Recipe '{settings['preset']}', batch size {settings['batch_size']}, float32. Times are medians of "
