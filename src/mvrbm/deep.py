@@ -289,7 +289,7 @@ class DeepMVRBM(_SingleLayer):
             Which hidden layer: 0 is the lowest, -1 the top.
         """
         count = self._count(layer)
-        return np.concatenate([_out(self._up(batch[_SINGLE], count)) for batch in self._batches(X)])
+        return self._of_each(X, lambda batch: self._up(batch[_SINGLE], count))
 
     def transform(self, X: Any, layer: int = -1) -> Array:
         """Means of a hidden layer as rows, (n, n_hidden)."""
@@ -438,16 +438,17 @@ class DeepMVRBM(_SingleLayer):
         """
         check_is_fitted(self)
         unit, bottom, size = self.machine_.layers[_SINGLE], self.machine_, len(self.machines_)
-        scores = []
-        for batch in self._batches(X):
+
+        def score(batch: Mapping[str, Tensor]) -> Tensor:
             x = batch[_SINGLE]
             hidden = self._up(x, size)
             for number in reversed(range(1, size)):
                 hidden = self._as_hidden(self.machines_[number].visible_mean(hidden, check=False)[_SINGLE], number)
             field = bottom.visible_fields(hidden)[_SINGLE]
             pull = (unit.statistic(x) * field).flatten(1).sum(1)
-            scores.append(_out(pull - unit.energy(x) - unit.log_normaliser(field)))
-        return np.concatenate(scores)
+            return pull - unit.energy(x) - unit.log_normaliser(field)
+
+        return self._of_each(X, score)
 
     # -- files ------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class NativeUpdates(FlatUpdates):
         self.pull()
 
     def _padded(self, columns: int) -> int:
-        return -(-columns // self._pad) * self._pad
+        return _padded(columns, self._pad)
 
     def _laid_out(self) -> tuple[ctypes.Array[_Layer], _Job]:
         """Say where everything is that stays the same from update to update."""
@@ -170,10 +170,14 @@ def refuses(trainer: Trainer) -> str | None:
         return "the compiled code is of another version: install the package again"
     if trainer.machine.like.dtype != torch.float32:
         return f"its numbers are {trainer.machine.like.dtype}, not torch.float32"
-    return gemm.refuses(trainer) or _unsuited(trainer)
+    return gemm.refuses(trainer) or _unsuited(trainer, int(code.PAD))
 
 
-def _unsuited(trainer: Trainer) -> str | None:
+def _padded(columns: int, pad: int) -> int:
+    return -(-columns // pad) * pad
+
+
+def _unsuited(trainer: Trainer, pad: int) -> str | None:
     """Return why plain products do a training better, None if they do not."""
     plan, negative = Plan.of(trainer.machine), trainer.negative
     K, L, steps = plan.hidden_rows, plan.hidden_columns, int(negative.steps)  # type: ignore[attr-defined]
@@ -182,7 +186,7 @@ def _unsuited(trainer: Trainer) -> str | None:
         return "its layers are too large"
     if steps > 1 and steps * n * (plan.hidden_area + plan.states) > _MOST_NUMBERS:
         return "its chains want too many random numbers an update"
-    ours = sum(p.rank * K * (p.rows * -(-p.columns // 16) + p.columns * -(-L // 16)) * 16 for p in plan.layers)
+    ours = sum(p.rank * K * (p.rows * _padded(p.columns, pad) + p.columns * _padded(L, pad)) for p in plan.layers)
     theirs = sum(p.rank * p.rows * L * (p.columns + K) for p in plan.layers)
     few_rows = min(K, *(p.rows for p in plan.layers)) < _FEW_ROWS
     if n * ours > _LITTLE and (few_rows or ours > _WASTE * theirs):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.couplings.base import squared_norms
+from mvrbm.finite import all_finite
 from mvrbm.kernels.packing import LayerPlan, Packing, Plan
 from mvrbm.learning.negative import PCD
 
@@ -48,8 +49,8 @@ class FlatUpdates(ABC):
         scale, shift, affine = self._packing.load_scale, self._packing.load_shift, []
         for p in self.plan.layers:
             part = slice(p.states_at, p.states_at + p.area)
-            pair = (array[part].view(p.rows, p.columns).to(self._params) for array in (scale, shift))
-            affine.append((next(pair), next(pair)) if p.gaussian else None)
+            factor, less = (array[part].view(p.rows, p.columns).to(self._params) for array in (scale, shift))
+            affine.append((factor, less) if p.gaussian else None)
         return affine
 
     # -- to and from the trainer ------------------------------------------------------------------
@@ -162,7 +163,7 @@ class FlatUpdates(ABC):
 
     def _check(self, what: str, flat: Tensor) -> None:
         """Refuse numbers that are not finite; the machine is then as it was before this update."""
-        if math.isfinite(float(flat.sum())) or bool(torch.isfinite(flat).all()):
+        if all_finite([flat]):
             return
         layers, hidden = self.plan.split(flat)
         named = {"hidden.bias": hidden}

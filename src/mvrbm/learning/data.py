@@ -124,12 +124,11 @@ class Source(ABC):
                 x, known = array.double().cpu(), batch.known.get(name)
                 if known is None:
                     count = torch.full(x.shape[1:], float(len(x)), dtype=x.dtype)
+                    x = x - origins.setdefault(name, x.sum(0) / count.clamp(min=1))
                 else:
-                    count = known.cpu().sum(0, dtype=x.dtype)
-                    x = torch.where(known.cpu(), x, 0.0)
-                x = x - origins.setdefault(name, x.sum(0) / count.clamp(min=1))
-                if known is not None:
-                    x = torch.where(known.cpu(), x, 0.0)
+                    known = known.cpu()
+                    count, x = known.sum(0, dtype=x.dtype), torch.where(known, x, 0.0)
+                    x = torch.where(known, x - origins.setdefault(name, x.sum(0) / count.clamp(min=1)), 0.0)
                 piece = [x.sum(0), (x**2).sum(0), count]
                 sums[name] = [a + b for a, b in zip(sums[name], piece, strict=True)] if name in sums else piece
         if not sums and (self.common or self.world.size == 1):

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from mvrbm.finite import all_finite
 from mvrbm.learning import checkpoint
 from mvrbm.learning.data import Batch, Source, as_source, read_ahead
 from mvrbm.learning.gradients import Centring, Gradient, contrast, contrast_by_autograd, normalise
@@ -497,8 +498,8 @@ class Trainer:
         if self.centring is not None and before is not None:
             self.centring.follow(before)
         # A gradient that is not finite makes parameters that are not: one look is enough.
-        if not self._all_finite(learned):
-            what, guilty = ("parameter", learned) if self._all_finite(gradient) else ("gradient", gradient)
+        if not all_finite(learned.values()):
+            what, guilty = ("parameter", learned) if all_finite(gradient.values()) else ("gradient", gradient)
             name = next(name for name, tensor in guilty.items() if not bool(torch.isfinite(tensor).all()))
             for key, parameter in learned.items():
                 parameter.copy_(self._kept[key])
@@ -518,12 +519,6 @@ class Trainer:
         for _ in range(self.missing_steps):
             data = gibbs_step(machine, data, self.noise, masks).visible
         return data
-
-    @staticmethod
-    def _all_finite(tensors: Gradient) -> bool:
-        # A sum is finite unless an entry is not, or all but overflows: one number to look at in the usual case.
-        total = torch.stack([tensor.detach().sum() for tensor in tensors.values()])
-        return bool(torch.isfinite(total).all()) or all(bool(torch.isfinite(t).all()) for t in tensors.values())
 
     def fail(self, update: int, what: str = "a parameter") -> NoReturn:
         """Raise the error of a training that has left the finite numbers at, or soon after, an update."""

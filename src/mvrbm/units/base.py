@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mvrbm.finite import all_finite
 from mvrbm.noise import Noise
 
 
@@ -182,8 +183,7 @@ class Unit(nn.Module, ABC):
 
     def check(self, x: Tensor, layer: str) -> None:
         """Raise ValueError if `x` (n, *shape) holds values that such entries cannot have."""
-        # A sum is finite unless an entry is not, or it overflows: one pass in the usual case.
-        if not math.isfinite(float(x.detach().sum())) and not bool(torch.isfinite(x).all()):
+        if not all_finite([x]):
             bad = int((~torch.isfinite(x)).sum())
             raise ValueError(
                 f"layer '{layer}' has {bad} entries that are NaN or infinite: "
