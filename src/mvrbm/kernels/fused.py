@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 _LARGEST_TILE = 64
 # With more programs than this the card is full, and many small ones beat fewer wide ones.
 _FULL_CARD = 264
+# Programs of two warps that a multiprocessor has registers for.
+_PROGRAMS_AT_A_TIME = 4
 # Launches a graph: enough for its own launch not to count, few enough to be captured quickly.
 _MOST_LAUNCHES = 1000
 _APPLY_BLOCK = 256
+# Every model's parameters begin at a multiple of so many: numbers are read four at a time.
+_ALIGNMENT = 16
 # To look at the parameters is to wait for the card.
 _UPDATES_UNCHECKED = 5000
 
@@ -42,8 +46,10 @@ class FusedPasses:
         One, or several whose machines have the same shapes, units and kind of chains.
     sources : sequence of Source
         The data of each. They may be one and the same.
-    precision : {"tf32", "ieee"}
-        Of the products: tensor cores, whose operands have 11 bits, or plain float32.
+    precision : {"fp16", "tf32", "tf32x3", "ieee"}, optional
+        Of the products. The first two have operands of 11 bits and sums in float32, on tensor cores; what is above
+        65,504 does not fit fp16. The last is plain float32. By default fp16 where all units are Bernoulli, whose
+        states are at most 1, and tf32 otherwise. Layers that are cut into tiles have tf32 for fp16.
 
     Attributes
     ----------
@@ -55,12 +61,15 @@ class FusedPasses:
 
     diverged: list[bool]
 
-    def __init__(self, trainers: Sequence[Trainer], sources: Sequence[Source], *, precision: str = "tf32") -> None:
+    def __init__(self, trainers: Sequence[Trainer], sources: Sequence[Source], *, precision: str | None = None) -> None:
         from mvrbm.kernels import triton_cd
 
-        self._kernels, self._precision = triton_cd, precision
+        self._kernels = triton_cd
         self.trainers = list(trainers)
         first = self.trainers[0]
+        units = [first.machine.hidden, *first.machine.layers.values()]
+        precision = precision or ("tf32" if any(unit.gaussian for unit in units) else "fp16")
+        self._halves, self._precision = precision == "fp16", "tf32" if precision == "fp16" else precision
         rank = max(int(link.rank) for t in self.trainers for link in t.machine.links.values())  # type: ignore[arg-type]
         plan = self.plan = Plan.of(first.machine, rank if len(self.trainers) > 1 else None)
         self._kept: tuple[tuple[Tensor, ...], int] = ((), 0)
@@ -97,8 +106,8 @@ class FusedPasses:
 
     def _allocate(self) -> None:
         models, size, like = len(self.trainers), self.plan.size, self.trainers[0].machine.like
-        self._params, self._momenta = like.new_zeros(models, size), like.new_zeros(models, size)
-        self._gradients = like.new_zeros(models, size)
+        self._stride = -(-size // _ALIGNMENT) * _ALIGNMENT
+        self._params, self._momenta, self._gradients = like.new_zeros(3, models, self._stride)[..., :size]
         self._n_gains = 2 * len(self.plan.layers)
         self._gains = like.new_ones(models, self._n_gains)
         self._rates = like.new_zeros(models, self._kernels.N_RATES)
@@ -118,17 +127,32 @@ class FusedPasses:
         sizes = (first.rows, first.columns, plan.hidden_rows, plan.hidden_columns)
         self._tiles = tuple(tile_of(size) for size in sizes)
         self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE
-        self._warps = 4 if max(self._tiles) <= 32 else 8
-        programs = max(self.batch_size, self._n_chains if self._persistent else 0)
-        if programs * len(self.trainers) > _FULL_CARD and self._warps == 4:
-            self._warps = 2
-        self._programs = programs + 1 if self._small else programs
+        self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
+        self._samples, self._warps = 1, 4
+        if self._small and max(self._tiles) <= 32 and self._rows * len(self.trainers) > _FULL_CARD:
+            self._samples, self._warps = self._fewest_waves(), 2
         if not self._small:
             half = max(layer.rows for layer in plan.layers) * plan.hidden_columns
             self._half = half
             room = 2 * plan.states + 3 * plan.hidden_area + half
-            self._scratch = self._params.new_zeros(len(self.trainers) * programs * room)
+            self._scratch = self._params.new_zeros(len(self.trainers) * self._rows * room)
             self._tile = min(_LARGEST_TILE, max(tile_of(max(layer.rows, layer.columns)) for layer in plan.layers))
+
+    def _fewest_waves(self) -> int:
+        """Samples a program, such that the programs that the card holds at a time are soonest done with all."""
+        if self._device.type != "cuda":
+            return 1
+        at_a_time = _PROGRAMS_AT_A_TIME * torch.cuda.get_device_properties(self._device).multi_processor_count
+
+        def time(samples: int) -> float:
+            waves = -(-self._programs(samples) * len(self.trainers) // at_a_time)
+            return waves * (samples + 0.5)  # factors and gradients take about half as long as a sample
+
+        return min(range(1, self._rows + 1), key=time)
+
+    def _programs(self, samples: int) -> int:
+        """Programs for one model's samples."""
+        return -(-self._rows // samples)
 
     # -- to and from the trainers -----------------------------------------------------------------
 
@@ -283,16 +307,17 @@ class FusedPasses:
 
     def _launch_small(self, batch: int, n_valid: int, normalised: bool) -> None:
         plan, layer = self.plan, self.plan.layers[0]
-        self._kernels.small_step[(self._programs, len(self.trainers))](
+        programs = self._programs(self._samples) + normalised  # one for the gains
+        self._kernels.small_step[(programs, len(self.trainers))](
             self._data[0], self._order, self._params, self._gradients, self._gains, self._clock, self._seeds,
             self._chains, self._recorded, self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
             0 if self._shared else self.n_samples * layer.area,
             N=self.batch_size, CHAINS=self._n_chains, RANK=layer.rank,
-            I=layer.rows, J=layer.columns, K=plan.hidden_rows, L=plan.hidden_columns,
+            SAMPLES=self._samples, STRIDE=self._stride, I=layer.rows, J=layer.columns, K=plan.hidden_rows, L=plan.hidden_columns,
             BI=self._tiles[0], BJ=self._tiles[1], BK=self._tiles[2], BL=self._tiles[3],
             STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
             HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=normalised,
-            RECORDED=self._recorded_size, PRECISION=self._precision, PDL=self._graphed,
+            RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, PDL=self._graphed,
             num_warps=self._warps, **self._launch_options(),
         )  # fmt: skip
 
@@ -302,11 +327,11 @@ class FusedPasses:
             (p.rows, p.columns, p.rank, p.gaussian, p.parameters_at, p.states_at, scale)
             for p, scale in zip(plan.layers, self._byte_scales, strict=True)
         )
-        self._kernels.tiled_step[(self._programs, len(self.trainers))](
+        self._kernels.tiled_step[(self._rows, len(self.trainers))](
             tuple(self._data), self._order, self._params, self._gradients, self._clock, self._seeds, self._chains,
             self._recorded, self._scratch, self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
-            N=self.batch_size, CHAINS=self._n_chains, SIZE=plan.size, STATES=plan.states, HALF=self._half,
-            K=plan.hidden_rows, L=plan.hidden_columns, LAYERS=layers, HIDDEN_GAUSSIAN=plan.hidden_gaussian,
+            N=self.batch_size, CHAINS=self._n_chains, SIZE=plan.size, STRIDE=self._stride, STATES=plan.states,
+            HALF=self._half, K=plan.hidden_rows, L=plan.hidden_columns, LAYERS=layers, HIDDEN_GAUSSIAN=plan.hidden_gaussian,
             STEPS=self._steps, PERSISTENT=self._persistent, SHARED_DATA=self._shared,
             RECORDED=self._recorded_size, BLOCK=self._tile, PRECISION=self._precision, num_warps=8,
         )  # fmt: skip
@@ -315,8 +340,8 @@ class FusedPasses:
         size = self.plan.size
         self._kernels.apply[(self._kernels.n_programs(size, _APPLY_BLOCK), len(self.trainers))](
             self._params, self._momenta, self._gradients, self._gains, self._gain_of, self._multiplier, self._rates,
-            self._clock, batch, SIZE=size, N_GAINS=self._n_gains, NORMALISED=normalised, BLOCK=_APPLY_BLOCK,
-            PDL=self._graphed and self._small, num_warps=2, **self._launch_options(),
+            self._clock, batch, SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, NORMALISED=normalised,
+            BLOCK=_APPLY_BLOCK, PDL=self._graphed and self._small, num_warps=2, **self._launch_options(),
         )  # fmt: skip
 
     def _launch_options(self) -> dict[str, bool]:

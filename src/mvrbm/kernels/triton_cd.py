@@ -1,12 +1,12 @@
 r"""The Triton kernels of one update of contrastive divergence, for matrices with Kronecker couplings.
 
-Parameters lie in one flat array a model: for each visible layer its factors U (R, K, I) and V (R, L, J) and
+Parameters lie in one flat array a model, `STRIDE` numbers from one model's to the next: for each visible layer its factors U (R, K, I) and V (R, L, J) and
 its bias (I, J), then the hidden bias (K, L). Layers are in *units of their statistic around the offset*
 (Gaussian: :math:`x / s - \mu`; Bernoulli: the values), in which every kind of unit has mean
 :math:`g(b + f)` with g the logistic function or nothing; :mod:`mvrbm.kernels.fused` converts.
 
-* :func:`small_step` adds up the gradient of one layer whose four sizes fit a tile each: one program a sample,
-  all products in registers.
+* :func:`small_step` adds up the gradient of one layer whose four sizes fit a tile each: one sample after another, all
+  products in registers.
 * :func:`tiled_step` does so for any number of layers and any size, tile by tile, states kept in scratch memory.
 * :func:`apply` makes the step from the gradient to new parameters.
 
@@ -30,59 +30,89 @@ N_RATES = 5  # factors' rate, biases' rate, momentum, weight decay, 1 / rate dec
 
 @triton.jit
 def _uniform(key, update, sample, draw, base, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Uniform numbers in [0, 1), (ROWS, COLS): one call of Philox gives four of them."""
-    rows = tl.arange(0, ROWS)[:, None]
-    columns = tl.arange(0, COLS // 4)[None, :]
-    entry = (base + rows * (COLS // 4) + columns).to(tl.uint32)
+    """Uniform numbers between 0 and 1, neither of them included, (ROWS, COLS): Philox gives four of them a call."""
+    # Numbers of one call go to four corners, 8 rows apart and side by side: so does a thread hold what tensor cores give.
+    DEEP: tl.constexpr = 8 if ROWS >= 16 else ROWS // 2
+    rows = tl.arange(0, ROWS // 2)[:, None]
+    columns = tl.arange(0, COLS // 2)[None, :]
+    entry = (base + rows * (COLS // 2) + columns).to(tl.uint32)
     nothing = entry * 0
     a, b, c, d = tl.philox(
         key,
         entry,
         nothing + sample.to(tl.uint32),
         nothing + update.to(tl.uint32),
-        nothing + draw.to(tl.uint32),
+        nothing + draw,
     )
-    words = tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), [ROWS, COLS])
-    # 24 bits, as torch.rand has them.
-    return (words >> 8).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0)
+    words = tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), [ROWS // 2 // DEEP, DEEP, COLS // 2, 2, 2])
+    words = tl.reshape(tl.permute(words, [0, 3, 1, 2, 4]), [ROWS, COLS])
+    return (words >> 9).to(tl.int32).to(tl.float32) * (1.0 / 8388608.0) + (1.0 / 16777216.0)
 
 
 @triton.jit
 def _normal(key, update, sample, draw, base, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Standard normal numbers, (ROWS, COLS), by Box and Muller."""
-    radius = 1.0 - _uniform(key, update, sample, draw, base, ROWS, COLS)  # in (0, 1]
+    radius = _uniform(key, update, sample, draw, base, ROWS, COLS)
     angle = _uniform(key, update, sample, draw + 0x40000000, base, ROWS, COLS)
     return tl.sqrt(-2.0 * tl.log(radius)) * tl.cos(6.283185307179586 * angle)
 
 
 @triton.jit
-def _mean(field, inside, GAUSSIAN: tl.constexpr):
-    """Mean of a layer in a field that includes its bias; zero outside the layer."""
-    value = field
-    if not GAUSSIAN:
-        value = tl.sigmoid(field)
-    return tl.where(inside, value, 0.0)
+def _odds(field):
+    """One over the logistic function."""
+    return 1.0 + tl.exp2(-1.4426950408889634 * field)
 
 
 @triton.jit
-def _noise(key, update, sample, draw, recorded, inside, WIDTH: tl.constexpr, GAUSSIAN: tl.constexpr,
-           RECORDED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+def _mean(field, GAUSSIAN: tl.constexpr):
+    """Mean of a layer in a field that includes its bias."""
+    if not GAUSSIAN:
+        root = tl.rsqrt(_odds(field))  # one instruction, where a division takes eight
+        field = root * root
+    return field
+
+
+@triton.jit
+def _draw(field, noise, GAUSSIAN: tl.constexpr):
+    """Draw a layer in a field that includes its bias."""
+    if GAUSSIAN:
+        return field + noise
+    # One where the noise is below the logistic function. By the sign bit: from a comparison, whose result has one
+    # bit, the compiler concludes that products of what follows have operands of eight, and lays them out for that.
+    short = noise * _odds(field) - 1.0
+    return ((short.to(tl.int32, bitcast=True) >> 31) & 0x3F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _noise(key, update, sample, draw, recorded, at, inside, SAMPLES: tl.constexpr, AREA: tl.constexpr,
+           GAUSSIAN: tl.constexpr, RECORDED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
     """Numbers for one draw of a layer: recorded ones, or fresh ones of the kind it needs."""
     if RECORDED:
-        at = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, COLS)[None, :]
-        return tl.load(recorded + at, mask=inside, other=0.0)
-    if GAUSSIAN:
-        return _normal(key, update, sample, draw, 0, ROWS, COLS)
-    return _uniform(key, update, sample, draw, 0, ROWS, COLS)
+        return tl.load(recorded + sample * AREA + at, mask=inside & (sample < SAMPLES), other=0.5)
+    if sample < SAMPLES:
+        if GAUSSIAN:
+            noise = _normal(key, update, sample, draw, 0, ROWS, COLS)
+        else:
+            noise = _uniform(key, update, sample, draw, 0, ROWS, COLS)
+    else:
+        noise = tl.zeros([ROWS, COLS], tl.float32)
+    return noise
 
 
 @triton.jit
-def _draw(field, noise, inside, GAUSSIAN: tl.constexpr):
-    """Draw a layer in a field that includes its bias; zero outside the layer."""
-    value = field + noise
-    if not GAUSSIAN:
-        value = (noise < tl.sigmoid(field)).to(tl.float32)
-    return tl.where(inside, value, 0.0)
+def _sample(data, order, scales, shifts, i, n_valid, at, inside, AREA: tl.constexpr, BYTE_SCALE: tl.constexpr,
+            GAUSSIAN: tl.constexpr):  # fmt: skip
+    """Sample i of a batch, in the units of its statistic around its offset; zeros beyond the batch's end."""
+    if i < n_valid:
+        row = tl.load(order + i).to(tl.int64)
+        x = tl.load(data + row * AREA + at, mask=inside, other=0).to(tl.float32) * BYTE_SCALE
+        if GAUSSIAN:
+            scale = tl.load(scales + at, mask=inside, other=0.0)
+            shift = tl.load(shifts + at, mask=inside, other=0.0)
+            x = x * scale - shift
+    else:
+        x = tl.zeros(at.shape, tl.float32)
+    return x
 
 
 @triton.jit
@@ -96,7 +126,8 @@ def _schatten(matrix):
 @triton.jit(do_not_specialize=["batch"])
 def apply(
     weights, momenta, gradients, gains, gain_of, multiplier, rates, clock, batch,
-    SIZE: tl.constexpr, N_GAINS: tl.constexpr, NORMALISED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr, NORMALISED: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Make the step of batch `batch` from the gradient, and set the gradient to zero."""
     model = tl.program_id(1)
@@ -110,7 +141,7 @@ def apply(
     rate = tl.where(factor, tl.load(rates), tl.load(rates + 1)) * falling
     decay = tl.where(factor, tl.load(rates + 3), 0.0)
     keep = tl.load(rates + 2)
-    at += model * SIZE
+    at += model * STRIDE
     value = tl.load(weights + at, mask=inside, other=0.0)
     momentum = tl.load(momenta + at, mask=inside, other=0.0)
     if PDL:
@@ -131,24 +162,29 @@ def apply(
 def small_step(
     data, order, weights, gradients, gains, clock, seeds, chains, recorded, load_scale, load_shift,
     batch, n_valid, order_stride, data_stride,
-    N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr,
+    N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr, SAMPLES: tl.constexpr, STRIDE: tl.constexpr,
     I: tl.constexpr, J: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
     STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
     BYTE_SCALE: tl.constexpr, NORMALISED: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    HALVES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add one batch's gradient up, for one layer whose sizes fit a tile: program (i, s) takes sample i, model s.
+    """Add one batch's gradient up, for one layer whose sizes fit a tile.
 
-    The last program along the first axis takes no sample; where steps are `NORMALISED` it finds the gains.
+    Program (p, s) takes `SAMPLES` samples of model s, one after another, and keeps their gradient in registers. Where
+    steps are `NORMALISED`, the last program along the first axis takes none and finds the gains.
+
+    Matrices go from product to product in an order that leaves them where tensor cores put them: what the next
+    product sums over is what a thread holds side by side, X' and Y' being the second operand of every product but
+    those of the gradient. Beyond a layer's edges states are whatever they are: factors are zero there.
     """
-    i = tl.program_id(0)
+    program = tl.program_id(0)
     model = tl.program_id(1)
-    SIZE: tl.constexpr = RANK * (K * I + L * J) + I * J + K * L
     AT_V: tl.constexpr = RANK * K * I
     AT_B: tl.constexpr = RANK * (K * I + L * J)
     AT_C: tl.constexpr = AT_B + I * J
     ROWS: tl.constexpr = CHAINS if PERSISTENT else N
+    OPERAND: tl.constexpr = tl.float16 if HALVES else tl.float32
     ri, rj, rk, rl = tl.arange(0, BI), tl.arange(0, BJ), tl.arange(0, BK), tl.arange(0, BL)
     at_x = ri[:, None] * J + rj[None, :]
     in_x = (ri[:, None] < I) & (rj[None, :] < J)
@@ -158,119 +194,133 @@ def small_step(
     in_u = (rk[:, None] < K) & (ri[None, :] < I)
     at_v = rl[:, None] * J + rj[None, :]
     in_v = (rl[:, None] < L) & (rj[None, :] < J)
-
-    # What does not depend on the parameters comes before the wait for the former launch: data and noise.
     update = tl.load(clock) + batch
     key = tl.load(seeds + model)
-    row = tl.load(order + model * order_stride + batch * N + i, mask=i < n_valid, other=0)
-    x0 = tl.load(data + model * data_stride + row.to(tl.int64) * (I * J) + at_x, mask=in_x & (i < n_valid), other=0)
-    x0 = x0.to(tl.float32) * BYTE_SCALE
-    if VISIBLE_GAUSSIAN:
-        scale = tl.load(load_scale + at_x, mask=in_x, other=0.0)
-        shift = tl.load(load_shift + at_x, mask=in_x, other=0.0)
-        x0 = tl.where(i < n_valid, x0 * scale - shift, 0.0)
-    here = recorded + batch * RECORDED + i * (K * L)
-    there = recorded + batch * RECORDED + ROWS * (K * L) + i * (I * J)
-    draw = tl.full([], 0, tl.uint32)
-    hidden_noise = _noise(key, update, i, draw, here, in_y, L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
-    visible_noise = _noise(key, update, i, draw + 1, there, in_x, J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ)
+    data += model * data_stride
+    order += model * order_stride + batch * N
+    recorded += batch * RECORDED
+    now = weights + model * STRIDE
+    mine = gradients + model * STRIDE
+    i = program * SAMPLES
+    # What does not depend on the parameters comes before the wait for the former launch: data and noise.
+    if SAMPLES == 1:
+        x0 = _sample(data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN)
+        to_y = _noise(key, update, i, 0, recorded, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
+        to_x = _noise(key, update, i, 1, recorded + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ)
     if PDL:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
-
-    now = weights + model * SIZE
-    U = tl.load(now + at_u, mask=in_u, other=0.0)
-    V = tl.load(now + AT_V + at_v, mask=in_v, other=0.0)
-    B = tl.load(now + AT_B + at_x, mask=in_x, other=0.0)
-    C = tl.load(now + AT_C + at_y, mask=in_y, other=0.0)
-    if i == tl.num_programs(0) - 1:
-        if NORMALISED:
-            norm_u, norm_v = _schatten(U), _schatten(V)
+    if program < tl.num_programs(0) - (1 if NORMALISED else 0):
+        U = _factor(now, 0, K * I, at_u, in_u, OPERAND)
+        V = _factor(now + AT_V, 0, L * J, at_v, in_v, OPERAND)
+        B = tl.load(now + AT_B + at_x, mask=in_x, other=0.0)
+        C = tl.load(now + AT_C + at_y, mask=in_y, other=0.0)
+        slope_u, slope_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
+        slope_b, slope_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
+        for s in range(SAMPLES):
+            if SAMPLES > 1:
+                i = program * SAMPLES + s
+                x0 = _sample(data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN)
+            x0_t = tl.trans(x0).to(OPERAND)
+            field = _up(x0_t, U, V, C, PRECISION)
+            field = _more_up(field, x0_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
+            # A short batch counts in proportion.
+            positive = tl.where(i < n_valid, 1.0, 0.0)
+            h0 = -positive * _mean(field, HIDDEN_GAUSSIAN)
+            x1, x1_t = x0, x0_t
+            if PERSISTENT:
+                state = chains + (model * CHAINS + i) * (I * J) + at_x
+                x1 = tl.load(state, mask=in_x & (i < CHAINS), other=0.0)
+                x1_t = tl.trans(x1).to(OPERAND)
+                field = _up(x1_t, U, V, C, PRECISION)
+                field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
+                negative = tl.where(i < CHAINS, n_valid.to(tl.float32) / CHAINS, 0.0)
+            else:
+                negative = positive
+            for step in range(STEPS):
+                here = recorded + step * ROWS * (K * L + I * J)
+                if SAMPLES > 1 or step > 0:
+                    to_y = _noise(key, update, i, 2 * step, here, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
+                y = _draw(field, to_y, HIDDEN_GAUSSIAN)
+                y_t = tl.trans(y).to(OPERAND)
+                towards = _down(y_t, U, V, B, PRECISION)
+                for r in range(1, RANK):
+                    U_r = _factor(now, r, K * I, at_u, in_u, OPERAND)
+                    V_r = _factor(now + AT_V, r, L * J, at_v, in_v, OPERAND)
+                    towards = _down(y_t, U_r, V_r, towards, PRECISION)
+                if SAMPLES > 1 or step > 0:
+                    to_x = _noise(key, update, i, 2 * step + 1, here + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ)
+                x1 = _draw(towards, to_x, VISIBLE_GAUSSIAN)
+                x1_t = tl.trans(x1).to(OPERAND)
+                field = _up(x1_t, U, V, C, PRECISION)
+                field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
+            h1 = negative * _mean(field, HIDDEN_GAUSSIAN)
+            if PERSISTENT:
+                tl.store(state, x1, mask=in_x & (i < CHAINS))
+            slope_b += negative * x1 - positive * x0
+            slope_c += h0 + h1
+            slope_u, slope_v = _add_slopes(x0, x0_t, h0, U, V, slope_u, slope_v, PRECISION)
+            slope_u, slope_v = _add_slopes(x1, x1_t, h1, U, V, slope_u, slope_v, PRECISION)
             for r in range(1, RANK):
-                norm_u += _schatten(tl.load(now + r * K * I + at_u, mask=in_u, other=0.0))
-                norm_v += _schatten(tl.load(now + AT_V + r * L * J + at_v, mask=in_v, other=0.0))
-            tl.store(gains + model * 2, norm_v)
-            tl.store(gains + model * 2 + 1, norm_u)
-    else:
-        x0_up = tl.dot(x0, tl.trans(V), input_precision=PRECISION)  # X V', (I, L)
-        field = C + tl.dot(U, x0_up, input_precision=PRECISION)
-        field = _more_up(field, x0, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
-        h0 = _mean(field, in_y, HIDDEN_GAUSSIAN)
-        x1, x1_up = x0, x0_up
-        state = chains + (model * CHAINS + i) * (I * J) + at_x
-        if PERSISTENT:
-            x1 = tl.load(state, mask=in_x & (i < CHAINS), other=0.0)
-            x1_up = tl.dot(x1, tl.trans(V), input_precision=PRECISION)
-            field = C + tl.dot(U, x1_up, input_precision=PRECISION)
-            field = _more_up(field, x1, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
-        for step in range(STEPS):
-            if step > 0:
-                here += ROWS * (K * L + I * J)
-                there += ROWS * (K * L + I * J)
-                draw += 2
-                hidden_noise = _noise(key, update, i, draw, here, in_y, L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
-                visible_noise = _noise(key, update, i, draw + 1, there, in_x, J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ)
-            y = _draw(field, hidden_noise, in_y, HIDDEN_GAUSSIAN)
-            down = tl.dot(tl.trans(U), y, input_precision=PRECISION)  # U' Y, (I, L)
-            towards = B + tl.dot(down, V, input_precision=PRECISION)
-            for r in range(1, RANK):
-                U_r = tl.load(now + r * K * I + at_u, mask=in_u, other=0.0)
-                V_r = tl.load(now + AT_V + r * L * J + at_v, mask=in_v, other=0.0)
-                down = tl.dot(tl.trans(U_r), y, input_precision=PRECISION)
-                towards += tl.dot(down, V_r, input_precision=PRECISION)
-            x1 = _draw(towards, visible_noise, in_x, VISIBLE_GAUSSIAN)
-            x1_up = tl.dot(x1, tl.trans(V), input_precision=PRECISION)
-            field = C + tl.dot(U, x1_up, input_precision=PRECISION)
-            field = _more_up(field, x1, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
-        h1 = _mean(field, in_y, HIDDEN_GAUSSIAN)
-        if PERSISTENT:
-            tl.store(state, x1, mask=in_x & (i < CHAINS))
-
-        # Means over the batch and over the chains; a short batch counts in proportion.
-        positive = tl.where(i < n_valid, 1.0 / N, 0.0)
-        negative = positive
-        if PERSISTENT:
-            negative = tl.where(i < CHAINS, n_valid.to(tl.float32) / (N * CHAINS), 0.0)
-        h0 = -positive * h0
-        h1 = negative * h1
-        mine = gradients + model * SIZE
-        tl.atomic_add(mine + AT_B + at_x, negative * x1 - positive * x0, mask=in_x, sem="relaxed")
-        tl.atomic_add(mine + AT_C + at_y, h0 + h1, mask=in_y, sem="relaxed")
-        slope_u = tl.dot(h0, tl.trans(x0_up), input_precision=PRECISION)
-        slope_u = tl.dot(h1, tl.trans(x1_up), acc=slope_u, input_precision=PRECISION)
-        tl.atomic_add(mine + at_u, slope_u, mask=in_u, sem="relaxed")
-        slope_v = _slope_v(x0, x1, h0, h1, U, PRECISION)
-        tl.atomic_add(mine + AT_V + at_v, slope_v, mask=in_v, sem="relaxed")
-        for r in range(1, RANK):
-            U_r = tl.load(now + r * K * I + at_u, mask=in_u, other=0.0)
-            V_r = tl.load(now + AT_V + r * L * J + at_v, mask=in_v, other=0.0)
-            up = tl.dot(x0, tl.trans(V_r), input_precision=PRECISION)
-            slope_u = tl.dot(h0, tl.trans(up), input_precision=PRECISION)
-            up = tl.dot(x1, tl.trans(V_r), input_precision=PRECISION)
-            slope_u = tl.dot(h1, tl.trans(up), acc=slope_u, input_precision=PRECISION)
-            tl.atomic_add(mine + r * K * I + at_u, slope_u, mask=in_u, sem="relaxed")
-            slope_v = _slope_v(x0, x1, h0, h1, U_r, PRECISION)
-            tl.atomic_add(mine + AT_V + r * L * J + at_v, slope_v, mask=in_v, sem="relaxed")
+                U_r = _factor(now, r, K * I, at_u, in_u, OPERAND)
+                V_r = _factor(now + AT_V, r, L * J, at_v, in_v, OPERAND)
+                more_u, more_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
+                more_u, more_v = _add_slopes(x0, x0_t, h0, U_r, V_r, more_u, more_v, PRECISION)
+                more_u, more_v = _add_slopes(x1, x1_t, h1, U_r, V_r, more_u, more_v, PRECISION)
+                tl.atomic_add(mine + r * K * I + at_u, more_u * (1.0 / N), mask=in_u, sem="relaxed")
+                tl.atomic_add(mine + AT_V + r * L * J + at_v, more_v * (1.0 / N), mask=in_v, sem="relaxed")
+        tl.atomic_add(mine + AT_B + at_x, slope_b * (1.0 / N), mask=in_x, sem="relaxed")
+        tl.atomic_add(mine + AT_C + at_y, slope_c * (1.0 / N), mask=in_y, sem="relaxed")
+        tl.atomic_add(mine + at_u, slope_u * (1.0 / N), mask=in_u, sem="relaxed")
+        tl.atomic_add(mine + AT_V + at_v, slope_v * (1.0 / N), mask=in_v, sem="relaxed")
+    elif NORMALISED:
+        norm_u, norm_v = 0.0, 0.0
+        for r in range(RANK):
+            norm_u += _schatten(_factor(now, r, K * I, at_u, in_u, tl.float32))
+            norm_v += _schatten(_factor(now + AT_V, r, L * J, at_v, in_v, tl.float32))
+        tl.store(gains + model * 2, norm_v)
+        tl.store(gains + model * 2 + 1, norm_u)
 
 
 @triton.jit
-def _more_up(field, x, factors, at_u, in_u, at_v, in_v, RANK: tl.constexpr, AREA_U: tl.constexpr,
+def _factor(factors, r, AREA: tl.constexpr, at, inside, OPERAND: tl.constexpr):
+    """Factor r of several, zero beyond its edges, as products take it."""
+    return tl.load(factors + r * AREA + at, mask=inside, other=0.0).to(OPERAND)
+
+
+@triton.jit
+def _up(x_t, U, V, field, PRECISION: tl.constexpr):
+    """Hidden field plus U X V', from X transposed."""
+    half = tl.trans(tl.dot(V, x_t, input_precision=PRECISION)).to(V.dtype)  # X V', (I, L)
+    return tl.dot(U, half, acc=field, input_precision=PRECISION)
+
+
+@triton.jit
+def _down(y_t, U, V, field, PRECISION: tl.constexpr):
+    """Visible field plus U' Y V, from Y transposed."""
+    half = tl.trans(tl.dot(tl.trans(V), y_t, input_precision=PRECISION)).to(V.dtype)  # Y V, (K, J)
+    return tl.dot(tl.trans(U), half, acc=field, input_precision=PRECISION)
+
+
+@triton.jit
+def _add_slopes(x, x_t, h, U, V, slope_u, slope_v, PRECISION: tl.constexpr):
+    """Add the gradients of U, (H V) X', and of V, (H' U) X."""
+    h = h.to(V.dtype)
+    half = tl.dot(h, V, input_precision=PRECISION).to(V.dtype)  # (K, J)
+    slope_u = tl.dot(half, x_t, acc=slope_u, input_precision=PRECISION)
+    half = tl.dot(tl.trans(h), U, input_precision=PRECISION).to(V.dtype)  # (L, I)
+    return slope_u, tl.dot(half, x.to(V.dtype), acc=slope_v, input_precision=PRECISION)
+
+
+@triton.jit
+def _more_up(field, x_t, factors, at_u, in_u, at_v, in_v, RANK: tl.constexpr, AREA_U: tl.constexpr,
              AREA_V: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add the terms of a hidden field beyond the first, U_r X V_r'."""
     for r in range(1, RANK):
-        U_r = tl.load(factors + r * AREA_U + at_u, mask=in_u, other=0.0)
-        V_r = tl.load(factors + RANK * AREA_U + r * AREA_V + at_v, mask=in_v, other=0.0)
-        field += tl.dot(U_r, tl.dot(x, tl.trans(V_r), input_precision=PRECISION), input_precision=PRECISION)
+        U_r = _factor(factors, r, AREA_U, at_u, in_u, x_t.dtype)
+        V_r = _factor(factors + RANK * AREA_U, r, AREA_V, at_v, in_v, x_t.dtype)
+        field = _up(x_t, U_r, V_r, field, PRECISION)
     return field
-
-
-@triton.jit
-def _slope_v(x0, x1, h0, h1, U, PRECISION: tl.constexpr):
-    """Gradient of V, (U' H0)' X0 + (U' H1)' X1."""
-    down0 = tl.dot(tl.trans(U), h0, input_precision=PRECISION)
-    down1 = tl.dot(tl.trans(U), h1, input_precision=PRECISION)
-    slope = tl.dot(tl.trans(down0), x0, input_precision=PRECISION)
-    return tl.dot(tl.trans(down1), x1, acc=slope, input_precision=PRECISION)
 
 
 @triton.jit
@@ -320,7 +370,7 @@ def _means(source, target, weight, SIZE: tl.constexpr, GAUSSIAN: tl.constexpr, B
     for start in range(0, SIZE, BLOCK):
         at = start + tl.arange(0, BLOCK)
         field = tl.load(source + at, mask=at < SIZE, other=0.0)
-        tl.store(target + at, weight * _mean(field, at < SIZE, GAUSSIAN), mask=at < SIZE)
+        tl.store(target + at, weight * _mean(field, GAUSSIAN), mask=at < SIZE)
     tl.debug_barrier()
 
 
@@ -336,11 +386,11 @@ def _draws(
         if RECORDED:
             noise = tl.load(recorded + at, mask=inside, other=0.0)
         elif GAUSSIAN:
-            noise = tl.reshape(_normal(key, update, sample, draw, start // 4, 1, BLOCK), [BLOCK])
+            noise = tl.reshape(_normal(key, update, sample, draw, start // 4, 2, BLOCK // 2), [BLOCK])
         else:
-            noise = tl.reshape(_uniform(key, update, sample, draw, start // 4, 1, BLOCK), [BLOCK])
+            noise = tl.reshape(_uniform(key, update, sample, draw, start // 4, 2, BLOCK // 2), [BLOCK])
         field = tl.load(source + at, mask=inside, other=0.0)
-        tl.store(target + at, _draw(field, noise, inside, GAUSSIAN), mask=inside)
+        tl.store(target + at, _draw(field, noise, GAUSSIAN), mask=inside)
     tl.debug_barrier()
 
 
@@ -433,7 +483,8 @@ def _load_states(source, target, scales, shifts, factor, SIZE: tl.constexpr):
 def tiled_step(
     data, order, weights, gradients, clock, seeds, chains, recorded, scratch, load_scale, load_shift,
     batch, n_valid, order_stride,
-    N: tl.constexpr, CHAINS: tl.constexpr, SIZE: tl.constexpr, STATES: tl.constexpr, HALF: tl.constexpr,
+    N: tl.constexpr, CHAINS: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, STATES: tl.constexpr,
+    HALF: tl.constexpr,
     K: tl.constexpr, L: tl.constexpr, LAYERS: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
     STEPS: tl.constexpr, PERSISTENT: tl.constexpr, SHARED_DATA: tl.constexpr, RECORDED: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr,
@@ -453,9 +504,9 @@ def tiled_step(
     field = x1 + STATES
     y, h = field + K * L, field + 2 * K * L
     half = field + 3 * K * L
-    now = weights + model * SIZE
+    now = weights + model * STRIDE
     bias = now + SIZE - K * L
-    slopes = gradients + model * SIZE
+    slopes = gradients + model * STRIDE
     if i < n_valid:
         row = tl.load(order + model * order_stride + batch * N + i).to(tl.int64)
         if not SHARED_DATA:
