@@ -81,6 +81,7 @@ class FusedPasses:
         self._persistent, self._steps = isinstance(negative, PCD), int(negative.steps)  # type: ignore[attr-defined]
         self.n_samples = int(sources[0].n_samples or 0)
         self.batch_size = min(first.recipe.batch_size, self.n_samples)
+        self._normalised = first.recipe.normalised
         self._n_chains = negative.n_chains if isinstance(negative, PCD) else self.batch_size
         self._load_data(sources)
         self._allocate()
@@ -107,9 +108,14 @@ class FusedPasses:
     def _allocate(self) -> None:
         models, size, like = len(self.trainers), self.plan.size, self.trainers[0].machine.like
         self._stride = -(-size // _ALIGNMENT) * _ALIGNMENT
-        self._params, self._momenta, self._gradients = like.new_zeros(3, models, self._stride)[..., :size]
+        # Two of each and three gradients, for launches that read one and write another; the first is what counts.
+        self._all_params, self._all_momenta = like.new_zeros(2, 2, models, self._stride)[..., :size]
+        self._all_gradients = like.new_zeros(3, models, self._stride)[..., :size]
+        self._params, self._momenta, self._gradients = (
+            several[0] for several in (self._all_params, self._all_momenta, self._all_gradients)
+        )
         self._n_gains = 2 * len(self.plan.layers)
-        self._gains = like.new_ones(models, self._n_gains)
+        self._all_gains = like.new_ones(2, models, self._n_gains)
         self._rates = like.new_zeros(models, self._kernels.N_RATES)
         self._clock = torch.zeros((), dtype=torch.int64, device=self._device)
         self._seeds = torch.tensor([trainer.noise.key for trainer in self.trainers], device=self._device)
@@ -127,6 +133,8 @@ class FusedPasses:
         sizes = (first.rows, first.columns, plan.hidden_rows, plan.hidden_columns)
         self._tiles = tuple(tile_of(size) for size in sizes)
         self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE
+        # One product's factors are few enough for every program to make the step itself: one launch less an update.
+        self._late_steps = self._small and first.rank == 1
         self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
         self._samples, self._warps = 1, 4
         if self._small and max(self._tiles) <= 32 and self._rows * len(self.trainers) > _FULL_CARD:
@@ -277,49 +285,67 @@ class FusedPasses:
     def _replay(self, first: int, count: int) -> None:
         key = (first, count)
         if key not in self._graphs:
-            self._warm_up(first)
+            self._warm_up(first, count)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 self._launch_all(first, count)
             self._graphs[key] = graph
         self._graphs[key].replay()
 
-    def _warm_up(self, first: int) -> None:
+    def _warm_up(self, first: int, count: int) -> None:
         """Compile outside the capture, and leave nothing behind."""
         kept = self._snapshot()
-        self._launch_all(first, 1)
+        self._launch_all(first, min(count, 2))
         torch.cuda.synchronize(self._device)
         self._go_back(kept)
         self._gradients.zero_()
 
     def _launch_all(self, first: int, count: int) -> None:
         """Launch `count` updates, batch `first` the first of them."""
-        normalised = self.trainers[0].recipe.normalised
-        for batch in range(first, first + count):
+        if self._late_steps:
+            self._all_gradients.zero_()
+        for number in range(count):
+            batch = first + number
             n_valid = min(self.batch_size, self.n_samples - batch * self.batch_size)
             if self._small:
-                self._launch_small(batch, n_valid, normalised)
+                self._launch_small(number, batch, n_valid)
             else:
-                if normalised:
+                if self._normalised:
                     self._compute_gains()
                 self._launch_tiled(batch, n_valid)
-            self._launch_apply(batch, normalised)
+            if not self._late_steps:
+                self._launch_apply(0, batch)
+        if self._late_steps:
+            self._launch_apply(count, first + count - 1)
 
-    def _launch_small(self, batch: int, n_valid: int, normalised: bool) -> None:
+    def _launch_small(self, number: int, batch: int, n_valid: int) -> None:
+        """Launch update `number` of a series of them, in which each makes the step of the one before."""
         plan, layer = self.plan, self.plan.layers[0]
-        programs = self._programs(self._samples) + normalised  # one for the gains
-        self._kernels.small_step[(programs, len(self.trainers))](
-            self._data[0], self._order, self._params, self._gradients, self._gains, self._clock, self._seeds,
-            self._chains, self._recorded, self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
+        keeper = self._normalised or self._late_steps
+        turn = number if self._late_steps else 0
+        params, momenta, gradients, gains = (
+            self._all_params, self._all_momenta, self._all_gradients, self._all_gains,
+        )  # fmt: skip
+        old = self._kept_by(turn - 1)
+        self._kernels.small_step[(self._programs(self._samples) + keeper, len(self.trainers))](
+            self._data[0], self._order, params[old], momenta[old], gradients[(turn - 1) % 3], gradients[turn % 3],
+            params[1 - old], momenta[1 - old], gradients[(turn + 1) % 3], gains[(turn - 1) % 2], gains[turn % 2],
+            self._multiplier, self._rates, self._clock, self._seeds, self._chains, self._recorded,
+            self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
             0 if self._shared else self.n_samples * layer.area,
             N=self.batch_size, CHAINS=self._n_chains, RANK=layer.rank,
             SAMPLES=self._samples, STRIDE=self._stride, I=layer.rows, J=layer.columns, K=plan.hidden_rows, L=plan.hidden_columns,
             BI=self._tiles[0], BJ=self._tiles[1], BK=self._tiles[2], BL=self._tiles[3],
             STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
-            HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=normalised,
-            RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, PDL=self._graphed,
-            num_warps=self._warps, **self._launch_options(),
+            HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
+            RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, PENDING=turn > 0,
+            KEEPER=keeper, PDL=self._graphed, num_warps=self._warps, **self._launch_options(),
         )  # fmt: skip
+
+    @staticmethod
+    def _kept_by(turn: int) -> int:
+        """Which of the two sets of parameters update `turn` of a series leaves: its step is that of the one before."""
+        return turn % 2 if turn > 0 else 0
 
     def _launch_tiled(self, batch: int, n_valid: int) -> None:
         plan = self.plan
@@ -336,11 +362,13 @@ class FusedPasses:
             RECORDED=self._recorded_size, BLOCK=self._tile, PRECISION=self._precision, num_warps=8,
         )  # fmt: skip
 
-    def _launch_apply(self, batch: int, normalised: bool) -> None:
-        size = self.plan.size
+    def _launch_apply(self, turn: int, batch: int) -> None:
+        """Make the step of batch `batch`, as update `turn` of a series would; parameters go to the first set."""
+        size, old = self.plan.size, self._kept_by(turn - 1)
         self._kernels.apply[(self._kernels.n_programs(size, _APPLY_BLOCK), len(self.trainers))](
-            self._params, self._momenta, self._gradients, self._gains, self._gain_of, self._multiplier, self._rates,
-            self._clock, batch, SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, NORMALISED=normalised,
+            self._all_params[old], self._all_momenta[old], self._all_gradients[max(turn - 1, 0) % 3], self._params,
+            self._momenta, self._all_gains[max(turn - 1, 0) % 2], self._gain_of, self._multiplier, self._rates,
+            self._clock, batch, SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, NORMALISED=self._normalised,
             BLOCK=_APPLY_BLOCK, PDL=self._graphed and self._small, num_warps=2, **self._launch_options(),
         )  # fmt: skip
 
@@ -352,8 +380,8 @@ class FusedPasses:
         for number in range(len(self.trainers)):
             layers, _ = self.plan.split(self._params[number])
             for m, (U, V, _) in enumerate(layers):
-                self._gains[number, 2 * m].copy_(squared_norms(V).sum())
-                self._gains[number, 2 * m + 1].copy_(squared_norms(U).sum())
+                self._all_gains[0, number, 2 * m].copy_(squared_norms(V).sum())
+                self._all_gains[0, number, 2 * m + 1].copy_(squared_norms(U).sum())
 
 
 def available(device: torch.device) -> bool:

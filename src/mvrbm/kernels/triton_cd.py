@@ -125,7 +125,7 @@ def _schatten(matrix):
 
 @triton.jit(do_not_specialize=["batch"])
 def apply(
-    weights, momenta, gradients, gains, gain_of, multiplier, rates, clock, batch,
+    weights, momenta, gradients, new_weights, new_momenta, gains, gain_of, multiplier, rates, clock, batch,
     SIZE: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr, NORMALISED: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -136,11 +136,7 @@ def apply(
     which = tl.load(gain_of + at, mask=inside, other=-1)  # number of the factor, -1 for a bias
     factor = which >= 0
     scale = tl.load(multiplier + at, mask=inside, other=0.0)
-    rates += model * 5
-    falling = 1.0 / tl.sqrt(1.0 + (tl.load(clock) + batch).to(tl.float32) * tl.load(rates + 4))
-    rate = tl.where(factor, tl.load(rates), tl.load(rates + 1)) * falling
-    decay = tl.where(factor, tl.load(rates + 3), 0.0)
-    keep = tl.load(rates + 2)
+    factor_rate, bias_rate, keep, decay = _rates_of(rates, model, clock, batch)
     at += model * STRIDE
     value = tl.load(weights + at, mask=inside, other=0.0)
     momentum = tl.load(momenta + at, mask=inside, other=0.0)
@@ -149,30 +145,50 @@ def apply(
         cuda.gdc_launch_dependents()
     gradient = tl.load(gradients + at, mask=inside, other=0.0) * scale
     if NORMALISED:
-        gain = tl.load(gains + model * N_GAINS + which, mask=factor, other=1.0)
-        gradient = gradient / tl.maximum(gain, 1e-12)
-    # As torch.optim.SGD does it.
-    momentum = keep * momentum + gradient + decay * value
-    tl.store(weights + at, value - rate * momentum, mask=inside)
-    tl.store(momenta + at, momentum, mask=inside)
+        gradient = gradient / tl.maximum(tl.load(gains + model * N_GAINS + which, mask=factor, other=1.0), 1e-12)
+    value, momentum = _step(
+        value, momentum, gradient, tl.where(factor, factor_rate, bias_rate), keep, tl.where(factor, decay, 0.0)
+    )
+    tl.store(new_weights + at, value, mask=inside)
+    tl.store(new_momenta + at, momentum, mask=inside)
     tl.store(gradients + at, tl.zeros([BLOCK], tl.float32), mask=inside)
+
+
+@triton.jit
+def _rates_of(rates, model, clock, batch):
+    """Rates of factors and biases after so many batches, momentum and weight decay."""
+    rates += model * 5
+    falling = 1.0 / tl.sqrt(1.0 + (tl.load(clock) + batch).to(tl.float32) * tl.load(rates + 4))
+    return tl.load(rates) * falling, tl.load(rates + 1) * falling, tl.load(rates + 2), tl.load(rates + 3)
+
+
+@triton.jit
+def _step(value, momentum, gradient, rate, keep, decay):
+    """Parameters and their momentum after a step, as torch.optim.SGD makes it."""
+    momentum = keep * momentum + gradient + decay * value
+    return value - rate * momentum, momentum
 
 
 @triton.jit(do_not_specialize=["batch", "n_valid"])
 def small_step(
-    data, order, weights, gradients, gains, clock, seeds, chains, recorded, load_scale, load_shift,
+    data, order, weights, momenta, pending, gradients, new_weights, new_momenta, cleared, gains, new_gains,
+    multiplier, rates, clock, seeds, chains, recorded, load_scale, load_shift,
     batch, n_valid, order_stride, data_stride,
     N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr, SAMPLES: tl.constexpr, STRIDE: tl.constexpr,
     I: tl.constexpr, J: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
     STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
     BYTE_SCALE: tl.constexpr, NORMALISED: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr,
-    HALVES: tl.constexpr, PDL: tl.constexpr,
+    HALVES: tl.constexpr, PENDING: tl.constexpr, KEEPER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Add one batch's gradient up, for one layer whose sizes fit a tile.
 
-    Program (p, s) takes `SAMPLES` samples of model s, one after another, and keeps their gradient in registers. Where
-    steps are `NORMALISED`, the last program along the first axis takes none and finds the gains.
+    Program (p, s) takes `SAMPLES` samples of model s, one after another, and keeps their gradient in registers.
+
+    With `PENDING`, a step is owed: every program makes it for itself, from `weights`, `momenta` and the gradient
+    `pending` of the batch before. Where there is a `KEEPER`, the last program along the first axis, it takes no sample:
+    it writes what came of that step to `new_weights` and `new_momenta`, sets `cleared`, the next launch's gradient, to
+    zero, and finds the gains of normalised steps. Others read the old values meanwhile, so old and new are not the same.
 
     Matrices go from product to product in an order that leaves them where tensor cores put them: what the next
     product sums over is what a thread holds side by side, X' and Y' being the second operand of every product but
@@ -199,10 +215,16 @@ def small_step(
     data += model * data_stride
     order += model * order_stride + batch * N
     recorded += batch * RECORDED
-    now = weights + model * STRIDE
+    now, moving, owed = weights + model * STRIDE, momenta + model * STRIDE, pending + model * STRIDE
     mine = gradients + model * STRIDE
     i = program * SAMPLES
-    # What does not depend on the parameters comes before the wait for the former launch: data and noise.
+    # What does not depend on the parameters comes before the wait for the former launch: rates, data and noise.
+    factor_rate, bias_rate, keep, decay = _rates_of(rates, model, clock, batch - 1)
+    scale_b, scale_c = 1.0, 1.0
+    if VISIBLE_GAUSSIAN:
+        scale_b = tl.load(multiplier + AT_B + at_x, mask=in_x, other=0.0)
+    if HIDDEN_GAUSSIAN:
+        scale_c = tl.load(multiplier + AT_C + at_y, mask=in_y, other=0.0)
     if SAMPLES == 1:
         x0 = _sample(data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN)
         to_y = _noise(key, update, i, 0, recorded, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
@@ -210,11 +232,16 @@ def small_step(
     if PDL:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
-    if program < tl.num_programs(0) - (1 if NORMALISED else 0):
-        U = _factor(now, 0, K * I, at_u, in_u, OPERAND)
-        V = _factor(now + AT_V, 0, L * J, at_v, in_v, OPERAND)
-        B = tl.load(now + AT_B + at_x, mask=in_x, other=0.0)
-        C = tl.load(now + AT_C + at_y, mask=in_y, other=0.0)
+    scale_u, scale_v = 1.0, 1.0
+    if NORMALISED:
+        scale_u = 1.0 / tl.maximum(tl.load(gains + model * 2), 1e-12)
+        scale_v = 1.0 / tl.maximum(tl.load(gains + model * 2 + 1), 1e-12)
+    U, mu = _parameter(now, moving, owed, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
+    V, mv = _parameter(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
+    B, mb = _parameter(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
+    C, mc = _parameter(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
+    if program < tl.num_programs(0) - (1 if KEEPER else 0):
+        u, v = U.to(OPERAND), V.to(OPERAND)
         slope_u, slope_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
         slope_b, slope_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
         for s in range(SAMPLES):
@@ -222,7 +249,7 @@ def small_step(
                 i = program * SAMPLES + s
                 x0 = _sample(data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN)
             x0_t = tl.trans(x0).to(OPERAND)
-            field = _up(x0_t, U, V, C, PRECISION)
+            field = _up(x0_t, u, v, C, PRECISION)
             field = _more_up(field, x0_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
             # A short batch counts in proportion.
             positive = tl.where(i < n_valid, 1.0, 0.0)
@@ -232,7 +259,7 @@ def small_step(
                 state = chains + (model * CHAINS + i) * (I * J) + at_x
                 x1 = tl.load(state, mask=in_x & (i < CHAINS), other=0.0)
                 x1_t = tl.trans(x1).to(OPERAND)
-                field = _up(x1_t, U, V, C, PRECISION)
+                field = _up(x1_t, u, v, C, PRECISION)
                 field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
                 negative = tl.where(i < CHAINS, n_valid.to(tl.float32) / CHAINS, 0.0)
             else:
@@ -243,7 +270,7 @@ def small_step(
                     to_y = _noise(key, update, i, 2 * step, here, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
                 y = _draw(field, to_y, HIDDEN_GAUSSIAN)
                 y_t = tl.trans(y).to(OPERAND)
-                towards = _down(y_t, U, V, B, PRECISION)
+                towards = _down(y_t, u, v, B, PRECISION)
                 for r in range(1, RANK):
                     U_r = _factor(now, r, K * I, at_u, in_u, OPERAND)
                     V_r = _factor(now + AT_V, r, L * J, at_v, in_v, OPERAND)
@@ -252,15 +279,15 @@ def small_step(
                     to_x = _noise(key, update, i, 2 * step + 1, here + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ)
                 x1 = _draw(towards, to_x, VISIBLE_GAUSSIAN)
                 x1_t = tl.trans(x1).to(OPERAND)
-                field = _up(x1_t, U, V, C, PRECISION)
+                field = _up(x1_t, u, v, C, PRECISION)
                 field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
             h1 = negative * _mean(field, HIDDEN_GAUSSIAN)
             if PERSISTENT:
                 tl.store(state, x1, mask=in_x & (i < CHAINS))
             slope_b += negative * x1 - positive * x0
             slope_c += h0 + h1
-            slope_u, slope_v = _add_slopes(x0, x0_t, h0, U, V, slope_u, slope_v, PRECISION)
-            slope_u, slope_v = _add_slopes(x1, x1_t, h1, U, V, slope_u, slope_v, PRECISION)
+            slope_u, slope_v = _add_slopes(x0, x0_t, h0, u, v, slope_u, slope_v, PRECISION)
+            slope_u, slope_v = _add_slopes(x1, x1_t, h1, u, v, slope_u, slope_v, PRECISION)
             for r in range(1, RANK):
                 U_r = _factor(now, r, K * I, at_u, in_u, OPERAND)
                 V_r = _factor(now + AT_V, r, L * J, at_v, in_v, OPERAND)
@@ -273,13 +300,41 @@ def small_step(
         tl.atomic_add(mine + AT_C + at_y, slope_c * (1.0 / N), mask=in_y, sem="relaxed")
         tl.atomic_add(mine + at_u, slope_u * (1.0 / N), mask=in_u, sem="relaxed")
         tl.atomic_add(mine + AT_V + at_v, slope_v * (1.0 / N), mask=in_v, sem="relaxed")
-    elif NORMALISED:
-        norm_u, norm_v = 0.0, 0.0
-        for r in range(RANK):
-            norm_u += _schatten(_factor(now, r, K * I, at_u, in_u, tl.float32))
-            norm_v += _schatten(_factor(now + AT_V, r, L * J, at_v, in_v, tl.float32))
-        tl.store(gains + model * 2, norm_v)
-        tl.store(gains + model * 2 + 1, norm_u)
+    else:
+        if PENDING:
+            to, to_momenta = new_weights + model * STRIDE, new_momenta + model * STRIDE
+            clear = cleared + model * STRIDE
+            _keep(to, to_momenta, clear, at_u, in_u, U, mu)
+            _keep(to, to_momenta, clear, AT_V + at_v, in_v, V, mv)
+            _keep(to, to_momenta, clear, AT_B + at_x, in_x, B, mb)
+            _keep(to, to_momenta, clear, AT_C + at_y, in_y, C, mc)
+        if NORMALISED:
+            norm_u, norm_v = _schatten(U), _schatten(V)
+            for r in range(1, RANK):
+                norm_u += _schatten(_factor(now, r, K * I, at_u, in_u, tl.float32))
+                norm_v += _schatten(_factor(now + AT_V, r, L * J, at_v, in_v, tl.float32))
+            tl.store(new_gains + model * 2, norm_v)
+            tl.store(new_gains + model * 2 + 1, norm_u)
+
+
+@triton.jit
+def _parameter(weights, momenta, gradients, at, inside, scale, rate, keep, decay, PENDING: tl.constexpr):
+    """Parameters and their momentum, after the step that is owed them if one is."""
+    value = tl.load(weights + at, mask=inside, other=0.0)
+    momentum = value
+    if PENDING:
+        momentum = tl.load(momenta + at, mask=inside, other=0.0)
+        gradient = tl.load(gradients + at, mask=inside, other=0.0) * scale
+        value, momentum = _step(value, momentum, gradient, rate, keep, decay)
+    return value, momentum
+
+
+@triton.jit
+def _keep(weights, momenta, cleared, at, inside, value, momentum):
+    """Write parameters and their momentum, and set a gradient to zero."""
+    tl.store(weights + at, value, mask=inside)
+    tl.store(momenta + at, momentum, mask=inside)
+    tl.store(cleared + at, tl.zeros_like(value), mask=inside)
 
 
 @triton.jit
