@@ -169,6 +169,30 @@ def test_operands_have_sixteen_bits_where_states_are_at_most_one():
         assert FusedPasses([trainer], [source])._halves is halves
 
 
+@pytest.mark.parametrize("recipe", [PAPER, DEFAULT], ids=["paper", "default"])
+@pytest.mark.parametrize(("models", "samples"), [(1, 1), (1, 3), (6, 7)])
+@pytest.mark.skipif(not ON_GPU, reason="launches overlap on a GPU only")
+def test_steps_made_by_the_next_launch_are_those_of_a_launch_of_their_own(recipe, models, samples):
+    # Same random numbers; sums of atomic additions differ by rounding, and what that does grows from update to update.
+    def passes(late):
+        trainers = []
+        for seed in range(models):
+            machine = machine_of({"x": B((28, 28))}, B((25, 25)), [1])
+            trainers.append(Trainer(machine, dataclasses.replace(recipe, batch_size=100), seed=seed))
+            source = as_source(data_for(machine, 4000), machine)
+            trainers[-1]._prepare(source)
+        fused = FusedPasses(trainers, [source] * models, precision="fp16")
+        fused._samples, fused._late_steps = samples, late
+        start = fused._params.clone()
+        fused.one_pass([torch.arange(4000, device=DEVICE)] * models)
+        return start, fused._params
+
+    (start, late), (other, prompt) = passes(True), passes(False)
+    torch.testing.assert_close(start, other, rtol=0, atol=0)
+    moved = torch.linalg.vector_norm(prompt - start)
+    assert torch.linalg.vector_norm(late - prompt) < 0.02 * moved
+
+
 def compare(case, samples, precision, rtol, atol):
     """Train by the kernels, so many samples a program, and by the reference, with the same random numbers."""
     # Batches of 8, 8 and 4; once for what the interpreter takes long for.

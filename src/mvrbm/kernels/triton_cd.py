@@ -138,20 +138,30 @@ def apply(
     scale = tl.load(multiplier + at, mask=inside, other=0.0)
     factor_rate, bias_rate, keep, decay = _rates_of(rates, model, clock, batch)
     at += model * STRIDE
-    value = tl.load(weights + at, mask=inside, other=0.0)
-    momentum = tl.load(momenta + at, mask=inside, other=0.0)
     if PDL:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
-    gradient = tl.load(gradients + at, mask=inside, other=0.0) * scale
+    value, momentum, gradient = _fresh(weights + at, inside), _fresh(momenta + at, inside), _fresh(gradients + at, inside)
+    gradient *= scale
     if NORMALISED:
-        gradient = gradient / tl.maximum(tl.load(gains + model * N_GAINS + which, mask=factor, other=1.0), 1e-12)
+        gain = tl.where(factor, _fresh(gains + model * N_GAINS + which, factor), 1.0)
+        gradient = gradient / tl.maximum(gain, 1e-12)
     value, momentum = _step(
         value, momentum, gradient, tl.where(factor, factor_rate, bias_rate), keep, tl.where(factor, decay, 0.0)
     )
     tl.store(new_weights + at, value, mask=inside)
     tl.store(new_momenta + at, momentum, mask=inside)
     tl.store(gradients + at, tl.zeros([BLOCK], tl.float32), mask=inside)
+
+
+@triton.jit
+def _fresh(at, inside):
+    """What the launch before this one wrote, zero outside.
+
+    Not from a multiprocessor's own cache. A launch that begins while the one before runs finds there what that one
+    has read, which may be out of date.
+    """
+    return tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -234,8 +244,8 @@ def small_step(
         cuda.gdc_launch_dependents()
     scale_u, scale_v = 1.0, 1.0
     if NORMALISED:
-        scale_u = 1.0 / tl.maximum(tl.load(gains + model * 2), 1e-12)
-        scale_v = 1.0 / tl.maximum(tl.load(gains + model * 2 + 1), 1e-12)
+        scale_u = 1.0 / tl.maximum(tl.load(gains + model * 2, cache_modifier=".cg"), 1e-12)
+        scale_v = 1.0 / tl.maximum(tl.load(gains + model * 2 + 1, cache_modifier=".cg"), 1e-12)
     U, mu = _parameter(now, moving, owed, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
     V, mv = _parameter(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
     B, mb = _parameter(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
@@ -257,7 +267,7 @@ def small_step(
             x1, x1_t = x0, x0_t
             if PERSISTENT:
                 state = chains + (model * CHAINS + i) * (I * J) + at_x
-                x1 = tl.load(state, mask=in_x & (i < CHAINS), other=0.0)
+                x1 = _fresh(state, in_x & (i < CHAINS))
                 x1_t = tl.trans(x1).to(OPERAND)
                 field = _up(x1_t, u, v, C, PRECISION)
                 field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
@@ -320,11 +330,11 @@ def small_step(
 @triton.jit
 def _parameter(weights, momenta, gradients, at, inside, scale, rate, keep, decay, PENDING: tl.constexpr):
     """Parameters and their momentum, after the step that is owed them if one is."""
-    value = tl.load(weights + at, mask=inside, other=0.0)
+    value = _fresh(weights + at, inside)
     momentum = value
     if PENDING:
-        momentum = tl.load(momenta + at, mask=inside, other=0.0)
-        gradient = tl.load(gradients + at, mask=inside, other=0.0) * scale
+        momentum = _fresh(momenta + at, inside)
+        gradient = _fresh(gradients + at, inside) * scale
         value, momentum = _step(value, momentum, gradient, rate, keep, decay)
     return value, momentum
 
