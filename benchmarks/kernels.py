@@ -60,7 +60,9 @@ def passes_of(n_models, recipe, rank, precision, images, visible=(28, 28), hidde
     """Kernels that are ready to make passes, and an order of the samples for each model."""
     trainers, source = [], None
     if visible != images.shape[1:]:
-        enlarged = torch.nn.functional.interpolate(torch.as_tensor(images)[:, None], size=visible)  # of bytes, so nearest
+        enlarged = torch.nn.functional.interpolate(
+            torch.as_tensor(images)[:, None], size=visible
+        )  # of bytes, so nearest
         images = enlarged[:, 0].numpy()
     for seed in range(n_models):
         machine = models.mvrbm(visible, hidden, rank=rank, seed=seed).cuda()

@@ -1,4 +1,4 @@
-"""Parts of the Triton kernels by themselves: random numbers, means, draws. Interpreted, or on a GPU where there is one."""
+"""Parts of the Triton kernels by themselves: random numbers, means, draws; interpreted, or on a GPU."""
 
 import os
 

@@ -47,8 +47,8 @@ class FusedPasses:
     sources : sequence of Source
         The data of each. They may be one and the same.
     precision : {"fp16", "tf32", "tf32x3", "ieee"}, optional
-        Of the products. The first two have operands of 11 bits and sums in float32, on tensor cores; what is above
-        65,504 does not fit fp16. The last is plain float32. By default fp16 where all units are Bernoulli, whose
+        Of the products. The first two have operands of 11 bits and sums in float32, on tensor cores; states above
+        65,504 do not fit fp16. The last is plain float32. By default fp16 where all units are Bernoulli, whose
         states are at most 1, and tf32 otherwise. Layers that are cut into tiles have tf32 for fp16.
 
     Attributes
@@ -133,12 +133,14 @@ class FusedPasses:
         sizes = (first.rows, first.columns, plan.hidden_rows, plan.hidden_columns)
         self._tiles = tuple(tile_of(size) for size in sizes)
         self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE
-        # One product's factors are few enough for every program to make the step itself: one launch less an update.
-        self._late_steps = self._small and first.rank == 1
         self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
+        full = self._rows * len(self.trainers) > _FULL_CARD
         self._samples, self._warps = 1, 4
-        if self._small and max(self._tiles) <= 32 and self._rows * len(self.trainers) > _FULL_CARD:
+        if self._small and max(self._tiles) <= 32 and full:
             self._samples, self._warps = self._fewest_waves(), 2
+        # On a card that is not full, every program makes the step for itself: one launch less an update. One product's
+        # factors are few enough for that.
+        self._late_steps = self._small and first.rank == 1 and not full
         if not self._small:
             half = max(layer.rows for layer in plan.layers) * plan.hidden_columns
             self._half = half
@@ -153,7 +155,8 @@ class FusedPasses:
         at_a_time = _PROGRAMS_AT_A_TIME * torch.cuda.get_device_properties(self._device).multi_processor_count
 
         def time(samples: int) -> float:
-            waves = -(-self._programs(samples) * len(self.trainers) // at_a_time)
+            programs = (self._programs(samples) + self._normalised) * len(self.trainers)
+            waves = -(-programs // at_a_time)
             return waves * (samples + 0.5)  # factors and gradients take about half as long as a sample
 
         return min(range(1, self._rows + 1), key=time)
@@ -334,7 +337,8 @@ class FusedPasses:
             self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
             0 if self._shared else self.n_samples * layer.area,
             N=self.batch_size, CHAINS=self._n_chains, RANK=layer.rank,
-            SAMPLES=self._samples, STRIDE=self._stride, I=layer.rows, J=layer.columns, K=plan.hidden_rows, L=plan.hidden_columns,
+            SAMPLES=self._samples, STRIDE=self._stride,
+            I=layer.rows, J=layer.columns, K=plan.hidden_rows, L=plan.hidden_columns,
             BI=self._tiles[0], BJ=self._tiles[1], BK=self._tiles[2], BL=self._tiles[3],
             STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
             HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
@@ -357,9 +361,9 @@ class FusedPasses:
             tuple(self._data), self._order, self._params, self._gradients, self._clock, self._seeds, self._chains,
             self._recorded, self._scratch, self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
             N=self.batch_size, CHAINS=self._n_chains, SIZE=plan.size, STRIDE=self._stride, STATES=plan.states,
-            HALF=self._half, K=plan.hidden_rows, L=plan.hidden_columns, LAYERS=layers, HIDDEN_GAUSSIAN=plan.hidden_gaussian,
-            STEPS=self._steps, PERSISTENT=self._persistent, SHARED_DATA=self._shared,
-            RECORDED=self._recorded_size, BLOCK=self._tile, PRECISION=self._precision, num_warps=8,
+            HALF=self._half, K=plan.hidden_rows, L=plan.hidden_columns, LAYERS=layers,
+            HIDDEN_GAUSSIAN=plan.hidden_gaussian, STEPS=self._steps, PERSISTENT=self._persistent,
+            SHARED_DATA=self._shared, RECORDED=self._recorded_size, BLOCK=self._tile, PRECISION=self._precision, num_warps=8,
         )  # fmt: skip
 
     def _launch_apply(self, turn: int, batch: int) -> None:

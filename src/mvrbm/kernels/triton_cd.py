@@ -1,9 +1,9 @@
 r"""The Triton kernels of one update of contrastive divergence, for matrices with Kronecker couplings.
 
-Parameters lie in one flat array a model, `STRIDE` numbers from one model's to the next: for each visible layer its factors U (R, K, I) and V (R, L, J) and
-its bias (I, J), then the hidden bias (K, L). Layers are in *units of their statistic around the offset*
-(Gaussian: :math:`x / s - \mu`; Bernoulli: the values), in which every kind of unit has mean
-:math:`g(b + f)` with g the logistic function or nothing; :mod:`mvrbm.kernels.fused` converts.
+Parameters lie in one flat array a model, `STRIDE` numbers from one model's to the next: for each visible layer its
+factors U (R, K, I) and V (R, L, J) and its bias (I, J), then the hidden bias (K, L). Layers are in *units of their
+statistic around the offset* (Gaussian: :math:`x / s - \mu`; Bernoulli: the values), in which every kind of unit has
+mean :math:`g(b + f)` with g the logistic function or nothing; :mod:`mvrbm.kernels.fused` converts.
 
 * :func:`small_step` adds up the gradient of one layer whose four sizes fit a tile each: one sample after another, all
   products in registers.
@@ -31,7 +31,7 @@ N_RATES = 5  # factors' rate, biases' rate, momentum, weight decay, 1 / rate dec
 @triton.jit
 def _uniform(key, update, sample, draw, base, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Uniform numbers between 0 and 1, neither of them included, (ROWS, COLS): Philox gives four of them a call."""
-    # Numbers of one call go to four corners, 8 rows apart and side by side: so does a thread hold what tensor cores give.
+    # Numbers of one call go to four corners, 8 rows apart and side by side: where a thread has what tensor cores give.
     DEEP: tl.constexpr = 8 if ROWS >= 16 else ROWS // 2
     rows = tl.arange(0, ROWS // 2)[:, None]
     columns = tl.arange(0, COLS // 2)[None, :]
@@ -141,7 +141,11 @@ def apply(
     if PDL:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
-    value, momentum, gradient = _fresh(weights + at, inside), _fresh(momenta + at, inside), _fresh(gradients + at, inside)
+    value, momentum, gradient = (
+        _fresh(weights + at, inside),
+        _fresh(momenta + at, inside),
+        _fresh(gradients + at, inside),
+    )
     gradient *= scale
     if NORMALISED:
         gain = tl.where(factor, _fresh(gains + model * N_GAINS + which, factor), 1.0)
@@ -198,7 +202,7 @@ def small_step(
     With `PENDING`, a step is owed: every program makes it for itself, from `weights`, `momenta` and the gradient
     `pending` of the batch before. Where there is a `KEEPER`, the last program along the first axis, it takes no sample:
     it writes what came of that step to `new_weights` and `new_momenta`, sets `cleared`, the next launch's gradient, to
-    zero, and finds the gains of normalised steps. Others read the old values meanwhile, so old and new are not the same.
+    zero, and finds the gains of normalised steps. Others read the old values meanwhile, so the new go elsewhere.
 
     Matrices go from product to product in an order that leaves them where tensor cores put them: what the next
     product sums over is what a thread holds side by side, X' and Y' being the second operand of every product but
@@ -238,7 +242,9 @@ def small_step(
     if SAMPLES == 1:
         x0 = _sample(data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN)
         to_y = _noise(key, update, i, 0, recorded, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
-        to_x = _noise(key, update, i, 1, recorded + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ)
+        to_x = _noise(
+            key, update, i, 1, recorded + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ
+        )
     if PDL:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
@@ -251,16 +257,19 @@ def small_step(
     B, mb = _parameter(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
     C, mc = _parameter(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
     if program < tl.num_programs(0) - (1 if KEEPER else 0):
-        u, v = U.to(OPERAND), V.to(OPERAND)
+        u, size_u = _operand(U, HALVES)
+        v, size_v = _operand(V, HALVES)
         slope_u, slope_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
         slope_b, slope_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
         for s in range(SAMPLES):
             if SAMPLES > 1:
                 i = program * SAMPLES + s
-                x0 = _sample(data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN)
+                x0 = _sample(
+                    data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
+                )
             x0_t = tl.trans(x0).to(OPERAND)
-            field = _up(x0_t, u, v, C, PRECISION)
-            field = _more_up(field, x0_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
+            field = _up(x0_t, u, v, size_u * size_v, C, PRECISION)
+            field = _more_up(field, x0_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES, PRECISION)
             # A short batch counts in proportion.
             positive = tl.where(i < n_valid, 1.0, 0.0)
             h0 = -positive * _mean(field, HIDDEN_GAUSSIAN)
@@ -269,28 +278,44 @@ def small_step(
                 state = chains + (model * CHAINS + i) * (I * J) + at_x
                 x1 = _fresh(state, in_x & (i < CHAINS))
                 x1_t = tl.trans(x1).to(OPERAND)
-                field = _up(x1_t, u, v, C, PRECISION)
-                field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
+                field = _up(x1_t, u, v, size_u * size_v, C, PRECISION)
+                field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES, PRECISION)
                 negative = tl.where(i < CHAINS, n_valid.to(tl.float32) / CHAINS, 0.0)
             else:
                 negative = positive
             for step in range(STEPS):
                 here = recorded + step * ROWS * (K * L + I * J)
                 if SAMPLES > 1 or step > 0:
-                    to_y = _noise(key, update, i, 2 * step, here, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
+                    to_y = _noise(
+                        key, update, i, 2 * step, here, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL
+                    )
                 y = _draw(field, to_y, HIDDEN_GAUSSIAN)
                 y_t = tl.trans(y).to(OPERAND)
-                towards = _down(y_t, u, v, B, PRECISION)
+                towards = _down(y_t, u, v, size_u * size_v, B, PRECISION)
                 for r in range(1, RANK):
-                    U_r = _factor(now, r, K * I, at_u, in_u, OPERAND)
-                    V_r = _factor(now + AT_V, r, L * J, at_v, in_v, OPERAND)
-                    towards = _down(y_t, U_r, V_r, towards, PRECISION)
+                    u_r, size_u_r = _operand(_factor(now, r, K * I, at_u, in_u), HALVES)
+                    v_r, size_v_r = _operand(_factor(now + AT_V, r, L * J, at_v, in_v), HALVES)
+                    towards = _down(y_t, u_r, v_r, size_u_r * size_v_r, towards, PRECISION)
                 if SAMPLES > 1 or step > 0:
-                    to_x = _noise(key, update, i, 2 * step + 1, here + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ)
+                    to_x = _noise(
+                        key,
+                        update,
+                        i,
+                        2 * step + 1,
+                        here + ROWS * K * L,
+                        at_x,
+                        in_x,
+                        ROWS,
+                        I * J,
+                        VISIBLE_GAUSSIAN,
+                        RECORDED,
+                        BI,
+                        BJ,
+                    )
                 x1 = _draw(towards, to_x, VISIBLE_GAUSSIAN)
                 x1_t = tl.trans(x1).to(OPERAND)
-                field = _up(x1_t, u, v, C, PRECISION)
-                field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, PRECISION)
+                field = _up(x1_t, u, v, size_u * size_v, C, PRECISION)
+                field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES, PRECISION)
             h1 = negative * _mean(field, HIDDEN_GAUSSIAN)
             if PERSISTENT:
                 tl.store(state, x1, mask=in_x & (i < CHAINS))
@@ -299,17 +324,17 @@ def small_step(
             slope_u, slope_v = _add_slopes(x0, x0_t, h0, u, v, slope_u, slope_v, PRECISION)
             slope_u, slope_v = _add_slopes(x1, x1_t, h1, u, v, slope_u, slope_v, PRECISION)
             for r in range(1, RANK):
-                U_r = _factor(now, r, K * I, at_u, in_u, OPERAND)
-                V_r = _factor(now + AT_V, r, L * J, at_v, in_v, OPERAND)
+                u_r, size_u_r = _operand(_factor(now, r, K * I, at_u, in_u), HALVES)
+                v_r, size_v_r = _operand(_factor(now + AT_V, r, L * J, at_v, in_v), HALVES)
                 more_u, more_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
-                more_u, more_v = _add_slopes(x0, x0_t, h0, U_r, V_r, more_u, more_v, PRECISION)
-                more_u, more_v = _add_slopes(x1, x1_t, h1, U_r, V_r, more_u, more_v, PRECISION)
-                tl.atomic_add(mine + r * K * I + at_u, more_u * (1.0 / N), mask=in_u, sem="relaxed")
-                tl.atomic_add(mine + AT_V + r * L * J + at_v, more_v * (1.0 / N), mask=in_v, sem="relaxed")
+                more_u, more_v = _add_slopes(x0, x0_t, h0, u_r, v_r, more_u, more_v, PRECISION)
+                more_u, more_v = _add_slopes(x1, x1_t, h1, u_r, v_r, more_u, more_v, PRECISION)
+                tl.atomic_add(mine + r * K * I + at_u, more_u * (size_v_r / N), mask=in_u, sem="relaxed")
+                tl.atomic_add(mine + AT_V + r * L * J + at_v, more_v * (size_u_r / N), mask=in_v, sem="relaxed")
         tl.atomic_add(mine + AT_B + at_x, slope_b * (1.0 / N), mask=in_x, sem="relaxed")
         tl.atomic_add(mine + AT_C + at_y, slope_c * (1.0 / N), mask=in_y, sem="relaxed")
-        tl.atomic_add(mine + at_u, slope_u * (1.0 / N), mask=in_u, sem="relaxed")
-        tl.atomic_add(mine + AT_V + at_v, slope_v * (1.0 / N), mask=in_v, sem="relaxed")
+        tl.atomic_add(mine + at_u, slope_u * (size_v / N), mask=in_u, sem="relaxed")
+        tl.atomic_add(mine + AT_V + at_v, slope_v * (size_u / N), mask=in_v, sem="relaxed")
     else:
         if PENDING:
             to, to_momenta = new_weights + model * STRIDE, new_momenta + model * STRIDE
@@ -321,8 +346,8 @@ def small_step(
         if NORMALISED:
             norm_u, norm_v = _schatten(U), _schatten(V)
             for r in range(1, RANK):
-                norm_u += _schatten(_factor(now, r, K * I, at_u, in_u, tl.float32))
-                norm_v += _schatten(_factor(now + AT_V, r, L * J, at_v, in_v, tl.float32))
+                norm_u += _schatten(_factor(now, r, K * I, at_u, in_u))
+                norm_v += _schatten(_factor(now + AT_V, r, L * J, at_v, in_v))
             tl.store(new_gains + model * 2, norm_v)
             tl.store(new_gains + model * 2 + 1, norm_u)
 
@@ -348,43 +373,57 @@ def _keep(weights, momenta, cleared, at, inside, value, momentum):
 
 
 @triton.jit
-def _factor(factors, r, AREA: tl.constexpr, at, inside, OPERAND: tl.constexpr):
-    """Factor r of several, zero beyond its edges, as products take it."""
-    return tl.load(factors + r * AREA + at, mask=inside, other=0.0).to(OPERAND)
+def _factor(factors, r, AREA: tl.constexpr, at, inside):
+    """Factor r of several, zero beyond its edges."""
+    return tl.load(factors + r * AREA + at, mask=inside, other=0.0)
 
 
 @triton.jit
-def _up(x_t, U, V, field, PRECISION: tl.constexpr):
+def _operand(factor, HALVES: tl.constexpr):
+    """A factor as products take it, and what their results are multiplied by for it.
+
+    Numbers of 16 bits end at 65,504, which a training that is about to diverge and to recover goes beyond. So factors
+    are divided by their largest entry; other operands are at most a tile's width then.
+    """
+    size = 1.0
+    if HALVES:
+        size = tl.maximum(tl.max(tl.abs(factor)), 1e-30)
+        factor = (factor * (1.0 / size)).to(tl.float16)
+    return factor, size
+
+
+@triton.jit
+def _up(x_t, u, v, size, field, PRECISION: tl.constexpr):
     """Hidden field plus U X V', from X transposed."""
-    half = tl.trans(tl.dot(V, x_t, input_precision=PRECISION)).to(V.dtype)  # X V', (I, L)
-    return tl.dot(U, half, acc=field, input_precision=PRECISION)
+    half = tl.trans(tl.dot(v, x_t, input_precision=PRECISION)).to(v.dtype)  # X V', (I, L)
+    return field + size * tl.dot(u, half, input_precision=PRECISION)
 
 
 @triton.jit
-def _down(y_t, U, V, field, PRECISION: tl.constexpr):
+def _down(y_t, u, v, size, field, PRECISION: tl.constexpr):
     """Visible field plus U' Y V, from Y transposed."""
-    half = tl.trans(tl.dot(tl.trans(V), y_t, input_precision=PRECISION)).to(V.dtype)  # Y V, (K, J)
-    return tl.dot(tl.trans(U), half, acc=field, input_precision=PRECISION)
+    half = tl.trans(tl.dot(tl.trans(v), y_t, input_precision=PRECISION)).to(v.dtype)  # Y V, (K, J)
+    return field + size * tl.dot(tl.trans(u), half, input_precision=PRECISION)
 
 
 @triton.jit
-def _add_slopes(x, x_t, h, U, V, slope_u, slope_v, PRECISION: tl.constexpr):
+def _add_slopes(x, x_t, h, u, v, slope_u, slope_v, PRECISION: tl.constexpr):
     """Add the gradients of U, (H V) X', and of V, (H' U) X."""
-    h = h.to(V.dtype)
-    half = tl.dot(h, V, input_precision=PRECISION).to(V.dtype)  # (K, J)
+    h = h.to(v.dtype)
+    half = tl.dot(h, v, input_precision=PRECISION).to(v.dtype)  # (K, J)
     slope_u = tl.dot(half, x_t, acc=slope_u, input_precision=PRECISION)
-    half = tl.dot(tl.trans(h), U, input_precision=PRECISION).to(V.dtype)  # (L, I)
-    return slope_u, tl.dot(half, x.to(V.dtype), acc=slope_v, input_precision=PRECISION)
+    half = tl.dot(tl.trans(h), u, input_precision=PRECISION).to(v.dtype)  # (L, I)
+    return slope_u, tl.dot(half, x.to(v.dtype), acc=slope_v, input_precision=PRECISION)
 
 
 @triton.jit
 def _more_up(field, x_t, factors, at_u, in_u, at_v, in_v, RANK: tl.constexpr, AREA_U: tl.constexpr,
-             AREA_V: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+             AREA_V: tl.constexpr, HALVES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add the terms of a hidden field beyond the first, U_r X V_r'."""
     for r in range(1, RANK):
-        U_r = _factor(factors, r, AREA_U, at_u, in_u, x_t.dtype)
-        V_r = _factor(factors + RANK * AREA_U, r, AREA_V, at_v, in_v, x_t.dtype)
-        field = _up(x_t, U_r, V_r, field, PRECISION)
+        u_r, size_u = _operand(_factor(factors, r, AREA_U, at_u, in_u), HALVES)
+        v_r, size_v = _operand(_factor(factors + RANK * AREA_U, r, AREA_V, at_v, in_v), HALVES)
+        field = _up(x_t, u_r, v_r, size_u * size_v, field, PRECISION)
     return field
 
 
