@@ -363,7 +363,8 @@ class FusedPasses:
             N=self.batch_size, CHAINS=self._n_chains, SIZE=plan.size, STRIDE=self._stride, STATES=plan.states,
             HALF=self._half, K=plan.hidden_rows, L=plan.hidden_columns, LAYERS=layers,
             HIDDEN_GAUSSIAN=plan.hidden_gaussian, STEPS=self._steps, PERSISTENT=self._persistent,
-            SHARED_DATA=self._shared, RECORDED=self._recorded_size, BLOCK=self._tile, PRECISION=self._precision, num_warps=8,
+            SHARED_DATA=self._shared, RECORDED=self._recorded_size, BLOCK=self._tile,
+            PRECISION=self._precision, num_warps=8,
         )  # fmt: skip
 
     def _launch_apply(self, turn: int, batch: int) -> None:
