@@ -188,16 +188,20 @@ def test_operands_have_sixteen_bits_where_states_are_at_most_one():
         assert FusedPasses([trainer], [source])._halves is halves
 
 
-@pytest.mark.parametrize("recipe", [PAPER, DEFAULT], ids=["paper", "default"])
+@pytest.mark.parametrize("name", ["paper", "default"])
 @pytest.mark.parametrize(("models", "samples"), [(1, 1), (1, 3), (6, 7)])
 @pytest.mark.skipif(not ON_GPU, reason="launches overlap on a GPU only")
-def test_steps_made_by_the_next_launch_are_those_of_a_launch_of_their_own(recipe, models, samples):
-    # Same random numbers; sums of atomic additions differ by rounding, and what that does grows from update to update.
+def test_steps_made_by_the_next_launch_are_those_of_a_launch_of_their_own(name, models, samples):
+    # Same random numbers; sums of atomic additions differ by rounding. At usual rates that would grow beyond all
+    # comparison within the 40 updates, at these rates to some 1e-4.
+    rate, recipe = {"paper": (1e-4, PAPER), "default": (0.02, DEFAULT)}[name]
+    recipe = dataclasses.replace(recipe, learning_rate=rate, batch_size=100)
+
     def passes(late):
         trainers = []
         for seed in range(models):
             machine = machine_of({"x": B((28, 28))}, B((25, 25)), [1])
-            trainers.append(Trainer(machine, dataclasses.replace(recipe, batch_size=100), seed=seed))
+            trainers.append(Trainer(machine, recipe, seed=seed))
             source = as_source(data_for(machine, 4000), machine)
             trainers[-1]._prepare(source)
         fused = FusedPasses(trainers, [source] * models, precision="fp16")
@@ -209,7 +213,7 @@ def test_steps_made_by_the_next_launch_are_those_of_a_launch_of_their_own(recipe
     (start, late), (other, prompt) = passes(True), passes(False)
     torch.testing.assert_close(start, other, rtol=0, atol=0)
     moved = torch.linalg.vector_norm(prompt - start)
-    assert torch.linalg.vector_norm(late - prompt) < 0.02 * moved
+    assert torch.linalg.vector_norm(late - prompt) < 5e-3 * moved
 
 
 def trained_by_both(case, samples, precision, scale=1.0):

@@ -135,12 +135,11 @@ class FusedPasses:
         self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE
         self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
         full = self._rows * len(self.trainers) > _FULL_CARD
-        self._samples, self._warps = 1, 4
-        if self._small and max(self._tiles) <= 32 and full:
-            self._samples, self._warps = self._fewest_waves(), 2
-        # On a card that is not full, every program makes the step for itself: one launch less an update. One product's
-        # factors are few enough for that.
-        self._late_steps = self._small and first.rank == 1 and not full
+        light = self._small and max(self._tiles) <= 32  # fit the registers of two warps
+        self._warps = 2 if light and full else 4
+        self._samples = self._fewest_waves() if light and full and first.rank == 1 else 1
+        # On a card that is not full, every program makes the step for itself: one launch less an update.
+        self._late_steps = light and first.rank == 1 and not full
         if not self._small:
             half = max(layer.rows for layer in plan.layers) * plan.hidden_columns
             self._half = half

@@ -252,11 +252,11 @@ def small_step(
     if NORMALISED:
         scale_u = 1.0 / tl.maximum(tl.load(gains + model * 2, cache_modifier=".cg"), 1e-12)
         scale_v = 1.0 / tl.maximum(tl.load(gains + model * 2 + 1, cache_modifier=".cg"), 1e-12)
-    U, mu = _parameter(now, moving, owed, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
-    V, mv = _parameter(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
-    B, mb = _parameter(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
-    C, mc = _parameter(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
     if program < tl.num_programs(0) - (1 if KEEPER else 0):
+        U, _ = _parameter(now, moving, owed, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
+        V, _ = _parameter(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
+        B, _ = _parameter(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
+        C, _ = _parameter(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
         u, size_u = _operand(U, HALVES)
         v, size_v = _operand(V, HALVES)
         slope_u, slope_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
@@ -336,13 +336,18 @@ def small_step(
         tl.atomic_add(mine + at_u, slope_u * (size_v / N), mask=in_u, sem="relaxed")
         tl.atomic_add(mine + AT_V + at_v, slope_v * (size_u / N), mask=in_v, sem="relaxed")
     else:
+        U, of_u = _parameter(now, moving, owed, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
+        V, of_v = _parameter(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
         if PENDING:
-            to, to_momenta = new_weights + model * STRIDE, new_momenta + model * STRIDE
-            clear = cleared + model * STRIDE
-            _keep(to, to_momenta, clear, at_u, in_u, U, mu)
-            _keep(to, to_momenta, clear, AT_V + at_v, in_v, V, mv)
-            _keep(to, to_momenta, clear, AT_B + at_x, in_x, B, mb)
-            _keep(to, to_momenta, clear, AT_C + at_y, in_y, C, mc)
+            B, of_b = _parameter(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
+            C, of_c = _parameter(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
+            new_weights += model * STRIDE
+            new_momenta += model * STRIDE
+            cleared += model * STRIDE
+            _keep(new_weights, new_momenta, cleared, at_u, in_u, U, of_u)
+            _keep(new_weights, new_momenta, cleared, AT_V + at_v, in_v, V, of_v)
+            _keep(new_weights, new_momenta, cleared, AT_B + at_x, in_x, B, of_b)
+            _keep(new_weights, new_momenta, cleared, AT_C + at_y, in_y, C, of_c)
         if NORMALISED:
             norm_u, norm_v = _schatten(U), _schatten(V)
             for r in range(1, RANK):
