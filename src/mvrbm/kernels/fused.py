@@ -76,6 +76,8 @@ class FusedPasses:
         self._packings = [Packing(trainer, plan) for trainer in self.trainers]
         self._device = first.machine.like.device
         self._graphed = self._device.type == "cuda"
+        # Launches overlap on Hopper and later.
+        self._overlapping = self._graphed and torch.cuda.get_device_capability(self._device) >= (9, 0)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         negative = first.recipe.negative
         self._persistent, self._steps = isinstance(negative, PCD), int(negative.steps)  # type: ignore[attr-defined]
@@ -137,7 +139,10 @@ class FusedPasses:
         full = self._rows * len(self.trainers) > _FULL_CARD
         light = self._small and max(self._tiles) <= 32  # fit the registers of two warps
         self._warps = 2 if light and full else 4
-        self._samples = self._fewest_waves() if light and full and first.rank == 1 else 1
+        self._samples = 1
+        if light and full and first.rank == 1 and self._device.type == "cuda":
+            at_a_time = _PROGRAMS_AT_A_TIME * torch.cuda.get_device_properties(self._device).multi_processor_count
+            self._samples = fewest_waves(self._rows, len(self.trainers), int(self._normalised), at_a_time)
         # On a card that is not full, every program makes the step for itself: one launch less an update.
         self._late_steps = light and first.rank == 1 and not full
         if not self._small:
@@ -146,19 +151,6 @@ class FusedPasses:
             room = 2 * plan.states + 3 * plan.hidden_area + half
             self._scratch = self._params.new_zeros(len(self.trainers) * self._rows * room)
             self._tile = min(_LARGEST_TILE, max(tile_of(max(layer.rows, layer.columns)) for layer in plan.layers))
-
-    def _fewest_waves(self) -> int:
-        """Samples a program, such that the programs that the card holds at a time are soonest done with all."""
-        if self._device.type != "cuda":
-            return 1
-        at_a_time = _PROGRAMS_AT_A_TIME * torch.cuda.get_device_properties(self._device).multi_processor_count
-
-        def time(samples: int) -> float:
-            programs = (self._programs(samples) + self._normalised) * len(self.trainers)
-            waves = -(-programs // at_a_time)
-            return waves * (samples + 0.5)  # factors and gradients take about half as long as a sample
-
-        return min(range(1, self._rows + 1), key=time)
 
     def _programs(self, samples: int) -> int:
         """Programs for one model's samples."""
@@ -342,7 +334,7 @@ class FusedPasses:
             STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
             HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
             RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, PENDING=turn > 0,
-            KEEPER=keeper, PDL=self._graphed, num_warps=self._warps, **self._launch_options(),
+            KEEPER=keeper, PDL=self._overlapping, num_warps=self._warps, **self._launch_options(),
         )  # fmt: skip
 
     @staticmethod
@@ -373,11 +365,11 @@ class FusedPasses:
             self._all_params[old], self._all_momenta[old], self._all_gradients[max(turn - 1, 0) % 3], self._params,
             self._momenta, self._all_gains[max(turn - 1, 0) % 2], self._gain_of, self._multiplier, self._rates,
             self._clock, batch, SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, NORMALISED=self._normalised,
-            BLOCK=_APPLY_BLOCK, PDL=self._graphed and self._small, num_warps=2, **self._launch_options(),
+            BLOCK=_APPLY_BLOCK, PDL=self._overlapping and self._small, num_warps=2, **self._launch_options(),
         )  # fmt: skip
 
     def _launch_options(self) -> dict[str, bool]:
-        return {"launch_pdl": True} if self._graphed and self._small else {}
+        return {"launch_pdl": True} if self._overlapping and self._small else {}
 
     def _compute_gains(self) -> None:
         """By how much the other factor amplifies a step of each, as `Kronecker.gains` has it."""
@@ -386,6 +378,28 @@ class FusedPasses:
             for m, (U, V, _) in enumerate(layers):
                 self._all_gains[0, number, 2 * m].copy_(squared_norms(V).sum())
                 self._all_gains[0, number, 2 * m + 1].copy_(squared_norms(U).sum())
+
+
+def fewest_waves(rows: int, models: int, more: int, at_a_time: int) -> int:
+    """Samples a program, such that a card that holds so many programs at a time is soonest done with all.
+
+    Parameters
+    ----------
+    rows : int
+        Samples of a model.
+    models : int
+        Models.
+    more : int
+        Programs of a model beside those that take its samples.
+    at_a_time : int
+        Programs that the card holds.
+    """
+
+    def time(samples: int) -> float:
+        programs = (-(-rows // samples) + more) * models
+        return -(-programs // at_a_time) * (samples + 0.5)  # a program begins and ends with half a sample's work
+
+    return min(range(1, rows + 1), key=time)
 
 
 def available(device: torch.device) -> bool:

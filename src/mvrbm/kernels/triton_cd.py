@@ -259,6 +259,7 @@ def small_step(
         C, _ = _parameter(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
         u, size_u = _operand(U, HALVES)
         v, size_v = _operand(V, HALVES)
+        size = _both(size_u, size_v)
         slope_u, slope_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
         slope_b, slope_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
         for s in range(SAMPLES):
@@ -268,7 +269,7 @@ def small_step(
                     data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
                 )
             x0_t = tl.trans(x0).to(OPERAND)
-            field = _up(x0_t, u, v, size_u * size_v, C, PRECISION)
+            field = _up(x0_t, u, v, size, C, PRECISION)
             field = _more_up(field, x0_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES, PRECISION)
             # A short batch counts in proportion.
             positive = tl.where(i < n_valid, 1.0, 0.0)
@@ -278,7 +279,7 @@ def small_step(
                 state = chains + (model * CHAINS + i) * (I * J) + at_x
                 x1 = _fresh(state, in_x & (i < CHAINS))
                 x1_t = tl.trans(x1).to(OPERAND)
-                field = _up(x1_t, u, v, size_u * size_v, C, PRECISION)
+                field = _up(x1_t, u, v, size, C, PRECISION)
                 field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES, PRECISION)
                 negative = tl.where(i < CHAINS, n_valid.to(tl.float32) / CHAINS, 0.0)
             else:
@@ -291,11 +292,11 @@ def small_step(
                     )
                 y = _draw(field, to_y, HIDDEN_GAUSSIAN)
                 y_t = tl.trans(y).to(OPERAND)
-                towards = _down(y_t, u, v, size_u * size_v, B, PRECISION)
+                towards = _down(y_t, u, v, size, B, PRECISION)
                 for r in range(1, RANK):
                     u_r, size_u_r = _operand(_factor(now, r, K * I, at_u, in_u), HALVES)
                     v_r, size_v_r = _operand(_factor(now + AT_V, r, L * J, at_v, in_v), HALVES)
-                    towards = _down(y_t, u_r, v_r, size_u_r * size_v_r, towards, PRECISION)
+                    towards = _down(y_t, u_r, v_r, _both(size_u_r, size_v_r), towards, PRECISION)
                 if SAMPLES > 1 or step > 0:
                     to_x = _noise(
                         key,
@@ -314,7 +315,7 @@ def small_step(
                     )
                 x1 = _draw(towards, to_x, VISIBLE_GAUSSIAN)
                 x1_t = tl.trans(x1).to(OPERAND)
-                field = _up(x1_t, u, v, size_u * size_v, C, PRECISION)
+                field = _up(x1_t, u, v, size, C, PRECISION)
                 field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES, PRECISION)
             h1 = negative * _mean(field, HIDDEN_GAUSSIAN)
             if PERSISTENT:
@@ -398,6 +399,12 @@ def _operand(factor, HALVES: tl.constexpr):
 
 
 @triton.jit
+def _both(size_u, size_v):
+    """Product of two sizes that is finite: a field that is zero is to stay zero."""
+    return tl.minimum(size_u * size_v, 3e38)
+
+
+@triton.jit
 def _up(x_t, u, v, size, field, PRECISION: tl.constexpr):
     """Hidden field plus U X V', from X transposed."""
     half = tl.trans(tl.dot(v, x_t, input_precision=PRECISION)).to(v.dtype)  # X V', (I, L)
@@ -428,7 +435,7 @@ def _more_up(field, x_t, factors, at_u, in_u, at_v, in_v, RANK: tl.constexpr, AR
     for r in range(1, RANK):
         u_r, size_u = _operand(_factor(factors, r, AREA_U, at_u, in_u), HALVES)
         v_r, size_v = _operand(_factor(factors + RANK * AREA_U, r, AREA_V, at_v, in_v), HALVES)
-        field = _up(x_t, u_r, v_r, size_u * size_v, field, PRECISION)
+        field = _up(x_t, u_r, v_r, _both(size_u, size_v), field, PRECISION)
     return field
 
 
