@@ -21,7 +21,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 if importlib.util.find_spec("triton") is None:
     pytest.skip("the kernels need triton", allow_module_level=True)
 from mvrbm.kernels import gemm  # noqa: E402
-from mvrbm.kernels.fused import FusedPasses, fewest_waves  # noqa: E402
+from mvrbm.kernels.fused import FusedPasses, fewest_waves, refuses  # noqa: E402
 
 PAPER = Recipe(
     learning_rate=0.05, bias_learning_rate=None, weight_decay=0.01, bias_from_data=False, factor_std=0.3,
@@ -189,16 +189,25 @@ def test_operands_have_sixteen_bits_where_states_are_at_most_one():
 
 
 @pytest.mark.parametrize(
-    ("rows", "models", "more", "samples"),
+    ("rows", "models", "samples"),
     [
-        (100, 5, 0, 1),  # 500 programs: all at a time
-        (100, 64, 0, 13),  # 8 x 64 = 512
-        (100, 64, 1, 7),  # two waves of 16 x 64 / 2, for 9 x 64 is one wave and a bit
-        (8, 10_000, 0, 8),
+        (100, 5, 1),  # 500 programs: all at a time
+        (100, 32, 7),  # one wave of 15 x 32
+        (100, 64, 7),  # two of them; 13 a program would be one of 8 x 64, and a bit
+        (8, 10_000, 8),
     ],
 )
-def test_programs_share_samples_so_that_no_wave_is_nearly_empty(rows, models, more, samples):
-    assert fewest_waves(rows, models, more, at_a_time=528) == samples
+def test_programs_share_samples_so_that_no_wave_is_nearly_empty(rows, models, samples):
+    assert fewest_waves(rows, models, at_a_time=501) == samples
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_wide_matrices_are_left_to_products_of_whole_batches():
+    for width, reason in ((128, None), (129, "it has matrices wider than 128")):
+        trainer = Trainer(machine_of({"x": B((width, 3))}, B((4, 4)), [1]), DEFAULT, seed=5)
+        source = as_source(data_for(trainer.machine, 20), trainer.machine)
+        trainer._prepare(source)
+        assert refuses(trainer, source) == reason
 
 
 @pytest.mark.parametrize("name", ["paper", "default"])

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 _LARGEST_TILE = 64
 # With more programs than this the card is full, and many small ones beat fewer wide ones.
 _FULL_CARD = 264
-# Programs of two warps that a multiprocessor has registers for.
-_PROGRAMS_AT_A_TIME = 4
+# Programs of two warps that a multiprocessor has registers for; of all, a few are held by the launch that comes next.
+_PROGRAMS_AT_A_TIME, _FREE = 4, 0.95
+# Beyond this, products of whole batches by the general way are faster than those of one sample by one program.
+_WIDEST = 128
 # Launches a graph: enough for its own launch not to count, few enough to be captured quickly.
 _MOST_LAUNCHES = 1000
 _APPLY_BLOCK = 256
@@ -137,12 +139,14 @@ class FusedPasses:
         self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE
         self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
         full = self._rows * len(self.trainers) > _FULL_CARD
-        light = self._small and max(self._tiles) <= 32  # fit the registers of two warps
+        # What fits the registers of two warps: small tiles, and products that take no further registers.
+        light = self._small and max(self._tiles) <= 32 and self._precision == "tf32"
         self._warps = 2 if light and full else 4
         self._samples = 1
         if light and full and first.rank == 1 and self._device.type == "cuda":
-            at_a_time = _PROGRAMS_AT_A_TIME * torch.cuda.get_device_properties(self._device).multi_processor_count
-            self._samples = fewest_waves(self._rows, len(self.trainers), int(self._normalised), at_a_time)
+            processors = torch.cuda.get_device_properties(self._device).multi_processor_count
+            at_a_time = int(_FREE * _PROGRAMS_AT_A_TIME * processors)
+            self._samples = fewest_waves(self._rows, len(self.trainers), at_a_time)
         # On a card that is not full, every program makes the step for itself: one launch less an update.
         self._late_steps = light and first.rank == 1 and not full
         if not self._small:
@@ -380,7 +384,7 @@ class FusedPasses:
                 self._all_gains[0, number, 2 * m + 1].copy_(squared_norms(U).sum())
 
 
-def fewest_waves(rows: int, models: int, more: int, at_a_time: int) -> int:
+def fewest_waves(rows: int, models: int, at_a_time: int) -> int:
     """Samples a program, such that a card that holds so many programs at a time is soonest done with all.
 
     Parameters
@@ -389,14 +393,12 @@ def fewest_waves(rows: int, models: int, more: int, at_a_time: int) -> int:
         Samples of a model.
     models : int
         Models.
-    more : int
-        Programs of a model beside those that take its samples.
     at_a_time : int
         Programs that the card holds.
     """
 
     def time(samples: int) -> float:
-        programs = (-(-rows // samples) + more) * models
+        programs = -(-rows // samples) * models
         return -(-programs // at_a_time) * (samples + 0.5)  # a program begins and ends with half a sample's work
 
     return min(range(1, rows + 1), key=time)
@@ -415,4 +417,8 @@ def refuses(trainer: Trainer, source: Source) -> str | None:
         return f"its parameters are {like.dtype}"
     if not available(like.device):
         return f"there is no Triton for {like.device.type}"
-    return no_whole_passes(trainer, source) or why_not(trainer) or too_large(source, like.device)
+    reason = no_whole_passes(trainer, source) or why_not(trainer) or too_large(source, like.device)
+    units = [trainer.machine.hidden, *trainer.machine.layers.values()]
+    if reason is None and max(max(unit.shape) for unit in units) > _WIDEST:
+        reason = f"it has matrices wider than {_WIDEST}"
+    return reason
