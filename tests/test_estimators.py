@@ -73,6 +73,18 @@ def test_rows_and_arrays_are_the_same_data(model, digits):
     assert model.sample(3, steps=2).shape == (3, 8, 8)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_data_may_be_backwards_or_read_only_and_stays_as_it_is(model, digits, dtype):
+    data = digits[:50].astype(dtype)
+    features, before = model.transform(data), data.copy()
+    np.testing.assert_allclose(model.transform(data[::-1]), features[::-1], atol=1e-6)
+    model.reconstruct(data)
+    model.score_samples(data)
+    np.testing.assert_array_equal(data, before)
+    data.flags.writeable = False
+    np.testing.assert_array_equal(model.transform(data), features)
+
+
 def test_bytes_are_scaled(digits):
     as_bytes = np.round(digits * 255).astype(np.uint8)
     from_bytes = MVRBM((4, 4), n_iter=2, random_state=0).fit(as_bytes)

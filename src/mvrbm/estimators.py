@@ -368,10 +368,12 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return self._cut(self._layers(X, reset=False))
 
     def _cut(self, layers: Mapping[str, Array]) -> Iterator[dict[str, Tensor]]:
+        """Batches to read from: they may share the memory of the arrays."""
         n = len(next(iter(layers.values())))
         with torch.no_grad():
             for first in range(0, n, _ROWS_AT_ONCE):
-                yield self._tensors({name: array[first : first + _ROWS_AT_ONCE] for name, array in layers.items()})
+                some = {name: array[first : first + _ROWS_AT_ONCE] for name, array in layers.items()}
+                yield self._tensors(some, copy=False)
 
     def _of_each(self, X: Any, compute: Callable[[dict[str, Tensor]], Tensor]) -> Array:
         """Compute something of every sample, batch by batch, into one array."""
@@ -385,11 +387,15 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             first += len(some)
         return found
 
-    def _tensors(self, layers: Mapping[str, Array]) -> dict[str, Tensor]:
+    def _tensors(self, layers: Mapping[str, Array], *, copy: bool = True) -> dict[str, Tensor]:
         tensors = {}
         for name, unit in self.machine_.layers.items():
-            tensor = torch.from_numpy(np.array(layers[name])).to(self.machine_.like)
-            tensors[name] = tensor * unit.byte_scale if layers[name].dtype == np.uint8 else tensor
+            array = layers[name]
+            # PyTorch has no tensors that cannot be written to or that go backwards.
+            if copy or not array.flags.writeable or any(stride < 0 for stride in array.strides):
+                array = np.array(array)
+            tensor = torch.from_numpy(array).to(self.machine_.like)
+            tensors[name] = tensor * unit.byte_scale if array.dtype == np.uint8 else tensor
         return tensors
 
     def _masks(self, mask: Any, layers: Mapping[str, Any]) -> dict[str, Tensor]:
