@@ -81,6 +81,9 @@ def test_data_may_be_backwards_or_read_only_and_stays_as_it_is(model, digits, dt
     model.reconstruct(data)
     model.score_samples(data)
     np.testing.assert_array_equal(data, before)
+    packed = np.zeros(len(data), dtype=[("tag", "i1"), ("digit", dtype, data.shape[1:])])
+    packed["digit"] = data
+    np.testing.assert_array_equal(model.transform(packed["digit"]), features)
     data.flags.writeable = False
     np.testing.assert_array_equal(model.transform(data), features)
 

@@ -10,7 +10,6 @@ from scipy import stats
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from mvrbm.kernels import triton_cd  # noqa: E402
 from mvrbm.kernels.triton_cd import _draw, _mean, _normal, _uniform  # noqa: E402
 
 ON_GPU = torch.cuda.is_available()
@@ -107,9 +106,3 @@ def test_means_and_draws():
     wanted = (noise < means).float()
     assert wanted.tolist() == [1, 0] * 3 + [1, 0, 1, 0] + [1, 0] * 3
     assert drawn.cpu().tolist() == wanted.tolist()
-
-
-def test_the_kernels_have_no_other_random_numbers():
-    # Both kernels draw by the functions that are tested here.
-    with open(triton_cd.__file__) as file:
-        assert file.read().count("tl.philox") == 1

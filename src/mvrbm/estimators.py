@@ -391,8 +391,9 @@ class _ArrayRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         tensors = {}
         for name, unit in self.machine_.layers.items():
             array = layers[name]
-            # PyTorch has no tensors that cannot be written to or that go backwards.
-            if copy or not array.flags.writeable or any(stride < 0 for stride in array.strides):
+            # PyTorch has no tensors that cannot be written to, go backwards, or lie across other things.
+            plain = array.flags.writeable and all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
+            if copy or not plain:
                 array = np.array(array)
             tensor = torch.from_numpy(array).to(self.machine_.like)
             tensors[name] = tensor * unit.byte_scale if array.dtype == np.uint8 else tensor

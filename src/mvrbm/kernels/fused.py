@@ -6,6 +6,7 @@ Many machines of one shape can be trained at once: they differ in their numbers 
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 # Sizes up to this go into one tile a product; larger ones are cut into tiles of it.
 _LARGEST_TILE = 64
-# With more programs than this the card is full, and many small ones beat fewer wide ones.
-_FULL_CARD = 264
+# With more programs than this a multiprocessor, the card is full, and many small ones beat fewer wide ones.
+_FULL = 2
 # Programs of two warps that a multiprocessor has registers for; of all, a few are held by the launch that comes next.
 _PROGRAMS_AT_A_TIME, _FREE = 4, 0.95
-# Beyond this, products of whole batches by the general way are faster than those of one sample by one program.
+# At 256 products of one sample by one program are slower than plain PyTorch's of whole batches, at 128 much faster.
 _WIDEST = 128
 # Launches a graph: enough for its own launch not to count, few enough to be captured quickly.
 _MOST_LAUNCHES = 1000
@@ -79,7 +80,9 @@ class FusedPasses:
         self._device = first.machine.like.device
         self._graphed = self._device.type == "cuda"
         # Launches overlap on Hopper and later.
-        self._overlapping = self._graphed and torch.cuda.get_device_capability(self._device) >= (9, 0)
+        self._overlapping = (
+            self._graphed and torch.version.hip is None and torch.cuda.get_device_capability(self._device) >= (9, 0)
+        )
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         negative = first.recipe.negative
         self._persistent, self._steps = isinstance(negative, PCD), int(negative.steps)  # type: ignore[attr-defined]
@@ -103,7 +106,11 @@ class FusedPasses:
             unit = self.trainers[0].machine.layers[layer.name]
             parts = [source.whole[layer.name] for source in (sources[:1] if self._shared else sources)]
             tensors = [torch.as_tensor(part) for part in parts]
-            is_bytes = tensors[0].dtype == torch.uint8
+            is_bytes = all(tensor.dtype == torch.uint8 for tensor in tensors)
+            if not is_bytes:
+                tensors = [
+                    tensor.float() * unit.byte_scale if tensor.dtype == torch.uint8 else tensor for tensor in tensors
+                ]
             kind = torch.uint8 if is_bytes else torch.float32
             stacked = [tensor.to(device=self._device, dtype=kind).reshape(-1) for tensor in tensors]
             self._data.append(stacked[0].contiguous() if self._shared else torch.cat(stacked))
@@ -119,14 +126,17 @@ class FusedPasses:
             several[0] for several in (self._all_params, self._all_momenta, self._all_gradients)
         )
         self._n_gains = 2 * len(self.plan.layers)
-        self._all_gains = like.new_ones(2, models, self._n_gains)
-        self._rates = like.new_zeros(models, self._kernels.N_RATES)
+        room = -(-models * self._n_gains // _ALIGNMENT) * _ALIGNMENT
+        self._all_gains = like.new_ones(2, room)[:, : models * self._n_gains].unflatten(1, (models, self._n_gains))
+        self._rates = like.new_zeros(models, self._kernels.N_RATES.value)
         self._clock = torch.zeros((), dtype=torch.int64, device=self._device)
         self._seeds = torch.tensor([trainer.noise.key for trainer in self.trainers], device=self._device)
         self._order = torch.zeros(models, self.n_samples, dtype=torch.int32, device=self._device)
-        packing = self._packings[0]
-        self._multiplier, self._gain_of = packing.multiplier, packing.gain_of
-        self._load_scale, self._load_shift = packing.load_scale, packing.load_shift
+        self._multiplier = like.new_zeros(models, self._stride)[:, :size]
+        self._multiplier.copy_(torch.stack([packing.multiplier for packing in self._packings]))
+        self._gain_of = self._packings[0].gain_of
+        self._load_scale = torch.stack([packing.load_scale for packing in self._packings])
+        self._load_shift = torch.stack([packing.load_shift for packing in self._packings])
         self._chains = like.new_zeros(models, self._n_chains, self.plan.states)
         self._recorded, self._recorded_size = like.new_zeros(1), 0  # tests put numbers here, so many an update
 
@@ -138,13 +148,15 @@ class FusedPasses:
         self._tiles = tuple(tile_of(size) for size in sizes)
         self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE
         self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
-        full = self._rows * len(self.trainers) > _FULL_CARD
+        processors = math.inf
+        if self._graphed:
+            processors = torch.cuda.get_device_properties(self._device).multi_processor_count
+        full = self._rows * len(self.trainers) > _FULL * processors
         # What fits the registers of two warps: small tiles, and products that take no further registers.
         light = self._small and max(self._tiles) <= 32 and self._precision == "tf32"
         self._warps = 2 if light and full else 4
         self._samples = 1
-        if light and full and first.rank == 1 and self._device.type == "cuda":
-            processors = torch.cuda.get_device_properties(self._device).multi_processor_count
+        if light and full and first.rank == 1:
             at_a_time = int(_FREE * _PROGRAMS_AT_A_TIME * processors)
             self._samples = fewest_waves(self._rows, len(self.trainers), at_a_time)
         # On a card that is not full, every program makes the step for itself: one launch less an update.
@@ -155,10 +167,6 @@ class FusedPasses:
             room = 2 * plan.states + 3 * plan.hidden_area + half
             self._scratch = self._params.new_zeros(len(self.trainers) * self._rows * room)
             self._tile = min(_LARGEST_TILE, max(tile_of(max(layer.rows, layer.columns)) for layer in plan.layers))
-
-    def _programs(self, samples: int) -> int:
-        """Programs for one model's samples."""
-        return -(-self._rows // samples)
 
     # -- to and from the trainers -----------------------------------------------------------------
 
@@ -173,7 +181,8 @@ class FusedPasses:
             self._rates[number] = self._rates.new_tensor(row)
             if self._persistent and trainer.chains:
                 for layer in self.plan.layers:
-                    self._chain_of(number, layer.name).copy_(self._inward(trainer.chains[layer.name], layer.name))
+                    states = self._inward(trainer.chains[layer.name], number, layer.name)
+                    self._chain_of(number, layer.name).copy_(states)
 
     def push(self) -> None:
         """Give parameters, momenta and chains back to the trainers."""
@@ -182,7 +191,7 @@ class FusedPasses:
             packing.unpack(self._params[number], self._momenta[number])
             if self._persistent and self._started:
                 trainer.chains = {
-                    layer.name: self._outward(self._chain_of(number, layer.name), layer.name)
+                    layer.name: self._outward(self._chain_of(number, layer.name), number, layer.name)
                     for layer in self.plan.layers
                 }
 
@@ -193,11 +202,11 @@ class FusedPasses:
             for U, V, _ in self.plan.split(params)[0]:
                 equalise_norms([U, V], keep=0)
 
-    def _check(self) -> None:
+    def _check(self, made: int = 0) -> None:
         """Look for parameters that are not finite.
 
         A machine by itself goes back to where it was at the last check, and its training fails. One of many
-        is left as it is, and marked: the others go on.
+        is left as it is, and marked: the others go on. `made` updates are not in the trainers' count yet.
         """
         self._unchecked = 0
         finite = torch.isfinite(self._params.sum(1)).tolist()
@@ -208,7 +217,7 @@ class FusedPasses:
             self.trainers[0].update = update
             self.trainers[0].fail(update + 1)
         self.diverged = [not one for one in finite]
-        self._kept = self._snapshot(), self.trainers[0].update
+        self._kept = self._snapshot(), self.trainers[0].update + made
 
     def _snapshot(self) -> tuple[Tensor, ...]:
         return self._params.clone(), self._momenta.clone(), self._chains.clone()
@@ -225,19 +234,19 @@ class FusedPasses:
         layer = next(layer for layer in self.plan.layers if layer.name == name)
         return self._chains[number, :, layer.states_at : layer.states_at + layer.area]
 
-    def _inward(self, states: Tensor, name: str) -> Tensor:
-        scale, shift = self._affine(name)
+    def _inward(self, states: Tensor, number: int, name: str) -> Tensor:
+        scale, shift = self._affine(number, name)
         return states.reshape(len(states), -1) * scale - shift
 
-    def _outward(self, states: Tensor, name: str) -> Tensor:
-        scale, shift = self._affine(name)
-        unit = self.trainers[0].machine.layers[name]
+    def _outward(self, states: Tensor, number: int, name: str) -> Tensor:
+        scale, shift = self._affine(number, name)
+        unit = self.trainers[number].machine.layers[name]
         return ((states + shift) / scale).reshape(-1, *unit.shape)
 
-    def _affine(self, name: str) -> tuple[Tensor, Tensor]:
+    def _affine(self, number: int, name: str) -> tuple[Tensor, Tensor]:
         layer = next(layer for layer in self.plan.layers if layer.name == name)
         part = slice(layer.states_at, layer.states_at + layer.area)
-        return self._load_scale[part], self._load_shift[part]
+        return self._load_scale[number, part], self._load_shift[number, part]
 
     # -- a pass -----------------------------------------------------------------------------------
 
@@ -268,7 +277,7 @@ class FusedPasses:
             done += count
         self._unchecked += n_batches - start
         if self._unchecked >= _UPDATES_UNCHECKED:
-            self._check()
+            self._check(n_batches - start)
         return n_batches - start
 
     def _start_chains(self) -> None:
@@ -278,7 +287,8 @@ class FusedPasses:
             rows = rows[torch.arange(self._n_chains, device=self._device) % self.batch_size]
             for layer, data, scale in zip(self.plan.layers, self._data, self._byte_scales, strict=True):
                 block = data.view(-1, self.n_samples, layer.area)[0 if self._shared else number]
-                self._chain_of(number, layer.name).copy_(self._inward(block[rows].float() * scale, layer.name))
+                states = self._inward(block[rows].float() * scale, number, layer.name)
+                self._chain_of(number, layer.name).copy_(states)
 
     def _replay(self, first: int, count: int) -> None:
         key = (first, count)
@@ -325,7 +335,8 @@ class FusedPasses:
             self._all_params, self._all_momenta, self._all_gradients, self._all_gains,
         )  # fmt: skip
         old = self._kept_by(turn - 1)
-        self._kernels.small_step[(self._programs(self._samples) + keeper, len(self.trainers))](
+        programs = -(-self._rows // self._samples) + keeper
+        self._kernels.small_step[(programs, len(self.trainers))](
             self._data[0], self._order, params[old], momenta[old], gradients[(turn - 1) % 3], gradients[turn % 3],
             params[1 - old], momenta[1 - old], gradients[(turn + 1) % 3], gains[(turn - 1) % 2], gains[turn % 2],
             self._multiplier, self._rates, self._clock, self._seeds, self._chains, self._recorded,
@@ -344,7 +355,7 @@ class FusedPasses:
     @staticmethod
     def _kept_by(turn: int) -> int:
         """Which of the two sets of parameters update `turn` of a series leaves: its step is that of the one before."""
-        return turn % 2 if turn > 0 else 0
+        return max(turn, 0) % 2
 
     def _launch_tiled(self, batch: int, n_valid: int) -> None:
         plan = self.plan

@@ -25,7 +25,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 # Columns of the table of rates, one row a model.
-N_RATES = 5  # factors' rate, biases' rate, momentum, weight decay, 1 / rate decay
+N_RATES = tl.constexpr(5)  # factors' rate, biases' rate, momentum, weight decay, 1 / rate decay
 
 
 @triton.jit
@@ -84,12 +84,12 @@ def _draw(field, noise, GAUSSIAN: tl.constexpr):
 
 
 @triton.jit
-def _noise(key, update, sample, draw, recorded, at, inside, SAMPLES: tl.constexpr, AREA: tl.constexpr,
+def _noise(key, update, sample, draw, recorded, at, inside, DRAWN: tl.constexpr, AREA: tl.constexpr,
            GAUSSIAN: tl.constexpr, RECORDED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Numbers for one draw of a layer: recorded ones, or fresh ones of the kind it needs."""
+    """Numbers for one draw of a layer, of which `DRAWN` samples have one: recorded, or fresh ones of its kind."""
     if RECORDED:
-        return tl.load(recorded + sample * AREA + at, mask=inside & (sample < SAMPLES), other=0.5)
-    if sample < SAMPLES:
+        return tl.load(recorded + sample * AREA + at, mask=inside & (sample < DRAWN), other=0.5)
+    if sample < DRAWN:
         if GAUSSIAN:
             noise = _normal(key, update, sample, draw, 0, ROWS, COLS)
         else:
@@ -135,9 +135,9 @@ def apply(
     inside = at < SIZE
     which = tl.load(gain_of + at, mask=inside, other=-1)  # number of the factor, -1 for a bias
     factor = which >= 0
-    scale = tl.load(multiplier + at, mask=inside, other=0.0)
     factor_rate, bias_rate, keep, decay = _rates_of(rates, model, clock, batch)
     at += model * STRIDE
+    scale = tl.load(multiplier + at, mask=inside, other=0.0)
     if PDL:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
@@ -171,7 +171,7 @@ def _fresh(at, inside):
 @triton.jit
 def _rates_of(rates, model, clock, batch):
     """Rates of factors and biases after so many batches, momentum and weight decay."""
-    rates += model * 5
+    rates += model * N_RATES
     falling = 1.0 / tl.sqrt(1.0 + (tl.load(clock) + batch).to(tl.float32) * tl.load(rates + 4))
     return tl.load(rates) * falling, tl.load(rates + 1) * falling, tl.load(rates + 2), tl.load(rates + 3)
 
@@ -208,6 +208,7 @@ def small_step(
     product sums over is what a thread holds side by side, X' and Y' being the second operand of every product but
     those of the gradient. Beyond a layer's edges states are whatever they are: factors are zero there.
     """
+    tl.static_assert(RANK == 1 or not PENDING, "steps that are owed are made for one product alone")
     program = tl.program_id(0)
     model = tl.program_id(1)
     AT_V: tl.constexpr = RANK * K * I
@@ -226,7 +227,10 @@ def small_step(
     in_v = (rl[:, None] < L) & (rj[None, :] < J)
     update = tl.load(clock) + batch
     key = tl.load(seeds + model)
-    data += model * data_stride
+    data += model.to(tl.int64) * data_stride
+    multiplier += model * STRIDE
+    load_scale += model * (I * J)
+    load_shift += model * (I * J)
     order += model * order_stride + batch * N
     recorded += batch * RECORDED
     now, moving, owed = weights + model * STRIDE, momenta + model * STRIDE, pending + model * STRIDE
@@ -262,6 +266,12 @@ def small_step(
         size = _both(size_u, size_v)
         slope_u, slope_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
         slope_b, slope_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
+        # A chain counts as `weight` samples, a short batch in proportion. None counts more than 1 until the end, for
+        # the sake of numbers of 16 bits.
+        weight, largest = 1.0, 1.0
+        if PERSISTENT:
+            weight = n_valid.to(tl.float32) / CHAINS
+            largest = tl.maximum(weight, 1.0)
         for s in range(SAMPLES):
             if SAMPLES > 1:
                 i = program * SAMPLES + s
@@ -271,17 +281,16 @@ def small_step(
             x0_t = tl.trans(x0).to(OPERAND)
             field = _up(x0_t, u, v, size, C, PRECISION)
             field = _more_up(field, x0_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES, PRECISION)
-            # A short batch counts in proportion.
-            positive = tl.where(i < n_valid, 1.0, 0.0)
+            positive = tl.where(i < n_valid, 1.0 / largest, 0.0)
             h0 = -positive * _mean(field, HIDDEN_GAUSSIAN)
             x1, x1_t = x0, x0_t
             if PERSISTENT:
-                state = chains + (model * CHAINS + i) * (I * J) + at_x
+                state = chains + (model * CHAINS + i).to(tl.int64) * (I * J) + at_x
                 x1 = _fresh(state, in_x & (i < CHAINS))
                 x1_t = tl.trans(x1).to(OPERAND)
                 field = _up(x1_t, u, v, size, C, PRECISION)
                 field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES, PRECISION)
-                negative = tl.where(i < CHAINS, n_valid.to(tl.float32) / CHAINS, 0.0)
+                negative = tl.where(i < CHAINS, weight / largest, 0.0)
             else:
                 negative = positive
             for step in range(STEPS):
@@ -330,12 +339,14 @@ def small_step(
                 more_u, more_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
                 more_u, more_v = _add_slopes(x0, x0_t, h0, u_r, v_r, more_u, more_v, PRECISION)
                 more_u, more_v = _add_slopes(x1, x1_t, h1, u_r, v_r, more_u, more_v, PRECISION)
-                tl.atomic_add(mine + r * K * I + at_u, more_u * (size_v_r / N), mask=in_u, sem="relaxed")
-                tl.atomic_add(mine + AT_V + r * L * J + at_v, more_v * (size_u_r / N), mask=in_v, sem="relaxed")
-        tl.atomic_add(mine + AT_B + at_x, slope_b * (1.0 / N), mask=in_x, sem="relaxed")
-        tl.atomic_add(mine + AT_C + at_y, slope_c * (1.0 / N), mask=in_y, sem="relaxed")
-        tl.atomic_add(mine + at_u, slope_u * (size_v / N), mask=in_u, sem="relaxed")
-        tl.atomic_add(mine + AT_V + at_v, slope_v * (size_u / N), mask=in_v, sem="relaxed")
+                tl.atomic_add(mine + r * K * I + at_u, more_u * (largest * size_v_r / N), mask=in_u, sem="relaxed")
+                tl.atomic_add(
+                    mine + AT_V + r * L * J + at_v, more_v * (largest * size_u_r / N), mask=in_v, sem="relaxed"
+                )
+        tl.atomic_add(mine + AT_B + at_x, slope_b * (largest / N), mask=in_x, sem="relaxed")
+        tl.atomic_add(mine + AT_C + at_y, slope_c * (largest / N), mask=in_y, sem="relaxed")
+        tl.atomic_add(mine + at_u, slope_u * (largest * size_v / N), mask=in_u, sem="relaxed")
+        tl.atomic_add(mine + AT_V + at_v, slope_v * (largest * size_u / N), mask=in_v, sem="relaxed")
     else:
         U, of_u = _parameter(now, moving, owed, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
         V, of_v = _parameter(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
@@ -380,7 +391,11 @@ def _keep(weights, momenta, cleared, at, inside, value, momentum):
 
 @triton.jit
 def _factor(factors, r, AREA: tl.constexpr, at, inside):
-    """Factor r of several, zero beyond its edges."""
+    """Factor r of several, zero beyond its edges.
+
+    A plain load, since it is made several times. Here steps have launches of their own, which begin when all have ended
+    that have read the old factors.
+    """
     return tl.load(factors + r * AREA + at, mask=inside, other=0.0)
 
 
@@ -623,6 +638,8 @@ def tiled_step(
     now = weights + model * STRIDE
     bias = now + SIZE - K * L
     slopes = gradients + model * STRIDE
+    load_scale += model * STATES
+    load_shift += model * STATES
     if i < n_valid:
         row = tl.load(order + model * order_stride + batch * N + i).to(tl.int64)
         if not SHARED_DATA:
