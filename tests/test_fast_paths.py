@@ -291,8 +291,9 @@ def trained_by_both(case, samples, late, precision, scale=1.0):
     `samples` is how many a program of the kernels takes, `late` whether each update makes the step of the one before,
     if it can; `scale` multiplies the factors at the start.
     """
-    # Batches of 8, 8, 8 and 4; fewer for what the interpreter takes long for. Buffers come round after three.
-    n, passes = (20, 1) if len(case[0]) > 1 or max(case[1]().shape) > 32 else (28, 2)
+    # Batches of 8 and one of 4; fewer for what the interpreter takes long for. Gradients have three buffers: five
+    # updates go round them, and the next pass finds the first in use.
+    n, passes = (20, 1) if len(case[0]) > 1 or max(case[1]().shape) > 32 else (36, 2)
     n_batches = -(-n // 8)
     reference, recipe, start, data, orders, draws = references(case, n, passes, scale)
     layers, hidden, ranks, _ = case
