@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from mvrbm import models
+from mvrbm.baselines import nearest_neighbour_error
 from mvrbm.datasets import load
 from mvrbm.kernels import fused
 from mvrbm.kernels.fused import FusedPasses
@@ -62,10 +63,7 @@ def passes_of(n_models, recipe, rank, precision, images, visible=(28, 28), hidde
     """Kernels that are ready to make passes, and an order of the samples for each model."""
     trainers, source = [], None
     if visible != images.shape[1:]:
-        enlarged = torch.nn.functional.interpolate(
-            torch.as_tensor(images)[:, None], size=visible
-        )  # of bytes, so nearest
-        images = enlarged[:, 0].numpy()
+        images = torch.nn.functional.interpolate(torch.as_tensor(images)[:, None], size=visible)[:, 0].numpy()
     for seed in range(n_models):
         machine = models.mvrbm(visible, hidden, rank=rank, seed=seed).cuda()
         trainers.append(Trainer(machine, recipe, seed=seed))
@@ -136,12 +134,8 @@ def errors(train, train_labels, test, test_labels, precision, n_iter=300, n=10_0
                 lost += [seed] if machine is None else []
                 seed += 100
             with torch.no_grad():
-                mine, theirs = (
-                    machine.hidden_mean(torch.as_tensor(part).cuda() / 255).flatten(1).double()
-                    for part in (train[rows], test)
-                )
-            nearest = torch.cat([torch.cdist(part, mine).argmin(1) for part in theirs.split(1000)]).cpu().numpy()
-            found.append(float((train_labels[rows][nearest] != test_labels).mean()))
+                mine, theirs = (machine.hidden_mean(torch.as_tensor(part).cuda() / 255) for part in (train[rows], test))
+            found.append(nearest_neighbour_error(mine, train_labels[rows], theirs, test_labels))
     finally:
         fused.refuses, FusedPasses.__init__ = chosen_path, original
     return found, lost

@@ -1,7 +1,6 @@
 """Many trainings at once are the same trainings as one by one."""
 
 import dataclasses
-import os
 
 import numpy as np
 import pytest
@@ -65,9 +64,9 @@ def test_by_itself_a_process_is_a_world_of_one():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
-def test_the_kernels_train_each_of_many_as_they_train_it_alone(monkeypatch):
+@pytest.mark.usefixtures("interpreted")
+def test_the_kernels_train_each_of_many_as_they_train_it_alone():
     pytest.importorskip("triton")
-    monkeypatch.setitem(os.environ, "TRITON_INTERPRET", "1")
     recipes = [Recipe(n_iter=2, batch_size=12, learning_rate=rate, weight_decay=decay)
                for rate, decay in [(0.2, 0.0), (0.05, 0.1), (0.1, 0.0)]]  # fmt: skip
 

@@ -303,25 +303,13 @@ def small_step(
                 y_t = tl.trans(y).to(OPERAND)
                 towards = _down(y_t, u, v, size, B, PRECISION)
                 for r in range(1, RANK):
-                    u_r, size_u_r = _operand(_factor(now, r, K * I, at_u, in_u), HALVES)
-                    v_r, size_v_r = _operand(_factor(now + AT_V, r, L * J, at_v, in_v), HALVES)
+                    u_r, v_r, size_u_r, size_v_r = _term(now, r, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES)
                     towards = _down(y_t, u_r, v_r, _both(size_u_r, size_v_r), towards, PRECISION)
                 if SAMPLES > 1 or step > 0:
                     to_x = _noise(
-                        key,
-                        update,
-                        i,
-                        2 * step + 1,
-                        here + ROWS * K * L,
-                        at_x,
-                        in_x,
-                        ROWS,
-                        I * J,
-                        VISIBLE_GAUSSIAN,
-                        RECORDED,
-                        BI,
-                        BJ,
-                    )
+                        key, update, i, 2 * step + 1, here + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN,
+                        RECORDED, BI, BJ,
+                    )  # fmt: skip
                 x1 = _draw(towards, to_x, VISIBLE_GAUSSIAN)
                 x1_t = tl.trans(x1).to(OPERAND)
                 field = _up(x1_t, u, v, size, C, PRECISION)
@@ -334,8 +322,7 @@ def small_step(
             slope_u, slope_v = _add_slopes(x0, x0_t, h0, u, v, slope_u, slope_v, PRECISION)
             slope_u, slope_v = _add_slopes(x1, x1_t, h1, u, v, slope_u, slope_v, PRECISION)
             for r in range(1, RANK):
-                u_r, size_u_r = _operand(_factor(now, r, K * I, at_u, in_u), HALVES)
-                v_r, size_v_r = _operand(_factor(now + AT_V, r, L * J, at_v, in_v), HALVES)
+                u_r, v_r, size_u_r, size_v_r = _term(now, r, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES)
                 more_u, more_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
                 more_u, more_v = _add_slopes(x0, x0_t, h0, u_r, v_r, more_u, more_v, PRECISION)
                 more_u, more_v = _add_slopes(x1, x1_t, h1, u_r, v_r, more_u, more_v, PRECISION)
@@ -414,6 +401,15 @@ def _operand(factor, HALVES: tl.constexpr):
 
 
 @triton.jit
+def _term(factors, r, at_u, in_u, at_v, in_v, RANK: tl.constexpr, AREA_U: tl.constexpr, AREA_V: tl.constexpr,
+          HALVES: tl.constexpr):  # fmt: skip
+    """Both factors of product r as operands, and their sizes."""
+    u, size_u = _operand(_factor(factors, r, AREA_U, at_u, in_u), HALVES)
+    v, size_v = _operand(_factor(factors + RANK * AREA_U, r, AREA_V, at_v, in_v), HALVES)
+    return u, v, size_u, size_v
+
+
+@triton.jit
 def _both(size_u, size_v):
     """Product of two sizes that is finite: a field that is zero is to stay zero."""
     return tl.minimum(size_u * size_v, 3e38)
@@ -448,8 +444,7 @@ def _more_up(field, x_t, factors, at_u, in_u, at_v, in_v, RANK: tl.constexpr, AR
              AREA_V: tl.constexpr, HALVES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add the terms of a hidden field beyond the first, U_r X V_r'."""
     for r in range(1, RANK):
-        u_r, size_u = _operand(_factor(factors, r, AREA_U, at_u, in_u), HALVES)
-        v_r, size_v = _operand(_factor(factors + RANK * AREA_U, r, AREA_V, at_v, in_v), HALVES)
+        u_r, v_r, size_u, size_v = _term(factors, r, at_u, in_u, at_v, in_v, RANK, AREA_U, AREA_V, HALVES)
         field = _up(x_t, u_r, v_r, _both(size_u, size_v), field, PRECISION)
     return field
 
