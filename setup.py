@@ -5,7 +5,7 @@ import sysconfig
 
 from setuptools import Extension, setup
 
-FOLDER = "src/mvrbm/kernels/"
+FOLDER = "src/mvrbm/compiled/"
 FAST = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
 
 # Plain C with the vector types and threads of GCC and Clang; free-threaded Python has no stable interface to build for.
@@ -14,7 +14,7 @@ wanted = os.name == "posix" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 setup(
     ext_modules=[
         Extension(
-            "mvrbm.kernels._native",
+            "mvrbm.compiled._native",
             [FOLDER + "_native.c"],
             depends=[FOLDER + "_native_kernel.h"],
             extra_compile_args=FAST,

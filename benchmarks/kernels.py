@@ -7,7 +7,7 @@
 * Microseconds an update, passes over 20,000 digits replayed from CUDA graphs, capture and compilation left out: of one
   model, and of many at once. Medians of six passes.
 * Seconds of `fit`, 3,000 passes over 20,000 digits, with everything that belongs to it.
-* Of 128 starts of the paper's preset, how many diverge in 20 passes: in any precision some do.
+* Of 128 starts of the paper's recipe, how many diverge in 20 passes: in any precision some do.
 * Error of 1-NN on the features of the 10,000 test digits after 300 passes over 10,000 digits, five subsets: by these
   kernels, in two precisions, and by the general path in float32.
 """
@@ -23,39 +23,39 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from studies.baselines import nearest_neighbour_error
 
 from mvrbm import models
-from mvrbm.baselines import nearest_neighbour_error
-from mvrbm.datasets import load
-from mvrbm.kernels import fused
-from mvrbm.kernels.fused import FusedPasses
-from mvrbm.learning import PCD, PRESETS, DivergenceError, Trainer
+from mvrbm.io.datasets import load
+from mvrbm.learning import PCD, RECIPES, DivergenceError, Trainer
 from mvrbm.learning.data import as_source
+from mvrbm.learning.paths import triton as fused
+from mvrbm.learning.paths.triton import FusedPasses
 
-PAPER, DEFAULT = PRESETS["paper"], PRESETS["default"]
+PAPER, DEFAULT = RECIPES["paper"], RECIPES["default"]
 PAPER_PCD = dataclasses.replace(PAPER, negative=PCD(100))
 # models, recipe, rank, precision; sizes are 28x28 -> 25x25 unless they are given too
 CASES = {
-    "paper preset, fp16": (1, PAPER, 1, "fp16"),
-    "paper preset, tf32": (1, PAPER, 1, "tf32"),
-    "paper preset, 3xtf32": (1, PAPER, 1, "tf32x3"),
-    "paper preset, fp32": (1, PAPER, 1, "ieee"),
-    "paper preset, PCD-1, fp16": (1, PAPER_PCD, 1, "fp16"),
-    "default preset, fp16": (1, DEFAULT, 1, "fp16"),
-    "default preset, rank 4, fp16": (1, DEFAULT, 4, "fp16"),
-    "default preset, rank 16, fp16": (1, DEFAULT, 16, "fp16"),
-    "8 models, paper preset, fp16": (8, PAPER, 1, "fp16"),
-    "16 models, paper preset, fp16": (16, PAPER, 1, "fp16"),
-    "32 models, paper preset, fp16": (32, PAPER, 1, "fp16"),
-    "64 models, paper preset, fp16": (64, PAPER, 1, "fp16"),
-    "64 models, paper preset, tf32": (64, PAPER, 1, "tf32"),
-    "64 models, paper preset, fp32": (64, PAPER, 1, "ieee"),
-    "64 models, paper preset, PCD-1, fp16": (64, PAPER_PCD, 1, "fp16"),
-    "64 models, default preset, fp16": (64, DEFAULT, 1, "fp16"),
-    "64 models, default preset, rank 4, fp16": (64, DEFAULT, 4, "fp16"),
-    "128 models, paper preset, fp16": (128, PAPER, 1, "fp16"),
-    "64x64 -> 50x50, paper preset, fp16": (1, PAPER, 1, "fp16", (64, 64), (50, 50)),
-    "64x64 -> 50x50, 16 models, paper preset, fp16": (16, PAPER, 1, "fp16", (64, 64), (50, 50)),
+    "paper recipe, fp16": (1, PAPER, 1, "fp16"),
+    "paper recipe, tf32": (1, PAPER, 1, "tf32"),
+    "paper recipe, 3xtf32": (1, PAPER, 1, "tf32x3"),
+    "paper recipe, fp32": (1, PAPER, 1, "ieee"),
+    "paper recipe, PCD-1, fp16": (1, PAPER_PCD, 1, "fp16"),
+    "default recipe, fp16": (1, DEFAULT, 1, "fp16"),
+    "default recipe, rank 4, fp16": (1, DEFAULT, 4, "fp16"),
+    "default recipe, rank 16, fp16": (1, DEFAULT, 16, "fp16"),
+    "8 models, paper recipe, fp16": (8, PAPER, 1, "fp16"),
+    "16 models, paper recipe, fp16": (16, PAPER, 1, "fp16"),
+    "32 models, paper recipe, fp16": (32, PAPER, 1, "fp16"),
+    "64 models, paper recipe, fp16": (64, PAPER, 1, "fp16"),
+    "64 models, paper recipe, tf32": (64, PAPER, 1, "tf32"),
+    "64 models, paper recipe, fp32": (64, PAPER, 1, "ieee"),
+    "64 models, paper recipe, PCD-1, fp16": (64, PAPER_PCD, 1, "fp16"),
+    "64 models, default recipe, fp16": (64, DEFAULT, 1, "fp16"),
+    "64 models, default recipe, rank 4, fp16": (64, DEFAULT, 4, "fp16"),
+    "128 models, paper recipe, fp16": (128, PAPER, 1, "fp16"),
+    "64x64 -> 50x50, paper recipe, fp16": (1, PAPER, 1, "fp16", (64, 64), (50, 50)),
+    "64x64 -> 50x50, 16 models, paper recipe, fp16": (16, PAPER, 1, "fp16", (64, 64), (50, 50)),
 }
 
 
@@ -86,29 +86,29 @@ def microseconds(passes, orders, repetitions=6):
     return float(np.median(times))
 
 
-def fitted(images, n_iter, seed):
-    """Train by the paper's preset. Return the machine, None if the training diverged, and the seconds that it took."""
+def fitted(images, n_epochs, seed):
+    """Train by the paper's recipe. Return the machine, None if the training diverged, and the seconds that it took."""
     machine = models.mvrbm((28, 28), (25, 25), seed=seed).cuda()
     torch.cuda.synchronize()
     began = time.perf_counter()
     try:
-        Trainer(machine, PAPER, seed=seed).fit(images, n_iter)
+        Trainer(machine, PAPER, seed=seed).fit(images, n_epochs)
     except DivergenceError:
         machine = None
     torch.cuda.synchronize()
     return machine, time.perf_counter() - began
 
 
-def fit_seconds(images, n_iter=3000, wanted=3):
+def fit_seconds(images, n_epochs=3000, wanted=3):
     """Times of whole trainings, of those that do not diverge."""
-    trainings = (fitted(images, n_iter, seed) for seed in range(100))
+    trainings = (fitted(images, n_epochs, seed) for seed in range(100))
     return list(itertools.islice((round(seconds, 3) for machine, seconds in trainings if machine), wanted))
 
 
-def n_diverged(images, precision, n_models=128, n_iter=20):
-    """How many of so many starts of the paper's preset are lost within some passes."""
+def n_diverged(images, precision, n_models=128, n_epochs=20):
+    """How many of so many starts of the paper's recipe are lost within some passes."""
     passes, orders = passes_of(n_models, PAPER, 1, precision, images)
-    for _ in range(n_iter):
+    for _ in range(n_epochs):
         for trainer in passes.trainers:
             trainer.update += len(images) // 100
         passes.one_pass([torch.randperm(len(images), device="cuda") for _ in orders])
@@ -116,7 +116,7 @@ def n_diverged(images, precision, n_models=128, n_iter=20):
     return sum(passes.diverged)
 
 
-def errors(train, train_labels, test, test_labels, precision, n_iter=300, n=10_000):
+def errors(train, train_labels, test, test_labels, precision, n_epochs=300, n=10_000):
     """1-NN errors on five subsets, and the starts that diverged; `precision` None for the general path."""
     found, lost = [], []
     chosen_path = fused.refuses
@@ -130,7 +130,7 @@ def errors(train, train_labels, test, test_labels, precision, n_iter=300, n=10_0
             rows = np.random.default_rng(seed).choice(len(train), n, replace=False)
             machine = None
             while machine is None:  # from another start, where one diverges
-                machine, _ = fitted(train[rows], n_iter, seed)
+                machine, _ = fitted(train[rows], n_epochs, seed)
                 lost += [seed] if machine is None else []
                 seed += 100
             with torch.no_grad():

@@ -19,7 +19,7 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
     # Whether Triton's functions are compiled or interpreted is settled when they are defined, so before anything
     # else imports them. Then the variable goes away: trainers are not to choose the kernels by themselves.
     os.environ["TRITON_INTERPRET"] = "1"
-    importlib.import_module("mvrbm.kernels.triton_cd")
+    importlib.import_module("mvrbm.learning.paths.triton_kernels")
     del os.environ["TRITON_INTERPRET"]
 
 
@@ -38,7 +38,7 @@ def interpreted(monkeypatch):
 @pytest.fixture
 def mvrbm(place, capfd):
     """Run the command line in the folder that a test module has as `place`; return exit code, output and errors."""
-    from mvrbm import cli
+    from mvrbm.cli import app as cli
 
     def run(command="", *more):
         capfd.readouterr()

@@ -17,9 +17,9 @@ from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 
 from mvrbm import CP, MMVRBM, MPO, MVRBM, RBM, TVRBM, Bernoulli, BoltzmannMachine, Categorical, Dense, Kronecker
-from mvrbm.classifiers import ClassificationMVRBM, DeepMVRBMClassifier, MVRBMClassifier
 from mvrbm.cli import main
-from mvrbm.deep import DeepMVRBM, Layer
+from mvrbm.estimators.classifiers import ClassificationMVRBM, DeepMVRBMClassifier, MVRBMClassifier
+from mvrbm.estimators.deep import DeepMVRBM, Layer
 from mvrbm.export import (
     OPSET,
     ExportError,
@@ -62,7 +62,7 @@ def data(shape, visible="bernoulli", n=60, seed=0):
 def digits():
     """Fitted on real images, so that the features say something, and the images."""
     images = (load_digits().images / 16).astype(np.float32)
-    return MVRBM((6, 6), rank=2, n_iter=10, random_state=0).fit(images), images
+    return MVRBM((6, 6), rank=2, n_epochs=10, random_state=0).fit(images), images
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def differences(path, model, X, method):
 def test_arrays_of_every_order(order, rank, visible, method, tmp_path):
     shape, hidden_shape = SHAPES[order]
     X = data(shape, visible)
-    model = TVRBM(hidden_shape, rank=rank, visible=visible, n_iter=10, random_state=0).fit(X)
+    model = TVRBM(hidden_shape, rank=rank, visible=visible, n_epochs=10, random_state=0).fit(X)
     path = to_onnx(model, tmp_path / "model.onnx", method, check=False)
     assert max(differences(path, model, data(shape, visible, 1000, seed=1), method)) < 1e-5
 
@@ -111,7 +111,7 @@ def test_real_images(digits, files, method):
 @needs_onnx
 def test_rows_a_full_matrix_and_double_precision(tmp_path):
     rows = data((30,)).astype(np.float64)
-    model = RBM((4, 2), visible_shape=(6, 5), n_iter=2, random_state=0).fit(rows)
+    model = RBM((4, 2), visible_shape=(6, 5), n_epochs=2, random_state=0).fit(rows)
     path = to_onnx(model, tmp_path / "rows.onnx", "reconstruct")
     assert max(differences(path, model, rows, "reconstruct")) < 1e-5
 
@@ -122,7 +122,7 @@ def test_raw_units_do_not_drown_in_rounding(dtype, tmp_path):
     """Thousands plus or minus some: what cancels in the field is larger than float32 can hold beside the rest."""
     draw = np.random.default_rng(0)
     X = (5000 + 300 * draw.normal(size=(60, 1, 1, 1)) + 100 * draw.normal(size=(60, 9, 9, 20))).astype(dtype)
-    model = TVRBM((2, 2, 6), visible="gaussian", n_iter=5, random_state=0).fit(X)
+    model = TVRBM((2, 2, 6), visible="gaussian", n_epochs=5, random_state=0).fit(X)
     path = to_onnx(model, tmp_path / "raw.onnx")  # compares in double precision
     assert max(differences(path, in_double_precision(model), X.astype(np.float32), "transform")) < 1e-5
 
@@ -134,7 +134,7 @@ def test_modalities_are_inputs_by_their_names(tmp_path):
     names = ["features", "reconstruction_0"]  # as unlucky as names can be
     parts = {names[0]: data((4, 5)), names[1]: data((3, 6), "gaussian")}
     kinds = dict(zip(names, ("bernoulli", "gaussian"), strict=True))
-    model = MMVRBM((3, 4), rank=2, visible=kinds, n_iter=5, random_state=0).fit(parts)
+    model = MMVRBM((3, 4), rank=2, visible=kinds, n_epochs=5, random_state=0).fit(parts)
     path = to_onnx(model, tmp_path / "both.onnx", "reconstruct")
     for n in BATCHES:
         some = {name: np.resize(part, (n, *part.shape[1:])) for name, part in parts.items()}
@@ -149,7 +149,7 @@ def test_modalities_are_inputs_by_their_names(tmp_path):
 def test_stacks(tmp_path):
     X = data((6, 5))
     layers = ((4, 4), Layer((3, 3), Kronecker(2), "rectified"), Layer(5, Dense()))
-    model = DeepMVRBM(layers, n_iter=3, random_state=0).fit(X)
+    model = DeepMVRBM(layers, n_epochs=3, random_state=0).fit(X)
     path = to_onnx(model, tmp_path / "deep.onnx", "reconstruct")  # up through all of them, and down
     assert max(differences(path, model, X, "reconstruct")) < 1e-5
 
@@ -158,7 +158,7 @@ def test_stacks(tmp_path):
 @pytest.mark.parametrize(
     ("model", "as_rows"),
     [
-        (MVRBMClassifier((6, 6), rank=2, hidden="bernoulli", pretraining=1, n_iter=2, random_state=0), False),
+        (MVRBMClassifier((6, 6), rank=2, hidden="bernoulli", pretraining=1, n_epochs=2, random_state=0), False),
         (
             DeepMVRBMClassifier(
                 ((6, 6), Layer(10, Dense())),
@@ -166,12 +166,12 @@ def test_stacks(tmp_path):
                 visible="gaussian",
                 visible_shape=(8, 8),
                 pretraining=0,
-                n_iter=2,
+                n_epochs=2,
                 random_state=0,
             ),
             True,
         ),
-        (ClassificationMVRBM((6, 6), mode="discriminative", n_iter=2, random_state=0), False),
+        (ClassificationMVRBM((6, 6), mode="discriminative", n_epochs=2, random_state=0), False),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -321,7 +321,7 @@ def test_a_class_may_offer_its_own_graph_and_a_wrong_one_is_caught(tmp_path):
 @needs_onnx
 def test_another_model_is_told_from_the_right_one(digits, files):
     model, images = digits
-    other = MVRBM((6, 6), rank=2, n_iter=1, random_state=1).fit(images[:100])
+    other = MVRBM((6, 6), rank=2, n_epochs=1, random_state=1).fit(images[:100])
     assert compare_onnx(files["transform"], other, images[:50]) > 0.01
     with pytest.raises(ExportError, match=r"gives shape \(50, 36\), the estimator \(50, 8, 8\)"):
         compare_onnx(files["transform"], model, images[:50], "reconstruct")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from enumeration import Written
-from mvrbm import CP, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, Noise, Replay
+from mvrbm import CP, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource, Replay
 from tables import MACHINES, MULTIMODAL, full_matrix, generator, machine_named, random_layer, random_states, randomise
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
@@ -208,12 +208,12 @@ def test_gaussian_norm_of_a_layer_too_large_for_a_matrix():
 def test_draws_invert_the_distribution_at_the_noise_given():
     machine = machine_named("three kinds over bits")
     visible, hidden = random_joint(machine, 6)
-    noise = Noise(3)
-    uniform = noise.uniform((6, 2, 2), machine.like)
+    rng = RandomSource(3)
+    uniform = rng.uniform((6, 2, 2), machine.like)
     drawn = machine.sample_hidden(visible, Replay([uniform]))
     torch.testing.assert_close(drawn, (uniform < machine.hidden_mean(visible)).double())
-    draws = [noise.normal((6, 2, 2), machine.like), noise.uniform((6, 2, 1), machine.like)]
-    draws.append(noise.uniform((6, 1, 1), machine.like))
+    draws = [rng.normal((6, 2, 2), machine.like), rng.uniform((6, 2, 1), machine.like)]
+    draws.append(rng.uniform((6, 1, 1), machine.like))
     mean = machine.visible_mean(hidden)
     drawn = machine.sample_visible(hidden, Replay(draws))
     scale = machine.visible.signal.log_variance.exp().sqrt()
@@ -260,7 +260,7 @@ def test_same_seed_same_start():
 
 
 def test_a_connected_coupling_keeps_its_weights():
-    link = Kronecker(rank=2).connect((2, 3), (3, 2), Noise(9), std=1.0)
+    link = Kronecker(rank=2).connect((2, 3), (3, 2), RandomSource(9), std=1.0)
     before = link.dense().clone()
     machine = BoltzmannMachine(Bernoulli((2, 3)), Bernoulli((3, 2)), link)
     assert torch.equal(machine.couplings.visible.dense(), before)

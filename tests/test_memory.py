@@ -11,7 +11,7 @@ from mvrbm.models import mvrbm
 STEP = """
 import torch
 import mvrbm.models
-from mvrbm import Noise
+from mvrbm import RandomSource
 from mvrbm.sampling import gibbs, independent_sample
 
 def peak():  # of this process alone, in MB
@@ -20,7 +20,7 @@ def peak():  # of this process alone, in MB
 
 before = peak()
 machine = mvrbm.models.mvrbm((256, 256), (128, 128))
-noise = Noise(0)
+noise = RandomSource(0)
 data = independent_sample(machine, 8, noise)
 chain = gibbs(machine, data, 1, noise).visible
 with torch.no_grad():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mvrbm import Bernoulli, Gaussian, Noise
+from mvrbm import Bernoulli, Gaussian, RandomSource
 from mvrbm.models import cp_rbm, documents, multimodal_mvrbm, mvrbm, rbm, replicated_softmax
 
 SIZES = [
@@ -29,7 +29,7 @@ def test_number_of_parameters(_, machine, count):
 
 
 def test_seed_or_stream_of_ones_own():
-    same = [mvrbm((3, 4), (2, 2), seed=seed).couplings.visible.dense() for seed in (4, Noise(4))]
+    same = [mvrbm((3, 4), (2, 2), seed=seed).couplings.visible.dense() for seed in (4, RandomSource(4))]
     assert torch.equal(*same)
     assert not torch.equal(same[0], mvrbm((3, 4), (2, 2), seed=5).couplings.visible.dense())
 

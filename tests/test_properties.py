@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mvrbm import CP, MPO, BoltzmannMachine, Dense, Gaussian, Kronecker, Noise
+from mvrbm import CP, MPO, BoltzmannMachine, Dense, Gaussian, Kronecker, RandomSource
 from mvrbm.likelihood import log_partition, pseudo_log_likelihood
 from mvrbm.sampling import gibbs, independent_sample, mean_field
 from tables import MACHINES, MULTIMODAL, VARIANTS, full_matrix, generator, machine_named, random_states, randomise
@@ -51,7 +51,7 @@ def machines(draw, dtype=torch.float64):
 @given(couplings(), seeds)
 def test_maps_have_the_right_shapes_and_are_adjoint(made, seed):
     coupling, visible, hidden = made
-    coupling.connect(visible, hidden, Noise(seed), std=1.0).double()
+    coupling.connect(visible, hidden, RandomSource(seed), std=1.0).double()
     rng = np.random.default_rng(seed)
     x, y = (torch.from_numpy(rng.standard_normal((3, *shape))) for shape in (visible, hidden))
     there, back = coupling.to_hidden(x), coupling.to_visible(y)
@@ -71,7 +71,7 @@ def test_maps_have_the_right_shapes_and_are_adjoint(made, seed):
 @given(couplings(), seeds, st.lists(st.floats(0.01, 100), min_size=1, max_size=4))
 def test_only_the_product_of_factors_matters(made, seed, scales):
     coupling, visible, hidden = made
-    coupling.connect(visible, hidden, Noise(seed), std=1.0).double()
+    coupling.connect(visible, hidden, RandomSource(seed), std=1.0).double()
     before = full_matrix(coupling).clone()
     parts = list(coupling.parameters())
     scales = (scales * 5)[: len(parts) - 1]
@@ -92,8 +92,8 @@ def test_only_the_product_of_factors_matters(made, seed, scales):
 def test_shapes_and_dtypes(dtype, data, n, seed):
     machine = data.draw(machines(dtype))
     visible, hidden = machine.layers["visible"].shape, machine.hidden.shape
-    x = independent_sample(machine, n, Noise(seed))
-    state = gibbs(machine, x, 2, Noise(seed))
+    x = independent_sample(machine, n, RandomSource(seed))
+    state = gibbs(machine, x, 2, RandomSource(seed))
     found = {
         "visible": (state.visible["visible"], (n, *visible)),
         "hidden": (state.hidden, (n, *hidden)),
@@ -112,7 +112,7 @@ def test_shapes_and_dtypes(dtype, data, n, seed):
 
 @given(machines(), seeds)
 def test_state_dict_round_trip(machine, seed):
-    x = independent_sample(machine, 3, Noise(seed))
+    x = independent_sample(machine, 3, RandomSource(seed))
     parts = [type(unit)(**unit.config()) for unit in (machine.layers["visible"], machine.hidden)]
     link = machine.links["visible"]
     again = BoltzmannMachine(*parts, type(link)(**link.config()), seed=1).double()
@@ -123,7 +123,7 @@ def test_state_dict_round_trip(machine, seed):
 
 @given(machines(), seeds, st.permutations(range(5)))
 def test_permuting_samples_permutes_results(machine, seed, order):
-    x = independent_sample(machine, 5, Noise(seed))
+    x = independent_sample(machine, 5, RandomSource(seed))
     shuffled = {name: array[order] for name, array in x.items()}
     torch.testing.assert_close(machine.free_energy(shuffled), machine.free_energy(x)[order], **TOLERANCE)
     torch.testing.assert_close(machine.hidden_mean(shuffled), machine.hidden_mean(x)[order], **TOLERANCE)
@@ -133,7 +133,7 @@ def test_permuting_samples_permutes_results(machine, seed, order):
 
 @given(machines(), seeds)
 def test_a_batch_is_its_samples_one_by_one(machine, seed):
-    x = independent_sample(machine, 4, Noise(seed))
+    x = independent_sample(machine, 4, RandomSource(seed))
     rows = [{name: array[i : i + 1] for name, array in x.items()} for i in range(4)]
     torch.testing.assert_close(
         machine.free_energy(x), torch.cat([machine.free_energy(row) for row in rows]), **TOLERANCE
@@ -145,8 +145,8 @@ def test_a_batch_is_its_samples_one_by_one(machine, seed):
 
 @given(machines(), seeds)
 def test_same_seed_same_draws(machine, seed):
-    noises = Noise(seed), Noise(seed)
-    first, again = (gibbs(machine, independent_sample(machine, 3, noise), 2, noise) for noise in noises)
+    noises = RandomSource(seed), RandomSource(seed)
+    first, again = (gibbs(machine, independent_sample(machine, 3, rng), 2, rng) for rng in noises)
     assert torch.equal(first.hidden, again.hidden)
     assert torch.equal(first.visible["visible"], again.visible["visible"])
 
@@ -154,9 +154,9 @@ def test_same_seed_same_draws(machine, seed):
 @given(machines(), seeds)
 def test_energy_and_free_energy_agree_on_the_conditional(machine, seed):
     """E(x, y) - F(x) = -log p(y | x): for two hidden states its difference is a difference of energies alone."""
-    noise = Noise(seed)
-    x = independent_sample(machine, 3, noise)
-    y, other = machine.sample_hidden(x, noise), machine.sample_hidden(x, noise)
+    rng = RandomSource(seed)
+    x = independent_sample(machine, 3, rng)
+    y, other = machine.sample_hidden(x, rng), machine.sample_hidden(x, rng)
     field = machine.hidden_field(x)
 
     def log_conditional(states):

@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 from scipy.special import expit, logsumexp, softmax
 
-from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, Noise, sampling
+from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource, sampling
 from mvrbm.models import multimodal_mvrbm, replicated_softmax
 from mvrbm.sampling import ParallelTempering, TemperedPath, conditional_mean, gibbs, mean_field, sample
 
@@ -25,14 +25,14 @@ N = 20_000
 
 def randomised(machine, seed, std=1.0, bias=0.7):
     """Give a machine weights and biases large enough that every term matters."""
-    noise = Noise(seed)
+    rng = RandomSource(seed)
     machine = machine.double()
     with torch.no_grad():
         for unit in (*machine.layers.values(), machine.hidden):
             for parameter in unit.parameters():  # bias, and the log-variance of Gaussian units
-                parameter.copy_(bias * noise.normal(parameter.shape, parameter))
+                parameter.copy_(bias * rng.normal(parameter.shape, parameter))
         for link in machine.links.values():
-            link.initialise(noise, std)
+            link.initialise(rng, std)
     return machine
 
 
@@ -240,7 +240,7 @@ def gibbs_discrete(machine, seed=0, steps=3):
     """The joint state of both sides after some steps, where the hidden side is discrete."""
     exact = Enumerated(machine)
     p = exact.probabilities()
-    state = gibbs(machine, exact.layers(exact.draw(p, seed)), steps, Noise(seed))
+    state = gibbs(machine, exact.layers(exact.draw(p, seed)), steps, RandomSource(seed))
     x = exact.index(exact.vectors(state.visible))
     if exact.y is None:
         return chi_square(x, p)
@@ -253,7 +253,7 @@ def gibbs_discrete(machine, seed=0, steps=3):
 
 def gibbs_real(machine, seed=0, steps=3):
     exact = Mixture(machine)
-    state = gibbs(machine, exact.layers(exact.draw(exact.p, seed)), steps, Noise(seed))
+    state = gibbs(machine, exact.layers(exact.draw(exact.p, seed)), steps, RandomSource(seed))
     x = exact.vectors(state.visible)
     found = [exact.p_value(x, exact.p)]
     for entry in np.flatnonzero(~exact.real):  # binary entries, and the real ones given each of them
@@ -274,7 +274,7 @@ def clamped_discrete(machine, seed=0, steps=4):
     flat = np.concatenate([mask.reshape(-1).numpy() for mask in known.values()])
     full = exact.x[exact.x[:, flat].sum(1) == exact.x[:, flat].sum(1).max()]  # ones pull, zeros do not
     p = exact.given(flat, full[0])
-    state = gibbs(machine, exact.layers(exact.draw(p, seed)), steps, Noise(seed), mask=known)
+    state = gibbs(machine, exact.layers(exact.draw(p, seed)), steps, RandomSource(seed), mask=known)
     return chi_square(exact.index(exact.vectors(state.visible)), p)
 
 
@@ -284,7 +284,7 @@ def clamped_real(machine, seed=0, steps=4):
     p = exact.given(known, held)
     start = np.where(known, held, exact.draw(p, seed))
     mask = {name: part[0].bool() for name, part in exact.layers(known[None].astype(float)).items()}
-    state = gibbs(machine, exact.layers(start), steps, Noise(seed), mask=mask)
+    state = gibbs(machine, exact.layers(start), steps, RandomSource(seed), mask=mask)
     x = exact.vectors(state.visible)
     if (x[:, known] != held[known]).any():
         return 0.0
@@ -303,7 +303,7 @@ def tempered(machine, laws, draws, centre, seed, steps):
     """Put exact draws at every temperature, take steps, and return the states by temperature."""
     flat = Flat(machine)
     chains = ParallelTempering(
-        machine, N // 2, BETAS, noise=Noise(seed), centre=None if centre is None else flat.layers(centre[None])
+        machine, N // 2, BETAS, rng=RandomSource(seed), centre=None if centre is None else flat.layers(centre[None])
     )
     for name in chains.visible:
         chains.visible[name] = torch.stack([flat.layers(x)[name] for x in draws])
@@ -349,7 +349,7 @@ def documents_p_value(machine, move, seed=0):
     """Documents of several lengths side by side in one batch."""
     laws = list(document_laws(machine))
     starts = [law.draw(law.probabilities(), (seed, i), N // 4) for i, law in enumerate(laws)]
-    moved = laws[0].vectors(move(laws[0].layers(np.vstack(starts)), Noise(seed)))
+    moved = laws[0].vectors(move(laws[0].layers(np.vstack(starts)), RandomSource(seed)))
     parts = zip(laws, np.split(moved, len(laws)), strict=True)
     return worst([chi_square(law.index(x), law.probabilities()) for law, x in parts])
 
@@ -359,13 +359,13 @@ def topics():
 
 
 def gibbs_documents(machine, seed=0):
-    return documents_p_value(machine, lambda x, noise: gibbs(machine, x, 3, noise).visible, seed)
+    return documents_p_value(machine, lambda x, rng: gibbs(machine, x, 3, rng).visible, seed)
 
 
 def tempering_documents(machine, seed=0):
-    def move(x, noise):
+    def move(x, rng):
         n = len(x["words"])
-        chains = ParallelTempering(machine, n, [0.4, 1.0], noise=noise, init=x)
+        chains = ParallelTempering(machine, n, [0.4, 1.0], rng=rng, init=x)
         return chains.step(11)  # the hot chains start at the wrong law and need some steps to reach theirs
 
     return documents_p_value(machine, move, seed)
@@ -407,41 +407,41 @@ right = {
 }
 
 
-def bernoulli_without_noise(self, field, noise):
+def bernoulli_without_noise(self, field, rng):
     return (self.mean(field) > 0.5).to(field.dtype)
 
 
-def bernoulli_without_bias(self, field, noise):
-    return (noise.uniform(field.shape, field) < torch.sigmoid(field)).to(field.dtype)
+def bernoulli_without_bias(self, field, rng):
+    return (rng.uniform(field.shape, field) < torch.sigmoid(field)).to(field.dtype)
 
 
-def bernoulli_mean_for_sample(self, field, noise):
+def bernoulli_mean_for_sample(self, field, rng):
     return self.mean(field)
 
 
-def categorical_without_noise(self, field, noise):
+def categorical_without_noise(self, field, rng):
     return torch.nn.functional.one_hot(self.mean(field).argmax(-1), self.shape[-1]).to(field.dtype)
 
 
-def categorical_without_bias(self, field, noise):
-    below = noise.uniform((*field.shape[:-1], 1), field) >= torch.softmax(field, -1).cumsum(-1)
+def categorical_without_bias(self, field, rng):
+    below = rng.uniform((*field.shape[:-1], 1), field) >= torch.softmax(field, -1).cumsum(-1)
     return torch.nn.functional.one_hot(below.sum(-1).clamp(max=self.shape[-1] - 1), self.shape[-1]).to(field.dtype)
 
 
-def gaussian_without_noise(self, field, noise):
+def gaussian_without_noise(self, field, rng):
     return self.mean(field)
 
 
-def gaussian_without_bias(self, field, noise):
-    return self.scale * (field + noise.normal(field.shape, field))
+def gaussian_without_bias(self, field, rng):
+    return self.scale * (field + rng.normal(field.shape, field))
 
 
-def gaussian_with_unit_noise(self, field, noise):
-    return self.mean(field) + noise.normal(field.shape, field)
+def gaussian_with_unit_noise(self, field, rng):
+    return self.mean(field) + rng.normal(field.shape, field)
 
 
-def gaussian_with_variance_for_scale(self, field, noise):
-    return self.mean(field) + self.scale**2 * noise.normal(field.shape, field)
+def gaussian_with_variance_for_scale(self, field, rng):
+    return self.mean(field) + self.scale**2 * rng.normal(field.shape, field)
 
 
 def first_layer_only(self, visible):
@@ -461,9 +461,9 @@ def mask_ignored(known, other, masks):
     return dict(other)
 
 
-def known_is_not_seen(fields, visible, noise, masks):
+def known_is_not_seen(fields, visible, rng, masks):
     seen = {n: x if masks[n] is None else x.masked_fill(masks[n], 0) for n, x in visible.items()}
-    state = right["gibbs_step"](fields, seen, noise, masks)
+    state = right["gibbs_step"](fields, seen, rng, masks)
     return sampling.State(right["keep_known"](visible, state.visible, masks), state.hidden)
 
 
@@ -573,7 +573,7 @@ def gaussian_p_value(machine, seed=0):
     flat, mean, covariance = gaussian_law(machine)
     rng = np.random.default_rng(seed)
     start = rng.multivariate_normal(mean, covariance, N)
-    x = flat.vectors(gibbs(machine, flat.layers(start), 3, Noise(seed)).visible)
+    x = flat.vectors(gibbs(machine, flat.layers(start), 3, RandomSource(seed)).visible)
     directions = [*np.eye(len(mean)), *rng.standard_normal((3, len(mean)))]
     return worst([ks(x @ d, np.ones(1), d @ mean, np.sqrt(d @ covariance @ d)) for d in directions])
 
@@ -597,23 +597,23 @@ def test_chains_from_noise_reach_p(name):
     machine = DISCRETE[name]()
     exact = Enumerated(machine)
     p = exact.probabilities()
-    reached = sample(machine, N, 60, Noise(3)).visible
+    reached = sample(machine, N, 60, RandomSource(3)).visible
     assert chi_square(exact.index(exact.vectors(reached)), p) > FALSE_ALARM
-    start = sampling.independent_sample(machine, N, Noise(3))
+    start = sampling.independent_sample(machine, N, RandomSource(3))
     assert chi_square(exact.index(exact.vectors(start)), p) < FALSE_ALARM  # it had some way to go
 
 
 def test_gaussian_chains_from_noise_reach_p():
     machine = REAL["gaussian"]()
     exact = Mixture(machine)
-    x = exact.vectors(sample(machine, N, 60, Noise(3)).visible)
+    x = exact.vectors(sample(machine, N, 60, RandomSource(3)).visible)
     assert exact.p_value(x, exact.p) > FALSE_ALARM
 
 
 def test_tempered_chains_from_noise_reach_p():
     machine = DISCRETE["two layers"]()
     exact = Enumerated(machine)
-    coldest = ParallelTempering(machine, N // 2, 4, noise=Noise(2)).step(60)
+    coldest = ParallelTempering(machine, N // 2, 4, rng=RandomSource(2)).step(60)
     assert chi_square(exact.index(exact.vectors(coldest)), exact.probabilities()) > FALSE_ALARM
 
 
@@ -621,7 +621,7 @@ def test_the_hot_end_is_drawn_exactly():
     machine = DISCRETE["binary"]()
     exact, centre = Enumerated(machine), a_centre(machine)
     path = TemperedPath(machine, exact.layers(centre[None]))
-    x = exact.vectors(path.base_sample(N, Noise(1)))
+    x = exact.vectors(path.base_sample(N, RandomSource(1)))
     assert chi_square(exact.index(x), exact.probabilities(0.0, centre)) > FALSE_ALARM
 
 
@@ -648,10 +648,10 @@ def two_modes(pull=4.0):
 def test_exchanges_carry_chains_between_modes():
     machine, n = two_modes(), 400
     ones = torch.ones(n, 6, dtype=torch.float64)
-    stuck = gibbs(machine, ones, 150, Noise(0)).visible["visible"].mean(1) > 0.5
+    stuck = gibbs(machine, ones, 150, RandomSource(0)).visible["visible"].mean(1) > 0.5
     assert float(stuck.double().mean()) > 0.99
     centre = {"visible": torch.full((1, 6), 0.5, dtype=torch.float64)}
-    chains = ParallelTempering(machine, n, 12, noise=Noise(0), init=ones, centre=centre)
+    chains = ParallelTempering(machine, n, 12, rng=RandomSource(0), init=ones, centre=centre)
     crossed = int((chains.step(150)["visible"].mean(1) < 0.5).sum())
     assert stats.binomtest(crossed, n, 0.5).pvalue > FALSE_ALARM
     assert chains.acceptance.shape == (11,)
@@ -659,7 +659,7 @@ def test_exchanges_carry_chains_between_modes():
 
 
 def test_equal_temperatures_nearly_always_exchange():
-    chains = ParallelTempering(DISCRETE["binary"](), 50, [0.999999, 1.0], noise=Noise(0))
+    chains = ParallelTempering(DISCRETE["binary"](), 50, [0.999999, 1.0], rng=RandomSource(0))
     chains.step(10)
     assert float(chains.acceptance) > 0.99
 
@@ -670,17 +670,17 @@ def test_equal_temperatures_nearly_always_exchange():
 @pytest.mark.parametrize("make", [two_layers, REAL["gaussian and binary"], REAL["gaussian matrix"]])
 def test_known_entries_never_change(make):
     machine = make()
-    start = sample(machine, 50, 2, Noise(1)).visible
-    noise = Noise(2)
+    start = sample(machine, 50, 2, RandomSource(1)).visible
+    rng = RandomSource(2)
     masks = {}
     for name, unit in machine.layers.items():
-        known = noise.uniform((50, *unit.site_shape), torch.empty(0)) < 0.5
+        known = rng.uniform((50, *unit.site_shape), torch.empty(0)) < 0.5
         masks[name] = known[..., None].expand(start[name].shape) if unit.entry_modes else known
     others = {
-        "gibbs": gibbs(machine, start, 5, Noise(3), mask=masks).visible,
-        "sample": sample(machine, 50, 5, Noise(3), init=start, mask=masks).visible,
+        "gibbs": gibbs(machine, start, 5, RandomSource(3), mask=masks).visible,
+        "sample": sample(machine, 50, 5, RandomSource(3), init=start, mask=masks).visible,
         "mean field": mean_field(machine, start, 3, mask=masks),
-        "conditional mean": conditional_mean(machine, start, masks, Noise(3), steps=3),
+        "conditional mean": conditional_mean(machine, start, masks, RandomSource(3), steps=3),
     }
     for what, moved in others.items():
         for name, mask in masks.items():
@@ -693,17 +693,17 @@ def test_a_mask_of_its_own_for_every_chain_keeps_p():
     exact = Enumerated(machine)
     p = exact.probabilities()
     start = exact.layers(exact.draw(p, 5))
-    mask = Noise(5).uniform((N, 2, 2), torch.empty(0)) < 0.5
-    moved = gibbs(machine, start, 3, Noise(6), mask=mask).visible
+    mask = RandomSource(5).uniform((N, 2, 2), torch.empty(0)) < 0.5
+    moved = gibbs(machine, start, 3, RandomSource(6), mask=mask).visible
     assert torch.equal(moved["visible"][mask], start["visible"][mask])
     assert chi_square(exact.index(exact.vectors(moved)), p) > FALSE_ALARM
 
 
 def test_a_layer_left_out_of_the_mask_is_unknown():
     machine = two_layers()
-    start = sample(machine, 20, 2, Noise(1)).visible
+    start = sample(machine, 20, 2, RandomSource(1)).visible
     known = {"label": torch.ones(20, 3, dtype=torch.bool)}
-    moved = gibbs(machine, start, 2, Noise(2), mask=known).visible
+    moved = gibbs(machine, start, 2, RandomSource(2), mask=known).visible
     assert torch.equal(moved["label"], start["label"])
     assert not torch.equal(moved["image"], start["image"])
 
@@ -713,9 +713,9 @@ def test_padding_stays_padding():
     laws = list(document_laws(machine))
     start = laws[0].layers(np.vstack([law.x[:3] for law in laws]))
     padding = (start["words"] == 0).all(-1)
-    chains = ParallelTempering(machine, 9, [0.0, 0.5, 1.0], noise=Noise(1), init=start)
+    chains = ParallelTempering(machine, 9, [0.0, 0.5, 1.0], rng=RandomSource(1), init=start)
     results = {
-        "gibbs": gibbs(machine, start, 5, Noise(0)).visible,
+        "gibbs": gibbs(machine, start, 5, RandomSource(0)).visible,
         "mean field": mean_field(machine, start, 5),
         "tempering": chains.step(5),
     }
@@ -736,7 +736,7 @@ def conditional_mean_p_value(machine):
     p = exact.given(known, held)
     mask = torch.tensor(known).reshape(machine.layers["visible"].shape)
     start = exact.layers(np.repeat(held[None], 2000, 0))
-    means = exact.vectors(conditional_mean(machine, start, mask, Noise(7), steps=20, burn_in=20))
+    means = exact.vectors(conditional_mean(machine, start, mask, RandomSource(7), steps=20, burn_in=20))
     assert (means[:, known] == held[known]).all()
     return z_p_value(means[:, ~known], (p @ exact.x)[~known])
 
@@ -754,7 +754,7 @@ def test_conditional_mean_of_gaussian_entries():
     known, held = np.array([True, False, False]), exact.b - exact.s
     start = exact.layers(np.repeat(held[None], 2000, 0))
     mask = torch.tensor(known)
-    means = conditional_mean(machine, start, mask, Noise(7), steps=20, burn_in=20)["visible"].numpy()
+    means = conditional_mean(machine, start, mask, RandomSource(7), steps=20, burn_in=20)["visible"].numpy()
     expected = exact.given(known, held) @ exact.means
     assert z_p_value(means[:, ~known], expected[~known]) > FALSE_ALARM
 
@@ -765,7 +765,7 @@ def test_conditional_mean_of_gaussian_entries():
 @pytest.mark.parametrize("make", [two_layers, REAL["gaussian and binary"]])
 def test_one_step_of_mean_field_is_up_and_down(make):
     machine = make()
-    start = sample(machine, 6, 2, Noise(1)).visible
+    start = sample(machine, 6, 2, RandomSource(1)).visible
     expected = machine.visible_mean(machine.hidden_mean(start))
     once = mean_field(machine, start, 1)
     twice = mean_field(machine, start, 2)
@@ -778,8 +778,8 @@ def test_one_step_of_mean_field_is_up_and_down(make):
 def test_same_seed_same_samples():
     machine = two_layers()
     for draw in (
-        lambda seed: sample(machine, 30, 3, Noise(seed)).visible,
-        lambda seed: ParallelTempering(machine, 30, 3, noise=Noise(seed)).step(3),
+        lambda seed: sample(machine, 30, 3, RandomSource(seed)).visible,
+        lambda seed: ParallelTempering(machine, 30, 3, rng=RandomSource(seed)).step(3),
     ):
         left, right_, other = draw(1), draw(1), draw(2)
         assert all(torch.equal(left[name], right_[name]) for name in left)
@@ -788,12 +788,12 @@ def test_same_seed_same_samples():
 
 def test_steps_in_two_calls_are_the_steps_in_one():
     machine = two_layers()
-    noise = Noise(4)
-    split = gibbs(machine, gibbs(machine, sample(machine, 9, 1, noise).visible, 2, noise).visible, 3, noise)
-    noise = Noise(4)
-    whole = gibbs(machine, sample(machine, 9, 1, noise).visible, 5, noise)
+    rng = RandomSource(4)
+    split = gibbs(machine, gibbs(machine, sample(machine, 9, 1, rng).visible, 2, rng).visible, 3, rng)
+    rng = RandomSource(4)
+    whole = gibbs(machine, sample(machine, 9, 1, rng).visible, 5, rng)
     assert all(torch.equal(split.visible[name], whole.visible[name]) for name in whole.visible)
-    halves, once = (ParallelTempering(machine, 9, 3, noise=Noise(5)) for _ in range(2))
+    halves, once = (ParallelTempering(machine, 9, 3, rng=RandomSource(5)) for _ in range(2))
     halves.step(1)
     assert all(torch.equal(x, y) for x, y in zip(halves.step(2).values(), once.step(3).values(), strict=True))
 
@@ -802,8 +802,8 @@ def test_what_is_given_is_not_changed():
     machine = DISCRETE["binary"]()
     start = torch.ones(5, 4, dtype=torch.float64)
     mask = torch.tensor([True, False, False, True])
-    gibbs(machine, start, 3, Noise(0), mask=mask)
-    chains = ParallelTempering(machine, 5, 3, noise=Noise(0), init=start)
+    gibbs(machine, start, 3, RandomSource(0), mask=mask)
+    chains = ParallelTempering(machine, 5, 3, rng=RandomSource(0), init=start)
     first = chains.step()["visible"]
     kept = first.clone()
     chains.step(3)
@@ -813,20 +813,18 @@ def test_what_is_given_is_not_changed():
 
 def test_errors_say_what_was_given():
     machine = two_layers()
-    start = sample(machine, 3, 1, Noise(0)).visible
+    start = sample(machine, 3, 1, RandomSource(0)).visible
     mask = {"image": torch.ones(2, 2, dtype=torch.bool)}
-    noise = Noise(0)
+    rng = RandomSource(0)
     wrong = {
-        "steps must be at least 1, got 0": lambda: gibbs(machine, start, 0, noise),
+        "steps must be at least 1, got 0": lambda: gibbs(machine, start, 0, rng),
         "steps must be at least 1, got -1": lambda: mean_field(machine, start, -1),
-        "steps must be at least 1 and burn_in at least 0": lambda: conditional_mean(
-            machine, start, mask, noise, steps=0
-        ),
-        "n must be at least 1, got 0": lambda: sample(machine, 0, 1, noise),
-        "a mask needs init": lambda: sample(machine, 3, 1, noise, mask=mask),
-        "init must hold n = 4 states, got 3": lambda: sample(machine, 4, 1, noise, init=start),
-        "n_chains must be at least 1, got 0": lambda: ParallelTempering(machine, 0, noise=noise),
-        "init must hold n_chains = 4 states, got 3": lambda: ParallelTempering(machine, 4, noise=noise, init=start),
+        "steps must be at least 1 and burn_in at least 0": lambda: conditional_mean(machine, start, mask, rng, steps=0),
+        "n must be at least 1, got 0": lambda: sample(machine, 0, 1, rng),
+        "a mask needs init": lambda: sample(machine, 3, 1, rng, mask=mask),
+        "init must hold n = 4 states, got 3": lambda: sample(machine, 4, 1, rng, init=start),
+        "n_chains must be at least 1, got 0": lambda: ParallelTempering(machine, 0, rng=rng),
+        "init must hold n_chains = 4 states, got 3": lambda: ParallelTempering(machine, 4, rng=rng, init=start),
     }
     for message, call in wrong.items():
         with pytest.raises(ValueError, match=message):
@@ -836,4 +834,4 @@ def test_errors_say_what_was_given():
 @pytest.mark.parametrize("betas", [1, [1.0], [0.5, 0.9], [0.5, 0.5, 1.0], [1.0, 0.0], [[0.0, 1.0]]])
 def test_refuses_ladders_that_do_not_rise_to_1(betas):
     with pytest.raises(ValueError, match="betas must rise"):
-        ParallelTempering(DISCRETE["binary"](), 3, betas, noise=Noise(0))
+        ParallelTempering(DISCRETE["binary"](), 3, betas, rng=RandomSource(0))

@@ -183,13 +183,13 @@ class Models:
     """Valid model folders, damaged on request."""
 
     def __init__(self) -> None:
-        from mvrbm.estimators import MVRBM, RBM, TVRBM
+        from mvrbm.estimators.rbm import MVRBM, RBM, TVRBM
 
         data = np.random.default_rng(0).random((8, 3, 2)).astype(np.float32)
         fitted = [
-            MVRBM((2, 2), rank=2, n_iter=1, random_state=0, device="cpu").fit(data),
-            RBM(3, visible="gaussian", n_iter=1, random_state=0, device="cpu").fit(data.reshape(8, 6)),
-            TVRBM((2, 2, 2), n_iter=1, random_state=0, device="cpu").fit(data[..., None]),
+            MVRBM((2, 2), rank=2, n_epochs=1, random_state=0, device="cpu").fit(data),
+            RBM(3, visible="gaussian", n_epochs=1, random_state=0, device="cpu").fit(data.reshape(8, 6)),
+            TVRBM((2, 2, 2), n_epochs=1, random_state=0, device="cpu").fit(data[..., None]),
         ]
         self.seeds: list[Files] = []
         with tempfile.TemporaryDirectory() as folder:
@@ -221,21 +221,21 @@ class Models:
 
 
 def read_idx(folder: Path) -> None:
-    from mvrbm.datasets import read_idx as read
+    from mvrbm.io.datasets import read_idx as read
 
     read(folder / "file", largest=LARGEST)
 
 
 def read_npz(folder: Path) -> None:
-    from mvrbm.files import read_array
+    from mvrbm.io.arrays import read_array
 
     array = read_array(folder / "file", largest=LARGEST)
     np.asarray(array).reshape(-1)[-1:].tolist()
 
 
 def read_model(folder: Path) -> None:
-    from mvrbm.estimators import MVRBM, RBM, TVRBM
-    from mvrbm.storage import StorageError, from_pretrained, read_config
+    from mvrbm.estimators.rbm import MVRBM, RBM, TVRBM
+    from mvrbm.saving import StorageError, from_pretrained, read_config
 
     described = read_config(folder).get("estimator")
     name = described.get("class") if isinstance(described, dict) else None
@@ -248,8 +248,8 @@ def read_model(folder: Path) -> None:
 
 
 def _documented(reader: str) -> type[Exception]:
-    from mvrbm.datasets import InputError
-    from mvrbm.storage import StorageError
+    from mvrbm.io.datasets import InputError
+    from mvrbm.saving import StorageError
 
     return StorageError if reader == "model" else InputError
 

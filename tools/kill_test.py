@@ -30,7 +30,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from mvrbm import Bernoulli, BoltzmannMachine, Gaussian, Kronecker
 from mvrbm.learning import PCD, Callback, Checkpoint, Monitor, Recipe, Trainer
-from mvrbm.storage import StorageError, from_pretrained, read_json, read_tensors, save_pretrained
+from mvrbm.saving import StorageError, from_pretrained, read_json, read_tensors, save_pretrained
 
 KILLS_A_TRAINING = 5
 EVERY = (1, 7)  # updates between checkpoints: the first spends most of its time writing them

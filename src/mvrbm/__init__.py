@@ -8,46 +8,50 @@ Units and couplings are in `mvrbm.units` and `mvrbm.couplings`, what one does wi
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mvrbm.classifiers import ClassificationMVRBM, DeepMVRBMClassifier, MVRBMClassifier
     from mvrbm.couplings import CP, MPO, Coupling, Dense, Kronecker
-    from mvrbm.deep import DeepMVRBM
-    from mvrbm.estimators import MMVRBM, MVRBM, RBM, TVRBM
+    from mvrbm.estimators.classifiers import ClassificationMVRBM, DeepMVRBMClassifier, MVRBMClassifier
+    from mvrbm.estimators.deep import DeepMVRBM
+    from mvrbm.estimators.rbm import MMVRBM, MVRBM, RBM, TVRBM
     from mvrbm.machine import BoltzmannMachine
-    from mvrbm.noise import Noise, Recorder, Replay
-    from mvrbm.storage import from_pretrained, save_pretrained
+    from mvrbm.random import RandomSource, Recorder, Replay
+    from mvrbm.saving import from_pretrained, save_pretrained
     from mvrbm.units import Bernoulli, Categorical, Gaussian, Rectified, Unit
 
 __version__ = "0.1.0"
 
 # Imported when first asked for: what only needs a version or a help text need not wait for PyTorch.
 _HOMES = {
-    "mvrbm.classifiers": ("ClassificationMVRBM", "DeepMVRBMClassifier", "MVRBMClassifier"),
     "mvrbm.couplings": ("CP", "MPO", "Coupling", "Dense", "Kronecker"),
-    "mvrbm.deep": ("DeepMVRBM",),
-    "mvrbm.estimators": ("MMVRBM", "MVRBM", "RBM", "TVRBM"),
+    "mvrbm.estimators": (
+        "ClassificationMVRBM",
+        "DeepMVRBM",
+        "DeepMVRBMClassifier",
+        "MMVRBM",
+        "MVRBM",
+        "MVRBMClassifier",
+        "RBM",
+        "Sweep",
+        "TVRBM",
+    ),
     "mvrbm.machine": ("BoltzmannMachine",),
-    "mvrbm.noise": ("Noise", "Recorder", "Replay"),
-    "mvrbm.storage": ("from_pretrained", "save_pretrained"),
+    "mvrbm.random": ("RandomSource", "Recorder", "Replay"),
+    "mvrbm.saving": ("from_pretrained", "save_pretrained"),
     "mvrbm.units": ("Bernoulli", "Categorical", "Gaussian", "Rectified", "Unit"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 _SUBMODULES = (
-    "baselines",
-    "classifiers",
     "couplings",
-    "datasets",
-    "deep",
     "estimators",
     "export",
+    "io",
     "learning",
     "likelihood",
     "models",
+    "random",
     "sampling",
-    "shards",
-    "storage",
-    "sweep",
+    "saving",
     "units",
     "vision",
 )
@@ -85,7 +89,7 @@ __all__ = [
     "Gaussian",
     "Kronecker",
     "MVRBMClassifier",
-    "Noise",
+    "RandomSource",
     "Recorder",
     "Rectified",
     "Replay",

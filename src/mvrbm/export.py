@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import mvrbm
-from mvrbm.estimators import _SINGLE
-from mvrbm.files import _replace, check_output
+from mvrbm.errors import ExportError
+from mvrbm.estimators.rbm import _SINGLE
+from mvrbm.io.arrays import _replace, check_output
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.units import Unit
 
@@ -49,10 +50,6 @@ _TOLERANCE = 1e-5
 _SAMPLES = 5  # of the check; tracing wants more than one, for 1 is a size of its own to it
 _CONTRACTION = re.compile("n[^n,]*,[^n,]*->n[^n,]*")
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-
-
-class ExportError(ValueError):
-    """A model that could not be written as ONNX, or whose file computes something else."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +268,7 @@ def down(machine: BoltzmannMachine, hidden: Tensor) -> list[Tensor]:
 
 
 def _classifier_graph(estimator: Any) -> Graph:
-    from mvrbm.classifiers import _LABEL, ClassificationMVRBM, _FineTuned
+    from mvrbm.estimators.classifiers import _LABEL, ClassificationMVRBM, _FineTuned
 
     front = estimator._front if isinstance(estimator, (ClassificationMVRBM, _FineTuned)) else None
     if front is None:
@@ -332,8 +329,8 @@ def samples_of(unit: Unit, n: int = _SAMPLES) -> Tensor:
     r"""Draw samples (n, \*shape) such as a layer has: uniform, one-hot, or normal about its bias. Always the same."""
     draw = np.random.default_rng(0)
     if unit.gaussian:
-        noise = torch.from_numpy(draw.standard_normal((n, *unit.shape)))
-        return unit.mean(noise.to(unit.bias)).detach().cpu().float()
+        rng = torch.from_numpy(draw.standard_normal((n, *unit.shape)))
+        return unit.mean(rng.to(unit.bias)).detach().cpu().float()
     if unit.entry_modes:
         rows = draw.integers(unit.shape[-1], size=(n, *unit.site_shape))
         return torch.nn.functional.one_hot(torch.from_numpy(rows), unit.shape[-1]).float()

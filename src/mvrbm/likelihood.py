@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.machine import BoltzmannMachine, Visible
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, Masks, TemperedPath, gibbs_step, keep_known
 from mvrbm.units.base import Unit, sum_sites
 
@@ -286,7 +286,7 @@ class AnnealedEstimate:
 @torch.no_grad()
 def annealed_importance_sampling(
     machine: BoltzmannMachine,
-    noise: Noise,
+    rng: RandomSource,
     *,
     n_chains: int = 100,
     n_steps: int = 1000,
@@ -300,7 +300,7 @@ def annealed_importance_sampling(
     ----------
     machine : BoltzmannMachine
         The model.
-    noise : Noise
+    rng : RandomSource
         Source of the draws.
     n_chains : int
         Number of runs; the standard error falls with their square root.
@@ -327,14 +327,14 @@ def annealed_importance_sampling(
     log_z_base = log_z_base + machine.hidden.log_normaliser(path._hidden_base)
     masks = {name: None if held is None else held.expand(n_chains, *held.shape[1:]) for name, held in known.items()}
     start = {name: array.expand(n_chains, *array.shape[1:]) for name, array in fixed.items()}
-    layers = keep_known(start, path.base_sample(n_chains, noise), masks)
+    layers = keep_known(start, path.base_sample(n_chains, rng), masks)
     log_weights = log_z_base.double().expand(n_chains).clone()
     betas = torch.linspace(0, 1, n_steps + 1, dtype=torch.float64).tolist()
     for before, after in itertools.pairwise(betas):
         here, there = path.at(before).free_energy(layers), path.at(after).free_energy(layers)
         log_weights += (here - there).double()
         if after < 1:
-            layers = gibbs_step(path.at(after), layers, noise, masks).visible
+            layers = gibbs_step(path.at(after), layers, rng, masks).visible
     log_z = torch.logsumexp(log_weights, 0) - math.log(n_chains)
     weights = torch.exp(log_weights - log_z)  # mean 1
     return AnnealedEstimate(
@@ -406,7 +406,7 @@ def pseudo_log_likelihood(
         raise ValueError(f"n_sites must be at least 1, got {n_sites}")
     visited = places
     if n_sites < len(places):
-        chosen = Noise(seed).permutation(len(places))[:n_sites].tolist()
+        chosen = RandomSource(seed).permutation(len(places))[:n_sites].tolist()
         visited = [places[i] for i in sorted(chosen)]
     towards = machine.hidden_field(layers)
     total = machine.like.new_zeros(n)
@@ -491,7 +491,7 @@ def log_likelihood(
         Data, each layer (n, *layer shape).
     log_z : float, or function
         log Z itself, or what finds it: :func:`log_partition` (the default), or for instance
-        ``functools.partial(annealed_importance_sampling, noise=Noise(0))``. It is called once for all
+        ``functools.partial(annealed_importance_sampling, noise=RandomSource(0))``. It is called once for all
         data, or once for each pattern of padding, which has a log Z of its own.
 
     Returns

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mvrbm.couplings.base import DEFAULT_STD, Coupling
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 from mvrbm.units.base import Unit
 
 #: A batch of every visible layer: by name, or the array itself where there is only one layer.
@@ -42,7 +42,7 @@ class BoltzmannMachine(nn.Module):
         The hidden layer.
     couplings : Coupling or mapping of str to Coupling
         One coupling a visible layer, under the layer's name.
-    seed : int or Noise
+    seed : int or RandomSource
         Where the starting factors come from.
     std : float
         Standard deviation of the entries of each `W` at the start.
@@ -67,7 +67,7 @@ class BoltzmannMachine(nn.Module):
         hidden: Unit,
         couplings: Coupling | Mapping[str, Coupling],
         *,
-        seed: int | Noise = 0,
+        seed: int | RandomSource = 0,
         std: float = DEFAULT_STD,
     ) -> None:
         super().__init__()
@@ -79,9 +79,9 @@ class BoltzmannMachine(nn.Module):
             raise ValueError(
                 f"couplings must be given for exactly the visible layers {sorted(layers)}, got {sorted(links)}"
             )
-        noise = seed if isinstance(seed, Noise) else Noise(seed)
+        rng = seed if isinstance(seed, RandomSource) else RandomSource(seed)
         for name, layer in layers.items():
-            _connect(links[name], name, layer, hidden, noise, std)
+            _connect(links[name], name, layer, hidden, rng, std)
         self.visible = nn.ModuleDict(layers)
         self.hidden = hidden
         self.couplings = nn.ModuleDict({name: links[name] for name in layers})
@@ -161,19 +161,19 @@ class BoltzmannMachine(nn.Module):
         r"""Mean of the hidden layer given visible states: (n, \*hidden shape)."""
         return self.hidden.mean(self.hidden_field(self.as_layers(visible, check=check)))
 
-    def sample_hidden(self, visible: Visible, noise: Noise, *, check: bool = True) -> Tensor:
+    def sample_hidden(self, visible: Visible, rng: RandomSource, *, check: bool = True) -> Tensor:
         r"""Draw the hidden layer given visible states: (n, \*hidden shape)."""
-        return self.hidden.sample(self.hidden_field(self.as_layers(visible, check=check)), noise)
+        return self.hidden.sample(self.hidden_field(self.as_layers(visible, check=check)), rng)
 
     def visible_mean(self, hidden: Tensor, *, check: bool = True) -> dict[str, Tensor]:
         """Mean of each visible layer given hidden states, by name. Hidden means may stand for states."""
         fields = self.visible_fields(self._as_layer(hidden, "hidden", self.hidden, check, values=False))
         return {name: unit.mean(fields[name]) for name, unit in self.layers.items()}
 
-    def sample_visible(self, hidden: Tensor, noise: Noise, *, check: bool = True) -> dict[str, Tensor]:
+    def sample_visible(self, hidden: Tensor, rng: RandomSource, *, check: bool = True) -> dict[str, Tensor]:
         """Draw each visible layer given hidden states, by name."""
         fields = self.visible_fields(self._as_layer(hidden, "hidden", self.hidden, check, values=False))
-        return {name: unit.sample(fields[name], noise) for name, unit in self.layers.items()}
+        return {name: unit.sample(fields[name], rng) for name, unit in self.layers.items()}
 
     # -- learning ---------------------------------------------------------------------------------
 
@@ -330,9 +330,9 @@ class BoltzmannMachine(nn.Module):
         return float(np.sqrt(max(largest, 0.0)))
 
 
-def _connect(link: Coupling, name: str, layer: Unit, hidden: Unit, noise: Noise, std: float) -> None:
+def _connect(link: Coupling, name: str, layer: Unit, hidden: Unit, rng: RandomSource, std: float) -> None:
     if not link.connected:
-        link.connect(layer.shape, hidden.shape, noise, std)
+        link.connect(layer.shape, hidden.shape, rng, std)
     elif (link.visible_shape, link.hidden_shape) != (layer.shape, hidden.shape):
         raise ValueError(
             f"the coupling of layer '{name}' connects {link.visible_shape} to {link.hidden_shape}, "

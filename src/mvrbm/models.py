@@ -9,19 +9,19 @@ from torch import Tensor
 
 from mvrbm.couplings import CP, Dense, Kronecker
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 from mvrbm.units import Bernoulli, Categorical, Unit
 
 __all__ = ["cp_rbm", "documents", "multimodal_mvrbm", "mvrbm", "rbm", "replicated_softmax"]
 
 
-def rbm(n_visible: int, n_hidden: int, *, seed: int | Noise = 0) -> BoltzmannMachine:
+def rbm(n_visible: int, n_hidden: int, *, seed: int | RandomSource = 0) -> BoltzmannMachine:
     r"""Classic RBM, :math:`E = -y^\top W x - b^\top x - c^\top y`."""
     return BoltzmannMachine(Bernoulli(n_visible), Bernoulli(n_hidden), Dense(), seed=seed)
 
 
 def mvrbm(
-    visible_shape: Sequence[int], hidden_shape: Sequence[int], rank: int = 1, *, seed: int | Noise = 0
+    visible_shape: Sequence[int], hidden_shape: Sequence[int], rank: int = 1, *, seed: int | RandomSource = 0
 ) -> BoltzmannMachine:
     r"""MVRBM, :math:`E = -\langle Y, U X V^\top\rangle - \langle B, X\rangle - \langle C, Y\rangle`.
 
@@ -32,7 +32,7 @@ def mvrbm(
 
 
 def multimodal_mvrbm(
-    visible: Mapping[str, Unit], hidden_shape: Sequence[int], rank: int = 1, *, seed: int | Noise = 0
+    visible: Mapping[str, Unit], hidden_shape: Sequence[int], rank: int = 1, *, seed: int | RandomSource = 0
 ) -> BoltzmannMachine:
     r"""Multimodal MVRBM: modalities that share one hidden layer.
 
@@ -46,14 +46,16 @@ def multimodal_mvrbm(
         Shape of the hidden layer that they share.
     rank : int
         Rank of every coupling.
-    seed : int or Noise
+    seed : int or RandomSource
         Where the starting factors come from.
     """
     couplings = {name: Kronecker(rank) for name in visible}
     return BoltzmannMachine(visible, Bernoulli(hidden_shape), couplings, seed=seed)
 
 
-def cp_rbm(visible_shape: Sequence[int], n_hidden: int, rank: int = 1, *, seed: int | Noise = 0) -> BoltzmannMachine:
+def cp_rbm(
+    visible_shape: Sequence[int], n_hidden: int, rank: int = 1, *, seed: int | RandomSource = 0
+) -> BoltzmannMachine:
     r"""TvRBM of Nguyen et al. (2015): a visible array, a hidden vector, weights of CP rank R.
 
     .. math::
@@ -64,7 +66,7 @@ def cp_rbm(visible_shape: Sequence[int], n_hidden: int, rank: int = 1, *, seed: 
     return BoltzmannMachine(Bernoulli(visible_shape), Bernoulli(n_hidden), CP(rank), seed=seed)
 
 
-def replicated_softmax(n_rows: int, n_words: int, n_topics: int, *, seed: int | Noise = 0) -> BoltzmannMachine:
+def replicated_softmax(n_rows: int, n_words: int, n_topics: int, *, seed: int | RandomSource = 0) -> BoltzmannMachine:
     r"""Replicated softmax RBM: documents of up to `n_rows` words over `n_topics` binary topics.
 
     :math:`E = -\sum_{d} (V x_d + b)^\top [y, 1] - \langle c, y\rangle`, the rows :math:`x_d` one-hot, with

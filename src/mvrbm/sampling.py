@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.machine import BoltzmannMachine, Visible
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 from mvrbm.units.base import Unit
 
 __all__ = [
@@ -62,7 +62,7 @@ def gibbs(
     machine: BoltzmannMachine,
     visible: Visible,
     steps: int,
-    noise: Noise,
+    rng: RandomSource,
     *,
     mask: Visible | None = None,
     check: bool = True,
@@ -77,7 +77,7 @@ def gibbs(
         Where the chains start, each layer (n, *layer shape).
     steps : int
         Number of full steps, hidden then visible.
-    noise : Noise
+    rng : RandomSource
         Source of the draws.
     mask : Tensor or mapping of str to Tensor, optional
         True where the value is known and stays. Rows of padding always stay.
@@ -93,7 +93,7 @@ def gibbs(
         raise ValueError(f"steps must be at least 1, got {steps}")
     layers, masks = start_chains(machine, visible, mask, check=check)
     for _ in range(steps):
-        state = gibbs_step(machine, layers, noise, masks)
+        state = gibbs_step(machine, layers, rng, masks)
         layers = state.visible
     return state
 
@@ -114,11 +114,11 @@ def start_chains(
 
 
 @torch.no_grad()
-def gibbs_step(fields: Fields, visible: Layers, noise: Noise, masks: Masks) -> State:
+def gibbs_step(fields: Fields, visible: Layers, rng: RandomSource, masks: Masks) -> State:
     """Draw hidden given visible, then what is unknown of visible given hidden. Nothing is checked."""
-    hidden = fields.hidden.sample(fields.hidden_field(visible), noise)
+    hidden = fields.hidden.sample(fields.hidden_field(visible), rng)
     towards = fields.visible_fields(hidden)
-    drawn = {name: unit.sample(towards[name], noise) for name, unit in fields.layers.items()}
+    drawn = {name: unit.sample(towards[name], rng) for name, unit in fields.layers.items()}
     return State(keep_known(visible, drawn, masks), hidden)
 
 
@@ -131,11 +131,11 @@ def keep_known(known: Layers, other: Layers, masks: Masks) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def independent_sample(machine: BoltzmannMachine, n: int, noise: Noise) -> dict[str, Tensor]:
+def independent_sample(machine: BoltzmannMachine, n: int, rng: RandomSource) -> dict[str, Tensor]:
     """Draw n states of each visible layer from its own units alone: chains started from noise."""
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
-    return {name: unit.sample(machine.like.new_zeros((n, *unit.shape)), noise) for name, unit in machine.layers.items()}
+    return {name: unit.sample(machine.like.new_zeros((n, *unit.shape)), rng) for name, unit in machine.layers.items()}
 
 
 @torch.no_grad()
@@ -143,7 +143,7 @@ def sample(
     machine: BoltzmannMachine,
     n: int,
     steps: int,
-    noise: Noise,
+    rng: RandomSource,
     *,
     init: Visible | None = None,
     mask: Visible | None = None,
@@ -158,7 +158,7 @@ def sample(
         Number of chains.
     steps : int
         Number of Gibbs steps.
-    noise : Noise
+    rng : RandomSource
         Source of the draws.
     init : Tensor or mapping of str to Tensor, optional
         n states to start from; independent draws of each entry if not given.
@@ -169,11 +169,11 @@ def sample(
     if init is None:
         if mask is not None:
             raise ValueError("a mask needs init: it marks which of its entries are known")
-        return gibbs(machine, independent_sample(machine, n, noise), steps, noise, check=False)
+        return gibbs(machine, independent_sample(machine, n, rng), steps, rng, check=False)
     layers, _ = start_chains(machine, init, mask)
     if len(next(iter(layers.values()))) != n:
         raise ValueError(f"init must hold n = {n} states, got {len(next(iter(layers.values())))}")
-    return gibbs(machine, layers, steps, noise, mask=mask, check=False)
+    return gibbs(machine, layers, steps, rng, mask=mask, check=False)
 
 
 def mean_field(
@@ -213,7 +213,7 @@ def conditional_mean(
     machine: BoltzmannMachine,
     visible: Visible,
     mask: Visible,
-    noise: Noise,
+    rng: RandomSource,
     *,
     steps: int = 100,
     burn_in: int = 20,
@@ -230,7 +230,7 @@ def conditional_mean(
         Known values, and any start for the others.
     mask : Tensor or mapping of str to Tensor
         True where the value is known.
-    noise : Noise
+    rng : RandomSource
         Source of the draws.
     steps : int
         Steps to average over.
@@ -243,7 +243,7 @@ def conditional_mean(
     layers, masks = start_chains(machine, visible, mask)
     total: dict[str, Tensor] = {}
     for step in range(burn_in + steps):
-        state = gibbs_step(machine, layers, noise, masks)
+        state = gibbs_step(machine, layers, rng, masks)
         layers = state.visible
         if step >= burn_in:
             means = machine.visible_mean(state.hidden, check=False)
@@ -287,10 +287,10 @@ class TemperedPath:
         """Return the machine at an inverse temperature: one number, or one a sample, shape (n,)."""
         return Tempered(self, beta)
 
-    def base_sample(self, n: int, noise: Noise) -> dict[str, Tensor]:
+    def base_sample(self, n: int, rng: RandomSource) -> dict[str, Tensor]:
         """Draw n visible states at beta = 0, exactly."""
         return {
-            name: unit.sample(self._visible_base[name].expand(n, *unit.shape), noise)
+            name: unit.sample(self._visible_base[name].expand(n, *unit.shape), rng)
             for name, unit in self.machine.layers.items()
         }
 
@@ -348,7 +348,7 @@ class ParallelTempering:
         Number of independent sets of chains.
     betas : sequence of float, or int
         Inverse temperatures rising from hot to 1, or their number, evenly from 0 to 1.
-    noise : Noise
+    rng : RandomSource
         Source of every draw, the start included.
     init : Tensor or mapping of str to Tensor, optional
         n_chains states that the chains at every temperature start from; exact draws at beta = 0 if not given.
@@ -371,7 +371,7 @@ class ParallelTempering:
         n_chains: int,
         betas: int | list[float] | Tensor = 10,
         *,
-        noise: Noise,
+        rng: RandomSource,
         init: Visible | None = None,
         centre: Layers | None = None,
         check: bool = True,
@@ -391,11 +391,11 @@ class ParallelTempering:
             raise ValueError(f"n_chains must be at least 1, got {n_chains}")
         if check:
             machine.check_bounded()
-        self.machine, self.betas, self.noise = machine, ladder, noise
+        self.machine, self.betas, self.rng = machine, ladder, rng
         self.centre = centre
         self.turn = 0
         if init is None:
-            start = TemperedPath(machine, self.centre).base_sample(n_chains * len(ladder), noise)
+            start = TemperedPath(machine, self.centre).base_sample(n_chains * len(ladder), rng)
         else:
             layers = machine.as_layers(init, check=check)
             given = len(next(iter(layers.values())))
@@ -421,7 +421,7 @@ class ParallelTempering:
         for _ in range(count):
             flat = {name: array.flatten(0, 1) for name, array in self.visible.items()}
             masks = self.machine.as_masks(None, flat)
-            flat = gibbs_step(path.at(every_beta), flat, self.noise, masks).visible
+            flat = gibbs_step(path.at(every_beta), flat, self.rng, masks).visible
             self.visible = {
                 name: array.reshape(n_temperatures, n_chains, *array.shape[1:]) for name, array in flat.items()
             }
@@ -436,7 +436,7 @@ class ParallelTempering:
         cold = hot + 1
         stay = self._free_energy(path, hot, hot) + self._free_energy(path, cold, cold)
         move = self._free_energy(path, hot, cold) + self._free_energy(path, cold, hot)
-        accept = torch.log(self.noise.uniform(stay.shape, stay)) < stay - move  # (pairs, n_chains)
+        accept = torch.log(self.rng.uniform(stay.shape, stay)) < stay - move  # (pairs, n_chains)
         for array in self.visible.values():
             swap = accept.reshape(*accept.shape, *([1] * (array.ndim - 2)))
             low, high = array[hot], array[cold]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 
 DEFAULT_STD = 0.01
 
@@ -38,7 +38,7 @@ class Coupling(nn.Module, ABC):
         self,
         visible_shape: Sequence[int],
         hidden_shape: Sequence[int],
-        noise: Noise | None = None,
+        rng: RandomSource | None = None,
         std: float = DEFAULT_STD,
     ) -> Coupling:
         """Make the parameters for these shapes and draw them.
@@ -47,7 +47,7 @@ class Coupling(nn.Module, ABC):
         ----------
         visible_shape, hidden_shape : sequence of int
             Shapes of the two layers.
-        noise : Noise, optional
+        rng : RandomSource, optional
             Where the start comes from; the stream of seed 0 if not given.
         std : float
             Standard deviation of the entries of `W`.
@@ -57,7 +57,7 @@ class Coupling(nn.Module, ABC):
         visible_shape, hidden_shape = tuple(visible_shape), tuple(hidden_shape)
         self._allocate(visible_shape, hidden_shape)
         self.visible_shape, self.hidden_shape = visible_shape, hidden_shape
-        self.initialise(noise or Noise(0), std)
+        self.initialise(rng or RandomSource(0), std)
         return self
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Coupling(nn.Module, ABC):
         """Standard deviation of the parameters that gives the entries of `W` the one asked for."""
 
     @torch.no_grad()
-    def initialise(self, noise: Noise, std: float = DEFAULT_STD, *, factor_std: float | None = None) -> None:
+    def initialise(self, rng: RandomSource, std: float = DEFAULT_STD, *, factor_std: float | None = None) -> None:
         """Draw the parameters so that the entries of `W` have standard deviation `std`.
 
         Each factor's gradient is proportional to the other factors, so all of them start alike: zero is
@@ -77,7 +77,7 @@ class Coupling(nn.Module, ABC):
 
         Parameters
         ----------
-        noise : Noise
+        rng : RandomSource
             Source of the draws.
         std : float
             Standard deviation of the entries of `W`.
@@ -87,7 +87,7 @@ class Coupling(nn.Module, ABC):
         factor_std = self._factor_std(std) if factor_std is None else factor_std
         for parameter in self.parameters():
             if parameter.requires_grad:
-                parameter.copy_(factor_std * noise.normal(parameter.shape, parameter))
+                parameter.copy_(factor_std * rng.normal(parameter.shape, parameter))
 
     @abstractmethod
     def to_hidden(self, x: Tensor) -> Tensor:

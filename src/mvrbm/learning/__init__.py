@@ -5,14 +5,14 @@ callbacks watch, checkpoints remember; :class:`Trainer` puts them together.
 """
 
 from mvrbm.learning.callbacks import Callback, Checkpoint, CSVLog, EarlyStopping, Monitor, ProgressBar, TensorBoard
-from mvrbm.learning.negative import CD, PCD, NegativePhase, TemperedPCD
-from mvrbm.learning.recipe import PRESETS, Recipe
+from mvrbm.learning.recipe import RECIPES, Recipe
+from mvrbm.learning.samplers import CD, PCD, NegativePhase, TemperedPCD
 from mvrbm.learning.trainer import DivergenceError, Trainer
 
 __all__ = [
     "CD",
     "PCD",
-    "PRESETS",
+    "RECIPES",
     "CSVLog",
     "Callback",
     "Checkpoint",

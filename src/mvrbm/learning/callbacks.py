@@ -82,7 +82,7 @@ class ProgressBar(Callback):
         from tqdm import tqdm
 
         per_epoch = trainer.batches_per_epoch
-        total = None if per_epoch is None else per_epoch * trainer.n_iter
+        total = None if per_epoch is None else per_epoch * trainer.n_epochs
         self._bar = tqdm(
             total=total,
             initial=trainer.update,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mvrbm.storage import (
+from mvrbm.saving import (
     StorageError,
     finish_folder,
     machine_config,
@@ -126,10 +126,10 @@ def restore(trainer: Trainer, stored: dict[str, Any]) -> tuple[bool, bool]:
         same_world = bool(plain["processes"] == world.size)
         trainer.chains = {name: _own(trainer, chain) for name, chain in _under(tensors, "chains").items()}
         if same_world:
-            trainer.noise.load_state_dict(_under(tensors, f"noise.{world.rank}"))
+            trainer.rng.load_state_dict(_under(tensors, f"noise.{world.rank}"))
         else:
-            trainer.noise = trainer.noise_of(trainer.update)
-        trainer.order_noise.load_state_dict(_under(tensors, "order"))
+            trainer.rng = trainer.rng_of(trainer.update)
+        trainer.order_rng.load_state_dict(_under(tensors, "order"))
         assert trainer.optimizer is not None
         _restore_optimizer(trainer.optimizer, plain["optimizer"], _under(tensors, "optimizer"))
         if trainer.scheduler is not None:
@@ -158,8 +158,8 @@ def _state(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     # Between passes, and at a pass's end, the order's stream stands where the next pass begins.
     world = trainer.world
     tensors = _prefixed("order", trainer._order_at_start)
-    own = {name: world.gather(part.reshape(-1)) for name, part in trainer.noise.state_dict().items()}
-    shapes = {name: part.shape for name, part in trainer.noise.state_dict().items()}
+    own = {name: world.gather(part.reshape(-1)) for name, part in trainer.rng.state_dict().items()}
+    shapes = {name: part.shape for name, part in trainer.rng.state_dict().items()}
     for rank in range(world.size):
         tensors |= {f"noise.{rank}.{name}": parts[rank].reshape(shapes[name]) for name, parts in own.items()}
     tensors |= _prefixed("chains", {name: _everybodys(trainer, chain) for name, chain in trainer.chains.items()})
@@ -250,4 +250,4 @@ def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _without_n_iter(config: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps({key: value for key, value in config.items() if key != "n_iter"}))  # type: ignore[no-any-return]
+    return json.loads(json.dumps({key: value for key, value in config.items() if key != "n_epochs"}))  # type: ignore[no-any-return]

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from mvrbm.learning.start import Moments, moments_of
-from mvrbm.learning.world import World
+from mvrbm.io.shards import Shards, is_folder_of_shards
+from mvrbm.learning.distributed import World
+from mvrbm.learning.initialisation import Moments, moments_of
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.noise import Noise
-from mvrbm.shards import Shards, is_folder_of_shards
+from mvrbm.random import RandomSource
 
 # Samples that the starting moments are taken over; more would move them by less than a percent.
 _MOMENT_SAMPLES = 2**15
@@ -74,7 +74,7 @@ class Source(ABC):
         self.check = True
 
     @abstractmethod
-    def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
+    def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
         """Go through the data once, in a new order drawn from `noise`, leaving out the first `start` batches."""
 
     #: Whether reading takes long enough to be done beside computing.
@@ -198,9 +198,9 @@ class ArraySource(Source):
         """The arrays, if nothing is missing."""
         return {} if self.known or self.nan_is_missing or not self.common else self.arrays
 
-    def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
+    def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
         """Go through the data once in a new order."""
-        order = noise.permutation(len(self)).cpu().numpy()
+        order = rng.permutation(len(self)).cpu().numpy()
         for first in range(start * batch_size, len(self), batch_size):
             rows = order[first : first + batch_size]
             yield self._rows(rows[self.world.part_of(len(rows))], len(rows))
@@ -224,11 +224,11 @@ class ShardSource(ArraySource):
 
     common = False
 
-    def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
+    def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
         """Go once through this process's rows in a new order, in step with the others."""
         world, stretches = self.world, self._stretches(batch_size)
         # Stretches differ in length: one stream for all would come apart.
-        own = noise.split(1)[0].stream(world.size, world.rank)
+        own = rng.split(1)[0].stream(world.size, world.rank)
         first, count = stretches[world.rank][1:]
         order = first + own.permutation(count).cpu().numpy()
         for number in range(start, self.n_batches(batch_size) or 0):
@@ -272,9 +272,9 @@ class DatasetSource(Source):
         if self.n_samples == 0:
             raise ValueError("the data is empty: at least one sample is needed")
 
-    def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
+    def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
         """Go through the data once in a new order."""
-        order = noise.permutation(self.n_samples or 0).tolist()
+        order = rng.permutation(self.n_samples or 0).tolist()
         rows = [order[i : i + batch_size] for i in range(start * batch_size, len(order), batch_size)]
         mine = [some[self.world.part_of(len(some))] for some in rows]
         loaded = self._load([some for some in mine if some])
@@ -319,7 +319,7 @@ class LoaderSource(Source):
         """Nothing is known of the loader's batches before they come."""
         return 1
 
-    def batches(self, batch_size: int, noise: Noise, start: int = 0) -> Iterator[Batch]:
+    def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
         """Go through the loader once; `batch_size` and `noise` are the loader's own business."""
         for item in itertools.islice(iter(self.loader), start, None):
             yield self._batch(layers_of(item, self.machine), {})

@@ -15,7 +15,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import Layers
 
 if TYPE_CHECKING:
-    from mvrbm.learning.world import World
+    from mvrbm.learning.distributed import World
 
 Gradient = dict[str, Tensor]
 

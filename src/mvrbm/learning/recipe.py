@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from mvrbm.learning.negative import CD, NegativePhase
+from mvrbm.learning.samplers import CD, NegativePhase
 
 
 @dataclass(frozen=True)
@@ -14,13 +14,13 @@ class Recipe:
 
     Parameters
     ----------
-    n_iter : int
+    n_epochs : int
         Passes over the data.
     batch_size : int
         Samples an update. The last batch of a pass may be shorter; its gradient counts in proportion.
     learning_rate : float, optional
         Size of a step of `W`, of the factors as they are if not `normalised`. If not given, it follows
-        from the size of the layers and the data's variance; see :func:`mvrbm.learning.start.safe_rate`.
+        from the size of the layers and the data's variance; see :func:`mvrbm.learning.initialisation.safe_rate`.
     bias_learning_rate : float, optional
         Size of a step of biases and variances; `learning_rate` if not given.
     momentum : float
@@ -49,7 +49,7 @@ class Recipe:
         Whether the factors are brought to equal norms after every pass, which leaves `W` as it is.
     """
 
-    n_iter: int = 10
+    n_epochs: int = 10
     batch_size: int = 100
     learning_rate: float | None = None
     bias_learning_rate: float | None = 0.05
@@ -65,7 +65,7 @@ class Recipe:
     balance: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in [("n_iter", 0), ("batch_size", 1)]:
+        for name, least in [("n_epochs", 0), ("batch_size", 1)]:
             value = getattr(self, name)
             if value != int(value) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
@@ -98,10 +98,10 @@ class Recipe:
 
 #: `default`: safe for every unit, order, rank and size. `paper`: Algorithm 1 as printed; factors start
 #: from N(0, 0.01^2), which the paper leaves open, and an iteration is one pass over the data.
-PRESETS: dict[str, Recipe] = {
+RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
     "paper": Recipe(
-        n_iter=10_000,
+        n_epochs=10_000,
         batch_size=100,
         learning_rate=0.05,
         bias_learning_rate=None,
@@ -122,6 +122,6 @@ def as_recipe(recipe: str | Recipe) -> Recipe:
     """Return a recipe, by name or as it is."""
     if isinstance(recipe, Recipe):
         return recipe
-    if recipe not in PRESETS:
-        raise ValueError(f"unknown preset '{recipe}': choose one of {sorted(PRESETS)}, or give a Recipe")
-    return PRESETS[recipe]
+    if recipe not in RECIPES:
+        raise ValueError(f"unknown recipe '{recipe}': choose one of {sorted(RECIPES)}, or give a Recipe")
+    return RECIPES[recipe]

@@ -16,36 +16,31 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from mvrbm.finite import all_finite
+from mvrbm.devices import sensible_threads
+from mvrbm.errors import DivergenceError
 from mvrbm.learning import checkpoint
 from mvrbm.learning.data import Batch, Source, as_source, read_ahead
+from mvrbm.learning.distributed import World
 from mvrbm.learning.gradients import Centring, Gradient, contrast, contrast_by_autograd, normalise
-from mvrbm.learning.negative import Chains
+from mvrbm.learning.initialisation import initialise, offsets, safe_rate
 from mvrbm.learning.recipe import Recipe, as_recipe
-from mvrbm.learning.start import initialise, offsets, safe_rate
-from mvrbm.learning.world import World
+from mvrbm.learning.samplers import Chains
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 from mvrbm.sampling import gibbs_step, keep_known
-from mvrbm.storage import StorageError
-from mvrbm.threads import sensible_threads
+from mvrbm.saving import StorageError
+from mvrbm.validation import all_finite
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from mvrbm.kernels import fused, graphs
-    from mvrbm.kernels.updates import FlatUpdates
     from mvrbm.learning.callbacks import Callback
+    from mvrbm.learning.paths import graphs
+    from mvrbm.learning.paths import triton as fused
+    from mvrbm.learning.paths.updates import FlatUpdates
 
 OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
-
-
-class DivergenceError(ArithmeticError):
-    """Learning has left the finite numbers, or the energy is no longer bounded.
-
-    In the first case the machine is as it was before the update that did it.
-    """
 
 
 class Trainer:
@@ -120,10 +115,10 @@ class Trainer:
         self._initialise = initialise
         self.world = World.here() if world is None else world
         seed = self.world.from_main(seed)
-        self.start_noise, self.order_noise, self.noise = Noise(seed, device=machine.like.device).split(3)
-        self._common_noise = self.noise
+        self.start_rng, self.order_rng, self.rng = RandomSource(seed, device=machine.like.device).split(3)
+        self._common_rng = self.rng
         if self.world.size > 1:
-            self.noise = self.noise_of(0)
+            self.rng = self.rng_of(0)
         self.negative, self._chain_share = self.recipe.negative.share(self.world)
         self.optimizer: Optimizer | None = None
         self.scheduler: LRScheduler | None = None
@@ -135,16 +130,16 @@ class Trainer:
         self._ending = False  # what all processes have agreed on; `stop` is what this one wants
         self.scheduled = 0  # passes that the scheduler knows of
         self.batches_per_epoch: int | None = None
-        self.n_iter = self.recipe.n_iter
-        self._order_at_start = self.order_noise.state_dict()
+        self.n_epochs = self.recipe.n_epochs
+        self._order_at_start = self.order_rng.state_dict()
         self._resumed: dict[str, Any] | None = None
         self._kept: dict[str, Tensor] = {}  # parameters before the last step, in the same memory every time
         self._passes: fused.FusedPasses | graphs.GraphedPasses | None = None
         self._updates: FlatUpdates | None = None
 
-    def noise_of(self, update: int) -> Noise:
+    def rng_of(self, update: int) -> RandomSource:
         """Return this process's stream of random numbers from an update on, where so many share the work."""
-        return self._common_noise.stream(self.world.size, self.world.rank, update)
+        return self._common_rng.stream(self.world.size, self.world.rank, update)
 
     @property
     def own_optimizer(self) -> bool:
@@ -156,19 +151,19 @@ class Trainer:
     def fit(
         self,
         data: Any,
-        n_iter: int | None = None,
+        n_epochs: int | None = None,
         *,
         mask: Any = None,
         nan_is_missing: bool = False,
     ) -> Trainer:
-        """Train until `n_iter` passes over the data are done, those of earlier calls included.
+        """Train until `n_epochs` passes over the data are done, those of earlier calls included.
 
         Parameters
         ----------
         data : array, path of a .npy file, mapping of these by layer, Dataset or DataLoader
             The data. Arrays hold one sample a row of their first axis. Bytes are scaled to [0, 1] for
             Bernoulli layers, batch by batch.
-        n_iter : int, optional
+        n_epochs : int, optional
             Passes over the data in all; the recipe's if not given.
         mask : array or mapping of arrays, optional
             True where an entry is known. The others are drawn from the model, given those.
@@ -195,11 +190,11 @@ class Trainer:
             )
             source.world = self.world
             source.first_look()
-        self.n_iter = recipe.n_iter if n_iter is None else n_iter
+        self.n_epochs = recipe.n_epochs if n_epochs is None else n_epochs
         self.batches_per_epoch = self._longest(source.n_batches(recipe.batch_size))
         self._prepare(source)
         self.stop = self.interrupted = self.broken = self._ending = False
-        from mvrbm.kernels import native  # which looks at trainers itself
+        from mvrbm.learning.paths import native  # which looks at trainers itself
 
         by_torch = native.refuses(self) is not None
         with (
@@ -211,7 +206,7 @@ class Trainer:
             self._agree()
             try:
                 # A checkpoint of the last update of a pass has that pass still to be ended.
-                while self.epoch < self.n_iter and (not self._ending or self.batch == self.batches_per_epoch):
+                while self.epoch < self.n_epochs and (not self._ending or self.batch == self.batches_per_epoch):
                     self._one_pass(source)
             except BaseException:
                 self.broken = True
@@ -244,7 +239,8 @@ class Trainer:
 
     def _choose_path(self, source: Source, threads: int) -> None:
         """Take the fastest path that can do this training."""
-        from mvrbm.kernels import fused, gemm, graphs, native  # which look at trainers themselves
+        from mvrbm.learning.paths import gemm, graphs, native
+        from mvrbm.learning.paths import triton as fused  # which look at trainers themselves
 
         if fused.refuses(self, source) is None:
             self._passes = fused.FusedPasses([self], [source])
@@ -272,7 +268,7 @@ class Trainer:
     def _start(self, source: Source) -> None:
         moments = source.moments()
         if self._initialise:
-            initialise(self.machine, self.recipe, moments, self.start_noise)
+            initialise(self.machine, self.recipe, moments, self.start_rng)
             self.machine.check_bounded()
         if self.recipe.learning_rate is None:
             rate = safe_rate(self.machine, self.recipe, moments)
@@ -315,7 +311,7 @@ class Trainer:
             group["lr"] = rate * falling
 
     def _one_pass(self, source: Source) -> None:
-        self._order_at_start = self.order_noise.state_dict()
+        self._order_at_start = self.order_rng.state_dict()
         if self.scheduled < self.epoch:
             self._reschedule()
             self.scheduled = self.epoch
@@ -350,7 +346,7 @@ class Trainer:
 
     def _in_step(self, source: Source) -> Iterator[Batch]:
         """Batches of a pass, read ahead; where their number is not known, until no process has any more."""
-        batches = read_ahead(source.batches(self.recipe.batch_size, self.order_noise, start=self.batch), source.slow)
+        batches = read_ahead(source.batches(self.recipe.batch_size, self.order_rng, start=self.batch), source.slow)
         if self.world.size == 1 or source.n_samples is not None:
             yield from batches
             return
@@ -363,11 +359,11 @@ class Trainer:
 
     def _one_fast_pass(self, source: Source, passes: fused.FusedPasses | graphs.GraphedPasses) -> None:
         source.check_all()
-        order = self.order_noise.permutation(source.n_samples or 0)
+        order = self.order_rng.permutation(source.n_samples or 0)
         made = passes.one_pass([order], start=self.batch)
         self.update += made
         self.batch += made
-        last = self.stop or self.epoch + 1 >= self.n_iter
+        last = self.stop or self.epoch + 1 >= self.n_epochs
         # To give the parameters back takes as long as some updates do: only for those who look at them.
         looked_at = last or self.callbacks or self.machine.hidden.gaussian
         if looked_at:
@@ -393,12 +389,12 @@ class Trainer:
             self._end_pass()
         else:
             # The order is drawn again when the pass is taken up.
-            self.order_noise.load_state_dict(self._order_at_start)
+            self.order_rng.load_state_dict(self._order_at_start)
             if not source.resumable:
                 self.batch = 0
 
     def _end_pass(self) -> None:
-        self._order_at_start = self.order_noise.state_dict()
+        self._order_at_start = self.order_rng.state_dict()
         if self.recipe.balance:
             for link in self.machine.links.values():
                 link.balance()
@@ -456,7 +452,7 @@ class Trainer:
         machine = self.machine
         padding = machine.as_masks(None, data)
         field = machine.hidden_field(data)
-        chain = self.negative.draw(machine, data, padding, field, self.noise, self.chains)
+        chain = self.negative.draw(machine, data, padding, field, self.rng, self.chains)
         chain_field = machine.hidden_field(chain)
         if self.gradient == "autograd":
             gradient = contrast_by_autograd(machine, data, chain, shares)
@@ -514,10 +510,10 @@ class Trainer:
         masks = machine.as_masks(batch.known, data)
         for name in set(data) - set(batch.known):  # a layer without a mask is known throughout
             masks[name] = torch.ones_like(data[name], dtype=torch.bool)
-        drawn = {name: unit.sample(torch.zeros_like(data[name]), self.noise) for name, unit in machine.layers.items()}
+        drawn = {name: unit.sample(torch.zeros_like(data[name]), self.rng) for name, unit in machine.layers.items()}
         data = keep_known(data, drawn, masks)
         for _ in range(self.missing_steps):
-            data = gibbs_step(machine, data, self.noise, masks).visible
+            data = gibbs_step(machine, data, self.rng, masks).visible
         return data
 
     def fail(self, update: int, what: str = "a parameter") -> NoReturn:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mvrbm.finite import all_finite
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
+from mvrbm.validation import all_finite, as_shape
 
 
 class Alternatives(NamedTuple):
@@ -101,7 +99,7 @@ class Unit(nn.Module, ABC):
         r"""Mean in the field: (n, \*shape) -> (n, \*shape)."""
 
     @abstractmethod
-    def sample(self, field: Tensor, noise: Noise) -> Tensor:
+    def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         r"""Draw in the field: (n, \*shape) -> (n, \*shape)."""
 
     def statistic(self, x: Tensor) -> Tensor:
@@ -245,17 +243,6 @@ class Unit(nn.Module, ABC):
 def sum_sites(values: Tensor) -> Tensor:
     r"""Add up an array of sites for each sample: (n, \*site_shape) -> (n,)."""
     return values.reshape(len(values), -1).sum(1)
-
-
-def as_shape(shape: int | Sequence[int], what: str) -> tuple[int, ...]:
-    """Return a shape as a tuple, refusing sizes below 1."""
-    try:
-        sizes = tuple(operator.index(size) for size in (shape if isinstance(shape, Sequence) else np.atleast_1d(shape)))
-    except TypeError:
-        raise ValueError(f"{what} must be whole numbers, got {shape}") from None
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"{what} must be one or more sizes of at least 1, got {sizes}")
-    return sizes
 
 
 def _broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 from mvrbm.units.base import Alternatives, Unit
 
 
@@ -37,10 +37,10 @@ class Bernoulli(Unit):
         """Return the probability of a one."""
         return torch.sigmoid(self.bias + field)
 
-    def sample(self, field: Tensor, noise: Noise) -> Tensor:
+    def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Return 1 where a uniform number falls below the mean."""
         mean = self.mean(field)
-        return (noise.uniform(mean.shape, mean) < mean).to(mean.dtype)
+        return (rng.uniform(mean.shape, mean) < mean).to(mean.dtype)
 
     @property
     def fluctuation(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 from mvrbm.units.base import Alternatives, Unit
 
 
@@ -56,10 +56,10 @@ class Categorical(Unit):
         """Return the probability of each category."""
         return torch.softmax(self.bias + field, dim=-1)
 
-    def sample(self, field: Tensor, noise: Noise) -> Tensor:
+    def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Invert the distribution function at one uniform number a row."""
         mean = self.mean(field)
-        below = noise.uniform((*mean.shape[:-1], 1), mean) >= mean.cumsum(-1)
+        below = rng.uniform((*mean.shape[:-1], 1), mean) >= mean.cumsum(-1)
         # Rounding can leave the last sum a little below 1.
         category = below.sum(-1).clamp_(max=self.shape[-1] - 1)
         return torch.nn.functional.one_hot(category, self.shape[-1]).to(mean.dtype)

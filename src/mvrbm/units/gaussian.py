@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 from mvrbm.units.base import Alternatives, Unit
 
 # An entry whose variance is below a hundredth of the layer's median is treated as having that hundredth:
@@ -82,10 +82,10 @@ class Gaussian(Unit):
         """Return b + s f."""
         return self.bias + self.scale * field
 
-    def sample(self, field: Tensor, noise: Noise) -> Tensor:
+    def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Return the mean plus s times a normal number."""
         mean = self.mean(field)
-        return mean + self.scale * noise.normal(mean.shape, mean)
+        return mean + self.scale * rng.normal(mean.shape, mean)
 
     def energy_gradient(self, x: Tensor, field: Tensor | None) -> dict[str, Tensor]:
         """Return the batch means for bias and, if it is learned, log-variance."""

@@ -8,7 +8,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 from mvrbm.units.base import Alternatives, Unit
 
 
@@ -58,10 +58,10 @@ class Rectified(Unit):
         # Far below zero the two terms cancel but for rounding.
         return (total * below + scale * density).clamp(min=0)
 
-    def sample(self, field: Tensor, noise: Noise) -> Tensor:
+    def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Return max(0, t + sqrt(sigma(t)) times a normal number)."""
         total = self.bias + field
-        return (total + self._scale(total) * noise.normal(total.shape, total)).clamp(min=0)
+        return (total + self._scale(total) * rng.normal(total.shape, total)).clamp(min=0)
 
     @staticmethod
     def _scale(total: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mvrbm.devices import sensible_threads
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.noise import Noise
-from mvrbm.threads import sensible_threads
+from mvrbm.random import RandomSource
 from mvrbm.units import Unit
 from mvrbm.vision.noise_models import KINDS, Observation, as_images, check_noise, robust_sigma
 from mvrbm.vision.patches import PatchGrid
@@ -93,7 +93,7 @@ def gibbs_mean(
     y: Tensor,
     steps: int,
     burn_in: int,
-    noise: Noise,
+    noise: RandomSource,
     *,
     fit: bool = False,
 ) -> Tensor:
@@ -112,7 +112,7 @@ def gibbs_mean(
         Observed images, black being 0.
     steps, burn_in : int
         Steps to average over, and before these.
-    noise : Noise
+    noise : RandomSource
         Source of the draws.
     fit : bool
         Whether the observation is to estimate in every step what it does not know.
@@ -209,7 +209,7 @@ def denoise(
         if count != int(count) or count < least:
             raise ValueError(f"{name} must be a whole number of at least {least}, got {count}")
     task = _task(model, images, noise, level, stride, values)
-    draws = Noise(seed, device=task.machine.like.device)
+    draws = RandomSource(seed, device=task.machine.like.device)
     gibbs = method == "gibbs"
 
     def infer(y: Tensor, fit: bool) -> Tensor:

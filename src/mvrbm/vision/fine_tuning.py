@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mvrbm.learning.descent import Loss, Plan, descend
+from mvrbm.learning.backprop import Loss, Plan, descend
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 from mvrbm.vision.inference import Geometry, Tile, infer, maps_of
 from mvrbm.vision.resampling import enlarging_taps, reducing_taps, taps_matrix
 from mvrbm.vision.windows import MARGIN, Windows, all_pairs, feature_matrix, turned
@@ -34,19 +34,19 @@ _CROPS_AT_ONCE = 256
 class Descent(NamedTuple):
     """Numbers of a fine-tuning: Adam, its rate falling along half a cosine."""
 
-    n_iter: int = 25
+    n_epochs: int = 25
     batch_size: int = 512
     learning_rate: float = 3e-3
     averaging: float = 0.0
 
 
 def tune(
-    machine: BoltzmannMachine, loss: Loss, weights: Tensor, descent: Descent, noise: Noise
+    machine: BoltzmannMachine, loss: Loss, weights: Tensor, descent: Descent, rng: RandomSource
 ) -> list[dict[str, float]]:
     """Go down a loss, in place. Returns one row a pass."""
-    plan = Plan(descent.n_iter, descent.batch_size, descent.learning_rate, 0.0, "cosine", descent.averaging, None)
+    plan = Plan(descent.n_epochs, descent.batch_size, descent.learning_rate, 0.0, "cosine", descent.averaging, None)
     plan.check()
-    return descend(machine, [], loss, weights, plan, noise, draws_from=())
+    return descend(machine, [], loss, weights, plan, rng, draws_from=())
 
 
 # -- patches ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 from mvrbm.sampling import sample
 from mvrbm.vision.windows import HIGH
 
@@ -49,11 +49,11 @@ def generative_report(
     """
     data, others = machine.as_layers(unseen), machine.as_layers(seen)
     energies = machine.free_energy(data)
-    noise = Noise(seed, device=machine.like.device)
-    order = noise.permutation(len(energies)).to(machine.like.device)
+    rng = RandomSource(seed, device=machine.like.device)
+    order = rng.permutation(len(energies)).to(machine.like.device)
     mismatched = machine.free_energy({**data, HIGH: data[HIGH][order.roll(1)[order.argsort()]]})
     begun = {name: layer[:n_chains] for name, layer in data.items()}
-    chains = sample(machine, len(begun[HIGH]), steps, noise, init=begun).visible
+    chains = sample(machine, len(begun[HIGH]), steps, rng, init=begun).visible
     blind = {**data, HIGH: torch.zeros_like(data[HIGH])}
     inferred = machine.visible_mean(machine.hidden_mean(blind))[HIGH]
     return {

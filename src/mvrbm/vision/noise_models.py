@@ -1,4 +1,4 @@
-r"""Noise on images: how it is made, and what an observed pixel tells about the clean one.
+r"""RandomSource on images: how it is made, and what an observed pixel tells about the clean one.
 
 A machine gives each clean pixel a distribution :math:`p(x \mid f)` in the field :math:`f` of the hidden
 layer; noise gives :math:`p(y \mid x)` of the observed pixel. An :class:`Observation` puts the two together:
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mvrbm.noise import Noise
+from mvrbm.random import RandomSource
 from mvrbm.units import Gaussian, Unit
 
 __all__ = ["KINDS", "NOISES", "Observation", "add_noise", "as_images", "check_noise", "robust_sigma"]
@@ -149,7 +149,7 @@ class Observation(ABC):
         r"""Mean of the clean pixels: fields and observed pixels (n, I, J) -> (n, I, J)."""
 
     @abstractmethod
-    def sample(self, field: Tensor, y: Tensor, noise: Noise) -> Tensor:
+    def sample(self, field: Tensor, y: Tensor, noise: RandomSource) -> Tensor:
         r"""Draw the clean pixels: fields and observed pixels (n, I, J) -> (n, I, J)."""
 
     @abstractmethod
@@ -160,7 +160,7 @@ class Observation(ABC):
 class SaltAndPepper(Observation):
     r"""Salt and pepper of rate :math:`\rho` on pixels that are black or white with probabilities of their own.
 
-    Noise leaves a pixel as it is with probability :math:`1 - \rho` and makes it black or white with
+    RandomSource leaves a pixel as it is with probability :math:`1 - \rho` and makes it black or white with
     :math:`\rho / 2` each. A grey pixel was not hit. One observed as :math:`v`, black or white, was
     left alone with probability
 
@@ -190,7 +190,7 @@ class SaltAndPepper(Observation):
     def mean(self, field: Tensor, y: Tensor) -> Tensor:
         return torch.lerp(self.unit.mean(field), y, self._trust(field, y))
 
-    def sample(self, field: Tensor, y: Tensor, noise: Noise) -> Tensor:
+    def sample(self, field: Tensor, y: Tensor, noise: RandomSource) -> Tensor:
         trust = self._trust(field, y)
         kept = noise.uniform(y.shape, y) < trust
         return torch.where(kept, y, self.unit.sample(field, noise))
@@ -285,7 +285,7 @@ class GaussianNoiseOnBinary(Observation):
     def mean(self, field: Tensor, y: Tensor) -> Tensor:
         return self.unit.mean(self._field(field, y))
 
-    def sample(self, field: Tensor, y: Tensor, noise: Noise) -> Tensor:
+    def sample(self, field: Tensor, y: Tensor, noise: RandomSource) -> Tensor:
         return self.unit.sample(self._field(field, y), noise)
 
     def fit(self, field: Tensor, y: Tensor) -> None:
@@ -318,7 +318,7 @@ class GaussianNoiseOnReal(Observation):
     def mean(self, field: Tensor, y: Tensor) -> Tensor:
         return torch.lerp(self.unit.mean(field), y, self._share().expand(y.shape))
 
-    def sample(self, field: Tensor, y: Tensor, noise: Noise) -> Tensor:
+    def sample(self, field: Tensor, y: Tensor, noise: RandomSource) -> Tensor:
         spread = cast(Gaussian, self.unit).scale * torch.sqrt(1 - self._share())
         return self.mean(field, y) + spread * noise.normal(y.shape, y)
 
@@ -363,7 +363,7 @@ class GaussianNoiseOnGrey(Observation):
     def mean(self, field: Tensor, y: Tensor) -> Tensor:
         return self._look_up(field, y)[0]
 
-    def sample(self, field: Tensor, y: Tensor, noise: Noise) -> Tensor:
+    def sample(self, field: Tensor, y: Tensor, noise: RandomSource) -> Tensor:
         mean, spread = self._look_up(field, y)
         return (mean + spread * noise.normal(y.shape, y)).clamp(0, 1)
 

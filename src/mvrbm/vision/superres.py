@@ -23,8 +23,8 @@ from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.trainer import Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
-from mvrbm.noise import Noise
-from mvrbm.storage import StorageError, read_config, read_machine, replace_folder, write_machine
+from mvrbm.random import RandomSource
+from mvrbm.saving import StorageError, read_config, read_machine, replace_folder, write_machine
 from mvrbm.units import Gaussian
 from mvrbm.vision.back_projection import back_project
 from mvrbm.vision.colour import LUMINANCE_GAIN, luminance, to_dtype, white
@@ -75,13 +75,13 @@ class SuperResolver(BaseEstimator):
         Passes of mean field.
     floor : float
         Added to the scale of each patch, white being 1, so that noise in flat ones is not made large.
-    n_iter : int, optional
-        Passes over the patches; the preset's if not given.
+    n_epochs : int, optional
+        Passes over the patches; the recipe's if not given.
     batch_size : int, optional
-        Patches an update; the preset's if not given.
+        Patches an update; the recipe's if not given.
     learning_rate : float, optional
-        Step size; the preset's if not given.
-    preset : str or Recipe
+        Step size; the recipe's if not given.
+    recipe : str or Recipe
         ``"default"``, ``"paper"``, or a :class:`~mvrbm.learning.Recipe`.
     random_state : int, RandomState or None
         Seed.
@@ -102,7 +102,7 @@ class SuperResolver(BaseEstimator):
     >>> import numpy as np
     >>> from mvrbm.vision import SuperResolver
     >>> image = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
-    >>> model = SuperResolver(patch=6, hidden_shape=(4, 4), n_patches=100, n_iter=1, device="cpu")
+    >>> model = SuperResolver(patch=6, hidden_shape=(4, 4), n_patches=100, n_epochs=1, device="cpu")
     >>> model.fit([image]).upscale(image).shape
     (80, 80)
     """
@@ -122,10 +122,10 @@ class SuperResolver(BaseEstimator):
         back_projection: int = 20,
         cycles: int = 1,
         floor: float = 0.005,
-        n_iter: int | None = None,
+        n_epochs: int | None = None,
         batch_size: int | None = None,
         learning_rate: float | None = None,
-        preset: str | Recipe = "default",
+        recipe: str | Recipe = "default",
         random_state: Any = 0,
         device: str = "auto",
         verbose: int = 0,
@@ -139,10 +139,10 @@ class SuperResolver(BaseEstimator):
         self.back_projection = back_projection
         self.cycles = cycles
         self.floor = floor
-        self.n_iter = n_iter
+        self.n_epochs = n_epochs
         self.batch_size = batch_size
         self.learning_rate = learning_rate
-        self.preset = preset
+        self.recipe = recipe
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
@@ -170,9 +170,9 @@ class SuperResolver(BaseEstimator):
         shape = (self.patch, self.patch)
         visible = {name: Gaussian(shape) for name in (HIGH, *DERIVATIVES)}
         machine = multimodal_mvrbm(visible, self.hidden_shape, self.rank).to(_device(self.device))
-        given = {"n_iter": self.n_iter, "batch_size": self.batch_size, "learning_rate": self.learning_rate}
+        given = {"n_epochs": self.n_epochs, "batch_size": self.batch_size, "learning_rate": self.learning_rate}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        recipe = dataclasses.replace(as_recipe(self.preset), **changes)
+        recipe = dataclasses.replace(as_recipe(self.recipe), **changes)
         watching = [*callbacks, *([ProgressBar()] if self.verbose else [])]
         trainer = Trainer(machine, recipe, callbacks=watching, seed=seed)
         trainer.fit(joined)
@@ -188,7 +188,7 @@ class SuperResolver(BaseEstimator):
         *,
         objective: str = "patches",
         n_samples: int = 100_000,
-        n_iter: int = 25,
+        n_epochs: int = 25,
         batch_size: int = 512,
         learning_rate: float = 3e-3,
         averaging: float = 0.0,
@@ -204,7 +204,7 @@ class SuperResolver(BaseEstimator):
             Whether to count the error of each patch, or that of the image that they make together.
         n_samples : int
             Patches, or crops of images, to learn from.
-        n_iter, batch_size, learning_rate : int, int, float
+        n_epochs, batch_size, learning_rate : int, int, float
             Passes over them, how many an update, and Adam's rate, which falls to zero along half a cosine.
         averaging : float
             Share that a running average of the parameters keeps of itself in an update; 0 for the parameters
@@ -225,8 +225,8 @@ class SuperResolver(BaseEstimator):
             loss, weights = image_loss(machine, crops, geometry, self.cycles, self.back_projection)
         else:
             raise ValueError(f"objective must be 'patches' or 'images', got {objective!r}")
-        noise = Noise(seed, device=machine.like.device)
-        history = tune(machine, loss, weights, Descent(n_iter, batch_size, learning_rate, averaging), noise)
+        rng = RandomSource(seed, device=machine.like.device)
+        history = tune(machine, loss, weights, Descent(n_epochs, batch_size, learning_rate, averaging), rng)
         self.history_ = [*self.history_, *history]
         return self
 

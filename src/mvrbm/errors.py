@@ -1,0 +1,38 @@
+"""Every exception that the package raises on its own account. All share one base class, :class:`MVRBMError`."""
+
+from __future__ import annotations
+
+
+class MVRBMError(Exception):
+    """Base class of all exceptions of this package."""
+
+
+class InputError(MVRBMError, ValueError):
+    """A data file or an array that cannot be read, or an output that cannot be written."""
+
+
+class DatasetError(InputError):
+    """A named data set that is unknown, or not on this machine."""
+
+
+class ShardError(InputError):
+    """A shard that cannot be read, or that does not match the other shards."""
+
+
+class StorageError(MVRBMError, ValueError):
+    """A model folder that is missing, damaged, not written by this package, or of another version."""
+
+
+class ExportError(MVRBMError, ValueError):
+    """A model that cannot be exported."""
+
+
+class DivergenceError(MVRBMError, ArithmeticError):
+    """Training has diverged: a parameter is not finite or far too large, or the energy is no longer bounded.
+
+    The machine then has the parameters from before the update that diverged, where these are known.
+    """
+
+
+class DistributedError(MVRBMError, RuntimeError):
+    """Another process of a distributed training run has failed; the message is that process's own."""

@@ -1,0 +1,1 @@
+"""Execution paths: ways to compute the same updates, from the reference to fused GPU kernels."""

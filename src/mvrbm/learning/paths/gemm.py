@@ -1,0 +1,178 @@
+r"""Contrastive divergence on the CPU, every mode product one plain matrix product.
+
+Arrays lie as (I, n, J) and (K, n, L): the mode that a factor acts on is then always the first or the last, and
+the batch is part of the other side of one large product. Half-way products :math:`X V_r^\top` are shared between
+the field and the gradient, and all arrays are allocated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mvrbm.learning.paths.flat import LayerPlan, Plan, why_not
+from mvrbm.learning.paths.updates import FlatUpdates
+
+if TYPE_CHECKING:
+    from mvrbm.learning.trainer import Trainer
+
+
+# Batches of more sizes than this come from a loader with a mind of its own.
+_MOST_PHASES = 6
+
+
+class _Phase:
+    """States of one side of the contrast, and the products that its gradient needs again."""
+
+    def __init__(self, plan: Plan, n: int, like: Tensor) -> None:
+        K, L = plan.hidden_rows, plan.hidden_columns
+        self.n = n
+        self.visible = [like.new_zeros(p.rows, n, p.columns) for p in plan.layers]
+        self.halfway = [like.new_zeros(p.rank, p.rows * n, L) for p in plan.layers]  # X V_r'
+        self.back = [like.new_zeros(p.rank, p.rows * n, L) for p in plan.layers]  # U_r' Y
+        self.field = like.new_zeros(K, n, L)
+        self.mean = like.new_zeros(K, n, L)
+
+
+class GemmUpdates(FlatUpdates):
+    """Makes updates by the matrix products of PyTorch."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer)
+        self._phases: dict[tuple[str, int], _Phase] = {}
+        self.pull()
+
+    def _phase(self, what: str, n: int) -> _Phase:
+        """Buffers for so many samples: kept, since a pass has batches of one size, and one shorter."""
+        if (what, n) not in self._phases:
+            if len(self._phases) >= _MOST_PHASES:
+                self._phases = {key: phase for key, phase in self._phases.items() if key == ("chain", self._n_chains)}
+            self._phases[what, n] = _Phase(self.plan, n, self._params)
+        return self._phases[what, n]
+
+    def _chain_states(self) -> list[Tensor]:
+        return self._phase("chain", self._n_chains).visible
+
+    def _contrast(self, batch: Mapping[str, Tensor], of_data: float, of_chain: float) -> None:
+        n = len(next(iter(batch.values())))
+        data = self._phase("data", n)
+        for p, states, pair in zip(self.plan.layers, data.visible, self._affine, strict=True):
+            states.copy_(batch[p.name].transpose(0, 1))
+            if pair is not None:
+                states.mul_(pair[0][:, None]).sub_(pair[1][:, None])
+        self._upwards(data)
+        self._means(data)
+        if self._persistent:
+            chain = self._phase("chain", self._n_chains)
+            self._upwards(chain)
+            field = chain.field
+        else:
+            chain, field = self._phase("chain", n), data.field
+        for _ in range(self._steps):
+            self._gibbs(chain, field)
+            field = chain.field
+        self._means(chain)
+        self._slopes(data, chain, of_data, of_chain)
+
+    # -- fields -----------------------------------------------------------------------------------
+
+    def _upwards(self, phase: _Phase) -> None:
+        """Hidden field with bias, C + sum U_r X V_r'."""
+        layers, C = self._split_params
+        n, L = phase.n, self.plan.hidden_columns
+        flat = phase.field.view(self.plan.hidden_rows, n * L)
+        for m, (p, (U, V, _)) in enumerate(zip(self.plan.layers, layers, strict=True)):
+            x = phase.visible[m].view(p.rows * n, p.columns)
+            for r in range(p.rank):
+                torch.mm(x, V[r].t(), out=phase.halfway[m][r])
+            _times(self._flat_u(p, U), phase.halfway[m].view(p.rank * p.rows, n * L), flat, add=m > 0)
+        phase.field.add_(C[:, None])
+
+    def _downwards(self, y: Tensor, m: int, phase: _Phase, into: Tensor) -> None:
+        """Field of layer m with bias, B + sum U_r' Y V_r."""
+        p, (U, V, B) = self.plan.layers[m], self._split_params[0][m]
+        n, L = phase.n, self.plan.hidden_columns
+        back, flat = phase.back[m], into.view(p.rows * n, p.columns)
+        torch.mm(self._flat_u(p, U).t(), y.view(self.plan.hidden_rows, n * L), out=back.view(p.rank * p.rows, n * L))
+        for r in range(p.rank):
+            _times(back[r], V[r], flat, add=r > 0)
+        into.add_(B[:, None])
+
+    def _flat_u(self, p: LayerPlan, U: Tensor) -> Tensor:
+        """All U_r side by side, (K, R I); for one of them a view."""
+        return U[0] if p.rank == 1 else U.transpose(0, 1).reshape(self.plan.hidden_rows, -1)
+
+    def _means(self, phase: _Phase) -> None:
+        if self.plan.hidden_gaussian:
+            phase.mean.copy_(phase.field)
+        else:
+            torch.sigmoid(phase.field, out=phase.mean)
+
+    def _gibbs(self, chain: _Phase, field: Tensor) -> None:
+        """From a hidden field draw the hidden layer, then the visible ones, and find their hidden field."""
+        y = chain.mean  # overwritten: it is needed only after the last step
+        _draw(field, y, self._numbers(chain.n, None), self.plan.hidden_gaussian)
+        for m, p in enumerate(self.plan.layers):
+            states = chain.visible[m]
+            self._downwards(y, m, chain, states)
+            _draw(states, states, self._numbers(chain.n, p), p.gaussian)
+        self._upwards(chain)
+
+    def _slopes(self, data: _Phase, chain: _Phase, of_data: float, of_chain: float) -> None:
+        """Gradient of of_data * mean F(data) - of_chain * mean F(chain)."""
+        slopes, to_c = self._split_gradient
+        sides = [(chain, of_chain / max(1, chain.n)), (data, -of_data / max(1, data.n))]
+        for number, (phase, sign) in enumerate(sides):
+            add, n, L = number > 0, phase.n, self.plan.hidden_columns
+            phase.mean.mul_(sign)
+            h = phase.mean.view(self.plan.hidden_rows, n * L)
+            _total(phase.mean, to_c, 1.0, add=add)
+            for m, (p, (U, _, _), (to_u, to_v, to_b)) in enumerate(
+                zip(self.plan.layers, self._split_params[0], slopes, strict=True)
+            ):
+                halfway, back, x = phase.halfway[m], phase.back[m], phase.visible[m]
+                if p.rank == 1:
+                    _times(h, halfway[0].view(p.rows, n * L).t(), to_u[0], add=add)
+                else:
+                    wide = h @ halfway.view(p.rank * p.rows, n * L).t()
+                    wide = wide.view(-1, p.rank, p.rows).transpose(0, 1)
+                    to_u.copy_(to_u + wide if add else wide)
+                torch.mm(self._flat_u(p, U).t(), h, out=back.view(p.rank * p.rows, n * L))
+                for r in range(p.rank):
+                    _times(back[r].t(), x.view(p.rows * n, p.columns), to_v[r], add=add)
+                _total(x, to_b, sign, add=add)
+
+
+def _times(a: Tensor, b: Tensor, into: Tensor, *, add: bool) -> None:
+    """Matrix product, added to what is there or in its place."""
+    if add:
+        into.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=into)
+
+
+def _total(x: Tensor, into: Tensor, scale: float, *, add: bool) -> None:
+    """Sum over the samples of (I, n, J), times a number."""
+    total = x.sum(1)
+    into.add_(total, alpha=scale) if add else torch.mul(total, scale, out=into)
+
+
+def _draw(field: Tensor, into: Tensor, numbers: Tensor, gaussian: bool) -> None:
+    """Draw a layer (I, n, J) from fields with its bias and numbers (n, I, J); `into` may be `field` itself."""
+    numbers = numbers.transpose(0, 1)
+    if gaussian:
+        torch.add(field, numbers, out=into)
+    else:
+        torch.sigmoid(field, out=into)
+        torch.lt(numbers, into, out=into)
+
+
+def refuses(trainer: Trainer) -> str | None:
+    """Return why this path cannot do a training, None if it can."""
+    device = trainer.machine.like.device
+    if device.type != "cpu":
+        return f"the machine is on {device}"
+    return why_not(trainer)

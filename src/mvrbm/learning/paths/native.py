@@ -1,0 +1,194 @@
+"""Contrastive divergence on the CPU by our own C code, `_native.c`, where it was built.
+
+A sample's matrices are too small for a general matrix product to be at its best. Here all of an update that concerns
+one sample is done while that sample is in the first cache, and samples are shared among threads by whoever is free.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mvrbm.compiled import library
+from mvrbm.learning.paths import gemm
+from mvrbm.learning.paths.flat import Plan
+from mvrbm.learning.paths.updates import FlatUpdates
+
+if TYPE_CHECKING:
+    from mvrbm.learning.trainer import Trainer
+
+# Bytes of what is kept of samples for the gradient of U: it is to stay in the second cache.
+_GROUP_BYTES = 350_000
+_LARGEST_GROUP = 64
+_MOST_TASKS = 16
+# Multiplications of a pass through the coupling over a batch, below which a thread takes longer to wake than it helps.
+_WORTH_THREADS = 10**6
+
+# Products of a pass through the coupling over a batch, below which the way to them takes longer than they do.
+_LITTLE = 10**6
+# Fewer rows than these use what they read of V too seldom; and padding, or U X where X V' is smaller, costs this much.
+_FEW_ROWS, _WASTE = 8, 2.5
+# Random numbers of several steps, all of which are drawn before an update: 64 MB.
+_MOST_NUMBERS = 2**24
+_LARGEST = 2**26  # entries of a matrix: the compiled code counts in 32 bits
+_INTERFACE = 1  # of the compiled code that this file goes with
+
+_FLOATS = ctypes.c_void_p
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of _native.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("I", "J", "rank", "gaussian")),
+        *((name, _FLOATS) for name in ("U", "V", "B", "data", "scale", "shift")),
+        *((name, ctypes.c_int64) for name in ("states_at", "products_at", "v_at", "vt_at", "b_at")),
+        *((name, ctypes.c_int64) for name in ("to_u_at", "to_v_at", "to_b_at")),
+        *((name, _FLOATS) for name in ("to_U", "to_V", "to_B")),
+    )
+
+
+class _Job(ctypes.Structure):
+    """`Job` of _native.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("K", "L", "gaussian", "n_layers", "n_data", "n_chains", "steps")),
+        *((name, ctypes.c_int32) for name in ("tasks", "group", "threads")),
+        *((name, ctypes.c_float) for name in ("data_weight", "chain_weight")),
+        ("layers", ctypes.POINTER(_Layer)),
+        *((name, _FLOATS) for name in ("C", "chains")),
+        ("numbers", ctypes.POINTER(ctypes.c_void_p)),
+        *((name, _FLOATS) for name in ("packed", "gradients", "scratch", "to_C")),
+        *((name, ctypes.c_int64) for name in ("states", "products", "c_at", "to_c_at")),
+        *((name, ctypes.c_int64) for name in ("gradient_size", "scratch_size")),
+    )
+
+
+class NativeUpdates(FlatUpdates):
+    """Makes updates by compiled code.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        A training that :func:`refuses` had nothing against.
+    threads : int
+        How many may be at work, if there is enough for them. The result does not depend on it.
+    """
+
+    def __init__(self, trainer: Trainer, threads: int) -> None:
+        super().__init__(trainer)
+        code = library()
+        assert code is not None
+        self._code, self._pad = code, int(code.PAD)
+        work = trainer.recipe.batch_size * sum(link.operations for link in trainer.machine.links.values())
+        self._threads = min(threads, _MOST_TASKS) if work >= _WORTH_THREADS else 1
+        self._layers, self._job = self._laid_out()
+        self._padded_chains = self._params.new_zeros(self._n_chains if self._persistent else 0, self._job.states)
+        self.pull()
+
+    def _padded(self, columns: int) -> int:
+        return _padded(columns, self._pad)
+
+    def _laid_out(self) -> tuple[ctypes.Array[_Layer], _Job]:
+        """Say where everything is that stays the same from update to update."""
+        plan, job = self.plan, _Job()
+        K, L = plan.hidden_rows, plan.hidden_columns
+        Lp = self._padded(L)
+        layers = (_Layer * len(plan.layers))()
+        packed = gradient = 0
+        for layer, p, own, slopes, pair in zip(
+            layers, plan.layers, self._split_params[0], self._split_gradient[0], self._affine, strict=True
+        ):
+            R, I, J, Jp = p.rank, p.rows, p.columns, self._padded(p.columns)  # noqa: E741
+            layer.I, layer.J, layer.rank, layer.gaussian = I, J, R, p.gaussian
+            layer.U, layer.V, layer.B = (part.data_ptr() for part in own)
+            layer.to_U, layer.to_V, layer.to_B = (part.data_ptr() for part in slopes)
+            if pair is not None:
+                layer.scale, layer.shift = (part.data_ptr() for part in pair)
+            layer.states_at, layer.products_at = job.states, job.products
+            job.states, job.products = job.states + I * Jp, job.products + R * K * Jp
+            layer.v_at, layer.vt_at, layer.b_at = packed, packed + R * L * Jp, packed + R * (L * Jp + J * Lp)
+            packed += R * (L * Jp + J * Lp) + I * Jp
+            layer.to_v_at, layer.to_b_at, layer.to_u_at = (
+                gradient,
+                gradient + R * L * Jp,
+                gradient + R * L * Jp + I * Jp,
+            )
+            gradient += R * L * Jp + I * Jp + self._padded(R * K * I)
+        job.K, job.L, job.gaussian, job.n_layers, job.steps = K, L, plan.hidden_gaussian, len(layers), self._steps
+        job.layers = layers
+        job.c_at = packed
+        job.to_c_at, job.gradient_size = gradient, gradient + K * Lp
+        job.C, job.to_C = self._split_params[1].data_ptr(), self._split_gradient[1].data_ptr()
+        job.threads = self._threads
+        job.group = max(2, min(_LARGEST_GROUP, _GROUP_BYTES // (4 * (job.states + job.products))))
+        spare = max(K * L, *(p.area for p in plan.layers)) + self._pad
+        job.scratch_size = self._padded(job.group * (job.states + job.products) + 2 * (job.products + K * Lp) + spare)
+        new = self._params.new_zeros
+        self._buffers = new(packed + K * Lp), new(_MOST_TASKS * job.gradient_size), new(job.threads * job.scratch_size)
+        job.packed, job.gradients, job.scratch = (buffer.data_ptr() for buffer in self._buffers)
+        return layers, job
+
+    def _chain_states(self) -> list[Tensor]:
+        states = []
+        for layer, p in zip(self._layers, self.plan.layers, strict=True):
+            width = self._padded(p.columns)
+            own = self._padded_chains[:, layer.states_at : layer.states_at + p.rows * width]
+            states.append(own.view(-1, p.rows, width)[..., : p.columns].transpose(0, 1))
+        return states
+
+    def _contrast(self, batch: Mapping[str, Tensor], of_data: float, of_chain: float) -> None:
+        job, plan = self._job, self.plan
+        samples = [batch[p.name].to(self._params).contiguous() for p in plan.layers]
+        for layer, p, some in zip(self._layers, plan.layers, samples, strict=True):
+            if some.shape != (len(samples[0]), p.rows, p.columns):
+                raise ValueError(
+                    f"layer '{p.name}' needs samples of shape {(p.rows, p.columns)}, as many as every other layer, "
+                    f"got an array {tuple(some.shape)} where the first has {len(samples[0])}"
+                )
+            layer.data = some.data_ptr()
+        job.n_data = len(samples[0])
+        job.n_chains = self._n_chains if self._persistent else job.n_data
+        job.chains = self._padded_chains.data_ptr() if self._persistent else None
+        job.tasks = max(1, min(_MOST_TASKS, -(-(job.n_data + job.n_chains) // job.group)))
+        job.data_weight, job.chain_weight = of_data / max(1, job.n_data), of_chain / max(1, job.n_chains)
+        drawn = [self._numbers(job.n_chains, p).contiguous() for _ in range(self._steps) for p in (None, *plan.layers)]
+        job.numbers = (ctypes.c_void_p * len(drawn))(*(numbers.data_ptr() for numbers in drawn))
+        self._code.contrast(ctypes.addressof(job))
+
+
+def refuses(trainer: Trainer) -> str | None:
+    """Return why this path cannot do a training, None if it can."""
+    code = library()
+    if code is None:
+        return "there is no compiled code"
+    if (code.INTERFACE, code.job_size, code.layer_size) != (_INTERFACE, ctypes.sizeof(_Job), ctypes.sizeof(_Layer)):
+        return "the compiled code is of another version: install the package again"
+    if trainer.machine.like.dtype != torch.float32:
+        return f"its numbers are {trainer.machine.like.dtype}, not torch.float32"
+    return gemm.refuses(trainer) or _unsuited(trainer, int(code.PAD))
+
+
+def _padded(columns: int, pad: int) -> int:
+    return -(-columns // pad) * pad
+
+
+def _unsuited(trainer: Trainer, pad: int) -> str | None:
+    """Return why plain products do a training better, None if they do not."""
+    plan, negative = Plan.of(trainer.machine), trainer.negative
+    K, L, steps = plan.hidden_rows, plan.hidden_columns, int(negative.steps)  # type: ignore[attr-defined]
+    n = max(trainer.recipe.batch_size, int(getattr(negative, "n_chains", 0)))
+    if max(max(K * p.rows, L * p.columns, K * p.columns, plan.hidden_area, p.area) for p in plan.layers) > _LARGEST:
+        return "its layers are too large"
+    if steps > 1 and steps * n * (plan.hidden_area + plan.states) > _MOST_NUMBERS:
+        return "its chains want too many random numbers an update"
+    ours = sum(p.rank * K * (p.rows * _padded(p.columns, pad) + p.columns * _padded(L, pad)) for p in plan.layers)
+    theirs = sum(p.rank * p.rows * L * (p.columns + K) for p in plan.layers)
+    few_rows = min(K, *(p.rows for p in plan.layers)) < _FEW_ROWS
+    if n * ours > _LITTLE and (few_rows or ours > _WASTE * theirs):
+        return "its matrices are too narrow"
+    return None

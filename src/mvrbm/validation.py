@@ -1,0 +1,93 @@
+"""Checks of single arguments: whole numbers, numbers in a range, choices, shapes; and whether tensors are finite.
+
+Checks of data arrays are in :mod:`mvrbm.estimators.inputs`; checks of values that a layer can take are the units' own.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Choice = TypeVar("Choice")
+
+
+def whole_number(value: Any, name: str, least: int = 1) -> int:
+    """Return `value` as an int, or raise ValueError if it is not a whole number of at least `least`."""
+    try:
+        whole = int(value)
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or whole != value or whole < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return whole
+
+
+def number(
+    value: Any,
+    name: str,
+    low: float = 0.0,
+    high: float = math.inf,
+    *,
+    exclude_low: bool = False,
+    exclude_high: bool = True,
+) -> float:
+    """Return `value` as a float, or raise ValueError if it lies outside `low` to `high`.
+
+    Parameters
+    ----------
+    value : number
+        The argument.
+    name : str
+        Name of the argument, for the message.
+    low, high : float
+        Bounds.
+    exclude_low, exclude_high : bool
+        Whether the bounds themselves are excluded. NaN and infinite values are never accepted.
+    """
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    above = found > low if exclude_low else found >= low
+    below = found < high if exclude_high else found <= high
+    if above and below and math.isfinite(found):
+        return found
+    lower = "positive" if exclude_low and low == 0 else f"{'above' if exclude_low else 'at least'} {low:g}"
+    upper = "" if math.isinf(high) else f" and {'below' if exclude_high else 'at most'} {high:g}"
+    raise ValueError(f"{name} must be {lower}{upper}, got {value!r}")
+
+
+def choice(value: Choice, name: str, options: Iterable[Choice]) -> Choice:
+    """Return `value`, or raise ValueError if it is not one of the options."""
+    options = list(options)
+    if value not in options:
+        raise ValueError(f"{name} must be one of {options}, got {value!r}")
+    return value
+
+
+def as_shape(shape: int | Sequence[int], name: str) -> tuple[int, ...]:
+    """Return a shape as a tuple, or raise ValueError if a size is not a whole number of at least 1."""
+    try:
+        sizes = tuple(operator.index(size) for size in (shape if isinstance(shape, Sequence) else np.atleast_1d(shape)))
+    except TypeError:
+        raise ValueError(f"{name} must be whole numbers, got {shape}") from None
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"{name} must be one or more sizes of at least 1, got {sizes}")
+    return sizes
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Return whether no entry is NaN or infinite.
+
+    A sum is finite unless an entry is not, or it all but overflows: in the usual case there is one number to look at.
+    """
+    tensors = [tensor.detach() for tensor in tensors]
+    total = functools.reduce(operator.add, (tensor.sum() for tensor in tensors))
+    return math.isfinite(float(total)) or all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

@@ -1,0 +1,382 @@
+"""What the baselines share: checked images on the device, one training loop, one way to choose its length."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mvrbm import models
+from mvrbm.learning import Recipe, Trainer
+from mvrbm.machine import BoltzmannMachine
+
+__all__ = ["Descent", "ImageClassifier", "NetworkClassifier", "as_device", "passes", "train_rbm"]
+
+Array = NDArray[Any]
+#: Weight (n_out, n_in) and bias (n_out,) of one layer.
+Layer = tuple[Tensor, Tensor]
+
+_ROWS_AT_ONCE = 2000  # of a prediction
+_HELD_OUT_EVERY = 6  # one training sample in six decides on the number of passes
+_UPDATES_A_ROUND = 100  # between two looks at the held-out samples, rounded up to whole passes
+_FEWEST_ROUNDS, _MOST_ROUNDS, _PATIENCE = 10, 60, 15
+_EAGER_UPDATES = 3  # before an update is recorded as a CUDA graph: they create the optimiser's state
+
+
+# -- classifiers of images --------------------------------------------------------------------------
+
+
+class ImageClassifier(ClassifierMixin, BaseEstimator):
+    """Base of all baselines: images in, labels out. Subclasses see tensors on the device, and classes 0, 1, ...
+
+    Attributes
+    ----------
+    classes_ : array (n_classes,)
+        The labels, sorted. Columns of `predict_proba` are in this order.
+    shape_ : tuple of int
+        Shape of a sample as it was given to `fit`.
+    n_parameters_ : int
+        Numbers that were learned; zero for nearest neighbours, which keep the samples.
+    fit_seconds_ : float
+        How long `fit` took, the choice of the number of passes included.
+    """
+
+    classes_: Array
+    shape_: tuple[int, ...]
+    n_parameters_: int
+    fit_seconds_: float
+    random_state: Any
+    device: str
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn from labelled images.
+
+        Parameters
+        ----------
+        X : array (n, height, width) or (n, n_pixels)
+            Floats from 0 to 1, or bytes, which are divided by 255.
+        y : array (n,)
+            Labels of any kind that can be sorted.
+        """
+        began = time.perf_counter()
+        device = as_device(self.device)
+        images = self._images(X, reset=True).to(device)
+        labels = column_or_1d(y)
+        check_classification_targets(labels)
+        if len(labels) != len(images):
+            raise ValueError(f"X and y must be of equal length, got {len(images)} images and {len(labels)} labels")
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y must have at least two classes, got {len(self.classes_)}: {self.classes_.tolist()}")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        with _seeded(seed, device):
+            self.n_parameters_ = self._fit(images, torch.from_numpy(codes).to(device))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self.fit_seconds_ = time.perf_counter() - began
+        return self
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probability of each class, (n, n_classes), in the order of `classes_`."""
+        check_is_fitted(self)
+        images = self._images(X, reset=False)
+        device = as_device(self.device)
+        with torch.no_grad():
+            return torch.cat(
+                [self._probabilities(part.to(device)).cpu() for part in images.split(_ROWS_AT_ONCE)]
+            ).numpy()
+
+    def predict(self, X: Any) -> Array:
+        """Most probable label of each image, (n,)."""
+        probabilities = self.predict_proba(X)
+        labels: Array = self.classes_[probabilities.argmax(1)]
+        return labels
+
+    def _fit(self, images: Tensor, codes: Tensor) -> int:
+        """Learn; return the number of parameters."""
+        raise NotImplementedError
+
+    def _probabilities(self, images: Tensor) -> Tensor:
+        """Probabilities of the classes, (n, n_classes)."""
+        raise NotImplementedError
+
+    def _images(self, X: Any, *, reset: bool) -> Tensor:
+        """Check images and return them as float32, (n, *shape)."""
+        given = np.asarray(X)
+        if given.ndim > 2 and given.size:
+            rows, shape = given.reshape(len(given), -1), given.shape[1:]
+        else:
+            rows, shape = given, given.shape[1:]
+        rows = validate_data(self, rows, reset=reset, dtype=None if given.dtype == np.uint8 else np.float32)
+        if rows.dtype != np.uint8 and (rows.min() < 0 or rows.max() > 1):
+            raise ValueError(f"X must be floats from 0 to 1, or bytes, got {rows.min():g} to {rows.max():g}")
+        if reset:
+            self.shape_ = tuple(shape)
+        elif len(shape) > 1 and len(self.shape_) > 1 and tuple(shape) != self.shape_:
+            raise ValueError(f"X must have samples of shape {self.shape_}, got {tuple(shape)}")
+        tensor = torch.from_numpy(np.array(rows)).float()
+        tensor = tensor / 255 if rows.dtype == np.uint8 else tensor
+        return tensor.reshape(len(rows), *self.shape_)
+
+
+class NetworkClassifier(ImageClassifier):
+    r"""A network trained by backpropagation, for as many passes as held-out training samples ask for.
+
+    One training sample in six, taken evenly from every class, is held out. The network learns from the others
+    at a constant rate, in rounds of whole passes and at least 100 updates; after each round its errors on
+    the held-out samples are counted, ties decided by the cross-entropy. It ends 15 rounds after the best one, after
+    10 rounds at the earliest and 60 at the latest. Then a new network learns from all samples, in as many passes as
+    were best (and at least 10 rounds), its rate falling to zero along half a cosine.
+
+    Pre-training, which sees no labels, is done once and on all samples.
+
+    Attributes
+    ----------
+    network_ : torch.nn.Module
+        What was learned: images (n, \*shape) to logits (n, n_classes).
+    epochs_ : int
+        Passes over the data that made it.
+    """
+
+    network_: nn.Module
+    epochs_: int
+    epochs: int | None
+    batch_size: int | None
+    learning_rate: float
+
+    _falling_rate: ClassVar[bool] = True
+
+    # -- what subclasses decide -------------------------------------------------------------------
+
+    def _network(self, images: Tensor, n_classes: int) -> nn.Module:
+        """Return a new network from images (n, *shape) to logits (n, n_classes)."""
+        raise NotImplementedError
+
+    def _pretrain(self, images: Tensor) -> Sequence[Layer]:
+        """Return where the first fully connected layers start, if not at random."""
+        return ()
+
+    def _loss(self, logits: Tensor, codes: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits, codes)
+
+    def _optimizer(self, parameters: Iterable[nn.Parameter], device: torch.device) -> Optimizer:
+        return adam(parameters, self.learning_rate, device)
+
+    def _batch(self, n: int) -> int:
+        """A fortieth of the samples, between 16 and 128, unless it was given."""
+        return min(n, self.batch_size or min(128, max(16, n // 40)))
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    def _fit(self, images: Tensor, codes: Tensor) -> int:
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and (value != int(value) or value < 1):
+                raise ValueError(f"{name} must be None or a whole number of at least 1, got {value!r}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate!r}")
+        start = self._pretrain(images)
+        self.epochs_ = int(self.epochs or self._best_epochs(images, codes, start))
+        network, descent = self._beginning(images, codes, start)
+        descent.run(self.epochs_, falling=self._falling_rate)
+        self.network_ = network.eval()
+        return sum(parameter.numel() for parameter in network.parameters())
+
+    def _beginning(self, images: Tensor, codes: Tensor, start: Sequence[Layer]) -> tuple[nn.Module, Descent]:
+        """Return a new network, and what trains it on these samples."""
+        network = self._network(images, len(self.classes_)).to(images.device)
+        linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
+        with torch.no_grad():
+            for module, (weight, bias) in zip(linear, start, strict=False):
+                module.weight.copy_(weight)
+                module.bias.copy_(bias)
+
+        def loss(rows: Tensor) -> Tensor:
+            return self._loss(network(images[rows]), codes[rows])
+
+        optimizer = self._optimizer(network.parameters(), images.device)
+        return network, Descent(loss, optimizer, len(images), self._batch(len(images)), images.device)
+
+    def _best_epochs(self, images: Tensor, codes: Tensor, start: Sequence[Layer]) -> int:
+        n = len(images)
+        shuffled = torch.randperm(n).to(codes.device)
+        by_class = shuffled[codes[shuffled].argsort(stable=True)]  # every sixth of these is as mixed as all
+        held_out = by_class[::_HELD_OUT_EVERY]
+        kept = torch.ones(n, dtype=torch.bool, device=codes.device)
+        kept[held_out] = False
+        if not bool(kept.any()):
+            raise ValueError(f"X must have at least two images, got {n}")
+        network, descent = self._beginning(images[kept], codes[kept], start)
+        epochs_a_round = math.ceil(_UPDATES_A_ROUND / descent.updates_a_pass)
+        best, best_round = (math.inf, math.inf), 0
+        for number in range(1, _MOST_ROUNDS + 1):
+            network.train()
+            descent.run(epochs_a_round)
+            score = _errors_and_loss(network.eval(), images[held_out], codes[held_out])
+            if score < best:
+                best, best_round = score, number
+            if number >= max(_FEWEST_ROUNDS, best_round + _PATIENCE):
+                break
+        return epochs_a_round * max(best_round, _FEWEST_ROUNDS)
+
+    def _probabilities(self, images: Tensor) -> Tensor:
+        return torch.softmax(self.network_(images).double(), dim=1)
+
+
+@torch.no_grad()
+def _errors_and_loss(network: nn.Module, images: Tensor, codes: Tensor) -> tuple[float, float]:
+    logits = torch.cat([network(part) for part in images.split(_ROWS_AT_ONCE)])
+    wrong = (logits.argmax(1) != codes).double().mean()
+    both = torch.stack([wrong, nn.functional.cross_entropy(logits, codes).double()]).tolist()
+    return both[0], both[1]
+
+
+# -- the training loop ------------------------------------------------------------------------------
+
+
+class Descent:
+    """Stochastic gradient descent on a loss over samples that lie on the device.
+
+    Batches are rows of a random order that is drawn there; nothing waits for the host within a pass. On a GPU
+    an update is recorded once as a CUDA graph and replayed. Samples that do not fill the last batch of a
+    pass sit that pass out.
+
+    Parameters
+    ----------
+    loss : callable
+        From row numbers (batch_size,) to a number.
+    optimizer : Optimizer
+        What makes the steps. Its rate can fall only if it is a tensor, as that of :func:`adam` is.
+    n_samples, batch_size : int
+        Number of rows, and how many an update takes.
+    device : torch.device
+        Where the data is.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Tensor], Tensor],
+        optimizer: Optimizer,
+        n_samples: int,
+        batch_size: int,
+        device: torch.device,
+    ) -> None:
+        self._loss, self._optimizer = loss, optimizer
+        self._n_samples, self._batch_size = n_samples, batch_size
+        self._rows = torch.zeros(batch_size, dtype=torch.long, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._eager = _EAGER_UPDATES if device.type == "cuda" else math.inf
+
+    @property
+    def updates_a_pass(self) -> int:
+        """Number of full batches."""
+        return self._n_samples // self._batch_size
+
+    def run(self, epochs: int, *, falling: bool = False) -> None:
+        """Make some passes over the data; with `falling`, the rate ends at zero along half a cosine."""
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        starts = [float(rate) for rate in rates]
+        total, update = epochs * self.updates_a_pass, 0
+        for _ in range(epochs):
+            order = torch.randperm(self._n_samples, device=self._rows.device)
+            for first in range(0, self.updates_a_pass * self._batch_size, self._batch_size):
+                if falling:
+                    for rate, start in zip(rates, starts, strict=True):
+                        rate.fill_(start * (1 + math.cos(math.pi * update / total)) / 2)
+                self._rows.copy_(order[first : first + self._batch_size])
+                self._update()
+                update += 1
+
+    def _update(self) -> None:
+        if self._graph is not None:
+            self._graph.replay()
+        elif self._eager > 0:
+            self._eager -= 1
+            self._step()
+        else:
+            self._graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self._graph):
+                self._step()
+            self._graph.replay()  # recording an update does not make it
+
+    def _step(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._loss(self._rows).backward()
+        self._optimizer.step()
+
+
+def adam(parameters: Iterable[nn.Parameter], rate: float, device: torch.device) -> torch.optim.Adam:
+    """Return Adam with a rate that can be changed inside a CUDA graph."""
+    return torch.optim.Adam(
+        parameters,
+        lr=torch.tensor(rate, device=device),
+        fused=True,
+        capturable=device.type == "cuda",
+    )
+
+
+def passes(n_samples: int, batch_size: int, updates: int, *, at_least: int = 10) -> int:
+    """Return how many passes make some updates, and at least some passes."""
+    return max(at_least, math.ceil(updates / max(1, n_samples // batch_size)))
+
+
+def train_rbm(x: Tensor, n_hidden: int, *, updates: int) -> BoltzmannMachine:
+    """Return a classic RBM trained on rows by our default recipe.
+
+    Parameters
+    ----------
+    x : Tensor (n, n_visible)
+        Values from 0 to 1.
+    n_hidden : int
+        Number of hidden units.
+    updates : int
+        Updates at least; ten passes at least.
+
+    Returns
+    -------
+    BoltzmannMachine
+        Its only visible layer is called ``"visible"``.
+    """
+    batch_size = min(100, len(x))
+    recipe = Recipe(n_epochs=passes(len(x), batch_size, updates), batch_size=batch_size)
+    machine = models.rbm(x.shape[1], n_hidden).to(device=x.device, dtype=x.dtype)
+    Trainer(machine, recipe, seed=int(torch.randint(2**31, ()))).fit(x)
+    return machine
+
+
+# -- small things -----------------------------------------------------------------------------------
+
+
+def as_device(device: str) -> torch.device:
+    """Return a device; ``"auto"`` is a GPU if there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device must be 'auto' or a PyTorch device such as 'cpu', got {device!r}") from None
+
+
+@contextlib.contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw all that layers draw by themselves from a seed, and leave the global generators as they were."""
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus), torch.backends.cudnn.flags(enabled=True, deterministic=True):
+        torch.default_generator.manual_seed(seed)
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed)
+        yield

@@ -1,0 +1,274 @@
+"""The networks as the toolbox has them that the paper used "with their default parameter settings".
+
+The toolbox is R. B. Palm's DeepLearnToolbox for MATLAB (https://github.com/rasmusbergpalm/DeepLearnToolbox). Its
+defaults are those of `nnsetup.m` and of the examples in its tests, one pass over the data each. What differs from
+today's custom: logistic outputs with squared error, plain gradient descent at rates of 1 and 2, weights that start
+four times as large, small networks, and no choice of the number of passes. Its autoencoder is a denoising one: the
+penalty for activity is off by default. The toolbox wants the samples to fill whole batches; here the rest of a pass
+is left out, and fewer samples than a batch make one batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from studies.baselines.base import Descent, Layer, NetworkClassifier
+from studies.baselines.networks import image_shape
+
+__all__ = [
+    "ToolboxAutoencoder",
+    "ToolboxConvolutionalNetwork",
+    "ToolboxDeepBeliefNetwork",
+    "ToolboxDropoutNetwork",
+]
+
+_HIDDEN = 100
+_BATCH = 100
+_MOMENTUM = 0.5
+_EPS = 2.0**-52  # MATLAB's
+
+
+class _Toolbox(NetworkClassifier):
+    """Logistic outputs, half the squared error, gradient descent at a constant rate."""
+
+    _falling_rate: ClassVar[bool] = False
+    _momentum: ClassVar[float] = _MOMENTUM
+
+    def __init__(
+        self,
+        *,
+        epochs: int | None = 1,
+        batch_size: int = _BATCH,
+        learning_rate: float = 2.0,
+        random_state: Any = None,
+        device: str = "auto",
+    ) -> None:
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.random_state = random_state
+        self.device = device
+
+    def _loss(self, logits: Tensor, codes: Tensor) -> Tensor:
+        target = nn.functional.one_hot(codes, len(self.classes_)).to(logits.dtype)
+        return half_squares(torch.sigmoid(logits), target)
+
+    def _optimizer(self, parameters: Iterable[nn.Parameter], device: torch.device) -> Optimizer:
+        return SGD(parameters, lr=self.learning_rate, momentum=self._momentum)
+
+    def _probabilities(self, images: Tensor) -> Tensor:
+        outputs = torch.sigmoid(self.network_(images).double())
+        return outputs / outputs.sum(1, keepdim=True)
+
+
+class ToolboxDropoutNetwork(_Toolbox):
+    """One hidden layer of 100 scaled hyperbolic tangents, half of them left out; pixels standardised.
+
+    The third example of `test_example_NN.m`. A pixel that is the same in all training images is divided by
+    2.2e-16, as there: where it differs in another image, it decides.
+
+    Parameters
+    ----------
+    epochs : int, optional
+        Passes over the data; None lets held-out training samples decide.
+    batch_size, learning_rate, random_state, device
+        As for :class:`~studies.baselines.DropoutNetwork`, with the toolbox's defaults.
+    """
+
+    def _network(self, images: Tensor, n_classes: int) -> nn.Module:
+        rows = images.flatten(1)
+        first, last = linear(rows.shape[1], _HIDDEN), linear(_HIDDEN, n_classes)
+        return nn.Sequential(nn.Flatten(), _Standardise(rows), first, _Tanh(), _Dropout(0.5), last)
+
+
+class ToolboxDeepBeliefNetwork(_Toolbox):
+    """Two RBMs of 100 units, one pass of CD-1 at rate 1 each from zero weights, then backpropagation.
+
+    The second example of `test_example_DBN.m`.
+
+    Parameters
+    ----------
+    epochs, batch_size, learning_rate, random_state, device
+        As for :class:`ToolboxDropoutNetwork`; pre-training is one pass whatever `epochs` is.
+    """
+
+    def _network(self, images: Tensor, n_classes: int) -> nn.Module:
+        layers: list[nn.Module] = [nn.Flatten()]
+        for size in (math.prod(images.shape[1:]), _HIDDEN):
+            layers += [linear(size, _HIDDEN), nn.Sigmoid()]
+        return nn.Sequential(*layers, linear(_HIDDEN, n_classes))
+
+    def _pretrain(self, images: Tensor) -> Sequence[Layer]:
+        x, layers = images.flatten(1), []
+        for _ in range(2):
+            weight, bias = _one_pass_of_contrastive_divergence(x, _HIDDEN, self._batch(len(x)))
+            layers.append((weight, bias))
+            x = torch.sigmoid(x @ weight.T + bias)
+        return layers
+
+
+class ToolboxAutoencoder(_Toolbox):
+    """An autoencoder of 100 units that sees half of the pixels, one pass at rate 1, then backpropagation.
+
+    The first example of `test_example_SAE.m`.
+
+    Parameters
+    ----------
+    epochs, batch_size, learning_rate, random_state, device
+        As for :class:`ToolboxDropoutNetwork`; pre-training is one pass whatever `epochs` is.
+    """
+
+    def __init__(
+        self,
+        *,
+        epochs: int | None = 1,
+        batch_size: int = _BATCH,
+        learning_rate: float = 1.0,
+        random_state: Any = None,
+        device: str = "auto",
+    ) -> None:
+        super().__init__(
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            random_state=random_state,
+            device=device,
+        )
+
+    def _network(self, images: Tensor, n_classes: int) -> nn.Module:
+        size = math.prod(images.shape[1:])
+        return nn.Sequential(nn.Flatten(), linear(size, _HIDDEN), nn.Sigmoid(), linear(_HIDDEN, n_classes))
+
+    def _pretrain(self, images: Tensor) -> Sequence[Layer]:
+        x = images.flatten(1)
+        up, down = linear(x.shape[1], _HIDDEN), linear(_HIDDEN, x.shape[1])
+        network = nn.Sequential(up, nn.Sigmoid(), down, nn.Sigmoid()).to(x.device)
+
+        def loss(rows: Tensor) -> Tensor:
+            target = x[rows]
+            return half_squares(network(target * (torch.rand_like(target) > 0.5)), target)
+
+        optimizer = SGD(network.parameters(), lr=1.0, momentum=_MOMENTUM)
+        Descent(loss, optimizer, len(x), self._batch(len(x)), x.device).run(1)
+        return [(up.weight.detach(), up.bias.detach())]
+
+
+class ToolboxConvolutionalNetwork(_Toolbox):
+    """5x5 convolutions to 6 and to 12 maps, each halved by averages; logistic units throughout.
+
+    The example of `test_example_CNN.m`: batches of 50, rate 1, no momentum.
+
+    Parameters
+    ----------
+    epochs, batch_size, learning_rate, random_state, device
+        As for :class:`ToolboxDropoutNetwork`.
+    """
+
+    _momentum: ClassVar[float] = 0.0
+
+    def __init__(
+        self,
+        *,
+        epochs: int | None = 1,
+        batch_size: int = 50,
+        learning_rate: float = 1.0,
+        random_state: Any = None,
+        device: str = "auto",
+    ) -> None:
+        super().__init__(
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            random_state=random_state,
+            device=device,
+        )
+
+    def _network(self, images: Tensor, n_classes: int) -> nn.Module:
+        height, width = image_shape(images.shape[1:])
+        if any(side % 4 or side < 16 for side in (height, width)):
+            raise ValueError(
+                f"X must have images of a multiple of 4 and at least 16 pixels a side, got {height}x{width}"
+            )
+        size = 12 * (height // 4 - 3) * (width // 4 - 3)
+        last = nn.Linear(size, n_classes)
+        network = nn.Sequential(
+            nn.Unflatten(1, (1, height, width)) if images.ndim == 2 else nn.Unflatten(1, (1, height)),
+            *(nn.Conv2d(1, 6, 5), nn.Sigmoid(), nn.AvgPool2d(2)),
+            *(nn.Conv2d(6, 12, 5), nn.Sigmoid(), nn.AvgPool2d(2)),
+            *(nn.Flatten(), last),
+        )
+        for module in network:
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+        return network
+
+
+# -- the toolbox's pieces ---------------------------------------------------------------------------
+
+
+def half_squares(outputs: Tensor, target: Tensor) -> Tensor:
+    """Half the squared error of a sample, on average."""
+    return (outputs - target).square().sum(1).mean() / 2
+
+
+def linear(n_in: int, n_out: int) -> nn.Linear:
+    """Return a layer whose weights and biases start uniformly within 4 sqrt(6 / (n_in + n_out))."""
+    layer = nn.Linear(n_in, n_out)
+    bound = 4 * math.sqrt(6 / (n_in + n_out))
+    nn.init.uniform_(layer.weight, -bound, bound)
+    nn.init.uniform_(layer.bias, -bound, bound)
+    return layer
+
+
+class _Tanh(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.7159 * torch.tanh(2 / 3 * x)
+
+
+class _Dropout(nn.Module):
+    """Leaves units out in training, and scales all of them down afterwards."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand_like(x) > self.share) if self.training else x * (1 - self.share)
+
+
+class _Standardise(nn.Module):
+    """Subtracts the mean and divides by the standard deviation of some rows."""
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        double = rows.double()
+        correction = 1 if len(rows) > 1 else 0
+        self.register_buffer("mean", double.mean(0).float())
+        self.register_buffer("deviation", double.std(0, correction=correction).clamp(min=_EPS).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.deviation  # type: ignore[operator]
+
+
+@torch.no_grad()
+def _one_pass_of_contrastive_divergence(x: Tensor, n_hidden: int, batch_size: int, rate: float = 1.0) -> Layer:
+    """CD-1 from zero weights. Hidden states are drawn for the data, too: that is what tells the units apart."""
+    weight = x.new_zeros(n_hidden, x.shape[1])
+    visible_bias, bias = x.new_zeros(x.shape[1]), x.new_zeros(n_hidden)
+    order = torch.randperm(len(x), device=x.device)
+    for rows in order[: len(x) // batch_size * batch_size].split(batch_size):
+        data = x[rows]
+        hidden = torch.bernoulli(torch.sigmoid(data @ weight.T + bias))
+        chain = torch.bernoulli(torch.sigmoid(hidden @ weight + visible_bias))
+        after = torch.sigmoid(chain @ weight.T + bias)
+        weight += rate * (hidden.T @ data - after.T @ chain) / batch_size
+        visible_bias += rate * (data - chain).mean(0)
+        bias += rate * (hidden - after).mean(0)
+    return weight, bias

@@ -1,0 +1,227 @@
+"""Which cells there are, at which scale, and in which order: the whole plan is in the tables of this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mvrbm.learning import RECIPES
+from studies.cells import Cell, planned
+from studies.superres import work
+from studies.superres.data import PACKAGED, check_there
+
+__all__ = ["EXPERIMENTS", "GROUPS", "SCALES", "Scale", "check_data", "plan"]
+
+_NEEDS = ("PIL", "skimage")  # to read images, and to measure
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Numbers of a whole run."""
+
+    train: str  # images to learn from, by CD-1 and for sparse representation
+    tuned_train: str  # and for fine-tuning
+    compared: tuple[str, str]  # images: for the paper's Lena and for its Bird
+    published: tuple[str, ...]  # images for the literature's protocol
+    seeds: int
+    fewer_seeds: Mapping[str, int]  # at most, by group
+    patch: int  # of the comparisons
+    hidden: int
+    patches: tuple[int, ...]
+    hiddens: tuple[int, ...]
+    n_patches: int
+    sparse: Mapping[str, Any]
+    tuned: Mapping[str, Any]  # parameters of the fine-tuned resolver
+    tuning: tuple[Mapping[str, Any], ...]  # arguments of fine_tune, one call after the other
+    learning: Mapping[str, Any] = field(default_factory=dict)  # further parameters of those by CD-1
+    scale: int = 2
+
+
+SCALES: dict[str, Scale] = {
+    "paper": Scale(
+        train="scsr69",
+        tuned_train="t91",
+        compared=("lena", "bird"),
+        published=("baby", "bird", "butterfly", "head", "woman"),
+        seeds=5,
+        fewer_seeds={"patch-size": 3, "hidden-size": 3, "sparse": 1, "fine-tuned": 1, "comparison": 1, "set5": 1},
+        patch=15,
+        hidden=20,
+        patches=(10, 15, 20, 30, 35),
+        hiddens=(5, 10, 15, 20, 25, 30, 40),
+        n_patches=10_000,
+        sparse={},
+        learning={"n_epochs": 30},
+        tuned={"patch": 10, "hidden_shape": (32, 32), "rank": 16, "n_patches": 20_000, "n_epochs": 5},
+        tuning=(
+            {"objective": "patches", "n_samples": 100_000, "n_epochs": 15, "batch_size": 512, "learning_rate": 3e-3},
+            {
+                "objective": "images",
+                "n_samples": 20_000,
+                "n_epochs": 12,
+                "batch_size": 16,
+                "learning_rate": 1e-3,
+                "averaging": 0.999,
+            },
+        ),
+    ),
+    # Crops of photographs that come with scikit-image.
+    "quick": Scale(
+        train=PACKAGED,
+        tuned_train=PACKAGED,
+        compared=("astronaut", "chelsea"),
+        published=("astronaut", "chelsea"),
+        seeds=2,
+        fewer_seeds={},
+        patch=15,
+        hidden=20,
+        patches=(10, 15, 20),
+        hiddens=(10, 20, 30),
+        n_patches=3000,
+        sparse={"atoms": 128, "samples": 6000, "overlap": 2},
+        tuned={"patch": 10, "hidden_shape": (16, 16), "rank": 4},
+        tuning=({"objective": "patches", "n_samples": 10_000, "n_epochs": 8},),
+    ),
+    # Means nothing: for tests of the machinery.
+    "tiny": Scale(
+        train=PACKAGED,
+        tuned_train=PACKAGED,
+        compared=("astronaut", "chelsea"),
+        published=("astronaut", "chelsea"),
+        seeds=2,
+        fewer_seeds={},
+        patch=6,
+        hidden=4,
+        patches=(4, 6),
+        hiddens=(3, 4),
+        n_patches=200,
+        learning={"n_epochs": 1},
+        sparse={"atoms": 16, "samples": 300, "overlap": 0, "rounds": 2},
+        tuned={"patch": 5, "hidden_shape": (4, 4), "rank": 2, "n_epochs": 1},
+        tuning=(
+            {"objective": "patches", "n_samples": 200, "n_epochs": 1},
+            {"objective": "images", "n_samples": 8, "n_epochs": 1, "batch_size": 4},
+        ),
+    ),
+}
+
+
+def check_data(scale: Scale, data_dir: str | None) -> None:
+    """Refuse, before the work, a scale whose images are not here."""
+    for name in {scale.train, scale.tuned_train}:
+        check_there(name, data_dir)
+
+
+# -- groups -----------------------------------------------------------------------------------------
+
+
+def _recipe() -> dict[str, Any]:
+    # With its numbers: a cell made with other ones is another cell.
+    return RECIPES["default"].config()
+
+
+def _learned(group: str, scale: Scale, patch: int, hidden: int, seed: int) -> Cell:
+    model = {
+        "scale": scale.scale,
+        "patch": patch,
+        "hidden_shape": (hidden, hidden),
+        "n_patches": scale.n_patches,
+        **scale.learning,
+    }
+    settings = {
+        "train": scale.train,
+        "image": scale.compared[0],
+        "model": model,
+        "recipe": _recipe(),
+        "seed": seed,
+    }
+    return Cell(f"superres-cd-p{patch:02d}-h{hidden:02d}-s{seed}", group, work.learn, settings, needs=_NEEDS)
+
+
+def _patch_size(scale: Scale, seed: int) -> Iterator[Cell]:
+    for patch in scale.patches:
+        yield _learned("patch-size", scale, patch, scale.hidden, seed)
+
+
+def _hidden_size(scale: Scale, seed: int) -> Iterator[Cell]:
+    for hidden in scale.hiddens:
+        yield _learned("hidden-size", scale, scale.patch, hidden, seed)
+
+
+def _sparse(scale: Scale, seed: int) -> Iterator[Cell]:
+    settings = {"train": scale.train, "sparse": {"scale": scale.scale, **scale.sparse}, "seed": seed}
+    yield Cell(f"superres-sparse-s{seed}", "sparse", work.learn_dictionaries, settings, needs=_NEEDS)
+
+
+def _fine_tuned(scale: Scale, seed: int) -> Iterator[Cell]:
+    settings = {
+        "train": scale.tuned_train,
+        "others": scale.published,
+        "model": {"scale": scale.scale, "n_patches": scale.n_patches, **scale.tuned},
+        "recipe": _recipe(),
+        "tuning": [dict(step) for step in scale.tuning],
+        "seed": seed,
+    }
+    yield Cell(f"superres-tuned-s{seed}", "fine-tuned", work.fine_tune, settings, needs=_NEEDS)
+
+
+def _models(scale: Scale, seed: int) -> dict[str, Cell]:
+    (tuned,), (sparse,) = _fine_tuned(scale, seed), _sparse(scale, seed)
+    return {"cd": _learned("patch-size", scale, scale.patch, scale.hidden, seed), "tuned": tuned, "sparse": sparse}
+
+
+def _described(cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"cell": cell.name, **{key: cell.settings[key] for key in ("model", "sparse") if key in cell.settings}}
+        for name, cell in cells.items()
+    }
+
+
+def _comparison(scale: Scale, seed: int) -> Iterator[Cell]:
+    models = _models(scale, seed)
+    for image in scale.compared:
+        settings = {"image": image, "models": _described(models), "seed": seed}
+        name, after = f"superres-compare-{image}-s{seed}", tuple(models.values())
+        yield Cell(name, "comparison", work.compare, settings, after, _NEEDS, alone=True)
+
+
+def _set5(scale: Scale, seed: int) -> Iterator[Cell]:
+    models = {name: cell for name, cell in _models(scale, seed).items() if name != "sparse"}
+    settings = {"images": scale.published, "models": _described(models), "seed": seed}
+    after = tuple(models.values())
+    yield Cell(f"superres-set5-s{seed}", "set5", work.published_protocol, settings, after, _NEEDS)
+
+
+_Maker = Callable[[Scale, int], Iterator[Cell]]
+
+#: Groups of cells, in the order in which they are computed.
+GROUPS: dict[str, _Maker] = {
+    "patch-size": _patch_size,
+    "fine-tuned": _fine_tuned,
+    "set5": _set5,
+    "sparse": _sparse,
+    "hidden-size": _hidden_size,
+    "comparison": _comparison,
+}
+
+#: What can be asked for by name.
+EXPERIMENTS: dict[str, tuple[str, ...]] = {"superres": tuple(GROUPS)}
+
+
+def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first_seed: int = 0) -> list[Cell]:
+    """Return the cells of some groups, and those that they come after, in the order in which to compute them.
+
+    Parameters
+    ----------
+    scale : Scale
+        How large.
+    groups : sequence of str
+        Which of `GROUPS`.
+    seeds : int, optional
+        Random choices of patches; the scale's if not given. `Scale.fewer_seeds` holds all the same.
+    first_seed : int
+        Number of the first.
+    """
+    asked = scale.seeds if seeds is None else seeds
+    return planned(GROUPS, scale, groups, asked, first_seed, lambda cell: scale.fewer_seeds.get(cell.group, asked))

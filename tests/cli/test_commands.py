@@ -1,0 +1,673 @@
+import errno
+import gzip
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mvrbm.cli import app as cli
+from mvrbm.cli import files
+from mvrbm.estimators.rbm import MMVRBM, MVRBM, RBM
+
+COMMANDS = ["train", "transform", "reconstruct", "sample", "inpaint", "denoise", "superres", "superres-train", "info"]
+COMMANDS += ["demo", "reproduce", "bench", "export", "data list", "data where", "data fetch"]
+STRIPES = np.repeat((np.arange(60)[:, None] % 2 == np.arange(6) % 2)[:, None, :], 4, 1)  # (60, 4, 6), boolean
+DATA = STRIPES.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A small model folder, made once."""
+    folder = tmp_path_factory.mktemp("trained")
+    MVRBM((3, 2), n_epochs=5, batch_size=10, random_state=0, device="cpu").fit(DATA).save_pretrained(folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, trained):
+    """A working folder with data and a model in it, and no data sets around."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MVRBM_DATA", raising=False)
+    monkeypatch.delenv("MVRBM_DEBUG", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "100")
+    shutil.copytree(trained, tmp_path / "model")
+    np.save("data.npy", DATA)
+    return tmp_path
+
+
+def there(folder):
+    """Everything under a folder, with the contents of files."""
+    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+# -- mistakes ---------------------------------------------------------------------------------------
+
+
+def png(width, height):
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def write(name, content):
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_bytes(content)
+
+
+def array(values):
+    return lambda: np.save("x.npy", values)
+
+
+def image_sizes():
+    Path("folder").mkdir()
+    Image.new("L", (6, 4)).save("folder/a.png")
+    Image.new("L", (6, 5)).save("folder/b.png")
+
+
+def change_config(**changes):
+    def change():
+        path = Path("model/config.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def change_visible():
+    path = Path("model/config.json")
+    config = json.loads(path.read_text())
+    config["estimator"]["params"]["visible"] = "gaussian"
+    path.write_text(json.dumps(config))
+
+
+def cut_weights(length):
+    def change():
+        weights = Path("model/model.safetensors").read_bytes()
+        Path("model/model.safetensors").write_bytes(weights[:length])
+
+    return change
+
+
+def several_modalities():
+    shutil.rmtree("model")
+    MMVRBM((2, 2), n_epochs=1, device="cpu").fit({"a": DATA, "b": DATA}).save_pretrained("model")
+
+
+def nan_array():
+    broken = DATA.copy()
+    broken[3, 1, 2] = np.nan
+    np.save("x.npy", broken)
+
+
+IDX = bytes([0, 0, 8, 3]) + struct.pack(">3I", 60, 4, 6) + bytes(1440)
+TRAIN = "train {} --hidden 3x2 --epochs 1 --out new --quiet"
+TRAIN_X = TRAIN.format("x.npy")
+RECONSTRUCT_X = "reconstruct model x.npy out.npy"
+
+# what is wrong; what is done before; the command; exit code; what the line says
+MISTAKES = [
+    ("missing file", None, TRAIN.format("gone.npy"), 1, "gone.npy: no such file"),
+    ("empty file", lambda: write("x.npy", b""), TRAIN_X, 1, "x.npy is empty"),
+    ("a text file", lambda: write("x.csv", b"1,2\n"), TRAIN.format("x.csv"), 1, "x.csv is not a .npy"),
+    ("truncated idx", lambda: write("x.idx", IDX[:-1]), TRAIN.format("x.idx"), 1, "truncated"),
+    ("truncated idx.gz", lambda: write("x.gz", gzip.compress(IDX)[:-5]), TRAIN.format("x.gz"), 1, "truncated"),
+    ("idx of wrong magic", lambda: write("x.idx", b"\1\2" + IDX[2:]), TRAIN.format("x.idx"), 1, "not an idx file"),
+    ("idx with bytes after it", lambda: write("x.idx", IDX + b"x"), TRAIN.format("x.idx"), 1, "after its last"),
+    ("image bomb", lambda: write("f/x.png", png(60_000, 60_000)), TRAIN.format("f"), 1, "bomb"),
+    ("damaged image", lambda: write("f/x.png", b"\x89PNG\r\n"), TRAIN.format("f"), 1, "not an image"),
+    ("folder without images", lambda: write("f/x.txt", b""), TRAIN.format("f"), 1, "holds no images"),
+    ("images of two sizes", image_sizes, TRAIN.format("folder"), 1, "b.png is 6x5, but a.png is 6x4"),
+    ("NaN to train on", nan_array, TRAIN_X, 1, "1 entries .* NaN or infinite.*--missing-nan"),
+    ("NaN to reconstruct", nan_array, RECONSTRUCT_X, 1, "NaN or infinite"),
+    (
+        "infinity among missing",
+        array(np.where(DATA > 0, np.inf, np.nan)),
+        TRAIN_X + " --missing-nan",
+        1,
+        "NaN or infinite",
+    ),
+    ("nothing known", array(DATA * np.nan), TRAIN_X + " --missing-nan", 1, "no entry of the input is known"),
+    ("objects", lambda: np.save("x.npy", np.array([None]), allow_pickle=True), TRAIN_X, 1, "Python objects"),
+    ("complex numbers", array(DATA * 1j), TRAIN_X, 1, "complex64"),
+    ("words", array(np.array(["a", "b"])), TRAIN_X, 1, "booleans, integers or floats"),
+    ("one dimension", array(np.ones(5)), TRAIN_X, 1, r"shape \(5,\)"),
+    ("no samples", array(np.ones((0, 4, 6))), TRAIN_X, 1, "no entries"),
+    ("npz of two, no key", lambda: np.savez("x.npz", a=DATA, b=DATA), TRAIN.format("x.npz"), 1, "2 arrays, a, b"),
+    ("npz, wrong key", lambda: np.savez("x.npz", a=DATA), TRAIN.format("x.npz:b"), 1, "no array 'b', only a"),
+    ("damaged npz", lambda: write("x.npz", b"PK\3\4 and more"), TRAIN.format("x.npz"), 1, "damaged"),
+    ("below 0", array(DATA - 1), TRAIN_X, 1, "from 0 to 1, got -1 to 0.*gaussian"),
+    ("above 1", array(DATA * 255), TRAIN_X, 1, "from 0 to 1, got 0 to 255.*gaussian"),
+    ("rows that are not squares", array(DATA.reshape(60, 24)), TRAIN_X, 1, "24 entries.*--shape"),
+    ("a shape that does not fit", None, TRAIN.format("data.npy") + " --shape 5x5", 1, "25 entries.*24"),
+    ("more modes than data", None, "train data.npy --hidden 2x2x2 --out new", 1, "3 modes, but a sample has 2"),
+    ("a hidden shape in no form", None, "train data.npy --hidden 25y25 --out new", 2, "'25y25' is not a shape"),
+    ("an enormous hidden shape", None, "train data.npy --hidden 99999x99999 --out new", 2, "too large"),
+    ("rank 0", None, TRAIN.format("data.npy") + " --rank 0", 2, "--rank.*1"),
+    ("rank of full weights", None, "train data.npy --hidden 9 --rank 2 --out new", 2, "leave it out"),
+    ("negative epochs", None, TRAIN.format("data.npy") + " --epochs -1", 2, "--epochs.*1"),
+    ("a rate below 0", None, TRAIN.format("data.npy") + " --learning-rate -1", 1, "learning_rate must be positive"),
+    (
+        "a rate far too high",
+        None,
+        TRAIN.format("data.npy") + " --recipe paper --learning-rate 3e38 --batch-size 3",
+        1,
+        "not finite.*learning rate",
+    ),
+    ("unknown visible unit", None, TRAIN.format("data.npy") + " --visible poisson", 2, "poisson"),
+    ("no hidden shape", None, "train data.npy --out new", 2, "--hidden"),
+    ("unknown option", None, "info model --colour red", 2, "--colour"),
+    ("unknown command", None, "trian data.npy", 2, "No such command 'trian'"),
+    ("no sub-command", None, "data", 2, "Missing command"),
+    ("a model is there", None, "train data.npy --hidden 3x2 --out model", 1, "model exists: use --force"),
+    (
+        "force is for models",
+        lambda: write("model/x", b""),
+        "train data.npy --hidden 2 --out model --force",
+        1,
+        "other files",
+    ),
+    ("model folder is a file", None, "train data.npy --hidden 3x2 --out data.npy", 1, "data.npy is a file"),
+    ("model folder below a file", None, "train data.npy --hidden 3x2 --out data.npy/m", 1, "data.npy is a file"),
+    ("log is there", lambda: write("l.csv", b"x"), TRAIN.format("data.npy") + " --log l.csv", 1, "l.csv exists"),
+    ("log nowhere", None, TRAIN.format("data.npy") + " --log no/l.csv", 1, "no does not exist"),
+    ("checkpoints in a file", None, TRAIN.format("data.npy") + " --checkpoints data.npy", 1, "data.npy is a file"),
+    ("wrong shape for the model", array(np.ones((5, 6, 4))), RECONSTRUCT_X, 1, "shape 4x6, the input has 6x4"),
+    ("wrong rows for the model", array(np.ones((5, 7))), "transform model x.npy o.npy", 1, "4x6, the input has 7"),
+    ("wrong values for the model", array(DATA * 9), RECONSTRUCT_X, 1, "from 0 to 1"),
+    ("output is there", array(DATA), "reconstruct model data.npy x.npy", 1, "x.npy exists: use --force"),
+    ("output is a folder", None, "sample model model", 1, "should end in"),
+    ("output below a file", None, "sample model data.npy/out.npy", 1, "data.npy is a file"),
+    ("output nowhere", None, "sample model no/out.npy", 1, "no does not exist"),
+    ("output of unknown kind", None, "sample model out.xls", 1, "should end in one of .npy .png"),
+    ("images of features", None, "transform model data.npy out.png", 1, "should end in one of .npy"),
+    ("no model", None, "info gone", 1, "gone is not a model folder"),
+    ("a file as model", None, "info data.npy", 1, "data.npy is not a model folder"),
+    ("a folder that is no model", lambda: Path("f").mkdir(), "sample f out.npy", 1, "config.json cannot be read"),
+    ("a model of the future", change_config(format_version=99), "info model", 1, "format version 99"),
+    ("a foreign config", change_config(format="other"), "sample model o.npy", 1, "not the description"),
+    ("damaged config", lambda: write("model/config.json", b"{"), "info model", 1, "not valid JSON"),
+    ("damaged description", change_config(estimator={"class": "MVRBM"}), "sample model o.npy", 1, "damaged"),
+    ("description of other units", change_visible, "sample model o.npy", 1, "'gaussian', but its units are bernoulli"),
+    ("unknown class", change_config(estimator={"class": "X"}), "sample model o.npy", 1, "holds a X"),
+    ("truncated weights", cut_weights(200), "info model", 1, "truncated"),
+    ("damaged weights", lambda: write("model/model.safetensors", bytes(2000)), "info model", 1, "damaged"),
+    ("weights gone", lambda: Path("model/model.safetensors").unlink(), "info model", 1, "missing"),
+    ("several modalities", several_modalities, "sample model o.npy", 1, "MMVRBM.*use Python"),
+    ("mask of wrong shape", array(np.ones((6, 4, 1), bool)[:5]), "inpaint model data.npy o.npy --mask x.npy", 1, "4x6"),
+    ("mask of grey values", array(DATA[0] / 3), "inpaint model data.npy o.npy --mask x.npy", 1, "is not a mask"),
+    ("two masks", None, "inpaint model data.npy o.npy --mask x.npy --hide left", 2, "give one of"),
+    ("no mask", None, "inpaint model data.npy o.npy", 2, "give one of"),
+    ("nothing to fill in", None, "inpaint model data.npy o.npy --missing-nan", 1, "nothing to fill in"),
+    ("no samples wanted", None, "sample model o.npy -n 0", 2, "--number.*1"),
+    ("seed below 0", None, "sample model o.npy --seed -1", 2, "--seed"),
+    ("unknown device", None, "sample model o.npy --device tpu", 2, "tpu"),
+    ("unknown set", None, "data where mnits", 1, "unknown data set 'mnits'"),
+    ("unknown set to fetch", None, "data fetch mnits", 1, "unknown data set"),
+    ("set that is not here", None, "data where mnist", 1, "mvrbm data fetch mnist"),
+    ("set to train on is not here", None, TRAIN.format("mnist"), 1, "mnist-5k"),
+    ("part that a set has not", None, TRAIN.format("digits:test"), 1, "no test part"),
+    ("report is there", lambda: write("r.html", b"x"), "demo --out r.html --quick", 1, "r.html exists"),
+    ("report nowhere", None, "demo --out no/r.html --quick", 1, "no does not exist"),
+]
+
+
+@pytest.mark.parametrize(("before", "command", "code", "says"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+def test_a_mistake_is_one_clear_line_and_leaves_nothing_behind(mvrbm, place, before, command, code, says):
+    if before is not None:
+        before()
+    former = there(place)
+    gave, out, err = mvrbm(command)
+    assert gave == code, err
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    assert re.search(says, err), err
+    assert "Traceback" not in err
+    assert there(place) == former
+
+
+def test_there_are_twenty_kinds_of_mistakes_and_more():
+    assert len({name for name, *_ in MISTAKES}) == len(MISTAKES) >= 20
+
+
+WRITERS = [
+    ("transform", "transform model data.npy out.npy"),
+    ("reconstruct", "reconstruct model data.npy out.png"),
+    ("sample", "sample model out.npy -n 2 --steps 1"),
+    ("inpaint", "inpaint model data.npy out.npy --hide left --steps 1 --burn-in 0"),
+    ("train", "train data.npy --hidden 2x2 --epochs 1 --out out --quiet"),
+]
+
+
+@pytest.mark.parametrize("command", [w[1] for w in WRITERS], ids=[w[0] for w in WRITERS])
+def test_no_space_left(mvrbm, place, monkeypatch, command):
+    def no_space(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    former = there(place)
+    monkeypatch.setattr(os, "fsync", no_space)
+    code, out, err = mvrbm(command)
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "No space left on device" in err
+    assert there(place) == former
+
+
+def test_a_disk_that_really_takes_no_more(place):
+    """The system itself ends a write in the middle: here by a limit on the size of files."""
+    former = there(place)
+    small = 4096
+    result = subprocess.run(
+        [sys.executable, "-m", "mvrbm", "sample", "model", "out.npy", "-n", "200", "--steps", "1", "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (small, small)),
+    )
+    assert result.returncode == 1
+    assert result.stderr == "error: out.npy cannot be written: File too large\n"
+    assert there(place) == former
+
+
+@pytest.mark.parametrize("command", ["sample model o.npy", TRAIN.format("data.npy"), "demo --quick"])
+def test_no_gpu(mvrbm, place, monkeypatch, command):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    former = there(place)
+    code, out, err = mvrbm(command, "--device", "cuda")
+    assert (code, out) == (1, "")
+    assert err == "error: --device cuda: PyTorch finds no CUDA device here, use cpu or auto\n"
+    assert there(place) == former
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError(), "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "out of memory"),
+        (PermissionError(errno.EACCES, "Permission denied", "data.npy"), "data.npy: Permission denied"),
+        (ValueError("two\nlines"), "two lines"),
+    ],
+)
+def test_errors_of_the_world_are_told_in_one_line(mvrbm, monkeypatch, error, says):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(files, "read_array", fail)
+    code, out, err = mvrbm("transform", "model", "data.npy", "o.npy")
+    assert (code, out) == (1, "")
+    assert err == f"error: {says}: use a smaller model, batch or input\n" if "memory" in says else f"error: {says}\n"
+
+
+def test_our_own_mistakes_keep_their_traceback(mvrbm, monkeypatch):
+    monkeypatch.setattr(files, "read_array", lambda *args, **kwargs: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        mvrbm("transform", "model", "data.npy", "o.npy")
+
+
+def test_debugging_shows_where_a_mistake_came_from(mvrbm, monkeypatch):
+    monkeypatch.setenv("MVRBM_DEBUG", "1")
+    with pytest.raises(files.InputError):
+        mvrbm("transform", "model", "gone.npy", "o.npy")
+
+
+def test_ctrl_c_before_training_is_told(mvrbm, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "read_array", interrupt)
+    assert mvrbm("transform", "model", "data.npy", "o.npy") == (130, "", "error: interrupted\n")
+
+
+# -- help -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_that_parses(mvrbm, command):
+    code, out, err = mvrbm(command, "--help")
+    assert (code, err) == (0, "")
+    for option in ("--seed", "--device", "--json"):
+        assert option in out or (command, option) == ("superres", "--seed")  # nothing there is random
+    example = out.split("Example:\n")[1].split("\n")[0].strip()
+    assert example.startswith(f"mvrbm {command}")
+    import typer
+
+    typer.main.get_command(cli.app).make_context("mvrbm", example.split()[1:])
+
+
+def test_help_comes_for_nothing_at_all(mvrbm):
+    code, out, _ = mvrbm()
+    assert code == 0
+    assert all(command.split()[0] in out for command in COMMANDS)
+    assert mvrbm("--help")[1] == out
+
+
+def test_version(mvrbm):
+    import mvrbm as package
+
+    assert mvrbm("--version") == (0, f"mvrbm {package.__version__}\n", "")
+
+
+def test_help_does_not_wait_for_torch(place):
+    """What the command line itself imports; `import mvrbm` is another matter."""
+    code = f"""
+import sys, types
+package = types.ModuleType("mvrbm")
+package.__path__ = [{str(Path(cli.__file__).parent)!r}]
+sys.modules["mvrbm"] = package
+from mvrbm.cli import main
+main(["train", "--help"])
+heavy = {{"torch", "sklearn", "numpy", "PIL", "tqdm"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+# -- the commands -----------------------------------------------------------------------------------
+
+
+def ok(result):
+    code, out, err = result
+    assert code == 0, err
+    return out
+
+
+TRAININGS = [
+    ("24", "data.npy", "RBM", [4, 6]),
+    ("3x2", "data.npy", "MVRBM", [4, 6]),
+    ("2x2", "squares.npy", "MVRBM", [5, 5]),
+    ("3x2", "squares.npy --shape 1x25", "MVRBM", [1, 25]),
+    ("2x2x2", "data.npy --shape 2x2x6", "TVRBM", [2, 2, 6]),
+    ("3x2", "data.npy --rank 2 --negative pcd --steps 2", "MVRBM", [4, 6]),
+    ("3x2", "data.npy --recipe paper", "MVRBM", [4, 6]),
+    ("3x2", "real.npy --visible gaussian", "MVRBM", [4, 6]),
+    ("3x2", "images", "MVRBM", [4, 6]),
+]
+
+
+@pytest.mark.parametrize(("hidden", "source", "kind", "shape"), TRAININGS)
+def test_train(mvrbm, hidden, source, kind, shape):
+    np.save("squares.npy", np.random.default_rng(0).random((30, 25)) < 0.5)
+    np.save("real.npy", np.random.default_rng(0).normal(5, 3, DATA.shape))
+    Path("images").mkdir()
+    for number, sample in enumerate(STRIPES[:12]):
+        Image.fromarray(np.uint8(255) * sample).save(f"images/{number}.png")
+    out = ok(mvrbm("train", *source.split(), "--hidden", hidden, "--epochs", 2, "--out", "new/model", "--json"))
+    result = json.loads(out)
+    assert result["class"] == kind
+    assert result["visible_shape"] == shape
+    assert result["epochs"] == 2
+    assert sorted(path.name for path in Path("new").rglob("*.*")) == ["config.json", "model.safetensors"]
+    described = json.loads(ok(mvrbm("info", "new/model", "--json")))
+    assert described["class"] == kind
+    assert described["visible"]["visible"]["shape"] == shape
+    assert described["parameters"] == result["parameters"]
+
+
+def test_training_learns(mvrbm):
+    ok(mvrbm("train", "data.npy", "--hidden", "4x4", "--epochs", 200, "--batch-size", 10, "--out", "new"))
+    ok(mvrbm("reconstruct", "new", "data.npy", "back.npy"))
+    assert np.abs(np.load("back.npy") - DATA).mean() < 0.1
+
+
+def test_training_tells_how_it_goes_on_standard_error(mvrbm):
+    code, out, err = mvrbm("train", "data.npy", "--hidden", "2x2", "--epochs", 3, "--out", "new")
+    assert code == 0
+    assert out.startswith("new: MVRBM 4x6 -> 2x2, ")
+    assert out.count("\n") == 1
+    assert [line.split(",")[0] for line in err.splitlines()] == [f"pass {n} of 3" for n in (1, 2, 3)]
+    assert mvrbm("train", "data.npy", "--hidden", "2x2", "--epochs", 1, "--out", "n", "--quiet")[2] == ""
+
+
+def test_the_same_seed_gives_the_same_model(mvrbm):
+    for out, seed in [("a", 1), ("b", 1), ("c", 2)]:
+        ok(mvrbm("train", "data.npy", "--hidden", "3x2", "--epochs", 2, "--out", out, "--seed", seed))
+    a, b, c = ((Path(name) / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_force_replaces_a_model(mvrbm):
+    ok(mvrbm("train", "data.npy", "--hidden", "5x5", "--epochs", 1, "--out", "model", "--force"))
+    assert json.loads(ok(mvrbm("info", "model", "--json")))["hidden"]["shape"] == [5, 5]
+
+
+def test_log_and_checkpoints_and_going_on(mvrbm):
+    train = "train data.npy --hidden 3x2 --batch-size 10 --seed 3 --json --quiet"
+    ok(mvrbm(train, "--epochs", 4, "--out", "whole", "--log", "whole.csv"))
+    half = train + " --out half --log half.csv --checkpoints points"
+    first = json.loads(ok(mvrbm(half, "--epochs", 2)))
+    assert (first["epochs"], first["updates"], first["resumed"]) == (2, 12, False)
+    second = json.loads(ok(mvrbm(half, "--epochs", 4, "--force")))
+    assert (second["epochs"], second["updates"], second["resumed"]) == (4, 24, True)
+    assert Path("half/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+    rows = [[line.split(",")[:4] for line in Path(name).read_text().splitlines()] for name in ("whole.csv", "half.csv")]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 5
+
+
+def test_checkpoints_of_another_training_are_refused(mvrbm):
+    ok(mvrbm("train", "data.npy", "--hidden", "3x2", "--epochs", 1, "--out", "a", "--checkpoints", "points"))
+    code, _, err = mvrbm("train", "data.npy", "--hidden", "2x2", "--epochs", 2, "--out", "b", "--checkpoints", "points")
+    assert code == 1
+    assert "another machine" in err
+    assert not Path("b").exists()
+
+
+def test_missing_entries(mvrbm):
+    broken = DATA.copy()
+    broken[::2, :2] = np.nan
+    np.save("broken.npy", broken)
+    ok(mvrbm("train broken.npy --hidden 4x4 --epochs 60 --batch-size 10 --out new --missing-nan --quiet"))
+    ok(mvrbm("inpaint new broken.npy filled.npy --missing-nan"))
+    filled = np.load("filled.npy")
+    np.testing.assert_array_equal(filled[~np.isnan(broken)], DATA[~np.isnan(broken)])
+    assert np.abs(filled - DATA).mean() < 0.25
+    np.save("all.npy", np.where(np.arange(6) == 0, np.nan, DATA))
+    code, _, err = mvrbm("train all.npy --hidden 4x4 --out x --missing-nan --log l.csv")
+    assert code == 1
+    assert "--log needs" in err
+
+
+def test_bytes_that_are_0_and_1_are_noted(mvrbm):
+    np.save("bits.npy", STRIPES.astype(np.uint8))
+    code, _, err = mvrbm("train", "bits.npy", "--hidden", "2x2", "--epochs", 1, "--out", "new", "--quiet")
+    assert code == 0
+    assert err.startswith("note: bytes count from 0 to 255")
+
+
+def test_transform(mvrbm, trained):
+    result = json.loads(ok(mvrbm("transform", "model", "data.npy", "features.npy", "--json")))
+    assert result == {"out": "features.npy", "shape": [60, 6], "dtype": "float32"}
+    expected = MVRBM.from_pretrained(trained, device="cpu").transform(DATA)
+    np.testing.assert_allclose(np.load("features.npy"), expected, rtol=1e-6)
+    np.save("rows.npy", DATA.reshape(60, 24))
+    ok(mvrbm("transform", "model", "rows.npy", "features.npy", "--force"))
+    np.testing.assert_allclose(np.load("features.npy"), expected, rtol=1e-6)
+
+
+def test_batches_are_put_together(mvrbm, monkeypatch):
+    ok(mvrbm("transform", "model", "data.npy", "a.npy"))
+    monkeypatch.setattr(cli, "_ROWS_AT_ONCE", 7)
+    ok(mvrbm("transform", "model", "data.npy", "b.npy"))
+    np.testing.assert_allclose(np.load("a.npy"), np.load("b.npy"), rtol=1e-5)
+    np.save("masks.npy", np.broadcast_to(np.arange(4)[:, None] >= 2, DATA.shape))
+    ok(mvrbm("inpaint model data.npy c.npy --hide top --steps 5 --burn-in 0"))
+    ok(mvrbm("inpaint model data.npy d.npy --mask masks.npy --steps 5 --burn-in 0"))
+    np.testing.assert_array_equal(np.load("c.npy"), np.load("d.npy"))
+
+
+def test_reconstruct(mvrbm, trained):
+    ok(mvrbm("reconstruct", "model", "data.npy", "back.npy", "--steps", 2))
+    expected = MVRBM.from_pretrained(trained, device="cpu").reconstruct(DATA, steps=2)
+    np.testing.assert_allclose(np.load("back.npy"), expected, rtol=1e-6)
+    out = ok(mvrbm("reconstruct", "model", "data.npy", "back.png"))
+    assert out == "back.png: 60x4x6 float32\n"
+    with Image.open("back.png") as sheet:
+        assert sheet.size == (8 * 7 - 1, 8 * 5 - 1)
+
+
+def test_sample(mvrbm):
+    for name, seed in [("a", 1), ("b", 1), ("c", 2)]:
+        ok(mvrbm("sample", "model", f"{name}.npy", "-n", 10, "--steps", 5, "--seed", seed))
+    a, b, c = (np.load(f"{name}.npy") for name in "abc")
+    assert a.shape == (10, 4, 6)
+    assert set(np.unique(a)) <= {0, 1}
+    np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(a, c)
+    ok(mvrbm("sample", "model", "sheet.png", "-n", 10, "--steps", 5, "--seed", 1))
+    with Image.open("sheet.png") as sheet:
+        assert sheet.size == (4 * 7 - 1, 3 * 5 - 1)
+        assert np.asarray(sheet)[:4, :6].tolist() == (a[0] * 255).tolist()
+
+
+HALVES = {"left": np.s_[:, :3], "right": np.s_[:, 3:], "top": np.s_[:2], "bottom": np.s_[2:]}
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_inpaint(mvrbm, half):
+    known = np.ones((4, 6), bool)
+    known[HALVES[half]] = False
+    steps = ["--steps", 3, "--burn-in", 0, "--seed", 5]
+    ok(mvrbm("inpaint", "model", "data.npy", "half.npy", "--hide", half, *steps))
+    filled = np.load("half.npy")
+    np.testing.assert_array_equal(filled[:, known], DATA[:, known])
+    assert not np.array_equal(filled[:, ~known], DATA[:, ~known])
+    Image.fromarray(np.uint8(255) * known).save("mask.png")
+    np.save("mask.npy", known.astype(np.int64))
+    for mask in ("mask.png", "mask.npy"):
+        ok(mvrbm("inpaint", "model", "data.npy", "mine.npy", "--mask", mask, *steps, "--force"))
+        np.testing.assert_array_equal(np.load("mine.npy"), filled)
+
+
+def test_vectors_have_no_half(mvrbm):
+    RBM(2, n_epochs=1, device="cpu").fit(DATA.reshape(60, 24)).save_pretrained("flat")
+    np.save("rows.npy", DATA.reshape(60, 24))
+    code, _, err = mvrbm("inpaint", "flat", "rows.npy", "o.npy", "--hide", "left")
+    assert code == 1
+    assert "has no left half" in err
+
+
+def test_info(mvrbm):
+    out = ok(mvrbm("info", "model"))
+    for words in ("MVRBM", "bernoulli 4x6", "bernoulli 3x2", "kronecker rank 1", "float32", "model.safetensors"):
+        assert words in out
+    assert [line.split()[-1] for line in out.splitlines() if line.startswith("parameters")] == [str(24 + 6 + 12 + 12)]
+
+
+def test_models_of_columns_with_names_are_used_without_a_word(mvrbm):
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(DATA.reshape(60, 24), columns=[f"x{n}" for n in range(24)])
+    RBM(2, n_epochs=1, device="cpu").fit(frame).save_pretrained("named")
+    np.save("rows.npy", DATA.reshape(60, 24))
+    assert mvrbm("transform", "named", "rows.npy", "o.npy") == (0, "o.npy: 60x2 float32\n", "")
+
+
+def test_data(mvrbm, place):
+    out = ok(mvrbm("data", "list"))
+    assert [line.split()[0] for line in out.splitlines()][:3] == ["mnist-5k", "mnist", "fashion-mnist"]
+    sets = json.loads(ok(mvrbm("data", "list", "--json")))["sets"]
+    assert sets["mnist"]["path"] is None
+    assert ok(mvrbm("data", "where", "digits")).strip() == sets["digits"]["path"]
+    assert json.loads(ok(mvrbm("data", "fetch", "digits", "--json")))["path"] == sets["digits"]["path"]
+    assert not (place / "cache").exists()
+
+
+def test_named_sets_from_a_folder(mvrbm):
+    for name, content in [("train-images-idx3", IDX), ("t10k-images-idx3", IDX)]:
+        write(f"sets/mnist/{name}-ubyte", content)
+    labels = bytes([0, 0, 8, 1]) + struct.pack(">I", 60) + bytes(60)
+    for name in ("train-labels-idx1", "t10k-labels-idx1"):
+        write(f"sets/mnist/{name}-ubyte", labels)
+    assert ok(mvrbm("data", "where", "mnist", "--data-dir", "sets")) == "sets/mnist\n"
+    ok(mvrbm("transform", "model", "mnist:test", "o.npy", "--data-dir", "sets"))
+    assert np.load("o.npy").shape == (60, 6)
+
+
+def test_fetch_without_a_network(mvrbm, monkeypatch, place):
+    from mvrbm.io import datasets
+
+    entry = datasets._SETS["mnist"]
+    nobody = datasets._Files(entry.description, ("http://127.0.0.1:9/",), entry.checksums, entry.first_test_labels)
+    monkeypatch.setitem(datasets._SETS, "mnist", nobody)
+    code, out, err = mvrbm("data", "fetch", "mnist")
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "is there a network?" in err
+    assert "mnist-5k" in err
+    assert not [path for path in (place / "cache").rglob("*") if path.is_file()]
+
+
+def test_demo(mvrbm, monkeypatch):
+    import types
+
+    asked = {}
+
+    def run(out, **how):
+        asked.update(how)
+        print("working", file=sys.stderr)
+        out.write_text("a page")
+        return {"report": str(out), "seconds_total": 1.0}
+
+    package = types.ModuleType("studies")
+    package.demo = types.SimpleNamespace(run=run)
+    monkeypatch.setitem(sys.modules, "studies", package)
+    code, out, err = mvrbm("demo", "--out", "r.html", "--quick", "--seed", 4, "--device", "cpu")
+    assert (code, out, err) == (0, "r.html\n", "working\n")
+    assert asked == {"seed": 4, "device": "cpu", "quick": True}
+    assert json.loads(ok(mvrbm("demo", "--out", "r.html", "--force", "--json")))["report"] == "r.html"
+
+
+# -- as a process -----------------------------------------------------------------------------------
+
+
+def test_python_m_mvrbm(place):
+    result = subprocess.run([sys.executable, "-m", "mvrbm", "info", "model"], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("class")
+    result = subprocess.run([sys.executable, "-m", "mvrbm", "info", "gone"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "error: gone is not a model folder: nothing is there\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(place):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mvrbm", "info", "model"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()
+    err = process.stderr.read()
+    process.wait(timeout=60)
+    process.stderr.close()
+    assert err == ""
+    assert process.returncode in (0, 1)
+
+
+def test_ctrl_c_ends_the_batch_and_saves(place):
+    command = "train data.npy --hidden 3x2 --epochs 1000000 --out new --checkpoints points --device cpu"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mvrbm", *command.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr.readline().startswith("pass 1 of")  # it is training
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out.startswith("new: MVRBM")
+    last = err.splitlines()[-1]
+    assert last.startswith("error: interrupted after")
+    assert "--force goes on" in last
+    assert "Traceback" not in err
+    MVRBM.from_pretrained("new", device="cpu")
+    assert any(Path("points").iterdir())

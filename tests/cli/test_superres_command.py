@@ -1,0 +1,329 @@
+import io
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageCms
+
+from mvrbm.cli import app as cli
+from mvrbm.estimators.rbm import MVRBM
+from mvrbm.io.pictures import Picture, read_picture, write_picture
+from mvrbm.vision.superres import SuperResolver
+
+RANDOM = np.random.default_rng(0)
+COARSE = RANDOM.integers(0, 256, (20, 25, 4), dtype=np.uint8)
+SMOOTH = np.asarray(Image.fromarray(COARSE).resize((100, 80), Image.Resampling.BICUBIC)).copy()  # (80, 100, 4)
+RGB, GREY = SMOOTH[..., :3], SMOOTH[..., 0]
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Small models, made once: for scales 2 and 3, and one of another kind."""
+    folder = tmp_path_factory.mktemp("models")
+    for scale in (2, 3):
+        model = SuperResolver(scale, 6, (4, 4), n_patches=200, n_epochs=1, device="cpu").fit([RGB])
+        model.save_pretrained(folder / f"x{scale}")
+    MVRBM((2, 2), n_epochs=1, device="cpu").fit(RANDOM.random((9, 3, 3))).save_pretrained(folder / "mvrbm")
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, models):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MVRBM_DEBUG", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    shutil.copytree(models, tmp_path / "models")
+    Image.fromarray(RGB).save("photo.png")
+    Path("photos").mkdir()
+    Image.fromarray(RGB).save("photos/a.png")
+    Image.fromarray(SMOOTH).save("photos/b.png")
+    Image.fromarray(GREY).save("photos/c.png")
+    return tmp_path
+
+
+def there(folder):
+    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+# -- mistakes ---------------------------------------------------------------------------------------
+
+
+def write(name, content):
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_bytes(content)
+
+
+def bomb(width, height):
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def truncated():
+    write("x.png", Path("photo.png").read_bytes()[:2000])
+
+
+def animated():
+    frames = [Image.new("L", (8, 8), grey) for grey in (10, 200)]
+    frames[0].save("x.png", "GIF", save_all=True, append_images=frames[1:])
+
+
+def wide():
+    Image.new("L", (8192, 1)).save("x.png")
+
+
+def see_through():
+    Image.fromarray(SMOOTH).save("x.png")
+
+
+def damaged_model():
+    Path("models/x2/model.safetensors").write_bytes(b"nothing")
+
+
+def small_images():
+    Image.new("L", (5, 5)).save("x.png")
+    shutil.rmtree("photos")
+    Path("photos").mkdir()
+    shutil.move("x.png", "photos/x.png")
+
+
+def flat_images():
+    shutil.rmtree("photos")
+    Path("photos").mkdir()
+    Image.new("RGB", (60, 60), (9, 9, 9)).save("photos/x.png")
+
+
+X = "superres x.png out.png --model models/x2"
+PHOTO = "superres photo.png out.png --model models/x2"
+TRAIN = "superres-train photos --out new --patch 6 --hidden 3x3 --rank 1 --patches 50 --epochs 1 --quiet --device cpu"
+
+# what is wrong; what is done before; the command; exit code; what the line says
+MISTAKES = [
+    ("no such file", None, "superres gone.png out.png", 1, "gone.png: no such file"),
+    ("a folder as input", None, "superres photos out.png", 1, "photos is a folder: name an image"),
+    ("not an image", lambda: write("x.png", b"once upon a time"), X, 1, "x.png is not an image that can be read"),
+    ("an empty file", lambda: write("x.png", b""), X, 1, "x.png is empty"),
+    ("truncated", truncated, X, 1, "x.png is damaged: .*truncated"),
+    ("animated", animated, X, 1, "x.png has 2 frames or pages: split it"),
+    ("a bomb", lambda: write("x.png", bomb(60_000, 60_000)), X, 1, "bomb"),
+    ("zero rows", lambda: write("x.png", bomb(5, 0)), X, 1, "x.png is not an image"),
+    ("floats", lambda: Image.new("F", (9, 9)).save("x.png", "TIFF"), X, 1, "pixels of mode F"),
+    ("scale 5", None, "superres photo.png out.png --scale 5", 2, "'--scale': 5 is not one of 2, 3, 4"),
+    ("scale 1", None, "superres photo.png out.png --scale 1", 2, "'--scale': 1 is not one of 2, 3, 4"),
+    ("a model for another scale", None, PHOTO + " --scale 4", 1, "models/x2 is a model for scale 2, not for 4"),
+    ("no model there", None, "superres photo.png out.png --model gone", 1, "gone is not a model folder"),
+    ("a model of another kind", None, PHOTO.replace("x2", "mvrbm"), 1, "models/mvrbm does not hold a SuperResolver"),
+    ("a damaged model", damaged_model, PHOTO, 1, "model.safetensors"),
+    ("output is there", None, "superres photo.png photo.png", 1, "photo.png exists: use --force to replace it"),
+    ("output of unknown kind", None, "superres photo.png out.gif", 1, "out.gif should end in one of .png .jpg"),
+    ("output nowhere", None, "superres photo.png no/out.png", 1, "no does not exist"),
+    ("transparency as JPEG", see_through, X.replace("out.png", "out.jpg"), 1, "JPEG has no transparency.*write a .png"),
+    (
+        "too wide for WebP",
+        wide,
+        X.replace("out.png", "out.webp"),
+        1,
+        "16,383 pixels a side at most, not 16,384",
+    ),
+    ("unknown device", None, "superres photo.png out.png --device tpu", 2, "tpu"),
+    ("no folder to learn from", None, "superres-train gone --out new", 1, "gone: no such folder"),
+    ("a file to learn from", None, "superres-train photo.png --out new", 1, "photo.png is not a folder of images"),
+    ("a folder without images", None, "superres-train models --out new", 1, "models holds no images"),
+    ("a damaged image to learn from", lambda: write("photos/d.png", b"no"), TRAIN, 1, "photos/d.png is not an image"),
+    ("images smaller than a patch", small_images, TRAIN, 1, "images must"),
+    ("nothing but flat images", flat_images, TRAIN, 1, "flat"),
+    ("a hidden layer of three modes", None, TRAIN.replace("3x3", "3x3x3"), 2, "3x3x3 has 3 modes, 2 are wanted"),
+    ("a model is there", None, TRAIN.replace("new", "models/x2"), 1, "models/x2 exists: use --force"),
+    ("a scale of 5 to learn", None, TRAIN + " --scale 5", 2, "'--scale': 5 is not one of 2, 3, 4"),
+]
+
+
+@pytest.mark.parametrize(("before", "command", "code", "says"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+def test_a_mistake_is_one_clear_line_and_leaves_nothing_behind(mvrbm, place, before, command, code, says):
+    if before is not None:
+        before()
+    former = there(place)
+    gave, out, err = mvrbm(command)
+    assert gave == code, err
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert re.search(says, err), err
+    assert there(place) == former
+
+
+# -- what is done -----------------------------------------------------------------------------------
+
+
+def palette():
+    image = Image.fromarray(RGB).quantize(8)
+    image.save("x.png", transparency=3)
+    return 4
+
+
+def cmyk():
+    Image.fromarray(RGB).convert("CMYK").save("x.tif")
+    shutil.move("x.tif", "x.png")
+    return 3
+
+
+def one_pixel():
+    Image.new("RGB", (1, 1), (10, 20, 30)).save("x.png")
+    return 3
+
+
+def sixteen_bits():
+    write_picture("x.png", Picture(RGB.astype(np.uint16) * 257))
+    return 3
+
+
+KINDS = [
+    ("grey", lambda: Image.fromarray(GREY).save("x.png"), np.uint8),
+    ("RGB", lambda: Image.fromarray(RGB).save("x.png") or 3, np.uint8),
+    ("RGBA", lambda: Image.fromarray(SMOOTH).save("x.png") or 4, np.uint8),
+    ("one bit", lambda: Image.fromarray(GREY > 128).save("x.png"), np.uint8),
+    ("palette", palette, np.uint8),
+    ("CMYK", cmyk, np.uint8),
+    ("one pixel", one_pixel, np.uint8),
+    ("16 bits, grey", lambda: Image.fromarray(GREY.astype(np.uint16) * 257).save("x.png"), np.uint16),
+    ("16 bits, RGB", sixteen_bits, np.uint16),
+]
+
+
+@pytest.mark.parametrize(("save", "dtype"), [k[1:] for k in KINDS], ids=[k[0] for k in KINDS])
+def test_every_kind_of_image_is_enlarged_as_in_python(mvrbm, save, dtype):
+    channels = save()
+    code, out, err = mvrbm("superres x.png out.png --model models/x2 --device cpu --json")
+    assert code == 0, err
+    assert err in ("", "note: CMYK was turned into RGB\n")
+    small, large = read_picture("x.png").pixels, read_picture("out.png").pixels
+    expected = SuperResolver.from_pretrained("models/x2", device="cpu").upscale(small)
+    np.testing.assert_array_equal(large, expected)
+    assert large.dtype == dtype
+    assert large.shape == (2 * small.shape[0], 2 * small.shape[1], *([channels] if channels else []))
+    result = json.loads(out)
+    assert (result["shape"], result["dtype"], result["scale"]) == (list(large.shape), str(large.dtype), 2)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".webp"])
+def test_the_result_is_upright_and_keeps_exif_and_profile(mvrbm, suffix):
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "a camera"
+    Image.fromarray(RGB).save("turned.jpg", quality=95, exif=exif, icc_profile=PROFILE)
+    code, out, err = mvrbm("superres turned.jpg", f"out{suffix}", "--model", "models/x2", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(rf"out\{suffix}: 80x100 -> 160x200 in \d+\.\d s\n", out)
+    with Image.open(f"out{suffix}") as image:
+        assert image.size == (160, 200)
+        assert image.getexif().get(0x0112, 1) == 1
+        assert image.getexif()[0x010F] == "a camera"
+        assert image.info["icc_profile"] == PROFILE
+        small = np.asarray(image.convert("RGB").resize((80, 100), Image.Resampling.BOX)).astype(int)
+    assert np.abs(small - np.rot90(RGB, -1)).mean() < 15 < np.abs(small - np.rot90(RGB, 1)).mean()
+
+
+def test_self_ensemble_and_force(mvrbm):
+    assert mvrbm("superres photo.png out.png --model models/x2 --device cpu")[0] == 0
+    once = read_picture("out.png").pixels
+    assert mvrbm("superres photo.png out.png --model models/x2 --device cpu --self-ensemble --force")[0] == 0
+    np.testing.assert_array_equal(
+        read_picture("out.png").pixels,
+        SuperResolver.from_pretrained("models/x2", device="cpu").upscale(RGB, self_ensemble=True),
+    )
+    assert not np.array_equal(read_picture("out.png").pixels, once)
+
+
+def test_sixteen_bits_that_a_jpeg_cannot_hold_are_noted(mvrbm):
+    sixteen_bits()
+    code, _, err = mvrbm("superres x.png out.jpg --model models/x2 --device cpu")
+    assert (code, err) == (0, "note: JPEG has 8 bits: the lower 8 of 16 are lost\n")
+    assert read_picture("out.jpg").pixels.dtype == np.uint8
+
+
+@pytest.mark.parametrize(("terminal", "seconds", "shown"), [(True, 0.6, True), (True, 0, False), (False, 0.6, False)])
+def test_progress_is_shown_on_a_terminal_if_it_takes_a_while(place, monkeypatch, terminal, seconds, shown):
+    def slowly(model, image, *, progress, **options):
+        for tile in (1, 2):
+            time.sleep(seconds / 2)
+            progress(tile, 2)
+        return np.repeat(np.repeat(image, 2, 0), 2, 1)
+
+    monkeypatch.setattr(SuperResolver, "upscale", slowly)
+    screen = io.StringIO()
+    screen.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert cli.main(["superres", "photo.png", "out.png", "--model", "models/x2", "--device", "cpu"]) == 0
+    assert bool(re.search("superres: 100%.*2/2", screen.getvalue())) == shown
+    assert shown or screen.getvalue() == ""
+
+
+@pytest.mark.parametrize("scale", [2, 3, 4])
+def test_it_works_at_once_with_the_weights_in_the_package(place, scale):
+    """In a process of its own, which has no network and no folder to look into."""
+    guard = (
+        "import socket, sys\n"
+        "def refuse(*a, **k): raise AssertionError('network')\n"
+        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
+        "from mvrbm.cli import app as cli\n"
+        "sys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        guard,
+        "superres",
+        "photo.png",
+        "out.png",
+        "--scale",
+        str(scale),
+        "--device",
+        "cpu",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env={"HOME": "/nowhere", "OMP_NUM_THREADS": "1"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_picture("out.png").pixels.shape == (80 * scale, 100 * scale, 3)
+
+
+# -- training ---------------------------------------------------------------------------------------
+
+
+TUNING = "--fine-tune --tuning-patches 60 --tuning-epochs 2"
+
+
+@pytest.mark.parametrize("tuning", ["--no-fine-tune", TUNING, f"{TUNING} --tuning-crops 4"])
+def test_a_folder_of_images_becomes_a_model(mvrbm, tuning):
+    code, out, err = mvrbm(f"{TRAIN} {tuning} --scale 3 --json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert (result["images"], result["scale"], result["patch"], result["hidden_shape"]) == (3, 3, 6, [3, 3])
+    assert result["fine_tuned"] == tuning.startswith("--fine-tune")
+    model = SuperResolver.from_pretrained("new", device="cpu")
+    assert (model.scale, model.patch, model.hidden_shape, model.rank) == (3, 6, (3, 3), 1)
+    assert result["parameters"] == model.machine_.n_parameters
+    code, _, err = mvrbm("superres photo.png out.png --model new --scale 3 --device cpu")
+    assert code == 0, err
+    assert read_picture("out.png").pixels.shape == (240, 300, 3)
+
+
+def test_the_same_command_makes_the_same_model(mvrbm):
+    for name in ("one", "two"):
+        assert mvrbm(TRAIN.replace("new", name) + " --tuning-patches 60 --tuning-epochs 2")[0] == 0
+    assert Path("one/model.safetensors").read_bytes() == Path("two/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("command", ["superres", "superres-train"])
+def test_help_has_an_example(mvrbm, command):
+    code, out, err = mvrbm(command, "--help")
+    assert (code, err) == (0, "")
+    assert f"Example:\n  mvrbm {command} " in out.replace("    mvrbm", "  mvrbm")

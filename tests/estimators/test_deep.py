@@ -1,0 +1,323 @@
+"""Rectified units, and stacks of machines: against definitions, enumeration and a deep belief network by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import integrate, stats
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from enumeration import Written, every_visible_state
+from mvrbm import MPO, MVRBM, Bernoulli, BoltzmannMachine, DeepMVRBM, Dense, Kronecker, RandomSource, Rectified, Replay
+from mvrbm.estimators.deep import Layer
+from mvrbm.learning import CD, Recipe, Trainer
+from mvrbm.likelihood import annealed_importance_sampling, log_partition, pseudo_log_likelihood
+from mvrbm.sampling import ParallelTempering, gibbs
+from mvrbm.saving import StorageError, from_pretrained, save_pretrained
+from tables import DRAWN_UNITS, generator, randomise
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return (load_digits().images[:600] / 16).astype(np.float32)  # (600, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def stack(digits):
+    layers = ((6, 6), Layer((4, 3), MPO(bond=2)), Layer(7, Dense()))
+    return DeepMVRBM(layers, rank=2, n_epochs=4, random_state=0).fit(digits)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+# -- rectified units --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DRAWN_UNITS)
+@torch.no_grad()
+def test_draws_and_means_are_those_of_the_definition(name):
+    kind, draw = DRAWN_UNITS[name]
+    unit = kind((2, 3), bias_shape=(1, 3)).double()
+    unit.bias.copy_(torch.tensor([[-1.0, 0.5, 2.0]]))
+    field = torch.from_numpy(2 * generator("field").standard_normal((4, 2, 3)))
+    total = (field + unit.bias).numpy()
+    normal = RandomSource(1).normal(field.shape, field)
+    np.testing.assert_allclose(unit.sample(field, Replay([normal])), draw(total, normal.numpy()), atol=1e-12)
+
+    def mean(t):
+        kink = -t * np.sqrt(1 + np.exp(-t))  # where the draw leaves zero
+        ends = [(max(kink, -9.0), 9.0)] if kink < 9 else []
+        return sum(integrate.quad(lambda e: draw(t, e) * stats.norm.pdf(e), *end, epsabs=1e-12)[0] for end in ends)
+
+    np.testing.assert_allclose(unit.mean(field), np.vectorize(mean)(total), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", DRAWN_UNITS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_means_stay_finite_and_rise_with_the_field(name, dtype):
+    unit = DRAWN_UNITS[name][0](1).to(dtype)
+    mean = unit.mean(torch.tensor([-1e4, -100.0, -20.0, -1.0, 0.0, 1.0, 20.0, 1e4], dtype=dtype)[:, None])
+    assert bool(torch.isfinite(mean).all())
+    assert bool((mean.diff(dim=0) >= 0).all())
+    torch.testing.assert_close(mean[-2:, 0], torch.tensor([20.0, 1e4], dtype=dtype))
+
+
+def rectified_machine(n_visible=(2, 2)):
+    machine = BoltzmannMachine(Bernoulli(n_visible), Rectified((2, 3)), Kronecker(2), std=0.5)
+    return machine, torch.ones(3, *n_visible)
+
+
+WITHOUT_ENERGY = {
+    "energy": lambda m, x: m.energy(x, torch.ones(3, 2, 3)),
+    "free energy": lambda m, x: m.free_energy(x),
+    "log Z": lambda m, x: log_partition(m),
+    "annealing": lambda m, x: annealed_importance_sampling(m, RandomSource(0), n_chains=2, n_steps=2),
+    "pseudo-likelihood": lambda m, x: pseudo_log_likelihood(m, x),
+    "tempering": lambda m, x: ParallelTempering(m, 2, rng=RandomSource(0)).step(),
+    "autograd": lambda m, x: Trainer(m, gradient="autograd").fit(x, 1),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_ENERGY)
+@pytest.mark.parametrize("shape", [(2, 2), (28, 28)])
+def test_what_needs_an_energy_is_refused_in_one_line(what, shape):
+    machine, x = rectified_machine(shape)
+    with pytest.raises(ValueError, match=r"^Rectified units have no exact distribution, .*[^\n]*$"):
+        WITHOUT_ENERGY[what](machine, x)
+
+
+def test_rectified_data_must_not_be_negative():
+    with pytest.raises(ValueError, match="takes values from 0 upwards, got -1"):
+        BoltzmannMachine(Rectified(2), Bernoulli(2), Dense()).hidden_mean(torch.tensor([[1.0, -1.0]]))
+
+
+def test_gibbs_and_contrastive_divergence_work_with_rectified_units(digits, tmp_path):
+    machine = BoltzmannMachine(Bernoulli((8, 8)), Rectified((10, 10)), Kronecker(4))
+    Trainer(machine, Recipe(n_epochs=20, negative=CD(2)), seed=0).fit(digits)
+    x = torch.from_numpy(digits)
+    error = ((machine.visible_mean(machine.hidden_mean(x))["visible"] - x) ** 2).sum()
+    assert float(error.detach()) < 0.85 * float(((x.mean(0) - x) ** 2).sum())
+    hidden = gibbs(machine, x[:5], 3, RandomSource(0)).hidden
+    assert bool((hidden >= 0).all())
+    assert bool((hidden > 1).any())
+    again = from_pretrained(save_pretrained(machine, tmp_path / "rectified"))
+    assert torch.equal(again.hidden_mean(x), machine.hidden_mean(x))
+
+
+# -- stacks -----------------------------------------------------------------------------------------------
+
+
+def test_one_layer_is_the_machine_itself(digits):
+    settings = {"rank": 2, "n_epochs": 2, "random_state": 3}
+    deep, single = DeepMVRBM(((5, 4),), **settings).fit(digits), MVRBM((5, 4), **settings).fit(digits)
+    np.testing.assert_array_equal(deep.transform(digits), single.transform(digits))
+    np.testing.assert_array_equal(deep.reconstruct(digits, steps=2), single.reconstruct(digits, steps=2))
+    np.testing.assert_array_equal(deep.components(), single.components())
+    np.testing.assert_array_equal(deep.sample(4, steps=3), single.sample(4, steps=3))
+    mask = np.arange(8)[:, None] + np.zeros(8) < 5
+    mine, theirs = (m.inpaint(digits[:3], mask, steps=4, burn_in=2) for m in (deep, single))
+    np.testing.assert_array_equal(mine[:, mask], theirs[:, mask])
+
+
+def dense_network(rng):
+    """A dense stack with random parameters, and the parameters."""
+    X = rng.random((6, 5))
+    deep = DeepMVRBM((Layer(4, Dense()), Layer(3, Dense())), n_epochs=0, random_state=0).fit(X)
+    parameters = []
+    with torch.no_grad():
+        for machine in deep.machines_:
+            for parameter in machine.parameters():
+                parameter.copy_(torch.from_numpy(rng.standard_normal(parameter.shape)))
+            W = machine.links["visible"].weight.numpy()
+            parameters.append((W, machine.layers["visible"].bias.numpy(), machine.hidden.bias.numpy()))
+    return deep, X, parameters
+
+
+def test_a_dense_stack_is_a_deep_belief_network():
+    deep, X, ((W1, b1, c1), (W2, b2, c2)) = dense_network(generator("dbn"))
+    h1 = sigmoid(X @ W1.T + c1)
+    h2 = sigmoid(h1 @ W2.T + c2)
+    np.testing.assert_allclose(deep.transform(X, layer=0), h1)
+    np.testing.assert_allclose(deep.transform(X, layer=1), h2)
+    np.testing.assert_array_equal(deep.transform(X), deep.transform(X, layer=-1))
+    down = sigmoid(h2 @ W2 + b2)
+    np.testing.assert_allclose(deep.inverse_transform(h2), sigmoid(down @ W1 + b1))
+    np.testing.assert_allclose(deep.reconstruct(X), sigmoid(down @ W1 + b1))
+    np.testing.assert_allclose(deep.reconstruct(X, layer=0), sigmoid(h1 @ W1 + b1))
+    np.testing.assert_allclose(deep.components(), W2 @ W1)
+    p = sigmoid(down @ W1 + b1)
+    np.testing.assert_allclose(deep.score_samples(X), (X * np.log(p) + (1 - X) * np.log(1 - p)).sum(1))
+
+
+def test_samples_follow_the_network_from_the_top_down():
+    """Exact p(X) = sum over Y_1 of p_top(Y_1) p(X | Y_1), enumerated; 40,000 draws are within 0.02 of it."""
+    rng = generator("ancestral")
+    deep = DeepMVRBM(((1, 2), (2, 1)), n_epochs=0, random_state=0).fit(rng.random((4, 1, 3)))
+    for machine in deep.machines_:
+        randomise(machine, rng, size=1.5)
+    bottom, top = deep.machines_
+    y = every_visible_state(top)["visible"]
+    log_prior = -Written(top).free_energy({"visible": y}).detach()
+    prior = torch.softmax(log_prior, 0)
+    x = every_visible_state(bottom)["visible"].flatten(1)
+    W = bottom.links["visible"].dense().reshape(2, 3).detach()
+    ones = torch.sigmoid(y.flatten(1) @ W + bottom.layers["visible"].bias.flatten().detach())
+    given = torch.where(x[None].bool(), ones[:, None], 1 - ones[:, None]).prod(2)  # (y, x)
+    exact = prior @ given
+    drawn = torch.from_numpy(deep.sample(40_000, steps=30)).flatten(1)
+    counts = (drawn[:, None] == x[None]).all(2).double().mean(0)
+    assert float(exact.max() - exact.min()) > 0.1  # else there is nothing to be seen
+    assert float((counts - exact).abs().sum() / 2) < 0.02
+
+
+@pytest.mark.parametrize("feed", ["mean", "sample"])
+def test_each_machine_is_trained_on_the_layer_below(digits, feed):
+    X = digits[:300]
+    deep = DeepMVRBM(((5, 5), (4, 4)), feed=feed, n_epochs=2, random_state=5).fit(X)
+    seeds = np.random.RandomState(5).randint(2**31 - 1, size=2)
+    below = MVRBM((5, 5), n_epochs=2, random_state=5).fit(X)
+    np.testing.assert_array_equal(below.transform(X), deep.transform(X, layer=0))
+    fed = deep._feed({"visible": X}, 1, RandomSource(0))
+    if feed == "mean":
+        np.testing.assert_array_equal(fed, below.hidden_maps(X))
+        machine = BoltzmannMachine(Bernoulli((5, 5)), Bernoulli((4, 4)), Kronecker())
+        Trainer(machine, Recipe(n_epochs=2), seed=int(seeds[1])).fit(fed)
+        for name, parameter in machine.named_parameters():
+            assert torch.equal(parameter, deep.machines_[1].get_parameter(name)), name
+    else:
+        assert set(np.unique(fed)) == {0.0, 1.0}
+        np.testing.assert_allclose(fed.mean(0), below.hidden_maps(X).mean(0), atol=0.15)
+        assert deep._trainers[1].epoch == 2
+
+
+def test_orders_and_couplings_mix(stack, digits):
+    assert [stack.transform(digits[:5], layer=k).shape for k in range(3)] == [(5, 36), (5, 12), (5, 7)]
+    assert stack.hidden_maps(digits[:5], layer=1).shape == (5, 4, 3)
+    assert stack.sample(2, steps=2).shape == (2, 8, 8)
+    assert [m.links["visible"].name for m in stack.machines_] == ["kronecker", "mpo", "dense"]
+    assert stack.n_parameters_ == sum(p.numel() for m in stack.machines_ for p in m.parameters())
+
+
+def test_partial_fit_goes_on_with_every_machine(digits):
+    whole = DeepMVRBM(((5, 5), (4, 4)), n_epochs=1, random_state=0).fit(digits)
+    parts = DeepMVRBM(((5, 5), (4, 4)), n_epochs=1, random_state=0).partial_fit(digits)
+    np.testing.assert_array_equal(whole.transform(digits), parts.transform(digits))
+    before = [m.links["visible"].dense().detach().clone() for m in parts.machines_]
+    parts.partial_fit(digits[:200])
+    assert [t.epoch for t in parts._trainers] == [2, 2]
+    assert all(not torch.equal(old, m.links["visible"].dense()) for old, m in zip(before, parts.machines_, strict=True))
+
+
+@pytest.mark.parametrize("visible", ["bernoulli", "gaussian"])
+def test_rectified_stacks_learn(digits, visible):
+    deep = DeepMVRBM(((10, 10), (8, 8)), rank=4, hidden="rectified", visible=visible, n_epochs=20, random_state=0)
+    deep.fit(digits)
+    assert [m.layers["visible"].name for m in deep.machines_] == [visible, "gaussian"]
+    error = ((deep.reconstruct(digits) - digits) ** 2).sum()
+    assert error < 0.85 * ((digits.mean(0) - digits) ** 2).sum()
+    assert deep.sample(3, steps=5).shape == (3, 8, 8)
+    assert float(deep.transform(digits).min()) >= 0
+
+
+def test_filling_in_keeps_what_is_known_and_finds_the_rest():
+    """Stripes: a column is all ones or all zeros, so that two rows can be told from the other four."""
+    columns = (generator("stripes").random((600, 1, 6)) < 0.5).astype(np.float32)
+    stripes = np.repeat(columns, 6, axis=1)
+    deep = DeepMVRBM((Layer(24, Dense()), Layer(24, Dense())), n_epochs=40, random_state=0).fit(stripes)
+    X, mask = stripes[:50].copy(), np.ones((6, 6), bool)
+    mask[2:4] = False
+    X[:, ~mask] = np.nan
+    filled = deep.inpaint(X, mask, steps=20, burn_in=10)
+    np.testing.assert_array_equal(filled[:, mask], stripes[:50][:, mask])
+    assert np.abs(filled - stripes[:50])[:, ~mask].mean() < 0.2  # 0.5 by chance
+
+
+def test_saved_and_loaded_it_is_the_same(stack, digits, tmp_path):
+    stack.save_pretrained(tmp_path / "stack")
+    again = DeepMVRBM.from_pretrained(tmp_path / "stack")
+    np.testing.assert_array_equal(again.transform(digits), stack.transform(digits))
+    np.testing.assert_array_equal(again.reconstruct(digits[:9]), stack.reconstruct(digits[:9]))
+    assert again.get_params()["rank"] == 2
+    assert again.layers[1].coupling.config() == {"bond": 2} or again.layers[1].coupling.config()["bond"] == [2]
+    again.partial_fit(digits[:100])
+    clone(again).fit(digits[:50])
+    frame = pd.DataFrame(digits[:50].reshape(50, -1), columns=[f"p{k}" for k in range(64)])
+    named = DeepMVRBM((6, 3), n_epochs=1, random_state=0).fit(frame)
+    named.save_pretrained(tmp_path / "named")
+    assert DeepMVRBM.from_pretrained(tmp_path / "named").transform(frame).shape == (50, 3)
+
+
+def test_what_is_no_stack_is_refused(stack, digits, tmp_path):
+    folder = tmp_path / "model"
+    MVRBM((4, 4), n_epochs=1).fit(digits[:20]).save_pretrained(folder)
+    with pytest.raises(StorageError, match="does not hold a DeepMVRBM but a MVRBM"):
+        DeepMVRBM.from_pretrained(folder)
+    stack.save_pretrained(folder)
+    with pytest.raises(StorageError):
+        from_pretrained(folder)
+    config = (folder / "config.json").read_text()
+    for old, new in [('"bond"', '"bonds"'), ('"dtype": "float32"', '"dtype": "float64"'), ('"as_arrays"', '"as"')]:
+        (folder / "config.json").write_text(config.replace(old, new))
+        with pytest.raises(StorageError):
+            DeepMVRBM.from_pretrained(folder)
+
+
+def test_it_is_a_step_of_a_pipeline(digits):
+    y = load_digits().target[:600]
+    rows = digits.reshape(len(digits), -1)
+    deep = DeepMVRBM(((7, 7), (6, 6)), rank=2, visible_shape=(8, 8), n_epochs=5, random_state=0)
+    pipeline = make_pipeline(deep, LogisticRegression(max_iter=2000)).fit(rows[:400], y[:400])
+    features = clone(deep).fit(digits[:400])
+    by_hand = LogisticRegression(max_iter=2000).fit(features.transform(digits[:400]), y[:400])
+    np.testing.assert_array_equal(pipeline.predict(rows), by_hand.predict(features.transform(digits)))
+    names = pipeline[:-1].get_feature_names_out()
+    assert (len(names), names[0]) == (36, "deepmvrbm0")
+    assert deep.set_output(transform="pandas").transform(rows[:3]).shape == (3, 36)
+
+
+MISTAKES = [
+    ({"layers": ()}, "layers must be a sequence of at least one layer"),
+    ({"layers": 5}, "layers must be a sequence of at least one layer"),
+    ({"layers": ((4, 4), 3)}, "layer 1: Kronecker coupling needs as many hidden modes"),
+    ({"layers": (Layer((4, 4), "dense"),)}, "coupling of layer 0 must be a coupling such as Dense"),
+    ({"layers": (Layer((4, 4), hidden="gaussian"),)}, "hidden units of layer 0 must be one of"),
+    ({"feed": "noise"}, "feed must be one of"),
+    ({"backend": "fast"}, "backend must be"),
+    ({"visible": "categorical"}, "visible must be one of"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), MISTAKES)
+def test_mistakes_are_named(settings, message, digits):
+    with pytest.raises(ValueError, match=message):
+        DeepMVRBM(**{"n_epochs": 1, **settings}).fit(digits[:9])
+
+
+def test_what_stacks_do_not_do_is_refused(stack, digits):
+    X = digits[:5]
+    for call in (
+        lambda: stack.fit(X, mask=X > 0),
+        lambda: stack.partial_fit(X, mask=X > 0),
+        lambda: stack.sample(5, init=X, mask=X > 0),
+        lambda: stack.fit(X, resume="runs"),
+    ):
+        with pytest.raises(ValueError, match=r"^(mask|resume) must be None"):
+            call()
+    with pytest.raises(ValueError, match=r"layer must lie in -3\.\.2, got 3"):
+        stack.transform(X, layer=3)
+    with pytest.raises(ValueError, match="hidden values"):
+        stack.inverse_transform(np.zeros((2, 5)))
+    with pytest.raises(ValueError, match=r"which must lie in 0\.\.6"):
+        stack.components([7])
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@parametrize_with_checks([DeepMVRBM(visible="gaussian", n_epochs=2)])
+def test_scikit_learn_check(estimator, check):
+    check(estimator)

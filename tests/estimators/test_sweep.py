@@ -1,0 +1,87 @@
+"""Many trainings at once are the same trainings as one by one."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from mvrbm import MVRBM
+from mvrbm.estimators.sweep import Sweep, train_together
+from mvrbm.learning import RECIPES, DivergenceError, Recipe, Trainer
+from mvrbm.learning.distributed import World, by_itself
+from mvrbm.models import mvrbm
+
+X = (np.random.default_rng(0).random((120, 6, 5)) < np.linspace(0.1, 0.9, 6)[:, None]).astype(np.float32)
+
+
+def test_candidates_are_what_the_estimator_would_have_learned():
+    grid = {"rank": [1, 2], "random_state": [0, 3]}
+    sweep = Sweep(MVRBM((4, 3), n_epochs=3, device="cpu"), grid, random_state=1).fit(X)
+    assert len(sweep.candidates_) == 4
+    held = np.sort(np.random.default_rng(1).permutation(120)[:12])
+    kept = np.setdiff1d(np.arange(120), held)
+    for candidate in sweep.candidates_:
+        alone = MVRBM((4, 3), n_epochs=3, device="cpu", **candidate.params).fit(X[kept])
+        np.testing.assert_array_equal(candidate.estimator.components(), alone.components())
+        assert candidate.score == pytest.approx(alone.score(X[held]))
+    assert sweep.best_score_ == max(candidate.score for candidate in sweep.candidates_)
+    assert sweep.best_estimator_.transform(X).shape == (120, 12)
+
+
+def test_scoring_may_use_labels():
+    seen = []
+
+    def scoring(estimator, X, y):
+        seen.append(y)
+        return -abs(estimator.rank - 2)
+
+    sweep = Sweep(MVRBM((4, 3), n_epochs=1), {"rank": [1, 2, 3]}, scoring=scoring).fit(X, np.arange(120))
+    assert sweep.best_params_ == {"rank": 2}
+    assert len(seen[0]) == 12
+
+
+def test_those_that_diverge_do_not_stop_the_others():
+    recipe = dataclasses.replace(RECIPES["paper"], factor_std=1.0, weight_decay=0.0)
+    grid = {"learning_rate": [1e30, 0.01]}
+    sweep = Sweep(MVRBM((4, 3), n_epochs=3, recipe=recipe, device="cpu"), grid).fit(X)
+    assert [candidate.diverged for candidate in sweep.candidates_] == [True, False]
+    assert sweep.best_params_ == {"learning_rate": 0.01}
+    with pytest.raises(DivergenceError, match="all 1 trainings diverged"):
+        Sweep(MVRBM((4, 3), n_epochs=3, recipe=recipe, device="cpu"), {"learning_rate": [1e30]}).fit(X)
+
+
+def test_bad_shares_are_refused():
+    with pytest.raises(ValueError, match=r"validation must lie between 0 and 1, got 1\.5"):
+        Sweep(MVRBM(), {"rank": [1]}, validation=1.5).fit(X)
+    with pytest.raises(ValueError, match="too few to hold 1 out"):
+        Sweep(MVRBM(), {"rank": [1]}).fit(X[:1])
+
+
+def test_by_itself_a_process_is_a_world_of_one():
+    with by_itself():
+        assert World.here() == World(0, 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
+@pytest.mark.usefixtures("interpreted")
+def test_the_kernels_train_each_of_many_as_they_train_it_alone():
+    pytest.importorskip("triton")
+    recipes = [Recipe(n_epochs=2, batch_size=12, learning_rate=rate, weight_decay=decay)
+               for rate, decay in [(0.2, 0.0), (0.05, 0.1), (0.1, 0.0)]]  # fmt: skip
+
+    def trainers():
+        return [
+            Trainer(mvrbm((6, 5), (4, 3), rank=rank), recipe, seed=seed)
+            for seed, (recipe, rank) in enumerate(zip(recipes, [1, 2, 1], strict=True))
+        ]
+
+    data = X[:24]
+    many, alone = trainers(), trainers()
+    assert train_together(many, [data] * 3)[0][0] is False
+    for trainer in alone:
+        trainer.fit(data)
+    for mine, other in zip(many, alone, strict=True):
+        assert (mine.update, mine.epoch) == (other.update, other.epoch) == (4, 2)
+        for key, value in other.machine.state_dict().items():
+            torch.testing.assert_close(mine.machine.state_dict()[key], value, rtol=1e-4, atol=1e-5)

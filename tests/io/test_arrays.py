@@ -1,0 +1,253 @@
+import gzip
+import io
+import struct
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mvrbm.io import arrays as files
+from mvrbm.io.arrays import InputError, check_output, contact_sheet, read_array, write_output
+
+ARRAY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+
+def image(path, size=(4, 3), mode="L", value=7):
+    Image.new(mode, size, value).save(path)
+    return path
+
+
+def huge_png(width, height):
+    """A PNG that claims a size, with nothing behind it."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+
+
+# -- what is read -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float16, np.float32, np.float64, ">f4"])
+def test_npy_and_npz(tmp_path, dtype, order):
+    array = np.asarray(ARRAY % 2, dtype=dtype, order=order)
+    np.save(tmp_path / "a.npy", array)
+    np.savez(tmp_path / "a.npz", array)
+    np.savez_compressed(tmp_path / "two.npz", left=array, right=array + array)
+    for source in ("a.npy", "a.npz", "two.npz:left"):
+        read = read_array(str(tmp_path / source))
+        assert read.dtype == array.dtype
+        np.testing.assert_array_equal(read, array)
+
+
+def test_npy_is_memory_mapped(tmp_path):
+    np.save(tmp_path / "a.npy", ARRAY)
+    assert isinstance(read_array(tmp_path / "a.npy"), np.memmap)
+
+
+def test_idx(tmp_path):
+    content = bytes([0, 0, 8, 2, 0, 0, 0, 1, 0, 0, 0, 2, 5, 6])
+    for name, packed in [("x-idx2-ubyte", content), ("x.gz", gzip.compress(content))]:
+        (tmp_path / name).write_bytes(packed)
+        assert read_array(tmp_path / name).tolist() == [[5, 6]]
+
+
+def test_images_are_read_in_the_order_of_their_names_as_grey_bytes(tmp_path):
+    image(tmp_path / "b.png", value=9)
+    image(tmp_path / "a.bmp", mode="RGB", value=(255, 255, 255))
+    image(tmp_path / "c.PNG", mode="I;16", value=0x1200)
+    image(tmp_path / "d.png", mode="RGBA", value=(3, 3, 3, 0))
+    (tmp_path / "notes.txt").write_text("not an image")
+    (tmp_path / ".hidden.png").write_text("not an image either")
+    read = read_array(tmp_path)
+    assert read.shape == (4, 3, 4)
+    assert read.dtype == np.uint8
+    assert read[:, 0, 0].tolist() == [255, 9, 0x12, 3]
+    assert read_array(tmp_path / "b.png").shape == (1, 3, 4)
+
+
+def test_named_sets(tmp_path, monkeypatch):
+    assert read_array("digits").shape == (1797, 8, 8)
+    monkeypatch.chdir(tmp_path)
+    np.save(tmp_path / "digits", ARRAY)
+    (tmp_path / "digits.npy").rename(tmp_path / "digits")
+    assert read_array("./digits").shape == ARRAY.shape
+    assert read_array("digits").shape == (1797, 8, 8)
+
+
+def test_sets_that_are_not_piles_of_samples_are_cut_into_some():
+    pytest.importorskip("skimage")
+    pytest.importorskip("tensorly")
+    small = read_array("natural-images")
+    assert small.shape == (10_000, 16, 16)
+    assert 0 <= small.min() <= small.max() <= 1 + 1e-6
+    windows = read_array("indian-pines")
+    assert windows.shape == (841, 5, 5, 200)
+    assert windows.max() < 1
+
+
+def test_tiles_are_windows_of_the_cube():
+    cube = np.arange(7 * 6 * 2).reshape(7, 6, 2)
+    tiles = files._tiles(cube, 3)
+    assert tiles.shape == (4, 3, 3, 2)
+    np.testing.assert_array_equal(tiles[3], cube[3:6, 3:6])
+
+
+# -- what is refused --------------------------------------------------------------------------------
+
+
+def saved(array, **kwargs):
+    buffer = io.BytesIO()
+    np.save(buffer, array, **kwargs)
+    return buffer.getvalue()
+
+
+def zipped(members, how=zipfile.ZIP_STORED):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", how) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def claiming(shape, dtype="<f8", content=b"abc"):
+    text = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + content
+
+
+BAD_FILES = [
+    ("empty", "a.npy", b"", "is empty"),
+    ("text", "a.npy", b"1,2,3\n4,5,6\n", "is not a .npy"),
+    ("objects", "a.npy", saved(np.array([{}, None]), allow_pickle=True), "Python objects"),
+    ("complex", "a.npy", saved(np.ones(2, complex)), "complex128"),
+    ("strings", "a.npy", saved(np.array(["a", "b"])), "booleans, integers or floats"),
+    ("fields", "a.npy", saved(np.zeros(2, [("x", "f4")])), "booleans, integers or floats"),
+    ("dates", "a.npy", saved(np.zeros(2, "M8[s]")), "booleans, integers or floats"),
+    ("long doubles", "a.npy", saved(np.zeros(2, np.longdouble)), "booleans, integers or floats"),
+    ("no entries", "a.npy", saved(np.zeros((0, 3))), "no entries"),
+    ("truncated", "a.npy", saved(ARRAY)[:-1], "truncated: 95 of 96 bytes"),
+    ("truncated header", "a.npy", saved(ARRAY)[:50], "damaged"),
+    ("huge claim", "a.npy", claiming((2**40, 2**40)), "truncated"),
+    ("negative size", "a.npy", claiming((-1, 3)), "no entries"),
+    ("version 9", "a.npy", b"\x93NUMPY\x09\x00" + saved(ARRAY)[8:], "version 9.0"),
+    ("code in the header", "a.npy", claiming("__import__('os').getcwd()"), "damaged"),
+    ("npz: not a zip", "a.npz", b"not a zip archive", "damaged"),
+    ("npz: nothing in it", "a.npz", zipped({}), "holds no array"),
+    ("npz: several", "a.npz", zipped({"x.npy": saved(ARRAY), "y.npy": saved(ARRAY)}), "2 arrays, x, y: name one"),
+    ("npz: not an array", "a.npz", zipped({"x.txt": b"hello, world"}), "damaged"),
+    ("npz: objects", "a.npz", zipped({"x.npy": saved(np.array([None]), allow_pickle=True)}), "Python objects"),
+    ("npz: bomb", "a.npz", zipped({"x.npy": claiming((2**40,))}), "more than"),
+    ("npz: claims more than it has", "a.npz", zipped({"x.npy": claiming((9,))}), "truncated"),
+    ("npz: trailing bytes", "a.npz", zipped({"x.npy": saved(ARRAY) + b"x"}), "after its last entry"),
+    ("npz: odd compression", "a.npz", zipped({"x.npy": saved(ARRAY)}, zipfile.ZIP_BZIP2), "compressed in a way"),
+    ("npz: truncated", "a.npz", zipped({"x.npy": saved(ARRAY)})[:-30], "damaged"),
+    ("image: bomb", "a.png", huge_png(50_000, 50_000), "bomb"),
+    ("image: large", "a.png", huge_png(9_000, 8_000), "too many"),
+    ("image: damaged", "a.png", huge_png(4, 4)[:40], "not an image"),
+    ("image: only by its name", "a.jpg", b"hello", "not an image"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [r[1:] for r in BAD_FILES], ids=[r[0] for r in BAD_FILES])
+def test_bad_files_are_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_array(tmp_path / name)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_a_pickle_is_never_run(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    np.save(tmp_path / "trap.npy", np.array([Trap()]), allow_pickle=True)
+    with pytest.raises(InputError):
+        read_array(tmp_path / "trap.npy")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_missing_key_names_those_that_are_there(tmp_path):
+    np.savez(tmp_path / "a.npz", x=ARRAY)
+    with pytest.raises(InputError, match="no array 'y', only x"):
+        read_array(f"{tmp_path / 'a.npz'}:y")
+
+
+def test_folders_of_images_that_do_not_go_together(tmp_path):
+    with pytest.raises(InputError, match="holds no images"):
+        read_array(tmp_path)
+    image(tmp_path / "a.png")
+    image(tmp_path / "b.png", size=(5, 3))
+    with pytest.raises(InputError, match=r"b\.png is 5x3, but a\.png is 4x3"):
+        read_array(tmp_path)
+    with pytest.raises(InputError, match="more than 20 bytes"):
+        read_array(tmp_path, largest=20)
+
+
+# -- what is written --------------------------------------------------------------------------------
+
+
+def test_npy_is_written_and_only_replaced_by_force(tmp_path):
+    path = tmp_path / "out.npy"
+    write_output(path, ARRAY)
+    np.testing.assert_array_equal(np.load(path), ARRAY)
+    with pytest.raises(InputError, match="--force"):
+        write_output(path, ARRAY + 1)
+    np.testing.assert_array_equal(np.load(path), ARRAY)
+    write_output(path, ARRAY + 1, force=True)
+    np.testing.assert_array_equal(np.load(path), ARRAY + 1)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.npy"]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".tif", ".gif", ".webp", ".pgm"])
+def test_images_are_written_as_a_contact_sheet(tmp_path, suffix):
+    path = write_output(tmp_path / f"sheet{suffix}", np.ones((5, 6, 4), np.float32))
+    with Image.open(path) as sheet:
+        assert sheet.size == (3 * 5 - 1, 2 * 7 - 1)
+
+
+def test_contact_sheet_values():
+    values = np.array([[[-1.0, 0.0, 0.5, 1.0, 3.0]]])
+    assert contact_sheet(values).tolist() == [[0, 0, 128, 255, 255]]
+    assert contact_sheet(values, stretch=True).tolist() == [[0, 64, 96, 128, 255]]
+    assert contact_sheet(np.zeros((1, 1, 2)), stretch=True).tolist() == [[0, 0]]
+    assert contact_sheet(np.array([[[7, 200]]], np.uint8)).tolist() == [[7, 200]]
+    assert contact_sheet(np.ones((3, 4))).tolist() == contact_sheet(np.ones((3, 2, 2))).tolist()
+    with pytest.raises(InputError, match="not images"):
+        contact_sheet(np.ones((3, 5)))
+    with pytest.raises(InputError, match="not images"):
+        contact_sheet(np.ones((3, 5, 2, 2)))
+
+
+def test_outputs_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path, message in [
+        (tmp_path / "file" / "out.npy", "is a file"),
+        (tmp_path / "nowhere" / "out.npy", "does not exist"),
+        (tmp_path / "out.csv", "should end in"),
+        (tmp_path, "is a folder"),
+        (tmp_path / ("x" * 300 + ".npy"), "cannot be written"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            check_output(path, suffixes=() if path == tmp_path else (".npy",))
+
+
+def test_a_write_that_fails_leaves_the_former_file_and_nothing_else(tmp_path, monkeypatch):
+    path = write_output(tmp_path / "out.npy", ARRAY)
+    monkeypatch.setattr(files.os, "fsync", _no_space)
+    for target, array in [(path, ARRAY + 1), (tmp_path / "sheet.png", ARRAY)]:
+        with pytest.raises(InputError, match="No space left on device"):
+            write_output(target, array, force=True)
+    monkeypatch.undo()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.npy"]
+    np.testing.assert_array_equal(np.load(path), ARRAY)
+
+
+def _no_space(descriptor):
+    raise OSError(28, "No space left on device")

@@ -1,0 +1,347 @@
+"""The fast paths against the reference, given the same random numbers.
+
+The Triton kernels run in the interpreter, or on a GPU where there is one.
+"""
+
+import dataclasses
+import importlib.util
+
+import pytest
+import torch
+
+from mvrbm import BoltzmannMachine
+from mvrbm.couplings import Kronecker
+from mvrbm.learning import CD, PCD, Callback, Recipe, Trainer
+from mvrbm.learning.data import as_source
+from mvrbm.random import RandomSource, Recorder
+from mvrbm.units import Bernoulli, Gaussian
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("the kernels need triton", allow_module_level=True)
+from mvrbm.learning.paths import gemm  # noqa: E402
+from mvrbm.learning.paths.triton import FusedPasses, fewest_waves, refuses  # noqa: E402
+
+PAPER = Recipe(
+    learning_rate=0.05, bias_learning_rate=None, weight_decay=0.01, bias_from_data=False, factor_std=0.3,
+    centring="none", rate_decay=None, normalised=False, balance=False,
+)  # fmt: skip
+DEFAULT = Recipe(learning_rate=0.2, balance=False)
+
+B = Bernoulli
+G = Gaussian
+
+
+def machine_of(layers, hidden, ranks):
+    links = {name: Kronecker(rank) for name, rank in zip(layers, ranks, strict=True)}
+    return BoltzmannMachine(layers, hidden, links, std=0.3).to(DEVICE)
+
+
+def data_for(machine, n, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    data = {}
+    for name, unit in machine.layers.items():
+        grey = torch.rand((n, *unit.shape), generator=generator)
+        data[name] = (5 + 3 * grey) if unit.gaussian else (grey * 255).to(torch.uint8)
+    return data
+
+
+def spread(shape):
+    """Gaussian units whose variance is not 1, and which differ in it."""
+    unit = G(shape)
+    unit.log_variance.data.copy_(torch.linspace(-0.5, 0.9, unit.log_variance.numel()).view(unit.log_variance.shape))
+    return unit
+
+
+CASES = {
+    "bernoulli, paper": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], PAPER),
+    "bernoulli, default": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], DEFAULT),
+    "a rate that falls": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(DEFAULT, rate_decay=3)),
+    "gaussian data, default": ({"x": lambda: G((6, 5))}, lambda: B((4, 7)), [1], DEFAULT),
+    "gaussian data, as in the paper": (
+        {"x": lambda: G((6, 5))}, lambda: B((4, 7)), [1],
+        dataclasses.replace(PAPER, bias_from_data=True, learning_rate=0.002),
+    ),
+    "gaussian hidden layer": ({"x": lambda: B((6, 5))}, lambda: G((4, 7)), [1], dataclasses.replace(DEFAULT, std=0.02)),
+    "gaussian data of other variances": (
+        {"x": lambda: spread((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(PAPER, learning_rate=0.0005),
+    ),
+    "gaussian hidden layer of other variances": (
+        {"x": lambda: B((6, 5))}, lambda: spread((4, 7)), [1], dataclasses.replace(PAPER, factor_std=0.1),
+    ),
+    "rank 3": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [3], DEFAULT),
+    "CD-3": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(PAPER, negative=CD(3))),
+    "PCD": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [2], dataclasses.replace(DEFAULT, negative=PCD(5, 2))),
+    "more chains than samples": (
+        {"x": lambda: G((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(DEFAULT, negative=PCD(11)),
+    ),
+    "two layers": (
+        {"x": lambda: B((6, 5)), "z": lambda: G((3, 8))}, lambda: B((4, 7)), [1, 2], DEFAULT,
+    ),
+    "two layers, PCD": (
+        {"x": lambda: B((6, 5)), "z": lambda: G((3, 8))}, lambda: B((4, 7)), [2, 1],
+        dataclasses.replace(DEFAULT, negative=PCD(9)),
+    ),
+    "more than a tile": (
+        {"x": lambda: B((66, 3))}, lambda: B((4, 66)), [2], dataclasses.replace(PAPER, factor_std=0.1),
+    ),
+}  # fmt: skip
+
+
+def references(case, n, passes, scale):
+    """Train by the reference, and return the trainer and every draw of every update, (updates, numbers)."""
+    layers, hidden, ranks, recipe = case
+    recipe = dataclasses.replace(recipe, batch_size=8)
+    machine = machine_of({name: make() for name, make in layers.items()}, hidden(), ranks)
+    trainer = Trainer(machine, recipe, seed=5, gradient="autograd")
+    recorder = Recorder(RandomSource(11, device=DEVICE))
+    trainer.rng = recorder
+    draws, orders = [], []
+    data = data_for(machine, n)
+    source = as_source(data, machine)
+    trainer._prepare(source)
+    multiply(machine, scale)
+    start = {key: value.clone() for key, value in machine.state_dict().items()}
+    for _ in range(passes):
+        state = trainer.order_rng.state_dict()
+        orders.append(trainer.order_rng.permutation(n))
+        trainer.order_rng.load_state_dict(state)
+        for batch in source.batches(8, trainer.order_rng):
+            recorder.draws.clear()
+            trainer.train_on(batch, weight=len(batch) / 8)
+            rows = recipe.negative.n_chains if isinstance(recipe.negative, PCD) else 8
+            padded = []
+            for draw in recorder.draws:
+                full = draw.new_zeros(rows, *draw.shape[1:])
+                full[: len(draw)] = draw
+                padded.append(full.reshape(-1))
+            draws.append(torch.cat(padded))
+    return trainer, recipe, start, data, orders, torch.stack(draws)
+
+
+def trained(case, *, watched=False, **how):
+    layers, hidden, ranks, recipe = case
+    machine = machine_of({name: make() for name, make in layers.items()}, hidden(), ranks).to("cpu").double()
+    data = data_for(machine, 20)
+    callbacks = [Callback() if not watched else Watcher()]
+    trainer = Trainer(machine, dataclasses.replace(recipe, batch_size=8), seed=5, callbacks=callbacks, **how)
+    return trainer.fit(data, 3)
+
+
+class Watcher(Callback):
+    """Wants to see every batch, and finds the machine up to date."""
+
+    def on_batch_end(self, trainer, batch):
+        now = torch.cat([p.detach().flatten().clone() for p in trainer.machine.parameters()])
+        if trainer.update > 1:
+            assert not torch.equal(now, self.before)
+        self.before = now
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_plain_products_train_as_the_reference_does(name, watched):
+    reference, fast = trained(CASES[name], gradient="autograd"), trained(CASES[name], watched=watched)
+    assert gemm.refuses(fast) is None
+    assert gemm.refuses(reference) is not None
+    for key, value in reference.machine.state_dict().items():
+        torch.testing.assert_close(fast.machine.state_dict()[key], value, rtol=1e-9, atol=1e-11)
+    for mine, other in zip(fast.optimizer.param_groups, reference.optimizer.param_groups, strict=True):
+        for p, q in zip(mine["params"], other["params"], strict=True):
+            torch.testing.assert_close(
+                fast.optimizer.state[p]["momentum_buffer"],
+                reference.optimizer.state[q]["momentum_buffer"], rtol=1e-9, atol=1e-11,
+            )  # fmt: skip
+    assert set(fast.chains) == set(reference.chains)
+    for key, chain in reference.chains.items():
+        torch.testing.assert_close(fast.chains[key], chain, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("samples", "late"), [(1, True), (3, False)])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("interpreted")
+def test_the_kernels_train_as_the_reference_does(name, samples, late):
+    start, reference, mine = trained_by_both(CASES[name], samples, late, "tf32x3" if ON_GPU else "ieee")
+    assert mine.keys() == reference.keys()
+    for key, value in reference.items():
+        rtol = 2e-3 if ON_GPU or key.startswith("momentum") else 2e-4
+        torch.testing.assert_close(
+            mine[key], value, rtol=rtol, atol=1e-4 if "chains" in key else 2e-5, msg=lambda m, k=key: f"{k}: {m}"
+        )
+    moved = max(float((value - start[key]).abs().max()) for key, value in reference.items() if "chains" not in key)
+    assert moved > 5e-3, "the reference has hardly learned: the comparison says nothing"
+
+
+@pytest.mark.parametrize("name", ["bernoulli, paper", "bernoulli, default", "rank 3", "CD-3", "PCD"])
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+@pytest.mark.usefixtures("interpreted")
+def test_operands_of_sixteen_bits_change_the_result_by_their_rounding(name, scale):
+    # A field that is rounded may lie on the other side of its random number: one state of hundreds is another then.
+    start, reference, mine = (
+        torch.cat([value.flatten() for key, value in values.items() if key.startswith("couplings")])
+        for values in trained_by_both(CASES[name], 3, True, "fp16", scale)
+    )
+    apart = torch.linalg.vector_norm(mine - reference) / torch.linalg.vector_norm(reference - start)
+    assert 1e-6 < apart < 0.08
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("recipe", [PAPER, DEFAULT], ids=["paper", "default"])
+@pytest.mark.parametrize("unit", [B, G])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_machines_with_data_of_their_own_train_as_by_themselves(unit, recipe, mixed):
+    recipe = dataclasses.replace(recipe, learning_rate=0.01, batch_size=8)
+
+    def trained_together(seeds):
+        trainers = [Trainer(machine_of({"x": unit((6, 5))}, B((4, 7)), [1]), recipe, seed=seed) for seed in seeds]
+        sources = []
+        for trainer, seed in zip(trainers, seeds, strict=True):
+            x = data_for(trainer.machine, 20, seed)["x"]
+            x = (100 * seed + 10 * x) if unit is G else x.float() / 255 if mixed and seed else x
+            sources.append(as_source(x, trainer.machine))
+            trainer._prepare(sources[-1])
+        fused = FusedPasses(trainers, sources, precision="tf32x3" if ON_GPU else "ieee")
+        made = fused.one_pass([torch.arange(20, device=DEVICE)] * len(seeds))
+        for trainer in trainers:
+            trainer.update += made
+        fused.push()
+        return [trainer.machine.state_dict() for trainer in trainers]
+
+    for mine, alone in zip(trained_together([0, 1]), trained_together([0]) + trained_together([1]), strict=True):
+        for key, value in alone.items():
+            torch.testing.assert_close(mine[key], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e6, 1e20])  # the product of two factors beyond 16 bits, and beyond 32
+@pytest.mark.usefixtures("interpreted")
+def test_factors_beyond_the_range_of_sixteen_bits_stay_finite(scale):
+    trainer = Trainer(machine_of({"x": B((6, 5))}, B((4, 7)), [1]), dataclasses.replace(PAPER, batch_size=8), seed=5)
+    source = as_source(data_for(trainer.machine, 20), trainer.machine)
+    trainer._prepare(source)
+    multiply(trainer.machine, scale)
+    fused = FusedPasses([trainer], [source], precision="fp16")
+    fused.one_pass([torch.arange(20, device=DEVICE)])
+    assert fused._params.abs().max() > 65504
+    assert torch.isfinite(fused._params).all()
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_operands_have_sixteen_bits_where_states_are_at_most_one():
+    for unit, halves in ((B, True), (G, False)):
+        trainer = Trainer(machine_of({"x": unit((6, 5))}, B((4, 7)), [1]), DEFAULT, seed=5)
+        source = as_source(data_for(trainer.machine, 20), trainer.machine)
+        trainer._prepare(source)
+        assert FusedPasses([trainer], [source])._halves is halves
+
+
+@pytest.mark.parametrize(
+    ("rows", "models", "samples"),
+    [
+        (100, 5, 1),  # 500 programs: all at a time
+        (100, 32, 7),  # one wave of 15 x 32
+        (100, 64, 7),  # two of them; 13 a program would be one of 8 x 64, and a bit
+        (8, 10_000, 8),
+    ],
+)
+def test_programs_share_samples_so_that_no_wave_is_nearly_empty(rows, models, samples):
+    assert fewest_waves(rows, models, at_a_time=501) == samples
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_wide_matrices_are_left_to_products_of_whole_batches():
+    for width, reason in ((128, None), (129, "it has matrices wider than 128")):
+        trainer = Trainer(machine_of({"x": B((width, 3))}, B((4, 4)), [1]), DEFAULT, seed=5)
+        source = as_source(data_for(trainer.machine, 20), trainer.machine)
+        trainer._prepare(source)
+        assert refuses(trainer, source) == reason
+
+
+@pytest.mark.parametrize("name", ["paper", "default"])
+@pytest.mark.parametrize(("models", "samples"), [(1, 1), (1, 3), (6, 7)])
+@pytest.mark.skipif(not ON_GPU, reason="launches overlap on a GPU only")
+def test_steps_made_by_the_next_launch_are_those_of_a_launch_of_their_own(name, models, samples):
+    # Same random numbers; sums of atomic additions differ by rounding. At usual rates that would grow beyond all
+    # comparison within the 40 updates, at these rates to some 1e-4.
+    rate, recipe = {"paper": (1e-4, PAPER), "default": (0.02, DEFAULT)}[name]
+    recipe = dataclasses.replace(recipe, learning_rate=rate, batch_size=100)
+
+    def passes(late):
+        trainers = []
+        for seed in range(models):
+            machine = machine_of({"x": B((28, 28))}, B((25, 25)), [1])
+            trainers.append(Trainer(machine, recipe, seed=seed))
+            source = as_source(data_for(machine, 4000), machine)
+            trainers[-1]._prepare(source)
+        fused = FusedPasses(trainers, [source] * models, precision="fp16")
+        fused._samples, fused._late_steps = samples, late
+        start = fused._params.clone()
+        fused.one_pass([torch.arange(4000, device=DEVICE)] * models)
+        return start, fused._params
+
+    (start, late), (other, prompt) = passes(True), passes(False)
+    torch.testing.assert_close(start, other, rtol=0, atol=0)
+    moved = torch.linalg.vector_norm(prompt - start)
+    assert torch.linalg.vector_norm(late - prompt) < 5e-3 * moved
+
+
+def trained_by_both(case, samples, late, precision, scale=1.0):
+    """State dicts at the start, after the reference's training, and after the kernels' with the same random numbers.
+
+    `samples` is how many a program of the kernels takes, `late` whether each update makes the step of the one before,
+    if it can; `scale` multiplies the factors at the start.
+    """
+    # Batches of 8 and one of 4; fewer for what the interpreter takes long for. Gradients have three buffers: five
+    # updates go round them, and the next pass finds the first in use.
+    n, passes = (20, 1) if len(case[0]) > 1 or max(case[1]().shape) > 32 else (36, 2)
+    n_batches = -(-n // 8)
+    reference, recipe, start, data, orders, draws = references(case, n, passes, scale)
+    layers, hidden, ranks, _ = case
+    machine = machine_of({key: make() for key, make in layers.items()}, hidden(), ranks)
+    trainer = Trainer(machine, recipe, seed=5)
+    source = as_source(data, machine)
+    trainer._prepare(source)
+    multiply(machine, scale)
+    for key, value in machine.state_dict().items():
+        torch.testing.assert_close(value, start[key], rtol=0, atol=0)
+    fused = FusedPasses([trainer], [source], precision=precision)
+    if samples > 1 and not fused._small:
+        pytest.skip("a layer cut into tiles has a program of its own for every sample")
+    fused._samples, fused._late_steps = samples, late and fused._small and ranks == [1]
+    fused._recorded_size = draws.shape[1]
+    for number, order in enumerate(orders):
+        fused._recorded = draws[n_batches * number :].contiguous().reshape(-1)
+        fused._graphs.clear()
+        trainer.update += fused.one_pass([order])
+    fused.push()
+    assert trainer.update == reference.update == n_batches * passes
+    results = start, reference.machine.state_dict(), machine.state_dict()
+    for trained_one, results_of in ((reference, 1), (trainer, 2)):
+        optimizer = trained_one.optimizer
+        momenta = [optimizer.state[p]["momentum_buffer"] for group in optimizer.param_groups for p in group["params"]]
+        results[results_of].update({f"momentum {number}": momentum for number, momentum in enumerate(momenta)})
+        results[results_of].update({f"chains of {name}": chain for name, chain in trained_one.chains.items()})
+    start.update({key: torch.zeros_like(value) for key, value in results[1].items() if key not in start})
+    return results
+
+
+def multiply(machine, scale):
+    with torch.no_grad():
+        for link in machine.links.values():
+            for factor in link.factors:
+                factor.mul_(scale)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_balance_is_the_same_whether_the_machine_is_looked_at_or_not():
+    def trained_by_kernels(callbacks):
+        machine = machine_of({"x": B((6, 5))}, B((4, 7)), [3])
+        recipe = dataclasses.replace(DEFAULT, batch_size=10, balance=True)
+        trainer = Trainer(machine, recipe, seed=5, callbacks=callbacks)
+        return trainer.fit(data_for(machine, 20), 3).machine
+
+    looked_at, alone = trained_by_kernels([Callback()]), trained_by_kernels([])
+    for key, value in looked_at.state_dict().items():
+        torch.testing.assert_close(alone.state_dict()[key], value, rtol=1e-3, atol=1e-5)
+    U, V = (factor.detach() for factor in alone.couplings["x"].factors)
+    torch.testing.assert_close(torch.linalg.vector_norm(U, dim=(1, 2)), torch.linalg.vector_norm(V, dim=(1, 2)))

@@ -1,0 +1,202 @@
+"""Updates as CUDA graphs against updates launch by launch; without a GPU their computation alone is compared."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from mvrbm import BoltzmannMachine
+from mvrbm.couplings import CP, MPO, Dense, Kronecker
+from mvrbm.learning import CD, PCD, Callback, DivergenceError, Recipe, TemperedPCD, Trainer
+from mvrbm.learning.data import as_source
+from mvrbm.learning.paths import graphs
+from mvrbm.learning.paths import triton as fused
+from mvrbm.units import Bernoulli, Categorical, Gaussian, Rectified
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+DEFAULT = Recipe(batch_size=8)
+MOVING = dataclasses.replace(DEFAULT, momentum=0.5, weight_decay=0.01)
+
+
+def classic(hidden=Bernoulli):
+    return BoltzmannMachine(Bernoulli((5, 6)), hidden(7), Dense())
+
+
+def with_label():
+    layers = {"x": Gaussian((4, 5), learn_variance=True), "label": Categorical(3)}
+    return BoltzmannMachine(layers, Bernoulli((3, 2)), {"x": Kronecker(2), "label": Dense()})
+
+
+def adam(groups):
+    return torch.optim.Adam(groups, lr=0.01)
+
+
+# What is trained, how, and by which optimiser.
+CASES = {
+    "dense": (classic, DEFAULT, None),
+    "dense, momentum and decay": (classic, MOVING, None),
+    "dense, CD-3": (classic, dataclasses.replace(DEFAULT, negative=CD(3)), None),
+    "dense, PCD": (classic, dataclasses.replace(MOVING, negative=PCD(11, 2)), None),
+    "dense, hidden layer centred": (classic, dataclasses.replace(DEFAULT, centring="full"), None),
+    "rectified": (lambda: classic(Rectified), DEFAULT, None),
+    "two layers, a variance learned": (with_label, MOVING, None),
+    "order 3": (lambda: BoltzmannMachine(Bernoulli((3, 4, 2)), Bernoulli((2, 3, 2)), Kronecker(2)), DEFAULT, None),
+    "CP": (lambda: BoltzmannMachine(Bernoulli((3, 4)), Bernoulli(5), CP(3)), DEFAULT, None),
+    "MPO": (lambda: BoltzmannMachine(Bernoulli((3, 4)), Bernoulli((2, 3)), MPO(2)), DEFAULT, None),
+    "shared bias": (
+        lambda: BoltzmannMachine(Bernoulli((3, 4), bias_shape=(1, 4)), Bernoulli((2, 3)), Kronecker(1)), DEFAULT, None,
+    ),
+    "Adam": (classic, DEFAULT, adam),
+}  # fmt: skip
+
+
+def data_for(machine, n):
+    generator = torch.Generator().manual_seed(3)
+    data = {}
+    for name, unit in machine.layers.items():
+        grey = torch.rand((n, *unit.shape), generator=generator)
+        if isinstance(unit, Categorical):
+            data[name] = torch.nn.functional.one_hot(grey.argmax(-1), unit.shape[-1])
+        else:
+            data[name] = 5 + 3 * grey if unit.gaussian else (grey * 255).to(torch.uint8)
+    return data
+
+
+class Graphed(Trainer):
+    """Takes graphs where it would not take them by itself: on a CPU."""
+
+    def _choose_path(self, source, threads):
+        assert graphs.unfit(self, source) is None
+        self._passes = graphs.GraphedPasses(self, source)
+
+
+class Plain(Trainer):
+    """Takes no fast path."""
+
+    def _choose_path(self, source, threads):
+        pass
+
+
+def train(kind, case, passes=3, **changes):
+    make, recipe, optimizer = case
+    machine = make().to(DEVICE, torch.float64)
+    recipe = dataclasses.replace(recipe, **changes)
+    trainer = kind(machine, recipe, optimizer=optimizer, seed=5)
+    return trainer.fit(data_for(machine, 36), passes)  # batches of 8, 8, 8, 8 and 4
+
+
+def assert_same(left, right, **tolerance):
+    tolerance = tolerance or {"rtol": 1e-9, "atol": 1e-11}
+    assert (left.epoch, left.update, left.batch) == (right.epoch, right.update, right.batch)
+    for key, value in right.machine.state_dict().items():
+        torch.testing.assert_close(left.machine.state_dict()[key], value, **tolerance)
+    assert set(left.chains) == set(right.chains)
+    for key, chain in right.chains.items():
+        torch.testing.assert_close(left.chains[key], chain, **tolerance)
+    for p, q in zip(left.machine.parameters(), right.machine.parameters(), strict=True):
+        mine, other = left.optimizer.state.get(p, {}), right.optimizer.state.get(q, {})
+        if "momentum_buffer" in other and other["momentum_buffer"] is not None:
+            torch.testing.assert_close(mine["momentum_buffer"], other["momentum_buffer"], **tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_graphs_train_as_updates_launch_by_launch_do(name):
+    graphed, plain = train(Graphed, CASES[name]), train(Plain, CASES[name])
+    assert_same(graphed, plain)
+    start = CASES[name][0]().to(DEVICE, torch.float64).state_dict()
+    moved = [float((value - start[key]).abs().max()) for key, value in graphed.machine.state_dict().items()]
+    assert max(moved) > 1e-3
+
+
+def test_training_is_taken_up_where_it_was_left(tmp_path):
+    case = CASES["dense, PCD"]
+    whole = train(Graphed, case)
+    make, recipe, _ = case
+    machine = make().to(DEVICE, torch.float64)
+    Graphed(machine, recipe, seed=5).fit(data_for(machine, 36), 2).save(tmp_path)
+    machine = make().to(DEVICE, torch.float64)
+    rest = Graphed(machine, recipe, seed=5)
+    assert rest.resume(tmp_path)
+    rest.fit(data_for(machine, 36), 3)
+    assert_same(rest, whole)
+
+
+def test_divergence_leaves_the_machine_as_it_was_before():
+    def fails(kind):
+        machine = classic().to(DEVICE, torch.float64)
+        steep = dataclasses.replace(DEFAULT, learning_rate=1e100, weight_decay=1.0, normalised=False, balance=False)
+        trainer = kind(machine, steep, seed=5)
+        with pytest.raises(DivergenceError) as error:
+            trainer.fit(data_for(machine, 36), 3)
+        return trainer, error.value
+
+    (graphed, message), (plain, _) = fails(Graphed), fails(Plain)
+    assert f"update {plain.update + 1}:" in str(message)
+    assert graphed.update == plain.update
+    for p, q in zip(graphed.machine.parameters(), plain.machine.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=0)
+
+
+def test_stop_is_heard_between_updates():
+    class Stop(Callback):
+        def on_epoch_begin(self, trainer):
+            trainer.stop = trainer.epoch == 1
+
+    machine = classic().to(DEVICE)
+    trainer = Graphed(machine, DEFAULT, callbacks=[Stop()], seed=5).fit(data_for(machine, 36), 3)
+    assert (trainer.epoch, trainer.batch, trainer.update) == (1, 1, 6)
+
+
+REFUSED = {
+    "gradient": (DEFAULT, {"gradient": "autograd"}, {}),
+    "chains": (dataclasses.replace(DEFAULT, negative=TemperedPCD(4, 2)), {}, {}),
+    "mask": (DEFAULT, {}, {"mask": torch.ones(36, 5, 6, dtype=torch.bool)}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_graphs_cannot_do_is_refused(name):
+    recipe, how, with_data = REFUSED[name]
+    machine = classic().to(DEVICE)
+    trainer = Trainer(machine, recipe, **how)
+    assert graphs.unfit(trainer, as_source(data_for(machine, 36), machine, **with_data))
+
+
+def test_data_that_would_fill_the_device_stays_where_it_is(monkeypatch):
+    machine = classic().to(DEVICE)
+    source = as_source(data_for(machine, 36), machine)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 36 * 30 * 2 - 1))
+    assert "more than half" in graphs.too_large(source, torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 36 * 30 * 2))
+    assert graphs.too_large(source, torch.device("cuda")) is None
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_a_gpu_takes_graphs_by_itself_and_captures_them():
+    machine = classic().to(DEVICE)
+    source = as_source(data_for(machine, 36), machine)
+    trainer = Trainer(machine, DEFAULT)
+    assert fused.refuses(trainer, source) is not None
+    assert graphs.refuses(trainer, source) is None
+    trainer._prepare(source)
+    passes = graphs.GraphedPasses(trainer, source)
+    for _ in range(2):
+        trainer.update += passes.one_pass([trainer.order_rng.permutation(36)])
+    passes.push()
+    assert set(passes._graphs) == {8, 4}
+    assert all(graph is not None for graph in passes._graphs.values())
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_what_cannot_be_captured_is_made_launch_by_launch():
+    class Looking(CD):
+        def draw(self, machine, batch, *others):
+            float(machine.hidden.bias.sum())  # waits for the card, which a capture forbids
+            return super().draw(machine, batch, *others)
+
+    make, recipe, _ = CASES["dense"]
+    with pytest.warns(RuntimeWarning, match="without CUDA graphs"):
+        graphed = train(Graphed, (make, dataclasses.replace(recipe, negative=Looking()), None))
+    assert_same(graphed, train(Plain, copy.copy(CASES["dense"])))

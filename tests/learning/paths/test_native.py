@@ -1,0 +1,314 @@
+"""The compiled code against PyTorch in float64, given the same numbers, for every kind of processor that is here."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from mvrbm import BoltzmannMachine, RandomSource, compiled
+from mvrbm.couplings import Kronecker
+from mvrbm.learning import CD, PCD, Callback, Recipe, Trainer
+from mvrbm.learning.data import as_source
+from mvrbm.learning.paths import gemm, native
+from mvrbm.random import Recorder, Replay
+from mvrbm.units import Bernoulli, Gaussian
+
+CODE = compiled.library()
+PROCESSORS = [] if CODE is None else CODE.processors()
+if CODE is None:
+    # Not to be built is no error; not to be built for an error in the code is.
+    headers = Path(sysconfig.get_paths()["include"], "Python.h")
+    can_be_built = sys.platform in ("linux", "darwin") and shutil.which("cc") is not None and headers.exists()
+    can_be_built = can_be_built and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    assert not can_be_built, "there is a C compiler, and yet no compiled code: pip install -v -e . says why"
+    pytest.skip(
+        "there is no compiled code: it needs a C compiler when the package is installed", allow_module_level=True
+    )
+
+B, G = Bernoulli, Gaussian
+
+
+@pytest.fixture(params=PROCESSORS)
+def processor(request):
+    CODE.use(request.param)
+    yield request.param
+    CODE.use(PROCESSORS[-1])
+
+
+def trainer_of(layers, hidden, ranks, recipe, *, std=0.3, seed=3):
+    links = {name: Kronecker(rank) for name, rank in zip(layers, ranks, strict=True)}
+    machine = BoltzmannMachine({n: unit() for n, unit in layers.items()}, hidden(), links, std=std, seed=seed)
+    rng = np.random.default_rng(seed)
+    for unit in (machine.hidden, *machine.layers.values()):
+        unit.bias.data.copy_(torch.from_numpy(rng.normal(0, 0.5, unit.shape)))
+    return Trainer(machine, recipe, seed=5, initialise=False)
+
+
+def data_for(machine, n, seed=3):
+    rng = np.random.default_rng(seed)
+    return {
+        name: (3 + 2 * rng.standard_normal((n, *unit.shape))) if unit.gaussian else rng.random((n, *unit.shape))
+        for name, unit in machine.layers.items()
+    }
+
+
+SMALL, DEEP = Recipe(learning_rate=0.01), Recipe(learning_rate=0.01, negative=CD(3))
+CHAINS = Recipe(learning_rate=0.01, negative=PCD(7, 2))
+CASES = {
+    "one entry": ({"x": lambda: B((1, 1))}, lambda: B((1, 1)), [1], SMALL, 3),
+    "one sample": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], SMALL, 1),
+    "a row and a column": ({"x": lambda: B((1, 40))}, lambda: B((40, 1)), [2], SMALL, 9),
+    "the paper's": ({"x": lambda: B((28, 28))}, lambda: B((25, 25)), [1], SMALL, 30),
+    "whole vectors": ({"x": lambda: B((16, 32))}, lambda: B((32, 16)), [1], SMALL, 70),
+    "one more than whole vectors": ({"x": lambda: B((17, 33))}, lambda: B((33, 17)), [3], SMALL, 20),
+    "one less than whole vectors": ({"x": lambda: B((15, 31))}, lambda: B((31, 47)), [1], DEEP, 20),
+    "gaussian data": ({"x": lambda: G((6, 19))}, lambda: B((4, 7)), [2], DEEP, 20),
+    "gaussian hidden layer": ({"x": lambda: B((6, 5))}, lambda: G((9, 18)), [1], SMALL, 20),
+    "chains": ({"x": lambda: G((6, 5))}, lambda: B((4, 7)), [2], CHAINS, 20),
+    "more chains than samples": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], CHAINS, 3),
+    "layers": (
+        {"x": lambda: B((6, 5)), "z": lambda: G((3, 18)), "y": lambda: G((21, 2))}, lambda: B((4, 17)), [1, 2, 3],
+        CHAINS, 20,
+    ),
+    "layers, CD": ({"x": lambda: G((11, 5)), "z": lambda: B((3, 18))}, lambda: B((9, 4)), [3, 1], DEEP, 40),
+    "more than one group": ({"x": lambda: B((40, 40))}, lambda: B((30, 30)), [6], SMALL, 60),
+}  # fmt: skip
+
+
+def contrasts(case, threads=1):
+    """Return gradients and chains after three updates by the compiled code, and by plain products in float64."""
+    layers, hidden, ranks, recipe, n = case
+    exact = trainer_of(layers, hidden, ranks, recipe)
+    exact.machine.double()
+    data = {name: torch.from_numpy(array).float().double() for name, array in data_for(exact.machine, n).items()}
+    fast = trainer_of(layers, hidden, ranks, recipe)
+    for trainer in (exact, fast):
+        trainer._prepare(as_source({name: array.numpy() for name, array in data.items()}, trainer.machine))
+    rng = RandomSource(7)
+    slow, quick = gemm.GemmUpdates(exact), native.NativeUpdates(fast, threads)
+    assert "float64" in native.refuses(exact)
+    found = []
+    for number in range(3):
+        exact.rng = recorder = Recorder(rng)
+        with torch.no_grad():
+            quick._params.copy_(slow._params)
+            slow.update(data, 0.7, (0.5, 0.8))
+            fast.rng = Replay([draw.float() for draw in recorder.draws])
+            # What is drawn in float64 near its limit could fall on the other side in float32: none of these do.
+            quick.update({name: array.float() for name, array in data.items()}, 0.7, (0.5, 0.8))
+        found.append((quick._gradient.clone(), slow._gradient.clone()))
+        exact.update = fast.update = number + 1
+    slow.push()
+    quick.push()
+    return found, fast, exact
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("processor")
+def test_gradients_and_chains_are_those_of_plain_products(name):
+    found, fast, exact = contrasts(CASES[name])
+    for mine, true in found:
+        assert true.abs().max() > 1e-3, "nothing to compare"
+        torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=2e-6 * float(true.abs().max()))
+    assert set(fast.chains) == set(exact.chains)
+    for key, chain in exact.chains.items():
+        torch.testing.assert_close(fast.chains[key].double(), chain, rtol=1e-4, atol=1e-4)
+        assert fast.chains[key].is_contiguous()
+
+
+class Same:
+    """Gives the same numbers again and again."""
+
+    def __init__(self, seed):
+        self.rng, self.kept = RandomSource(seed), {}
+
+    def uniform(self, shape, like):
+        return self.kept.setdefault(shape, self.rng.uniform(shape, like))
+
+
+def many_tasks(seed, threads, monkeypatch):
+    """Updates that are shared out in as many parts as there can be, and a batch for them."""
+    monkeypatch.setattr(native, "_WORTH_THREADS", 0)
+    monkeypatch.setattr(native, "_GROUP_BYTES", 1)
+    trainer = trainer_of({"x": lambda: B((20, 20))}, lambda: B((18, 18)), [2], SMALL, seed=seed)
+    data = torch.from_numpy(data_for(trainer.machine, 40, seed)["x"]).float()
+    trainer._prepare(as_source(data, trainer.machine))
+    trainer.rng = Same(seed)
+    return native.NativeUpdates(trainer, threads), {"x": data}
+
+
+def gradients(updates, batch, count=1):
+    for _ in range(count):
+        updates._contrast(batch, 1.0, 1.0)
+        yield updates._gradient.clone()
+
+
+def test_the_number_of_threads_changes_nothing(monkeypatch):
+    (alone,) = gradients(*many_tasks(0, 1, monkeypatch))
+    for threads in (2, 3, 8, 40):
+        updates, batch = many_tasks(0, threads, monkeypatch)
+        assert updates._job.threads == min(threads, 16)
+        assert all(torch.equal(gradient, alone) for gradient in gradients(updates, batch, 200))
+        assert updates._job.tasks == 16
+    assert CODE.workers() == 15
+
+
+def test_trainings_at_the_same_time_do_not_disturb_each_other(monkeypatch):
+    alone = {seed: next(gradients(*many_tasks(seed, 1, monkeypatch))) for seed in range(4)}
+    makers = {seed: many_tasks(seed, 3, monkeypatch) for seed in alone}
+    wrong, together = dict.fromkeys(alone, -1), threading.Barrier(len(alone))
+
+    def work(seed):
+        together.wait()
+        wrong[seed] = sum(not torch.equal(gradient, alone[seed]) for gradient in gradients(*makers[seed], 300))
+
+    jobs = [threading.Thread(target=work, args=(seed,)) for seed in alone]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert wrong == dict.fromkeys(alone, 0)
+
+
+FORKED = """
+import os, sys, numpy as np, torch
+from mvrbm import compiled
+from mvrbm.learning.paths import native
+from mvrbm.learning import Trainer
+from mvrbm.models import mvrbm
+
+torch.set_num_threads(1)  # PyTorch's own threads do not outlive a fork
+native._WORTH_THREADS, Updates = 0, native.NativeUpdates
+native.NativeUpdates = lambda trainer, threads: Updates(trainer, 3)
+
+def run():
+    trainer = Trainer(mvrbm((20, 20), (18, 18))).fit(np.random.default_rng(0).random((300, 20, 20)), 2)
+    assert trainer.update == 6 and compiled.library().workers() == 2
+
+run()
+child = os.fork()
+if child == 0:
+    code = 1
+    try:
+        assert compiled.library().workers() == 0 and len(os.listdir("/proc/self/task")) == 1
+        run()
+        assert len(os.listdir("/proc/self/task")) == 3
+        code = 0
+    finally:
+        os._exit(code)
+run()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_a_forked_process_has_threads_of_its_own():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=100)
+
+
+class Taken(Callback):
+    def on_epoch_end(self, trainer):
+        self.taken = type(trainer._updates)
+
+
+WIDE, NARROW = Recipe(batch_size=100), Recipe(batch_size=100, negative=PCD(5000, 30))
+CHOICES = {
+    "the paper's": ((28, 28), (25, 25), WIDE, native.NativeUpdates),
+    "small": ((3, 4), (2, 5), WIDE, native.NativeUpdates),
+    "one column": ((300, 1), (200, 1), WIDE, gemm.GemmUpdates),
+    "one row": ((1, 300), (1, 200), WIDE, gemm.GemmUpdates),
+    "few hidden columns": ((28, 28), (100, 2), WIDE, gemm.GemmUpdates),
+    "many numbers": ((28, 28), (25, 25), NARROW, gemm.GemmUpdates),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_trainer_takes_what_is_faster(name):
+    visible, hidden, recipe, wanted = CHOICES[name]
+    trainer = trainer_of({"x": lambda: B(visible)}, lambda: B(hidden), [1], recipe)
+    if recipe is NARROW:  # to choose is enough: to do it takes a while
+        trainer._prepare(as_source(np.zeros((1, *visible)), trainer.machine))
+        assert "random numbers" in native.refuses(trainer)
+        return
+    trainer.callbacks = [Taken()]
+    trainer.fit(data_for(trainer.machine, 5)["x"], 1)
+    assert trainer.callbacks[0].taken is wanted
+
+
+def test_samples_of_another_shape_are_refused_whenever_they_come():
+    trainer = trainer_of({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], SMALL)
+    batches = [torch.rand(9, 6, 5)]
+    loader = DataLoader(batches, batch_size=None)
+
+    class Change(Callback):
+        def on_epoch_end(self, trainer):  # all samples have been checked now
+            batches[0] = torch.rand(9, 2, 5)
+
+    trainer.callbacks = [Change()]
+    with pytest.raises(ValueError, match=r"layer 'x' expects arrays of shape \(6, 5\), got \(2, 5\)"):
+        trainer.fit(loader, 2)
+    assert trainer.update == 1
+    trainer._prepare(as_source(np.zeros((1, 6, 5)), trainer.machine))
+    with pytest.raises(ValueError, match=r"layer 'x' needs samples of shape \(6, 5\)"):
+        native.NativeUpdates(trainer, 1).update({"x": torch.rand(9, 2, 5)}, 1.0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 1000])
+def test_uniform_numbers_are_those_of_numpys_words(monkeypatch, count):
+    like, fast, slow = torch.empty(0), RandomSource(3), RandomSource(3)
+    mine = [fast.uniform((count, 3), like) for _ in range(3)]
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    for drawn in mine:
+        assert torch.equal(drawn, slow.uniform((count, 3), like))
+    assert torch.equal(fast.state_dict()["bits"], slow.state_dict()["bits"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_uniform_numbers_do_not_depend_on_defaults(dtype):
+    like, plain = torch.empty(0), RandomSource(3).uniform((9,), torch.empty(0))
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        with torch.device("meta"):
+            assert torch.equal(RandomSource(3).uniform((9,), like), plain)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_numbers_that_are_not_finite_are_noticed():
+    trainer = trainer_of({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], SMALL)
+    trainer.fit(data_for(trainer.machine, 20)["x"], 1)
+    trainer.machine.links["x"].factors[0].data[0, 0, 0] = float("nan")
+    with pytest.raises(ArithmeticError, match=r"update 2: the gradient of 'hidden.bias' is not finite"):
+        trainer.fit(data_for(trainer.machine, 20)["x"], 2)
+
+
+@pytest.mark.usefixtures("processor")
+def test_the_sigmoid_is_right_to_the_last_places():
+    trainer = trainer_of({"x": lambda: B((2, 2))}, lambda: B((50, 50)), [1], SMALL)
+    fields = torch.linspace(-30, 30, 2500, dtype=torch.float64).view(50, 50)
+    trainer.machine.hidden.bias.data.copy_(fields)
+    for factor in trainer.machine.links["x"].factors:
+        factor.data.zero_()
+    trainer._prepare(as_source(np.zeros((1, 2, 2)), trainer.machine))
+    updates = native.NativeUpdates(trainer, 1)
+    updates._contrast({"x": torch.zeros(1, 2, 2)}, 1.0, 0.0)  # of the data alone: minus the hidden mean
+    exact = torch.sigmoid(trainer.machine.hidden.bias.detach().double())
+    torch.testing.assert_close(-updates._split_gradient[1].double(), exact, rtol=3e-7, atol=0)
+
+
+@pytest.mark.usefixtures("processor")
+def test_large_fields_neither_overflow_nor_hang():
+    trainer = trainer_of({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(SMALL, balance=False))
+    for factor in trainer.machine.links["x"].factors:
+        factor.data.mul_(1e6)
+    trainer.fit(data_for(trainer.machine, 20)["x"], 1)
+    assert all(bool(torch.isfinite(p).all()) for p in trainer.machine.parameters())

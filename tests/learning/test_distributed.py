@@ -1,0 +1,197 @@
+"""Training shared among real processes on the loopback address."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from distributed_jobs import CASES, grey, likelihood, long_training, swept, train_case
+from safetensors.torch import load_file
+
+from mvrbm import BoltzmannMachine
+from mvrbm.couplings import Kronecker
+from mvrbm.io.shards import ShardError, Shards
+from mvrbm.learning import Recipe, TemperedPCD, Trainer
+from mvrbm.learning.distributed import World
+from mvrbm.units import Bernoulli
+
+HERE = Path(__file__).parent
+
+
+def torchrun(size, *command, restarts=0, patience=60, **more):
+    """Start processes and wait for them; a hang fails."""
+    path = os.pathsep.join([str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MVRBM_TIMEOUT": str(patience), "PYTHONPATH": path, **more}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(size)]
+    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--max-restarts", str(restarts)]
+    launch += ["--monitor-interval", "0.2"]
+    return subprocess.run([*launch, *command], capture_output=True, text=True, env=environment, timeout=150)
+
+
+def jobs(size, names, folder, **how):
+    done = torchrun(size, str(HERE / "distributed_jobs.py"), names, str(folder), **how)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What four processes and two of them left behind."""
+    folder = tmp_path_factory.mktemp("shared")
+    value = iter(np.arange(1000.0))
+    for name, lengths in {"unequal": [5, 0, 31, 1], "two": [6, 9]}.items():
+        (folder / name).mkdir()
+        for number, length in enumerate(lengths):
+            rows = np.array([next(value) for _ in range(length)]).reshape(-1, 1, 1) * np.ones((1, 2, 2))
+            np.save(folder / name / f"{number}.npy", rows)
+    jobs(2, "equal,statistics,shards,loaders,tempered,sweep,corners", folder)
+    jobs(4, "equal,shards,loaders", folder)
+    return folder
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_several_learn_what_one_learns(folder, name, size):
+    alone = train_case(name, World())
+    shared = load_file(folder / f"equal-{size}.safetensors")
+    moved = 0.0
+    for key, value in alone.items():
+        torch.testing.assert_close(shared[key], value, rtol=1e-10, atol=1e-12)
+        moved = max(moved, float(value.abs().max()))
+    assert moved > 0.1
+
+
+def test_likelihood_is_the_same_on_average(folder):
+    shared = np.array(json.loads((folder / "likelihood-2.json").read_text()))
+    alone = np.array([likelihood(seed, World()) for seed in range(5)])
+    difference = shared - alone  # by seed: they start alike
+    error = difference.std(ddof=1) / np.sqrt(5)
+    # Eight standard errors of five differences: a false alarm in some thousand.
+    assert abs(difference.mean()) < 8 * error
+    assert np.abs(difference).max() < 0.5
+    assert shared.std() > 0.3  # seeds make more of a difference than processes
+    assert len(set(shared)) == 5  # streams of one's own, by seed
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_sample_of_the_shards_is_seen_once_a_pass(folder, size):
+    # Fifteen samples, batches of seven in parts of 1 or 2, or 3 and 4: as many steps as the slowest needs.
+    assert json.loads((folder / f"shards-{size}.json").read_text())["updates"] > 0
+
+
+def test_tempered_chains_of_two_processes_are_gone_on_with_by_one(folder):
+    machine = BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1)).double()
+    recipe = Recipe(batch_size=20, negative=TemperedPCD(6, 3))
+    trainer = Trainer(machine, recipe, seed=4)
+    assert trainer.resume(folder / "tempered")
+    trainer.fit(grey(100, 6, 5), 2)  # nothing left to do
+    assert trainer.update == 10
+    assert trainer.chains["visible"].shape[:2] == (3, 6)
+    trainer.fit(grey(100, 6, 5), 3)
+    assert trainer.update == 15
+
+
+def test_a_sweep_spreads_its_models(folder):
+    found, alone = json.loads((folder / "sweep.json").read_text()), swept()
+    assert found["best"] == alone.best_params_
+    np.testing.assert_allclose(found["scores"], [candidate.score for candidate in alone.candidates_], rtol=1e-9)
+
+
+def test_a_killed_process_is_made_up_for(tmp_path):
+    jobs(2, "killed", tmp_path, restarts=2)
+    assert json.loads((tmp_path / "killed.json").read_text()) == {"updates": 30, "attempt": 1}
+    assert (tmp_path / "attempts-1").read_text() == "0\n1\n"
+    killed, undisturbed = (load_file(tmp_path / f"{name}.safetensors") for name in ("killed", "undisturbed"))
+    assert all(torch.equal(killed[key], value) for key, value in undisturbed.items())
+    # One process goes on from where two were, with all of the chains.
+    trainer = long_training(tmp_path / "checkpoints", World())
+    assert trainer.update == 30
+    assert trainer.chains["visible"].shape[0] == 30
+
+
+def test_nobody_waits_forever(tmp_path):
+    jobs(2, "alone", tmp_path, patience=2)
+    assert 1 < json.loads((tmp_path / "alone.json").read_text())["seconds"] < 50  # patience: 2
+
+
+def test_an_unreadable_shard_is_refused_in_one_line(tmp_path):
+    (tmp_path / "shards").mkdir()
+    np.save(tmp_path / "shards" / "0.npy", np.zeros((5, 4, 4)))
+    (tmp_path / "shards" / "1.npy").write_bytes(b"\x93NUMPY nonsense")
+    done = torchrun(
+        2, "-m", "mvrbm", "train", str(tmp_path / "shards"), "--hidden", "2x2", "--out", str(tmp_path / "m")
+    )
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(said) == 1, done.stderr
+    assert "1.npy cannot be read" in said[0]
+    assert not (tmp_path / "m").exists()
+
+
+def test_estimators_and_the_command_line_need_no_change_but_the_launch(tmp_path):
+    x = grey(200, 6, 5).numpy()
+    np.save(tmp_path / "x.npy", x)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, numpy as np\nfrom mvrbm import MVRBM\n"
+        "model = MVRBM((4, 3), n_epochs=5, batch_size=20, random_state=None).fit(np.load(sys.argv[1]))\n"
+        "model.save_pretrained(sys.argv[2])\n"
+    )
+    done = torchrun(2, str(script), str(tmp_path / "x.npy"), str(tmp_path / "by-script"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    command = ["-m", "mvrbm", "train", str(tmp_path / "x.npy"), "--hidden", "4x3", "--epochs", "5"]
+    command += ["--batch-size", "20", "--out", str(tmp_path / "by-command")]
+    done = torchrun(2, *command)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("by-command: MVRBM") == 1
+    assert done.stderr.count("pass 5 of 5") == 1
+    from mvrbm import from_pretrained
+
+    for name in ("by-script", "by-command"):
+        machine = from_pretrained(tmp_path / name)
+        assert float(machine.links["visible"].factors[0].detach().norm()) > 0.1
+
+
+# -- shards by themselves ---------------------------------------------------------------------------
+
+
+def test_shards_are_the_rows_of_all_files(tmp_path):
+    parts = [np.random.default_rng(k).random((k, 2, 3)).astype(np.float32) for k in (3, 0, 5)]
+    for number, part in enumerate(parts):
+        np.save(tmp_path / f"{number}.npy", part)
+    shards, whole = Shards(tmp_path), np.concatenate(parts)
+    assert shards.shape == (8, 2, 3)
+    rows = np.array([7, 0, 3, 3, 2])
+    np.testing.assert_array_equal(shards[rows], whole[rows])
+    np.testing.assert_array_equal(shards[2:6], whole[2:6])
+    np.testing.assert_array_equal(shards.reshape(8, 6)[rows], whole[rows].reshape(-1, 6))
+
+
+BAD = {
+    "no .npy files": {},
+    "cannot be read": {"0.npy": b"\x93NUMPY\x01\x00"},
+    "holds samples of shape": {"0.npy": np.zeros((2, 3)), "1.npy": np.zeros((2, 4))},
+    "are empty": {"0.npy": np.zeros((0, 3))},
+    "uint8, float32 or float64 is wanted": {"0.npy": np.zeros((2, 3), dtype=np.int64)},
+    "samples along the first axis": {"0.npy": np.zeros(4)},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_shards_that_do_not_fit_are_refused(tmp_path, message):
+    for name, content in BAD[message].items():
+        if isinstance(content, bytes):
+            (tmp_path / name).write_bytes(content)
+        else:
+            np.save(tmp_path / name, content)
+    with pytest.raises(ShardError, match=message):
+        Shards(tmp_path)
+
+
+def test_too_few_samples_or_chains_for_the_processes_are_refused():
+    with pytest.raises(ValueError, match="n_chains must be at least the number of processes, 8, got 6"):
+        TemperedPCD(6, 3).share(World(0, 8))

@@ -1,0 +1,396 @@
+"""Models on disk: what comes back is what was written, whole or not at all, and damage is named."""
+
+import json
+import os
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mvrbm import Bernoulli, BoltzmannMachine, Dense, Gaussian, Kronecker, storage
+from mvrbm.models import mvrbm
+from mvrbm.saving import StorageError, from_pretrained, save_pretrained
+from tables import MACHINES, generator, machine_named, random_states
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr("mvrbm.saving.os.fsync", lambda descriptor: None)
+
+
+def same_state(left, right):
+    left, right = left.state_dict(), right.state_dict()
+    return set(left) == set(right) and all(torch.equal(left[name], right[name]) for name in left)
+
+
+# -- round trip -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", MACHINES)
+def test_what_comes_back_is_what_was_written(tmp_path, name, dtype):
+    machine = machine_named(name).to(dtype)
+    save_pretrained(machine, tmp_path / "model")
+    back = from_pretrained(tmp_path / "model")
+    assert same_state(machine, back)
+    assert str(back) == str(machine)
+    assert back.like.dtype == dtype
+    for one, other in zip(machine.named_parameters(), back.named_parameters(), strict=True):
+        assert (one[0], one[1].requires_grad) == (other[0], other[1].requires_grad)
+    states = random_states(machine, 5, generator(name), padding=True)
+    with torch.no_grad():
+        assert torch.equal(machine.free_energy(states), back.free_energy(states))
+        means = machine.hidden_mean(states), back.hidden_mean(states)
+        assert torch.equal(*means)
+        for one, other in zip(*(m.visible_mean(means[0]).values() for m in (machine, back)), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_folder_is_readable_by_anyone_and_says_what_it_is(tmp_path):
+    assert save_pretrained(mvrbm((3, 4), (2, 2), 2), tmp_path / "deep" / "model") == tmp_path / "deep" / "model"
+    folder = tmp_path / "deep" / "model"
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert folder.stat().st_mode & 0o777 == storage.usual_mode(0o777)
+    assert json.loads((folder / "config.json").read_text()) == {
+        "format": "mvrbm",
+        "format_version": 1,
+        "dtype": "float32",
+        "visible": {"visible": {"unit": "bernoulli", "shape": [3, 4], "bias_shape": [3, 4]}},
+        "hidden": {"unit": "bernoulli", "shape": [2, 2], "bias_shape": [2, 2]},
+        "couplings": {"visible": {"coupling": "kronecker", "rank": 2, "summed_modes": []}},
+    }
+    tensors = load_file(folder / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "visible.visible.bias": (3, 4),
+        "hidden.bias": (2, 2),
+        "couplings.visible.factors.0": (2, 2, 3),
+        "couplings.visible.factors.1": (2, 2, 4),
+    }
+
+
+def test_strongly_coupled_reals_come_back(tmp_path):
+    """Reading draws nothing that could be out of bounds, however large the layers."""
+    machine = BoltzmannMachine(Gaussian(10_000), Gaussian(20), Dense(), std=0.001)
+    save_pretrained(machine, tmp_path / "model")
+    assert same_state(from_pretrained(tmp_path / "model"), machine)
+
+
+def test_model_is_replaced_by_a_new_one(tmp_path):
+    for seed in (1, 2):
+        machine = mvrbm((3, 3), (2, 2), seed=seed)
+        save_pretrained(machine, tmp_path / "model")
+        assert same_state(from_pretrained(tmp_path / "model"), machine)
+    (tmp_path / "empty").mkdir()
+    save_pretrained(machine, tmp_path / "empty")
+    assert same_state(from_pretrained(tmp_path / "empty"), machine)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "model"]
+
+
+# -- whole or not at all ----------------------------------------------------------------------------------
+
+
+def no_space(*args, **kwargs):
+    raise OSError(28, "No space left on device")
+
+
+def fail_after_config(machine, folder, extra=None):
+    (folder / "config.json").write_text("{")
+    raise RuntimeError("the power went off")
+
+
+FAILURES = [
+    ("no space for the weights", "write_tensors", no_space, StorageError),
+    ("half written", "write_machine", fail_after_config, RuntimeError),
+    ("not on the disk", "finish_folder", no_space, StorageError),
+]
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize(("_", "broken", "how", "error"), FAILURES, ids=[row[0] for row in FAILURES])
+def test_failure_leaves_the_old_model_and_nothing_else(tmp_path, monkeypatch, _, broken, how, error, there):
+    old = mvrbm((3, 3), (2, 2), seed=1)
+    if there:
+        save_pretrained(old, tmp_path / "model")
+    monkeypatch.setattr(storage, broken, how)
+    with pytest.raises(error, match=r"No space left|power went off"):
+        save_pretrained(mvrbm((3, 3), (2, 2), seed=2), tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == (["model"] if there else [])
+    if there:
+        assert same_state(from_pretrained(tmp_path / "model"), old)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_failure_while_changing_places_puts_the_old_model_back(tmp_path, monkeypatch, failing):
+    old = mvrbm((3, 3), (2, 2), seed=1)
+    save_pretrained(old, tmp_path / "model")
+    rename, calls = storage.Path.rename, []
+
+    def sometimes(self, target):
+        calls.append(self)
+        if len(calls) == failing:
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(storage.Path, "rename", sometimes)
+    with pytest.raises(StorageError, match="cannot be written"):
+        save_pretrained(mvrbm((3, 3), (2, 2), seed=2), tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert same_state(from_pretrained(tmp_path / "model"), old)
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+OCCUPIED = [
+    ("a file", lambda folder: write(folder, "notes"), "is a file: a folder is needed"),
+    ("other files", lambda folder: write(folder / "thesis.tex", "..."), "holds other files than a model"),
+    ("another program's model", lambda folder: write(folder / "config.json", '{"model_type": "bert"}'), "holds other"),
+    (
+        "notes beside the model",
+        lambda folder: (save_pretrained(mvrbm((3, 3), (2, 2)), folder), write(folder / "notes.txt", "...")),
+        "holds other files than a model",
+    ),
+]
+
+
+@pytest.mark.parametrize(("_", "occupy", "message"), OCCUPIED, ids=[row[0] for row in OCCUPIED])
+def test_what_is_not_a_model_is_never_overwritten(tmp_path, _, occupy, message):
+    folder = tmp_path / "place"
+    occupy(folder)
+
+    def contents():
+        return {str(path): path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+
+    before = contents()
+    with pytest.raises(StorageError, match=message):
+        save_pretrained(mvrbm((3, 3), (2, 2), seed=5), folder)
+    assert contents() == before
+
+
+def test_place_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="cannot be written"):
+        save_pretrained(mvrbm((2, 2), (2, 2)), tmp_path / "file" / "model")
+
+
+# -- damage -----------------------------------------------------------------------------------------------
+
+
+def config(change):
+    def damage(folder):
+        content = json.loads((folder / "config.json").read_text())
+        replaced = change(content)
+        (folder / "config.json").write_text(json.dumps(content if replaced is None else replaced))
+
+    return damage
+
+
+def tensors(change):
+    def damage(folder):
+        content = load_file(folder / "model.safetensors")
+        change(content)
+        save_file(content, folder / "model.safetensors")
+
+    return damage
+
+
+def put(*path, value):
+    """Set an entry deep in the config."""
+
+    def change(content):
+        for key in path[:-1]:
+            content = content[key]
+        content[path[-1]] = value
+
+    return config(change)
+
+
+def drop(*path):
+    def change(content):
+        for key in path[:-1]:
+            content = content[key]
+        del content[path[-1]]
+
+    return config(change)
+
+
+def pickled(folder):
+    (folder / "model.safetensors").write_bytes(pickle.dumps({"hidden.bias": np.zeros(4)}))
+
+
+def torch_saved(folder):
+    torch.save({"hidden.bias": torch.zeros(2, 2)}, folder / "model.safetensors")
+
+
+def lying_header(folder):
+    """A file whose header promises far more than it has."""
+    header = b'{"hidden.bias":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}'
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def as_folder(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+
+
+def nothing(folder):
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def a_file(folder):
+    nothing(folder)
+    folder.write_text("a model")
+
+
+FACTOR, BIAS = "couplings.visible.factors.0", "hidden.bias"
+DAMAGE = [
+    ("no folder", nothing, "is not a model folder: nothing is there"),
+    ("a file instead", a_file, "is not a model folder: a file is there"),
+    ("no config", lambda f: (f / "config.json").unlink(), "config.json cannot be read: No such file"),
+    ("no weights", lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
+    ("weights are a folder", as_folder, "model.safetensors is missing"),
+    ("empty config", lambda f: (f / "config.json").write_text(""), "not valid JSON"),
+    ("truncated config", lambda f: os.truncate(f / "config.json", 100), "not valid JSON"),
+    ("config of bytes", lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"), "not valid JSON"),
+    ("deep config", lambda f: (f / "config.json").write_text("[" * 100_000), "not valid JSON"),
+    ("huge config", lambda f: os.truncate(f / "config.json", 10**9), "too large for a description"),
+    ("config is a list", config(lambda c: [c]), "a JSON object is expected"),
+    ("other format", put("format", value="transformers"), "not the description of an mvrbm model"),
+    ("no format", drop("format"), "not the description of an mvrbm model"),
+    ("later version", put("format_version", value=2), "format version 2, this version of mvrbm reads 1"),
+    ("no version", drop("format_version"), "format version None"),
+    ("version as text", put("format_version", value="1"), "format version '1'"),
+    ("no hidden layer", drop("hidden"), "'hidden' is missing or unknown"),
+    ("no dtype", drop("dtype"), "'dtype' is missing or unknown"),
+    ("unknown dtype", put("dtype", value="int8"), "'int8' is missing or unknown"),
+    ("dtype is a list", put("dtype", value=[1]), "not a valid model description"),
+    ("unknown unit", put("hidden", "unit", value="poisson"), "unknown unit 'poisson': this version knows"),
+    ("unknown coupling", put("couplings", "visible", "coupling", value="tucker"), "unknown coupling 'tucker'"),
+    ("unknown argument", put("hidden", "colour", value=3), "not a valid model description: .*'colour'"),
+    ("shape is text", put("hidden", "shape", value="wide"), "not a valid model description"),
+    ("shape is empty", put("hidden", "shape", value=[]), "not a valid model description"),
+    ("size of zero", put("hidden", "shape", value=[0, 2]), "not a valid model description"),
+    ("layers are a list", put("visible", value=[1, 2]), "not a valid model description"),
+    ("no layers", put("visible", value={}), "not a valid model description"),
+    ("coupling of nothing", put("couplings", value={}), "not a valid model description"),
+    ("rank of zero", put("couplings", "visible", "rank", value=0), "rank must be a whole number of at least 1"),
+    ("layers of other orders", put("hidden", "shape", value=[4]), "not a valid model description"),
+    ("another shape", put("hidden", "bias_shape", value=[1, 2]), r"'hidden.bias' should be .*\(1, 2\), is .*\(2, 2\)"),
+    ("another dtype", put("dtype", value="float64"), "model.safetensors"),
+    ("empty weights", lambda f: (f / "model.safetensors").write_bytes(b""), "model.safetensors"),
+    ("truncated weights", lambda f: os.truncate(f / "model.safetensors", 300), "model.safetensors"),
+    ("random weights", lambda f: (f / "model.safetensors").write_bytes(os.urandom(2000)), "not a safetensors file"),
+    ("a pickle", pickled, "not a safetensors file"),
+    ("a torch file", torch_saved, "not a safetensors file"),
+    ("a header that lies", lying_header, "model.safetensors"),
+    ("missing tensor", tensors(lambda t: t.pop(BIAS)), r"lacks \['hidden.bias'\]"),
+    ("extra tensor", tensors(lambda t: t.update(more=torch.zeros(3))), r"has unknown \['more'\]"),
+    (
+        "renamed tensor",
+        tensors(lambda t: t.update(offset=t.pop(BIAS))),
+        r"lacks \['hidden.bias'\] and has unknown \['offset'\]",
+    ),
+    (
+        "wrong shape",
+        tensors(lambda t: t.update({FACTOR: torch.zeros(1, 3, 2)})),
+        r"should be .*\(1, 2, 3\), is .*\(1, 3, 2\)",
+    ),
+    (
+        "wrong dtype",
+        tensors(lambda t: t.update({BIAS: torch.zeros(2, 2).double()})),
+        "should be torch.float32 .*float64",
+    ),
+    (
+        "NaN",
+        tensors(lambda t: t[FACTOR].fill_(float("nan"))),
+        "'couplings.visible.factors.0' has entries that are not finite",
+    ),
+    ("infinite", tensors(lambda t: t[BIAS][0].fill_(float("inf"))), "'hidden.bias' has entries that are not finite"),
+]
+
+
+@pytest.mark.parametrize(("_", "damage", "message"), DAMAGE, ids=[row[0] for row in DAMAGE])
+def test_damage_is_named(tmp_path, _, damage, message):
+    folder = save_pretrained(mvrbm((3, 3), (2, 2)), tmp_path / "model")
+    damage(folder)
+    with pytest.raises(StorageError, match=message) as caught:
+        from_pretrained(folder)
+    assert "model" in str(caught.value)
+
+
+def gigantic(visible, hidden, coupling):
+    def change(content):
+        content["visible"] = {"visible": visible}
+        content["hidden"] = hidden
+        content["couplings"] = {"visible": coupling}
+
+    return config(change)
+
+
+SMALL = {"unit": "bernoulli", "shape": [2, 2]}
+GIGANTIC = [
+    ("rank", gigantic(SMALL, SMALL, {"coupling": "kronecker", "rank": 10**9})),
+    ("rank beyond counting", gigantic(SMALL, SMALL, {"coupling": "kronecker", "rank": 10**30})),
+    ("bond", gigantic(SMALL, SMALL, {"coupling": "mpo", "bond": 10**9})),
+    ("cp rank", gigantic(SMALL, {"unit": "bernoulli", "shape": [2]}, {"coupling": "cp", "rank": 10**10})),
+    (
+        "full matrix",
+        gigantic(
+            {"unit": "bernoulli", "shape": [40_000]}, {"unit": "bernoulli", "shape": [40_000]}, {"coupling": "dense"}
+        ),
+    ),
+    (
+        "visible layer",
+        gigantic({"unit": "gaussian", "shape": [2_000_000_000, 1]}, SMALL, {"coupling": "kronecker"}),
+    ),
+    ("hidden layer", gigantic(SMALL, {"unit": "bernoulli", "shape": [10**6, 10**5]}, {"coupling": "kronecker"})),
+    (
+        "layer with a tied bias",
+        gigantic({"unit": "bernoulli", "shape": [10**12, 2], "bias_shape": [1, 2]}, SMALL, {"coupling": "kronecker"}),
+    ),
+    ("layer beyond counting", gigantic({"unit": "bernoulli", "shape": [2**40, 2**40]}, SMALL, {"coupling": "dense"})),
+]
+
+
+@pytest.mark.parametrize(("_", "damage"), GIGANTIC, ids=[row[0] for row in GIGANTIC])
+def test_gigantic_models_are_refused_before_they_are_built(tmp_path, monkeypatch, _, damage):
+    folder = save_pretrained(mvrbm((3, 3), (2, 2)), tmp_path / "model")
+    damage(folder)
+    with torch.device("meta"):  # at its first use torch notes which functions it is for: not the guards below
+        torch.empty(0)
+    zeros, ones = torch.zeros, torch.ones
+
+    def guarded(make):
+        def made(*size, **kwargs):
+            result = make(*size, **kwargs)
+            assert result.is_meta or result.numel() < 10**6, "allocated"
+            return result
+
+        return made
+
+    monkeypatch.setattr(torch, "zeros", guarded(zeros))
+    monkeypatch.setattr(torch, "ones", guarded(ones))
+    with pytest.raises(StorageError, match=r"describes .* numbers|not a valid model description"):
+        from_pretrained(folder)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "sprung"),))
+
+    folder = save_pretrained(BoltzmannMachine(Bernoulli((3, 3)), Bernoulli((2, 2)), Kronecker()), tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(pickle.dumps([Trap()] * 100))
+    with pytest.raises(StorageError):
+        from_pretrained(folder)
+    (folder / "config.json").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(StorageError):
+        from_pretrained(folder)
+    assert not (tmp_path / "sprung").exists()

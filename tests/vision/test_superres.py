@@ -1,0 +1,707 @@
+"""Super-resolution against the same thing done patch by patch, pixel by pixel, state by state."""
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from sklearn.base import clone
+
+from mvrbm import MVRBM, Gaussian
+from mvrbm.couplings import Dense
+from mvrbm.learning import DivergenceError, Monitor
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.models import multimodal_mvrbm
+from mvrbm.random import RandomSource
+from mvrbm.saving import StorageError
+from mvrbm.units import Bernoulli
+from mvrbm.vision import (
+    SuperResolver,
+    enlarge_image,
+    from_ycbcr,
+    inference,
+    luminance,
+    psnr_ssim,
+    reduce_image,
+    superres,
+    to_ycbcr,
+)
+from mvrbm.vision.back_projection import back_project
+from mvrbm.vision.fine_tuning import Descent, cut_crops, image_loss, patch_loss, tune
+from mvrbm.vision.generative import generative_report
+from mvrbm.vision.inference import Geometry, full_weights
+from mvrbm.vision.windows import DERIVATIVES, HIGH, cut_windows, turned
+
+LAYERS = (HIGH, *DERIVATIVES)
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(0)
+
+
+@torch.no_grad()
+def a_machine(patch, hidden=(3, 4), rank=2, seed=0):
+    """A machine of which every parameter is random, in double precision."""
+    machine = multimodal_mvrbm({name: Gaussian((patch, patch)) for name in LAYERS}, hidden, rank).double()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in machine.parameters():
+        parameter.copy_(0.5 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+    return machine
+
+
+def a_model(scale=2, patch=5, **settings):
+    """A model with such a machine, which nothing has trained."""
+    machine = {name: settings.pop(name) for name in ("hidden", "rank", "seed") if name in settings}
+    model = SuperResolver(scale, patch, **settings, device="cpu")
+    model.machine_, model.history_ = a_machine(patch, **machine), []
+    model.hidden_shape, model.rank = model.machine_.hidden.shape, machine.get("rank", 2)
+    return model
+
+
+def photo(name, rows=slice(None), columns=slice(None)):
+    data = pytest.importorskip("skimage.data", reason="scikit-image is not installed")
+    return np.asarray(getattr(data, name)())[rows, columns]
+
+
+# -- patch by patch ---------------------------------------------------------------------------------------
+
+
+def endless(low, scale, margin):
+    """The bicubic image of one that goes on with its edge pixels, with `margin` pixels beyond each side."""
+    wide = enlarge_image(np.pad(low.astype(float), margin, mode="edge"), scale)
+    extra = margin * (scale - 1)
+    return wide[extra : wide.shape[0] - extra, extra : wide.shape[1] - extra]
+
+
+def derivatives(b):
+    """x, y, xx and yy of an image, two pixels smaller on each side."""
+    y, x = slice(2, -2), slice(2, -2)
+    return {
+        "Z1": b[y, 3:-1] - b[y, 1:-3],
+        "Z2": b[3:-1, x] - b[1:-3, x],
+        "Z3": b[y, 4:] - 2 * b[y, x] + b[y, :-4],
+        "Z4": b[4:, x] - 2 * b[y, x] + b[:-4, x],
+    }
+
+
+def patch_by_patch(model, low):
+    """Enlarge luminance by asking the machine itself, one patch after another; no back-projection."""
+    scale, patch, machine = model.scale, model.patch, model.machine_
+    stride = model.stride or scale
+    margin = 2 * patch + 4
+    wide = endless(low, scale, margin)  # pixel (0, 0) of the result is at (margin, margin)
+    z = derivatives(wide)  # and at (margin - 2, margin - 2) of these
+    total, count = np.zeros_like(wide), np.zeros_like(wide)
+    height, width = low.shape[0] * scale, low.shape[1] * scale
+    for top in range(-(patch // stride + 1) * stride, height, stride):
+        for left in range(-(patch // stride + 1) * stride, width, stride):
+            y, x = margin - 2 + top, margin - 2 + left
+            cut = {name: torch.from_numpy(each[y : y + patch, x : x + patch]) for name, each in z.items()}
+            size = torch.stack(list(cut.values())).square().mean().sqrt() + model.floor
+            seen = {name: (each / size)[None] for name, each in cut.items()}
+            found = torch.zeros(1, patch, patch, dtype=torch.float64)
+            with torch.no_grad():
+                for _ in range(model.cycles):
+                    found = machine.visible_mean(machine.hidden_mean({HIGH: found, **seen}))[HIGH]
+            where = (slice(margin + top, margin + top + patch), slice(margin + left, margin + left + patch))
+            total[where] += (found[0] * size).numpy()
+            count[where] += 1
+    inner = (slice(margin, margin + height), slice(margin, margin + width))
+    return wide[inner] + total[inner] / count[inner]
+
+
+@pytest.mark.parametrize("cycles", [1, 2])
+@pytest.mark.parametrize(("scale", "patch", "stride"), [(2, 5, None), (3, 7, None), (4, 9, None), (2, 5, 1), (3, 6, 4), (4, 6, 6), (2, 4, 3)])  # fmt: skip # noqa: E501
+def test_inference_is_the_machines_own_patch_by_patch(scale, patch, stride, cycles, random):
+    model = a_model(scale, patch, stride=stride, cycles=cycles, back_projection=0)
+    low = random.random((7, 6)).astype(np.float32)
+    found = model.upscale_luminance(low)
+    assert abs(found - enlarge_image(low, scale)).max() > 0.1
+    np.testing.assert_allclose(found, patch_by_patch(model, low), atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 4), (2, 1), (3, 3)])
+@pytest.mark.parametrize("scale", [2, 3, 4])
+def test_the_smallest_images(scale, shape, random):
+    model = a_model(scale, 8, back_projection=0)
+    low = random.random(shape).astype(np.float32)
+    np.testing.assert_allclose(model.upscale_luminance(low), patch_by_patch(model, low), atol=2e-6)
+    model.back_projection = 3
+    assert model.upscale((255 * low).astype(np.uint8)).shape == (shape[0] * scale, shape[1] * scale)
+
+
+@pytest.mark.parametrize(("scale", "stride"), [(2, None), (3, None), (4, None), (2, 3), (3, 1)])
+def test_tiles_do_not_show(scale, stride, random, monkeypatch):
+    model = a_model(scale, 7, stride=stride)
+    low = random.random((19, 23)).astype(np.float32)
+    whole = model.upscale_luminance(low)
+    monkeypatch.setattr(superres, "_TILE", 16)
+    calls = []
+    np.testing.assert_allclose(model.upscale_luminance(low, progress=lambda *n: calls.append(n)), whole, atol=1e-6)
+    tiles = -(-19 * scale // 16) * -(-23 * scale // 16)
+    assert calls == [(n, tiles) for n in range(1, tiles + 1)]
+    monkeypatch.setattr(inference, "_HIDDEN_AT_ONCE", (1, 1))  # one row of patches at a time
+    np.testing.assert_allclose(model.upscale_luminance(low), whole, atol=1e-6)
+
+
+def test_full_weights_are_the_couplings_own():
+    for link in a_machine(4).links.values():
+        torch.testing.assert_close(full_weights(link), link.dense().reshape(12, 16))
+
+
+# -- what is learned from ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scale", "patch", "offsets"), [(2, 5, (0, 0)), (2, 6, (0, 1)), (3, 7, (2, 1)), (4, 8, (3, 0))]
+)
+def test_windows_hold_what_patches_of_the_images_are(scale, patch, offsets, random):
+    """Every patch is found in the image by its X, at its phase; the derivatives are those at that place."""
+    image = random.integers(0, 256, (30, 37), dtype=np.uint8)
+    high = image[: 30 // scale * scale, : 37 // scale * scale] / 255
+    cut = cut_windows([image], scale, patch, 20, offsets=offsets, floor=0.01)
+    b = endless(reduce_image(image, scale) / 255, scale, 4)
+    missing, z = high - b[4:-4, 4:-4], {name: each[2:-2, 2:-2] for name, each in derivatives(b).items()}
+    patches = sliding_window_view(missing, (patch, patch))[offsets[0] :: scale, offsets[1] :: scale]
+    z = {
+        n: sliding_window_view(each, (patch, patch))[offsets[0] :: scale, offsets[1] :: scale] for n, each in z.items()
+    }
+    layers = {name: each.numpy() for name, each in cut.layers().items()}
+    assert len(cut.scales) == 20
+    for number, size in enumerate(cut.scales.tolist()):
+        distance = abs(patches - layers[HIGH][number] * size).max((2, 3))
+        place = np.unravel_index(distance.argmin(), distance.shape)
+        assert distance[place] < 1e-5
+        truth = {name: each[place] for name, each in z.items()}
+        assert size == pytest.approx(0.01 + np.sqrt(np.mean([each**2 for each in truth.values()])), rel=1e-5)
+        for name, each in truth.items():
+            np.testing.assert_allclose(layers[name][number] * size, each, atol=1e-5)
+
+
+def test_flat_patches_are_left_out_and_flips_come_in(random):
+    image = np.full((40, 40), 99, np.uint8)
+    image[:20] = random.integers(0, 256, (20, 40))
+    many = cut_windows([image], 2, 6, 10_000, floor=0.005, flat=0.01)
+    assert len(many.scales) < 0.7 * 18 * 18
+    assert many.scales.min() >= 0.015
+    eight = cut_windows([image], 2, 6, 10_000, flat=0.01, augment=True)
+    assert len(eight.scales) == 8 * len(many.scales)
+    with pytest.raises(ValueError, match="flat throughout"):
+        cut_windows([np.full((40, 40), 99, np.uint8)], 2, 6, 10)
+    with pytest.raises(ValueError, match="larger than a patch of 6 x 6 pixels, none of 1 is"):
+        cut_windows([np.zeros((5, 40), np.uint8)], 2, 6, 10)
+
+
+def test_crops_are_pieces_of_the_images(random):
+    image = random.integers(0, 256, (40, 60), dtype=np.uint8)
+    geometry = Geometry(2, 6, 2, 0.005)
+    crops = cut_crops([image], geometry, 5, size=8, augment=False, seed=3)
+    low, margin = reduce_image(image, 2) / 255, crops.start // 2
+    for piece, truth in zip(crops.low.numpy(), crops.truth.numpy(), strict=True):
+        patches = sliding_window_view(image / 255, (16, 16))
+        top, left = np.argwhere(abs(patches - truth).max((2, 3)) < 1e-6)[0]
+        assert top % 2 == left % 2 == 0
+        wide = np.pad(low, margin, mode="edge")[top // 2 :, left // 2 :]
+        np.testing.assert_allclose(piece, wide[: 8 + 2 * margin, : 8 + 2 * margin], atol=1e-6)
+    with pytest.raises(ValueError, match="at least 48 pixels a side, none of 1 has"):
+        cut_crops([image], geometry, 5)
+
+
+# -- back-projection --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 7])
+@pytest.mark.parametrize("scale", [2, 3, 4])
+@pytest.mark.parametrize("shape", [(1, 1), (6, 9), (300, 5)])
+def test_back_projection_is_the_plain_loop(scale, rounds, shape, random):
+    low, high = random.random(shape), random.random((shape[0] * scale, shape[1] * scale))
+    expected = high.copy()
+    for _ in range(rounds):
+        expected += enlarge_image(low - reduce_image(expected, scale), scale)
+    found = back_project(torch.from_numpy(low), torch.from_numpy(high.copy()), scale, rounds)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [2, 3, 4])
+def test_the_result_is_consistent_with_the_image(scale, random):
+    low = enlarge_image(random.random((10, 12)), 2).clip(0, 1).astype(np.float32)
+    errors = []
+    for rounds in (0, 5, 20):
+        found = a_model(scale, 6, back_projection=rounds).upscale_luminance(low)
+        errors.append(float(np.sqrt(((reduce_image(found, scale) - low) ** 2).mean())))
+    assert errors[0] > 10 * errors[1] > 20 * errors[2]
+    assert errors[2] < 1e-3
+
+
+# -- kinds of images --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model():
+    return a_model(2, 6, seed=1)
+
+
+@pytest.fixture(scope="module")
+def picture():
+    """RGBA, bytes, neither black nor white anywhere."""
+    coarse = np.random.default_rng(1).integers(60, 196, (9, 11, 4), dtype=np.uint8)
+    return enlarge_image(coarse, 2)
+
+
+def by_chroma(model, rgb):
+    """RGB enlarged as luminance by the model, chroma bicubic; floats."""
+    low = to_ycbcr(rgb.astype(np.float64) / np.iinfo(rgb.dtype).max)
+    high = np.stack([model.upscale_luminance(low[..., 0]), *(enlarge_image(low[..., c], 2) for c in (1, 2))], -1)
+    return from_ycbcr(high, np.float64)
+
+
+@pytest.mark.parametrize("factor", [1, 257])
+def test_colour_is_luminance_by_the_model_and_the_rest_bicubic(model, picture, factor):
+    image = picture * (np.uint8(1) if factor == 1 else np.uint16(factor))
+    top = 255 * factor
+    found = model.upscale(image)
+    assert found.dtype == image.dtype
+    assert found.shape == (36, 44, 4)
+    np.testing.assert_allclose(found[..., :3] / top, by_chroma(model, image[..., :3]), atol=0.51 / top + 1e-5)
+    alpha = enlarge_image(image[..., 3] / top, 2)
+    np.testing.assert_allclose(found[..., 3] / top, alpha.clip(0, 1), atol=0.51 / top + 1e-6)
+    np.testing.assert_array_equal(model.upscale(image[..., :3]), found[..., :3])
+    assert abs(found[..., :3].astype(int) - enlarge_image(image[..., :3], 2)).max() > 2 * factor
+
+
+def test_types_differ_by_rounding_alone(model, picture):
+    for image in (picture[..., 0], picture[..., :3], picture):
+        bytes_ = model.upscale(image)
+        floats = model.upscale(image / 255)
+        assert floats.dtype == np.float64
+        np.testing.assert_allclose(bytes_ / 255, floats, atol=0.51 / 255)
+        np.testing.assert_allclose(model.upscale(image * np.uint16(257)) / 65535, floats, atol=0.51 / 65535 + 1e-6)
+        single = model.upscale((image / 255).astype(np.float32))
+        assert single.dtype == np.float32
+        np.testing.assert_allclose(single, floats, atol=1e-5)
+        assert bytes_.ndim == image.ndim
+
+
+def test_a_grey_image_is_its_own_luminance_and_is_not_touched(model, picture):
+    grey = picture[..., 0].copy()
+    found = model.upscale(grey)
+    expected = model.upscale_luminance(grey.astype(np.float32) / 255).clip(0, 1)
+    np.testing.assert_array_equal(found, np.floor(expected * 255 + 0.5))
+    np.testing.assert_array_equal(grey, picture[..., 0])
+
+
+def test_views_of_any_order_are_taken(model, picture):
+    turned_ = np.asfortranarray(picture)[::-1, ::-2]
+    np.testing.assert_array_equal(model.upscale(turned_), model.upscale(np.ascontiguousarray(turned_)))
+
+
+def test_rows_at_once_do_not_show(model, picture, monkeypatch):
+    whole = model.upscale(picture)
+    monkeypatch.setattr(superres, "_ROWS_AT_ONCE", 5)
+    np.testing.assert_array_equal(model.upscale(picture), whole)
+
+
+def test_self_ensemble_is_the_mean_over_flips_and_turns(model, picture):
+    grey = picture[:, :13, 0].astype(np.float32) / 255
+    one = model.upscale_luminance
+    every = [np.rot90(one(np.rot90(grey, k)), -k) for k in range(4)]
+    every += [np.fliplr(np.rot90(one(np.rot90(np.fliplr(grey), k)), -k)) for k in range(4)]
+    ensemble = model.upscale_luminance(grey, self_ensemble=True)
+    np.testing.assert_allclose(ensemble, np.mean(every, 0), atol=1e-6)
+    assert abs(ensemble - one(grey)).max() > 1e-3
+    again = model.upscale_luminance(np.ascontiguousarray(np.rot90(grey).T), self_ensemble=True)
+    np.testing.assert_allclose(again, np.rot90(ensemble).T, atol=1e-6)
+    calls = []
+    model.upscale(picture, self_ensemble=True, progress=lambda *n: calls.append(n))
+    assert calls == [(n, 8) for n in range(1, 9)]
+
+
+def test_the_eight_turns_are_eight():
+    image = np.arange(6).reshape(2, 3)
+    assert len({turned(image, turn).tobytes() + bytes(turned(image, turn).shape) for turn in range(8)}) == 8
+
+
+BAD_IMAGES = [
+    (np.zeros((4, 4, 2), np.uint8), "image must be grey, RGB or RGBA, got 2 channels"),
+    (np.zeros((4, 4), np.int32), "uint8, uint16 or floats, got int32"),
+    (np.full((4, 4), 1.5), "image of floats must be from 0 to 1, got 1.5 to 1.5"),
+    (np.full((4, 4), -0.1), "image of floats must be from 0 to 1"),
+    (np.full((4, 4), np.nan), "image of floats must be from 0 to 1, got nan"),
+    (np.zeros((0, 4), np.uint8), "not empty, got shape (0, 4)"),
+    (np.zeros((2, 4, 4, 3), np.uint8), "got shape (2, 4, 4, 3)"),
+]
+
+
+@pytest.mark.parametrize(("image", "message"), BAD_IMAGES)
+def test_what_is_no_image_is_refused_in_a_line(model, image, message):
+    with pytest.raises(ValueError, match="image") as refused:
+        model.upscale(image)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"scale": 5}, "scale must be one of 2, 3, 4, got 5"),
+        ({"patch": 0}, "patch must be a whole number of at least 1, got 0"),
+        ({"rank": 1.5}, "rank must be a whole number of at least 1, got 1.5"),
+        ({"cycles": 0}, "cycles must be a whole number of at least 1, got 0"),
+        ({"back_projection": -1}, "back_projection must be a whole number of at least 0, got -1"),
+        ({"stride": 9, "patch": 8}, "stride must be at most the patch's side, 8, got 9"),
+        ({"floor": 0.0}, "floor must be positive, got 0.0"),
+        ({"n_patches": 0}, "n_patches must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_senseless_settings_are_refused_in_a_line(setting, message):
+    with pytest.raises(ValueError, match="must") as refused:
+        SuperResolver(**setting).fit([np.zeros((40, 40), np.uint8)])
+    assert str(refused.value) == message
+
+
+def test_nothing_to_learn_from_and_nothing_learned_are_refused(random):
+    with pytest.raises(ValueError, match="at least one image, got none"):
+        SuperResolver().fit([])
+    with pytest.raises(ValueError, match="not fitted yet"):
+        SuperResolver().upscale(np.zeros((4, 4), np.uint8))
+    with pytest.raises(ValueError, match="objective must be 'patches' or 'images', got 'words'"):
+        a_model().fine_tune([random.random((50, 50))], objective="words")
+
+
+# -- files ------------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_it_enlarges_the_same(picture, tmp_path):
+    model = a_model(3, 6, stride=2, cycles=2, back_projection=4, floor=0.01)
+    model.machine_ = model.machine_.float()
+    again = SuperResolver.from_pretrained(model.save_pretrained(tmp_path / "model"), device="cpu")
+    assert type(again) is SuperResolver
+    mine, theirs = (each.get_params() for each in (model, again))
+    assert {k: v for k, v in mine.items() if k != "n_patches"} == {k: v for k, v in theirs.items() if k != "n_patches"}
+    np.testing.assert_array_equal(again.upscale(picture), model.upscale(picture))
+    SuperResolver.from_pretrained(tmp_path / "model", scale=3, device="cpu")
+    clone(again)
+
+
+def test_models_that_do_not_fit_are_refused_in_a_line(tmp_path):
+    folder = a_model(3, 6).save_pretrained(tmp_path / "model")
+
+    def refusal(folder=folder, **settings):
+        with pytest.raises(StorageError) as refused:
+            SuperResolver.from_pretrained(folder, device="cpu", **settings)
+        assert "\n" not in str(refused.value)
+        return str(refused.value)
+
+    assert f"{folder} is a model for scale 3, not for 2" == refusal(scale=2)
+    other = MVRBM((2, 2), n_epochs=1, device="cpu").fit(np.zeros((9, 3, 3)) + 0.5).save_pretrained(tmp_path / "other")
+    assert "does not hold a SuperResolver" in refusal(other)
+    refusal(tmp_path / "nowhere")
+    for number, change in enumerate(
+        [{"scale": 5}, {"patch": 7}, {"hidden_shape": [4, 3]}, {"colour": 1}, {"stride": 9}]
+    ):
+        damaged = shutil.copytree(folder, tmp_path / str(number))
+        config = json.loads((damaged / "config.json").read_text())
+        config["estimator"]["params"] |= change
+        (damaged / "config.json").write_text(json.dumps(config))
+        assert "the estimator's description is damaged" in refusal(damaged)
+    layers = {name: Gaussian((6, 6)) for name in LAYERS}
+    dense = a_model(3, 6)
+    dense.machine_ = BoltzmannMachine(layers, Bernoulli((3, 4)), {name: Dense() for name in LAYERS})
+    assert "couplings are not Kronecker products" in refusal(dense.save_pretrained(tmp_path / "dense"))
+
+
+# -- the weights in the package ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("scale", "gain"), [(2, 1.5), (3, 0.6), (4, 0.35)])
+def test_the_shipped_weights_beat_bicubic_on_a_photo_that_they_have_not_seen(scale, gain):
+    shipped = SuperResolver.from_pretrained(scale=scale, device="cpu")
+    assert shipped.scale == scale
+    truth = photo("rocket", slice(420), slice(636))
+    low = reduce_image(truth, scale)
+    ours, bicubic = shipped.upscale(low), enlarge_image(low, scale)
+    for protocol in ("paper", "literature"):
+        mine, theirs = (psnr_ssim(truth, each, protocol, scale) for each in (ours, bicubic))
+        assert mine.psnr > theirs.psnr + gain
+        assert mine.ssim > theirs.ssim
+    assert abs(reduce_image(ours, scale).astype(int) - low).mean() < 1
+
+
+def test_the_shipped_weights_are_small_and_for_three_scales():
+    files = [path for path in superres._SHIPPED.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 1_000_000
+    assert {path.parent.name for path in files if path.suffix == ".safetensors"} == {"x2", "x3", "x4"}
+    assert SuperResolver.from_pretrained(device="cpu").scale == 2
+    for scale in (1, 5, 2.5, "2"):
+        with pytest.raises(ValueError, match=r"^scale must be one of 2, 3, 4, got [^\n]+$"):
+            SuperResolver.from_pretrained(scale=scale)
+
+
+# -- learning ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def photos():
+    """Two to learn from and one to be judged by."""
+    train = [photo("camera", slice(60, 220), slice(140, 300)), photo("astronaut", slice(0, 160), slice(150, 310))]
+    return train, photo("coffee", slice(100, 260), slice(200, 360))
+
+
+def gain(model, image):
+    """What a model is better than bicubic by, in dB."""
+    truth = luminance(image)
+    low = reduce_image(truth, model.scale)
+    found = [psnr_ssim(truth, each).psnr for each in (model.upscale(low), enlarge_image(low, model.scale))]
+    return found[0] - found[1]
+
+
+@pytest.fixture(scope="module")
+def learned(photos):
+    settings = {"patch": 8, "hidden_shape": (12, 12), "rank": 2, "n_patches": 4000, "n_epochs": 8, "device": "cpu"}
+    others = cut_windows([photos[1]], 2, 8, 300).layers()
+    model = SuperResolver(**settings, back_projection=0)
+    return model.fit(photos[0], callbacks=[Monitor(others, pseudo_sites=0)])
+
+
+def copied(model):
+    """The model, for another training."""
+    again = clone(model)
+    again.machine_, again.history_ = a_machine(model.patch, model.hidden_shape, model.rank).float(), []
+    again.machine_.load_state_dict(model.machine_.state_dict())
+    return again
+
+
+def test_contrastive_divergence_learns_to_enlarge(learned, photos):
+    errors = [row["reconstruction_error"] for row in learned.history_]
+    assert len(errors) == 8
+    assert errors[-1] < 0.5 * errors[0]
+    assert gain(learned, photos[1]) > 0.5
+
+
+TUNING = {
+    "patches": {"n_samples": 4000, "n_epochs": 6, "batch_size": 50, "learning_rate": 5e-3},
+    "images": {"n_samples": 40, "n_epochs": 8, "batch_size": 4, "learning_rate": 5e-3, "averaging": 0.9},
+}
+
+
+@pytest.mark.parametrize("objective", TUNING)
+def test_fine_tuning_learns_more_and_again_the_same(objective, learned, photos):
+    tuned, again, other = copied(learned), copied(learned), copied(learned).set_params(random_state=1)
+    for each in (tuned, again, other):
+        each.fine_tune(photos[0], objective=objective, **TUNING[objective])
+    losses = [row["loss"] for row in tuned.history_]
+    assert len(losses) == TUNING[objective]["n_epochs"]
+    assert losses[-1] < 0.95 * losses[0]
+    assert gain(tuned, photos[1]) > gain(learned, photos[1]) + 0.25
+    assert tuned.history_ == again.history_ != other.history_
+    for name, parameter in tuned.machine_.state_dict().items():
+        assert torch.equal(parameter, again.machine_.state_dict()[name])
+
+
+def test_fitting_is_the_same_by_seed_and_another_by_another(photos):
+    settings = {"patch": 6, "hidden_shape": (3, 3), "n_patches": 300, "n_epochs": 2, "device": "cpu"}
+    left, right, other = (SuperResolver(**settings, random_state=seed).fit(photos[0]) for seed in (3, 3, 4))
+    for name, parameter in left.machine_.state_dict().items():
+        assert torch.equal(parameter, right.machine_.state_dict()[name])
+    assert not torch.equal(left.machine_.hidden.bias, other.machine_.hidden.bias)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_patches_of_every_phase_are_learned_from(stride, photos):
+    model = SuperResolver(2, 6, (2, 2), stride=stride, n_patches=101, n_epochs=0, device="cpu")
+    data = model._windows(photos[0], model._geometry(), 101, 0)
+    phases = {(each.rows.offset, each.columns.offset) for each in data}
+    assert phases == (set(itertools.product((0, 1), (0, 1))) if stride == 1 else {(0, 0)})
+    assert {len(each.scales) for each in data} == {26 if stride == 1 else 101}
+
+
+# -- losses and their gradients ---------------------------------------------------------------------------
+
+
+def tiny(scale=2, patch=3, stride=2, cycles=2):
+    """A tiny machine, its geometry, and an image to learn from."""
+    image = np.random.default_rng(2).random((30, 30))
+    return a_machine(patch, (2, 2)), Geometry(scale, patch, stride, 0.05), image, cycles
+
+
+def a_patch_loss(cycles=2, stride=1):
+    machine, geometry, image, _ = tiny(stride=stride)
+    cuts = [cut_windows([image], 2, 3, 12, offsets=offsets, floor=0.05) for offsets in geometry.offsets]
+    return machine, cuts, *patch_loss(machine, cuts, geometry, cycles)
+
+
+def an_image_loss(cycles=2, rounds=3):
+    machine, geometry, image, _ = tiny()
+    crops = cut_crops([image], geometry, 3, size=9, seed=1)
+    return machine, (crops, geometry), *image_loss(machine, crops, geometry, cycles, rounds)
+
+
+@pytest.mark.parametrize("make", [a_patch_loss, an_image_loss])
+@pytest.mark.parametrize("cycles", [1, 3])
+def test_gradients_of_the_unrolled_pass_are_differences(make, cycles):
+    machine, _, loss, _ = make(cycles)
+    rows = torch.arange(3)
+    value = loss(rows)
+    value.backward()
+    random = np.random.default_rng(0)
+    seen = 0
+    for name, parameter in machine.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        slope = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        direction = torch.from_numpy(random.standard_normal(parameter.shape))
+        with torch.no_grad():
+            parameter += 1e-5 * direction
+            more = float(loss(rows))
+            parameter -= 2e-5 * direction
+            less = float(loss(rows))
+            parameter += 1e-5 * direction
+        found = float((slope * direction).sum())
+        assert found == pytest.approx((more - less) / 2e-5, rel=1e-5, abs=1e-7), name
+        seen += abs(found) > 1e-5
+    assert seen == 12  # ten factors, the hidden bias and that of X; the other biases do not count
+
+
+@pytest.mark.parametrize("cycles", [1, 2])
+def test_the_loss_of_patches_is_that_of_the_machines_own_mean_field(cycles):
+    machine, cuts, loss, weights = a_patch_loss(cycles)
+    rows = torch.tensor([1, 4, 5])
+    total, heavy = 0.0, 0.0
+    with torch.no_grad():
+        for cut in cuts:
+            layers = {name: each.double() for name, each in cut.layers(rows).items()}
+            found = torch.zeros_like(layers[HIGH])
+            for _ in range(cycles):
+                found = machine.visible_mean(machine.hidden_mean({**layers, HIGH: found}))[HIGH]
+            errors = (found - layers[HIGH]).square().mean((1, 2))
+            total += float((errors * cut.scales[rows].double() ** 2).sum())
+            heavy = heavy + cut.scales.double() ** 2
+        assert float(loss(rows)) == pytest.approx(total, rel=1e-5)
+    torch.testing.assert_close(weights, heavy)
+
+
+@pytest.mark.parametrize("rounds", [0, 4])
+def test_the_loss_of_images_is_that_of_the_enlarged_crops(rounds):
+    """Back-projection there acts on the error alone, which is the plain loop with an image of zeros."""
+    machine, (crops, geometry), loss, weights = an_image_loss(1, rounds)
+    model = a_model(2, 3, back_projection=0, floor=geometry.floor)
+    model.machine_ = machine
+    shave = 4 if rounds else 0
+    total = 0.0
+    for low, truth in zip(crops.low.numpy(), crops.truth.numpy(), strict=True):
+        middle = slice(crops.start, crops.start + 18)
+        error = model.upscale_luminance(low)[middle, middle].astype(float) - truth
+        for _ in range(rounds):
+            error -= enlarge_image(reduce_image(error, 2), 2)
+        total += float((error[shave : 18 - shave, shave : 18 - shave] ** 2).mean())
+    with torch.no_grad():
+        assert float(loss(torch.arange(3))) == pytest.approx(total, rel=1e-5)
+    assert weights.tolist() == [1, 1, 1]
+
+
+def test_a_descent_goes_down_and_leaves_what_does_not_learn():
+    machine, _, loss, weights = a_patch_loss(1, 2)
+    before = {name: each.clone() for name, each in machine.state_dict().items()}
+    history = tune(machine, loss, weights, Descent(30, 12, 0.01), RandomSource(0))
+    assert history[-1]["loss"] < 0.85 * history[0]["loss"]
+    changed = {name for name, each in machine.state_dict().items() if not torch.equal(each, before[name])}
+    assert not any("log_variance" in name for name in changed)
+    assert len(changed) == 12  # ten factors, the hidden bias and that of X
+
+
+# -- the generative side ----------------------------------------------------------------------------------
+
+
+def enumerated_free_energy(machine, layers):
+    """-log of the sum over all 16 hidden states."""
+    states = torch.tensor(list(itertools.product((0.0, 1.0), repeat=4)), dtype=torch.float64).reshape(-1, 2, 2)
+    n = len(layers[HIGH])
+    energies = [machine.energy(layers, state.expand(n, 2, 2)) for state in states]
+    return -torch.logsumexp(-torch.stack(energies), 0)
+
+
+def random_layers(n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(n, 3, 3, dtype=torch.float64, generator=generator) for name in LAYERS}
+
+
+@torch.no_grad()
+def test_free_energies_of_the_report_are_sums_over_states():
+    machine = a_machine(3, (2, 2))
+    seen, unseen = random_layers(30, 0), random_layers(2, 1)  # of two patches, the other one is the mismatch
+    blind = {**unseen, HIGH: torch.zeros_like(unseen[HIGH])}
+    unseen[HIGH] = machine.visible_mean(machine.hidden_mean(blind))[HIGH]  # so that each fits its own best
+    own = enumerated_free_energy(machine, unseen)
+    gap = float(own.mean() - enumerated_free_energy(machine, seen).mean())
+    swapped = enumerated_free_energy(machine, {**unseen, HIGH: unseen[HIGH].flip(0)})
+    assert (swapped > own).all()
+    for seed in range(8):  # no patch is ever its own mismatch
+        report = generative_report(machine, seen, unseen, steps=1, seed=seed)
+        assert report["free_energy_gap"] == pytest.approx(gap)
+        assert report["mismatch_gap"] == pytest.approx(float((swapped - own).mean()))
+        assert report["matched"] == 1
+
+
+@torch.no_grad()
+def test_correlations_of_the_report_are_numpys():
+    machine, unseen = a_machine(3, (2, 2)), random_layers(40, 1)
+    report = generative_report(machine, unseen, unseen, steps=1)
+    assert report["free_energy_gap"] == 0
+    blind = {**unseen, HIGH: torch.zeros(40, 3, 3, dtype=torch.float64)}
+    inferred = machine.visible_mean(machine.hidden_mean(blind))[HIGH].numpy()
+    expected = np.corrcoef(inferred.ravel(), unseen[HIGH].numpy().ravel())[0, 1]
+    assert report["inferred_correlation"] == pytest.approx(expected)
+    for name in LAYERS:
+        found, layer = report["layers"][name]["data"], unseen[name].numpy()
+        assert found["mean"] == pytest.approx(layer.mean())
+        assert found["std"] == pytest.approx(layer.std(ddof=1))
+        neighbours = np.corrcoef(layer[:, :, 1:].ravel(), layer[:, :, :-1].ravel())[0, 1]
+        assert found["neighbours"] == pytest.approx(neighbours)
+
+
+@torch.no_grad()
+def test_chains_of_the_report_are_drawn_from_the_machine():
+    """Without couplings a layer is N(b, s^2), entry by entry: 2,000 chains tell it within 5 standard errors."""
+    machine = a_machine(3, (2, 2))
+    for name in LAYERS:
+        for factor in machine.links[name].factors:
+            factor.zero_()
+        machine.layers[name].bias.fill_(0.7)
+        machine.layers[name].log_variance.fill_(2 * np.log(0.3))
+    report = generative_report(machine, random_layers(9, 0), random_layers(3000, 1), steps=2, n_chains=2000)
+    for layer in report["layers"].values():
+        n = 2000 * 9
+        assert layer["chains"]["mean"] == pytest.approx(0.7, abs=5 * 0.3 / np.sqrt(n))
+        assert layer["chains"]["std"] == pytest.approx(0.3, rel=5 / np.sqrt(2 * n))
+        assert abs(layer["chains"]["neighbours"]) < 5 / np.sqrt(2000 * 6)
+
+
+def photograph():
+    rows, columns = np.mgrid[:64, :64]
+    return (127 + 80 * np.sin(rows / 3 + (columns / 9) ** 2) + rows % 5).astype(np.uint8)
+
+
+def test_fine_tuning_that_diverges_leaves_the_machine_as_it_was():
+    image = photograph()
+    model = SuperResolver(patch=6, hidden_shape=(4, 4), rank=2, n_patches=200, n_epochs=1, device="cpu").fit([image])
+    before = {key: value.clone() for key, value in model.machine_.state_dict().items()}
+    with pytest.raises(DivergenceError, match="learning_rate"):
+        model.fine_tune([image], n_epochs=3, n_samples=100, learning_rate=1e30)
+    for key, value in model.machine_.state_dict().items():
+        torch.testing.assert_close(value, before[key], rtol=0, atol=0)
+
+
+def test_an_image_too_small_for_a_pixel_is_left_out_and_numbers_of_other_kinds_are_saved(tmp_path):
+    images = [photograph(), np.zeros((1, 1), np.uint8)]
+    settings = {"patch": 6, "hidden_shape": (4, 4), "rank": 2, "n_patches": 200, "n_epochs": 1, "device": "cpu"}
+    model = SuperResolver(np.int64(2), floor=np.float32(0.01), **settings).fit(images)
+    model.save_pretrained(tmp_path / "model")
+    assert SuperResolver.from_pretrained(tmp_path / "model", device="cpu").scale == 2
+    with pytest.raises(ValueError, match="from 0 to 1, got 0 to 255"):
+        model.fit([np.linspace(0, 255, 4096).reshape(64, 64)])
+    with pytest.raises(ValueError, match="n_samples must be"):
+        model.fine_tune(images, n_samples=0)
