@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from mvrbm.random import RandomSource
+from mvrbm.validation import choice
 
 DEFAULT_STD = 0.01
+
+#: The class of every coupling, by its name on the command line and in files.
+COUPLINGS: dict[str, type[Coupling]] = {}
 
 
 class Coupling(nn.Module, ABC):
@@ -25,9 +30,15 @@ class Coupling(nn.Module, ABC):
     The full :math:`W` is never formed, except by :meth:`dense`.
     """
 
+    #: Name on the command line and in files. A class with a name of its own is registered under it.
     name: ClassVar[str]
     visible_shape: tuple[int, ...]
     hidden_shape: tuple[int, ...]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            COUPLINGS[cls.name] = cls
 
     @property
     def connected(self) -> bool:
@@ -55,14 +66,17 @@ class Coupling(nn.Module, ABC):
         if self.connected:
             raise ValueError(f"{self.name} coupling is connected already, {self._arrow()}")
         visible_shape, hidden_shape = tuple(visible_shape), tuple(hidden_shape)
-        self._allocate(visible_shape, hidden_shape)
+        self.allocate(visible_shape, hidden_shape)
         self.visible_shape, self.hidden_shape = visible_shape, hidden_shape
         self.initialise(rng or RandomSource(0), std)
         return self
 
     @abstractmethod
-    def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
-        """Check that the shapes fit this kind of coupling and make its parameters."""
+    def allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+        """Check that the shapes fit this kind of coupling and create its parameters, without values."""
+
+    def _allocate(self, *shapes: Any) -> None:  # until saving.py uses `allocate`
+        self.allocate(*shapes)
 
     @abstractmethod
     def _factor_std(self, std: float) -> float:
@@ -141,6 +155,20 @@ class Coupling(nn.Module, ABC):
         """Return the arguments that build this coupling again."""
         return {}
 
+    def copy_without_shapes(self) -> Coupling:
+        """Return a new coupling with the same arguments, which is not connected yet."""
+        return type(self)(**self.config())
+
+    def matrix_factors(self) -> tuple[Tensor, Tensor] | None:
+        r"""Return (U, V) where :math:`W X = \sum_r U_r X V_r^\top` and both are learned, else None.
+
+        Returns
+        -------
+        U : Tensor (R, K, I)
+        V : Tensor (R, L, J)
+        """
+        return None
+
     def _arrow(self) -> str:
         left = "x".join(map(str, self.visible_shape))
         return f"{left} -> {'x'.join(map(str, self.hidden_shape))}"
@@ -151,6 +179,38 @@ class Coupling(nn.Module, ABC):
         if self.connected:
             parts.append(f"{self._arrow()}, {self.n_parameters:,} parameters")
         return ", ".join(parts)
+
+
+def make_coupling(description: str | Mapping[str, Any]) -> Coupling:
+    """Build a coupling, not yet connected, from its description.
+
+    Parameters
+    ----------
+    description : str or mapping
+        A name with the first argument of the class, such as ``"kronecker:8"``, ``"mpo:2,3"`` or ``"dense"``; or
+        what saved models contain, ``{"coupling": "kronecker", "rank": 8}``.
+
+    Examples
+    --------
+    >>> make_coupling("kronecker:8").rank
+    8
+    """
+    if isinstance(description, str):
+        name, _, text = description.partition(":")
+        options: dict[str, Any] = {}
+        numbers = re.split("[,x]", text) if text else []
+        if not all(number.isdecimal() for number in numbers):
+            raise ValueError(f"coupling must be a name and whole numbers, such as kronecker:8, got {description!r}")
+        sizes = [int(number) for number in numbers]
+        arguments = [sizes[0] if len(sizes) == 1 else sizes] if sizes else []
+    else:
+        options = dict(description)
+        name, arguments = options.pop("coupling", None), []
+    kind = COUPLINGS[choice(name, "coupling", sorted(COUPLINGS))]
+    try:
+        return kind(*arguments, **options)
+    except TypeError as error:
+        raise ValueError(f"coupling {description!r} has an argument that {kind.__name__} does not take") from error
 
 
 def same_order(kind: str, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> int:

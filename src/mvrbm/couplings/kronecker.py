@@ -41,7 +41,7 @@ class Kronecker(Chain):
         self.rank = at_least_one(rank, "Kronecker rank")
         self.summed_modes = tuple(summed_modes)
 
-    def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+    def allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
         order = same_order("Kronecker", visible_shape, hidden_shape)
         if any(not 0 <= mode < order for mode in self.summed_modes) or len(self.summed_modes) == order:
             raise ValueError(
@@ -76,6 +76,13 @@ class Kronecker(Chain):
         r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
         terms = [functools.reduce(torch.kron, [factor[r] for factor in self.factors]) for r in range(self.rank)]
         return torch.stack(terms).sum(0).reshape(*self.hidden_shape, *self.visible_shape)
+
+    def matrix_factors(self) -> tuple[Tensor, Tensor] | None:
+        """Return the two factors of an order-2 coupling."""
+        factors = list(self.factors)
+        if len(factors) != 2 or not all(factor.requires_grad for factor in factors):
+            return None
+        return factors[0], factors[1]
 
     def balance(self) -> None:
         """Give the factors of each product equal norms: the map depends on their product alone."""

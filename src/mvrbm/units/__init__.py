@@ -1,15 +1,14 @@
-"""What the entries of one layer are. A unit knows its own distribution and nothing about other layers.
+"""Units: what the entries of one layer are. A unit knows its own distribution and nothing about other layers.
 
-A new unit is one file here, one line below, and one row in ``tests/tables.py``.
+A new unit is one file in this folder, one line below and one row in ``tests/tables.py``. The class registers itself
+under its `name`, so that estimators, the command line and saved models accept it.
 """
 
-from mvrbm.units.base import Unit
-from mvrbm.units.bernoulli import Bernoulli
-from mvrbm.units.categorical import Categorical
-from mvrbm.units.gaussian import Gaussian
-from mvrbm.units.rectified import Rectified
-
-#: Every unit by its name in files and on the command line.
-UNITS: dict[str, type[Unit]] = {unit.name: unit for unit in (Bernoulli, Categorical, Gaussian, Rectified)}
-
-__all__ = ["UNITS", "Bernoulli", "Categorical", "Gaussian", "Rectified", "Unit"]
+from mvrbm.units.base import UNITS as UNITS
+from mvrbm.units.base import Unit as Unit
+from mvrbm.units.base import make_unit as make_unit
+from mvrbm.units.base import unit_names as unit_names
+from mvrbm.units.bernoulli import Bernoulli as Bernoulli
+from mvrbm.units.categorical import Categorical as Categorical
+from mvrbm.units.gaussian import Gaussian as Gaussian
+from mvrbm.units.rectified import Rectified as Rectified

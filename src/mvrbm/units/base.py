@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mvrbm.random import RandomSource
-from mvrbm.validation import all_finite, as_shape
+from mvrbm.validation import all_finite, as_shape, choice
+
+#: How to build every unit, by its name on the command line and in files: a function of the shape.
+UNITS: dict[str, Callable[..., Unit]] = {}
 
 
 class Alternatives(NamedTuple):
@@ -40,8 +44,22 @@ class Unit(nn.Module, ABC):
         Shape of the bias, to be broadcast to `shape`: a 1 ties the bias along that mode.
     """
 
+    #: Name on the command line and in files. A class with a name of its own is registered under it.
     name: ClassVar[str]
+    #: Names to register instead of `name` alone, each with the arguments it stands for.
+    variants: ClassVar[dict[str, dict[str, Any]]]
     bias: nn.Parameter
+    #: Smallest and largest value that data of this layer can have.
+    data_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    #: Standard deviation of the fields of this layer that keeps activations of equal size from layer to layer
+    #: in a network with random weights.
+    field_spread: ClassVar[float] = 1.0
+    #: Name of the unit that stands for this layer as the visible layer of the next machine of a stack; None if
+    #: there is none, so that only the last hidden layer of a stack can have such units.
+    stacked_as: ClassVar[str | None] = None
+    #: Name of the kind of unit, "bernoulli" or "gaussian", as which the fast paths can draw a layer with one bias
+    #: per entry and no other learned parameter; None if they cannot.
+    sampled_as: ClassVar[str | None] = None
     #: Whether the entries are real with quadratic energy, so that two such layers can be unbounded.
     gaussian: ClassVar[bool] = False
     #: Whether zero is a place on a scale like any other, and not the absence of something.
@@ -50,6 +68,12 @@ class Unit(nn.Module, ABC):
     byte_scale: ClassVar[float] = 1.0
     #: Number of trailing modes that make up one site.
     entry_modes: ClassVar[int] = 0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            for name, options in cls.__dict__.get("variants", {cls.name: {}}).items():
+                UNITS[name] = functools.partial(cls, **options) if options else cls
 
     def __init__(self, shape: int | Sequence[int], *, bias_shape: Sequence[int] | None = None) -> None:
         super().__init__()
@@ -105,6 +129,14 @@ class Unit(nn.Module, ABC):
     def statistic(self, x: Tensor) -> Tensor:
         """Return what couplings see of this layer, `T(x)`. It is linear, so `T` of a mean is a mean of `T`."""
         return x
+
+    def inverse_scale(self) -> Tensor:
+        r"""Return :math:`1 / s` of every entry, where :math:`T(x) = x / s`: (\*shape)."""
+        return torch.ones_like(self.bias).detach().expand(self.shape)
+
+    def activation(self, field: Tensor) -> Tensor:
+        r"""Return what this layer passes on in a deterministic network: (n, \*shape) -> (n, \*shape)."""
+        return self.mean(field)
 
     def energy(self, x: Tensor) -> Tensor:
         r"""Own energy :math:`\varepsilon(x)`: (n, \*shape) -> (n,)."""
@@ -194,6 +226,10 @@ class Unit(nn.Module, ABC):
         values = raw.to(device=self.bias.device).to(self.bias.dtype)
         return values * scale if scale != 1.0 else values
 
+    def example(self, n: int, rng: RandomSource) -> Tensor:
+        r"""Return n samples of valid data (n, \*shape), for tests and for tracing."""
+        return self.sample(self.bias.new_zeros((n, *self.shape)), rng).detach()
+
     def some_state(self) -> Tensor:
         r"""Return a state that passes the checks, (\*shape): a stand-in for what is yet to be drawn."""
         return torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)
@@ -238,6 +274,26 @@ class Unit(nn.Module, ABC):
         """Shape, and how the bias is tied if it is."""
         tied = "" if self.bias_shape == self.shape else f", bias_shape={self.bias_shape}"
         return f"{self.shape}{tied}"
+
+
+def make_unit(name: str, shape: int | Sequence[int], **options: Any) -> Unit:
+    """Build a unit by its name, such as ``"bernoulli"`` or ``"gaussian-learned"``.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`unit_names`.
+    shape : int or sequence of int
+        Shape of the layer.
+    **options
+        Further arguments of the unit's class.
+    """
+    return UNITS[choice(name, "unit", unit_names())](shape, **options)
+
+
+def unit_names() -> list[str]:
+    """Return the names of all units, sorted."""
+    return sorted(UNITS)
 
 
 def sum_sites(values: Tensor) -> Tensor:

@@ -19,6 +19,9 @@ class Bernoulli(Unit):
 
     name = "bernoulli"
     byte_scale = 1 / 255
+    data_range = (0.0, 1.0)
+    stacked_as = "bernoulli"
+    sampled_as = "bernoulli"
 
     @property
     def levels(self) -> float:
@@ -64,6 +67,10 @@ class Bernoulli(Unit):
                 f"layer '{layer}' has Bernoulli units and takes values from 0 to 1, got {low:g} to {high:g}: "
                 "rescale the data (bytes: divide by 255), or use Gaussian units"
             )
+
+    def example(self, n: int, rng: RandomSource) -> Tensor:
+        """Return uniform grey values."""
+        return rng.uniform((n, *self.shape), self.bias)
 
     def decode(self, digits: Tensor) -> Tensor:
         """Digits are the values."""

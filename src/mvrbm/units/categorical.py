@@ -28,6 +28,7 @@ class Categorical(Unit):
 
     name = "categorical"
     entry_modes = 1
+    data_range = (0.0, 1.0)
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,9 @@ class Gaussian(Unit):
     name = "gaussian"
     gaussian = True
     arbitrary_zero = True
+    variants: ClassVar[dict[str, dict[str, Any]]] = {"gaussian": {}, "gaussian-learned": {"learn_variance": True}}
+    stacked_as = "gaussian"
+    sampled_as = "gaussian"
 
     def __init__(
         self,
@@ -68,6 +71,10 @@ class Gaussian(Unit):
     def statistic(self, x: Tensor) -> Tensor:
         """Return x / s."""
         return x / self.scale
+
+    def inverse_scale(self) -> Tensor:
+        """Return 1 / s of every entry."""
+        return torch.exp(-0.5 * self.log_variance.detach()).expand(self.shape)
 
     def site_energy(self, x: Tensor) -> Tensor:
         """Return (x - b)^2 / 2 s^2."""

@@ -34,6 +34,9 @@ class Rectified(Unit):
     """
 
     name = "rectified"
+    data_range = (0.0, math.inf)
+    field_spread = math.sqrt(2)
+    stacked_as = "gaussian"
 
     @property
     def levels(self) -> float:
@@ -57,6 +60,10 @@ class Rectified(Unit):
         below: Tensor = torch.special.ndtr(ratio)
         # Far below zero the two terms cancel but for rounding.
         return (total * below + scale * density).clamp(min=0)
+
+    def activation(self, field: Tensor) -> Tensor:
+        """Return max(0, b + f), the rectified linear unit of neural networks."""
+        return torch.relu(self.bias + field)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Return max(0, t + sqrt(sigma(t)) times a normal number)."""
