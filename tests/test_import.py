@@ -1,5 +1,34 @@
+"""The names that the package exports, and that importing it is quick."""
+
+import subprocess
+import sys
+
+import pytest
+
 import mvrbm
 
 
 def test_public_names_exist():
+    assert {"MVRBM", "Bernoulli", "Kronecker", "load", "save"} <= set(mvrbm.__all__)
     assert all(hasattr(mvrbm, name) for name in mvrbm.__all__)
+    assert set(mvrbm.__all__) <= set(dir(mvrbm))
+    names = {}
+    exec("from mvrbm import *", names)
+    assert set(mvrbm.__all__) <= set(names)
+
+
+def test_every_unit_and_coupling_is_exported():
+    for registered in (*mvrbm.units.UNITS.values(), *mvrbm.couplings.COUPLINGS.values()):
+        kind = getattr(registered, "func", registered)
+        assert getattr(mvrbm, kind.__name__) is kind
+
+
+@pytest.mark.parametrize("name", ["nothing", "Nothing", "base", "UNITS", "_private", "save_pretrained"])
+def test_other_names_do_not_exist(name):
+    with pytest.raises(AttributeError, match=f"module 'mvrbm' has no attribute '{name}'"):
+        getattr(mvrbm, name)
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import sys, mvrbm; mvrbm.__version__; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,99 +1,88 @@
 """Structured Boltzmann machines for array data.
 
-Layers are arrays, couplings are structured linear maps: :class:`BoltzmannMachine` puts them together.
-Units and couplings are in `mvrbm.units` and `mvrbm.couplings`, what one does with a machine in
-`mvrbm.sampling` and `mvrbm.likelihood`, named models in `mvrbm.models`.
+Layers are arrays, couplings are structured linear maps: :class:`BoltzmannMachine` puts them together. Units and
+couplings are in `mvrbm.units` and `mvrbm.couplings`, sampling and likelihoods in `mvrbm.sampling` and
+`mvrbm.likelihood`, training in `mvrbm.learning`, scikit-learn estimators in `mvrbm.estimators`. This module only
+re-exports their public names, and loads models.
 """
 
+import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mvrbm.couplings import CP, MPO, Coupling, Dense, Kronecker
-    from mvrbm.estimators.classifiers import ClassificationMVRBM, DeepMVRBMClassifier, MVRBMClassifier
-    from mvrbm.estimators.deep import DeepMVRBM
-    from mvrbm.estimators.rbm import MMVRBM, MVRBM, RBM, TVRBM
-    from mvrbm.machine import BoltzmannMachine
-    from mvrbm.random import RandomSource, Recorder, Replay
-    from mvrbm.saving import from_pretrained, save_pretrained
-    from mvrbm.units import Bernoulli, Categorical, Gaussian, Rectified, Unit
+    import torch
+
+    from mvrbm.couplings import *  # noqa: F403
+    from mvrbm.estimators import *  # noqa: F403
+    from mvrbm.machine import BoltzmannMachine as BoltzmannMachine
+    from mvrbm.random import RandomSource as RandomSource
+    from mvrbm.random import Recorder as Recorder
+    from mvrbm.random import Replay as Replay
+    from mvrbm.saving import save as save
+    from mvrbm.units import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-# Imported when first asked for: what only needs a version or a help text need not wait for PyTorch.
+# Names are imported when they are first used: a version or a help text does not need PyTorch.
 _HOMES = {
-    "mvrbm.couplings": ("CP", "MPO", "Coupling", "Dense", "Kronecker"),
     "mvrbm.estimators": (
-        "ClassificationMVRBM",
-        "DeepMVRBM",
-        "DeepMVRBMClassifier",
-        "MMVRBM",
-        "MVRBM",
-        "MVRBMClassifier",
-        "RBM",
-        "Sweep",
-        "TVRBM",
+        "MMVRBM", "MVRBM", "RBM", "TVRBM", "ClassificationMVRBM", "DeepMVRBM", "DeepMVRBMClassifier",
+        "MVRBMClassifier", "Sweep",
     ),
     "mvrbm.machine": ("BoltzmannMachine",),
     "mvrbm.random": ("RandomSource", "Recorder", "Replay"),
-    "mvrbm.saving": ("from_pretrained", "save_pretrained"),
-    "mvrbm.units": ("Bernoulli", "Categorical", "Gaussian", "Rectified", "Unit"),
-}
+    "mvrbm.saving": ("save",),
+}  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-
+_CLASSES_IN = ("mvrbm.units", "mvrbm.couplings")  # all classes that these packages export
+_WITH_LOADERS = ("mvrbm.estimators", "mvrbm.learning", "mvrbm.vision.superres")
 _SUBMODULES = (
-    "couplings",
-    "estimators",
-    "export",
-    "io",
-    "learning",
-    "likelihood",
-    "models",
-    "random",
-    "sampling",
-    "saving",
-    "units",
-    "vision",
-)
+    "couplings", "devices", "errors", "estimators", "export", "io", "learning", "likelihood", "machine", "models",
+    "random", "sampling", "saving", "units", "vision",
+)  # fmt: skip
+
+
+def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") -> Any:
+    """Load whatever was saved in a folder; see :func:`mvrbm.saving.load`.
+
+    Parameters
+    ----------
+    folder : path
+        A folder written by :func:`mvrbm.save`, by the `save` method of an estimator, or by checkpoints.
+    device : str or torch.device
+        The device of the model: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ...
+
+    Returns
+    -------
+    BoltzmannMachine, estimator, or Trainer
+        An object of the class that was saved; for checkpoints a :class:`~mvrbm.learning.Trainer` that can continue.
+    """
+    for home in _WITH_LOADERS:  # their classes register themselves
+        importlib.import_module(home)
+    return importlib.import_module("mvrbm.saving").load(folder, device)
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
-
+    if name == "__all__":
+        return _public_names()
     if name in _SUBMODULES:
         return importlib.import_module(f"mvrbm.{name}")
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'mvrbm' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
+    if name[0].isupper() and name in (classes := _exported_classes()):
+        return classes[name]
+    raise AttributeError(f"module 'mvrbm' has no attribute '{name}'")
+
+
+def _exported_classes() -> dict[str, type]:
+    entries = {key: value for home in _CLASSES_IN for key, value in vars(importlib.import_module(home)).items()}
+    return {name: value for name, value in entries.items() if isinstance(value, type)}
+
+
+def _public_names() -> list[str]:
+    return sorted([*_HOME_OF, *_exported_classes(), "load"])
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
-
-
-__all__ = [
-    "CP",
-    "MMVRBM",
-    "MPO",
-    "MVRBM",
-    "RBM",
-    "TVRBM",
-    "Bernoulli",
-    "BoltzmannMachine",
-    "Categorical",
-    "ClassificationMVRBM",
-    "Coupling",
-    "DeepMVRBM",
-    "DeepMVRBMClassifier",
-    "Dense",
-    "Gaussian",
-    "Kronecker",
-    "MVRBMClassifier",
-    "RandomSource",
-    "Recorder",
-    "Rectified",
-    "Replay",
-    "Unit",
-    "from_pretrained",
-    "save_pretrained",
-]
+    return sorted({*globals(), *_SUBMODULES, *_public_names()})

@@ -1,37 +1,70 @@
-"""How many threads a loop of small products deserves."""
+"""Devices and threads: which device a model lives on, and how many threads small products deserve."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import torch
 
 from mvrbm.machine import BoltzmannMachine
 
-# Below this many multiplications a product, threads wait for each other longer than they work; where the
-# machine is shared, ten times as long.
+# Below this many multiplications per product, threads wait for each other longer than they work. On a machine that
+# is shared with other programs the limit is ten times as high.
 _WORTH_THREADS = 4 * 10**7
+
+
+def resolve_device(device: str | torch.device = "auto") -> torch.device:
+    """Return the device that a name stands for.
+
+    Parameters
+    ----------
+    device : str or torch.device
+        ``"auto"`` is the GPU of this process if there is one, otherwise the CPU; ``"cuda"`` is the GPU of this
+        process. Processes started by ``torchrun`` have one GPU each (``LOCAL_RANK``); other processes use PyTorch's
+        current GPU. Any other name is PyTorch's own, such as ``"cpu"`` or ``"cuda:1"``.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown, or names a GPU where there is none.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or another device of PyTorch, got {device!r}") from None
+    if resolved.type != "cuda":
+        return resolved
+    if not torch.cuda.is_available():
+        raise ValueError(f"device is '{device}', but PyTorch finds no GPU: use 'cpu' or 'auto'")
+    if resolved.index is not None:
+        return resolved
+    rank = os.environ.get("LOCAL_RANK")
+    own = torch.cuda.current_device() if rank is None else int(rank) % torch.cuda.device_count()
+    return torch.device("cuda", own)
 
 
 @contextlib.contextmanager
 def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool = True) -> Iterator[int]:
-    """Use one thread within, if the machine's products over such a batch are small; on the CPU only.
+    """Use one thread inside the block if the products of a machine with a batch are small. Only on the CPU.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        What is computed with.
+        The machine that is computed with.
     batch_size : int
-        Samples at a time.
+        Number of samples per product.
     needed : bool
-        Whether PyTorch's threads are what the work is done by. Where it has threads of its own they would only
-        be in the way: they go on looking for work for some time.
+        Whether PyTorch's threads do the work. If other threads do it, PyTorch's threads only get in their way: they
+        keep polling for work for some time.
 
     Yields
     ------
     int
-        How many there may be, for those who share work out otherwise.
+        Number of threads that code with its own threads may use.
     """
     work = batch_size * max(link.operations for link in machine.links.values())
     former = torch.get_num_threads()

@@ -1,7 +1,9 @@
-"""Models on disk: a folder with `config.json` and `model.safetensors`. No pickle anywhere.
+"""Models on disk: a folder with `config.json` and `model.safetensors`, and the registry of what can be loaded.
 
-A folder is written beside its place and renamed into it, so that it is there whole or not at all.
-Reading checks the format, its version and every name, shape and dtype before it builds anything.
+A folder is written next to its place and then renamed, so that it is there whole or not at all. Reading checks the
+format, its version and every name, shape and dtype before anything is built. No pickle anywhere. What can be saved
+registers its loader here (:func:`register`); this module imports none of it. Checkpoints of training runs are
+written by :mod:`mvrbm.learning.checkpoint`, other formats by :mod:`mvrbm.export`.
 """
 
 from __future__ import annotations
@@ -9,104 +11,185 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from mvrbm.couplings import COUPLINGS, Coupling
+from mvrbm.couplings import Coupling, make_coupling
+from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
-from mvrbm.io.atomic import usual_mode
+from mvrbm.io.atomic import replace_folder
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.units import UNITS, Unit
+from mvrbm.units import Unit, make_unit
 
-__all__ = ["StorageError", "from_pretrained", "save_pretrained"]
+__all__ = ["load", "register", "save"]
 
 FORMAT = "mvrbm"
 FORMAT_VERSION = 1
 CONFIG = "config.json"
 MODEL = "model.safetensors"
+#: Entry of the config that describes the estimator, with its ``class`` and ``params``. Plain machines have none.
+ESTIMATOR = "estimator"
+#: Name of the loader of training runs.
+CHECKPOINT = "checkpoint"
 
+#: Reads what a folder holds: (folder, its config, device) -> object.
+Loader = Callable[[Path, dict[str, Any], str | torch.device], Any]
+Registered = TypeVar("Registered", bound=Callable[..., Any])
+
+_LOADERS: dict[str, Loader] = {}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _LARGEST_CONFIG = 16 * 2**20
+_STACKED = "machines."  # prefix of the tensors of a stack
 
 
-# -- models -----------------------------------------------------------------------------------------
+# -- saving and loading -----------------------------------------------------------------------------
 
 
-def save_pretrained(machine: BoltzmannMachine, folder: str | os.PathLike[str]) -> Path:
-    """Write a machine to a folder, replacing a model that is there.
+def register(name: str) -> Callable[[Registered], Registered]:
+    """Register how to load what is saved under a class name. Decorates a loader, or a class with one.
 
     Parameters
     ----------
-    machine : BoltzmannMachine
-        What to write.
-    folder : path
-        Where to. It may be missing, empty, or hold a model; anything else in it is not touched, and
-        refused.
+    name : str
+        The class name in `config.json`, or ``"checkpoint"`` for the loader of training runs.
 
     Returns
     -------
-    Path
-        The folder.
+    callable
+        A decorator for a function ``(folder, config, device) -> object``, or for a class with a class method
+        `from_folder` of that signature.
     """
-    with replace_folder(folder) as staging:
-        write_machine(machine, staging)
-    return Path(folder)
+
+    def decorate(target: Registered) -> Registered:
+        _LOADERS[name] = getattr(target, "from_folder", target)
+        return target
+
+    return decorate
 
 
-def from_pretrained(folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> BoltzmannMachine:
-    """Read a machine from a folder.
+def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") -> Any:
+    """Load whatever was saved in a folder.
 
     Parameters
     ----------
     folder : path
-        A folder that `save_pretrained` wrote.
+        A folder written by :func:`save`, by the `save` method of an estimator, or by checkpoints of a training run.
     device : str or torch.device
-        Where the machine is to live.
+        The device of the model: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ...
+
+    Returns
+    -------
+    BoltzmannMachine, estimator, or Trainer
+        A machine, estimator, classifier, stack or super-resolver of the class that was saved. For a checkpoint, or a
+        folder of checkpoints (the newest is taken), a :class:`~mvrbm.learning.Trainer` that can continue.
 
     Raises
     ------
     StorageError
         If the folder does not hold a model that this version can read. The message says why.
     """
-    return read_machine(Path(folder)).to(device)
+    folder = Path(folder)
+    if _is_checkpoint(folder):
+        return _loader_of(CHECKPOINT, folder)(folder, {}, device)
+    config = read_config(folder)
+    described = config.get(ESTIMATOR)
+    if described is None:
+        return read_machine(folder).to(resolve_device(device))
+    if not isinstance(described, dict) or not isinstance(described.get("class"), str):
+        raise StorageError(f"{folder / CONFIG} is damaged: it does not name the class of the estimator")
+    loader = _loader_of(described["class"], folder)
+    try:
+        return loader(folder, config, device)
+    except StorageError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StorageError(f"{folder}: the estimator's description is damaged: {error}") from error
+
+
+def save(model: Any, folder: str | os.PathLike[str]) -> Path:
+    """Save a machine or an estimator to a folder, which :func:`load` reads.
+
+    Parameters
+    ----------
+    model : BoltzmannMachine or estimator
+        A machine, or any object with a method ``save(folder)``.
+    folder : path
+        The folder to write. It may be missing, empty, or hold a model, which is replaced.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    StorageError
+        If the folder holds other files, or cannot be written.
+    """
+    if isinstance(model, BoltzmannMachine):
+        with replace_model(folder) as staging:
+            write_machine(model, staging)
+    elif callable(getattr(model, "save", None)):
+        model.save(folder)
+    else:
+        raise StorageError(
+            f"a {type(model).__name__} cannot be saved: it is neither a machine nor has it a save method"
+        )
+    return Path(folder)
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return (folder / "trainer.json").is_file() or (
+        folder.is_dir() and not (folder / CONFIG).exists() and any(folder.glob("update-*/trainer.json"))
+    )
+
+
+def _loader_of(name: str, folder: Path) -> Loader:
+    if name not in _LOADERS:
+        known = ", ".join(sorted(set(_LOADERS) - {CHECKPOINT}))
+        raise StorageError(f"{folder} holds '{name:.100}', which this version cannot load: it loads {known}")
+    return _LOADERS[name]
+
+
+@contextlib.contextmanager
+def replace_model(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a new folder to write a model into, which takes the place of `folder` if nothing failed."""
+    with replace_folder(folder, is_replaceable) as staging:
+        yield staging
+
+
+def is_replaceable(folder: Path) -> bool:
+    """Return whether a folder is empty, or holds a model and nothing else."""
+    names = {entry.name for entry in folder.iterdir()}
+    if not names:
+        return True
+    return names <= {CONFIG, MODEL} and CONFIG in names and read_json(folder / CONFIG).get("format") == FORMAT
+
+
+# -- machines ---------------------------------------------------------------------------------------
 
 
 def write_machine(machine: BoltzmannMachine, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-    """Write a machine's two files into a folder that is there, with more entries for the config."""
-    config = {"format": FORMAT, "format_version": FORMAT_VERSION, **machine_config(machine), **(extra or {})}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    """Write the two files of a machine into an existing folder, with further entries of the config."""
+    _write_config({**machine_config(machine), **(extra or {})}, folder)
     write_tensors(machine.state_dict(), folder / MODEL)
 
 
 def read_machine(folder: Path) -> BoltzmannMachine:
     """Read a machine from its two files."""
     machine = build_machine(read_config(folder), folder)
-    tensors = read_tensors(folder / MODEL)
-    expected = machine.state_dict()
-    _check_names(set(tensors), set(expected), folder / MODEL)
-    for name, tensor in tensors.items():
-        want = expected[name]
-        if tensor.shape != want.shape or tensor.dtype != want.dtype:
-            raise StorageError(
-                f"{folder / MODEL}: '{name}' should be {want.dtype} of shape {tuple(want.shape)}, "
-                f"is {tensor.dtype} of shape {tuple(tensor.shape)}"
-            )
-        if not bool(torch.isfinite(tensor).all()):
-            raise StorageError(f"{folder / MODEL}: '{name}' has entries that are not finite")
-    machine.load_state_dict(tensors)
+    machine.load_state_dict(_read_checked(folder / MODEL, machine.state_dict()))
     return machine
 
 
 def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
-    """Return what `build_machine` needs to build the machine again, parameters aside."""
+    """Return a description from which `build_machine` builds the machine, without its parameters."""
     return {
         "dtype": str(machine.like.dtype).removeprefix("torch."),
         "visible": {name: {"unit": unit.name, **unit.config()} for name, unit in machine.layers.items()},
@@ -116,13 +199,13 @@ def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
 
 
 def build_machine(config: Mapping[str, Any], folder: Path) -> BoltzmannMachine:
-    """Build a machine from its config; `folder` is named in errors."""
+    """Build a machine from its config; `folder` appears in messages."""
     path = folder / CONFIG
     try:
         dtype = _DTYPES[config["dtype"]]
         with torch.device("meta"):  # shapes without memory
-            _refuse_huge(*_parts(config), dtype, folder / MODEL)
-        # The parameters are read in a moment; what is drawn now is only to pass for a bounded machine.
+            _check_size(*_parts(config), dtype, folder / MODEL)
+        # The parameters are read later. The small start only has to pass the check that the energy is bounded.
         return BoltzmannMachine(*_parts(config), std=1e-6).to(dtype)
     except StorageError as error:
         raise StorageError(f"{path}: {error}") from error
@@ -133,27 +216,25 @@ def build_machine(config: Mapping[str, Any], folder: Path) -> BoltzmannMachine:
 
 def _parts(config: Mapping[str, Any]) -> tuple[dict[str, Unit], Unit, dict[str, Coupling]]:
     return (
-        {name: _build(UNITS, "unit", dict(entry)) for name, entry in config["visible"].items()},
-        _build(UNITS, "unit", dict(config["hidden"])),
-        {name: _build(COUPLINGS, "coupling", dict(entry)) for name, entry in config["couplings"].items()},
+        {name: _unit(entry) for name, entry in config["visible"].items()},
+        _unit(config["hidden"]),
+        {name: make_coupling(dict(entry)) for name, entry in config["couplings"].items()},
     )
 
 
-def _build(kinds: Mapping[str, Any], what: str, entry: dict[str, Any]) -> Any:
-    kind = entry.pop(what)
-    if kind not in kinds:
-        raise StorageError(f"unknown {what} '{kind}': this version knows {sorted(kinds)}")
-    return kinds[kind](**entry)
+def _unit(entry: Mapping[str, Any]) -> Unit:
+    options = dict(entry)
+    return make_unit(options.pop("unit"), **options)
 
 
-def _refuse_huge(
+def _check_size(
     visible: Mapping[str, Unit], hidden: Unit, links: Mapping[str, Coupling], dtype: torch.dtype, weights: Path
 ) -> None:
-    """Compare what the config asks for with the weights' file, before anything of that size is made."""
+    """Compare the size that the config describes with the file of weights, before any memory is allocated."""
     if not weights.is_file():
         raise StorageError(f"{weights.name} is missing")
     for name, link in links.items():
-        link._allocate(visible[name].shape, hidden.shape)
+        link.allocate(visible[name].shape, hidden.shape)
     modules = (*visible.values(), hidden, *links.values())
     described = sum(parameter.numel() for module in modules for parameter in module.parameters())
     stored = weights.stat().st_size
@@ -161,11 +242,67 @@ def _refuse_huge(
         raise StorageError(f"describes {described:,} numbers, but {weights.name} has only {stored:,} bytes: truncated?")
 
 
+# -- stacks of machines -----------------------------------------------------------------------------
+
+
+def write_stack(
+    machines: Sequence[BoltzmannMachine],
+    folder: Path,
+    extra: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write the two files of a stack into an existing folder, with further entries of the config and tensors."""
+    _write_config({"stack": [machine_config(machine) for machine in machines], **extra}, folder)
+    named = {f"{_STACKED}{name}": tensor for name, tensor in nn.ModuleList(machines).state_dict().items()}
+    write_tensors({**named, **(tensors or {})}, folder / MODEL)
+
+
+def read_stack(
+    folder: Path, more: Callable[[BoltzmannMachine], Mapping[str, tuple[int, ...]]] | None = None
+) -> tuple[list[BoltzmannMachine], dict[str, Tensor]]:
+    """Read the machines of a stack, and the tensors stored with them, from a folder that `write_stack` wrote.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    more : callable, optional
+        Maps the top machine to the names and shapes of the further tensors. Default: there are none.
+    """
+    parts = read_config(folder).get("stack")
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
+        raise StorageError(f"{folder} does not hold a stack of machines")
+    machines = [build_machine(part, folder) for part in parts]
+    _check_joints(machines, folder)
+    stack, dtype = nn.ModuleList(machines), machines[0].like.dtype
+    expected = {f"{_STACKED}{name}": tensor for name, tensor in stack.state_dict().items()}
+    for name, shape in ({} if more is None else more(machines[-1])).items():
+        expected[name] = torch.empty(shape, dtype=dtype, device="meta")
+    tensors = _read_checked(folder / MODEL, expected)
+    own = {name.removeprefix(_STACKED): tensor for name, tensor in tensors.items() if name.startswith(_STACKED)}
+    stack.load_state_dict(own)
+    return machines, {name: tensor for name, tensor in tensors.items() if not name.startswith(_STACKED)}
+
+
+def _check_joints(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
+    for number, machine in enumerate(machines):
+        if len(machine.layers) != 1:
+            raise StorageError(f"{folder}: a machine of a stack has one visible layer, got {list(machine.layers)}")
+        (unit,) = machine.layers.values()
+        if number and unit.shape != machines[number - 1].hidden.shape:
+            raise StorageError(f"{folder}: machine {number} does not fit on the one below")
+
+
 # -- files ------------------------------------------------------------------------------------------
 
 
+def _write_config(config: Mapping[str, Any], folder: Path) -> None:
+    content = {"format": FORMAT, "format_version": FORMAT_VERSION, **config}
+    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config and check its format and version."""
+    """Read the config of a folder and check its format and version."""
     path = folder / CONFIG
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a model folder: {'a file' if folder.exists() else 'nothing'} is there")
@@ -199,7 +336,7 @@ def read_json(path: Path, largest: int | None = _LARGEST_CONFIG) -> dict[str, An
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors to a safetensors file."""
-    # safetensors refuses views and shared memory: each tensor is stored by itself.
+    # safetensors rejects views and shared memory: each tensor is stored by itself.
     save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}, path)
 
 
@@ -214,64 +351,29 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise StorageError(f"{path} is damaged or not a safetensors file: {error}") from error
 
 
-@contextlib.contextmanager
-def replace_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a new folder to write into, which takes the place of `folder` once all went well."""
-    target = Path(folder)
-    if target.exists() and not target.is_dir():
-        raise StorageError(f"{target} is a file: a folder is needed to save a model")
-    if target.is_dir() and not _replaceable(target):
-        raise StorageError(f"{target} holds other files than a model: choose another folder")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
-    try:
-        yield staging
-        finish_folder(staging)
-        if target.exists():
-            former = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-            try:
-                target.rename(former / target.name)
-                staging.rename(target)
-            except OSError:
-                if (former / target.name).exists():
-                    (former / target.name).rename(target)
-                raise
-            finally:
-                shutil.rmtree(former, ignore_errors=True)
-        else:
-            staging.rename(target)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"{target} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _replaceable(folder: Path) -> bool:
-    """Whether a folder is empty, or holds a model and nothing else."""
-    there = {entry.name for entry in folder.iterdir()}
-    if not there:
-        return True
-    return there <= {CONFIG, MODEL} and CONFIG in there and read_json(folder / CONFIG).get("format") == FORMAT
-
-
-def finish_folder(folder: Path) -> None:
-    """Make sure that what was written to a folder has reached the disk, and give it the usual permissions."""
-    folder.chmod(usual_mode(0o777))
-    for file in folder.iterdir():
-        file.chmod(usual_mode(0o666))
-    for file in [*folder.iterdir(), folder]:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _check_names(given: set[str], expected: set[str], path: Path) -> None:
-    missing, foreign = sorted(expected - given), sorted(given - expected)
+def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read tensors that must have the names, shapes and dtypes of `expected`, and be finite."""
+    tensors = read_tensors(path)
+    missing, foreign = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
     if missing or foreign:
         parts = ([f"lacks {missing}"] if missing else []) + ([f"has unknown {foreign}"] if foreign else [])
         raise StorageError(f"{path} {' and '.join(parts)}")
+    for name, tensor in tensors.items():
+        want = expected[name]
+        if tensor.shape != want.shape or tensor.dtype != want.dtype:
+            raise StorageError(
+                f"{path}: '{name}' should be {want.dtype} of shape {tuple(want.shape)}, "
+                f"is {tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise StorageError(f"{path}: '{name}' has entries that are not finite")
+    return tensors
+
+
+# TEMPORARY names of 0.1.0, until their users have moved.
+save_pretrained = save
+finish_folder = __import__("mvrbm.io.atomic", fromlist=["finish_folder"]).finish_folder
+
+
+def from_pretrained(folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> BoltzmannMachine:
+    return read_machine(Path(folder)).to(device)
