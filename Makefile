@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs clean
+.PHONY: help demo test lint wheel format docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,13 +22,20 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mvrbm/compiled/
 demo: $(STAMP)  ## train on 5,000 digits and write report.html
 	$(BIN)/mvrbm demo --out report.html --force
 
-test: lint  ## lint, types and tests
+test: lint  ## lint, then all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-lint: $(STAMP)  ## ruff and mypy, changing nothing
+lint: $(STAMP)  ## style, types, layers, structure, spelling and plain English, changing nothing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy src
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tools.check_structure
+	$(BIN)/codespell
+	$(BIN)/python -m tools.check_english
+
+wheel: $(STAMP)  ## build the wheel, and check that it contains the library alone
+	$(BIN)/python -m tools.check_structure --wheel
 
 format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix

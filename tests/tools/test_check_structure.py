@@ -1,0 +1,125 @@
+"""Every check of the structure finds its offence in a small tree, and nothing in a tree without it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tools import check_structure as checks
+
+GOOD = {
+    "src/mvrbm/__init__.py": '"""A package for the tests of the checks."""\n',
+    "src/mvrbm/units/__init__.py": '"""The units live in this folder."""\n',
+    "studies/__init__.py": '"""The studies live in this folder."""\n',
+    "benchmarks/__init__.py": '"""The benchmarks live in this folder."""\n',
+    "tools/__init__.py": '"""The tools live in this folder."""\n',
+    "tests/test_all.py": "",
+    "tests/units/test_base.py": "",
+    "tests/studies/test_digits.py": "",
+    "pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["src"]\n',
+}
+SENTENCE = '"""This module has nothing but lines."""\n'
+
+# a check, what a tree has instead, and what is reported about it
+OFFENCES = [
+    (checks.check_sizes, {"src/mvrbm/long.py": SENTENCE + "x = 1\n" * 500}, "src/mvrbm/long.py:1: 501 lines"),
+    (checks.check_sizes, {f"src/mvrbm/m{i}.py": "x = 1\n" * 500 for i in range(33)}, "src:1: 16,502 lines"),
+    (checks.check_docstrings, {"studies/new.py": "x = 1\n"}, "studies/new.py:1: "),
+    (checks.check_docstrings, {"src/mvrbm/new.py": '"""Binary entries."""\n'}, "src/mvrbm/new.py:1: "),
+    (checks.check_docstrings, {"src/mvrbm/new.py": '"""Units of a layer without a stop"""\n'}, "src/mvrbm/new.py:1: "),
+    (checks.check_private, {"tools/new.py": "from mvrbm.units import Unit, _sum\n"}, "tools/new.py:1: "),
+    (checks.check_private, {"src/mvrbm/a.py": "import mvrbm.units as u\n\nu._sum()\n"}, "src/mvrbm/a.py:3: "),
+    (checks.check_tests, {"tests/unit/test_x.py": ""}, "tests/unit: "),
+    (checks.check_tests, {"tests/learning/paths/test_x.py": ""}, "tests/learning/paths: "),
+    (checks.check_packages, {"pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["src", "."]\n'}, "pyproject"),
+    (checks.check_packages, {"src/studies/__init__.py": ""}, "src:1: would be installed next to mvrbm: studies"),
+]
+
+
+def written(folder, files):
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "check", list(dict.fromkeys(check for check, _, _ in OFFENCES)), ids=lambda check: check.__name__
+)
+def test_a_good_tree_has_no_offences(check, tmp_path):
+    assert list(check(written(tmp_path, GOOD))) == []
+
+
+@pytest.mark.parametrize(("check", "files", "report"), OFFENCES)
+def test_each_offence_is_reported_once(check, files, report, tmp_path):
+    (found,) = check(written(tmp_path, GOOD | files))
+    assert found.startswith(report)
+
+
+USES = [
+    ("another module's name", "import m\nm._x", True),
+    ("a name of a module under another name", "import a.b as m\nm._x", True),
+    ("another module's name, even if it is used here too", "import m\ndef _x(): m._x", True),
+    ("another object's attribute", "def f(machine): return machine._layers", True),
+    ("an attribute of an attribute", "class A:\n    def f(self): return self.model._layers", True),
+    ("self", "class A:\n    def f(self): return self._layers", False),
+    ("the class", "class A:\n    @classmethod\n    def f(cls): return cls._layers", False),
+    ("super", "class A(B):\n    def f(self): return super()._layers", False),
+    ("an object of the own class", "class A:\n    def _x(self): ...\n    def f(self, a): return a._x()", False),
+    ("an attribute set by the own class", "class A:\n    def f(self, a):\n        self._x = a._x", False),
+    ("an attribute of the class body", "class A:\n    _x: int = 0\ndef f(a): return a._x", False),
+    ("a special method", "def f(a): return a.__class__", False),
+    ("a discarded value", "from m import _\n_('text')", False),
+    ("a method of named tuples", "def f(a): return a._replace(b=1)", False),
+    ("a public name", "import m\nfrom m import x\nm.x", False),
+]
+
+
+@pytest.mark.parametrize(("_", "source", "private"), USES)
+def test_private_names_of_others_are_found(_, source, private):
+    assert bool(checks.PrivateNames(ast.parse(source)).found) is private
+
+
+@pytest.mark.parametrize(
+    ("graph", "cyclic"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, False),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}}, True),
+        ({"a": {"b", "c"}, "b": {"c"}}, False),
+    ],
+)
+def test_cycles_are_found(graph, cyclic):
+    assert len(list(checks.check_cycles(graph))) == cyclic
+
+
+def test_imports_for_type_checking_count():
+    graph = checks.imports_of_package("mvrbm")
+    assert "mvrbm.machine" in graph["mvrbm"]  # there only for type checkers
+
+
+@pytest.mark.parametrize(
+    ("name", "belongs"),
+    [
+        ("mvrbm/units/base.py", True),
+        ("mvrbm/compiled/_native.abi3.so", True),
+        ("mvrbm-0.1.0.dist-info/METADATA", True),
+        ("studies/__init__.py", False),
+        ("mvrbm/studies/digits.py", False),
+        ("benchmarks/run.py", False),
+        ("mvrbm/tests/conftest.py", False),
+        ("mvrbm/units/test_base.py", False),
+        ("tools/fuzz.py", False),
+    ],
+)
+def test_strangers_in_a_wheel_are_found(name, belongs):
+    assert (list(checks.check_wheel([name])) == []) is belongs
+
+
+def test_allowed_names_are_in_use():
+    found = {
+        name
+        for folder in checks.PACKAGES
+        for path in checks.modules(checks.ROOT, folder)
+        for _, name in checks.PrivateNames(ast.parse(Path(path).read_text())).found
+    }
+    assert found >= checks.ALLOWED
