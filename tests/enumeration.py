@@ -6,7 +6,7 @@ Nothing here calls the package's own energies, fields or normalisers; only the p
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -29,26 +29,36 @@ class Terms(NamedTuple):
         return torch.softmax(self.logs, 0) @ self.states
 
 
+class Site(NamedTuple):
+    """Numbers of the entries of one site, the values it can have (None: any real number), and their probability."""
+
+    entries: list[int]
+    values: Tensor | None
+    probability: Callable[[Tensor, Tensor], Tensor] | None
+
+
 class Written:
-    """The joint energy of all entries z, first the visible layers', then the hidden one's: -h'z + z'Pz/2 + constant."""
+    """The joint energy of all entries z, visible layers first: -h'z + z'Pz/2 + sum of base(z) + constant."""
 
     def __init__(self, machine: BoltzmannMachine) -> None:
         units = {**machine.layers, "(hidden)": machine.hidden}
         own = {name: UNITS[unit.name].own(unit) for name, unit in units.items()}
         self.shapes = {name: unit.shape for name, unit in units.items()}
         self.span: dict[str, slice] = {}
-        self.sites: list[tuple[list[int], Tensor | None]] = []
+        self.sites: list[Site] = []
         start = 0
         for name, unit in units.items():
             size = math.prod(unit.shape)
             width = unit.shape[-1] if unit.entry_modes else 1
             self.span[name] = slice(start, start + size)
             for first in range(start, start + size, width):
-                self.sites.append((list(range(first, first + width)), UNITS[unit.name].site_values(width)))
+                row = UNITS[unit.name]
+                self.sites.append(Site(list(range(first, first + width)), row.site_values(width), row.probability))
             start += size
         self.hidden = self.span["(hidden)"]
         self.size, self.n_visible = start, self.hidden.start
         self.linear = torch.cat([part.linear for part in own.values()])
+        self.base = [(self.span[name], UNITS[unit.name].base) for name, unit in units.items()]
         self.constant = torch.stack([part.constant for part in own.values()]).sum()
         self.precision = torch.diag(torch.cat([part.curvature for part in own.values()]))
         for name, link in machine.links.items():
@@ -59,10 +69,11 @@ class Written:
 
     def energy(self, z: Tensor) -> Tensor:
         """(m, entries) -> (m,)."""
-        return self.constant - z @ self.linear + 0.5 * ((z @ self.precision) * z).sum(1)
+        base = torch.stack([own(z[:, span]).sum(1) for span, own in self.base]).sum(0)
+        return self.constant - z @ self.linear + 0.5 * ((z @ self.precision) * z).sum(1) + base
 
     def join(self, visible: Mapping[str, Tensor], hidden: Tensor | None = None) -> Tensor:
-        """One row a sample: (n, entries), the hidden ones 0 if not given."""
+        """One row per sample: (n, entries). Hidden entries are 0 by default."""
         parts = [visible[name].flatten(1) for name in self.span if name != "(hidden)"]
         n = len(parts[0])
         hidden_size = self.size - self.n_visible
@@ -82,7 +93,7 @@ class Written:
 
     def terms(self, z: Tensor, known: Tensor) -> Terms:
         """All states that agree with z where it is known."""
-        free = [(entries, values) for entries, values in self.sites if not bool(known[entries].any())]
+        free = [(entries, values) for entries, values, _ in self.sites if not bool(known[entries].any())]
         listed = [(entries, values) for entries, values in free if values is not None]
         reals = torch.tensor([entries[0] for entries, values in free if values is None], dtype=torch.long)
         digits = every_combination(tuple(len(values) for _, values in listed))
@@ -117,7 +128,7 @@ class Written:
         count = len(terms.reals)
         if count == 0:
             return terms.states, weights
-        offsets = torch.linalg.cholesky(count * terms.covariance).T  # one a row
+        offsets = torch.linalg.cholesky(count * terms.covariance).T  # one per row
         moves = torch.zeros(2 * count, self.size, dtype=torch.float64)
         moves[:, terms.reals] = torch.cat([offsets, -offsets])
         states = (terms.states[:, None] + moves).flatten(0, 1)

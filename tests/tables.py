@@ -1,11 +1,13 @@
 """What there is to test: every unit, every coupling, and small random machines made of all their pairs.
 
 A new unit or coupling is one row in `UNITS` or `COUPLINGS`. Each row holds the definition, written out a
-second time and as plainly as possible, for the tests to compare with.
+second time and as plainly as possible, for the tests to compare with; the tests of units, couplings, machines,
+samplers, likelihoods, gradients, saved files and ONNX files run over all rows.
 """
 
 import functools
 import itertools
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -45,7 +47,12 @@ class UnitRow(NamedTuple):
     unit: type[Unit]
     own: Callable[[Any], Own]
     site_values: Callable[[int], Tensor | None]  # what one site of so many entries can be; None: any real number
-    variants: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]]  # arguments for a shape
+    probability: Callable[[Tensor, Tensor], Tensor] | None  # of a site's values (m, entries), given its mean (entries,)
+    variants: dict[
+        str, Callable[[tuple[int, ...]], dict[str, Any]]
+    ]  # arguments for a shape; the first meets all
+    base: Callable[[Tensor], Tensor] = torch.zeros_like  # energy of each entry beyond that of `Own`
+    weights: float = 0.7  # size of the random weights around such a layer
 
 
 def _linear_energy(unit: Unit) -> Own:
@@ -64,15 +71,17 @@ UNITS = {
         Bernoulli,
         _linear_energy,
         lambda width: torch.tensor([[0.0], [1.0]], dtype=torch.float64),
+        lambda values, mean: torch.where(values == 1, mean, 1 - mean)[:, 0],
         {"bernoulli": lambda shape: {}, "bernoulli-tied": lambda shape: {"bias_shape": (1, *shape[1:])}},
     ),
     "gaussian": UnitRow(
         Gaussian,
         _quadratic_energy,
         lambda width: None,
+        None,
         {
-            "gaussian": lambda shape: {},
             "gaussian-learned": lambda shape: {"learn_variance": True},
+            "gaussian": lambda shape: {},
             "gaussian-tied": lambda shape: {"learn_variance": True, "bias_shape": (1, *shape[1:])},
         },
     ),
@@ -80,6 +89,7 @@ UNITS = {
         Categorical,
         _linear_energy,
         lambda width: torch.eye(width, dtype=torch.float64),
+        lambda values, mean: values @ mean,
         {
             "categorical": lambda shape: {},
             "categorical-tied": lambda shape: {"bias_shape": (*(1 for _ in shape[1:]), shape[-1])},
@@ -103,10 +113,17 @@ VARIANTS = {
 # -- couplings ------------------------------------------------------------------------------------------
 
 
+Example = tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]  # arguments, visible shape, hidden shape
+
+
 class CouplingRow(NamedTuple):
     coupling: type[Coupling]
-    full: Callable[[Any], Tensor]  # (*hidden shape, *visible shape)
-    examples: list[tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]]  # arguments, visible, hidden
+    full: Callable[[Any], Tensor]  # (*hidden shape, *visible shape), by einsum
+    entry: Callable[..., float]  # one entry of W, given both indices
+    balanced: Callable[[Any], list[list[Tensor]]]  # lists of arrays that have equal norms after balance()
+    examples: list[Example]
+    sizes: list[tuple[*Example, int]]  # with the number of parameters
+    starts: list[Example]  # large enough for the spread of the entries of W to be seen
 
 
 def _dense(coupling: Dense) -> Tensor:
@@ -131,11 +148,27 @@ def _mpo(coupling: MPO) -> Tensor:
     return torch.einsum(f"{terms}->{'abcd'[:order]}{'ijkl'[:order]}", *coupling.factors)
 
 
+def _mpo_entry(c: Any, k: tuple[int, ...], i: tuple[int, ...]) -> float:
+    return functools.reduce(torch.matmul, [core[:, a, b, :] for core, a, b in zip(c.factors, k, i, strict=True)]).item()
+
+
 COUPLINGS = {
-    "dense": CouplingRow(Dense, _dense, [({}, (2, 2), (3,)), ({}, (3,), (3, 2))]),
+    "dense": CouplingRow(
+        Dense,
+        _dense,
+        lambda c, k, i: c.weight.reshape(*c.hidden_shape, *c.visible_shape)[*k, *i],
+        lambda c: [[c.weight]],
+        [({}, (2, 2), (3,)), ({}, (3,), (3, 2))],
+        [({}, (3, 4), (5, 2), 12 * 10)],
+        [({}, (20, 20), (20, 20))],
+    ),
     "kronecker": CouplingRow(
         Kronecker,
         _kronecker,
+        lambda c, k, i: sum(
+            math.prod(factor[r, a, b] for factor, a, b in zip(c.factors, k, i, strict=True)) for r in range(c.rank)
+        ),
+        lambda c: [[f[r] for f in c.factors if f.requires_grad] for r in range(c.rank)],
         [
             ({"rank": 1}, (3,), (2,)),
             ({"rank": 3}, (2,), (3,)),
@@ -146,15 +179,34 @@ COUPLINGS = {
             ({"rank": 3}, (2, 2, 1), (1, 2, 2)),
             ({"rank": 2, "summed_modes": (0,)}, (2, 2), (1, 3)),
         ],
+        [
+            ({}, (28, 28), (25, 25), 28 * 25 * 2),
+            ({"rank": 4}, (5, 6, 7), (4, 3, 2), 4 * (20 + 18 + 14)),
+            ({"rank": 2, "summed_modes": (0,)}, (5, 6), (1, 3), 2 * 18),
+        ],
+        [
+            ({"rank": 1}, (20, 20), (20, 20)),
+            ({"rank": 5}, (20, 20), (20, 20)),
+            ({"rank": 3, "summed_modes": (1,)}, (20, 20), (20, 20)),
+        ],
     ),
     "cp": CouplingRow(
         CP,
         _cp,
+        lambda c, k, i: sum(
+            c.hidden_factor[k[0], r] * math.prod(f[a, r] for f, a in zip(c.visible_factors, i, strict=True))
+            for r in range(c.rank)
+        ),
+        lambda c: [[f[:, r] for f in (c.hidden_factor, *c.visible_factors)] for r in range(c.rank)],
         [({"rank": 2}, (3,), (2,)), ({"rank": 1}, (2, 3), (3,)), ({"rank": 2}, (2, 1, 3), (3,))],
+        [({"rank": 3}, (5, 6, 7), (9,), 3 * (5 + 6 + 7 + 9))],
+        [({"rank": 4}, (15, 12, 9), (30,))],
     ),
     "mpo": CouplingRow(
         MPO,
         _mpo,
+        _mpo_entry,
+        lambda c: [list(c.factors)],
         [
             ({"bond": 3}, (3,), (2,)),
             ({"bond": 1}, (3, 2), (2, 2)),
@@ -162,6 +214,8 @@ COUPLINGS = {
             ({"bond": (2, 3)}, (2, 1, 3), (1, 2, 2)),
             ({"bond": (3, 2)}, (3, 1, 2), (2, 2, 1)),
         ],
+        [({"bond": (2, 3)}, (5, 6, 7), (4, 3, 2), 20 * 2 + 18 * 6 + 14 * 3)],
+        [({"bond": 4}, (20, 20), (20, 20)), ({"bond": (2, 3)}, (9, 9, 9), (9, 9, 9))],
     ),
 }
 
@@ -191,10 +245,13 @@ def generator(name: str) -> np.random.Generator:
 
 
 @torch.no_grad()
-def randomise(machine: BoltzmannMachine, rng: np.random.Generator, size: float = 0.7) -> BoltzmannMachine:
+def randomise(machine: BoltzmannMachine, rng: np.random.Generator, size: float | None = None) -> BoltzmannMachine:
     """Draw all parameters, frozen variances too, in float64; Gaussian layers are kept bounded."""
     machine.double()
-    for unit in (*machine.layers.values(), machine.hidden):
+    units = (*machine.layers.values(), machine.hidden)
+    if size is None:
+        size = min(UNITS[unit.name].weights if unit.name in UNITS else 0.7 for unit in units)
+    for unit in units:
         for parameter in unit.parameters():
             parameter.copy_(torch.from_numpy(0.6 * rng.standard_normal(parameter.shape)))
     for coupling in machine.links.values():
@@ -214,11 +271,20 @@ def _pair(visible: str, hidden: str, connected: str) -> BoltzmannMachine:
     return BoltzmannMachine(VARIANTS[visible](visible_shape), VARIANTS[hidden](hidden_shape), coupling())
 
 
-_EVERY_KIND = ["bernoulli", "gaussian-learned", "categorical"]
+def _can_be_listed(visible: str, hidden: str, connected: str) -> bool:
+    """Whether two kinds of units may face each other, and neither side has too many states to list."""
+    sides = [VARIANTS[kind](shape) for kind, shape in zip((visible, hidden), CONNECTED[connected][1:], strict=True)]
+    values = [UNITS[unit.name].site_values(unit.shape[-1]) for unit in sides]
+    states = [1 if each is None else len(each) ** unit.n_sites for unit, each in zip(sides, values, strict=True)]
+    return max(states) <= 4096 and not any(a.unsupported_reason(b) for a, b in (sides, sides[::-1]))
+
+
+_EVERY_KIND = [next(iter(row.variants)) for row in UNITS.values()]
 _MACHINES: dict[str, Callable[[], BoltzmannMachine]] = {
     f"{visible} | {hidden} | {connected}": functools.partial(_pair, visible, hidden, connected)
     for connected in CONNECTED
     for visible, hidden in itertools.product(_EVERY_KIND, _EVERY_KIND)
+    if _can_be_listed(visible, hidden, connected)
 }
 # The other variants change the units alone, so one structured coupling is enough for each pair.
 _MACHINES |= {
@@ -226,6 +292,7 @@ _MACHINES |= {
     for connected in ["kronecker(rank=3) (2, 3)->(2, 2)"]
     for visible, hidden in itertools.product(VARIANTS, VARIANTS)
     if hidden != "categorical-padded" and not {visible, hidden} <= set(_EVERY_KIND)
+    if _can_be_listed(visible, hidden, connected)
 }
 _MACHINES |= {
     "image and label": lambda: BoltzmannMachine(
@@ -271,6 +338,7 @@ def random_layer(unit: Unit, n: int, rng: np.random.Generator, padding: bool = F
     values = UNITS[unit.name].site_values(width)
     if values is None:
         return torch.from_numpy(1.5 * rng.standard_normal((n, *unit.shape)))
+    values = values[:6]  # unlikely values say little
     chosen = values[torch.from_numpy(rng.integers(len(values), size=(n, int(np.prod(unit.shape)) // width)))]
     if padding and getattr(unit, "padded", False):
         chosen[::2, -1] = 0

@@ -244,7 +244,7 @@ def enumerated_pseudo(machine, data):
     totals = []
     for z in written.join(data):
         total = torch.zeros((), dtype=torch.float64)
-        for entries, values in written.sites:
+        for entries, values, _ in written.sites:
             padding = values is not None and len(entries) > 1 and not bool(z[entries].any())
             if entries[0] < written.n_visible and not padding:
                 known = written.known(visible=True)

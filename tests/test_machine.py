@@ -53,10 +53,9 @@ def check_conditional(sites, terms, means, scales):
     """Compare an enumerated distribution with a product over `sites`, by the means and scales of all entries."""
     torch.testing.assert_close(terms.mean(), means, **TOLERANCE)
     product = torch.ones_like(terms.logs)
-    for entries, values in sites:
-        if values is not None:
-            at, mean = terms.states[:, entries], means[entries]
-            product *= torch.where(at[:, 0] == 1, mean, 1 - mean) if len(entries) == 1 else (at * mean).sum(1)
+    for entries, _, probability in sites:
+        if probability is not None:
+            product *= probability(terms.states[:, entries], means[entries])
     torch.testing.assert_close(torch.softmax(terms.logs, 0), product, **TOLERANCE)
     torch.testing.assert_close(terms.covariance, torch.diag(scales[terms.reals] ** 2), **TOLERANCE)
 

@@ -17,6 +17,7 @@ from scipy.special import expit, logsumexp, softmax
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource, sampling
 from mvrbm.models import multimodal_mvrbm, replicated_softmax
 from mvrbm.sampling import ParallelTempering, TemperedPath, conditional_mean, gibbs, mean_field, sample
+from tables import UNITS
 
 # With fresh seeds each check of a right sampler would fail once in ten thousand runs; the seeds are fixed.
 FALSE_ALARM = 1e-4
@@ -56,6 +57,11 @@ DISCRETE = {
     "two layers": two_layers,
     "strong": lambda: build(Bernoulli(4), Bernoulli(3), Dense(), seed=3, std=3.0),
 }
+# Every other kind of discrete unit of the table, on either side.
+for _name, _row in UNITS.items():
+    if _row.probability is not None and _name not in ("bernoulli", "categorical"):
+        DISCRETE[_name] = lambda row=_row: build(row.unit(2), Bernoulli(3), Dense(), std=row.weights)
+        DISCRETE[f"{_name} hidden"] = lambda row=_row: build(Bernoulli(3), row.unit(2), Dense(), std=row.weights)
 
 REAL = {
     "gaussian": lambda: build(Gaussian(3), Bernoulli(3), Dense(), std=1.5),
@@ -76,9 +82,12 @@ def rows(n_sites, values):
 
 
 def states_of(unit):
-    if isinstance(unit, Categorical):
-        return rows(unit.n_sites, np.eye(unit.shape[-1]))
-    return rows(unit.n_sites, [0, 1])
+    return rows(unit.n_sites, UNITS[unit.name].site_values(unit.shape[-1]).numpy())
+
+
+def base_of(unit, x):
+    """Energy of states (n, entries) beyond -<b, x>."""
+    return UNITS[unit.name].base(torch.tensor(x)).sum(1).numpy()
 
 
 def flat_numpy(parameter, unit):
@@ -104,6 +113,7 @@ class Flat:
         hidden = machine.hidden
         self.hidden_scale = np.exp(flat_numpy(hidden.log_variance, hidden) / 2) if hidden.gaussian else None
         self.y = None if hidden.gaussian else states_of(hidden)
+        self.base_y = None if hidden.gaussian else base_of(hidden, self.y)
 
     def layers(self, x):
         """Vectors (n, visible) as a batch."""
@@ -122,13 +132,13 @@ class Flat:
         if self.y is None:
             widths = 0.5 * np.log(2 * np.pi * self.hidden_scale**2)
             return (widths + self.c * field / self.hidden_scale + field**2 / 2).sum(1)
-        return logsumexp(self.y @ self.c + field @ self.y.T, axis=1)
+        return logsumexp(self.y @ self.c - self.base_y + field @ self.y.T, axis=1)
 
     def hidden_statistic_mean(self, field):
         """Mean of T(y) in a field (hidden,)."""
         if self.y is None:
             return self.c / self.hidden_scale + field
-        return softmax(self.y @ (self.c + field)) @ self.y
+        return softmax(self.y @ (self.c + field) - self.base_y) @ self.y
 
     def base(self, centre):
         """Fields at beta = 0, on the hidden and on the visible side."""
@@ -145,14 +155,17 @@ class Enumerated(Flat):
         super().__init__(machine)
         every = itertools.product(*(states_of(unit) for unit in machine.layers.values()))
         x = np.array([np.concatenate(parts) for parts in every]) if states is None else states
+        self.levels = x.max() + 1
         self.x = x[np.argsort(self._codes(x))]
+        parts = np.split(self.x, np.cumsum(list(self.sizes.values()))[:-1], axis=1)
+        self.base_x = sum(base_of(unit, part) for unit, part in zip(machine.layers.values(), parts, strict=True))
 
     def _codes(self, x):
-        return (x @ 2.0 ** np.arange(x.shape[1])).astype(np.int64)
+        return (x @ self.levels ** np.arange(x.shape[1])).astype(np.int64)
 
     def probabilities(self, beta=1.0, centre=None):
         up, down = self.base(centre)
-        own = self.x @ (self.b + (1 - beta) * down)
+        own = self.x @ (self.b + (1 - beta) * down) - self.base_x
         return softmax(own + self.hidden_log_sum(beta * self.x @ self.w.T + (1 - beta) * up))
 
     def given(self, known, state):
@@ -245,7 +258,8 @@ def gibbs_discrete(machine, seed=0, steps=3):
     if exact.y is None:
         return chi_square(x, p)
     y = (exact.y[None] == state.hidden.flatten(1).numpy()[:, None]).all(2)
-    joint = softmax((exact.x @ exact.b)[:, None] + exact.y @ exact.c + exact.x @ exact.w.T @ exact.y.T)
+    own = (exact.x @ exact.b - exact.base_x)[:, None] + exact.y @ exact.c - exact.base_y
+    joint = softmax(own + exact.x @ exact.w.T @ exact.y.T)
     if (x < 0).any() or not y.any(1).all():
         return 0.0
     return worst([chi_square(x, p), chi_square(x * len(exact.y) + y.argmax(1), joint.reshape(-1))])

@@ -450,9 +450,12 @@ def _site_columns(machine: BoltzmannMachine, name: str, site: int) -> tuple[Tens
 
 
 def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, site: int) -> tuple[Tensor, Tensor]:
-    """Lowest and highest field that a Gaussian site can meet, up to what its own width covers: (n,) each."""
+    """Lowest and highest field that a site with infinitely many values can meet: (n,) each.
+
+    For a Gaussian site, up to what its own width covers.
+    """
     unit, n = machine.layers[name], len(field)
-    if not unit.gaussian:
+    if math.isfinite(unit.levels):
         nothing = field.new_zeros(n)
         return nothing, nothing
     column, _ = _site_columns(machine, name, site)  # (1, *hidden shape)

@@ -81,6 +81,8 @@ class BoltzmannMachine(nn.Module):
             )
         rng = seed if isinstance(seed, RandomSource) else RandomSource(seed)
         for name, layer in layers.items():
+            if reason := layer.unsupported_reason(hidden) or hidden.unsupported_reason(layer):
+                raise ValueError(f"layer '{name}' cannot be coupled with the hidden layer: {reason}")
             _connect(links[name], name, layer, hidden, rng, std)
         self.visible = nn.ModuleDict(layers)
         self.hidden = hidden

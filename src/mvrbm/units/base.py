@@ -238,6 +238,10 @@ class Unit(nn.Module, ABC):
         r"""Return the middle of what every entry can be, (\*shape)."""
         return torch.full(self.shape, 1 / self.levels, dtype=self.bias.dtype, device=self.bias.device)
 
+    def unsupported_reason(self, other: Unit) -> str | None:
+        """Return why no machine can couple this layer with `other`, None if one can."""
+        return None
+
     def absent(self, x: Tensor) -> Tensor | None:
         r"""Return True for the entries that do not exist in a sample (n, \*shape); None where all always do."""
         return None
@@ -257,7 +261,7 @@ class Unit(nn.Module, ABC):
         site : int
             Which site, counted row by row.
         reach : pair of Tensor (n,)
-            Lowest and highest field that the site can meet. Only real entries need it.
+            Lowest and highest field that the site can meet; zeros where a site has finitely many values.
         """
 
     def statistic_bounds(self) -> tuple[float, float]:
