@@ -1,12 +1,11 @@
-"""Feed damaged files to the readers: only the documented errors may come back.
+"""Feed damaged files to the readers of the library, which may raise only the documented errors.
 
-    python tools/fuzz.py --seconds 600
-    python tools/fuzz.py --count 1000000
+    python -m tools.fuzz --seconds 600
+    python -m tools.fuzz --count 1000000
 
-Every input is made from a valid one by simple damage (bits, bytes, cuts, splices, odd numbers where a
-header has numbers, odd values where a description has values) and depends on the seed, the reader and its
-number alone. Anything but the documented error, a warning, more than a few seconds for one input, or much
-memory is a finding: its input is kept, and the exit code is 1.
+Each input is a valid file with simple damage: changed bits and bytes, cuts, splices, odd numbers in headers, odd
+values in descriptions. It depends only on the seed, the reader and its number. An undocumented error, a warning, more
+than a few seconds for one input, or too much memory is a finding: its input is kept, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from typing import Any
 import numpy as np
 
 LARGEST = 2**24  # bytes that a reader may allocate for one input's array
-LARGEST_GROWTH = 2**29  # bytes of the process, over all inputs
+LARGEST_GROWTH = 2**29  # bytes by which the process may grow over all inputs
 SLOWEST = 5.0  # seconds for one input
 
 Files = dict[str, bytes]  # an input: contents by file name
@@ -57,11 +56,11 @@ _ODD_VALUES: list[Any] = [
 
 
 def damage(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
-    """Return bytes with a few things wrong with them."""
+    """Return a copy of the data with one to four kinds of damage."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         kind = rng.randrange(9)
-        # The header is where the decisions are: damage it more often than its share.
+        # Readers decide by the header, so it is damaged more often than its share of the bytes.
         end = len(out) if rng.random() < 0.4 else min(len(out), 160)
         at = rng.randrange(end) if end else 0
         if kind == 0 and out:
@@ -85,7 +84,7 @@ def damage(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
             out[at : at + len(packed)] = packed
         elif kind == 7:
             out = bytearray(rng.randbytes(rng.randrange(64)))
-        elif out:  # a digit in a text header
+        elif out:  # replaces a digit of a text header
             digits = [i for i, byte in enumerate(out[:end]) if 48 <= byte <= 57]
             if digits:
                 where = rng.choice(digits)
@@ -94,7 +93,7 @@ def damage(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
 
 
 def damage_values(tree: Any, rng: random.Random) -> Any:
-    """Return a JSON value with one place in it changed."""
+    """Return a copy of a JSON value with one entry changed, renamed or deleted."""
     tree = json.loads(json.dumps(tree))
     node = tree
     while True:
@@ -121,7 +120,7 @@ def damage_values(tree: Any, rng: random.Random) -> Any:
 
 def _idx(array: Any, code: int) -> bytes:
     sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return bytes([0, 0, code, array.ndim]) + sizes + array.tobytes()
+    return bytes([0, 0, code, array.ndim]) + sizes + bytes(array.tobytes())
 
 
 def _npy(array: Any) -> bytes:
@@ -180,10 +179,10 @@ def npz_input(rng: random.Random) -> Files:
 
 
 class Models:
-    """Valid model folders, damaged on request."""
+    """Makes damaged copies of valid model folders."""
 
     def __init__(self) -> None:
-        from mvrbm.estimators.rbm import MVRBM, RBM, TVRBM
+        from mvrbm import MVRBM, RBM, TVRBM
 
         data = np.random.default_rng(0).random((8, 3, 2)).astype(np.float32)
         fitted = [
@@ -194,7 +193,7 @@ class Models:
         self.seeds: list[Files] = []
         with tempfile.TemporaryDirectory() as folder:
             for number, model in enumerate(fitted):
-                place = model.save_pretrained(Path(folder) / str(number))
+                place = model.save(Path(folder) / str(number))
                 self.seeds.append({file.name: file.read_bytes() for file in place.iterdir()})
         self.configs = [seed["config.json"] for seed in self.seeds]
         self.weights = [seed["model.safetensors"] for seed in self.seeds]
@@ -221,7 +220,7 @@ class Models:
 
 
 def read_idx(folder: Path) -> None:
-    from mvrbm.io.datasets import read_idx as read
+    from mvrbm.io.formats import read_idx as read
 
     read(folder / "file", largest=LARGEST)
 
@@ -234,28 +233,21 @@ def read_npz(folder: Path) -> None:
 
 
 def read_model(folder: Path) -> None:
-    from mvrbm.estimators.rbm import MVRBM, RBM, TVRBM
-    from mvrbm.saving import StorageError, from_pretrained, read_config
+    import mvrbm
 
-    described = read_config(folder).get("estimator")
-    name = described.get("class") if isinstance(described, dict) else None
-    kinds = {kind.__name__: kind for kind in (RBM, MVRBM, TVRBM)}
-    if not isinstance(name, str) or name not in kinds:
-        from_pretrained(folder)
-        raise StorageError("no estimator")
-    model = kinds[name].from_pretrained(folder, device="cpu")
-    model.transform(np.zeros((1, *model.visible_shape_), np.float32))
+    model = mvrbm.load(folder, device="cpu")
+    if hasattr(model, "transform"):
+        model.transform(np.zeros((1, *model.visible_shape_), np.float32))
 
 
 def _documented(reader: str) -> type[Exception]:
-    from mvrbm.io.datasets import InputError
-    from mvrbm.saving import StorageError
+    from mvrbm.errors import InputError, StorageError
 
     return StorageError if reader == "model" else InputError
 
 
 def readers() -> dict[str, tuple[Callable[[random.Random], Files], Reader]]:
-    """Return what makes inputs and what reads them, by name."""
+    """Return the function that makes inputs and the one that reads them, for each reader."""
     return {"idx": (idx_input, read_idx), "npz": (npz_input, read_npz), "model": (Models(), read_model)}
 
 
@@ -272,13 +264,13 @@ def run(
     until: float | None = None,
     findings: Path | None = None,
 ) -> collections.Counter[str]:
-    """Feed inputs to a reader and count what came of them: read, refused, finding."""
+    """Feed inputs to a reader and count the outcomes: read, rejected, finding."""
     counts: collections.Counter[str] = collections.Counter()
     documented = _documented(reader)
     fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=fast) as scratch, warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message="X does not have valid feature names")  # the model may have names
+        warnings.filterwarnings("ignore", message="X does not have valid feature names")  # the damage may add names
         folder = Path(scratch)
         former = signal.signal(signal.SIGALRM, _too_slow)
         try:
@@ -293,7 +285,7 @@ def run(
                     read(folder)
                     counts["read"] += 1
                 except documented as error:
-                    counts["refused" if _one_line(error) else "finding"] += 1
+                    counts["rejected" if str(error).strip() else "finding"] += 1
                 except (Exception, TooSlow):
                     counts["finding"] += 1
                     _keep(files, reader, number, findings)
@@ -302,10 +294,6 @@ def run(
         finally:
             signal.signal(signal.SIGALRM, former)
     return counts
-
-
-def _one_line(error: Exception) -> bool:
-    return bool(str(error).strip())
 
 
 def _too_slow(number: int, frame: Any) -> None:
@@ -322,36 +310,40 @@ def _keep(files: Files, reader: str, number: int, findings: Path | None) -> None
             (place / name).write_bytes(content)
 
 
-# How many of all inputs go to each reader: a model takes fifty times as long as an idx file.
+# Share of the inputs for each reader: reading a model takes fifty times as long as reading an idx file.
 _SHARES = {"idx": 0.5, "npz": 0.4, "model": 0.1}
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run from the command line."""
+    """Parse the command line, feed all readers, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, help="stop after this time, a third of it for each reader")
-    parser.add_argument("--count", type=int, help="stop after this many inputs in all")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--reader", choices=list(_SHARES), help="only this one")
-    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="where to keep inputs")
-    given = parser.parse_args(args)
-    if given.seconds is None and given.count is None:
-        given.seconds = 600.0
+    parser.add_argument("--seconds", type=float, help="time limit, shared equally by the readers")
+    parser.add_argument("--count", type=int, help="number of inputs, shared by the readers")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--reader", choices=list(_SHARES), help="the only reader to test; default: all")
+    parser.add_argument(
+        "--findings", type=Path, default=Path("fuzz-findings"), help="folder for inputs that led to a finding"
+    )
+    options = parser.parse_args(args)
+    if options.seconds is None and options.count is None:
+        options.seconds = 600.0
     before = _peak()
-    limit = 64 * 2**30  # of addresses: torch alone maps several; real memory is compared below
+    limit = 64 * 2**30  # of address space: torch alone maps several GiB; real memory is compared below
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
     total: collections.Counter[str] = collections.Counter()
-    chosen = {name: pair for name, pair in readers().items() if given.reader in (None, name)}
+    chosen = {name: pair for name, pair in readers().items() if options.reader in (None, name)}
     after_imports = max(before, _peak())
     for name, (make, read) in chosen.items():
-        count = 2**62 if given.count is None else int(given.count * (_SHARES[name] if given.reader is None else 1))
+        count = (
+            2**62 if options.count is None else int(options.count * (_SHARES[name] if options.reader is None else 1))
+        )
         began = time.monotonic()
-        until = None if given.seconds is None else began + given.seconds / len(chosen)
-        counts = run(name, make, read, range(count), seed=given.seed, until=until, findings=given.findings)
+        until = None if options.seconds is None else began + options.seconds / len(chosen)
+        counts = run(name, make, read, range(count), seed=options.seed, until=until, findings=options.findings)
         took = time.monotonic() - began
         print(
             f"{name}: {sum(counts.values()):,} inputs in {took:.0f} s: {counts['read']:,} read, "
-            f"{counts['refused']:,} refused, {counts['finding']:,} findings",
+            f"{counts['rejected']:,} rejected, {counts['finding']:,} findings",
             flush=True,
         )
         total += counts

@@ -1,12 +1,12 @@
-"""Does a training that is killed and resumed end like one that was not? Kill it at random moments and compare.
+"""Check that training runs which are killed and resumed end exactly like runs without interruption.
 
     python tools/kill_test.py                # twenty kills
-    python tools/kill_test.py --kills 3 --passes 20
+    python tools/kill_test.py --kills 3 --epochs 20
 
-Trainings with a checkpoint after every update, and after every seventh, are killed with SIGKILL, each five
-times, and resumed after each. At the end their parameters are compared with those of an undisturbed run. A
-folder `.writing-*` that is left behind shows that a kill fell into the writing, or removing, of a checkpoint.
-Prints a table; the exit code is 1 if a parameter differs or a checkpoint is damaged.
+Training runs that write a checkpoint after every update, or after every seventh, are killed with SIGKILL at random
+moments, five times each, and resumed each time. At the end their parameters are compared with those of a run that was
+never killed. A remaining folder `.writing-*` shows that a kill interrupted the writing, or the removal, of a
+checkpoint. Prints a table; the exit code is 1 if a parameter differs or a checkpoint is damaged.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: processes are forked below
+os.environ["OMP_NUM_THREADS"] = "1"  # set before torch is imported, because processes are forked below
 
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+import mvrbm
 from mvrbm import Bernoulli, BoltzmannMachine, Gaussian, Kronecker
+from mvrbm.errors import StorageError
 from mvrbm.learning import PCD, Callback, Checkpoint, Monitor, Recipe, Trainer
-from mvrbm.saving import StorageError, from_pretrained, read_json, read_tensors, save_pretrained
+from mvrbm.saving import read_json, read_machine, read_tensors
 
-KILLS_A_TRAINING = 5
-EVERY = (1, 7)  # updates between checkpoints: the first spends most of its time writing them
+KILLS_PER_RUN = 5
+EVERY = (1, 7)  # updates between checkpoints: with 1, most of the time is spent writing them
 
 
 class Ready(Callback):
-    """Says where training begins, when all has been set up."""
+    """Reports the update from which training continues, after everything has been set up."""
 
-    def __init__(self, told: Connection) -> None:
-        self.told = told
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        self.told.send(trainer.update)
+        self.connection.send(trainer.update)
 
 
-def train(told: Connection, folder: Path, result: Path, every: int, passes: int) -> None:
-    """Train, going on from what is in the folder, and write the machine at the end."""
+def train(connection: Connection, folder: Path, result: Path, every: int, n_epochs: int) -> None:
+    """Train, resuming from the checkpoints in the folder, and save the machine at the end."""
     rng = np.random.default_rng(0)
     data = (rng.standard_normal((95, 6, 6)) @ rng.standard_normal((6, 6))).astype(np.float32)
     data[rng.random(data.shape) < 0.1] = np.nan
@@ -56,31 +58,31 @@ def train(told: Connection, folder: Path, result: Path, every: int, passes: int)
         machine,
         Recipe(batch_size=10, negative=PCD(20)),
         optimizer=lambda groups: torch.optim.Adam(groups, lr=0.003),
-        scheduler=lambda optimiser: CosineAnnealingLR(optimiser, passes),
+        scheduler=lambda optimiser: CosineAnnealingLR(optimiser, n_epochs),
         callbacks=[
-            Ready(told),
+            Ready(connection),
             Checkpoint(folder, every=every),
             Monitor(np.nan_to_num(data[:20]), every=20, pseudo_sites=0),
         ],
     )
     trainer.resume(folder)
-    trainer.fit(data, passes, nan_is_missing=True)
-    save_pretrained(machine, result)
+    trainer.fit(data, n_epochs, nan_is_missing=True, initialise=trainer.update == 0)
+    mvrbm.save(machine, result)
 
 
 class Outcome(NamedTuple):
-    """One start of a training process."""
+    """The outcome of one training process."""
 
-    started_at: int  # the update that it went on from
-    seconds: float  # from there to its end
+    started_at: int  # the update from which it continued
+    seconds: float  # from then to its end
     killed: bool
 
 
-def launch(folder: Path, result: Path, every: int, passes: int, kill_after: float | None) -> Outcome:
-    """Run a training process, and kill it after some seconds unless it is through before."""
+def launch(folder: Path, result: Path, every: int, n_epochs: int, kill_after: float | None) -> Outcome:
+    """Run a training process, and kill it after some seconds unless it ends earlier."""
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
-    process = fork.Process(target=train, args=(there, folder, result, every, passes))
+    process = fork.Process(target=train, args=(there, folder, result, every, n_epochs))
     process.start()
     there.close()
     started_at = here.recv()
@@ -89,16 +91,16 @@ def launch(folder: Path, result: Path, every: int, passes: int, kill_after: floa
     process.kill()
     process.join()
     if process.exitcode not in (0, -9):
-        raise SystemExit(f"a training ended with code {process.exitcode}")
+        raise SystemExit(f"a training process ended with exit code {process.exitcode}")
     return Outcome(started_at, time.perf_counter() - began, process.exitcode == -9)
 
 
 def damaged(folder: Path) -> list[str]:
-    """Checkpoints under a folder that cannot be read."""
+    """Return an error message for each checkpoint in a folder that cannot be read."""
     bad = []
     for path in sorted(folder.glob("update-*")):
         try:
-            from_pretrained(path)
+            read_machine(path)
             read_json(path / "trainer.json", largest=None)
             read_tensors(path / "trainer.safetensors")
         except StorageError as error:
@@ -107,39 +109,37 @@ def damaged(folder: Path) -> list[str]:
 
 
 def different(left: Path, right: Path) -> list[str]:
-    """Names of the parameters that two saved machines do not share bit for bit."""
-    one, other = from_pretrained(left).state_dict(), from_pretrained(right).state_dict()
+    """Return the names of the parameters that differ, in any bit, between two saved machines."""
+    one, other = (mvrbm.load(folder, device="cpu").state_dict() for folder in (left, right))
     return [name for name in one if not torch.equal(one[name], other[name])]
 
 
 def main() -> int:
-    """Run the check."""
+    """Kill and resume training runs, print a table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--passes", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=20, help="number of kills")
+    parser.add_argument("--epochs", type=int, default=60, help="epochs of each training run")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the moments of the kills")
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
-    passes, failures, kills, caught_writing, training = arguments.passes, 0, 0, 0, 0
-    torch.optim.SGD([torch.zeros(1)])  # loads the rest of torch once, not in every process
+    n_epochs, failures, kills, caught_writing, run = arguments.epochs, 0, 0, 0, 0
+    torch.optim.SGD([torch.zeros(1)])  # imports the rest of torch once, not in every process
     with tempfile.TemporaryDirectory() as home:
         undisturbed = Path(home, "undisturbed")
         length = {
-            every: launch(undisturbed / f"{every}", undisturbed / f"end-{every}", every, passes, None).seconds
+            every: launch(undisturbed / f"{every}", undisturbed / f"end-{every}", every, n_epochs, None).seconds
             for every in EVERY
         }
         failures += len(different(*(undisturbed / f"end-{every}" for every in EVERY)))
-        print("undisturbed:", ", ".join(f"{length[every]:.1f} s with a checkpoint every {every}" for every in EVERY))
-        print(
-            f"{'kill':>4} {'training':>8} {'every':>5} {'from update':>11} {'after (s)':>9} {'newest':>7}  left behind"
-        )
+        print("not killed:", ", ".join(f"{length[every]:.1f} s with a checkpoint every {every}" for every in EVERY))
+        print(f"{'kill':>4} {'run':>8} {'every':>5} {'from update':>11} {'after (s)':>9} {'newest':>7}  remains")
         while kills < arguments.kills:
-            training += 1
-            every = EVERY[training % len(EVERY) - 1]
-            folder, result = Path(home, f"{training}"), Path(home, f"end-{training}")
-            here = min(KILLS_A_TRAINING, arguments.kills - kills)
+            run += 1
+            every = EVERY[run % len(EVERY) - 1]
+            folder, result = Path(home, f"{run}"), Path(home, f"end-{run}")
+            here = min(KILLS_PER_RUN, arguments.kills - kills)
             for _ in range(here):
-                outcome = launch(folder, result, every, passes, rng.uniform(0, length[every] / here))
+                outcome = launch(folder, result, every, n_epochs, rng.uniform(0, length[every] / here))
                 if not outcome.killed:
                     break
                 kills += 1
@@ -150,18 +150,18 @@ def main() -> int:
                 failures += len(bad)
                 newest = int(names[-1].removeprefix("update-")) if names else "-"
                 print(
-                    f"{kills:4} {training:8} {every:5} {outcome.started_at:>11} {outcome.seconds:9.3f} {newest:>7}  "
+                    f"{kills:4} {run:8} {every:5} {outcome.started_at:>11} {outcome.seconds:9.3f} {newest:>7}  "
                     f"{'half a checkpoint' if left else ''}{' DAMAGED: ' + '; '.join(bad) if bad else ''}",
                     flush=True,
                 )
-            launch(folder, result, every, passes, None)
+            launch(folder, result, every, n_epochs, None)
             wrong = different(undisturbed / f"end-{every}", result)
             failures += len(wrong)
             print(
-                f"     training {training} ends {'DIFFERENT in ' + ', '.join(wrong) if wrong else 'identical'}",
+                f"     run {run} ends {'DIFFERENT in ' + ', '.join(wrong) if wrong else 'identical'}",
                 flush=True,
             )
-    print(f"{kills} kills, {caught_writing} of them in the middle of a checkpoint: {failures} failures")
+    print(f"{kills} kills, {caught_writing} of them while a checkpoint was being written: {failures} failures")
     return 1 if failures else 0
 
 

@@ -1,10 +1,10 @@
-"""Does the test suite notice one-line errors? Apply each of a table of them to a copy, and run the tests there.
+"""Check that the tests catch one-line errors: apply each error of a table to a copy of the code, and run the tests.
 
-    python tools/mutants.py              # all of them
-    python tools/mutants.py gaussian     # those whose file or description contains a word
+    python tools/mutants.py              # all errors
+    python tools/mutants.py gaussian     # errors whose file or description contains a word
     python tools/mutants.py --jobs 2
 
-Prints which test caught each error. The exit code is 1 if one survived or could not be applied.
+Prints which test caught each error. The exit code is 1 if an error survived or could not be applied.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 LEAVE_OUT = shutil.ignore_patterns(".*", "__pycache__", "_build", "build", "dist", "data", "*.egg-info")
 
-# Cheap files first, so that most errors are found in seconds; files not named here come in between.
-FIRST = ["test_units.py", "test_couplings.py", "test_machine.py", "test_equivalences.py", "test_noise.py"]
-LAST = ["test_sampling.py", "test_annealing.py"]
-NEVER = ["test_docs.py"]  # it runs the examples of the pages, which say nothing about numbers
+# Cheap folders and files first, so that most errors are found in seconds; the others come in between.
+FIRST = ["units", "couplings", "test_machine.py", "test_machine_equivalences.py", "test_random.py"]
+LAST = ["test_sampling.py", "test_likelihood_annealing.py", "vision", "cli"]
+# Not run: the examples of the documentation, which do not check numbers, and code that is not mutated.
+NEVER = ["test_docs.py", "tools", "studies", "benchmarks"]
 
 
 class Mutant(NamedTuple):
-    """One deliberate error: a text that stands exactly once in a file, and what to put instead."""
+    """One deliberate error: a text that occurs exactly once in a file, and its replacement."""
 
     file: str
     old: str
@@ -50,26 +51,26 @@ MUTANTS = [
     ),
     Mutant(
         "units/bernoulli.py",
-        "(noise.uniform(mean.shape, mean) < mean)",
-        "(noise.uniform(mean.shape, mean) > mean)",
-        "Bernoulli sample: comparison turned round",
+        "(rng.uniform(mean.shape, mean) < mean)",
+        "(rng.uniform(mean.shape, mean) > mean)",
+        "Bernoulli sample: comparison reversed",
     ),
     Mutant(
         "units/bernoulli.py",
-        "(noise.uniform(mean.shape, mean) < mean)",
+        "(rng.uniform(mean.shape, mean) < mean)",
         "(0.5 < mean)",
-        "Bernoulli sample: noise dropped",
+        "Bernoulli sample: random numbers dropped",
     ),
     Mutant(
         "units/gaussian.py",
-        "return mean + self.scale * noise.normal(mean.shape, mean)",
-        "return mean + 0 * self.scale * noise.normal(mean.shape, mean)",
-        "Gaussian sample: noise dropped",
+        "return mean + self.scale * rng.normal(mean.shape, mean)",
+        "return mean + 0 * self.scale * rng.normal(mean.shape, mean)",
+        "Gaussian sample: random numbers dropped",
     ),
     Mutant(
         "units/gaussian.py",
-        "return mean + self.scale * noise.normal(mean.shape, mean)",
-        "return mean + self.scale**2 * noise.normal(mean.shape, mean)",
+        "return mean + self.scale * rng.normal(mean.shape, mean)",
+        "return mean + self.scale**2 * rng.normal(mean.shape, mean)",
         "Gaussian sample: scale squared",
     ),
     Mutant(
@@ -111,14 +112,14 @@ MUTANTS = [
     # couplings
     Mutant(
         "couplings/dense.py",
-        'return {"weight": y.flatten(1).T @ x.flatten(1) / -len(x)}',
-        'return {"weight": -(y.flatten(1).T @ x.flatten(1))}',
+        'return {"weight": (y.flatten(1) / -len(x)).T @ x.flatten(1)}',
+        'return {"weight": (-y.flatten(1)).T @ x.flatten(1)}',
         "Dense statistics: not divided by n",
     ),
     Mutant(
         "couplings/dense.py",
-        'return {"weight": y.flatten(1).T @ x.flatten(1) / -len(x)}',
-        'return {"weight": y.flatten(1).T @ x.flatten(1) / len(x)}',
+        'return {"weight": (y.flatten(1) / -len(x)).T @ x.flatten(1)}',
+        'return {"weight": (y.flatten(1) / len(x)).T @ x.flatten(1)}',
         "Dense statistics: sign",
     ),
     Mutant(
@@ -225,7 +226,7 @@ MUTANTS = [
         "energy = energy + unit.energy(visible[name]) - pull",
         "tempering: (1 - beta) dropped from the free energy",
     ),
-    Mutant("sampling.py", "< stay - move", "< move - stay", "exchange: Metropolis' rule turned round"),
+    Mutant("sampling.py", "< stay - move", "< move - stay", "exchange: Metropolis rule reversed"),
     Mutant(
         "sampling.py",
         "{name: value / steps for name, value in total.items()}",
@@ -251,24 +252,25 @@ MUTANTS = [
         "annealing: standard error too small",
     ),
     Mutant(
-        "noise.py",
-        "child._key = (*self._key, self._children)",
-        "child._key = (*self._key, 0)",
-        "noise: split streams are all the same",
+        "random.py",
+        "return self._at((*self._key, self._children - 1))",
+        "return self._at((*self._key, 0))",
+        "random source: split streams are all the same",
     ),
 ]
 
 
-def tests_in_order(tree: Path, ignored: list[str]) -> list[str]:
-    """The test files of a tree, cheap ones first."""
-    found = {path.name for path in (tree / "tests").glob("test_*.py")} - {*NEVER, *ignored}
+def ordered_tests(tree: Path, ignored: list[str]) -> list[str]:
+    """Return the folders and files of tests of a tree, cheap ones first."""
+    found = {path.name for path in (tree / "tests").iterdir() if path.is_dir() or path.match("test_*.py")}
     rank = {name: place - len(FIRST) for place, name in enumerate(FIRST)}
     rank.update({name: place + 1 for place, name in enumerate(LAST)})
-    return [f"tests/{name}" for name in sorted(found, key=lambda name: (rank.get(name, 0), name))]
+    chosen = found - {*NEVER, *ignored, "__pycache__"}
+    return [f"tests/{name}" for name in sorted(chosen, key=lambda name: (rank.get(name, 0), name))]
 
 
 def python(tree: Path, *arguments: str, limit: float) -> subprocess.CompletedProcess[str]:
-    """Run Python inside a tree, with that tree's package."""
+    """Run Python in a tree, with the package of that tree."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.setdefault("OMP_NUM_THREADS", "1")
     command = [sys.executable, *arguments]
@@ -276,7 +278,7 @@ def python(tree: Path, *arguments: str, limit: float) -> subprocess.CompletedPro
 
 
 def check_import(tree: Path) -> None:
-    """Make sure that the copy is what is imported, not the package that is installed."""
+    """Check that Python imports the package of the copy, not the installed one."""
     shown = python(tree, "-c", "import mvrbm; print(mvrbm.__file__)", limit=120)
     expected = tree / "src" / "mvrbm" / "__init__.py"
     if shown.returncode != 0:
@@ -286,12 +288,12 @@ def check_import(tree: Path) -> None:
 
 
 def run_tests(tree: Path, ignored: list[str], limit: float) -> tuple[int, str]:
-    """Run the fast tests until one fails; return pytest's exit code, and the test or the end of the output."""
+    """Run the fast tests until one fails; return the exit code, and the failed test or the end of the output."""
     options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--tb=no"]
     try:
-        done = python(tree, "-m", "pytest", *options, *tests_in_order(tree, ignored), limit=limit)
+        done = python(tree, "-m", "pytest", *options, *ordered_tests(tree, ignored), limit=limit)
     except subprocess.TimeoutExpired:
-        return 1, f"no end after {limit:.0f} s"
+        return 1, f"not finished after {limit:.0f} s"
     blamed = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     return done.returncode, blamed.group(1) if blamed else (done.stdout + done.stderr)[-2000:]
 
@@ -304,19 +306,19 @@ def apply(mutant: Mutant, tree: Path) -> None:
     path = tree / "src" / "mvrbm" / mutant.file
     text = path.read_text()
     if (times := text.count(mutant.old)) != 1:
-        raise SystemExit(f"{mutant.what}: {mutant.old!r} stands {times} times in {mutant.file}, not once")
+        raise SystemExit(f"{mutant.what}: {mutant.old!r} occurs {times} times in {mutant.file}, not once")
     path.write_text(text.replace(mutant.old, mutant.new))
 
 
 def judge(mutant: Mutant, root: Path, ignored: list[str], limit: float) -> tuple[bool, str]:
-    """Return whether a mutant was caught, and a line that says so."""
+    """Return whether the tests caught a mutant, and a line for the table."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         tree = copy_of(root, folder)
         apply(mutant, tree)
         check_import(tree)
         code, where = run_tests(tree, ignored, limit)
-    if code not in (0, 1, 2):  # 2: an error while tests were collected, which build machines
+    if code not in (0, 1, 2):  # 2: an error during collection, where tests build machines
         raise SystemExit(f"{mutant.what}: pytest ended with code {code}\n{where}")
     verdict = "SURVIVED" if code == 0 else "caught"
     seconds = time.monotonic() - started
@@ -325,28 +327,37 @@ def judge(mutant: Mutant, root: Path, ignored: list[str], limit: float) -> tuple
 
 
 def main() -> int:
-    """Judge all mutants that were asked for."""
+    """Test all chosen mutants and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("word", nargs="?", default="", help="only mutants whose file or description contains this")
-    parser.add_argument("--jobs", type=int, default=1, help="how many to run at once")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to copy")
-    parser.add_argument("--ignore", action="append", default=[], help="a test file to leave out, such as test_x.py")
-    parser.add_argument("--limit", type=float, default=600, help="seconds after which a run counts as failed")
+    parser.add_argument(
+        "word", nargs="?", default="", help="test only mutants whose file or description contains this word"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of mutants to test in parallel")
+    parser.add_argument("--root", type=Path, default=ROOT, help="repository to copy")
+    parser.add_argument(
+        "--ignore", action="append", default=[], help="file or folder of tests to skip, such as test_x.py"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=600,
+        help="time limit of one run in seconds; a run that exceeds it counts as failed",
+    )
     arguments = parser.parse_args()
     chosen = [m for m in MUTANTS if arguments.word.lower() in f"{m.file} {m.what}".lower()]
     caught = 0
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder, ThreadPoolExecutor(arguments.jobs) as pool:
-        # Every mutant is made from this one copy, on which the tests are known to pass: edits made
-        # meanwhile must not look like an error that was caught.
+        # Every mutant is made from this copy, on which the tests pass. Edits of the repository during the run must
+        # not look like an error that was caught.
         tree = copy_of(arguments.root, folder)
-        for mutant in chosen:  # a list that no longer fits the code is known before anything runs
+        for mutant in chosen:  # report a table that does not match the code before anything runs
             text = (tree / "src" / "mvrbm" / mutant.file).read_text()
             if text.count(mutant.old) != 1:
-                raise SystemExit(f"{mutant.what}: its text stands {text.count(mutant.old)} times in {mutant.file}")
+                raise SystemExit(f"{mutant.what}: its text occurs {text.count(mutant.old)} times in {mutant.file}")
         check_import(tree)
         code, where = run_tests(tree, arguments.ignore, arguments.limit)
         if code != 0:
-            raise SystemExit(f"the tests must pass before errors are made, but: {where}")
+            raise SystemExit(f"the tests must pass without errors: {where}")
         print(f"{len(chosen)} mutants; the tests pass without them", flush=True)
         for found, line in pool.map(lambda m: judge(m, tree, arguments.ignore, arguments.limit), chosen):
             caught += found
