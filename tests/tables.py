@@ -28,6 +28,8 @@ from mvrbm import (
     Kronecker,
     Rectified,
     Unit,
+    couplings,
+    units,
 )
 from mvrbm.models import replicated_softmax
 
@@ -48,9 +50,7 @@ class UnitRow(NamedTuple):
     own: Callable[[Any], Own]
     site_values: Callable[[int], Tensor | None]  # what one site of so many entries can be; None: any real number
     probability: Callable[[Tensor, Tensor], Tensor] | None  # of a site's values (m, entries), given its mean (entries,)
-    variants: dict[
-        str, Callable[[tuple[int, ...]], dict[str, Any]]
-    ]  # arguments for a shape; the first meets all
+    variants: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]]  # arguments for a shape; the first meets all
     base: Callable[[Tensor], Tensor] = torch.zeros_like  # energy of each entry beyond that of `Own`
     weights: float = 0.7  # size of the random weights around such a layer
 
@@ -68,14 +68,14 @@ def _quadratic_energy(unit: Gaussian) -> Own:
 
 UNITS = {
     "bernoulli": UnitRow(
-        Bernoulli,
+        units.Bernoulli,
         _linear_energy,
         lambda width: torch.tensor([[0.0], [1.0]], dtype=torch.float64),
         lambda values, mean: torch.where(values == 1, mean, 1 - mean)[:, 0],
         {"bernoulli": lambda shape: {}, "bernoulli-tied": lambda shape: {"bias_shape": (1, *shape[1:])}},
     ),
     "gaussian": UnitRow(
-        Gaussian,
+        units.Gaussian,
         _quadratic_energy,
         lambda width: None,
         None,
@@ -86,7 +86,7 @@ UNITS = {
         },
     ),
     "categorical": UnitRow(
-        Categorical,
+        units.Categorical,
         _linear_energy,
         lambda width: torch.eye(width, dtype=torch.float64),
         lambda values, mean: values @ mean,
@@ -154,7 +154,7 @@ def _mpo_entry(c: Any, k: tuple[int, ...], i: tuple[int, ...]) -> float:
 
 COUPLINGS = {
     "dense": CouplingRow(
-        Dense,
+        couplings.Dense,
         _dense,
         lambda c, k, i: c.weight.reshape(*c.hidden_shape, *c.visible_shape)[*k, *i],
         lambda c: [[c.weight]],
@@ -163,7 +163,7 @@ COUPLINGS = {
         [({}, (20, 20), (20, 20))],
     ),
     "kronecker": CouplingRow(
-        Kronecker,
+        couplings.Kronecker,
         _kronecker,
         lambda c, k, i: sum(
             math.prod(factor[r, a, b] for factor, a, b in zip(c.factors, k, i, strict=True)) for r in range(c.rank)
@@ -191,7 +191,7 @@ COUPLINGS = {
         ],
     ),
     "cp": CouplingRow(
-        CP,
+        couplings.CP,
         _cp,
         lambda c, k, i: sum(
             c.hidden_factor[k[0], r] * math.prod(f[a, r] for f, a in zip(c.visible_factors, i, strict=True))
@@ -203,7 +203,7 @@ COUPLINGS = {
         [({"rank": 4}, (15, 12, 9), (30,))],
     ),
     "mpo": CouplingRow(
-        MPO,
+        couplings.MPO,
         _mpo,
         _mpo_entry,
         lambda c: [list(c.factors)],
@@ -248,10 +248,10 @@ def generator(name: str) -> np.random.Generator:
 def randomise(machine: BoltzmannMachine, rng: np.random.Generator, size: float | None = None) -> BoltzmannMachine:
     """Draw all parameters, frozen variances too, in float64; Gaussian layers are kept bounded."""
     machine.double()
-    units = (*machine.layers.values(), machine.hidden)
+    layers = (*machine.layers.values(), machine.hidden)
     if size is None:
-        size = min(UNITS[unit.name].weights if unit.name in UNITS else 0.7 for unit in units)
-    for unit in units:
+        size = min(UNITS[unit.name].weights if unit.name in UNITS else 0.7 for unit in layers)
+    for unit in layers:
         for parameter in unit.parameters():
             parameter.copy_(torch.from_numpy(0.6 * rng.standard_normal(parameter.shape)))
     for coupling in machine.links.values():
