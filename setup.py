@@ -1,4 +1,4 @@
-"""The compiled code, which is optional: without a C compiler the package installs without it, and is slower."""
+"""Build the compiled code, which is optional: without a C compiler the package installs without it, and trains slower."""
 
 import os
 import sysconfig
@@ -8,8 +8,8 @@ from setuptools import Extension, setup
 FOLDER = "src/mvrbm/compiled/"
 FAST = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
 
-# Plain C with the vector types and threads of GCC and Clang; free-threaded Python has no stable interface to build for.
-wanted = os.name == "posix" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+# Plain C with the vector types and threads of GCC and Clang. Free-threaded Python has no stable ABI to build for.
+supported = os.name == "posix" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(
     ext_modules=[
@@ -23,7 +23,7 @@ setup(
             optional=True,
         )
     ]
-    if wanted
+    if supported
     else [],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if wanted else {},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if supported else {},
 )
