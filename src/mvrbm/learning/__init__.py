@@ -1,13 +1,24 @@
-"""Learning: the trainer, what it draws its chains from, how it reads data, and what watches it.
+"""Training: the trainer, its recipes, negative phases, data sources, callbacks and checkpoints.
 
-The model knows nothing of this. Recipes hold numbers, negative phases hold chains, sources hold data,
-callbacks watch, checkpoints remember; :class:`Trainer` puts them together.
+The model knows nothing of this. A recipe holds settings, a :class:`TrainState` holds what updates change, paths compute
+updates, and :class:`Trainer` is the loop. Fine-tuning by backpropagation is in :mod:`mvrbm.learning.backprop`.
 """
 
-from mvrbm.learning.callbacks import Callback, Checkpoint, CSVLog, EarlyStopping, Monitor, ProgressBar, TensorBoard
+from mvrbm.errors import DivergenceError
+from mvrbm.learning.callbacks import (
+    Callback,
+    Checkpoint,
+    CSVLog,
+    EarlyStopping,
+    EpochLines,
+    Monitor,
+    ProgressBar,
+    TensorBoard,
+)
 from mvrbm.learning.recipe import RECIPES, Recipe
 from mvrbm.learning.samplers import CD, PCD, NegativePhase, TemperedPCD
-from mvrbm.learning.trainer import DivergenceError, Trainer
+from mvrbm.learning.state import TrainState
+from mvrbm.learning.trainer import Trainer, fit_together
 
 __all__ = [
     "CD",
@@ -18,11 +29,14 @@ __all__ = [
     "Checkpoint",
     "DivergenceError",
     "EarlyStopping",
+    "EpochLines",
     "Monitor",
     "NegativePhase",
     "ProgressBar",
     "Recipe",
     "TemperedPCD",
     "TensorBoard",
+    "TrainState",
     "Trainer",
+    "fit_together",
 ]

@@ -1,33 +1,36 @@
-"""Going down a loss by backpropagation: one loop for classifiers and for super-resolution.
+"""Gradient descent on a loss by backpropagation: one loop for classifiers and for super-resolution.
 
-Contrastive divergence is not here: that is the :class:`~mvrbm.learning.Trainer`'s.
+Contrastive divergence is not here: see :class:`~mvrbm.learning.Trainer`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
-from mvrbm.learning.trainer import DivergenceError
+from mvrbm.errors import DivergenceError
+from mvrbm.learning.cuda_graphs import capture
 from mvrbm.random import RandomSource
+from mvrbm.validation import choice, number, whole_number
 
 __all__ = ["Loss", "Plan", "Replayed", "Score", "assign", "descend"]
 
 #: From row numbers (m,) to the weighted sum of their losses, a scalar.
 Loss = Callable[[Tensor], Tensor]
-#: Error rate and cross-entropy on held-out samples.
+#: Error rate and cross-entropy of held-out samples.
 Score = Callable[[], tuple[float, float]]
 
-_UPDATES_UNCHECKED = 200  # to look at the loss is to wait for the device
+_UPDATES_UNCHECKED = 200  # reading the loss back means waiting for the device
 
 
 class Plan(NamedTuple):
-    """Numbers of a descent."""
+    """Settings of a descent."""
 
     n_epochs: int
     batch_size: int
@@ -38,21 +41,15 @@ class Plan(NamedTuple):
     patience: int | None
 
     def check(self) -> None:
-        """Refuse what makes no sense."""
-        for name, least in [("n_epochs", 0), ("batch_size", 1)]:
-            value = getattr(self, name)
-            if value != int(value) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate!r}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay!r}")
-        if self.schedule not in ("cosine", "constant"):
-            raise ValueError(f"schedule must be 'cosine' or 'constant', got {self.schedule!r}")
-        if not 0 <= self.averaging < 1:
-            raise ValueError(f"averaging must be at least 0 and below 1, got {self.averaging!r}")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience must be at least 1, got {self.patience!r}")
+        """Raise ValueError for settings that make no sense."""
+        whole_number(self.n_epochs, "n_epochs", 0)
+        whole_number(self.batch_size, "batch_size")
+        number(self.learning_rate, "learning_rate", exclude_low=True)
+        number(self.weight_decay, "weight_decay")
+        choice(self.schedule, "schedule", ("cosine", "constant"))
+        number(self.averaging, "averaging", 0, 1)
+        if self.patience is not None:
+            whole_number(self.patience, "patience")
 
 
 def descend(
@@ -66,43 +63,43 @@ def descend(
     *,
     draws_from: Sequence[RandomSource] | None = None,
 ) -> list[dict[str, float]]:
-    r"""Go down a loss with Adam, in place.
+    r"""Minimise a loss with AdamW, in place.
 
-    An update takes the gradient of :math:`\sum w_i \ell_i / (\bar w m)` over a batch, `m` the size of a full batch:
-    every sample counts by its weight, in short batches too. The rate falls to zero along half a cosine.
-    Within a pass nothing waits for the device.
+    An update follows the gradient of :math:`\sum w_i \ell_i / (\bar w m)` over a batch, `m` being the size of a full
+    batch: every sample counts by its weight, in short batches too. The learning rate decays to zero along half a cosine.
+    Within an epoch nothing waits for the device.
 
     Parameters
     ----------
     module : Module
-        What learns; of its parameters, those with a gradient.
+        The module that learns, in its parameters that require a gradient.
     decaying : sequence of Parameter
-        Those of them that weight decay pulls towards zero.
+        The parameters that weight decay applies to.
     loss : callable
         From row numbers (m,) to the weighted sum of losses.
     weights : Tensor (n,)
         Weights of the samples.
     plan : Plan
-        How.
+        Settings.
     rng : RandomSource
         Source of the order of samples.
     score : callable, optional
-        Error rate and cross-entropy of held-out samples. If given, the module ends as it was after the pass that was
-        best in both, in this order, and stops after `plan.patience` passes without a better one.
+        Returns error rate and cross-entropy of held-out samples. If given, the module ends with the parameters of the
+        epoch that was best in both, in this order, and descent stops after `plan.patience` epochs without a better one.
     draws_from : sequence of RandomSource, optional
-        Streams that the loss draws from. If given, the loss never looks at a number, and on a GPU an update is
-        captured as a CUDA graph and replayed.
+        Sources that the loss draws from. If given, the loss must not read numbers back: on a GPU an update is captured
+        as a CUDA graph and replayed.
 
     Returns
     -------
     list of dict
-        One row a pass.
+        One row per epoch.
     """
     learned = [p for p in module.parameters() if p.requires_grad]
-    kept = {id(p) for p in decaying}
+    with_decay = {id(p) for p in decaying}
     groups = [
-        {"params": [p for p in learned if id(p) in kept], "weight_decay": plan.weight_decay},
-        {"params": [p for p in learned if id(p) not in kept], "weight_decay": 0.0},
+        {"params": [p for p in learned if id(p) in with_decay], "weight_decay": plan.weight_decay},
+        {"params": [p for p in learned if id(p) not in with_decay], "weight_decay": 0.0},
     ]
     device = weights.device
     on_gpu = device.type == "cuda"
@@ -124,65 +121,89 @@ def descend(
 
     replayed = None if draws_from is None or not on_gpu else Replayed(step, full, device, draws_from)
     total, update, unchecked = plan.n_epochs * -(-n // full), 0, 0
-    average = [p.detach().clone() for p in learned] if plan.averaging else None
+    average = _average_of(module, plan.averaging) if plan.averaging else None
     history: list[dict[str, float]] = []
     losses: list[Tensor] = []
     before = [p.detach().clone() for p in learned]
-    best, best_state, best_pass = (math.inf, math.inf), None, 0
-    for number in range(1, plan.n_epochs + 1):
+    best, best_state, best_epoch = (math.inf, math.inf), None, 0
+    for epoch in range(1, plan.n_epochs + 1):
         sum_of_losses.zero_()
         for rows in rng.permutation(n).to(device).split(full):
-            falling = (1 + math.cos(math.pi * update / total)) / 2 if plan.schedule == "cosine" else 1.0
+            decay = (1 + math.cos(math.pi * update / total)) / 2 if plan.schedule == "cosine" else 1.0
             for group in optimizer.param_groups:
                 if on_gpu:
-                    group["lr"].fill_(plan.learning_rate * falling)
+                    group["lr"].fill_(plan.learning_rate * decay)
                 else:
-                    group["lr"] = plan.learning_rate * falling
-            if replayed is not None and len(rows) == full:
-                replayed(rows)
-            else:
-                step(rows)
+                    group["lr"] = plan.learning_rate * decay
+            (replayed if replayed is not None and len(rows) == full else step)(rows)
             update += 1
             if average is not None:
-                # A running mean over few updates at first, over more and more until `averaging` is the limit.
-                share = max(1 - plan.averaging, 1 / (1 + update / 10))
-                with torch.no_grad():
-                    torch._foreach_lerp_(average, tuple(learned), share)
+                average.update_parameters(module)
         losses.append(sum_of_losses / weights.sum())
         unchecked += -(-n // full)
-        if not on_gpu or unchecked >= _UPDATES_UNCHECKED or number == plan.n_epochs:
+        if not on_gpu or unchecked >= _UPDATES_UNCHECKED or epoch == plan.n_epochs:
             unchecked = 0
-            _check(losses[-1], number, plan, learned, before)
-        row: dict[str, float] = {"epoch": number}
+            _check(losses[-1], epoch, plan, learned, before)
+        row: dict[str, float] = {"epoch": epoch}
         if score is not None:
-            with _swapped(learned, average):
+            with _averaged(learned, average):
                 found = score()
                 row |= {"validation_error": found[0], "validation_loss": found[1]}
                 if found < best:
-                    best, best_pass = found, number
+                    best, best_epoch = found, epoch
                     best_state = [p.detach().clone() for p in learned]
         history.append(row)
-        if score is not None and plan.patience is not None and number - best_pass >= plan.patience:
-            _check(losses[-1], number, plan, learned, before)
+        if score is not None and plan.patience is not None and epoch - best_epoch >= plan.patience:
+            _check(losses[-1], epoch, plan, learned, before)
             break
-    final = best_state if best_state is not None else average
+    final = best_state if best_state is not None or average is None else _values(average)
     if final is not None:
         assign(learned, final)
     means = torch.stack(losses).tolist() if losses else []
     return [{"epoch": row.pop("epoch"), "loss": mean, **row} for row, mean in zip(history, means, strict=True)]
 
 
-def _check(loss: Tensor, number: int, plan: Plan, learned: Sequence[nn.Parameter], before: Sequence[Tensor]) -> None:
-    """Refuse a loss that is not finite; the parameters are then as they were at the start."""
+def _check(loss: Tensor, epoch: int, plan: Plan, learned: Sequence[nn.Parameter], before: Sequence[Tensor]) -> None:
+    """Raise DivergenceError for a loss that is not finite; the parameters are then as they were at the start."""
     if not math.isfinite(float(loss)):
         assign(learned, before)
-        raise DivergenceError(f"pass {number}: the loss is not finite. Lower learning_rate={plan.learning_rate:g}")
+        raise DivergenceError(f"epoch {epoch}: the loss is not finite. Lower learning_rate={plan.learning_rate:g}")
+
+
+def _average_of(module: nn.Module, averaging: float) -> AveragedModel:
+    """Return a running mean of the parameters: over few updates at first, over more and more up to `averaging`."""
+
+    def average(means: Sequence[Tensor], values: Sequence[Tensor], count: Tensor | int) -> None:
+        weight = max(1 - averaging, 1 / (1 + int(count) / 10))
+        torch._foreach_lerp_(tuple(means), tuple(values), weight)
+
+    averaged = AveragedModel(module, multi_avg_fn=average)
+    averaged.update_parameters(module)  # the first call copies
+    return averaged
+
+
+def _values(average: AveragedModel) -> list[Tensor]:
+    return [p.detach() for p in average.module.parameters() if p.requires_grad]
+
+
+@contextlib.contextmanager
+def _averaged(parameters: Sequence[nn.Parameter], average: AveragedModel | None) -> Iterator[None]:
+    """Give parameters their averaged values within the context, if they are averaged."""
+    if average is None:
+        yield
+        return
+    own = [p.detach().clone() for p in parameters]
+    assign(parameters, _values(average))
+    try:
+        yield
+    finally:
+        assign(parameters, own)
 
 
 class Replayed:
     """An update of a full batch as a CUDA graph.
 
-    Some updates are made launch by launch, which creates the optimiser's state; then one is captured.
+    The first updates are made launch by launch, which creates the optimiser's state; then one is captured.
 
     Parameters
     ----------
@@ -191,9 +212,9 @@ class Replayed:
     batch_size : int
         Number of rows.
     device : torch.device
-        Where.
+        Device of the row numbers.
     draws_from : sequence of RandomSource
-        Streams that the update draws from.
+        Sources that the update draws from.
     """
 
     _EAGER_UPDATES = 3
@@ -201,7 +222,7 @@ class Replayed:
     def __init__(
         self, step: Callable[[Tensor], None], batch_size: int, device: torch.device, draws_from: Sequence[RandomSource]
     ) -> None:
-        self._step, self._streams = step, draws_from
+        self._step, self._sources = step, draws_from
         self._rows = torch.zeros(batch_size, dtype=torch.long, device=device)
         self._eager: float = self._EAGER_UPDATES
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -210,46 +231,13 @@ class Replayed:
         """Make the update for these rows."""
         self._rows.copy_(rows)
         if self._graph is None and self._eager <= 0:
-            self._capture()
+            self._graph = capture(lambda: self._step(self._rows), self._sources, what="this network")
+            self._eager = self._eager if self._graph is not None else math.inf
         if self._graph is None:
             self._eager -= 1
             self._step(self._rows)
         else:
             self._graph.replay()
-
-    def _capture(self) -> None:
-        graph = torch.cuda.CUDAGraph()
-        before = [stream.state_dict() for stream in self._streams]
-        for stream in self._streams:
-            stream.register_with(graph)
-        torch.cuda.synchronize()
-        try:
-            with torch.cuda.graph(graph):
-                self._step(self._rows)
-        except RuntimeError as error:
-            self._eager = math.inf
-            for stream, state in zip(self._streams, before, strict=True):
-                stream.part_from_graphs(state)
-            reason = str(error).splitlines()[0]
-            warnings.warn(f"this network goes without CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
-            return
-        self._graph = graph
-
-
-class _swapped:  # noqa: N801  (a context manager)
-    """Let parameters hold other values within, if there are any."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor] | None) -> None:
-        self.parameters, self.values = parameters, values
-
-    def __enter__(self) -> None:
-        if self.values is not None:
-            self.own = [p.detach().clone() for p in self.parameters]
-            assign(self.parameters, self.values)
-
-    def __exit__(self, *error: object) -> None:
-        if self.values is not None:
-            assign(self.parameters, self.own)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What watches a training. Hooks are named as in skorch; each is given the trainer."""
+"""Callbacks: progress, metrics, logs, early stopping and checkpoints. Hooks are named as in skorch, and get the trainer."""
 
 from __future__ import annotations
 
@@ -7,77 +7,113 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+from typing import Any, ClassVar, Protocol, TextIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mvrbm.learning.checkpoint import newest
 from mvrbm.learning.data import as_source
+from mvrbm.learning.distributed import World
 from mvrbm.likelihood import pseudo_log_likelihood
+from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import mean_field
+from mvrbm.validation import whole_number
 
-if TYPE_CHECKING:
-    from mvrbm.learning.trainer import Trainer
+
+class Run(Protocol):
+    """The parts of a trainer that callbacks may use."""
+
+    world: World
+    n_epochs: int
+    batches_per_epoch: int | None
+    history: list[dict[str, float]]
+    stop: bool
+    broken: bool
+
+    @property
+    def machine(self) -> BoltzmannMachine:
+        """The machine that is trained."""
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """All callbacks."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of finished epochs."""
+
+    @property
+    def update(self) -> int:
+        """Number of updates."""
+
+    def log(self, row: dict[str, float]) -> None:
+        """Add metrics to the history."""
+
+    def save(self, folder: str | os.PathLike[str], keep: int = 2) -> Path:
+        """Write a checkpoint."""
 
 
 class Callback:
     """Does nothing at every hook. Subclasses override what they need."""
 
-    #: Whether it is told after all others, wherever it stands among them.
+    #: Whether it is called after all others.
     comes_last: ClassVar[bool] = False
-    #: Whether, of several processes, only the main one is to have it.
+    #: Whether, of several processes, only the main one calls it.
     main_process_only: ClassVar[bool] = False
 
+    #: Whether it may log metrics. Callbacks that follow metrics require one that does.
+    logs: ClassVar[bool] = True
+
     @property
-    def wants_batches(self) -> bool:
-        """Whether it has to be told of every batch. If nobody does, passes are made whole, which is faster."""
+    def every_batch(self) -> bool:
+        """Whether it needs every batch. If no callback does, whole epochs are computed at once, which is faster."""
         own = [getattr(hook, "__func__", None) for hook in (self.on_batch_begin, self.on_batch_end)]
         return own != [Callback.on_batch_begin, Callback.on_batch_end]
 
-    def on_train_begin(self, trainer: Trainer) -> None:
+    def on_train_begin(self, trainer: Run) -> None:
         """Before the first batch of a `fit`."""
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: Run) -> None:
         """After the last batch of a `fit`, however it ended."""
 
-    def on_epoch_begin(self, trainer: Trainer) -> None:
-        """Before a pass over the data."""
+    def on_epoch_begin(self, trainer: Run) -> None:
+        """Before an epoch."""
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
-        """After a whole pass."""
+    def on_epoch_end(self, trainer: Run) -> None:
+        """After a complete epoch."""
 
-    def on_batch_begin(self, trainer: Trainer, batch: Any) -> None:
+    def on_batch_begin(self, trainer: Run, batch: Any) -> None:
         """Before an update."""
 
-    def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
+    def on_batch_end(self, trainer: Run, batch: Any) -> None:
         """After an update."""
 
-    def on_log(self, trainer: Trainer, row: dict[str, float]) -> None:
-        """When metrics were added to the history."""
+    def on_log(self, trainer: Run, row: dict[str, float]) -> None:
+        """After metrics were added to the history."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint has to remember, as plain values."""
+        """Return the state for a checkpoint, as plain values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Continue from the state that `state_dict` returned."""
 
 
 class ProgressBar(Callback):
     """A bar on standard error: updates done, time left, and the latest metrics.
 
-    The time left is that of the latest updates, carried on; it is not shown where the number of batches
-    is not known.
+    The time left is extrapolated from the latest updates; it is not shown where the number of batches is not known.
     """
 
     main_process_only = True
+    logs = False
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
         self._bar: Any = None
 
-    def on_train_begin(self, trainer: Trainer) -> None:
+    def on_train_begin(self, trainer: Run) -> None:
         """Open the bar."""
         from tqdm import tqdm
 
@@ -93,84 +129,116 @@ class ProgressBar(Callback):
         )
 
     @property
-    def wants_batches(self) -> bool:
-        """No: it moves on at the end of a pass as well."""
+    def every_batch(self) -> bool:
+        """Return False: it is enough to move the bar at the end of an epoch."""
         return False
 
-    def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
+    def on_batch_end(self, trainer: Run, batch: Any) -> None:
         """Move the bar."""
         self._bar.update(trainer.update - self._bar.n)
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
+    def on_epoch_end(self, trainer: Run) -> None:
         """Move the bar."""
         self._bar.update(trainer.update - self._bar.n)
 
-    def on_log(self, trainer: Trainer, row: dict[str, float]) -> None:
+    def on_log(self, trainer: Run, row: dict[str, float]) -> None:
         """Show the metrics."""
         shown = {key: f"{value:.4g}" for key, value in row.items() if key not in ("epoch", "update", "seconds")}
         self._bar.set_postfix(shown, refresh=False)
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: Run) -> None:
         """Close the bar."""
         self._bar.close()
 
 
+class EpochLines(Callback):
+    """Prints one line per epoch to standard error: for logs and pipes, where a progress bar is unreadable."""
+
+    main_process_only = True
+    logs = False
+
+    def on_epoch_end(self, trainer: Run) -> None:
+        """Print the line."""
+        error = trainer.history[-1].get("reconstruction_error") if trainer.history else None
+        detail = "" if error is None else f", reconstruction error {error:.4g}"
+        print(f"epoch {trainer.epoch} of {trainer.n_epochs}{detail}", file=sys.stderr, flush=True)
+
+
 class Monitor(Callback):
-    """Measures how learning goes, and logs it.
+    """Measures the progress of training, and logs it.
 
     Parameters
     ----------
     data : array or mapping of arrays
-        Training samples to measure on; a few hundred will do.
+        Training samples to measure on; a few hundred are enough.
     validation : array or mapping of arrays, optional
-        Held-out samples, as many.
+        As many held-out samples.
     every : int, optional
-        Updates between measurements; after every pass if not given.
+        Updates between measurements. Default: after every epoch.
     pseudo_sites : int
-        Sites that the pseudo-likelihood visits; 0 leaves it out.
+        Number of sites for the pseudo-likelihood; 0 leaves it out.
 
     Notes
     -----
-    Logged are `reconstruction_error` (squared, a sample, after one mean-field pass),
-    `pseudo_log_likelihood` (a sample), `dead` and `saturated` (shares of hidden units whose mean is below
-    0.01 or above 0.99 on every sample), and with validation data its reconstruction error and
-    `free_energy_gap`: mean free energy of held-out data minus that of training data, which rises when
-    the model begins to know its training data by heart.
+    The metrics are `reconstruction_error` (squared error per sample after one mean-field update), `pseudo_log_likelihood`
+    (per sample), `dead` and `saturated` (fractions of hidden units whose mean is below 0.01 or above 0.99 for every
+    sample), and with validation data `validation_error` and `free_energy_gap`: mean free energy of held-out data minus
+    that of training data, which rises when the model begins to overfit.
     """
 
     def __init__(self, data: Any, validation: Any = None, *, every: int | None = None, pseudo_sites: int = 32) -> None:
-        if every is not None and every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
-        self.every, self.pseudo_sites = every, pseudo_sites
+        self.every = None if every is None else whole_number(every, "every")
+        self.pseudo_sites = pseudo_sites
         self._given, self._given_validation = data, validation
         self._data: dict[str, Tensor] = {}
         self._validation: dict[str, Tensor] | None = None
         self._began = 0.0
 
-    def on_train_begin(self, trainer: Trainer) -> None:
-        """Take up the data."""
+    @classmethod
+    def on(cls, samples: Any, known: Any = None, *, n_samples: int = 500, **options: Any) -> Monitor:
+        """Return a monitor of up to `n_samples` evenly spaced training samples that have no missing entries.
+
+        Parameters
+        ----------
+        samples : array (n, ...)
+            The training data.
+        known : boolean array like samples, optional
+            True where an entry is known.
+        n_samples : int
+            Largest number of samples.
+        **options
+            Other arguments of the class.
+        """
+        complete = np.arange(len(samples)) if known is None else np.flatnonzero(known.reshape(len(known), -1).all(1))
+        if not len(complete):
+            raise ValueError("a Monitor needs at least one sample without missing entries")
+        places = np.linspace(0, len(complete) - 1, min(len(complete), n_samples)).astype(int)
+        return cls(samples[complete[np.unique(places)]], **options)
+
+    def on_train_begin(self, trainer: Run) -> None:
+        """Convert the data to tensors."""
         self._data = _all_of(self._given, trainer)
         self._validation = None if self._given_validation is None else _all_of(self._given_validation, trainer)
         self._began = time.perf_counter()
 
     @property
-    def wants_batches(self) -> bool:
-        """If it measures in the middle of passes."""
+    def every_batch(self) -> bool:
+        """Return whether it measures within epochs."""
         return self.every is not None
 
-    def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
-        """Measure if it is time."""
+    def on_batch_end(self, trainer: Run, batch: Any) -> None:
+        """Measure if it is time to."""
         if self.every is not None and trainer.update % self.every == 0:
             trainer.log(self.measure(trainer))
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
-        """Measure if it is time."""
+    def on_epoch_end(self, trainer: Run) -> None:
+        """Measure if it is time to."""
         if self.every is None:
             trainer.log(self.measure(trainer))
 
     @torch.no_grad()
-    def measure(self, trainer: Trainer) -> dict[str, float]:
-        """Return all metrics now."""
+    def measure(self, trainer: Run) -> dict[str, float]:
+        """Return all metrics at this moment."""
         machine, data = trainer.machine, self._data
         row = {"reconstruction_error": _reconstruction_error(trainer, data)}
         if self.pseudo_sites:
@@ -189,31 +257,37 @@ class Monitor(Callback):
         return row
 
 
-def _all_of(data: Any, trainer: Trainer) -> dict[str, Tensor]:
+def _require_metrics(trainer: Run, name: str) -> None:
+    if not any(callback.logs for callback in trainer.callbacks):
+        raise ValueError(f"{name} has no metrics to follow: add a Monitor callback")
+
+
+def _all_of(data: Any, trainer: Run) -> dict[str, Tensor]:
     batches = [batch.visible for batch in as_source(data, trainer.machine).head(2**62)]
     return {name: torch.cat([batch[name] for batch in batches]) for name in trainer.machine.layers}
 
 
-def _reconstruction_error(trainer: Trainer, data: dict[str, Tensor]) -> float:
+def _reconstruction_error(trainer: Run, data: dict[str, Tensor]) -> float:
     means = mean_field(trainer.machine, data, 1, check=False)
     return sum(float(((means[name] - x) ** 2).flatten(1).sum(1).mean()) for name, x in data.items())
 
 
 class CSVLog(Callback):
-    """Writes what is logged to a CSV file. A resumed training goes on in the same file."""
+    """Writes the metrics to a CSV file. A resumed training run continues the same file."""
 
     main_process_only = True
+    logs = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
-    def on_train_begin(self, trainer: Trainer) -> None:
-        """Write the history anew: rows that it lacks are of a run that did not survive."""
+    def on_train_begin(self, trainer: Run) -> None:
+        """Write the history again: other rows in the file are of a run that was lost."""
         self.path.unlink(missing_ok=True)
         for row in trainer.history:
             self.on_log(trainer, row)
 
-    def on_log(self, trainer: Trainer, row: dict[str, float]) -> None:
+    def on_log(self, trainer: Run, row: dict[str, float]) -> None:
         """Add a row."""
         new = not self.path.exists()
         if new:
@@ -230,62 +304,66 @@ class CSVLog(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes what is logged as TensorBoard scalars. Needs the package `tensorboard`."""
+    """Writes the metrics as TensorBoard scalars. Requires the package `tensorboard`, and a callback that logs."""
 
     main_process_only = True
+    logs = False
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self._writer: Any = None
 
-    def on_train_begin(self, trainer: Trainer) -> None:
+    def on_train_begin(self, trainer: Run) -> None:
         """Open the event file."""
+        _require_metrics(trainer, "TensorBoard")
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("the TensorBoard callback needs tensorboard: pip install 'mvrbm[logging]'") from error
         self._writer = SummaryWriter(str(self.folder), purge_step=trainer.update + 1)
 
-    def on_log(self, trainer: Trainer, row: dict[str, float]) -> None:
+    def on_log(self, trainer: Run, row: dict[str, float]) -> None:
         """Write the scalars."""
         for key, value in row.items():
             if key != "update":
                 self._writer.add_scalar(key, value, trainer.update)
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: Run) -> None:
         """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 
 
 class EarlyStopping(Callback):
-    """Ends training when a metric has not improved for some time.
+    """Stops training when a metric has not improved for some time. Requires a callback that logs the metric.
 
     Parameters
     ----------
     metric : str
-        What a :class:`Monitor` logs under this name.
+        Name of a metric, such as those of a :class:`Monitor`.
     patience : int
-        Measurements without improvement to wait for.
+        Number of measurements without improvement after which training stops.
     larger_is_better : bool
-        Which way is up.
+        Whether larger values are better.
     """
 
+    logs = False
+
     def __init__(self, metric: str = "validation_error", *, patience: int = 5, larger_is_better: bool = False) -> None:
-        if patience < 1:
-            raise ValueError(f"patience must be at least 1, got {patience}")
-        self.metric, self.patience, self.larger_is_better = metric, patience, larger_is_better
+        self.metric, self.patience = metric, whole_number(patience, "patience")
+        self.larger_is_better = larger_is_better
         self.best: float | None = None
         self.waited = 0
 
-    def on_train_begin(self, trainer: Trainer) -> None:
-        """Training that has been ended stays ended when it is resumed."""
+    def on_train_begin(self, trainer: Run) -> None:
+        """Check that metrics are logged. Training that was stopped stays stopped when it is resumed."""
+        _require_metrics(trainer, "EarlyStopping")
         trainer.stop = trainer.stop or self.waited >= self.patience
 
-    def on_log(self, trainer: Trainer, row: dict[str, float]) -> None:
+    def on_log(self, trainer: Run, row: dict[str, float]) -> None:
         """Compare with the best so far."""
         if self.metric not in row:
-            raise ValueError(f"EarlyStopping watches '{self.metric}', but only {sorted(row)} are logged")
+            raise ValueError(f"EarlyStopping follows '{self.metric}', but only {sorted(row)} are logged")
         value = row[self.metric]
         sign = 1 if self.larger_is_better else -1
         if self.best is None or sign * value > sign * self.best:
@@ -295,58 +373,58 @@ class EarlyStopping(Callback):
             trainer.stop = trainer.stop or self.waited >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and how long ago it was."""
+        """Return the best value, and the number of measurements since."""
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on waiting."""
+        """Continue from a saved state."""
         self.best, self.waited = state["best"], state["waited"]
 
 
 class Checkpoint(Callback):
-    """Saves the training from time to time, and when it ends or is interrupted.
+    """Saves the training run regularly, and when it ends or is interrupted.
 
     Parameters
     ----------
     folder : path
-        Where to. See :mod:`mvrbm.learning.checkpoint` for what is there.
+        Folder of the checkpoints; see :mod:`mvrbm.learning.checkpoint`.
     every : int, optional
-        Updates between checkpoints; after every pass if not given.
+        Updates between checkpoints. Default: after every epoch.
     keep : int
-        How many of the last ones to keep.
+        Number of checkpoints to keep.
     """
 
     comes_last = True
+    logs = False
 
     def __init__(self, folder: str | os.PathLike[str], *, every: int | None = None, keep: int = 2) -> None:
-        if keep < 1 or (every is not None and every < 1):
-            raise ValueError(f"every and keep must be at least 1, got {every} and {keep}")
-        self.folder, self.every, self.keep = Path(folder), every, keep
+        self.folder, self.keep = Path(folder), whole_number(keep, "keep")
+        self.every = None if every is None else whole_number(every, "every")
 
-    def on_train_begin(self, trainer: Trainer) -> None:
-        """Refuse to mix a new training with an old one."""
-        with trainer.world.together(ValueError):
-            if trainer.world.is_main and trainer.update == 0 and newest(self.folder) is not None:
+    def on_train_begin(self, trainer: Run) -> None:
+        """Raise ValueError if a new training run would be mixed with an old one."""
+        with trainer.world.raise_together(ValueError):
+            if trainer.world.is_main and trainer.update == 0 and any(self.folder.glob("update-*")):
                 raise ValueError(
-                    f"{self.folder} holds checkpoints of an earlier training: resume it, or choose another folder"
+                    f"{self.folder} holds checkpoints of an earlier training run: resume it, or choose another folder"
                 )
 
     @property
-    def wants_batches(self) -> bool:
-        """If it saves in the middle of passes."""
+    def every_batch(self) -> bool:
+        """Return whether it saves within epochs."""
         return self.every is not None
 
-    def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
-        """Save if it is time."""
+    def on_batch_end(self, trainer: Run, batch: Any) -> None:
+        """Save if it is time to."""
         if self.every is not None and trainer.update % self.every == 0:
             trainer.save(self.folder, self.keep)
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
-        """Save if it is time."""
+    def on_epoch_end(self, trainer: Run) -> None:
+        """Save if it is time to."""
         if self.every is None:
             trainer.save(self.folder, self.keep)
 
-    def on_train_end(self, trainer: Trainer) -> None:
-        """Save where training ended, unless it broke."""
+    def on_train_end(self, trainer: Run) -> None:
+        """Save at the end of training, unless it failed."""
         if trainer.update > 0 and not trainer.broken:
             trainer.save(self.folder, self.keep)

@@ -1,8 +1,8 @@
-"""Checkpoints: all that a training needs to go on as if it had never stopped.
+"""Checkpoints: everything that a training run needs to continue as if it had never stopped.
 
-Under the folder there is one folder a checkpoint, `update-000001000`, each with `config.json` and
-`model.safetensors`, which `from_pretrained` reads, and `trainer.json` and `trainer.safetensors`. A
-checkpoint is written beside its place and renamed into it: what has its name is whole.
+A folder of checkpoints holds one folder per checkpoint, `update-000001000`, each with `config.json` and
+`model.safetensors`, a model folder, and `trainer.json` and `trainer.safetensors`. A checkpoint is written under another
+name and then renamed: a folder of that name is complete.
 """
 
 from __future__ import annotations
@@ -14,15 +14,26 @@ import re
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from mvrbm.errors import StorageError
+from mvrbm.io.atomic import finish_folder
+from mvrbm.learning.callbacks import Callback
+from mvrbm.learning.distributed import World
+from mvrbm.learning.recipe import Recipe
+from mvrbm.learning.samplers import NegativePhase
+from mvrbm.learning.state import TrainState, is_factor
+from mvrbm.random import RandomSource
 from mvrbm.saving import (
-    StorageError,
-    finish_folder,
     machine_config,
     read_config,
     read_json,
@@ -32,25 +43,50 @@ from mvrbm.saving import (
     write_tensors,
 )
 
-if TYPE_CHECKING:
-    from mvrbm.learning.trainer import Trainer
-
 _NAME = re.compile(r"update-(\d{9,})")
 _STAGING = ".writing-"
 _COUNTER = "(counter)"
+_OWN_RULE = "recipe"  # instead of an optimiser's class
 
 
-def save(trainer: Trainer, folder: str | os.PathLike[str], keep: int) -> Path:
-    """Write a checkpoint; see :meth:`Trainer.save`. Of several processes all take part, and the main one writes."""
-    target = Path(folder) / f"update-{trainer.update:09d}"
-    state = _state(trainer)
-    with trainer.world.together(StorageError):
-        if trainer.world.is_main:
-            _write(trainer, target, state, keep)
+class Run(Protocol):
+    """The parts of a trainer that a checkpoint saves and restores."""
+
+    state: TrainState
+    recipe: Recipe
+    requested_recipe: Recipe
+    negative: NegativePhase
+    world: World
+    optimizer: Optimizer | None
+    scheduler: LRScheduler | None
+    order_rng: RandomSource
+    epoch_order: dict[str, Tensor]
+    scheduled_epochs: int
+    batches_per_epoch: int | None
+    history: list[dict[str, float]]
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """The callbacks."""
+
+    def rng_from(self, update: int) -> RandomSource:
+        """Return the random source of this process from an update on."""
+
+
+# -- writing ----------------------------------------------------------------------------------------
+
+
+def save(run: Run, folder: str | os.PathLike[str], keep: int) -> Path:
+    """Write a checkpoint; see :meth:`Trainer.save`. All processes take part, and the main one writes."""
+    target = Path(folder) / f"update-{run.state.update:09d}"
+    tensors, plain = _tensors_of(run), _plain_of(run)
+    with run.world.raise_together(StorageError):
+        if run.world.is_main:
+            _write(run, target, tensors, plain, keep)
     return target
 
 
-def _write(trainer: Trainer, target: Path, state: tuple[dict[str, Tensor], dict[str, Any]], keep: int) -> None:
+def _write(run: Run, target: Path, tensors: dict[str, Tensor], plain: dict[str, Any], keep: int) -> None:
     home = target.parent
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -60,8 +96,7 @@ def _write(trainer: Trainer, target: Path, state: tuple[dict[str, Tensor], dict[
             return
         staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=home))
         try:
-            tensors, plain = state
-            write_machine(trainer.machine, staging)
+            write_machine(run.state.machine, staging)
             write_tensors(tensors, staging / "trainer.safetensors")
             (staging / "trainer.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
             finish_folder(staging)
@@ -69,10 +104,68 @@ def _write(trainer: Trainer, target: Path, state: tuple[dict[str, Tensor], dict[
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         for old in _all(home)[:-keep]:
-            doomed = old.rename(home / f"{_STAGING}{old.name}")  # what has a checkpoint's name is whole, to its end
+            doomed = old.rename(home / f"{_STAGING}{old.name}")  # a folder with a checkpoint's name stays complete
             shutil.rmtree(doomed, ignore_errors=True)
-    except OSError as error:
-        raise StorageError(f"checkpoint {target} cannot be written: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        raise StorageError(
+            f"checkpoint {target} cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from error
+
+
+def _tensors_of(run: Run) -> dict[str, Tensor]:
+    state, world = run.state, run.world
+    # Between epochs, and at an epoch's end, the stream of the order stands where the next epoch begins.
+    tensors = _prefixed("order", run.epoch_order)
+    own = state.rng.state_dict()
+    for name, part in own.items():
+        for rank, gathered in enumerate(world.gather(part.reshape(-1))):
+            tensors[f"noise.{rank}.{name}"] = gathered.reshape(part.shape)
+    tensors |= _prefixed("chains", {name: _chains_of_all(run, chain) for name, chain in state.chains.items()})
+    tensors |= _prefixed("momenta", state.momenta)
+    if state.centring is not None:
+        tensors |= _prefixed("centre", state.centring.centre)
+        if state.centring.hidden is not None:
+            tensors["hidden_offset"] = state.centring.hidden
+    if run.optimizer is not None:
+        for index, entries in run.optimizer.state_dict()["state"].items():
+            tensors |= {
+                f"optimizer.{index}.{key}": value for key, value in entries.items() if isinstance(value, Tensor)
+            }
+    return tensors
+
+
+def _plain_of(run: Run) -> dict[str, Any]:
+    state, optimizer = run.state, run.optimizer
+    stored = {"kind": _OWN_RULE, "scalars": {}, "groups": []}
+    if optimizer is not None:
+        stored = _plain_optimizer(optimizer)
+    return {
+        "epoch": state.epoch,
+        "batch": state.batch,
+        "update": state.update,
+        "processes": run.world.size,
+        "batches_per_epoch": run.batches_per_epoch,
+        "scheduled": run.scheduled_epochs,
+        "recipe_asked": run.requested_recipe.config(),
+        "recipe": run.recipe.config(),
+        "history": run.history,
+        "optimizer": stored,
+        "scheduler": None if run.scheduler is None else _to_plain(run.scheduler.state_dict()),
+        "callbacks": [{"kind": type(call).__name__, "state": call.state_dict()} for call in run.callbacks],
+    }
+
+
+def _plain_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    content = optimizer.state_dict()
+    scalars = {
+        str(index): {key: value for key, value in entries.items() if not isinstance(value, Tensor)}
+        for index, entries in content["state"].items()
+    }
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in content["param_groups"]]
+    return {"kind": type(optimizer).__name__, "scalars": scalars, "groups": groups}
+
+
+# -- reading ----------------------------------------------------------------------------------------
 
 
 def newest(folder: str | os.PathLike[str]) -> Path | None:
@@ -88,129 +181,97 @@ def _all(home: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("update-")))
 
 
-def load(trainer: Trainer, path: Path) -> dict[str, Any]:
-    """Read a checkpoint and put its machine's parameters in place; return the rest for :func:`restore`."""
+def read_plain(path: Path) -> dict[str, Any]:
+    """Read the settings and counters of a checkpoint, and the requested recipe as a :class:`Recipe`."""
     plain = read_json(path / "trainer.json", largest=None)  # it holds the history
-    if not isinstance(plain.get("recipe_asked"), dict):
-        raise StorageError(f"{path / 'trainer.json'} is damaged: it does not name a recipe")
+    try:
+        return {**plain, "recipe_asked": Recipe.from_config(plain["recipe_asked"])}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StorageError(f"{path / 'trainer.json'} is damaged: it does not describe a recipe ({error})") from error
+
+
+def read(run: Run, path: Path) -> Stored:
+    """Read a checkpoint of the same machine and recipe, and set the machine's parameters."""
+    plain = read_plain(path)
     tensors = read_tensors(path / "trainer.safetensors")
-    config = read_config(path)
-    now = machine_config(trainer.machine)
+    config, now = read_config(path), machine_config(run.state.machine)
     different = [key for key, value in now.items() if config.get(key) != json.loads(json.dumps(value))]
     if different:
         raise StorageError(f"{path} is a checkpoint of another machine: its {', '.join(different)} differ")
-    asked, stored = _without_n_iter(trainer.recipe_asked.config()), _without_n_iter(plain["recipe_asked"])
-    if asked != stored:
-        keys = sorted(key for key in asked if asked[key] != stored.get(key))
+    requested, stored = run.requested_recipe.config(), plain["recipe_asked"].config()
+    keys = sorted(key for key in requested if key != "n_epochs" and requested[key] != stored[key])
+    if keys:
         raise StorageError(f"{path} was made with another recipe: {', '.join(keys)} differ")
-    trainer.machine.load_state_dict(read_machine(path).state_dict())
-    return {"plain": plain, "tensors": tensors, "path": path}
+    run.state.machine.load_state_dict(read_machine(path).state_dict())
+    return Stored(plain, tensors, path)
 
 
-def restore(trainer: Trainer, stored: dict[str, Any]) -> tuple[bool, bool]:
-    """Bring a trainer whose optimiser has been made to where the checkpoint was taken.
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint that was read, to be restored when the training run has been set up."""
 
-    Returns
-    -------
-    tuple of bool
-        Whether as many processes share the training as did then, and whether a pass had just been made whole.
-    """
-    plain, tensors, path = stored["plain"], stored["tensors"], stored["path"]
-    try:
-        trainer.machine.load_state_dict(read_machine(path).state_dict())
-        trainer.epoch, trainer.batch, trainer.update = plain["epoch"], plain["batch"], plain["update"]
-        trainer.scheduled = plain["scheduled"]
-        trainer.history = list(plain["history"])
-        trainer.recipe = dataclasses.replace(trainer.recipe, learning_rate=plain["recipe"]["learning_rate"])
-        world = trainer.world
-        same_world = bool(plain["processes"] == world.size)
-        trainer.chains = {name: _own(trainer, chain) for name, chain in _under(tensors, "chains").items()}
-        if same_world:
-            trainer.rng.load_state_dict(_under(tensors, f"noise.{world.rank}"))
-        else:
-            trainer.rng = trainer.rng_of(trainer.update)
-        trainer.order_rng.load_state_dict(_under(tensors, "order"))
-        assert trainer.optimizer is not None
-        _restore_optimizer(trainer.optimizer, plain["optimizer"], _under(tensors, "optimizer"))
-        if trainer.scheduler is not None:
-            trainer.optimizer._opt_called = plain["update"] > 0  # type: ignore[attr-defined]  # or it warns
-            trainer.scheduler.load_state_dict(_from_plain(plain["scheduler"]))
-        if trainer.centring is not None:
-            like = trainer.machine.like
-            trainer.centring.centre = {n: t.to(like) for n, t in _under(tensors, "centre").items()}
-            offset = tensors.get("hidden_offset")
-            trainer.centring.hidden = None if offset is None else offset.to(like)
-        states = list(plain["callbacks"])
-        for callback in trainer.callbacks:  # some may be new, some gone
-            mine = next((state for state in states if state["kind"] == type(callback).__name__), None)
-            if mine is not None:
-                states.remove(mine)
-                callback.load_state_dict(mine["state"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StorageError(f"{path} does not fit this trainer: {error}") from error
-    device = trainer.machine.like.device
-    trainer.chains = {name: t.to(device) for name, t in trainer.chains.items()}
-    return same_world, plain["batch"] > 0 and plain["batch"] == plain.get("batches_per_epoch")
+    plain: dict[str, Any]
+    tensors: dict[str, Tensor]
+    path: Path
 
+    def restore(self, run: Run) -> tuple[bool, bool]:
+        """Set a training run to where the checkpoint was taken.
 
-def _state(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    assert trainer.optimizer is not None
-    # Between passes, and at a pass's end, the order's stream stands where the next pass begins.
-    world = trainer.world
-    tensors = _prefixed("order", trainer._order_at_start)
-    own = {name: world.gather(part.reshape(-1)) for name, part in trainer.rng.state_dict().items()}
-    shapes = {name: part.shape for name, part in trainer.rng.state_dict().items()}
-    for rank in range(world.size):
-        tensors |= {f"noise.{rank}.{name}": parts[rank].reshape(shapes[name]) for name, parts in own.items()}
-    tensors |= _prefixed("chains", {name: _everybodys(trainer, chain) for name, chain in trainer.chains.items()})
-    if trainer.centring is not None:
-        tensors |= _prefixed("centre", trainer.centring.centre)
-        if trainer.centring.hidden is not None:
-            tensors["hidden_offset"] = trainer.centring.hidden
-    optimizer = trainer.optimizer.state_dict()
-    scalars: dict[str, dict[str, Any]] = {}
-    for index, entries in optimizer["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer.{index}.{key}"] = value
+        Returns
+        -------
+        tuple of bool
+            Whether the number of processes is the same as then, and whether the checkpoint was taken after the last
+            batch of an epoch.
+        """
+        plain, state, world = self.plain, run.state, run.world
+        like = state.machine.like
+        try:
+            state.machine.load_state_dict(read_machine(self.path).state_dict())
+            state.epoch, state.batch, state.update = plain["epoch"], plain["batch"], plain["update"]
+            run.scheduled_epochs = plain["scheduled"]
+            run.history = list(plain["history"])
+            run.recipe = dataclasses.replace(run.recipe, learning_rate=plain["recipe"]["learning_rate"])
+            same_world = bool(plain["processes"] == world.size)
+            chains = {name: _own_chains(run, chain) for name, chain in _under(self.tensors, "chains").items()}
+            state.chains = {name: chain.to(like.device) for name, chain in chains.items()}
+            if same_world:
+                state.rng.load_state_dict(_under(self.tensors, f"noise.{world.rank}"))
             else:
-                scalars.setdefault(str(index), {})[key] = value
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer["param_groups"]]
-    plain = {
-        "epoch": trainer.epoch,
-        "batch": trainer.batch,
-        "update": trainer.update,
-        "processes": world.size,
-        "batches_per_epoch": trainer.batches_per_epoch,
-        "scheduled": trainer.scheduled,
-        "recipe_asked": trainer.recipe_asked.config(),
-        "recipe": trainer.recipe.config(),
-        "history": trainer.history,
-        "optimizer": {"kind": type(trainer.optimizer).__name__, "scalars": scalars, "groups": groups},
-        "scheduler": None if trainer.scheduler is None else _to_plain(trainer.scheduler.state_dict()),
-        "callbacks": [{"kind": type(call).__name__, "state": call.state_dict()} for call in trainer.callbacks],
-    }
-    return tensors, plain
+                state.rng = run.rng_from(state.update)
+            run.order_rng.load_state_dict(_under(self.tensors, "order"))
+            self._restore_steps(run)
+            if state.centring is not None:
+                state.centring.centre = {n: t.to(like) for n, t in _under(self.tensors, "centre").items()}
+                offset = self.tensors.get("hidden_offset")
+                state.centring.hidden = None if offset is None else offset.to(like)
+            _restore_callbacks(run.callbacks, plain["callbacks"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StorageError(f"{self.path} does not fit this trainer: {error}") from error
+        return same_world, plain["batch"] > 0 and plain["batch"] == plain.get("batches_per_epoch")
+
+    def _restore_steps(self, run: Run) -> None:
+        """Restore momenta, or the state of an optimiser and a scheduler."""
+        plain, state = self.plain["optimizer"], run.state
+        if run.optimizer is None:
+            if plain["kind"] not in (_OWN_RULE, "SGD"):
+                raise ValueError(f"its optimiser is {plain['kind']}, but no optimiser was given")
+            momenta = _under(self.tensors, "momenta") or self._momenta_of_version_0_1(state)
+            state.momenta = {name: momentum.to(state.machine.like) for name, momentum in momenta.items()}
+            return
+        _restore_optimizer(run.optimizer, plain, _under(self.tensors, "optimizer"))
+        if run.scheduler is not None:
+            run.optimizer._opt_called = self.plain["update"] > 0  # type: ignore[attr-defined]  # otherwise it warns
+            run.scheduler.load_state_dict(_from_plain(self.plain["scheduler"]))
+
+    def _momenta_of_version_0_1(self, state: TrainState) -> dict[str, Tensor]:
+        """Return the momenta that version 0.1 saved as those of an optimiser, factors first."""
+        learned = state.learned
+        names = [name for name in learned if is_factor(name)] + [name for name in learned if not is_factor(name)]
+        found = {name: self.tensors.get(f"optimizer.{index}.momentum_buffer") for index, name in enumerate(names)}
+        return {name: momentum for name, momentum in found.items() if momentum is not None}
 
 
-def _everybodys(trainer: Trainer, chain: Tensor) -> Tensor:
-    """Put the chains of all processes together."""
-    if chain.ndim == 0 or trainer.world.size == 1:
-        return chain
-    axis = trainer.negative.chain_axis
-    return torch.cat(trainer.world.gather(chain.movedim(axis, 0))).movedim(0, axis).contiguous()
-
-
-def _own(trainer: Trainer, chain: Tensor) -> Tensor:
-    """Take this process's chains out of all."""
-    if chain.ndim == 0 or trainer.world.size == 1:
-        return chain
-    axis = trainer.negative.chain_axis
-    part = trainer.world.part_of(chain.shape[axis])
-    return chain.narrow(axis, part.start, part.stop - part.start).clone()
-
-
-def _restore_optimizer(optimizer: torch.optim.Optimizer, plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _restore_optimizer(optimizer: Optimizer, plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     if plain["kind"] != type(optimizer).__name__:
         raise ValueError(f"its optimiser is {plain['kind']}, not {type(optimizer).__name__}")
     state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in plain["scalars"].items()}
@@ -222,8 +283,37 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, plain: dict[str, Any], 
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
+def _restore_callbacks(callbacks: Sequence[Callback], stored: Sequence[dict[str, Any]]) -> None:
+    states = list(stored)
+    for callback in callbacks:  # some may be new, some may be gone
+        own = next((state for state in states if state["kind"] == type(callback).__name__), None)
+        if own is not None:
+            states.remove(own)
+            callback.load_state_dict(own["state"])
+
+
+# -- helpers ----------------------------------------------------------------------------------------
+
+
+def _chains_of_all(run: Run, chain: Tensor) -> Tensor:
+    """Return the chains of all processes."""
+    if chain.ndim == 0 or run.world.size == 1:
+        return chain
+    axis = run.negative.chain_axis
+    return torch.cat(run.world.gather(chain.movedim(axis, 0))).movedim(0, axis).contiguous()
+
+
+def _own_chains(run: Run, chain: Tensor) -> Tensor:
+    """Return this process's part of all chains."""
+    if chain.ndim == 0 or run.world.size == 1:
+        return chain
+    axis = run.negative.chain_axis
+    part = run.world.part_of(chain.shape[axis])
+    return chain.narrow(axis, part.start, part.stop - part.start).clone()
+
+
 def _to_plain(value: Any) -> Any:
-    """Write counters (of milestones, in schedulers), whose keys JSON would turn into text, as pairs."""
+    """Return a value for JSON, with counters (of milestones, in schedulers) as pairs: JSON would turn keys into text."""
     if isinstance(value, Counter):
         return {_COUNTER: list(value.items())}
     if isinstance(value, dict):
@@ -247,7 +337,3 @@ def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     start = f"{prefix}."
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-
-
-def _without_n_iter(config: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps({key: value for key, value in config.items() if key != "n_epochs"}))  # type: ignore[no-any-return]

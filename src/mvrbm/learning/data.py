@@ -1,6 +1,6 @@
-"""Where batches come from: arrays in memory or on disk, torch datasets and loaders.
+"""Sources of batches: arrays in memory or on disk, shards, PyTorch datasets and loaders.
 
-Bytes become floats batch by batch. Nothing that is given is ever copied whole.
+Bytes become floats batch by batch; the data is never copied as a whole. File formats are in :mod:`mvrbm.io`.
 """
 
 from __future__ import annotations
@@ -22,76 +22,76 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mvrbm.io.shards import Shards, is_folder_of_shards
 from mvrbm.learning.distributed import World
-from mvrbm.learning.initialisation import Moments, moments_of
+from mvrbm.learning.moments import Moments, merge_moments, moments_of
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
-# Samples that the starting moments are taken over; more would move them by less than a percent.
+# Samples that the initial moments are computed from; more would change them by less than a percent.
 _MOMENT_SAMPLES = 2**15
-# Entries, and samples, that are looked at together before training: some copies of so many are held at once.
+# Entries, and samples, that are checked together before training: a few copies of them are in memory at once.
 _ENTRIES_AT_ONCE, _SAMPLES_AT_ONCE = 2**19, 1024
 
 
 class Batch(NamedTuple):
-    """Some samples of every visible layer, and which of their entries are known."""
+    """Samples of every visible layer, and which of their entries are known."""
 
     visible: dict[str, Tensor]  # each (n, *layer shape)
-    known: dict[str, Tensor]  # boolean, for the layers that have unknown entries
-    total: int = 0  # samples of this update, those of other processes included
+    known: dict[str, Tensor]  # boolean, for the layers that have missing entries
+    total: int = 0  # samples of this update on all processes
 
     def __len__(self) -> int:
-        """Return the number of samples that are here."""
+        """Return the number of samples on this process."""
         return len(next(iter(self.visible.values())))
 
-    def out_of(self, total: int) -> Batch:
-        """Return the same samples as some of more."""
+    def with_total(self, total: int) -> Batch:
+        """Return the same samples as part of a batch of `total` samples on all processes."""
         return Batch(self.visible, self.known, total)
 
 
 class Source(ABC):
-    """Data that can be gone through again and again.
+    """Data that can be iterated any number of times.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        Says which layers there are, and their dtype and device.
+        The machine, whose layers, dtype and device the batches must match.
     nan_is_missing : bool
-        Whether NaN marks an unknown entry. Otherwise it is an error.
+        Whether NaN marks a missing entry. Otherwise it is an error.
     """
 
-    #: Number of samples, None if it is not known before a pass ends.
+    #: Number of samples, None if it is not known before an epoch ends.
     n_samples: int | None
-    #: Whether a pass can be taken up in its middle, with the same batches.
+    #: Whether an epoch can be resumed in the middle, with the same batches.
     resumable = True
-    #: Whether every process sees all of the data, and takes its part of each batch.
+    #: Whether every process reads all of the data, and takes its part of each batch.
     common = True
 
     def __init__(self, machine: BoltzmannMachine, *, nan_is_missing: bool = False) -> None:
         self.machine = machine
         self.nan_is_missing = nan_is_missing
         self.world = World()
-        #: Whether batches are checked. The trainer turns this off once it has seen all of the data.
+        #: Whether batches are checked. The trainer turns this off after the first complete epoch.
         self.check = True
 
     @abstractmethod
     def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
-        """Go through the data once, in a new order drawn from `noise`, leaving out the first `start` batches."""
+        """Yield the batches of one epoch, in a new order drawn from `rng`, without the first `start` of them."""
 
-    #: Whether reading takes long enough to be done beside computing.
+    #: Whether reading takes long enough to be done in a thread of its own.
     slow = False
 
     def first_look(self) -> None:
-        """Read something, so that what cannot be read is known before training begins."""
+        """Read the first samples, so that data that cannot be read is reported before training begins."""
         for _ in self.head(1):
             return
 
     @property
     def whole(self) -> Mapping[str, Any]:
-        """The arrays themselves by layer, where there are such and all of their entries are known; else nothing."""
+        """The arrays themselves by layer, if there are any and no entry is missing; otherwise empty."""
         return {}
 
     def check_all(self) -> None:
-        """Check every sample now, if that has not been done; for those who read the arrays themselves."""
+        """Check every sample now, if that has not been done: for paths that read the arrays themselves."""
         if self.check:
             for _ in self.head(2**62):
                 pass
@@ -99,26 +99,26 @@ class Source(ABC):
 
     @abstractmethod
     def head(self, count: int) -> Iterator[Batch]:
-        """Give up to about `count` samples, evenly spread where possible, always the same ones."""
+        """Yield up to about `count` samples, evenly spaced where possible, the same ones every time."""
 
     def _pieces(self, count: int) -> list[slice]:
-        """Cut so many samples into pieces that are small enough to be looked at together."""
+        """Return slices of `count` samples that are small enough to be checked together."""
         entries = sum(math.prod(unit.shape) for unit in self.machine.layers.values())
         size = max(1, min(_SAMPLES_AT_ONCE, _ENTRIES_AT_ONCE // entries))
         return [slice(first, first + size) for first in range(0, count, size)]
 
     def n_batches(self, batch_size: int) -> int | None:
-        """Return the number of batches of a pass, None if it is not known."""
+        """Return the number of batches per epoch, None if it is not known."""
         return None if self.n_samples is None else -(-self.n_samples // batch_size)
 
     def full_batch(self, batch_size: int) -> int:
-        """Return the size of a batch that is not cut short."""
+        """Return the size of a full batch."""
         return batch_size if self.n_samples is None else min(batch_size, self.n_samples)
 
     def moments(self) -> dict[str, Moments]:
-        """Mean and variance of every entry, over a bounded number of samples."""
+        """Return mean and variance of every entry, over a bounded number of samples."""
         sums: dict[str, list[Tensor]] = {}
-        origins: dict[str, Tensor] = {}  # sums are taken from here, so that large values do not cancel
+        origins: dict[str, Tensor] = {}  # sums are of deviations from here, so that large values do not cancel
         for batch in self.head(_MOMENT_SAMPLES):
             for name, array in batch.visible.items():
                 x, known = array.double().cpu(), batch.known.get(name)
@@ -133,15 +133,16 @@ class Source(ABC):
                 sums[name] = [a + b for a, b in zip(sums[name], piece, strict=True)] if name in sums else piece
         if not sums and (self.common or self.world.size == 1):
             raise ValueError("the data is empty: at least one sample is needed")
+        own = {name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()}
         if self.common:
-            return {name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()}
-        if not sums:  # other processes have all of it
+            return own
+        if not own:  # other processes have all samples
             shapes = {name: torch.zeros(unit.shape, dtype=torch.float64) for name, unit in self.machine.layers.items()}
-            return self.world.merged({name: Moments(zero, zero, 0) for name, zero in shapes.items()})
-        return self.world.merged({name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()})
+            own = {name: Moments(zero, zero, 0) for name, zero in shapes.items()}
+        return merge_moments(own, self.world)
 
     def _batch(self, raw: Mapping[str, Any], known: Mapping[str, Any], total: int | None = None) -> Batch:
-        """Turn pieces of raw data into checked tensors of the machine's kind."""
+        """Return raw data as checked tensors of the machine's dtype and device."""
         masks = {name: torch.as_tensor(mask, device=self.machine.like.device) for name, mask in known.items()}
         if any(mask.dtype != torch.bool for mask in masks.values()):
             raise ValueError("masks must be boolean, True where the value is known")
@@ -153,15 +154,15 @@ class Source(ABC):
                 if bool(missing.any()):
                     masks[name] = masks[name] & ~missing if name in masks else ~missing
             if name in masks:
-                array = torch.where(masks[name], array, unit.some_state())  # drawn later, by the trainer
+                array = torch.where(masks[name], array, unit.some_state())  # the trainer draws these entries later
             visible[name] = array
         n = len(next(iter(visible.values())))
-        # Shapes are looked at always: a loader may give others later. Another process may have all of a batch.
+        # Shapes are always checked: a loader may deliver others later. Another process may have the whole batch.
         layers = self.machine.as_layers(visible, check=n > 0, values=self.check)
         return Batch(layers, masks, n if total is None else total)
 
-    def nothing(self, total: int) -> Batch:
-        """Return a batch that other processes have all samples of."""
+    def empty_batch(self, total: int) -> Batch:
+        """Return an empty batch, for an update whose samples other processes have."""
         like = self.machine.like
         return Batch({name: like.new_zeros(0, *unit.shape) for name, unit in self.machine.layers.items()}, {}, total)
 
@@ -195,18 +196,18 @@ class ArraySource(Source):
 
     @property
     def whole(self) -> Mapping[str, Any]:
-        """The arrays, if nothing is missing."""
+        """The arrays, if no entry is missing."""
         return {} if self.known or self.nan_is_missing or not self.common else self.arrays
 
     def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
-        """Go through the data once in a new order."""
+        """Yield the batches of one epoch in a new order."""
         order = rng.permutation(len(self)).cpu().numpy()
         for first in range(start * batch_size, len(self), batch_size):
             rows = order[first : first + batch_size]
             yield self._rows(rows[self.world.part_of(len(rows))], len(rows))
 
     def head(self, count: int) -> Iterator[Batch]:
-        """Give samples at even distances."""
+        """Yield evenly spaced samples."""
         rows = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
         yield from (self._rows(rows[piece]) for piece in self._pieces(len(rows)))
 
@@ -220,24 +221,24 @@ class ArraySource(Source):
 
 
 class ShardSource(ArraySource):
-    """A folder of shards. Each process reads rows of its own, one stretch of them, and no others."""
+    """A folder of shards. Each process reads its own contiguous range of rows, and no others."""
 
     common = False
 
     def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
-        """Go once through this process's rows in a new order, in step with the others."""
-        world, stretches = self.world, self._stretches(batch_size)
-        # Stretches differ in length: one stream for all would come apart.
+        """Yield the batches of this process's rows in a new order, as many as the other processes have."""
+        world, ranges = self.world, self._ranges(batch_size)
+        # Ranges differ in length: a common random stream would get out of step.
         own = rng.split(1)[0].stream(world.size, world.rank)
-        first, count = stretches[world.rank][1:]
+        first, count = ranges[world.rank][1:]
         order = first + own.permutation(count).cpu().numpy()
         for number in range(start, self.n_batches(batch_size) or 0):
-            here = [max(0, min(size, count - number * size)) for size, _, count in stretches]
-            begin = number * stretches[world.rank][0]
+            here = [max(0, min(size, count - number * size)) for size, _, count in ranges]
+            begin = number * ranges[world.rank][0]
             yield self._rows(order[begin : begin + here[world.rank]], sum(here))
 
-    def _stretches(self, batch_size: int) -> list[tuple[int, int, int]]:
-        """For each process: its part of a batch, its first row, and its number of rows, in proportion to that."""
+    def _ranges(self, batch_size: int) -> list[tuple[int, int, int]]:
+        """Return, for each process, its part of a batch, its first row, and its number of rows, proportional to that part."""
         found = []
         for rank in range(self.world.size):
             part = World(rank, self.world.size).part_of(batch_size)
@@ -246,14 +247,14 @@ class ShardSource(ArraySource):
         return found
 
     def head(self, count: int) -> Iterator[Batch]:
-        """Give samples of this process at even distances."""
+        """Yield evenly spaced samples of this process."""
         own = self.world.part_of(len(self))
         rows = np.unique(np.linspace(own.start, own.stop - 1, min(count, _length(own))).astype(np.int64))
         yield from (self._rows(rows[piece]) for piece in self._pieces(len(rows)))
 
     def n_batches(self, batch_size: int) -> int | None:
-        """As many as the process with the most rows for its part of a batch needs."""
-        return max(-(-count // size) for size, _, count in self._stretches(batch_size))
+        """Return the number of batches of the process that has the most."""
+        return max(-(-count // size) for size, _, count in self._ranges(batch_size))
 
 
 def _length(part: slice) -> int:
@@ -261,7 +262,7 @@ def _length(part: slice) -> int:
 
 
 class DatasetSource(Source):
-    """A map-style torch dataset whose items are arrays, mappings by layer, or tuples that begin with the array."""
+    """A map-style PyTorch dataset whose items are arrays, mappings by layer, or tuples that begin with the array."""
 
     slow = True
 
@@ -273,28 +274,28 @@ class DatasetSource(Source):
             raise ValueError("the data is empty: at least one sample is needed")
 
     def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
-        """Go through the data once in a new order."""
+        """Yield the batches of one epoch in a new order."""
         order = rng.permutation(self.n_samples or 0).tolist()
         rows = [order[i : i + batch_size] for i in range(start * batch_size, len(order), batch_size)]
         mine = [some[self.world.part_of(len(some))] for some in rows]
         loaded = self._load([some for some in mine if some])
         for some, own in zip(rows, mine, strict=True):
-            yield next(loaded).out_of(len(some)) if own else self.nothing(len(some))
+            yield next(loaded).with_total(len(some)) if own else self.empty_batch(len(some))
 
     def head(self, count: int) -> Iterator[Batch]:
-        """Give samples at even distances."""
+        """Yield evenly spaced samples."""
         n = self.n_samples or 0
         rows = np.unique(np.linspace(0, n - 1, min(count, n)).astype(np.int64)).tolist()
         yield from self._load([rows[piece] for piece in self._pieces(len(rows))])
 
     def _load(self, rows: list[list[int]]) -> Iterator[Batch]:
-        # A loader draws a seed for its workers even if it has none: not from the global generator.
+        # A loader draws a seed even without workers: not from the global generator.
         for item in DataLoader(self.dataset, batch_sampler=rows, generator=torch.Generator()):
             yield self._batch(layers_of(item, self.machine), {})
 
 
 class LoaderSource(Source):
-    """A loader, or any other iterable of batches that can be gone through more than once, in its own order."""
+    """A loader, or any other iterable of batches that can be iterated more than once, in its own order."""
 
     resumable = False
     common = False
@@ -302,30 +303,30 @@ class LoaderSource(Source):
     n_samples = None
 
     def first_look(self) -> None:
-        """Leave a loader alone: it may give what it gives once only."""
+        """Do nothing: a loader may deliver its first batch only once."""
 
     def __init__(self, machine: BoltzmannMachine, loader: Iterable[Any], *, nan_is_missing: bool = False) -> None:
         super().__init__(machine, nan_is_missing=nan_is_missing)
         self.loader = loader
 
     def n_batches(self, batch_size: int) -> int | None:
-        """Ask the loader, which may not know."""
+        """Return the length of the loader, None if it has none."""
         try:
             return len(self.loader)  # type: ignore[arg-type]
         except TypeError:
             return None
 
     def full_batch(self, batch_size: int) -> int:
-        """Nothing is known of the loader's batches before they come."""
+        """Return 1: the size of the loader's batches is not known before they come."""
         return 1
 
     def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
-        """Go through the loader once; `batch_size` and `noise` are the loader's own business."""
+        """Yield the loader's batches; `batch_size` and `rng` are not used."""
         for item in itertools.islice(iter(self.loader), start, None):
             yield self._batch(layers_of(item, self.machine), {})
 
     def head(self, count: int) -> Iterator[Batch]:
-        """Give the first batches."""
+        """Yield the first batches."""
         seen = 0
         for item in self.loader:
             batch = self._batch(layers_of(item, self.machine), {})
@@ -338,7 +339,7 @@ class LoaderSource(Source):
 def as_source(
     data: Any, machine: BoltzmannMachine, *, mask: Any = None, nan_is_missing: bool = False, batch_size: int = 100
 ) -> Source:
-    """Return a source for whatever data came.
+    """Return a source for data of any kind.
 
     Parameters
     ----------
@@ -349,9 +350,9 @@ def as_source(
     mask : array or mapping, optional
         True where an entry is known. For arrays only.
     nan_is_missing : bool
-        Whether NaN marks an unknown entry.
+        Whether NaN marks a missing entry.
     batch_size : int
-        Batch size of streams (iterable datasets), which are cut into batches here.
+        Batch size of iterable datasets, which are divided into batches here.
     """
     if isinstance(data, Source):
         return data
@@ -382,7 +383,7 @@ def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
             raise ValueError(f"the data lacks layers {sorted(missing)}, it has {sorted(item)}")
         return {name: item[name] for name in names}
     if isinstance(item, tuple | list) and len(names) == 1 and len(item) and hasattr(item[0], "shape"):
-        item = item[0]  # what follows is a label
+        item = item[0]  # the rest is a label
     if len(names) > 1:
         raise ValueError(f"this machine has visible layers {names}: give data as a mapping from these names")
     return {names[0]: item}
@@ -407,7 +408,7 @@ def _as_array(part: Any) -> Any:
 
 def _take(array: Any, rows: Sequence[int] | np.ndarray[Any, Any]) -> Tensor:
     if isinstance(array, Tensor):
-        # Five times as fast as indexing, which goes entry by entry.
+        # Five times as fast as indexing, which copies entry by entry.
         return array.index_select(0, torch.as_tensor(rows, device=array.device))
     return torch.from_numpy(np.ascontiguousarray(array[rows]))
 
@@ -416,7 +417,7 @@ _AHEAD = 2  # batches
 
 
 def read_ahead(batches: Iterator[Batch], slow: bool = True) -> Iterator[Batch]:
-    """Give the same batches, the next ones being read in a thread of their own while these are in use."""
+    """Yield the same batches, reading the next ones in a thread of its own."""
     if not slow:
         yield from batches
         return

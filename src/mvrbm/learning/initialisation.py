@@ -1,55 +1,28 @@
-"""Where learning starts, and how large its steps may be."""
+"""The start of training: initial parameters from the data's moments, offsets of centred layers, and a safe learning rate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mvrbm.learning.moments import Moments
 from mvrbm.learning.recipe import Recipe
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
-# Chosen on held-out training digits of MNIST and on patches of photographs, sizes 4x4 to 128x128, orders 1 to
-# 4, ranks 1 to 16. docs/learning.md has the tables, and says what was looked at on the way.
+# Chosen on held-out training digits of MNIST and on patches of photographs, sizes 4x4 to 128x128, orders 1 to 4, ranks 1
+# to 16. docs/learning.md has the tables.
 _RATE = 3.0
 _LARGEST_RATE = 0.5
 _FIELD_SPREAD = 0.3
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Mean and variance of every entry of one layer over `count` samples."""
-
-    mean: Tensor  # (*shape)
-    variance: Tensor  # (*shape)
-    count: int
-
-
-def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor) -> Moments:
-    """Turn sums over known entries, of deviations from an origin, into moments.
-
-    Entries that were never known get the moments of the others.
-    """
-    known = counts.clamp(min=1)
-    shift = total / known
-    variance = (squares / known - shift**2).clamp(min=0)
-    mean = origin + shift
-    never = counts == 0
-    if bool(never.any()):
-        some = ~never
-        fill_mean = mean[some].mean() if bool(some.any()) else mean.new_tensor(0.5)
-        fill_variance = variance[some].mean() if bool(some.any()) else mean.new_tensor(1.0)
-        mean, variance = torch.where(never, fill_mean, mean), torch.where(never, fill_variance, variance)
-    return Moments(mean, variance, int(counts.max()))
-
-
 @torch.no_grad()
 def initialise(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments], rng: RandomSource) -> None:
-    """Set every parameter to where the recipe starts."""
+    """Set every parameter to its initial value."""
     for name, unit in machine.layers.items():
         if recipe.bias_from_data:
             unit.initialise_from(moments[name].mean, moments[name].variance, moments[name].count)
@@ -65,7 +38,7 @@ def initialise(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
 
 
 def offsets(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> dict[str, Tensor]:
-    """Return what deviations are taken from: the mean of the layers that are centred, zero for the others."""
+    """Return the offset of every visible layer: the mean of the layers that are centred, zero for the others."""
     everything = recipe.centring == "full"
     centre = {}
     for name, unit in machine.layers.items():
@@ -77,10 +50,10 @@ def offsets(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Mom
 
 @torch.no_grad()
 def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> float:
-    r"""Return a step size for `W` that neither idles nor runs away.
+    r"""Return a learning rate for `W` that is neither too small to learn nor so large that training diverges.
 
     The likelihood's curvature along a row of `W` is at most the variance of a hidden unit times that of
-    what it sees, :math:`v_h \sum \mathrm{E}\, T(x)^2` around the offset; along a column, :math:`v_v` times the
+    its input, :math:`v_h \sum \mathrm{E}\, T(x)^2` around the offset; along a column, :math:`v_v` times the
     variance of all hidden units, :math:`v_h K`. A step is safe up to about the inverse of their sum.
     """
     hidden = machine.hidden
@@ -91,7 +64,7 @@ def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, M
 
 
 def _power(machine: BoltzmannMachine, moments: Mapping[str, Moments], offset: Mapping[str, Tensor] | None) -> float:
-    """Mean square of the statistic around an offset, summed over all entries; around the mean without one."""
+    """Return the mean square of the statistic around an offset (default: the mean), summed over all entries."""
     total = 0.0
     for name, unit in machine.layers.items():
         variance, mean = (part.to(machine.like) for part in (moments[name].variance, moments[name].mean))

@@ -1,52 +1,52 @@
-"""The numbers of a training, and the two sets of them that have a name."""
+"""Recipes: the settings of a training run, and the two named ones, `default` and `paper`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from mvrbm.learning.samplers import CD, NegativePhase
+from mvrbm.learning.samplers import CD, PCD, NegativePhase, TemperedPCD
+from mvrbm.validation import choice, number, whole_number
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train.
+    """Settings of a training run.
 
     Parameters
     ----------
     n_epochs : int
-        Passes over the data.
+        Number of epochs: how often training goes through the data.
     batch_size : int
-        Samples an update. The last batch of a pass may be shorter; its gradient counts in proportion.
+        Samples per update. The last batch of an epoch may be shorter; its gradient is weighted in proportion.
     learning_rate : float, optional
-        Size of a step of `W`, of the factors as they are if not `normalised`. If not given, it follows
-        from the size of the layers and the data's variance; see :func:`mvrbm.learning.initialisation.safe_rate`.
+        Step size of `W`, or of the factors themselves if not `normalised`. Default: computed from the size of the layers
+        and the data's variance; see :func:`mvrbm.learning.initialisation.safe_rate`.
     bias_learning_rate : float, optional
-        Size of a step of biases and variances; `learning_rate` if not given.
+        Step size of biases and variances. None: `learning_rate`.
     momentum : float
-        Share of the last step that is kept.
+        Fraction of the last step that is kept.
     weight_decay : float
-        Pull of the factors, and of them alone, towards zero.
+        L2 penalty of the factors only.
     negative : NegativePhase
         What the chains do.
     std : float, optional
-        Standard deviation of the entries of `W` at the start. If not given, hidden fields start with a
-        spread of 0.3.
+        Standard deviation of the entries of the initial `W`. Default: hidden fields start with a spread of 0.3.
     factor_std : float, optional
-        Standard deviation of the factors themselves at the start, instead of `std`.
+        Standard deviation of the initial factors themselves, instead of `std`.
     bias_from_data : bool
         Whether the visible units start at the data's moments (log-odds, or location and scale).
     centring : {"location", "full", "none"}
-        Which layers' factors learn from deviations from the mean, the biases following: those whose zero
-        means nothing (Gaussian ones), all layers and the hidden one, or none.
+        Which layers' factors learn from deviations from the mean, with the biases adjusted: those whose zero has no
+        meaning (Gaussian layers), all layers including the hidden one, or none.
     rate_decay : int, optional
-        Updates after which the rate has fallen to 1 / sqrt(2) of its start; it falls as
-        1 / sqrt(1 + update / rate_decay). It stays as it is if not given, or where an optimiser or a
-        scheduler is given to the trainer.
+        Number of updates after which the learning rate has decayed to 1 / sqrt(2) of its initial value; it decays as
+        1 / sqrt(1 + update / rate_decay). None: constant. Not used if the trainer has an optimiser or a scheduler.
     normalised : bool
         Whether each factor's gradient is divided by how much the other factors amplify it.
     balance : bool
-        Whether the factors are brought to equal norms after every pass, which leaves `W` as it is.
+        Whether the factors are rescaled to equal norms after every epoch, which leaves `W` unchanged.
     """
 
     n_epochs: int = 10
@@ -55,7 +55,7 @@ class Recipe:
     bias_learning_rate: float | None = 0.05
     momentum: float = 0.5
     weight_decay: float = 0.0
-    negative: NegativePhase = CD(1)  # noqa: RUF009  (frozen settings; chains live in the trainer)
+    negative: NegativePhase = CD(1)  # noqa: RUF009  (frozen settings; chains are in the state)
     std: float | None = None
     factor_std: float | None = None
     bias_from_data: bool = True
@@ -65,39 +65,41 @@ class Recipe:
     balance: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in [("n_epochs", 0), ("batch_size", 1)]:
-            value = getattr(self, name)
-            if value != int(value) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
-            object.__setattr__(self, name, int(value))  # NumPy's numbers are not JSON's
+        checked: dict[str, Any] = {
+            "n_epochs": whole_number(self.n_epochs, "n_epochs", 0),  # NumPy's numbers are not JSON's
+            "batch_size": whole_number(self.batch_size, "batch_size"),
+            "momentum": number(self.momentum, "momentum", 0, 1),
+            "weight_decay": number(self.weight_decay, "weight_decay"),
+        }
+        for name in ("learning_rate", "bias_learning_rate", "std", "factor_std"):
+            if getattr(self, name) is not None:
+                checked[name] = number(getattr(self, name), name, exclude_low=True)
         if not isinstance(self.negative, NegativePhase):
             raise ValueError(f"negative must be CD(...), PCD(...) or TemperedPCD(...), got {self.negative!r}")
         if self.std is not None and self.factor_std is not None:
             raise ValueError("give std or factor_std, not both")
-        for name in ("learning_rate", "bias_learning_rate", "std", "factor_std", "momentum", "weight_decay"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, float(getattr(self, name)))
-        for name in ("learning_rate", "bias_learning_rate", "std", "factor_std"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be positive, got {value}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
-        if self.centring not in ("location", "full", "none"):
-            raise ValueError(f"centring must be 'location', 'full' or 'none', got {self.centring!r}")
+        choice(self.centring, "centring", ("location", "full", "none"))
         if self.rate_decay is not None and self.rate_decay < 1:
             raise ValueError(f"rate_decay must be at least 1, got {self.rate_decay}")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     def config(self) -> dict[str, Any]:
-        """Return the settings as plain values."""
+        """Return the settings as plain values, which :meth:`from_config` takes."""
         plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "negative"}
         return {**plain, "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
 
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Recipe:
+        """Return the recipe of some plain values. Values written by version 0.1 are accepted."""
+        plain = {{"n_iter": "n_epochs"}.get(key, key): value for key, value in config.items()}
+        negative = dict(plain.pop("negative"))
+        kinds = {kind.__name__: kind for kind in (CD, PCD, TemperedPCD)}
+        return cls(**plain, negative=kinds[negative.pop("kind")](**negative))
 
-#: `default`: safe for every unit, order, rank and size. `paper`: Algorithm 1 as printed; factors start
-#: from N(0, 0.01^2), which the paper leaves open, and an iteration is one pass over the data.
+
+#: `default`: safe for every unit, order, rank and size. `paper`: Algorithm 1 as printed; factors start from
+#: N(0, 0.01^2), which the paper does not specify, and one of its iterations is one epoch.
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
     "paper": Recipe(
@@ -119,9 +121,9 @@ RECIPES: dict[str, Recipe] = {
 
 
 def as_recipe(recipe: str | Recipe) -> Recipe:
-    """Return a recipe, by name or as it is."""
+    """Return a recipe from its name, or the recipe itself."""
     if isinstance(recipe, Recipe):
         return recipe
     if recipe not in RECIPES:
-        raise ValueError(f"unknown recipe '{recipe}': choose one of {sorted(RECIPES)}, or give a Recipe")
+        raise ValueError(f"recipe must be one of {sorted(RECIPES)} or a Recipe, got {recipe!r}")
     return RECIPES[recipe]

@@ -1,7 +1,7 @@
-"""Negative phases: where the model's side of the gradient comes from.
+"""Negative phases, which sample the model's side of the gradient: CD, persistent CD, and tempered persistent CD.
 
-A phase is settings alone. The chains it keeps between updates are in a plain dictionary of tensors that
-the trainer holds, saves and hands back.
+A phase is settings only. The chains that it keeps between updates are a plain dictionary of tensors in the state of the
+training run. Sampling from a trained model is in :mod:`mvrbm.sampling`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from mvrbm.learning.distributed import World
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, Masks, ParallelTempering, gibbs_step, keep_known
+from mvrbm.validation import whole_number
 
-if TYPE_CHECKING:
-    from mvrbm.learning.distributed import World
-
-#: Chains between updates, by name.
+#: Chains between updates, by the name of their layer.
 Chains = dict[str, Tensor]
 
 _TURN = "exchange.turn"  # no layer can have a name with a dot
@@ -31,13 +30,18 @@ _TURN = "exchange.turn"  # no layer can have a name with a dot
 class NegativePhase(ABC):
     """What the chains do at an update."""
 
-    #: Which axis of the arrays in `chains` counts the chains.
+    #: The axis of the arrays in `chains` along which the chains are counted.
     chain_axis: ClassVar[int] = 0
-    #: Whether `draw` launches the same work every time but the first, without a look at a number.
+    #: Whether `draw` launches the same work every time but the first, without reading a number back.
     capturable: ClassVar[bool] = False
 
+    @property
+    def steps(self) -> int:
+        """Gibbs steps per update."""
+        raise NotImplementedError
+
     def share(self, world: World) -> tuple[NegativePhase, float | None]:
-        """Return what one of several processes does, and how much of all chains that is; None: as of the batch."""
+        """Return the phase of one of several processes, and its fraction of all chains; None: as for the data."""
         return self, None
 
     @abstractmethod
@@ -51,7 +55,7 @@ class NegativePhase(ABC):
         machine : BoltzmannMachine
             The model.
         batch : mapping of str to Tensor
-            The data of this update, whole.
+            The data of this update, without missing entries.
         masks : mapping of str to Tensor or None
             Entries that do not exist in the batch (padding).
         field : Tensor (n, *hidden shape)
@@ -59,30 +63,25 @@ class NegativePhase(ABC):
         rng : RandomSource
             Source of the draws.
         chains : dict
-            What was kept from the last update, empty at the first. Changed in place.
+            The chains kept from the last update, empty at the first. Changed in place.
         """
-
-
-def _at_least(value: int, least: int, what: str) -> None:
-    if value < least:
-        raise ValueError(f"{what} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True)
 class CD(NegativePhase):
-    """Contrastive divergence: chains of `steps` Gibbs steps that start at the data anew every time."""
+    """Contrastive divergence: chains of `steps` Gibbs steps that start at the data at every update."""
 
     capturable: ClassVar[bool] = True
 
     steps: int = 1
 
     def __post_init__(self) -> None:
-        _at_least(self.steps, 1, "steps of CD")
+        whole_number(self.steps, "steps of CD")
 
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        """Start at the batch. The first hidden draw uses its field, which is known."""
+        """Start at the batch. The first hidden draw uses its field."""
         hidden = machine.hidden.sample(field, rng)
         towards = machine.visible_fields(hidden)
         drawn = {name: unit.sample(towards[name], rng) for name, unit in machine.layers.items()}
@@ -94,7 +93,7 @@ class CD(NegativePhase):
 
 @dataclass(frozen=True)
 class PCD(NegativePhase):
-    """Persistent contrastive divergence: `n_chains` chains that go on from update to update."""
+    """Persistent contrastive divergence: `n_chains` chains that continue from update to update."""
 
     capturable: ClassVar[bool] = True
 
@@ -102,18 +101,18 @@ class PCD(NegativePhase):
     steps: int = 1
 
     def __post_init__(self) -> None:
-        _at_least(self.steps, 1, "steps of PCD")
-        _at_least(self.n_chains, 1, "n_chains of PCD")
+        whole_number(self.steps, "steps of PCD")
+        whole_number(self.n_chains, "n_chains of PCD")
 
     def share(self, world: World) -> tuple[NegativePhase, float | None]:
-        """Return the phase with this process's chains, and their share."""
+        """Return the phase with this process's chains, and their fraction of all chains."""
         return _shared(self, self.n_chains, world)
 
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        """Go on with the chains, which started at the first batch."""
-        _refuse_padding(masks)
+        """Continue the chains, which started at the first batch."""
+        _check_no_padding(masks)
         state = {name: chains[name] for name in batch} if chains else _begin(machine, batch, self.n_chains, rng)
         padding = machine.as_masks(None, state)
         for _ in range(self.steps):
@@ -133,19 +132,19 @@ class TemperedPCD(NegativePhase):
     steps: int = 1
 
     def __post_init__(self) -> None:
-        _at_least(self.steps, 1, "steps of TemperedPCD")
-        _at_least(self.n_chains, 1, "n_chains of TemperedPCD")
-        _at_least(self.n_temperatures, 2, "n_temperatures of TemperedPCD")
+        whole_number(self.steps, "steps of TemperedPCD")
+        whole_number(self.n_chains, "n_chains of TemperedPCD")
+        whole_number(self.n_temperatures, "n_temperatures of TemperedPCD", 2)
 
     def share(self, world: World) -> tuple[NegativePhase, float | None]:
-        """Return the phase with this process's chains, and their share."""
+        """Return the phase with this process's chains, and their fraction of all chains."""
         return _shared(self, self.n_chains, world)
 
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        """Go on with all chains, which started at the first batch, and return the coldest."""
-        _refuse_padding(masks)
+        """Continue all chains, which started at the first batch, and return the coldest."""
+        _check_no_padding(masks)
         tempering = ParallelTempering(
             machine,
             self.n_chains,
@@ -171,14 +170,14 @@ def _shared(phase: PCD | TemperedPCD, n_chains: int, world: World) -> tuple[Nega
     return dataclasses.replace(phase, n_chains=own), own / n_chains
 
 
-def _refuse_padding(masks: Masks) -> None:
-    # A model of documents has a log Z for each length: chains of other lengths than the batch's would bias it.
+def _check_no_padding(masks: Masks) -> None:
+    # A model of documents has one log Z per length: chains of other lengths than the batch's would bias it.
     if any(mask is not None and bool(mask.any()) for mask in masks.values()):
-        raise ValueError("persistent chains keep their lengths, and the data has rows of padding: use CD instead")
+        raise ValueError("persistent chains keep their lengths, but the data has rows of padding: use CD instead")
 
 
 def _begin(machine: BoltzmannMachine, batch: Layers, count: int, rng: RandomSource) -> dict[str, Tensor]:
-    """Start chains at the batch, or where another process has all of it at draws in no field."""
+    """Start chains at the batch, or at draws from the biases where another process has the whole batch."""
     if len(next(iter(batch.values()))):
         return _spread(batch, count)
     like = machine.like
@@ -186,7 +185,7 @@ def _begin(machine: BoltzmannMachine, batch: Layers, count: int, rng: RandomSour
 
 
 def _spread(batch: Layers, count: int) -> dict[str, Tensor]:
-    """Return `count` states from a batch, going round it."""
+    """Return `count` states from a batch, each of its samples as often as needed."""
     n = len(next(iter(batch.values())))
     rows = torch.arange(count) % n
     return {name: array[rows.to(array.device)] for name, array in batch.items()}

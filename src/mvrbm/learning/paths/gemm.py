@@ -1,31 +1,29 @@
-r"""Contrastive divergence on the CPU, every mode product one plain matrix product.
+r"""The gradient on the CPU by PyTorch, every mode product being one plain matrix product (GEMM).
 
-Arrays lie as (I, n, J) and (K, n, L): the mode that a factor acts on is then always the first or the last, and
-the batch is part of the other side of one large product. Half-way products :math:`X V_r^\top` are shared between
-the field and the gradient, and all arrays are allocated once.
+Arrays are stored as (I, n, J) and (K, n, L): the mode that a factor acts on is then always the first or the last, and
+the batch is part of the other side of one large product. The products :math:`X V_r^\top` are shared between the field
+and the gradient, and all arrays are allocated once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mvrbm.learning.paths.flat import LayerPlan, Plan, why_not
-from mvrbm.learning.paths.updates import FlatUpdates
+from mvrbm.learning.paths import flat
+from mvrbm.learning.paths.base import Task
+from mvrbm.learning.paths.flat import LayerPlan, Plan
+from mvrbm.learning.paths.flat_updates import FlatUpdates
+from mvrbm.learning.state import TrainState
 
-if TYPE_CHECKING:
-    from mvrbm.learning.trainer import Trainer
-
-
-# Batches of more sizes than this come from a loader with a mind of its own.
+# Buffers are kept for so many sizes of batches: a loader may deliver batches of any size.
 _MOST_PHASES = 6
 
 
 class _Phase:
-    """States of one side of the contrast, and the products that its gradient needs again."""
+    """States of one side of the contrast, and the products that its gradient uses again."""
 
     def __init__(self, plan: Plan, n: int, like: Tensor) -> None:
         K, L = plan.hidden_rows, plan.hidden_columns
@@ -38,15 +36,15 @@ class _Phase:
 
 
 class GemmUpdates(FlatUpdates):
-    """Makes updates by the matrix products of PyTorch."""
+    """Computes gradients by the matrix products of PyTorch."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        super().__init__(trainer)
+    def __init__(self, task: Task, state: TrainState) -> None:
+        super().__init__(task, state)
         self._phases: dict[tuple[str, int], _Phase] = {}
-        self.pull()
+        self.load(state)
 
     def _phase(self, what: str, n: int) -> _Phase:
-        """Buffers for so many samples: kept, since a pass has batches of one size, and one shorter."""
+        """Return the buffers for `n` samples, which are kept: an epoch has batches of one size, and one shorter."""
         if (what, n) not in self._phases:
             if len(self._phases) >= _MOST_PHASES:
                 self._phases = {key: phase for key, phase in self._phases.items() if key == ("chain", self._n_chains)}
@@ -75,34 +73,34 @@ class GemmUpdates(FlatUpdates):
             self._gibbs(chain, field)
             field = chain.field
         self._means(chain)
-        self._slopes(data, chain, of_data, of_chain)
+        self._gradients(data, chain, of_data, of_chain)
 
     # -- fields -----------------------------------------------------------------------------------
 
     def _upwards(self, phase: _Phase) -> None:
-        """Hidden field with bias, C + sum U_r X V_r'."""
+        """Compute the hidden field with bias, C + sum U_r X V_r'."""
         layers, C = self._split_params
         n, L = phase.n, self.plan.hidden_columns
-        flat = phase.field.view(self.plan.hidden_rows, n * L)
+        rows = phase.field.view(self.plan.hidden_rows, n * L)
         for m, (p, (U, V, _)) in enumerate(zip(self.plan.layers, layers, strict=True)):
             x = phase.visible[m].view(p.rows * n, p.columns)
             for r in range(p.rank):
                 torch.mm(x, V[r].t(), out=phase.halfway[m][r])
-            _times(self._flat_u(p, U), phase.halfway[m].view(p.rank * p.rows, n * L), flat, add=m > 0)
+            _times(self._flat_u(p, U), phase.halfway[m].view(p.rank * p.rows, n * L), rows, add=m > 0)
         phase.field.add_(C[:, None])
 
     def _downwards(self, y: Tensor, m: int, phase: _Phase, into: Tensor) -> None:
-        """Field of layer m with bias, B + sum U_r' Y V_r."""
+        """Compute the field of layer m with bias, B + sum U_r' Y V_r."""
         p, (U, V, B) = self.plan.layers[m], self._split_params[0][m]
         n, L = phase.n, self.plan.hidden_columns
-        back, flat = phase.back[m], into.view(p.rows * n, p.columns)
+        back, rows = phase.back[m], into.view(p.rows * n, p.columns)
         torch.mm(self._flat_u(p, U).t(), y.view(self.plan.hidden_rows, n * L), out=back.view(p.rank * p.rows, n * L))
         for r in range(p.rank):
-            _times(back[r], V[r], flat, add=r > 0)
+            _times(back[r], V[r], rows, add=r > 0)
         into.add_(B[:, None])
 
     def _flat_u(self, p: LayerPlan, U: Tensor) -> Tensor:
-        """All U_r side by side, (K, R I); for one of them a view."""
+        """Return all U_r side by side, (K, R I); a view for rank 1."""
         return U[0] if p.rank == 1 else U.transpose(0, 1).reshape(self.plan.hidden_rows, -1)
 
     def _means(self, phase: _Phase) -> None:
@@ -112,8 +110,8 @@ class GemmUpdates(FlatUpdates):
             torch.sigmoid(phase.field, out=phase.mean)
 
     def _gibbs(self, chain: _Phase, field: Tensor) -> None:
-        """From a hidden field draw the hidden layer, then the visible ones, and find their hidden field."""
-        y = chain.mean  # overwritten: it is needed only after the last step
+        """Draw the hidden layer from its field, then the visible layers, and compute their hidden field."""
+        y = chain.mean  # overwritten here: the mean is needed only after the last step
         _draw(field, y, self._numbers(chain.n, None), self.plan.hidden_gaussian)
         for m, p in enumerate(self.plan.layers):
             states = chain.visible[m]
@@ -121,9 +119,9 @@ class GemmUpdates(FlatUpdates):
             _draw(states, states, self._numbers(chain.n, p), p.gaussian)
         self._upwards(chain)
 
-    def _slopes(self, data: _Phase, chain: _Phase, of_data: float, of_chain: float) -> None:
-        """Gradient of of_data * mean F(data) - of_chain * mean F(chain)."""
-        slopes, to_c = self._split_gradient
+    def _gradients(self, data: _Phase, chain: _Phase, of_data: float, of_chain: float) -> None:
+        """Compute the gradient of of_data * mean F(data) - of_chain * mean F(chain)."""
+        layers, to_c = self._split_gradient
         sides = [(chain, of_chain / max(1, chain.n)), (data, -of_data / max(1, data.n))]
         for number, (phase, sign) in enumerate(sides):
             add, n, L = number > 0, phase.n, self.plan.hidden_columns
@@ -131,7 +129,7 @@ class GemmUpdates(FlatUpdates):
             h = phase.mean.view(self.plan.hidden_rows, n * L)
             _total(phase.mean, to_c, 1.0, add=add)
             for m, (p, (U, _, _), (to_u, to_v, to_b)) in enumerate(
-                zip(self.plan.layers, self._split_params[0], slopes, strict=True)
+                zip(self.plan.layers, self._split_params[0], layers, strict=True)
             ):
                 halfway, back, x = phase.halfway[m], phase.back[m], phase.visible[m]
                 if p.rank == 1:
@@ -147,7 +145,7 @@ class GemmUpdates(FlatUpdates):
 
 
 def _times(a: Tensor, b: Tensor, into: Tensor, *, add: bool) -> None:
-    """Matrix product, added to what is there or in its place."""
+    """Write a matrix product to `into`, or add it."""
     if add:
         into.addmm_(a, b)
     else:
@@ -155,7 +153,7 @@ def _times(a: Tensor, b: Tensor, into: Tensor, *, add: bool) -> None:
 
 
 def _total(x: Tensor, into: Tensor, scale: float, *, add: bool) -> None:
-    """Sum over the samples of (I, n, J), times a number."""
+    """Write the sum over the samples of (I, n, J), times `scale`, to `into`, or add it."""
     total = x.sum(1)
     into.add_(total, alpha=scale) if add else torch.mul(total, scale, out=into)
 
@@ -170,9 +168,9 @@ def _draw(field: Tensor, into: Tensor, numbers: Tensor, gaussian: bool) -> None:
         torch.lt(numbers, into, out=into)
 
 
-def refuses(trainer: Trainer) -> str | None:
-    """Return why this path cannot do a training, None if it can."""
-    device = trainer.machine.like.device
+def unsupported_reason(task: Task, state: TrainState) -> str | None:
+    """Return why this path cannot compute a training run's updates, None if it can."""
+    device = state.machine.like.device
     if device.type != "cpu":
         return f"the machine is on {device}"
-    return why_not(trainer)
+    return flat.unsupported_reason(task, state)

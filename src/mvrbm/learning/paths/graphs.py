@@ -1,260 +1,204 @@
-"""The analytic path on a GPU as CUDA graphs: for every machine that the fused kernels do not know.
+"""The path for every machine on a GPU: updates of :mod:`mvrbm.learning.paths.reference`, replayed as CUDA graphs.
 
-An update of small arrays is some eighty launches, and the time is that of the launching. Here an update is captured
-once and replayed: the data, the order of a pass and the place in it are on the device, and so is the step.
+An update of small arrays is some eighty launches, and launching takes most of the time. Here an update is captured once
+and replayed: the data, the order of an epoch, the position in it and the step all stay on the device.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mvrbm.learning.cuda_graphs import capture
+from mvrbm.learning.data import Source
+from mvrbm.learning.paths.base import EpochPath, Task
+from mvrbm.learning.paths.reference import ReferencePath, gradient_of, own_step
+from mvrbm.learning.state import TrainState
+from mvrbm.learning.step import fail
 from mvrbm.random import RandomSource
 
-if TYPE_CHECKING:
-    from mvrbm.learning.data import Source
-    from mvrbm.learning.trainer import Trainer
-
-# To look at the parameters is to wait for the card.
+# Reading the parameters back means waiting for the GPU.
 _UPDATES_UNCHECKED = 2000
-# Of the device's memory, what the data may take.
+# Fraction of the device's memory that the data may take.
 _SHARE_OF_MEMORY = 0.5
 
 
-class GraphedPasses:
-    """Makes passes over data by replaying the updates of a trainer.
+class GraphPath(EpochPath):
+    """Computes epochs by replaying updates.
 
-    The first update of each size is made launch by launch, which also warms the libraries up; then it is captured.
-    On a CPU nothing is captured, and every update is made so: this is for tests.
+    The first update of each batch size is made launch by launch, which also warms up the libraries; the second is
+    captured. On a CPU, which is for tests, every update is made launch by launch.
 
     Parameters
     ----------
-    trainer : Trainer
-        A training that :func:`refuses` had nothing against, set up.
+    task : Task
+        How updates are made.
+    state : TrainState
+        The state to start from.
     source : Source
-        Its data.
+        The data.
     """
 
-    def __init__(self, trainer: Trainer, source: Source) -> None:
-        self.trainer = trainer
-        like = trainer.machine.like
+    def __init__(self, task: Task, state: TrainState, source: Source) -> None:
+        self.task = task
+        device = state.machine.like.device
         self.n_samples = int(source.n_samples or 0)
-        self.batch_size = min(trainer.recipe.batch_size, self.n_samples)
-        self._data = {name: torch.as_tensor(array).to(like.device) for name, array in source.whole.items()}
-        self._order = torch.zeros(self.n_samples, dtype=torch.int64, device=like.device)
-        self._within = torch.arange(self.batch_size, device=like.device)
-        self._place = torch.zeros((), dtype=torch.int64, device=like.device)
-        self._clock = torch.full((), trainer.update, dtype=torch.float64, device=like.device)  # updates made
-        self._alive = torch.ones((), dtype=torch.bool, device=like.device)
+        self.batch_size = min(task.recipe.batch_size, self.n_samples)
+        self._data = {name: torch.as_tensor(array).to(device) for name, array in source.whole.items()}
+        self._order = torch.zeros(self.n_samples, dtype=torch.int64, device=device)
+        self._within = torch.arange(self.batch_size, device=device)
+        self._position = torch.zeros((), dtype=torch.int64, device=device)
+        self._clock = torch.full((), state.update, dtype=torch.float64, device=device)  # updates made
+        self._alive = torch.ones((), dtype=torch.bool, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
-        self._gradients: dict[int, dict[str, Tensor]] = {}  # of each size of batch, where graphs leave them
+        self._gradients: dict[int, dict[str, Tensor]] = {}  # for each batch size, where its graph leaves them
         self._unchecked = 0
-        self._capturing = like.device.type == "cuda"
-        self._learned = {name: p for name, p in trainer.machine.named_parameters() if p.requires_grad}
-        self._kept_states: dict[str, Tensor] = {}
-        self._momenta = self._find_momenta() if trainer.own_optimizer else {}
-        self._stay_in_place()
+        self._capturing = device.type == "cuda"
+        self._reference = ReferencePath(task)
+        self._in_place: dict[str, Tensor] = {}
+        for name, parameter in state.learned.items() if task.optimizer is None else ():
+            state.momentum_of(name, parameter)
+        self._keep_in_place(state)
 
-    def _find_momenta(self) -> dict[str, Tensor]:
-        """Return the optimiser's own buffers, zeros where it has not begun; nothing without momentum."""
-        optimizer, momentum = self.trainer.optimizer, self.trainer.recipe.momentum
-        if optimizer is None or not momentum:
-            return {}
-        found = {}
-        for name, parameter in self._learned.items():
-            state = optimizer.state[parameter]
-            if state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            found[name] = state["momentum_buffer"]
-        return found
-
-    # -- a pass -----------------------------------------------------------------------------------
+    # -- an epoch ---------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def one_pass(self, orders: Sequence[Tensor], start: int = 0) -> int:
-        """Go once through the data from batch `start` on, and return the number of updates.
-
-        Parameters
-        ----------
-        orders : sequence of one Tensor (n_samples,)
-            The order in which the samples are seen.
-        start : int
-            Batches to leave out.
-        """
-        self._order.copy_(orders[0])
-        self._place.fill_(start * self.batch_size)
-        updates = range(start * self.batch_size, self.n_samples, self.batch_size)
+    def epoch(self, states: Sequence[TrainState], orders: Sequence[Tensor], stopped: Callable[[], bool]) -> int:
+        """Go through the data once; see :class:`EpochPath`."""
+        (state,), (order,) = states, orders
+        self._order.copy_(order)
+        self._position.fill_(state.batch * self.batch_size)
         made = 0
-        for first in updates:
-            self._one_update(min(self.batch_size, self.n_samples - first))
+        for first in range(state.batch * self.batch_size, self.n_samples, self.batch_size):
+            self._update(state, min(self.batch_size, self.n_samples - first))
             made += 1
-            if self.trainer.stop:
+            if stopped():
                 break
-        if self.trainer.own_optimizer:
+        if self.task.optimizer is None:
+            state.update += made
             self._unchecked += made
             if self._unchecked >= _UPDATES_UNCHECKED:
-                self._check()
-            return made
-        self.trainer.update -= made  # the step has counted them, as the caller will
+                self.store(states)
         return made
 
-    def push(self) -> None:
-        """Make sure that all is well; the machine's own parameters are what has been learning."""
-        self._check()
-
-    def pull(self) -> None:
-        """Take chains and offsets over that a callback may have put in the place of those that are known here."""
-        self._stay_in_place()
-
-    def balance(self) -> None:
-        """Leave that to the trainer: it has the machine's parameters at hand."""
-
-    def _check(self) -> None:
+    def store(self, states: Sequence[TrainState]) -> list[bool]:
+        """Raise DivergenceError if a parameter is not finite; the machine's own parameters are those that learn."""
         self._unchecked = 0
         if not bool(self._alive):
-            self.trainer.update = int(self._clock)
-            self.trainer.fail(self.trainer.update + 1)
+            states[0].update = int(self._clock)
+            fail(self.task.recipe, states[0].update + 1)
+        return [False]
+
+    def load(self, states: Sequence[TrainState]) -> None:
+        """Take over chains and offsets that a callback may have replaced."""
+        self._keep_in_place(states[0])
 
     # -- an update --------------------------------------------------------------------------------
 
-    def _one_update(self, n: int) -> None:
+    def _update(self, state: TrainState, n: int) -> None:
         graph = self._graphs.get(n)
         if graph is not None:
             graph.replay()
         elif self._capturing and n in self._graphs:
-            self._capture(n)
+            self._capture(state, n)
         else:
             self._graphs[n] = None
-            self._compute(n)
-        if not self.trainer.own_optimizer:
-            self.trainer._step(self._gradients[n], n / self.batch_size)
+            self._compute(state, n)
+        if self.task.optimizer is not None:
+            self._reference.apply(state, self._gradients[n], n / self.batch_size)
 
-    def _capture(self, n: int) -> None:
-        graph, rng = torch.cuda.CUDAGraph(), self.trainer.rng
-        before = rng.state_dict()
-        rng.register_with(graph)
-        try:
-            with torch.cuda.graph(graph):
-                self._compute(n)
-        except RuntimeError as error:
+    def _capture(self, state: TrainState, n: int) -> None:
+        graph = capture(lambda: self._compute(state, n), [state.rng], what="this machine")
+        if graph is None:
             self._capturing = False
-            reason = str(error).splitlines()[0]
-            warnings.warn(f"this machine goes without CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
-            self._graphs = {}  # they draw from the generator that is given up
-            rng.part_from_graphs(before)
-            self._take_back()
-            self._one_update(n)
+            self._graphs = {}  # they draw from a generator that is no longer used
+            self._take_back(state)
+            self._update(state, n)
             return
         self._graphs[n] = graph
         graph.replay()
 
-    def _compute(self, n: int) -> None:
-        """All of one update, or all but the step of an optimiser that was given, with no look at a number."""
-        rows = self._order[self._place + self._within[:n]]
-        gradient = self.trainer.slopes(self._batch(rows))
-        if self.trainer.own_optimizer:
-            self._step(gradient, n / self.batch_size)
+    def _compute(self, state: TrainState, n: int) -> None:
+        """Compute an update, or its gradient where an optimiser was given, without reading a number back."""
+        rows = self._order[self._position + self._within[:n]]
+        layers = state.machine.layers
+        batch = {name: unit.from_data(self._data[name].index_select(0, rows)) for name, unit in layers.items()}
+        gradient = gradient_of(state, self.task, batch)
+        if self.task.optimizer is None:
+            self._step(state, gradient, n / self.batch_size)
         else:
             self._gradients[n] = gradient
-        self._place.add_(n)
-        self._stay_in_place()
+        self._position.add_(n)
+        self._keep_in_place(state)
 
-    def _batch(self, rows: Tensor) -> dict[str, Tensor]:
-        layers = self.trainer.machine.layers
-        return {name: unit.from_data(self._data[name].index_select(0, rows)) for name, unit in layers.items()}
-
-    def _step(self, gradient: dict[str, Tensor], weight: float) -> None:
-        """The trainer's own step, with its checks: from the first number that is not finite on nothing changes."""
-        recipe, centring = self.trainer.recipe, self.trainer.centring
-        kept = {name: p.clone() for name, p in self._learned.items()}
+    def _step(self, state: TrainState, gradient: dict[str, Tensor], weight: float) -> None:
+        """Make the recipe's step; after the first number that is not finite nothing changes any more."""
+        learned, centring = state.learned, state.centring
+        kept = {name: p.clone() for name, p in learned.items()}
         before = None if centring is None else centring.fields()
-        falling = 1.0 if recipe.rate_decay is None else (1 + self._clock / recipe.rate_decay).rsqrt()
-        rate = float(recipe.learning_rate or 0.0)
-        for name, parameter in self._learned.items():
-            of_coupling = name.startswith("couplings.")
-            slope = gradient[name] * weight if weight != 1 else gradient[name]
-            if recipe.weight_decay and of_coupling:
-                slope = slope.add(parameter, alpha=recipe.weight_decay)
-            if name in self._momenta:
-                slope = self._momenta[name].mul_(recipe.momentum).add_(slope)
-            speed = rate if of_coupling else recipe.bias_learning_rate or rate
-            parameter.sub_(slope * (falling * speed))
+        own_step(state, gradient, self.task, weight, self._clock)
         if centring is not None and before is not None:
             centring.follow(before)
-        total = torch.stack([p.detach().sum() for p in self._learned.values()]).sum()
+        total = torch.stack([p.detach().sum() for p in learned.values()]).sum()
         self._alive.logical_and_(torch.isfinite(total))
-        for name, parameter in self._learned.items():
+        for name, parameter in learned.items():
             parameter.copy_(torch.where(self._alive, parameter, kept[name]))
         self._clock.add_(self._alive)
 
-    def _stay_in_place(self) -> None:
-        """Keep what the trainer holds between updates where the graphs look for it."""
-        trainer = self.trainer
-        for name, states in list(trainer.chains.items()):
-            trainer.chains[name] = self._kept(f"chains.{name}", states)
-        if trainer.centring is not None and trainer.centring.hidden is not None:
-            trainer.centring.hidden = self._kept("offset", trainer.centring.hidden)
+    def _keep_in_place(self, state: TrainState) -> None:
+        """Keep chains and offsets in the memory that the graphs read and write."""
+        for name, chain in list(state.chains.items()):
+            state.chains[name] = self._placed(f"chains.{name}", chain)
+        if state.centring is not None and state.centring.hidden is not None:
+            state.centring.hidden = self._placed("offset", state.centring.hidden)
 
-    def _take_back(self) -> None:
-        """Let the trainer hold what it held before a capture that failed, whose arrays were never computed."""
-        trainer = self.trainer
-        for name in trainer.chains:
-            trainer.chains[name] = self._kept_states[f"chains.{name}"]
-        if trainer.centring is not None and "offset" in self._kept_states:
-            trainer.centring.hidden = self._kept_states["offset"]
+    def _take_back(self, state: TrainState) -> None:
+        """Undo what a failed capture did to the state, whose tensors were never computed."""
+        for name in state.chains:
+            state.chains[name] = self._in_place[f"chains.{name}"]
+        if state.centring is not None and "offset" in self._in_place:
+            state.centring.hidden = self._in_place["offset"]
 
-    def _kept(self, name: str, states: Tensor) -> Tensor:
-        if name not in self._kept_states:
-            self._kept_states[name] = states.clone()
-        elif states is not self._kept_states[name]:
-            self._kept_states[name].copy_(states)
-        return self._kept_states[name]
+    def _placed(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self._in_place:
+            self._in_place[name] = tensor.clone()
+        elif tensor is not self._in_place[name]:
+            self._in_place[name].copy_(tensor)
+        return self._in_place[name]
 
 
-def refuses(trainer: Trainer, source: Source) -> str | None:
-    """Return why graphs cannot make a training's updates, None if they can."""
-    machine = trainer.machine
-    if machine.like.device.type != "cuda":
-        return f"the machine is on {machine.like.device}"
-    return unfit(trainer, source) or too_large(source, machine.like.device)
+def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
+    """Return why graphs cannot make a training run's updates, None if they can."""
+    device = state.machine.like.device
+    if device.type != "cuda":
+        return f"the machine is on {device}"
+    return not_capturable_reason(task, state, source) or too_large_reason(source, device)
 
 
-def unfit(trainer: Trainer, source: Source) -> str | None:
-    """Return why an update cannot be made without a look at a number, None if it can."""
-    if trainer.gradient != "analytic":
-        return "gradients by autograd were asked for"
-    reason = no_whole_passes(trainer, source)
+def not_capturable_reason(task: Task, state: TrainState, source: Source) -> str | None:
+    """Return why an update cannot be made without reading a number back, None if it can."""
+    like = state.machine.like
+    if task.reference:
+        return "the reference backend was requested"
+    reason = task.whole_epochs_unsupported_reason(source)
     if reason is not None:
         return reason
-    if not trainer.negative.capturable:
-        return f"its chains are {type(trainer.negative).__name__}"
-    if type(trainer.rng) is not RandomSource or trainer.rng.device != trainer.machine.like.device:
-        return "its random numbers come from elsewhere"
-    like = trainer.machine.like
-    if any(unit.absent(like.new_zeros(1, *unit.shape)) is not None for unit in trainer.machine.layers.values()):
+    if not task.negative.capturable:
+        return f"its chains are {type(task.negative).__name__}"
+    if type(state.rng) is not RandomSource or state.rng.device != like.device:
+        return "its random numbers come from another device"
+    if any(unit.absent(like.new_zeros(1, *unit.shape)) is not None for unit in state.machine.layers.values()):
         return "its samples differ in length"
     return None
 
 
-def no_whole_passes(trainer: Trainer, source: Source) -> str | None:
-    """Return why a training cannot be handed a whole pass at once, None if it can."""
-    if not source.whole:
-        return "its data is not a plain array, known throughout"
-    if any(callback.wants_batches for callback in trainer.callbacks):
-        return "a callback wants to see every batch"
-    if trainer.world.size > 1:
-        return "several processes share it"
-    return None
-
-
-def too_large(source: Source, device: torch.device) -> str | None:
+def too_large_reason(source: Source, device: torch.device) -> str | None:
     """Return that the data is too large to be kept on a device, None if it is not."""
     size = sum(_n_bytes(array) for array in source.whole.values())
-    # Of all memory, not of what is free: the same training is to take the same path every time.
+    # Of all memory, not of what is free: the same training run has to take the same path every time.
     if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:
         return f"its data, {size / 1e9:.1f} GB, would take more than half of the device's memory"
     return None

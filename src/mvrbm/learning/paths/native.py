@@ -1,41 +1,39 @@
-"""Contrastive divergence on the CPU by our own C code, `_native.c`, where it was built.
+"""The gradient on the CPU by the compiled code of :mod:`mvrbm.compiled`, where it was built.
 
-A sample's matrices are too small for a general matrix product to be at its best. Here all of an update that concerns
-one sample is done while that sample is in the first cache, and samples are shared among threads by whoever is free.
+The matrices of one sample are too small for a general matrix product to be efficient. The compiled code finishes one
+sample while it is in the first-level cache, and distributes samples over threads dynamically.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mvrbm.compiled import library
 from mvrbm.learning.paths import gemm
+from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.flat import Plan
-from mvrbm.learning.paths.updates import FlatUpdates
+from mvrbm.learning.paths.flat_updates import FlatUpdates
+from mvrbm.learning.state import TrainState
 
-if TYPE_CHECKING:
-    from mvrbm.learning.trainer import Trainer
-
-# Bytes of what is kept of samples for the gradient of U: it is to stay in the second cache.
+# Bytes kept of samples for the gradient of U: they have to fit in the second-level cache.
 _GROUP_BYTES = 350_000
 _LARGEST_GROUP = 64
 _MOST_TASKS = 16
-# Multiplications of a pass through the coupling over a batch, below which a thread takes longer to wake than it helps.
+# Multiplications of one product with the coupling over a batch, below which a thread takes longer to wake than it helps.
 _WORTH_THREADS = 10**6
 
-# Products of a pass through the coupling over a batch, below which the way to them takes longer than they do.
+# Multiplications below which calling a general matrix product takes longer than the product.
 _LITTLE = 10**6
-# Fewer rows than these use what they read of V too seldom; and padding, or U X where X V' is smaller, costs this much.
+# With fewer rows than this V is read too often; and padding, or U X where X V' is smaller, may cost this factor.
 _FEW_ROWS, _WASTE = 8, 2.5
-# Random numbers of several steps, all of which are drawn before an update: 64 MB.
+# Random numbers of all Gibbs steps, which are drawn before an update: 64 MB.
 _MOST_NUMBERS = 2**24
 _LARGEST = 2**26  # entries of a matrix: the compiled code counts in 32 bits
-_INTERFACE = 1  # of the compiled code that this file goes with
+_INTERFACE = 1  # version of the compiled code that this file requires
 
 _FLOATS = ctypes.c_void_p
 
@@ -69,44 +67,46 @@ class _Job(ctypes.Structure):
 
 
 class NativeUpdates(FlatUpdates):
-    """Makes updates by compiled code.
+    """Computes gradients by compiled code.
 
     Parameters
     ----------
-    trainer : Trainer
-        A training that :func:`refuses` had nothing against.
+    task : Task
+        How updates are made.
+    state : TrainState
+        The state to start from.
     threads : int
-        How many may be at work, if there is enough for them. The result does not depend on it.
+        Largest number of threads. The result does not depend on it.
     """
 
-    def __init__(self, trainer: Trainer, threads: int) -> None:
-        super().__init__(trainer)
+    def __init__(self, task: Task, state: TrainState, threads: int) -> None:
+        super().__init__(task, state)
         code = library()
         assert code is not None
         self._code, self._pad = code, int(code.PAD)
-        work = trainer.recipe.batch_size * sum(link.operations for link in trainer.machine.links.values())
+        work = task.recipe.batch_size * sum(link.operations for link in state.machine.links.values())
         self._threads = min(threads, _MOST_TASKS) if work >= _WORTH_THREADS else 1
         self._layers, self._job = self._laid_out()
         self._padded_chains = self._params.new_zeros(self._n_chains if self._persistent else 0, self._job.states)
-        self.pull()
+        self.load(state)
 
     def _padded(self, columns: int) -> int:
         return _padded(columns, self._pad)
 
     def _laid_out(self) -> tuple[ctypes.Array[_Layer], _Job]:
-        """Say where everything is that stays the same from update to update."""
+        """Describe to the compiled code everything that stays the same from update to update."""
         plan, job = self.plan, _Job()
         K, L = plan.hidden_rows, plan.hidden_columns
         Lp = self._padded(L)
         layers = (_Layer * len(plan.layers))()
         packed = gradient = 0
-        for layer, p, own, slopes, pair in zip(
+        for layer, p, own, gradients, pair in zip(
             layers, plan.layers, self._split_params[0], self._split_gradient[0], self._affine, strict=True
         ):
             R, I, J, Jp = p.rank, p.rows, p.columns, self._padded(p.columns)  # noqa: E741
             layer.I, layer.J, layer.rank, layer.gaussian = I, J, R, p.gaussian
             layer.U, layer.V, layer.B = (part.data_ptr() for part in own)
-            layer.to_U, layer.to_V, layer.to_B = (part.data_ptr() for part in slopes)
+            layer.to_U, layer.to_V, layer.to_B = (part.data_ptr() for part in gradients)
             if pair is not None:
                 layer.scale, layer.shift = (part.data_ptr() for part in pair)
             layer.states_at, layer.products_at = job.states, job.products
@@ -161,31 +161,31 @@ class NativeUpdates(FlatUpdates):
         self._code.contrast(ctypes.addressof(job))
 
 
-def refuses(trainer: Trainer) -> str | None:
-    """Return why this path cannot do a training, None if it can."""
-    code = library()
+def unsupported_reason(task: Task, state: TrainState) -> str | None:
+    """Return why this path cannot compute a training run's updates, None if it can."""
+    code, dtype = library(), state.machine.like.dtype
     if code is None:
         return "there is no compiled code"
     if (code.INTERFACE, code.job_size, code.layer_size) != (_INTERFACE, ctypes.sizeof(_Job), ctypes.sizeof(_Layer)):
         return "the compiled code is of another version: install the package again"
-    if trainer.machine.like.dtype != torch.float32:
-        return f"its numbers are {trainer.machine.like.dtype}, not torch.float32"
-    return gemm.refuses(trainer) or _unsuited(trainer, int(code.PAD))
+    if dtype != torch.float32:
+        return f"its numbers are {dtype}, not torch.float32"
+    return gemm.unsupported_reason(task, state) or _slower_reason(task, state, int(code.PAD))
 
 
 def _padded(columns: int, pad: int) -> int:
     return -(-columns // pad) * pad
 
 
-def _unsuited(trainer: Trainer, pad: int) -> str | None:
-    """Return why plain products do a training better, None if they do not."""
-    plan, negative = Plan.of(trainer.machine), trainer.negative
-    K, L, steps = plan.hidden_rows, plan.hidden_columns, int(negative.steps)  # type: ignore[attr-defined]
-    n = max(trainer.recipe.batch_size, int(getattr(negative, "n_chains", 0)))
+def _slower_reason(task: Task, state: TrainState, pad: int) -> str | None:
+    """Return why general matrix products are faster for a training run, None if they are not."""
+    plan, negative = Plan.of(state.machine), task.negative
+    K, L, steps = plan.hidden_rows, plan.hidden_columns, int(negative.steps)
+    n = max(task.recipe.batch_size, int(getattr(negative, "n_chains", 0)))
     if max(max(K * p.rows, L * p.columns, K * p.columns, plan.hidden_area, p.area) for p in plan.layers) > _LARGEST:
         return "its layers are too large"
     if steps > 1 and steps * n * (plan.hidden_area + plan.states) > _MOST_NUMBERS:
-        return "its chains want too many random numbers an update"
+        return "its chains need too many random numbers per update"
     ours = sum(p.rank * K * (p.rows * _padded(p.columns, pad) + p.columns * _padded(L, pad)) for p in plan.layers)
     theirs = sum(p.rank * p.rows * L * (p.columns + K) for p in plan.layers)
     few_rows = min(K, *(p.rows for p in plan.layers)) < _FEW_ROWS

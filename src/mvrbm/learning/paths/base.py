@@ -1,0 +1,121 @@
+"""What every path needs to know about a training run, and what every path offers to the trainer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mvrbm.learning.data import Source
+from mvrbm.learning.recipe import Recipe
+from mvrbm.learning.samplers import NegativePhase
+from mvrbm.learning.state import TrainState
+
+
+@dataclass(frozen=True)
+class Task:
+    """How the updates of a training run are to be made, apart from its state.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        Settings, with a learning rate.
+    negative : NegativePhase
+        What the chains of this process do.
+    reference : bool
+        Whether gradients are computed by autograd.
+    optimizer : Optimizer, optional
+        An optimiser that was given to the trainer; without it steps follow the recipe.
+    all_reduce : callable
+        Replaces a flat gradient by its sum over all processes.
+    n_processes : int
+        Number of processes.
+    every_batch : bool
+        Whether a callback needs to see every batch.
+    """
+
+    recipe: Recipe
+    negative: NegativePhase
+    reference: bool
+    optimizer: Optimizer | None
+    all_reduce: Callable[[Tensor], None]
+    n_processes: int
+    every_batch: bool
+
+    def whole_epochs_unsupported_reason(self, source: Source) -> str | None:
+        """Return why a path cannot be given a whole epoch at once, None if it can."""
+        if not source.whole:
+            return "its data is not a plain array without missing entries"
+        if self.every_batch:
+            return "a callback needs every batch"
+        if self.n_processes > 1:
+            return "several processes share it"
+        return None
+
+
+class UpdatePath(ABC):
+    """Computes one update after another: a state and a batch in, the state after the update out.
+
+    A path may keep parameters, momenta and chains in a form of its own between updates: `store` writes them to the
+    state, and `load` takes them over again.
+    """
+
+    @abstractmethod
+    def update(
+        self, state: TrainState, batch: Mapping[str, Tensor], weight: float, shares: tuple[float, float]
+    ) -> TrainState:
+        """Make one update.
+
+        Parameters
+        ----------
+        state : TrainState
+            The state, changed in place.
+        batch : mapping of str to Tensor
+            Samples of every layer, each (n, *layer shape), without missing entries.
+        weight : float
+            Weight of the gradient: less than 1 for a batch shorter than the others.
+        shares : tuple of float
+            Fractions of all data and of all chains that this process has.
+        """
+
+    def store(self, state: TrainState) -> TrainState:
+        """Write everything that the path keeps to the state."""
+        return state
+
+    def load(self, state: TrainState) -> None:
+        """Continue from the state, which somebody else may have changed."""
+
+
+class EpochPath(ABC):
+    """Computes whole epochs over data that it keeps on the device, for one state or for several at once."""
+
+    #: Number of samples per epoch.
+    n_samples: int
+
+    @abstractmethod
+    def epoch(self, states: Sequence[TrainState], orders: Sequence[Tensor], stopped: Callable[[], bool]) -> int:
+        """Go through the data once from each state's batch on, and return the number of updates.
+
+        Parameters
+        ----------
+        states : sequence of TrainState
+            The states, changed in place.
+        orders : sequence of Tensor (n_samples,)
+            The order of the samples for each state.
+        stopped : callable
+            Whether to stop after the present update, where the path can.
+        """
+
+    @abstractmethod
+    def store(self, states: Sequence[TrainState]) -> list[bool]:
+        """Write everything that the path keeps to the states, and return which of them diverged."""
+
+    @abstractmethod
+    def load(self, states: Sequence[TrainState]) -> None:
+        """Continue from the states, which somebody else may have changed."""
+
+    def balance(self) -> None:
+        """Rescale factors to equal norms without writing them to the states, where the path keeps them itself."""

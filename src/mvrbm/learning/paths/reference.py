@@ -1,0 +1,107 @@
+"""The path for every machine: gradients from the layers' statistics, or by autograd, which is the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mvrbm.learning.gradients import Gradient, contrast, contrast_by_autograd
+from mvrbm.learning.paths.base import Task, UpdatePath
+from mvrbm.learning.state import TrainState, is_factor
+from mvrbm.learning.step import Move, fail, first_not_finite, gains_of, learning_rates, normalise, step
+from mvrbm.validation import all_finite
+
+
+class ReferencePath(UpdatePath):
+    """Computes updates on the machine's own parameters."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._kept: dict[str, Tensor] = {}  # parameters before the last step, in the same memory every time
+
+    @torch.no_grad()
+    def update(
+        self, state: TrainState, batch: Mapping[str, Tensor], weight: float, shares: tuple[float, float]
+    ) -> TrainState:
+        """Make one update; see :class:`UpdatePath`."""
+        return self.apply(state, gradient_of(state, self._task, batch, shares), weight)
+
+    def apply(self, state: TrainState, gradient: Gradient, weight: float) -> TrainState:
+        """Make the step that follows from a gradient, or raise DivergenceError and leave the parameters as they were."""
+        learned, optimizer = state.learned, self._task.optimizer
+        for name, parameter in learned.items():
+            self._kept.setdefault(name, torch.empty_like(parameter)).copy_(parameter)
+        before = None if state.centring is None else state.centring.fields()
+        if optimizer is None:
+            own_step(state, gradient, self._task, weight, state.update)
+        else:
+            for name, parameter in learned.items():
+                parameter.grad = gradient[name] * weight if weight != 1 else gradient[name].contiguous()
+            optimizer.step()
+        if state.centring is not None and before is not None:
+            state.centring.follow(before)
+        # A gradient that is not finite makes parameters that are not: one check is enough.
+        if not all_finite(learned.values()):
+            what, guilty = ("parameter", learned) if all_finite(gradient.values()) else ("gradient", gradient)
+            name = first_not_finite(guilty)
+            for key, parameter in learned.items():
+                parameter.copy_(self._kept[key])
+            rate = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
+            fail(self._task.recipe, state.update + 1, f"the {what} of '{name}'", rate)
+        state.update += 1
+        return state
+
+
+def gradient_of(
+    state: TrainState, task: Task, batch: Mapping[str, Tensor], shares: tuple[float, float] = (1.0, 1.0)
+) -> Gradient:
+    """Advance the chains, and return the gradient of one update for every learned parameter.
+
+    Parameters
+    ----------
+    state : TrainState
+        The state, whose chains and offsets are changed in place.
+    task : Task
+        How updates are made.
+    batch : mapping of str to Tensor
+        Samples of every layer, each (n, *layer shape), without missing entries.
+    shares : tuple of float
+        Fractions of all data and of all chains that this process has.
+    """
+    machine = state.machine
+    field = machine.hidden_field(batch)
+    chain = task.negative.draw(machine, batch, machine.as_masks(None, batch), field, state.rng, state.chains)
+    chain_field = machine.hidden_field(chain)
+    if task.reference:
+        gradient = contrast_by_autograd(machine, batch, chain, shares)
+    else:
+        gradient = contrast(machine, batch, chain, field, chain_field, shares)
+    if state.centring is not None:
+        state.centring.apply(gradient, batch, chain, field, chain_field, shares)
+    if task.n_processes > 1:
+        flat = torch.cat([part.reshape(-1) for part in gradient.values()])
+        task.all_reduce(flat)
+        pieces = flat.split([part.numel() for part in gradient.values()])
+        gradient = {name: piece.view(gradient[name].shape) for name, piece in zip(gradient, pieces, strict=True)}
+    if task.recipe.normalised:
+        normalise(gains_of(machine, gradient))
+    return gradient
+
+
+def own_step(state: TrainState, gradient: Gradient, task: Task, weight: float, update: int | Tensor) -> None:
+    """Make the recipe's step on the machine's parameters. A tensor as the number of the update suits CUDA graphs."""
+    rate, bias_rate = learning_rates(task.recipe, update)
+    gradients, momenta, moves = [], [], []
+    factors: list[tuple[Tensor, Tensor]] = []
+    for name, parameter in state.learned.items():
+        part = gradient[name] * weight if weight != 1 else gradient[name]
+        momentum = state.momentum_of(name, parameter)
+        gradients.append(part)
+        momenta.append(momentum)
+        move: Move = (parameter, momentum, rate if is_factor(name) else bias_rate)
+        moves.append(move)
+        if is_factor(name):
+            factors.append((parameter, part))
+    step(gradients, momenta, factors, moves, task.recipe)

@@ -1,0 +1,62 @@
+"""The state of a training run: everything that an update reads and changes, and nothing that decides how.
+
+How an update is made is in :mod:`mvrbm.learning.recipe` (settings), :mod:`mvrbm.learning.step` (the update rule) and
+:mod:`mvrbm.learning.paths` (ways to compute it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mvrbm.learning.gradients import Centring
+from mvrbm.learning.samplers import Chains
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
+
+
+@dataclass
+class TrainState:
+    """State of a training run between two updates.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The machine; its parameters are the parameters of the state.
+    rng : RandomSource
+        Source of random numbers for the chains.
+    momenta : dict of str to Tensor
+        Momentum of each learned parameter, by the parameter's name. Empty before the first update.
+    chains : dict of str to Tensor
+        Persistent chains. Empty before the first update, and for chains that start at the data.
+    centring : Centring, optional
+        Offsets of the layers that are centred.
+    epoch, batch, update : int
+        Finished epochs, batches of the epoch in progress, and updates.
+    """
+
+    machine: BoltzmannMachine
+    rng: RandomSource
+    momenta: dict[str, Tensor] = field(default_factory=dict)
+    chains: Chains = field(default_factory=dict)
+    centring: Centring | None = None
+    epoch: int = 0
+    batch: int = 0
+    update: int = 0
+
+    @property
+    def learned(self) -> dict[str, Tensor]:
+        """The parameters that learn, by name."""
+        return {name: p for name, p in self.machine.named_parameters() if p.requires_grad}
+
+    def momentum_of(self, name: str, parameter: Tensor) -> Tensor:
+        """Return the momentum of a parameter, zeros if there is none yet."""
+        if name not in self.momenta:
+            self.momenta[name] = parameter.detach().new_zeros(parameter.shape)
+        return self.momenta[name]
+
+
+def is_factor(name: str) -> bool:
+    """Return whether a parameter of this name belongs to a coupling: weight decay and the factors' rate apply to it."""
+    return name.startswith("couplings.")

@@ -1,0 +1,135 @@
+r"""The update rule, once: normalisation, weight decay, momentum, learning rates, divergence.
+
+Every path that computes updates in Python calls these functions. The Triton kernels fuse the same rule
+(``apply_step`` in :mod:`mvrbm.learning.paths.triton_kernels`) and are tested equal to it; the C code computes gradients only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from mvrbm.errors import DivergenceError
+from mvrbm.learning.recipe import Recipe
+from mvrbm.machine import BoltzmannMachine
+
+#: A parameter, its momentum, and the rate at which the one follows the other.
+Move = tuple[Tensor, Tensor, float | Tensor]
+
+# A product of factors of this size saturates every unit. Large bursts from which training recovers are no error, so
+# only the result of a training run is compared with it.
+LARGEST_FACTOR = 1e6
+
+
+def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
+    r"""Return the learning rates of factors and of biases: :math:`\eta / \sqrt{1 + t / \text{rate\_decay}}`.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        Settings, with a learning rate.
+    update : int or Tensor
+        Number `t` of the update, from 0. The rates of a tensor are tensors, which a CUDA graph can compute.
+    """
+    rate = float(recipe.learning_rate or 0.0)
+    bias_rate = recipe.bias_learning_rate or rate
+    if isinstance(update, Tensor):
+        decay = 1.0 if recipe.rate_decay is None else (1 + update / recipe.rate_decay).rsqrt()
+        one = torch.ones_like(update)
+        return decay * rate * one, decay * bias_rate * one
+    decay = 1.0 if recipe.rate_decay is None else 1 / math.sqrt(1 + update / recipe.rate_decay)
+    return rate * decay, bias_rate * decay
+
+
+def normalise(gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Divide gradients by their gains, in place: steps then have equal effect on `W`, however large the other factors."""
+    for gradient, gain in gradients:
+        gradient.div_(gain)
+
+
+def safe_gain(gain: Tensor) -> Tensor:
+    """Return a gain that gradients can be divided by: where all other factors are zero, any finite step will do."""
+    return gain.clamp(min=1e-12)
+
+
+def gains_of(machine: BoltzmannMachine, gradient: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return the gradients of a machine's parameters with the gains that couplings and units report for them."""
+    parts = [
+        (f"couplings.{name}", {key: safe_gain(gain) for key, gain in link.gains().items()})
+        for name, link in machine.links.items()
+    ]
+    parts += [(f"visible.{name}", unit.gains()) for name, unit in machine.layers.items()]
+    parts.append(("hidden", machine.hidden.gains()))
+    return [(gradient[f"{prefix}.{key}"], gain) for prefix, gains in parts for key, gain in gains.items()]
+
+
+@torch.no_grad()
+def step(
+    gradients: Sequence[Tensor],
+    momenta: Sequence[Tensor],
+    factors: Iterable[tuple[Tensor, Tensor]],
+    moves: Iterable[Move],
+    recipe: Recipe,
+) -> None:
+    r"""Make one step of gradient descent with momentum, in place.
+
+    .. math:: g \leftarrow g + \lambda p \text{ (factors)}, \quad m \leftarrow \mu m + g, \quad p \leftarrow p - \eta m
+
+    Parameters
+    ----------
+    gradients, momenta : sequence of Tensor
+        Normalised gradients, and momenta of the same shapes.
+    factors : iterable of (Tensor, Tensor)
+        Parameters of the couplings with their gradients: weight decay applies to these alone.
+    moves : iterable of (Tensor, Tensor, float)
+        Parameters, momenta and learning rates. Tensors may be views, and several moves may share a parameter: flat
+        parameters move at the rate of the biases, then the factors among them by the difference to their own.
+    recipe : Recipe
+        Momentum and weight decay.
+    """
+    if recipe.weight_decay:
+        for parameter, gradient in factors:
+            gradient.add_(parameter, alpha=recipe.weight_decay)
+    for gradient, momentum in zip(gradients, momenta, strict=True):
+        torch.add(gradient, momentum, alpha=recipe.momentum, out=momentum)
+    for parameter, momentum, rate in moves:
+        if isinstance(rate, Tensor):
+            parameter.sub_(momentum * rate)
+        else:
+            parameter.add_(momentum, alpha=-rate)
+
+
+def balance(machine: BoltzmannMachine, recipe: Recipe) -> None:
+    """Rescale the factors of each coupling to equal norms if the recipe asks for it, which leaves `W` unchanged."""
+    if recipe.balance:
+        for link in machine.links.values():
+            link.balance()
+
+
+def fail(recipe: Recipe, update: int, what: str = "a parameter", rate: float | None = None) -> NoReturn:
+    """Raise the error of a training run whose parameters are not finite at, or soon after, an update."""
+    rate = recipe.learning_rate if rate is None else rate
+    raise DivergenceError(
+        f"update {update}: {what} is not finite. Lower the learning rate (now {rate:g}), raise weight_decay, or use the "
+        "default recipe; checkpoints written so far are good"
+    )
+
+
+def first_not_finite(named: Mapping[str, Tensor]) -> str:
+    """Return the name of the first tensor with an entry that is not finite."""
+    return next(name for name, tensor in named.items() if not bool(torch.isfinite(tensor).all()))
+
+
+def check_size(machine: BoltzmannMachine, recipe: Recipe, update: int) -> None:
+    """Raise DivergenceError if training has ended with factors so large that no unit can respond to its data."""
+    for name, link in machine.links.items():
+        largest = max((float(p.detach().abs().max()) for p in link.parameters() if p.numel()), default=0.0)
+        if largest > LARGEST_FACTOR:
+            raise DivergenceError(
+                f"update {update}: the coupling of layer '{name}' has factors of up to {largest:.3g}, which saturate "
+                f"every unit. Lower the learning rate ({recipe.learning_rate:g}), or use the default recipe"
+            )
