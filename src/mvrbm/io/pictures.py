@@ -1,13 +1,13 @@
-"""Pictures from files and to files, with what people keep in them: 8 or 16 bits, transparency, EXIF, ICC profile.
+"""Pictures in files, with all that people keep in them: 8 or 16 bits, transparency, EXIF, ICC profile.
 
-What is read, and as what (:class:`Picture`):
+How files are read (:class:`Picture`):
 
 =============================  ======================================================================
 file                           pixels
 =============================  ======================================================================
-grey, RGB, RGBA, 8 bits        as they are
-grey, 16 bits                  as they are
-RGB, RGBA, 16 bits             as they are, from PNG and TIFF; Pillow alone would drop the low bytes
+grey, RGB, RGBA, 8 bits        unchanged
+grey, 16 bits                  unchanged
+RGB, RGBA, 16 bits             unchanged, from PNG and TIFF; Pillow alone would drop the low bytes
 grey with alpha                RGBA, 8 bits
 1 bit                          grey, 8 bits
 palette                        RGB, or RGBA if it has transparent colours
@@ -16,66 +16,54 @@ YCbCr                          RGB
 several pictures in a JPEG     the first one (phones hide previews and depth there)
 =============================  ======================================================================
 
-Refused, each in one line: what is no image, truncated, empty, animated or of many pages, of floats or of more than
-`LARGEST` pixels. A damaged EXIF, and a profile of other colours than the picture's, are left out. Pictures are turned
-upright as the EXIF orientation says, and the tag goes: what is written looks the same everywhere. Files are written
-whole or not at all.
+These raise :class:`~mvrbm.errors.InputError`: files that are not images, truncated, empty, animated or of several
+pages, of floats, or of more than `LARGEST` pixels. A damaged EXIF, and a profile for other colours than the picture's,
+are ignored. Pictures are turned upright according to the EXIF orientation, which is then removed, so that a written
+picture looks the same everywhere. Files are written whole or not at all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import struct
 import sys
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageCms, UnidentifiedImageError
 
-from mvrbm.io.arrays import InputError, _first_line, _images_in, _replace, check_output
-from mvrbm.vision.colour import to_dtype, white
-
-if TYPE_CHECKING:
-    from PIL.Image import Exif, Image
+from mvrbm.errors import InputError
+from mvrbm.io.atomic import check_output, replace_file
+from mvrbm.io.formats import first_line, images_in
 
 __all__ = ["FORMATS", "LARGEST", "Picture", "check_format", "read_picture", "read_pictures", "write_picture"]
 
 Array = NDArray[Any]
 
-#: Pixels that a picture may have.
+#: Largest number of pixels of a picture.
 LARGEST = 2**26
 
 _ORIENTATION = 0x0112
 _EXIF, _GPS = 0x8769, 0x8825
-_SIZES = (0xA002, 0xA003)  # of the former image, in pixels
-# Who, when and with what; the rest of the first directory describes how the old file was laid out.
+_SIZES = (0xA002, 0xA003)  # of the original image, in pixels
+# Author, date and camera; the other tags of the first directory describe the layout of the original file.
 _KEPT = (0x010E, 0x010F, 0x0110, 0x0131, 0x0132, 0x013B, 0x8298)
 
-# What the pixels have to be done to, by EXIF orientation, to stand upright.
-_UPRIGHT: dict[int, Callable[[Array], Array]] = {
-    2: lambda a: a[:, ::-1],
-    3: lambda a: a[::-1, ::-1],
-    4: lambda a: a[::-1],
-    5: lambda a: a.swapaxes(0, 1),
-    6: lambda a: np.rot90(a, -1),
-    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
-    8: lambda a: np.rot90(a, 1),
-}
-
-# Pillow's mode, and what it is turned into.
-_AS = {
+# The mode that each of Pillow's modes is converted to.
+_CONVERTED = {
     **{mode: mode for mode in ("L", "RGB", "RGBA")},
     **dict.fromkeys(("LA", "La", "PA", "RGBa"), "RGBA"),
-    **dict.fromkeys(("CMYK", "YCbCr", "RGBX"), "RGB"),
+    **dict.fromkeys(("CMYK", "YCbCr", "RGBX", "P"), "RGB"),
     "1": "L",
-    "P": "RGB",
 }
 
 
@@ -92,7 +80,7 @@ class Picture:
     profile : bytes
         ICC profile of the pixels; empty if there is none.
     notes : tuple of str
-        What was lost in reading or would surprise.
+        What was lost in reading, or could surprise.
     """
 
     pixels: Array
@@ -102,11 +90,16 @@ class Picture:
 
     @property
     def size(self) -> str:
-        """Width and height, as people write them."""
-        return _size(self.pixels)
+        """Width and height, as in ``"640x480"``."""
+        return f"{self.pixels.shape[1]}x{self.pixels.shape[0]}"
+
+    @property
+    def has_alpha(self) -> bool:
+        """Whether there is an alpha channel."""
+        return self.pixels.ndim == 3 and self.pixels.shape[2] == 4
 
     def with_pixels(self, pixels: Array) -> Picture:
-        """Return the picture with other pixels: larger ones, say."""
+        """Return the picture with other pixels, such as enlarged ones."""
         return replace(self, pixels=pixels)
 
 
@@ -119,61 +112,57 @@ def read_picture(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Pic
     Parameters
     ----------
     path : path
-        Any format that Pillow reads.
+        A file in any format that Pillow reads.
     largest : int
-        Pixels that it may have.
+        Largest number of pixels.
 
     Returns
     -------
     Picture
-        See the head of this module.
+        As described at the top of this module.
 
     Raises
     ------
     InputError
-        If there is no such file, or it holds no picture that can be read. The message says why.
+        If the file does not exist, or is not a picture that can be read. The message says why.
     """
     path = Path(path)
-    with _troubles_of(path), _opened(path) as image:
-        if image.width * image.height > largest:
-            raise InputError(f"{path} has {image.width}x{image.height} pixels: {largest:,} are read at most")
-        if 0 in image.size:
-            raise InputError(f"{path} is empty: it has {image.width}x{image.height} pixels")
+    with _as_input_errors(path), _opened(path) as image:
+        if not 0 < image.width * image.height <= largest:
+            raise InputError(f"{path} has {image.width}x{image.height} pixels: 1 to {largest:,} are supported")
         frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
         if frames > 1:
-            raise InputError(f"{path} has {frames} frames or pages: split it, one picture is wanted")
+            raise InputError(f"{path} has {frames} frames or pages: split it into single pictures")
         low = _low_bytes(path, image)
         image.load()
         pixels, notes = _pixels(path, image)
         if low is not None:
             pixels = pixels.astype(np.uint16) << 8 | low
-        orientation, exif = _exif(image)  # after the pixels: TIFFs are turned upright on the way
-    turn = _UPRIGHT.get(orientation)
-    upright = pixels if turn is None else np.ascontiguousarray(turn(pixels))
-    # Of the colours that the pixels have now: CMYK's is used up, and a damaged one is of none.
+        orientation, exif = _exif(image)  # after the pixels: Pillow turns TIFFs upright when it loads them
+    # The profile must be for the colours of the pixels: that of CMYK was applied already, and one can be damaged.
     profile = image.info.get("icc_profile") or b""
     fits = profile[16:20] == (b"GRAY" if pixels.ndim == 2 else b"RGB ")
-    return Picture(upright, exif, profile if fits else b"", notes)
+    return Picture(_upright(pixels, orientation), exif, profile if fits else b"", notes)
 
 
 def read_pictures(folder: str | os.PathLike[str]) -> list[Picture]:
-    """Read all pictures of a folder, sorted by name; files with other endings than images have are left out.
-
-    Parameters
-    ----------
-    folder : path
-        Where they are.
-    """
+    """Read all pictures in a folder, sorted by name. Files without the suffix of an image are left out."""
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder of images" if folder.exists() else f"{folder}: no such folder")
-    return [read_picture(path) for path in _images_in(folder)]
+    return [read_picture(path) for path in images_in(folder)]
+
+
+def _upright(pixels: Array, orientation: int) -> Array:
+    """Turn and flip pixels so that they are upright, given their EXIF orientation."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    down, across = (-1 if orientation in flipped else 1 for flipped in ((3, 4, 7, 8), (2, 3, 6, 7)))
+    return np.ascontiguousarray(pixels[::down, ::across])
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Image]:
-    from PIL import Image
-
+def _opened(path: Path) -> Iterator[Image.Image]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with Image.open(path) as image:
@@ -181,12 +170,11 @@ def _opened(path: Path) -> Iterator[Image]:
 
 
 @contextlib.contextmanager
-def _troubles_of(path: Path) -> Iterator[None]:
-    from PIL import Image, UnidentifiedImageError
-
+def _as_input_errors(path: Path) -> Iterator[None]:
+    """Turn whatever goes wrong while a picture is read into an InputError."""
     try:
         yield
-    except InputError:
+    except (InputError, MemoryError):
         raise
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
@@ -199,53 +187,44 @@ def _troubles_of(path: Path) -> Iterator[None]:
     except UnidentifiedImageError:
         what = "is empty" if path.stat().st_size == 0 else "is not an image that can be read"
         raise InputError(f"{path} {what}") from None
-    except MemoryError:
-        raise
     except Exception as error:  # Pillow's readers raise nearly anything for a damaged file
-        raise InputError(f"{path} is damaged: {_first_line(error)}") from error
+        raise InputError(f"{path} is damaged: {first_line(error)}") from error
 
 
-def _pixels(path: Path, image: Image) -> tuple[Array, tuple[str, ...]]:
-    """Pixels of a loaded image, and what is to be told."""
+def _pixels(path: Path, image: Image.Image) -> tuple[Array, tuple[str, ...]]:
+    """Return the pixels of a loaded image, and notes for the user."""
     if image.mode.startswith("I"):
-        return _sixteen_bits(path, image), ()
-    if image.mode not in _AS:
-        raise InputError(f"{path} has pixels of mode {image.mode}: grey or colour with 8 or 16 bits is wanted")
+        values = np.asarray(image)
+        low, high = values.min(), values.max()
+        if low < 0 or high > 65535:
+            raise InputError(f"{path} has values from {low} to {high}: grey with 8 or 16 bits is required")
+        return values.astype(np.uint16), ()
+    if image.mode not in _CONVERTED:
+        raise InputError(f"{path} has pixels of mode {image.mode}: grey or colour with 8 or 16 bits is required")
     if image.mode == "CMYK":
         return np.asarray(_from_cmyk(image)), ("CMYK was turned into RGB",)
     transparent = image.mode in ("1", "L", "P", "RGB") and "transparency" in image.info  # a palette's, or a colour key
-    converted = image.convert("RGBA" if transparent else _AS[image.mode])
-    return np.asarray(converted), ()
+    return np.asarray(image.convert("RGBA" if transparent else _CONVERTED[image.mode])), ()
 
 
-def _sixteen_bits(path: Path, image: Image) -> NDArray[np.uint16]:
-    values = np.asarray(image)
-    low, high = values.min(), values.max()
-    if low < 0 or high > 65535:
-        raise InputError(f"{path} has values from {low} to {high}: grey with 8 or 16 bits is wanted")
-    return values.astype(np.uint16)
-
-
-def _from_cmyk(image: Image) -> Image:
-    from PIL import ImageCms
-
-    profile = image.info.get("icc_profile")
-    if profile:
-        with contextlib.suppress(ImageCms.PyCMSError, OSError):  # a damaged profile is none
-            source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-            turned = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
-            if turned is not None:
-                return turned
+def _from_cmyk(image: Image.Image) -> Image.Image:
+    with contextlib.suppress(ImageCms.PyCMSError, OSError, KeyError):  # a missing or damaged profile is ignored
+        source = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
+        turned = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
+        if turned is not None:
+            return turned
     return image.convert("RGB")
 
 
-def _low_bytes(path: Path, image: Image) -> Array | None:
-    """Low bytes of colour with 16 bits, None for other images.
+def _low_bytes(path: Path, image: Image.Image) -> Array | None:
+    """Return the low bytes of colour with 16 bits, None for other images.
 
-    Pillow keeps the high byte of each number. Told that the other byte is the high one, it keeps that.
+    Pillow keeps the high byte of each number. With the byte order swapped, it keeps the low one.
     """
     swapped = {"16B": "16L", "16L": "16B", "16N": "16B" if sys.byteorder == "little" else "16L"}
-    kinds = [_packing(tile) for tile in getattr(image, "tile", ())]
+    # A tile's last entry holds its decoder's arguments: how pixels are packed, alone or first of several.
+    packed = [tile[3][0] if isinstance(tile[3], tuple) and tile[3] else tile[3] for tile in getattr(image, "tile", ())]
+    kinds = [kind if isinstance(kind, str) else "" for kind in packed]
     if not kinds or any(kind[:-3] not in ("RGB;", "RGBA;") or kind[-3:] not in swapped for kind in kinds):
         return None
     with _opened(path) as again:
@@ -258,35 +237,22 @@ def _low_bytes(path: Path, image: Image) -> Array | None:
         return np.asarray(again)
 
 
-def _packing(tile: Any) -> str:
-    """How the pixels of a tile are packed; empty where its decoder is told otherwise."""
-    args = tile[3]
-    first = args[0] if isinstance(args, tuple) and args else args
-    return first if isinstance(first, str) else ""
-
-
-def _exif(image: Image) -> tuple[int, bytes]:
-    """Orientation, and EXIF without it and without what was true of the old file only."""
+def _exif(image: Image.Image) -> tuple[int, bytes]:
+    """Return the orientation, and EXIF without it and without the layout of the original file."""
+    kept = Image.Exif()
     try:
         exif = image.getexif()
-        return exif.get(_ORIENTATION, 1), _without_layout(exif)
-    except Exception:  # whatever is wrong in it, the picture is not
+        for tag in _KEPT:
+            if tag in exif:
+                kept[tag] = exif[tag]
+        for directory in (_EXIF, _GPS):
+            entries = {tag: value for tag, value in exif.get_ifd(directory).items() if tag not in _SIZES}
+            if entries:
+                kept.get_ifd(directory).update(entries)
+                kept[directory] = entries
+        return exif.get(_ORIENTATION, 1), kept.tobytes() if len(kept) else b""
+    except Exception:  # a damaged EXIF does not make the pixels unreadable
         return 1, b""
-
-
-def _without_layout(exif: Exif) -> bytes:
-    from PIL import Image
-
-    kept = Image.Exif()
-    for tag in _KEPT:
-        if tag in exif:
-            kept[tag] = exif[tag]
-    for directory in (_EXIF, _GPS):
-        entries = {tag: value for tag, value in exif.get_ifd(directory).items() if tag not in _SIZES}
-        if entries:
-            kept.get_ifd(directory).update(entries)
-            kept[directory] = entries
-    return kept.tobytes() if len(kept) else b""
 
 
 # -- writing ----------------------------------------------------------------------------------------
@@ -303,32 +269,27 @@ class Format(NamedTuple):
     longest: int = 2**31 - 1
 
 
-_JPEG = Format("JPEG", {"quality": 95, "subsampling": 0}, alpha=False, longest=65_500)
-_TIFF = Format("TIFF", {"compression": "tiff_adobe_deflate"}, depths=(8, 16))
-
-#: Formats that pictures are written in, by the ending of the name.
+#: Formats that pictures are written in, by the suffix of the file name.
 FORMATS: dict[str, Format] = {
     ".png": Format("PNG", {"compress_level": 6}, depths=(8, 16)),
-    ".jpg": _JPEG,
-    ".jpeg": _JPEG,
-    ".tif": _TIFF,
-    ".tiff": _TIFF,
+    **dict.fromkeys((".jpg", ".jpeg"), Format("JPEG", {"quality": 95, "subsampling": 0}, alpha=False, longest=65_500)),
+    **dict.fromkeys((".tif", ".tiff"), Format("TIFF", {"compression": "tiff_adobe_deflate"}, depths=(8, 16))),
     ".webp": Format("WEBP", {"quality": 95}, longest=16_383),
     ".bmp": Format("BMP", {}, alpha=False, metadata=False),
 }
 
 
 def check_format(path: str | os.PathLike[str], picture: Picture, scale: int = 1) -> tuple[str, ...]:
-    """Say early, before the work, whether a file's format can hold a picture.
+    """Check, before a picture is enlarged, that the format of a file can hold the result.
 
     Parameters
     ----------
     path : path
-        Where to; its ending says what.
+        Output path; its suffix gives the format.
     picture : Picture
-        What is to be written, or will be enlarged before.
+        The picture.
     scale : int
-        By how much it will be enlarged.
+        Scale by which it will be enlarged.
 
     Returns
     -------
@@ -337,16 +298,17 @@ def check_format(path: str | os.PathLike[str], picture: Picture, scale: int = 1)
     """
     path, pixels = Path(path), picture.pixels
     form = FORMATS[path.suffix.lower()]
-    if not form.alpha and _has_alpha(pixels) and bool((pixels[..., 3] < white(pixels.dtype)).any()):
-        raise InputError(f"{path}: {form.name} has no transparency, and the picture has some: write a .png")
+    if not form.alpha and picture.has_alpha and bool((pixels[..., 3] < np.iinfo(pixels.dtype).max).any()):
+        raise InputError(f"{path}: {form.name} has no transparency, but the picture has: write a .png")
     longest = scale * max(pixels.shape[:2])
     if longest > form.longest:
-        raise InputError(f"{path}: {form.name} has {form.longest:,} pixels a side at most, not {longest:,}")
+        raise InputError(f"{path}: {form.name} has at most {form.longest:,} pixels per side, not {longest:,}")
     lost = []
     if pixels.dtype == np.uint16 and 16 not in form.depths:
         lost.append(f"{form.name} has 8 bits: the lower 8 of 16 are lost")
-    if _is_deep_tiff(pixels, form):
-        _tifffile(path)
+    if _is_deep_tiff(picture, form):
+        if importlib.util.find_spec("tifffile") is None:
+            raise InputError(f"{path}: TIFF in colour with 16 bits needs tifffile: pip install it, or write a .png")
         if picture.exif:
             lost.append("TIFF in colour with 16 bits is written without EXIF: it is lost")
     if not form.metadata and (picture.exif or picture.profile):
@@ -360,74 +322,60 @@ def write_picture(path: str | os.PathLike[str], picture: Picture, force: bool = 
     Parameters
     ----------
     path : path
-        Where to; its ending, one of `FORMATS`, says what. JPEG and WebP are written at quality 95.
+        Output path; its suffix, one of `FORMATS`, gives the format. JPEG and WebP are written at quality 95.
     picture : Picture
-        What to write. 16-bit numbers become bytes where the format has no more; see :func:`check_format`.
+        The picture. 16-bit numbers become bytes if the format has no more; see :func:`check_format`.
     force : bool
-        Whether a file that is there may be replaced.
+        Whether to replace an existing file.
     """
     path = check_output(path, force, tuple(FORMATS))
     check_format(path, picture)
     form = FORMATS[path.suffix.lower()]
     pixels = picture.pixels
-    if _has_alpha(pixels) and not form.alpha:
-        pixels = pixels[..., :3]
+    if picture.has_alpha and not form.alpha:
+        pixels = pixels[..., :3]  # fully opaque: checked above
     if pixels.dtype == np.uint16 and 16 not in form.depths:
-        pixels = to_dtype(pixels.astype(np.float32) / np.float32(65535), np.uint8)
+        pixels = ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)  # 65535 = 257 * 255
     picture = picture.with_pixels(np.ascontiguousarray(pixels))
-    _replace(path, lambda file: _encode(file, path, picture, form))
+    with replace_file(path) as file:
+        if picture.pixels.dtype == np.uint16 and form.name == "PNG":
+            _write_png(file, picture)
+        else:
+            file.write(_encoded(path, picture, form))
     return path
 
 
-def _encode(file: IO[bytes], path: Path, picture: Picture, form: Format) -> None:
-    if picture.pixels.dtype == np.uint16 and form.name == "PNG":
-        _write_png(file, picture)
-        return
-    encoded = io.BytesIO()  # for encoders that go back and forth, and to tell their errors from the disk's
+def _encoded(path: Path, picture: Picture, form: Format) -> memoryview:
+    """Encode in memory: some encoders seek, and their errors must not be taken for those of the disk."""
+    encoded = io.BytesIO()
     try:
-        (_write_deep_tiff if _is_deep_tiff(picture.pixels, form) else _write_by_pillow)(encoded, path, picture, form)
+        if _is_deep_tiff(picture, form):
+            import tifffile
+
+            alpha = ["unassalpha"] if picture.has_alpha else None
+            profile = picture.profile or None
+            tifffile.imwrite(encoded, picture.pixels, photometric="rgb", extrasamples=alpha, iccprofile=profile)
+        else:
+            metadata = {"exif": picture.exif, "icc_profile": picture.profile} if form.metadata else {}
+            options = {**form.options, **{key: value for key, value in metadata.items() if value}}
+            if form.name == "TIFF" and picture.exif:
+                del options["compression"]  # libtiff, which compresses, cannot write EXIF's inner directories
+            Image.fromarray(picture.pixels).save(encoded, form.name, **options)
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path}: {_first_line(error)}") from error
-    file.write(encoded.getbuffer())
+        raise InputError(f"{path}: {first_line(error)}") from error
+    return encoded.getbuffer()
 
 
-def _write_by_pillow(encoded: IO[bytes], path: Path, picture: Picture, form: Format) -> None:
-    from PIL import Image
-
-    metadata = {"exif": picture.exif, "icc_profile": picture.profile} if form.metadata else {}
-    options = {**form.options, **{key: value for key, value in metadata.items() if value}}
-    if form is _TIFF and picture.exif:
-        del options["compression"]  # libtiff, which packs, cannot write EXIF's inner directories
-    Image.fromarray(picture.pixels).save(encoded, form.name, **options)
-
-
-def _is_deep_tiff(pixels: Array, form: Format) -> bool:
-    """Whether this is colour with 16 bits, of which Pillow cannot make a TIFF."""
-    return form is _TIFF and pixels.dtype == np.uint16 and pixels.ndim == 3
-
-
-def _write_deep_tiff(encoded: IO[bytes], path: Path, picture: Picture, form: Format) -> None:
-    pixels = picture.pixels
-    samples = ["unassalpha"] if _has_alpha(pixels) else None
-    profile = picture.profile or None
-    _tifffile(path).imwrite(encoded, pixels, photometric="rgb", extrasamples=samples, iccprofile=profile)
-
-
-def _tifffile(path: Path) -> Any:
-    try:
-        import tifffile
-    except ImportError:
-        raise InputError(
-            f"{path}: TIFF in colour with 16 bits needs tifffile (pip install tifffile): or write a .png"
-        ) from None
-    return tifffile
+def _is_deep_tiff(picture: Picture, form: Format) -> bool:
+    """Return whether this is a TIFF in colour with 16 bits, which Pillow cannot write."""
+    return form.name == "TIFF" and picture.pixels.dtype == np.uint16 and picture.pixels.ndim == 3
 
 
 def _write_png(file: IO[bytes], picture: Picture) -> None:
-    """Write a PNG of 16 bits, which Pillow can do for grey only."""
+    """Write a PNG of 16 bits, which Pillow can only do for grey."""
     pixels = picture.pixels
     height, width = pixels.shape[:2]
-    kind = {2: 0, 3: 2, 4: 6}[pixels.ndim if pixels.ndim == 2 else pixels.shape[2]]
+    kind = 0 if pixels.ndim == 2 else {3: 2, 4: 6}[pixels.shape[2]]
 
     def chunk(name: bytes, content: bytes) -> None:
         file.write(struct.pack(">I", len(content)) + name + content)
@@ -439,20 +387,11 @@ def _write_png(file: IO[bytes], picture: Picture) -> None:
         chunk(b"iCCP", b"ICC profile\0\0" + zlib.compress(picture.profile))
     if picture.exif:
         chunk(b"eXIf", picture.exif.removeprefix(b"Exif\0\0"))
-    packer, former = zlib.compressobj(6), np.zeros(0, np.uint8)
+    packer, former = zlib.compressobj(6), np.uint8(0)
     for row in pixels:
         line = row.astype(">u2").view(np.uint8).reshape(-1)
-        packed = packer.compress(b"\2" + (line - former if len(former) else line).tobytes())  # 2: minus the row above
-        former = line
+        packed, former = packer.compress(b"\2" + (line - former).tobytes()), line  # 2: minus the row above
         if packed:
             chunk(b"IDAT", packed)
     chunk(b"IDAT", packer.flush())
     chunk(b"IEND", b"")
-
-
-def _has_alpha(pixels: Array) -> bool:
-    return pixels.ndim == 3 and pixels.shape[2] == 4
-
-
-def _size(pixels: Array) -> str:
-    return f"{pixels.shape[1]}x{pixels.shape[0]}"
