@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -184,10 +185,17 @@ def check_wheel(names: Iterable[str]) -> Iterator[str]:
 
 
 def build_wheel(root: Path) -> list[str]:
-    """Build the wheel and return the names of its files."""
+    """Build the wheel from a copy of the sources, where no earlier build has left files, and return their names."""
     with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "copy")
+        leave_out = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
+        shutil.copytree(root / "src", copy / "src", ignore=leave_out)
+        for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+            shutil.copy(root / name, copy)
+        for other in ("studies", "benchmarks", "tests", "tools"):  # would be found if the settings were wrong
+            shutil.copytree(root / other, copy / other, ignore=leave_out)
         options = ["--no-deps", "--no-build-isolation", "--disable-pip-version-check", "-w", folder]
-        subprocess.run([sys.executable, "-m", "pip", "-q", "wheel", *options, str(root)], check=True)
+        subprocess.run([sys.executable, "-m", "pip", "-q", "wheel", *options, str(copy)], check=True)
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             return archive.namelist()
