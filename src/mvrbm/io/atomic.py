@@ -1,4 +1,8 @@
-"""Atomic writes: a file or folder is written next to its place and then renamed, so that it is there whole or not at all."""
+"""Output files and folders: checks before the work, atomic writes after it.
+
+A file or folder is written next to its place and then renamed, so that it is there whole or not at all.
+What is written is the business of `arrays`, `pictures` and :mod:`mvrbm.saving`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -14,11 +18,66 @@ from safetensors import SafetensorError
 
 from mvrbm.errors import InputError, StorageError
 
-__all__ = ["finish_folder", "replace_file", "replace_folder", "usual_mode"]
+__all__ = ["check_folder", "check_output", "finish_folder", "replace_file", "replace_folder", "usual_mode"]
+
+
+# -- before the work --------------------------------------------------------------------------------
+
+
+def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: Sequence[str] = ()) -> Path:
+    """Raise InputError, before any work is done, if a file cannot be written.
+
+    Parameters
+    ----------
+    path : path
+        The output file.
+    force : bool
+        Whether an existing file may be replaced.
+    suffixes : sequence of str
+        Accepted endings of the name; any if empty.
+    """
+    path = Path(path)
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise InputError(f"{path} should end in one of {' '.join(suffixes)}")
+    if _exists(path):
+        if path.is_dir():
+            raise InputError(f"{path} is a folder: name a file to write to")
+        if not force:
+            raise InputError(f"{path} exists: use --force to replace it")
+    if not path.parent.is_dir():
+        what = "is a file" if _exists(path.parent) else "does not exist"
+        raise InputError(f"{path} cannot be written: {path.parent} {what}")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path} cannot be written: no permission to write in {path.parent}")
+    return path
+
+
+def check_folder(folder: str | os.PathLike[str]) -> Path:
+    """Raise InputError, before any work is done, if a folder does not exist and cannot be created."""
+    folder = Path(folder)
+    place = next(place for place in (folder, *folder.absolute().parents) if _exists(place))
+    if not place.is_dir():
+        raise InputError(f"{folder} cannot be a folder: {place} is a file")
+    if not os.access(place, os.W_OK):
+        raise InputError(f"{folder} cannot be written: no permission to write in {place}")
+    return folder
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
+    return True
+
+
+# -- writing ----------------------------------------------------------------------------------------
 
 
 def usual_mode(mode: int) -> int:
-    """Return the permissions that a new file gets from this process, given those asked for: `mode` less the umask."""
+    """Return the permissions that this process gives to a new file: `mode` without the bits of the umask."""
     mask = os.umask(0)
     os.umask(mask)
     return mode & ~mask
@@ -26,7 +85,7 @@ def usual_mode(mode: int) -> int:
 
 @contextlib.contextmanager
 def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Give a binary file to write to, which takes the place of `path` if nothing failed.
+    """Open a binary file for writing, which replaces `path` when the context ends without an error.
 
     Raises
     ------
@@ -52,14 +111,14 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def replace_folder(folder: str | os.PathLike[str], replaceable: Callable[[Path], bool]) -> Iterator[Path]:
-    """Give a new folder to write into, which takes the place of `folder` if nothing failed.
+    """Create a folder to write into, which replaces `folder` when the context ends without an error.
 
     Parameters
     ----------
     folder : path
         The folder to write. It may be missing or empty.
     replaceable : callable
-        Tells whether a folder that is not empty may be replaced.
+        Returns whether a folder that is not empty may be replaced.
 
     Raises
     ------

