@@ -184,6 +184,16 @@ def check_wheel(names: Iterable[str]) -> Iterator[str]:
             yield f"wheel: {name} is not part of the library"
 
 
+def check_data(names: Iterable[str], root: Path) -> Iterator[str]:
+    """Yield data files and modules of the library that a wheel lacks."""
+    installed = set(names)
+    for path in sorted((root / "src" / "mvrbm").rglob("*")):
+        name = path.relative_to(root / "src").as_posix()
+        sources = path.suffix in (".c", ".h", ".so", ".pyc") or path.is_dir()
+        if not sources and name not in installed:
+            yield f"wheel: {name} is missing"
+
+
 def build_wheel(root: Path) -> list[str]:
     """Build the wheel from a copy of the sources, where no earlier build has left files, and return their names."""
     with tempfile.TemporaryDirectory() as folder:
@@ -213,8 +223,10 @@ def main(arguments: list[str] | None = None) -> int:
         *check_tests(ROOT),
         *check_packages(ROOT),
         *(line for package in ("mvrbm", "studies", "benchmarks") for line in check_cycles(imports_of_package(package))),
-        *(check_wheel(build_wheel(ROOT)) if options.wheel else ()),
     ]
+    if options.wheel:
+        names = build_wheel(ROOT)
+        found += [*check_wheel(names), *check_data(names, ROOT)]
     print("".join(f"{line}\n" for line in found), end="")
     print(f"structure: {len(found)} to change", file=sys.stderr)
     return 1 if found else 0

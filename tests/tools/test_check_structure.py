@@ -115,6 +115,13 @@ def test_strangers_in_a_wheel_are_found(name, belongs):
     assert (list(checks.check_wheel([name])) == []) is belongs
 
 
+def test_files_that_a_wheel_lacks_are_found(tmp_path):
+    tree = written(tmp_path, GOOD | {"src/mvrbm/py.typed": "", "src/mvrbm/a.c": "", "src/mvrbm/weights/x.json": ""})
+    names = ["mvrbm/__init__.py", "mvrbm/units/__init__.py", "mvrbm/py.typed"]
+    assert list(checks.check_data(names, tree)) == ["wheel: mvrbm/weights/x.json is missing"]
+    assert list(checks.check_data([*names, "mvrbm/weights/x.json"], tree)) == []
+
+
 def test_allowed_names_are_in_use():
     found = {
         name
