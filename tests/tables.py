@@ -53,6 +53,7 @@ class UnitRow(NamedTuple):
     variants: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]]  # arguments for a shape; the first meets all
     base: Callable[[Tensor], Tensor] = torch.zeros_like  # energy of each entry beyond that of `Own`
     weights: float = 0.7  # size of the random weights around such a layer
+    invalid: tuple[float, ...] = ()  # finite numbers that no entry can be
 
 
 def _linear_energy(unit: Unit) -> Own:
@@ -73,6 +74,7 @@ UNITS = {
         lambda width: torch.tensor([[0.0], [1.0]], dtype=torch.float64),
         lambda values, mean: torch.where(values == 1, mean, 1 - mean)[:, 0],
         {"bernoulli": lambda shape: {}, "bernoulli-tied": lambda shape: {"bias_shape": (1, *shape[1:])}},
+        invalid=(-0.5, 1.5),
     ),
     "gaussian": UnitRow(
         units.Gaussian,
@@ -95,6 +97,7 @@ UNITS = {
             "categorical-tied": lambda shape: {"bias_shape": (*(1 for _ in shape[1:]), shape[-1])},
             "categorical-padded": lambda shape: {"padded": True},
         },
+        invalid=(-1, 0.5, 2),
     ),
 }
 

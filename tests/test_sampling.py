@@ -284,7 +284,7 @@ def clamped_discrete(machine, seed=0, steps=4):
     exact = Enumerated(machine)
     known = {name: torch.zeros(unit.shape, dtype=torch.bool) for name, unit in machine.layers.items()}
     first = next(iter(known))
-    known[first][0 if known[first].ndim > 1 else slice(2)] = True
+    known[first][0 if known[first].ndim > 1 else slice(len(known[first]) // 2)] = True
     flat = np.concatenate([mask.reshape(-1).numpy() for mask in known.values()])
     full = exact.x[exact.x[:, flat].sum(1) == exact.x[:, flat].sum(1).max()]  # ones pull, zeros do not
     p = exact.given(flat, full[0])

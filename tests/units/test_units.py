@@ -9,6 +9,7 @@ import torch
 from scipy import integrate, stats
 
 from mvrbm import Bernoulli, Categorical, Gaussian, RandomSource, Replay
+from mvrbm.units import make_unit, unit_names
 from tables import UNITS, VARIANTS, generator, random_layer
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
@@ -154,6 +155,22 @@ def test_categorical_draws_a_category_when_rounding_leaves_a_gap():
     assert drawn.tolist() == [[[0.0, 0.0, 1.0]]]
 
 
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if UNITS[VARIANTS[name]((2, 3)).name].probability])
+@torch.no_grad()
+def test_draws_at_evenly_spaced_numbers_have_the_distribution(variant):
+    unit, n = unit_named(variant, (2, 3)), 20_000
+    field = field_for(unit, 1)
+    even = ((torch.arange(n, dtype=torch.float64) + 0.5) / n).reshape(
+        n, *[1] * (len(unit.site_shape) + unit.entry_modes)
+    )
+    entries = (1,) if unit.entry_modes else ()  # one number per row
+    drawn = unit.sample(field.expand(n, 2, 3), Replay([even.expand(n, *unit.site_shape, *entries)])).flatten(1)
+    for entries, values in every_site(unit):
+        expected = UNITS[unit.name].probability(values, unit.mean(field).flatten()[entries])
+        found = (drawn[:, None, entries] == values).all(2).double().mean(0)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1.5 / n)
+
+
 @pytest.mark.parametrize(("variant", "shape"), EVERY)
 def test_large_fields_stay_finite(variant, shape):
     unit = unit_named(variant, shape)
@@ -233,6 +250,67 @@ def test_categorical_starts_at_frequencies_with_a_pseudo_count():
     unit.initialise_from(*moments(x))
     mean = unit.mean(torch.zeros(1, 2, 3))[0]
     np.testing.assert_allclose(mean.detach(), np.array([[4, 2, 1], [1, 2, 4]]) / 7)
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if "tied" not in name])
+@torch.no_grad()
+def test_every_unit_starts_at_the_mean_of_the_data(variant):
+    unit = unit_named(variant, (2, 3))
+    x = unit.example(500, RandomSource(1))
+    unit.initialise_from(*moments(x))
+    pseudo_counts = {"rtol": 0.02, "atol": 0.005}
+    torch.testing.assert_close(unit.mean(torch.zeros(1, 2, 3).double())[0], x.mean(0), **pseudo_counts)
+
+
+# -- valid and invalid data -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("variant", "shape"), EVERY)
+def test_examples_are_valid_data(variant, shape):
+    unit = unit_named(variant, shape)
+    x = unit.example(50, RandomSource(0))
+    unit.check(x, "layer")
+    low, high = unit.data_range
+    assert x.shape == (50, *shape)
+    assert low <= float(x.min()) <= float(x.max()) <= high
+    assert not torch.equal(x[:25], x[25:])
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_invalid_data_is_an_error_that_names_the_layer(name):
+    unit = UNITS[name].unit((2, 3))
+    for value in (math.nan, math.inf, *UNITS[name].invalid):
+        x = unit.example(4, RandomSource(0))
+        x[2, 0, 1] = value
+        with pytest.raises(ValueError, match="layer 'counts'"):
+            unit.check(x, "counts")
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_first_name_of_a_row_builds_the_unit(name):
+    for variant in set(UNITS[name].variants) & set(unit_names()):
+        assert make_unit(variant, (2, 3)).config() == VARIANTS[variant]((2, 3)).config()
+    assert type(make_unit(name, 3)) is UNITS[name].unit
+    with pytest.raises(ValueError, match=r"must be one of .*'bernoulli'.* got 'bernouilli'"):
+        make_unit("bernouilli", 3)
+
+
+# -- in networks and fast paths ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("variant", "shape"), EVERY)
+@torch.no_grad()
+def test_inverse_scale_is_that_of_the_statistic(variant, shape):
+    unit = unit_named(variant, shape)
+    torch.testing.assert_close(unit.inverse_scale(), unit.statistic(torch.ones(shape).double()), **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", unit_names())
+def test_units_that_can_be_stacked_are_stacked_as_units_that_exist(name):
+    unit = make_unit(name, 3)
+    assert unit.stacked_as in (None, *unit_names())
+    assert unit.sampled_as in (None, "bernoulli", "gaussian")
+    assert unit.activation(torch.zeros(2, 3)).shape == (2, 3)
 
 
 # -- a constant field moved into the bias -----------------------------------------------------------------
