@@ -99,6 +99,16 @@ UNITS = {
         },
         invalid=(-1, 0.5, 2),
     ),
+    "poisson": UnitRow(
+        units.Poisson,
+        _linear_energy,
+        lambda width: torch.arange(48, dtype=torch.float64)[:, None],  # beyond lies less than 1e-13 in these tests
+        lambda values, mean: torch.exp(torch.xlogy(values, mean) - mean - torch.lgamma(values + 1))[:, 0],
+        {"poisson": lambda shape: {}, "poisson-tied": lambda shape: {"bias_shape": (1, *shape[1:])}},
+        base=lambda x: torch.lgamma(x + 1),
+        weights=0.25,
+        invalid=(-1, 0.5),
+    ),
 }
 
 # Units whose draws follow no energy, so that only draws, means and files can be tested: what one normal number
