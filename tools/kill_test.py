@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-import mvrbm
 from mvrbm import Bernoulli, BoltzmannMachine, Gaussian, Kronecker
 from mvrbm.errors import StorageError
 from mvrbm.learning import PCD, Callback, Checkpoint, Monitor, Recipe, Trainer
-from mvrbm.saving import read_json, read_machine, read_tensors
+from mvrbm.learning.callbacks import Run
+from mvrbm.saving import read_json, read_machine, read_tensors, save
 
 KILLS_PER_RUN = 5
 EVERY = (1, 7)  # updates between checkpoints: with 1, most of the time is spent writing them
@@ -44,7 +44,7 @@ class Ready(Callback):
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
-    def on_train_begin(self, trainer: Trainer) -> None:
+    def on_train_begin(self, trainer: Run) -> None:
         self.connection.send(trainer.update)
 
 
@@ -67,7 +67,7 @@ def train(connection: Connection, folder: Path, result: Path, every: int, n_epoc
     )
     trainer.resume(folder)
     trainer.fit(data, n_epochs, nan_is_missing=True, initialise=trainer.update == 0)
-    mvrbm.save(machine, result)
+    save(machine, result)
 
 
 class Outcome(NamedTuple):
@@ -110,7 +110,7 @@ def damaged(folder: Path) -> list[str]:
 
 def different(left: Path, right: Path) -> list[str]:
     """Return the names of the parameters that differ, in any bit, between two saved machines."""
-    one, other = (mvrbm.load(folder, device="cpu").state_dict() for folder in (left, right))
+    one, other = (read_machine(folder).state_dict() for folder in (left, right))
     return [name for name in one if not torch.equal(one[name], other[name])]
 
 
