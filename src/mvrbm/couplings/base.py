@@ -63,20 +63,21 @@ class Coupling(nn.Module, ABC):
         std : float
             Standard deviation of the entries of `W`.
         """
-        if self.connected:
-            raise ValueError(f"{self.name} coupling is connected already, {self._arrow()}")
-        visible_shape, hidden_shape = tuple(visible_shape), tuple(hidden_shape)
         self.allocate(visible_shape, hidden_shape)
-        self.visible_shape, self.hidden_shape = visible_shape, hidden_shape
         self.initialise(rng or RandomSource(0), std)
         return self
 
-    @abstractmethod
-    def allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
-        """Check that the shapes fit this kind of coupling and create its parameters, without values."""
+    def allocate(self, visible_shape: Sequence[int], hidden_shape: Sequence[int]) -> None:
+        """Check that the shapes fit this kind of coupling and create its parameters, without drawing them."""
+        if self.connected:
+            raise ValueError(f"{self.name} coupling is connected already, {self._arrow()}")
+        visible_shape, hidden_shape = tuple(visible_shape), tuple(hidden_shape)
+        self._allocate(visible_shape, hidden_shape)
+        self.visible_shape, self.hidden_shape = visible_shape, hidden_shape
 
-    def _allocate(self, *shapes: Any) -> None:  # until saving.py uses `allocate`
-        self.allocate(*shapes)
+    @abstractmethod
+    def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+        """Check the shapes and create the parameters."""
 
     @abstractmethod
     def _factor_std(self, std: float) -> float:

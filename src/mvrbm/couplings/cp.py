@@ -38,7 +38,7 @@ class CP(Coupling):
         super().__init__()
         self.rank = at_least_one(rank, "CP rank")
 
-    def allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+    def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
         if len(hidden_shape) != 1:
             raise ValueError(
                 f"CP coupling needs a hidden vector, got hidden shape {hidden_shape}: "

@@ -16,7 +16,7 @@ class Dense(Coupling):
     name = "dense"
     weight: nn.Parameter  # (prod K, prod I)
 
-    def allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+    def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
         self.weight = nn.Parameter(torch.zeros(math.prod(hidden_shape), math.prod(visible_shape)))
 
     def _factor_std(self, std: float) -> float:

@@ -41,7 +41,7 @@ class Kronecker(Chain):
         self.rank = at_least_one(rank, "Kronecker rank")
         self.summed_modes = tuple(summed_modes)
 
-    def allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+    def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
         order = same_order("Kronecker", visible_shape, hidden_shape)
         if any(not 0 <= mode < order for mode in self.summed_modes) or len(self.summed_modes) == order:
             raise ValueError(

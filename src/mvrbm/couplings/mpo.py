@@ -40,7 +40,7 @@ class MPO(Chain):
         else:
             self.bond = at_least_one(bond, "MPO bond")
 
-    def allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+    def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
         order = same_order("MPO", visible_shape, hidden_shape)
         inner = (self.bond,) * (order - 1) if isinstance(self.bond, int) else self.bond
         if len(inner) != order - 1:
