@@ -230,6 +230,22 @@ COUPLINGS = {
         [({"bond": (2, 3)}, (5, 6, 7), (4, 3, 2), 20 * 2 + 18 * 6 + 14 * 3)],
         [({"bond": 4}, (20, 20), (20, 20)), ({"bond": (2, 3)}, (9, 9, 9), (9, 9, 9))],
     ),
+    "tucker": CouplingRow(
+        couplings.Tucker,
+        lambda c: functools.reduce(
+            lambda W, factor: torch.tensordot(W, factor[0], dims=([1], [0])),
+            c.compression.factors,
+            c.core.weight.reshape(-1, *c.core.visible_shape),
+        ),
+        lambda c, k, i: sum(
+            c.core.dense()[*k, *r] * math.prod(f[0, a, b] for f, a, b in zip(c.compression.factors, r, i, strict=True))
+            for r in np.ndindex(*c.core.visible_shape)
+        ),
+        lambda c: [[c.core.weight, *c.compression.factors]],
+        [({"rank": 2}, (3,), (2,)), ({"rank": (2, 1)}, (2, 3), (2, 2)), ({"rank": 2}, (2, 1, 3), (3,))],
+        [({"rank": (2, 3, 4)}, (5, 6, 7), (4, 2), 8 * 24 + 10 + 18 + 28)],
+        [({"rank": 6}, (20, 20), (20, 20)), ({"rank": 4}, (9, 8, 7), (30,))],
+    ),
 }
 
 CONNECTED = {

@@ -11,3 +11,4 @@ from mvrbm.couplings.cp import CP as CP
 from mvrbm.couplings.dense import Dense as Dense
 from mvrbm.couplings.kronecker import Kronecker as Kronecker
 from mvrbm.couplings.mpo import MPO as MPO
+from mvrbm.couplings.tucker import Tucker as Tucker

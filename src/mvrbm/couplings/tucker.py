@@ -1,0 +1,102 @@
+"""Tucker weights: a small full core behind one factor per visible mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mvrbm.couplings.base import Coupling, equalise_norms, squared_norms
+from mvrbm.couplings.dense import Dense
+from mvrbm.couplings.kronecker import Kronecker
+from mvrbm.validation import whole_number
+
+
+class Tucker(Coupling):
+    r"""Core and one factor per visible mode.
+
+    .. math:: W_{k, i_1 .. i_D} = \sum_{r_1 .. r_D} G_{k, r_1 .. r_D} B^1_{r_1 i_1} \cdots B^D_{r_D i_D}
+
+    The factors :math:`B^d` (:math:`R_d \times I_d`) compress each mode of the visible array. The core :math:`G` is a
+    full matrix from the compressed array to the hidden layer, which may have any shape. At full rank :math:`W` is any
+    matrix; :class:`CP` is the special case of a core :math:`G_{k, r_1 .. r_D}` that is zero unless all :math:`r` agree.
+
+    Parameters
+    ----------
+    rank : int or sequence of int
+        Size :math:`R_d` of the compressed modes, one number or one per visible mode. A mode of fewer entries keeps
+        its size.
+
+    Attributes
+    ----------
+    compression : Kronecker
+        The map of the factors; `compression.factors[d]` has shape (1, R_d, I_d).
+    core : Dense
+        The map of the core; `core.weight` has shape (hidden size, R_1 .. R_D together).
+    """
+
+    name = "tucker"
+
+    def __init__(self, rank: int | Sequence[int] = 2) -> None:
+        super().__init__()
+        if isinstance(rank, Sequence):
+            self.rank: int | tuple[int, ...] = tuple(whole_number(each, "Tucker rank") for each in rank)
+        else:
+            self.rank = whole_number(rank, "Tucker rank")
+
+    def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+        ranks = (self.rank,) * len(visible_shape) if isinstance(self.rank, int) else self.rank
+        if len(ranks) != len(visible_shape):
+            raise ValueError(
+                f"Tucker coupling needs one rank per visible mode, got rank={list(ranks)} for shape {visible_shape}"
+            )
+        compressed = tuple(min(pair) for pair in zip(ranks, visible_shape, strict=True))
+        self.compression, self.core = Kronecker(), Dense()
+        self.compression.allocate(visible_shape, compressed)
+        self.core.allocate(compressed, hidden_shape)
+
+    def _factor_std(self, std: float) -> float:
+        terms = math.prod(self.core.visible_shape)
+        return float((std / math.sqrt(terms)) ** (1 / (1 + len(self.visible_shape))))
+
+    def to_hidden(self, x: Tensor) -> Tensor:
+        r"""Return :math:`W x`: (n, \*visible_shape) -> (n, \*hidden_shape)."""
+        return self.core.to_hidden(self.compression.to_hidden(x))
+
+    def to_visible(self, y: Tensor) -> Tensor:
+        r"""Return :math:`W^\top y`: (n, \*hidden_shape) -> (n, \*visible_shape)."""
+        return self.compression.to_visible(self.core.to_visible(y))
+
+    def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        r"""Gradient of :math:`-\langle y, W x\rangle` for core and factors, averaged over the batch."""
+        factors = self.compression.statistics(x, self.core.to_visible(y))
+        core = self.core.statistics(self.compression.to_hidden(x), y)
+        return {f"compression.{key}": value for key, value in factors.items()} | {"core.weight": core["weight"]}
+
+    @property
+    def operations(self) -> int:
+        """Those of the compression, and one for each entry of the core."""
+        return self.compression.operations + self.core.operations
+
+    def gains(self) -> dict[str, Tensor]:
+        """Products of the squared norms of the core and of the other factors."""
+        core = squared_norms(self.core.weight)
+        gains = {f"compression.{key}": core * gain for key, gain in self.compression.gains().items()}
+        factors = [squared_norms(factor[0]) for factor in self.compression.factors]
+        return gains | {"core.weight": torch.stack(factors).prod()}
+
+    def dense(self) -> Tensor:
+        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
+        compression = self.compression.dense().reshape(self.core.weight.shape[1], -1)
+        return (self.core.weight @ compression).reshape(*self.hidden_shape, *self.visible_shape)
+
+    def balance(self) -> None:
+        """Give the core and all factors equal norms: the map depends on their product alone."""
+        equalise_norms([self.core.weight, *self.compression.factors], keep=None)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build this coupling again."""
+        return {"rank": self.rank if isinstance(self.rank, int) else list(self.rank)}
