@@ -38,7 +38,7 @@ def interpreted(monkeypatch):
 @pytest.fixture
 def mvrbm(place, capfd):
     """Run the command line in the folder that a test module has as `place`; return exit code, output and errors."""
-    from mvrbm.cli import app as cli
+    from mvrbm import cli
 
     def run(command="", *more):
         capfd.readouterr()

@@ -1,1 +1,1 @@
-"""Files: atomic writes, binary formats, arrays, pictures, shards and named data sets. Nothing here depends on a model."""
+"""Files: atomic writes, binary formats, arrays, pictures, shards, named data sets. Nothing here depends on a model."""

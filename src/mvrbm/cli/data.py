@@ -1,0 +1,45 @@
+"""The commands ``mvrbm data``: list, find and download the named data sets of :mod:`mvrbm.io.datasets`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from mvrbm.cli.options import AsJson, DataDir, show, table
+
+SetName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a data set.", show_default=False)]
+
+
+def list_sets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List the named data sets, and whether they are on this machine."""
+    from mvrbm.io import datasets
+
+    places = {name: datasets.where(name, data_dir) for name in datasets.NAMES}
+    result = {
+        name: {"description": datasets.describe(name), "path": None if place is None else str(place)}
+        for name, place in places.items()
+    }
+    rows = [(name, f"{'here' if place else 'absent':<8}{datasets.describe(name)}") for name, place in places.items()]
+    show({"sets": result}, as_json, table(rows))
+
+
+def where(name: SetName, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Print the folder of a data set on this machine."""
+    from mvrbm.io import datasets
+
+    place = datasets.where(name, data_dir)
+    if place is None:
+        raise datasets.DatasetError(
+            f"'{name}' is not on this machine: run 'mvrbm data fetch {name}', or point MVRBM_DATA at a copy"
+        )
+    show({"name": name, "path": str(place)}, as_json, str(place))
+
+
+def fetch(name: SetName, as_json: AsJson = False) -> None:
+    """Download a data set from its public mirrors into the cache, and verify its checksums."""
+    from mvrbm.io import datasets
+
+    place = datasets.fetch(name, show_progress=sys.stderr.isatty())
+    show({"name": name, "path": str(place)}, as_json, str(place))

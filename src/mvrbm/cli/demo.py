@@ -1,0 +1,30 @@
+"""The command ``mvrbm demo``, which runs :mod:`mvrbm.demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mvrbm.cli.options import AsJson, Device, Force, Seed, Where, new, show
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Output file, an HTML page.")] = Path("report.html"),
+    quick: Annotated[bool, new("Use little data and few epochs: a trial of a few seconds.", "--quick")] = False,
+    seed: Seed = 0,
+    device: Where = Device.AUTO,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train on 5,000 digits and write a report that shows what the model can do. Prints the path of the report."""
+    from mvrbm.io.atomic import check_output
+
+    check_output(out, force, (".html", ".htm"))
+    try:
+        from mvrbm.demo import run
+    except ImportError as error:
+        raise ValueError(f"the demo needs more packages ({error.name}): pip install 'mvrbm[demo]'") from error
+    result = run(out, seed=seed, device=device.value, quick=quick)
+    show(result, as_json, str(result["report"]))

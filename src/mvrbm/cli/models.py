@@ -1,0 +1,86 @@
+"""Commands about a saved model itself: info and export."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mvrbm.cli.options import AsJson, Force, ModelFolder, argument, show, table, times
+
+ExportMethod = StrEnum("ExportMethod", ["TRANSFORM", "RECONSTRUCT", "PREDICT_PROBA"])
+
+
+def info(model_folder: ModelFolder, as_json: AsJson = False) -> None:
+    """Show the class, layers, shapes, parameters and files of a model."""
+    import mvrbm
+    from mvrbm.saving import read_config
+
+    model = mvrbm.load(model_folder, "cpu")
+    config = read_config(model_folder)
+    machines: list[dict[str, Any]] = config.get("stack") or [config]
+    first, top = machines[0], machines[-1]
+    result = {
+        "model": str(model_folder),
+        "class": type(model).__name__,
+        "visible": first["visible"],
+        "hidden": top["hidden"],
+        "couplings": first["couplings"],
+        "stack": [{key: machine[key] for key in ("visible", "hidden", "couplings")} for machine in machines],
+        "parameters": model.n_parameters if hasattr(model, "n_parameters") else model.n_parameters_,
+        "dtype": first["dtype"],
+        "files": {path.name: path.stat().st_size for path in sorted(model_folder.iterdir())},
+    }
+    layers = [row for number, machine in enumerate(machines, 1) for row in _rows(machine, number, len(machines))]
+    lines = [
+        ("class", result["class"]),
+        *layers,
+        ("parameters", f"{result['parameters']:,}"),
+        ("dtype", result["dtype"]),
+        *((f"file {name}", f"{size:,} bytes") for name, size in result["files"].items()),
+    ]
+    show(result, as_json, table(lines))
+
+
+def _rows(machine: dict[str, Any], number: int, total: int) -> list[tuple[str, str]]:
+    """Describe the layers of one machine; in a stack, its number comes first."""
+    prefix = "" if total == 1 else f"{number}: "
+    return [
+        *((f"{prefix}visible '{name}'", _in_words(part, "unit")) for name, part in machine["visible"].items()),
+        (f"{prefix}hidden", _in_words(machine["hidden"], "unit")),
+        *((f"{prefix}coupling '{name}'", _in_words(part, "coupling")) for name, part in machine["couplings"].items()),
+    ]
+
+
+def _in_words(part: dict[str, Any], kind: str) -> str:
+    shape = part.get("shape")
+    words = [str(part[kind])] if shape is None else [str(part[kind]), times(shape)]
+    words += [f"{key} {value}" for key, value in part.items() if isinstance(value, int) and value is not False]
+    return " ".join(words)
+
+
+def export(
+    model_folder: ModelFolder,
+    out: Annotated[Path, argument("OUT", "A .onnx file.")],
+    method: Annotated[ExportMethod, typer.Option(help="Method that the file computes.")] = ExportMethod.TRANSFORM,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a method of a model as an ONNX file, and compare the file with the model by onnxruntime."""
+    import mvrbm
+    from mvrbm.io.atomic import check_output
+
+    check_output(out, force, (".onnx",))
+    model = mvrbm.load(model_folder, "cpu")
+    kind = type(model).__name__
+    try:
+        from mvrbm.export import OPSET, to_onnx
+
+        to_onnx(model, out, method.value)
+    except ImportError as error:
+        raise ValueError(str(error)) from error
+    size = out.stat().st_size
+    result = {"out": str(out), "class": kind, "method": method.value, "opset": OPSET, "bytes": size}
+    show(result, as_json, f"{out}: {kind}.{method.value}, ONNX opset {OPSET}, {size:,} bytes")

@@ -1,0 +1,149 @@
+"""What several commands share: options, the parsing of shapes, loading a model, and showing a result."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Device = StrEnum("Device", ["AUTO", "CPU", "CUDA"])
+Recipe = StrEnum("Recipe", ["DEFAULT", "PAPER"])
+
+
+class Interrupted(Exception):  # noqa: N818  (it is not an error)
+    """Training was ended by Ctrl-C, and everything is saved."""
+
+
+class Shape(tuple[int, ...]):
+    """A shape such as 25x25."""
+
+    def __str__(self) -> str:
+        return times(self)
+
+
+def times(shape: Iterable[int]) -> str:
+    """Write a shape as people do: 25x25."""
+    return "x".join(map(str, shape))
+
+
+def parse_shape(text: str) -> Shape:
+    """Read a shape such as 25x25."""
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", text):
+        raise typer.BadParameter(f"{text!r} is not a shape such as 25x25")
+    shape = Shape(int(size) for size in text.split("x"))
+    if math.prod(shape) > 2**31:
+        raise typer.BadParameter(f"{text} has {math.prod(shape):,} entries, which is too large")
+    return shape
+
+
+def new(help_text: str, *names: str, **settings: Any) -> Any:
+    """Declare an option whose default needs no mention, or is part of the help text."""
+    return typer.Option(*names, help=help_text, show_default=False, **settings)
+
+
+def argument(metavar: str, help_text: str) -> Any:
+    """Declare a required argument."""
+    return typer.Argument(metavar=metavar, help=help_text, show_default=False)
+
+
+_INPUT_HELP = "A .npy, .npz (file.npz:key) or idx file, a folder of images, or a data set (mnist-5k, mnist:test)."
+
+Input = Annotated[str, argument("INPUT", _INPUT_HELP)]
+ModelFolder = Annotated[Path, argument("MODEL", "Folder of a saved model.")]
+ArrayOut = Annotated[Path, argument("OUT", "A .npy file.")]
+ImagesOut = Annotated[Path, argument("OUT", "A .npy file, or an image for a contact sheet.")]
+ModelOut = Annotated[Path, new("Folder for the model.")]
+MissingNan = Annotated[bool, new("NaN marks missing entries.", "--missing-nan")]
+RecipeOption = Annotated[Recipe, typer.Option("--recipe", help="Training recipe; paper: Algorithm 1.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Random seed.")]
+Where = Annotated[Device, typer.Option("--device", help="Device to compute on; auto: a GPU if there is one.")]
+AsJson = Annotated[bool, new("Print the result as one JSON object.", "--json")]
+Force = Annotated[bool, new("Replace an existing file or model.", "--force")]
+Quiet = Annotated[bool, new("Show no progress.", "--quiet")]
+DataDir = Annotated[Path | None, new("Folder with local copies of data sets.", "--data-dir")]
+
+
+# -- models and files -------------------------------------------------------------------------------
+
+
+def load_model(folder: Path, device: str, method: str, seed: int | None = None) -> Any:
+    """Load an estimator that has a method and takes one array per sample."""
+    import mvrbm
+
+    model = mvrbm.load(folder, device)
+    kind = type(model).__name__
+    if not hasattr(model, method):
+        raise ValueError(f"{folder} holds a model of class {kind}, which has no method '{method}'")
+    if not hasattr(model, "visible_shape_"):
+        raise ValueError(f"{folder} holds a model of class {kind}, which takes more than one array: use Python")
+    if seed is not None:
+        model.set_params(random_state=seed)
+    return model
+
+
+def check_model_out(out: Path, force: bool) -> None:
+    """Raise ValueError, before the work, if a model cannot be saved to a folder."""
+    from mvrbm.io.atomic import check_folder
+    from mvrbm.saving import is_replaceable
+
+    check_folder(out)
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not force:
+        raise ValueError(f"{out} exists: use --force to replace the model in it")
+    if not is_replaceable(out):
+        raise ValueError(f"{out} holds other files than a model: choose another folder")
+
+
+def check_out(out: Path, force: bool, *, images: bool = True) -> None:
+    """Raise ValueError, before the work, if samples cannot be written to a .npy file or an image."""
+    from mvrbm.io.atomic import check_output
+    from mvrbm.io.formats import IMAGE_SUFFIXES
+
+    check_output(out, force, (".npy", *IMAGE_SUFFIXES) if images else (".npy",))
+
+
+def write_samples(out: Path, array: NDArray[Any], shape: Sequence[int], force: bool, as_json: bool) -> None:
+    """Write samples of a shape to a .npy file or as a contact sheet, and show their shape and dtype."""
+    from mvrbm.io.arrays import write_output
+
+    if out.suffix.lower() == ".npy":
+        write_output(out, array, force)
+    else:
+        write_output(out, array.reshape(-1, *shape), force, stretch=bool(array.min() < 0 or array.max() > 1))
+    result = {"out": str(out), "shape": array.shape, "dtype": str(array.dtype)}
+    show(result, as_json, f"{out}: {times(array.shape)} {array.dtype}")
+
+
+# -- showing ----------------------------------------------------------------------------------------
+
+
+def show(result: dict[str, Any], as_json: bool, text: str) -> None:
+    """Print a result, as JSON or as text."""
+    print(json.dumps(result, default=str) if as_json else text)
+
+
+def table(rows: Sequence[tuple[str, Any]]) -> str:
+    """Align names and values in two columns."""
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
+
+
+def count(number: int, noun: str) -> str:
+    """Write a number with its noun: 1 epoch, 2 epochs."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def note(text: str) -> None:
+    """Print a note to standard error."""
+    print(f"note: {text}", file=sys.stderr)

@@ -1,0 +1,122 @@
+"""Commands that use a saved model: transform, score, predict, reconstruct, sample, inpaint.
+
+Each calls the estimator's method and works for every model that has it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mvrbm.cli import options as opt
+
+Half = StrEnum("Half", ["LEFT", "RIGHT", "TOP", "BOTTOM"])
+
+
+def _rows(command: str, method: str, description: str) -> Callable[..., None]:
+    """Make a command that writes one row per sample, which a method of the estimator computes."""
+
+    def run(
+        model_folder: opt.ModelFolder,
+        source: opt.Input,
+        out: opt.ArrayOut,
+        device: opt.Where = opt.Device.AUTO,
+        data_dir: opt.DataDir = None,
+        force: opt.Force = False,
+        as_json: opt.AsJson = False,
+    ) -> None:
+        opt.check_out(out, force, images=False)
+        model = opt.load_model(model_folder, device, method)
+        rows = getattr(model, method)(_read(source, data_dir))
+        opt.write_samples(out, rows, rows.shape[1:], force, as_json)
+
+    run.__name__, run.__doc__ = command, description
+    return run
+
+
+transform = _rows("transform", "transform", "Write the means of the hidden units, one row per sample.")
+score = _rows("score", "score_samples", "Write the pseudo-log-likelihood of each sample.")
+predict = _rows("predict", "predict", "Write the predicted class of each sample. Needs the model of a classifier.")
+
+
+def reconstruct(
+    model_folder: opt.ModelFolder,
+    source: opt.Input,
+    out: opt.ImagesOut,
+    steps: Annotated[int, typer.Option(min=1, help="Number of mean-field steps up and down.")] = 1,
+    device: opt.Where = opt.Device.AUTO,
+    data_dir: opt.DataDir = None,
+    force: opt.Force = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Pass data up and down through the model, and write the reconstruction."""
+    opt.check_out(out, force)
+    model = opt.load_model(model_folder, device, "reconstruct")
+    back = model.reconstruct(_read(source, data_dir), steps=steps)
+    opt.write_samples(out, back, model.visible_shape_, force, as_json)
+
+
+def sample(
+    model_folder: opt.ModelFolder,
+    out: opt.ImagesOut,
+    n: Annotated[int, typer.Option("-n", "--number", min=1, help="Number of samples.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="Gibbs steps of each chain, which starts from noise.")] = 1000,
+    seed: opt.Seed = 0,
+    device: opt.Where = opt.Device.AUTO,
+    force: opt.Force = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Draw samples from the model by Gibbs sampling."""
+    opt.check_out(out, force)
+    model = opt.load_model(model_folder, device, "sample", seed)
+    if sys.stderr.isatty():
+        opt.note(f"drawing {n:,} samples in {steps:,} Gibbs steps")
+    drawn = model.sample(n, steps=steps)
+    samples = drawn[0] if isinstance(drawn, tuple) else drawn  # classifiers draw (samples, labels)
+    opt.write_samples(out, samples, model.visible_shape_, force, as_json)
+
+
+def inpaint(
+    model_folder: opt.ModelFolder,
+    source: opt.Input,
+    out: opt.ImagesOut,
+    mask: Annotated[Path | None, opt.new("Array of the shape of a sample or of the input, true where known.")] = None,
+    hide: Annotated[Half | None, opt.new("Half of every sample to fill in.")] = None,
+    missing_nan: opt.MissingNan = False,
+    steps: Annotated[int, typer.Option(min=1, help="Gibbs steps to average over.")] = 100,
+    burn_in: Annotated[int, typer.Option(min=0, help="Gibbs steps before those.")] = 50,
+    seed: opt.Seed = 0,
+    device: opt.Where = opt.Device.AUTO,
+    data_dir: opt.DataDir = None,
+    force: opt.Force = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Fill in the missing entries of the data, given the known ones."""
+    if (mask is not None) + (hide is not None) + missing_nan != 1:
+        raise typer.BadParameter("give one of --mask, --hide and --missing-nan", param_hint="missing entries")
+    opt.check_out(out, force)
+    from mvrbm.io.arrays import half_mask, known_entries, read_mask
+
+    model = opt.load_model(model_folder, device, "inpaint", seed)
+    samples = _read(source, data_dir)
+    if mask is not None:
+        known: Any = read_mask(mask, (len(samples), *model.visible_shape_))
+    elif hide is not None:
+        known = half_mask(model.visible_shape_, hide)
+    else:
+        known = known_entries(samples, nan_is_missing=True)
+    if known is None:
+        raise ValueError(f"{source} has no NaN: there is nothing to fill in")
+    filled = model.inpaint(samples, known, steps=steps, burn_in=burn_in)
+    opt.write_samples(out, filled, model.visible_shape_, force, as_json)
+
+
+def _read(source: str, data_dir: Path | None) -> Any:
+    from mvrbm.io.arrays import read_samples
+
+    return read_samples(source, data_dir=data_dir)[:]

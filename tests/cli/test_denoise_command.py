@@ -1,0 +1,89 @@
+"""`mvrbm denoise`."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mvrbm import MVRBM, cli
+from mvrbm.vision import add_noise, denoise
+
+
+@pytest.fixture(scope="module")
+def stripes():
+    """A model of striped binary images, one hidden unit per row, and such images."""
+    random = np.random.default_rng(0)
+    images = np.broadcast_to(random.random((100, 8, 1)) < 0.5, (100, 8, 8)).astype(np.float32)
+    model = MVRBM((8, 1), n_epochs=0, random_state=0, device="cpu").fit(images)
+    with torch.no_grad():
+        down, across = model.machine_.links["visible"].parameters()  # (1, 8, 8) and (1, 1, 8)
+        down.copy_(torch.eye(8)[None] * 10)
+        across.fill_(1)
+        model.machine_.layers["visible"].bias.fill_(-5)
+        model.machine_.hidden.bias.fill_(-40)
+    return model, images
+
+
+@pytest.fixture
+def command(stripes, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MVRBM_DEBUG", raising=False)
+    stripes[0].save("model")
+    np.save("noisy.npy", add_noise(stripes[1], level=0.2, seed=0))
+
+    def run(*words):
+        capfd.readouterr()
+        code = cli.main(["denoise", *map(str, words)])
+        return code, *capfd.readouterr()
+
+    return run
+
+
+def test_command_writes_what_the_function_returns(command, stripes):
+    code, out, _ = command("noisy.npy", "clean.npy", "--model", "model", "--level", 0.2, "--device", "cpu")
+    assert (code, out) == (0, "clean.npy: 100x8x8 float32, salt-and-pepper of level 0.2 (given)\n")
+    np.testing.assert_allclose(np.load("clean.npy"), denoise(stripes[0], np.load("noisy.npy"), level=0.2), atol=1e-6)
+    assert command("noisy.npy", "clean.npy", "--model", "model")[0] == 1  # it is there
+    code, out, _ = command("noisy.npy", "clean.npy", "--model", "model", "--force", "--json")
+    assert code == 0
+    assert json.loads(out)["level"] == pytest.approx(0.2, abs=0.03)
+    gibbs = ("--method", "gibbs", "--steps", 5, "--burn-in", 0, "--noise", "gaussian", "--level", 0.3)
+    assert command("noisy.npy", "sheet.png", "--model", "model", *gibbs)[0] == 0
+
+
+def test_command_denoises_a_picture_larger_than_the_model(command, stripes):
+    picture = np.kron(stripes[1][:2], np.ones((1, 1, 2)))[0]
+    noisy = add_noise((np.tile(picture, (2, 1)) * 255).astype(np.uint8), level=0.2, seed=1)  # (16, 16)
+    Image.fromarray(noisy).save("noisy.png")
+    code, out, _ = command("noisy.png", "clean.png", "--model", "model", "--stride", 2)
+    assert code == 0
+    assert out.startswith("clean.png: 1x16x16 uint8, salt-and-pepper of level")
+    assert np.asarray(Image.open("clean.png")).shape == (16, 16)
+    np.save("one.npy", noisy)
+    assert command("one.npy", "one-clean.npy", "--model", "model", "--stride", 2)[0] == 0
+    assert np.load("one-clean.npy").shape == (16, 16)
+    assert command("one.npy", "one-clean.png", "--model", "model", "--stride", 2)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("absent.npy", "o.npy", "--model", "model"), 1, "no such file"),
+        (("noisy.npy", "o.npy", "--model", "absent"), 1, "absent"),
+        (("noisy.npy", "o.txt", "--model", "model"), 1, "should end in one of"),
+        (("noisy.npy", "o.npy"), 2, "--model"),
+        (("noisy.npy", "o.npy", "--model", "model", "--level", "2"), 1, "level must be above 0 and below 1"),
+        (("noisy.npy", "o.npy", "--model", "model", "--noise", "snow"), 2, "--noise"),
+        (("noisy.npy", "o.npy", "--model", "model", "--stride", "9"), 1, "stride must be"),
+        (("small.npy", "o.npy", "--model", "model"), 1, "images must be at least as large"),
+    ],
+)
+def test_mistakes_at_the_command_line_are_one_line(command, words, code, message):
+    np.save("small.npy", np.zeros((2, 4, 4), np.float32))
+    given, out, err = command(*words)
+    assert (given, out) == (code, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
