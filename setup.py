@@ -1,4 +1,4 @@
-"""Build the compiled code, which is optional: without a C compiler the package installs without it, and trains slower."""
+"""Build the compiled code, which is optional: without a C compiler the package installs without it and is slower."""
 
 import os
 import sysconfig
