@@ -139,8 +139,8 @@ def test_the_smallest_images():
 @pytest.mark.parametrize(
     ("image", "scale", "message"),
     [
-        (np.zeros((4, 4), np.uint8), 5, "scale must be one of 2, 3, 4, got 5"),
-        (np.zeros((4, 4), np.uint8), "2", "scale must be one of 2, 3, 4, got '2'"),
+        (np.zeros((4, 4), np.uint8), 5, "scale must be one of [2, 3, 4], got 5"),
+        (np.zeros((4, 4), np.uint8), "2", "scale must be one of [2, 3, 4], got '2'"),
         (np.zeros((2, 9), np.uint8), 3, "at least 3 x 3 pixels to be reduced, got (2, 9)"),
         (np.zeros((0, 9), np.uint8), 2, "not empty, got shape (0, 9)"),
         (np.zeros(9, np.uint8), 2, "got shape (9,)"),
@@ -232,7 +232,7 @@ def test_ssim_is_its_definition_at_one_pixel(random):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"protocol": "mine"}, "protocol must be one of 'literature', 'paper', got 'mine'"),
+        ({"protocol": "mine"}, r"protocol must be one of \['literature', 'paper'\], got 'mine'"),
         ({"scale": 5}, "scale must be one of"),
         ({"truth": np.zeros((10, 12), np.uint8)}, "truth must have the size of the image"),
         ({"truth": np.zeros((9, 9), np.uint8)}, "truth must have the size of the image"),

@@ -1,13 +1,12 @@
-"""Images: what a machine with a matrix as its visible layer is good for.
+"""Images: noise and its removal, resampling, colour, quality measures and super-resolution.
 
-Here live noise and its removal, resampling, colour and super-resolution, and the patches that carry a small machine
-over a large image. Files and figures do not.
+Files are read by :mod:`mvrbm.io.pictures`; figures are drawn in :mod:`mvrbm.report`.
 """
 
 from mvrbm.vision.colour import from_ycbcr, luminance, to_ycbcr
 from mvrbm.vision.denoising import denoise, estimate_level
-from mvrbm.vision.noise_models import NOISES, add_noise
-from mvrbm.vision.quality import psnr_ssim
+from mvrbm.vision.noise import NOISES, add_noise
+from mvrbm.vision.quality import psnr, psnr_ssim
 from mvrbm.vision.resampling import enlarge_image, reduce_image
 from mvrbm.vision.superres import SuperResolver
 
@@ -20,6 +19,7 @@ __all__ = [
     "estimate_level",
     "from_ycbcr",
     "luminance",
+    "psnr",
     "psnr_ssim",
     "reduce_image",
     "to_ycbcr",

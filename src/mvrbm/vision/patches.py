@@ -1,22 +1,18 @@
-"""Overlapping patches of images, and images as averages of patches."""
+"""Overlapping patches: cutting them out of images, and averaging them to images again."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PatchGrid", "places"]
+__all__ = ["PatchGrid"]
 
 Array = NDArray[Any]
-
-
-def places(size: int, patch: int, stride: int) -> Array:
-    """Return where patches begin along one side: every `stride` pixels, and flush with the end."""
-    return np.unique(np.append(np.arange(0, size - patch + 1, stride), size - patch))
 
 
 @dataclass(frozen=True)
@@ -49,15 +45,20 @@ class PatchGrid:
         if any(size < patch for size, patch in zip(self.size, self.patch, strict=True)):
             raise ValueError(f"images must be at least as large as a patch, {self.patch}, got {self.size}")
 
+    def _starts(self) -> list[Array]:
+        """Return the places where patches begin along each side: every `stride` pixels, and flush with the end."""
+        return [
+            np.unique(np.append(np.arange(0, size - patch + 1, self.stride), size - patch))
+            for size, patch in zip(self.size, self.patch, strict=True)
+        ]
+
     @property
     def corners(self) -> Array:
-        """Top and left of each patch of one image, (patches an image, 2)."""
-        tops, lefts = (places(*side, self.stride) for side in zip(self.size, self.patch, strict=True))
-        return np.stack(np.meshgrid(tops, lefts, indexing="ij"), -1).reshape(-1, 2)
+        """Top and left of each patch of one image, (patches per image, 2)."""
+        return np.stack(np.meshgrid(*self._starts(), indexing="ij"), -1).reshape(-1, 2)
 
     def __len__(self) -> int:
-        sides = (len(places(*side, self.stride)) for side in zip(self.size, self.patch, strict=True))
-        return self.n * math.prod(sides)
+        return self.n * math.prod(len(starts) for starts in self._starts())
 
     def cut(self, images: Array, which: Array) -> Array:
         r"""Return some patches: images (n, \*size), numbers (m,) -> (m, \*patch)."""
@@ -68,8 +69,8 @@ class PatchGrid:
         columns = left[:, None, None] + np.arange(self.patch[1])
         return np.asarray(images[number[:, None, None], rows, columns])
 
-    def average(self, pieces: Any) -> Array:
-        r"""Put patches where they came from; where several lie on a pixel, it is their mean.
+    def average(self, pieces: Iterable[Array]) -> Array:
+        r"""Put patches back into place; a pixel that several of them cover is their mean.
 
         Parameters
         ----------
@@ -80,19 +81,17 @@ class PatchGrid:
         -------
         float64 array (n, \*size)
         """
-        # In double precision a sum of equal single-precision numbers, divided by their number, is that number.
-        total = np.zeros((self.n, *self.size))
-        count = np.zeros(self.size)
+        # In double precision, n equal single-precision numbers add up to n times the number exactly.
+        total, count = np.zeros((self.n, *self.size)), np.zeros(self.size)
         corners, number = self.corners, 0
         rows, columns = self.patch
         for top, left in corners:
             count[top : top + rows, left : left + columns] += 1
-        for piece in pieces:
-            for patch in piece:
-                image, corner = divmod(number, len(corners))
-                top, left = corners[corner]
-                total[image, top : top + rows, left : left + columns] += patch
-                number += 1
+        for patch in (patch for piece in pieces for patch in piece):
+            image, corner = divmod(number, len(corners))
+            top, left = corners[corner]
+            total[image, top : top + rows, left : left + columns] += patch
+            number += 1
         if number != len(self):
             raise ValueError(f"pieces must hold all {len(self)} patches, got {number}")
         return np.asarray(total / count)

@@ -1,8 +1,8 @@
 r"""Mean field over whole images, as products of a few large matrices.
 
-The hidden field of a patch is linear in its low-resolution window n, :math:`W_z G n / r` with r the patch's scale, so
-the derivatives are never formed: :math:`A = W_z G` is made once, and the pass up and down through the hidden layer
-of all patches of a tile is two matrix products.
+The hidden field of a patch is linear in its low-resolution window n, :math:`W_z G n / r` with r the scale of the patch,
+so the derivatives are never formed: :math:`A = W_z G` is computed once, and mean field up and down through the hidden
+layer takes two matrix products for all patches of a tile.
 """
 
 from __future__ import annotations
@@ -18,36 +18,24 @@ from mvrbm.couplings import Coupling
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.units import Gaussian
 from mvrbm.vision.resampling import enlarging_taps, taps_matrix
-from mvrbm.vision.windows import DERIVATIVES, HIGH, MARGIN, centred, feature_matrix, phase_of, phases_of
+from mvrbm.vision.superres.features import DERIVATIVES, HIGH, MARGIN, Geometry, centred, feature_matrix, phase_of
 
-__all__ = ["Geometry", "Maps", "Sight", "Tile", "all_maps", "full_weights", "infer", "maps_of"]
+__all__ = ["Maps", "Offsets", "Tile", "View", "all_maps", "feature_matrices", "full_weights", "infer"]
 
-# Hidden units of the patches that are inferred together: on a CPU so many that they stay in the cache.
+#: Where patches begin after a multiple of the scale: rows and columns.
+Offsets = tuple[int, int]
+
+# Hidden units of the patches that are inferred together, on a CPU (few enough for the cache) and on a GPU.
 _HIDDEN_AT_ONCE = (2**20, 2**27)
-
-
-class Geometry(NamedTuple):
-    """How an image is cut into patches."""
-
-    scale: int
-    patch: int
-    stride: int
-    floor: float  # added to the scale of each patch
-
-    @property
-    def offsets(self) -> list[tuple[int, int]]:
-        """Rows and columns after a multiple of the scale at which patches begin."""
-        phases = phases_of(self.scale, self.stride)
-        return [(row, column) for row in phases for column in phases]
 
 
 # -- patches ----------------------------------------------------------------------------------------
 
 
 class Maps(NamedTuple):
-    """The machine's couplings for patches of one phase, as plain matrices."""
+    """The couplings of a machine for patches of one phase, as plain matrices."""
 
-    up: Tensor  # (K L, w w): hidden field of a window divided by its patch's scale
+    up: Tensor  # (K L, w w): hidden field of a window divided by the scale of its patch
     hidden_bias: Tensor  # (K L,)
     again: Tensor  # (K L, p p): hidden field of an estimate of X
     down: Tensor  # (K L, p p): mean of X
@@ -55,50 +43,36 @@ class Maps(NamedTuple):
 
 
 def full_weights(link: Coupling) -> Tensor:
-    """Full matrix (K L, I J) of a Kronecker coupling of order 2, as one product over its rank."""
-    left, right = cast("tuple[Tensor, Tensor]", link.factors)  # (R, K, I), (R, L, J)
+    """Return the full matrix (K L, I J) of a coupling of matrices, as one product over its rank."""
+    left, right = cast("tuple[Tensor, Tensor]", link.matrix_factors())  # (R, K, I), (R, L, J)
     (_, k, i), (_, l, j) = left.shape, right.shape  # noqa: E741
     product = left.flatten(1).mT @ right.flatten(1)  # (K I, L J)
     return product.reshape(k, i, l, j).transpose(1, 2).reshape(k * l, i * j)
 
 
-def maps_of(machine: BoltzmannMachine, scale: int, offsets: tuple[int, int], matrix: Tensor | None = None) -> Maps:
-    """Return the couplings of a machine for patches that begin at these offsets; differentiable.
+def feature_matrices(geometry: Geometry, like: Tensor) -> dict[Offsets, Tensor]:
+    """Return the feature matrix (4 p p, w w) of every phase."""
+    return {offsets: feature_matrix(geometry.scale, geometry.patch, *offsets).to(like) for offsets in geometry.offsets}
 
-    Parameters
-    ----------
-    machine : BoltzmannMachine
-        Five Gaussian layers.
-    scale : int
-        Scale of super-resolution.
-    offsets : (int, int)
-        Where patches begin after a multiple of the scale.
-    matrix : Tensor (4 p p, w w), optional
-        The feature matrix of these offsets, where it is at hand already.
-    """
+
+def all_maps(machine: BoltzmannMachine, matrices: dict[Offsets, Tensor]) -> dict[Offsets, Maps]:
+    """Return the couplings of a machine of five Gaussian layers for every phase; differentiable."""
     layers, links = cast("dict[str, Gaussian]", machine.layers), machine.links
     patch = layers[HIGH].shape[0]
-    matrix = feature_matrix(scale, patch, *offsets).to(machine.like) if matrix is None else matrix
-    weights = [full_weights(links[name]) / _entries(layers[name].scale, patch) for name in DERIVATIVES]
-    high, deviation = full_weights(links[HIGH]), _entries(layers[HIGH].scale, patch)
-    bias = _entries(layers[HIGH].bias, patch)
-    return Maps(torch.cat(weights, 1) @ matrix, machine.hidden.bias.flatten(), high / deviation, high * deviation, bias)
 
+    def entries(parameter: Tensor) -> Tensor:
+        return parameter.expand(patch, patch).flatten()
 
-@torch.no_grad()
-def all_maps(machine: BoltzmannMachine, geometry: Geometry) -> dict[tuple[int, int], Maps]:
-    """Return the couplings for every phase that occurs."""
-    return {offsets: maps_of(machine, geometry.scale, offsets) for offsets in geometry.offsets}
-
-
-def _entries(parameter: Tensor, patch: int) -> Tensor:
-    return parameter.expand(patch, patch).flatten()
+    weights = torch.cat([full_weights(links[name]) / entries(layers[name].scale) for name in DERIVATIVES], 1)
+    high, deviation = full_weights(links[HIGH]), entries(layers[HIGH].scale)
+    rest = machine.hidden.bias.flatten(), high / deviation, high * deviation, entries(layers[HIGH].bias)
+    return {offsets: Maps(weights @ matrix, *rest) for offsets, matrix in matrices.items()}
 
 
 def infer(maps: Maps, windows: Tensor, cycles: int = 1) -> Tensor:
-    """Mean of X given windows divided by their patch's scale: (n, w w) -> (n, p p), in that scale too.
+    """Return the mean of X given windows: (n, w w) -> (n, p p), both divided by the scale of the patch.
 
-    X starts at 0, which is the bicubic patch. A cycle is one pass of mean field up and down.
+    X starts at 0, which is the bicubic patch. A cycle of mean field updates the hidden layer and then X.
     """
     field = torch.addmm(maps.hidden_bias, windows, maps.up.mT)
     x = torch.addmm(maps.visible_bias, torch.sigmoid(field), maps.down)
@@ -111,29 +85,25 @@ def infer(maps: Maps, windows: Tensor, cycles: int = 1) -> Tensor:
 
 
 class _Side:
-    """The patches that touch pixels start..stop of one side of an enlarged image."""
+    """The patches that cover pixels start..stop of one side of an enlarged image."""
 
-    def __init__(self, geometry: Geometry, start: int, stop: int, size: int) -> None:
-        stride, patch, scale = geometry.stride, geometry.patch, geometry.scale
+    def __init__(self, geometry: Geometry, start: int, stop: int, size: int, like: Tensor) -> None:
+        scale, patch, stride, _ = geometry
         self.first = -((patch - 1 - start) // stride)  # patch i begins at pixel i * stride
         self.count = (stop - 1) // stride + 1 - self.first
         begin = self.first * stride
         self.length = (self.count - 1) * stride + patch  # pixels that these patches cover together
-        self.wanted = slice(start - begin, stop - begin)
-        reach = np.arange(begin - MARGIN, begin + self.length + MARGIN)
-        matrix, self.window = taps_matrix(enlarging_taps(reach, scale))
-        self.enlarging = torch.from_numpy(matrix)
-        self.inputs = (torch.arange(matrix.shape[1]) + self.window).clamp(0, size - 1)
-
-    def to(self, like: Tensor) -> _Side:
-        self.enlarging, self.inputs = self.enlarging.to(like), self.inputs.to(like.device)
-        return self
+        self.region = slice(start - begin, stop - begin)
+        pixels = np.arange(begin - MARGIN, begin + self.length + MARGIN)
+        matrix, self.window = taps_matrix(enlarging_taps(pixels, scale))
+        self.enlarging = torch.from_numpy(matrix).to(like)
+        self.inputs = (torch.arange(matrix.shape[1]) + self.window).clamp(0, size - 1).to(like.device)
 
 
-class Sight(NamedTuple):
-    """What there is to see of low-resolution images."""
+class View(NamedTuple):
+    """The part of low-resolution images that the patches of a tile depend on."""
 
-    around: Tensor  # (n, rows, columns) of the low-resolution images, beyond their edges where need be
+    around: Tensor  # (n, rows, columns) of the low-resolution images, beyond their edges if necessary
     scales: Tensor  # (n, patches down, patches across)
     bicubic: Tensor  # (n, rows, columns) of the tile
 
@@ -150,54 +120,43 @@ class Tile:
     region : ((int, int), (int, int))
         First and last row, exclusive, and first and last column, of the enlarged image.
     like : Tensor
-        Whose dtype and device to compute with.
+        A tensor of the dtype and on the device to compute with.
     """
 
     def __init__(
-        self, geometry: Geometry, size: tuple[int, int], region: tuple[tuple[int, int], tuple[int, int]], like: Tensor
+        self, geometry: Geometry, size: tuple[int, int], region: tuple[Offsets, Offsets], like: Tensor
     ) -> None:
         self.geometry = geometry
-        self._sides = [_Side(geometry, *region[d], size[d]).to(like) for d in (0, 1)]
+        self._sides = [_Side(geometry, *region[d], size[d], like) for d in (0, 1)]
         grid = [side.count for side in self._sides]
         ones = like.new_ones(1, geometry.patch**2, grid[0] * grid[1])
         self._counts = _fold(ones, grid, geometry.patch, geometry.stride)[0]
 
-    def look(self, low: Tensor) -> Sight:
-        """Take from low-resolution images (n, h, w), white being 1, what the patches see of them."""
+    def view(self, low: Tensor) -> View:
+        """Return the part of low-resolution images (n, h, w), with white at 1, that the patches depend on."""
         rows, columns = self._sides
         around = low.index_select(1, rows.inputs).index_select(2, columns.inputs)
         bicubic = rows.enlarging @ around @ columns.enlarging.mT
         inner = slice(MARGIN, -MARGIN)
-        return Sight(around, _scales(bicubic, self.geometry), bicubic[:, inner, inner][:, rows.wanted, columns.wanted])
+        return View(around, _scales(bicubic, self.geometry), bicubic[:, inner, inner][:, rows.region, columns.region])
 
-    def missing(self, maps: dict[tuple[int, int], Maps], around: Tensor, scales: Tensor, cycles: int = 1) -> Tensor:
-        """Mean of what is missing from the bicubic image; differentiable with respect to the machine.
+    def difference(self, maps: dict[Offsets, Maps], around: Tensor, scales: Tensor, cycles: int = 1) -> Tensor:
+        """Return the mean of the true minus the bicubic image, (n, rows, columns); differentiable in the machine.
 
-        Parameters
-        ----------
-        maps : dict
-            The machine, by the offsets of patches.
-        around, scales : Tensor
-            As from `look`.
-        cycles : int
-            Passes of mean field.
-
-        Returns
-        -------
-        Tensor (n, rows, columns)
+        `around` and `scales` are those of :meth:`view`; `cycles` of mean field are computed.
         """
         rows, columns = self._sides
         total = around.new_zeros(len(around), rows.length, columns.length)
         for offsets in self.geometry.offsets:
             self._add_phase(total, maps[offsets], around, scales, offsets, cycles)
-        return (total / self._counts)[:, rows.wanted, columns.wanted]
+        return (total / self._counts)[:, rows.region, columns.region]
 
     def _add_phase(
-        self, total: Tensor, maps: Maps, around: Tensor, scales: Tensor, offsets: tuple[int, int], cycles: int
+        self, total: Tensor, maps: Maps, around: Tensor, scales: Tensor, offsets: Offsets, cycles: int
     ) -> None:
         """Add the predictions of all patches that begin at these offsets after a multiple of the scale."""
         scale, patch, stride, _ = self.geometry
-        period = len(phases_of(scale, stride))  # every so many patches the phase comes again
+        period = len(self.geometry.phases)  # the phase repeats every so many patches
         views, picks = around, []
         for axis, (side, offset) in enumerate(zip(self._sides, offsets, strict=True), start=1):
             phase = phase_of(scale, patch, offset)
@@ -225,7 +184,7 @@ class Tile:
 
 
 def _scales(bicubic: Tensor, geometry: Geometry) -> Tensor:
-    """Scale of every patch: bicubic images with a margin of 2 -> (n, patches down, patches across)."""
+    """Return the scale of every patch: bicubic images with a margin of 2 -> (n, patches down, patches across)."""
     b, inner = bicubic, slice(MARGIN, -MARGIN)
     squares = (b[:, inner, 3:-1] - b[:, inner, 1:-3]).square()
     squares += (b[:, 3:-1, inner] - b[:, 1:-3, inner]).square()
@@ -236,6 +195,6 @@ def _scales(bicubic: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _fold(patches: Tensor, grid: list[int] | tuple[int, ...], patch: int, stride: int) -> Tensor:
-    """Add patches (n, p p, patches) up where they lie: (n, rows, columns)."""
+    """Add up overlapping patches (n, p p, patches) in place: (n, rows, columns)."""
     size = [(count - 1) * stride + patch for count in grid]
     return F.fold(patches, (size[0], size[1]), patch, stride=stride)[:, 0]

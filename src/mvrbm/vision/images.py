@@ -1,0 +1,84 @@
+"""Image arrays: which shapes and types are accepted, the value of white, conversion between types, flips and turns.
+
+Images are NumPy arrays (rows, columns) or (rows, columns, channels) of bytes, 16-bit numbers or floats, with black
+at 0 and white at 255, 65535 or 1. Files are read and written by :mod:`mvrbm.io.pictures`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "check_grey_images",
+    "check_image",
+    "check_unit_range",
+    "round_to",
+    "to_dtype",
+    "turned",
+    "turned_back",
+    "white",
+]
+
+Array = NDArray[Any]
+
+
+def check_image(image: Any) -> Array:
+    """Return an image as an array (H, W) or (H, W, C), or raise ValueError for another shape or type."""
+    array = np.asarray(image)
+    if array.ndim not in (2, 3) or 0 in array.shape:
+        raise ValueError(
+            "image must be an array (rows, columns) or (rows, columns, channels) that is not empty, got shape "
+            f"{array.shape}"
+        )
+    if array.dtype not in (np.uint8, np.uint16) and array.dtype.kind != "f":
+        raise ValueError(f"image must be of uint8, uint16 or floats, got {array.dtype}")
+    return array
+
+
+def check_grey_images(images: Any) -> Array:
+    """Return grey images as an array (rows, columns) or (n, rows, columns) of bytes or finite floats."""
+    array = np.asarray(images)
+    if array.dtype != np.uint8 and array.dtype.kind != "f":
+        raise ValueError(f"images must be bytes (uint8) or floats, got {array.dtype}")
+    if array.ndim not in (2, 3) or array.size == 0:
+        raise ValueError(f"images must be grey, (rows, columns) or (n, rows, columns), got shape {array.shape}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"images must be finite, got {int((~np.isfinite(array)).sum())} entries that are not")
+    return array
+
+
+def check_unit_range(image: Array) -> Array:
+    """Return the image, or raise ValueError if it has floats outside 0 to 1."""
+    if image.dtype.kind == "f" and not (image.min() >= 0 and image.max() <= 1):
+        raise ValueError(f"image of floats must be from 0 to 1, got {image.min():.4g} to {image.max():.4g}")
+    return image
+
+
+def white(dtype: np.dtype[Any]) -> float:
+    """Return the value of white: 255, 65535, or 1 for floats."""
+    return float(np.iinfo(dtype).max) if dtype.kind == "u" else 1.0
+
+
+def to_dtype(image: Array, dtype: Any) -> Array:
+    """Convert an image of floats from 0 to 1 to another type: clipped, and rounded half up for whole numbers."""
+    dtype = np.dtype(dtype)
+    return round_to(np.clip(image, 0, 1) * image.dtype.type(white(dtype)), dtype)
+
+
+def round_to(values: Any, dtype: np.dtype[Any]) -> Array:
+    """Convert values to a type: rounded half up for whole numbers."""
+    return np.asarray(np.floor(values + 0.5) if dtype.kind == "u" else values).astype(dtype)
+
+
+def turned(image: Array, turn: int) -> Array:
+    """Return one of the eight flips and turns of an image (rows, columns), numbered from 0."""
+    image = np.rot90(image, turn % 4)
+    return image[:, ::-1] if turn >= 4 else image
+
+
+def turned_back(image: Array, turn: int) -> Array:
+    """Undo :func:`turned`."""
+    return np.rot90(image[:, ::-1] if turn >= 4 else image, -(turn % 4))

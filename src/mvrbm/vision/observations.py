@@ -1,0 +1,328 @@
+r"""What an observed, noisy pixel says about the clean one.
+
+A machine gives each clean pixel a distribution :math:`p(x \mid f)` in the field :math:`f` of the hidden layer; noise
+gives :math:`p(y \mid x)` of the observed pixel. An :class:`Observation` combines the two: mean and samples of
+:math:`p(x \mid y, f) \propto p(y \mid x)\, p(x \mid f)`, pixel by pixel. The hidden layer is inferred elsewhere, in
+:mod:`mvrbm.vision.denoising`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from mvrbm.random import RandomSource
+from mvrbm.units import Gaussian, Unit
+from mvrbm.vision.grey_pixels import BIN_MEANS, GREYS, LOGITS, GreyPixels, count_by_mean, fit_grey_pixels
+
+__all__ = ["OBSERVATIONS", "Observation"]
+
+_SIGMA_BOUNDS = (1e-3, 10.0)
+_OBSERVED = 193  # observed values of which posteriors are tabulated
+
+
+class Observation(ABC):
+    r"""Clean pixels given observed ones and the field of the hidden layer, :math:`p(x \mid y, f)`.
+
+    Parameters
+    ----------
+    unit : Unit
+        The visible layer of the machine, which gives :math:`p(x \mid f)`.
+    level : float, optional
+        Level of the noise; default: estimated by :meth:`fit`.
+    white : float
+        The value of white; black is 0.
+    start : float
+        Where the estimate of the level starts.
+
+    Attributes
+    ----------
+    level : float
+        The given level, or the latest estimate.
+    needs_fit : bool
+        Whether :meth:`fit` has anything to estimate.
+    """
+
+    def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
+        self.unit = unit
+        self.known = level is not None
+        self.start = start
+        self.level = start if level is None else level
+        self.white = white
+        self.needs_fit = not self.known
+
+    def first_guess(self, y: Tensor) -> Tensor:
+        """Return the clean images to start from: (n, I, J) -> (n, I, J)."""
+        return y
+
+    @abstractmethod
+    def mean(self, field: Tensor, y: Tensor) -> Tensor:
+        r"""Return the mean of the clean pixels: fields and observed pixels (n, I, J) -> (n, I, J)."""
+
+    @abstractmethod
+    def sample(self, field: Tensor, y: Tensor, rng: RandomSource) -> Tensor:
+        r"""Draw the clean pixels: fields and observed pixels (n, I, J) -> (n, I, J)."""
+
+    @abstractmethod
+    def fit(self, field: Tensor, y: Tensor) -> None:
+        """Estimate the unknown parameters of the noise and of the pixels from fields and observed pixels."""
+
+
+# -- salt-and-pepper noise --------------------------------------------------------------------------
+
+
+class SaltAndPepper(Observation):
+    r"""Salt-and-pepper noise of rate :math:`\rho` on binary pixels.
+
+    Noise leaves a pixel unchanged with probability :math:`1 - \rho` and makes it black or white with
+    :math:`\rho / 2` each. A grey pixel is unchanged. One observed as :math:`v`, black or white, is unchanged with
+    probability
+
+    .. math:: w = \frac{(1 - \rho)\, p(x = v \mid f)}{(1 - \rho)\, p(x = v \mid f) + \rho / 2},
+
+    and otherwise carries no information about the clean one: its mean is :math:`w v + (1 - w)\, E[x \mid f]`. Here the
+    pixels are binary, :math:`p(x = 1 \mid f) = \sigma(b + f)`, and all of this is exact. Subclasses have other
+    probabilities of black and white.
+
+    The rate is estimated by expectation maximisation: :math:`\rho` becomes the mean of :math:`1 - w`, where
+    :math:`w = 1` for grey pixels.
+    """
+
+    em_rounds = 30
+
+    def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities that clean pixels are exactly black, and exactly white."""
+        mean = self.unit.mean(field)
+        return 1 - mean, mean
+
+    def _unchanged(self, field: Tensor, y: Tensor) -> Tensor:
+        """Return the probability that each pixel is unchanged."""
+        black, white = self.ends(field)
+        unchanged = (1 - self.level) * torch.where(y <= 0, black, white)
+        extreme = (y <= 0) | (y >= self.white)
+        return torch.where(extreme, unchanged / (unchanged + self.level / 2), torch.ones_like(y))
+
+    def mean(self, field: Tensor, y: Tensor) -> Tensor:
+        return torch.lerp(self.unit.mean(field), y, self._unchanged(field, y))
+
+    def sample(self, field: Tensor, y: Tensor, rng: RandomSource) -> Tensor:
+        unchanged = self._unchanged(field, y)
+        kept = rng.uniform(y.shape, y) < unchanged
+        return torch.where(kept, y, self.unit.sample(field, rng))
+
+    def fit(self, field: Tensor, y: Tensor) -> None:
+        if self.known:
+            return
+        black, white = self.ends(field)
+        extreme = (y <= 0) | (y >= self.white)
+        ends = torch.where(y <= 0, black, white)[extreme]
+        for _ in range(self.em_rounds):
+            replaced = self.level / 2 / ((1 - self.level) * ends + self.level / 2)
+            # Half a pixel more of each kind keeps the rate between 0 and 1.
+            self.level = (float(replaced.double().sum()) + 0.5) / (y.numel() + 1)
+
+
+class SaltAndPepperOnReal(SaltAndPepper):
+    r"""Salt-and-pepper noise on Gaussian units, whose pixels are clipped to black and white.
+
+    With :math:`x \mid f \sim N(m, s^2)` a clean pixel is black if it is below half a step of 255, so
+    :math:`p(0 \mid f) = \Phi((\delta - m) / s)` with :math:`\delta` = white / 510, and likewise for white.
+    """
+
+    def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
+        mean, scale = self.unit.mean(field), cast(Gaussian, self.unit).scale
+        half_step = self.white / 510
+        return (
+            torch.special.ndtr((half_step - mean) / scale),
+            torch.special.ndtr((mean - self.white + half_step) / scale),
+        )
+
+
+class SaltAndPepperOnGrey(SaltAndPepper):
+    r"""Salt-and-pepper noise on Bernoulli units whose means stand for grey values.
+
+    Grey data is read as means, so :math:`\mu = \sigma(b + f)` is the expected grey value, and the machine does not
+    model how often a pixel is *exactly* black or white: few of the bright pixels of a digit are 255.
+    :class:`~mvrbm.vision.grey_pixels.GreyPixels` does. Its parameters, and the rate unless it is known, maximise the
+    likelihood of black, grey and white,
+
+    .. math:: p(\text{black}) = (1 - \rho)\, p(0 \mid \mu) + \rho / 2, \quad
+              p(\text{white}) = (1 - \rho)\, p(1 \mid \mu) + \rho / 2, \quad
+              p(\text{grey}) = (1 - \rho) (1 - p(0 \mid \mu) - p(1 \mid \mu)).
+    """
+
+    def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
+        super().__init__(unit, level, white, start)
+        self.pixels, self.needs_fit = GreyPixels(), True
+
+    def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
+        return self.pixels.ends(self.unit.mean(field))
+
+    def fit(self, field: Tensor, y: Tensor) -> None:
+        kind = torch.where(y <= 0, 0, torch.where(y >= self.white, 2, 1))
+        counts = count_by_mean(self.unit.mean(field), kind, 3)
+
+        def log_likelihood(pixels: GreyPixels, level: Any) -> Tensor:
+            black, white = pixels.ends(BIN_MEANS)
+            replaced, rest = level / 2, 1 - level
+            kinds = torch.stack([rest * black + replaced, rest * (1 - black - white), rest * white + replaced], 1)
+            return (counts * kinds.clamp(min=1e-12).log()).sum()
+
+        self.pixels, self.level = fit_grey_pixels(log_likelihood, self.level, self.known, (1e-5, 0.95))
+
+
+# -- Gaussian noise ---------------------------------------------------------------------------------
+
+
+class GaussianNoiseOnBinary(Observation):
+    r"""Gaussian noise on binary pixels: :math:`p(x = 1 \mid y, f) = \sigma\big(b + f + (2 y - 1) / 2\sigma^2\big)`.
+
+    The variance is estimated by expectation maximisation, :math:`\sigma^2 = \operatorname{mean} E[(y - x)^2]`.
+    """
+
+    def _field(self, field: Tensor, y: Tensor) -> Tensor:
+        return field + (2 * y - 1) / (2 * self.level**2)
+
+    def first_guess(self, y: Tensor) -> Tensor:
+        return y.clamp(0, 1)
+
+    def mean(self, field: Tensor, y: Tensor) -> Tensor:
+        return self.unit.mean(self._field(field, y))
+
+    def sample(self, field: Tensor, y: Tensor, rng: RandomSource) -> Tensor:
+        return self.unit.sample(self._field(field, y), rng)
+
+    def fit(self, field: Tensor, y: Tensor) -> None:
+        if self.known:
+            return
+        for _ in range(10):
+            mean = self.mean(field, y)
+            variance = float((y**2 - 2 * y * mean + mean).double().mean())
+            self.level = max(math.sqrt(max(variance, 0.0)), _SIGMA_BOUNDS[0])
+
+
+class GaussianNoiseOnReal(Observation):
+    r"""Gaussian noise on Gaussian units: with :math:`x \mid f \sim N(m, s^2)`,
+
+    .. math:: x \mid y, f \sim N\Big(\frac{m / s^2 + y / \sigma^2}{1 / s^2 + 1 / \sigma^2},\
+              \frac{1}{1 / s^2 + 1 / \sigma^2}\Big).
+
+    An unknown level stays where it starts, at :func:`~mvrbm.vision.noise.robust_sigma`.
+    """
+
+    def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
+        super().__init__(unit, level, white, start)
+        self.needs_fit = False
+
+    def _weight(self) -> Tensor:
+        """Return the weight of the observed pixel."""
+        variance = cast(Gaussian, self.unit).scale ** 2
+        return variance / (variance + (self.level * self.white) ** 2)
+
+    def mean(self, field: Tensor, y: Tensor) -> Tensor:
+        return torch.lerp(self.unit.mean(field), y, self._weight().expand(y.shape))
+
+    def sample(self, field: Tensor, y: Tensor, rng: RandomSource) -> Tensor:
+        spread = cast(Gaussian, self.unit).scale * torch.sqrt(1 - self._weight())
+        return self.mean(field, y) + spread * rng.normal(y.shape, y)
+
+    def fit(self, field: Tensor, y: Tensor) -> None:
+        pass
+
+
+class GaussianNoiseOnGrey(Observation):
+    r"""Gaussian noise on Bernoulli units whose means stand for grey values.
+
+    A clean pixel has the distribution of :class:`~mvrbm.vision.grey_pixels.GreyPixels`, with concentration
+    :math:`\varphi`,
+
+    .. math:: p(x \mid \mu) = p_0 \delta_0(x) + p_1 \delta_1(x)
+              + (1 - p_0 - p_1)\, \mathrm{Beta}\big(x; g \varphi, (1 - g) \varphi\big),
+              \qquad g = \frac{\mu - p_1}{1 - p_0 - p_1}.
+
+    The likelihood is :math:`N(y; x, \sigma^2)`; in images that are clipped to black and white, pixels that are exactly
+    black or white have the probability of lying beyond. The parameters of the distribution and :math:`\sigma`, unless
+    it is known, maximise the likelihood. The mean and the standard deviation of :math:`p(x \mid y, \mu)` are two tables
+    over :math:`\mu` and y with linear interpolation. Samples are normal with these, clipped to 0 and 1.
+    """
+
+    def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
+        super().__init__(unit, level, white, start)
+        self.pixels, self.needs_fit = GreyPixels(concentration=GreyPixels.usual_concentration), True
+        self.margin = max(1.0, 4 * self.level)  # of the tables, beyond black and beyond white
+        self.clipped: bool | None = None
+        self._tables: Tensor | None = None
+
+    def first_guess(self, y: Tensor) -> Tensor:
+        if self.clipped is None:
+            inside = float(y.min()) >= 0 and float(y.max()) <= 1
+            self.clipped = inside and bool(((y == 0) | (y == 1)).any())
+        return y.clamp(0, 1)
+
+    def mean(self, field: Tensor, y: Tensor) -> Tensor:
+        return self._look_up(field, y)[0]
+
+    def sample(self, field: Tensor, y: Tensor, rng: RandomSource) -> Tensor:
+        mean, spread = self._look_up(field, y)
+        return (mean + spread * rng.normal(y.shape, y)).clamp(0, 1)
+
+    def fit(self, field: Tensor, y: Tensor) -> None:
+        counts = count_by_mean(self.unit.mean(field), self._column(y).round().long(), _OBSERVED + 2)
+
+        def log_likelihood(pixels: GreyPixels, level: Any) -> Tensor:
+            density = pixels.levels(BIN_MEANS) @ self._likelihood(level)
+            return (counts * density.clamp(min=1e-12).log()).sum()
+
+        self.pixels, self.level = fit_grey_pixels(
+            log_likelihood, self.level, self.known, _SIGMA_BOUNDS, spread=True, usual_level=self.start
+        )
+        self._tables = None
+
+    # Columns of the tables: `_OBSERVED` values from below black to above white, then "clipped to black" and "to white".
+
+    def _column(self, y: Tensor) -> Tensor:
+        """Return the columns of observed values in the tables, with a fraction."""
+        place = ((y + self.margin) / (1 + 2 * self.margin) * (_OBSERVED - 1)).clamp(0, _OBSERVED - 1)
+        if not self.clipped:
+            return place
+        return torch.where(y <= 0, _OBSERVED, torch.where(y >= 1, _OBSERVED + 1, place))
+
+    def _likelihood(self, level: Any) -> Tensor:
+        """Return p(y | x) for each grey level and column, (levels, columns)."""
+        # The steps of the table blur its contents: a narrower bell would fall between them.
+        sigma = (torch.as_tensor(level, dtype=torch.float64) ** 2 + (0.5 / (len(GREYS) - 1)) ** 2).sqrt()
+        observed = torch.linspace(-self.margin, 1 + self.margin, _OBSERVED, dtype=torch.float64)
+        density = torch.exp(-0.5 * ((observed - GREYS[:, None]) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
+        beyond = [torch.special.ndtr(-GREYS / sigma), torch.special.ndtr((GREYS - 1) / sigma)]
+        return torch.cat([density, torch.stack(beyond, 1)], 1)
+
+    def _look_up(self, field: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of p(x | y, mu) by interpolation, each (n, I, J)."""
+        if self._tables is None:
+            self._tables = self._make_tables(y)
+        row = ((self.unit.bias + field) / LOGITS).clamp(-1, 1)  # from -1 to 1, the coordinates of grid_sample
+        column = self._column(y) * (2 / (_OBSERVED + 1)) - 1
+        grid = torch.stack([column, row], -1).reshape(1, -1, y.shape[-1], 2)
+        found = torch.nn.functional.grid_sample(self._tables, grid, align_corners=True)[0]
+        return found[0].reshape(y.shape), found[1].reshape(y.shape)
+
+    def _make_tables(self, like: Tensor) -> Tensor:
+        """Return mean and standard deviation of p(x | y, mu), (1, 2, bins, columns)."""
+        prior = self.pixels.levels(BIN_MEANS)  # (bins, levels)
+        likelihood = self._likelihood(self.level)  # (levels, columns)
+        likelihood = likelihood / likelihood.amax(0)  # far out all are tiny, and only their ratios matter
+        total = prior @ likelihood
+        mean = prior @ (likelihood * GREYS[:, None]) / total
+        square = prior @ (likelihood * GREYS[:, None] ** 2) / total
+        return torch.stack([mean, (square - mean**2).clamp(min=0).sqrt()])[None].to(like)
+
+
+#: Observations by kind of noise and by kind of pixels.
+OBSERVATIONS: dict[str, dict[str, type[Observation]]] = {
+    "salt-and-pepper": {"binary": SaltAndPepper, "grey": SaltAndPepperOnGrey, "real": SaltAndPepperOnReal},
+    "gaussian": {"binary": GaussianNoiseOnBinary, "grey": GaussianNoiseOnGrey, "real": GaussianNoiseOnReal},
+}

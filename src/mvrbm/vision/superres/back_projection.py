@@ -1,0 +1,101 @@
+r"""Back-projection: a high-resolution image is made consistent with the low-resolution one.
+
+Each round adds the enlarged error of the reduced image, :math:`H \leftarrow H + E (L - D H)`, D reducing and E
+enlarging. All that is ever added is an enlarged image, so H stays :math:`H_0 + E C` with
+
+.. math:: C \leftarrow C + (L - D H_0) - D E C,
+
+and the rounds are computed at low resolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mvrbm.vision.resampling import enlarging_taps, reducing_taps, taps_matrix
+
+__all__ = ["back_project", "error_projection"]
+
+_BLOCK = 128  # entries of a line that are computed by one product
+
+
+class _Block(NamedTuple):
+    """Some entries of a resampled line, as a product with some entries of the line."""
+
+    outputs: slice
+    inputs: slice
+    matrix: Tensor
+
+
+@torch.no_grad()
+def back_project(low: Tensor, high: Tensor, scale: int, rounds: int) -> Tensor:
+    """Make a high-resolution image (h * scale, w * scale) consistent, in place, with a low-resolution one (h, w)."""
+    if rounds == 0:
+        return high
+    reducing, enlarging, both = (
+        [_blocks(kind, size, scale, low) for size in low.shape] for kind in ("reduce", "enlarge", "both")
+    )
+    error = torch.empty_like(low)
+    for rows in reducing[0]:
+        error[rows.outputs] = low[rows.outputs] - _across(rows.matrix @ high[rows.inputs], reducing[1])
+    correction = error.clone()
+    for _ in range(rounds - 1):
+        down = torch.cat([block.matrix @ correction[block.inputs] for block in both[0]])
+        correction += error - _across(down, both[1])
+    for rows in enlarging[0]:
+        high[rows.outputs] += rows.matrix @ _across(correction[rows.inputs], enlarging[1])
+    return high
+
+
+def _blocks(kind: str, size: int, scale: int, like: Tensor) -> list[_Block]:
+    """Return the blocks of reducing to a line of `size` pixels, of enlarging one, or of the first after the second."""
+    length = size * scale if kind == "enlarge" else size
+    blocks = []
+    for start in range(0, length, _BLOCK):
+        outputs = np.arange(start, min(start + _BLOCK, length))
+        if kind == "enlarge":
+            matrix, first = taps_matrix(enlarging_taps(outputs, scale, size))
+        else:
+            matrix, first = taps_matrix(reducing_taps(outputs, scale, size * scale))
+        if kind == "both":
+            between = np.arange(first, first + matrix.shape[1])
+            inner, first = taps_matrix(enlarging_taps(between, scale, size))
+            matrix = matrix @ inner
+        inputs = slice(first, first + matrix.shape[1])
+        blocks.append(_Block(slice(start, start + len(outputs)), inputs, torch.from_numpy(matrix).to(like)))
+    return blocks
+
+
+def _across(image: Tensor, blocks: list[_Block]) -> Tensor:
+    return torch.cat([image[:, block.inputs] @ block.matrix.mT for block in blocks], 1)
+
+
+def error_projection(size: int, scale: int, rounds: int, like: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the map from errors (n, size * scale, size * scale) to errors after back-projection; differentiable.
+
+    The truth is consistent with the low-resolution image but for rounding, so that back-projection acts on the error
+    alone. This is for batches of small images: all rounds are one matrix (size^2, size^2).
+    """
+    if rounds == 0:
+        return lambda error: error
+    reducing, _ = taps_matrix(reducing_taps(np.arange(size), scale, size * scale))
+    enlarging, _ = taps_matrix(enlarging_taps(np.arange(size * scale), scale, size))
+    down, up = torch.from_numpy(reducing), torch.from_numpy(enlarging)
+    both = down @ up
+    units = torch.eye(size * size, dtype=torch.float64).reshape(-1, size, size)
+    total = units
+    for _ in range(rounds - 1):
+        total = total + units - both @ total @ both.mT
+    sums = total.flatten(1).to(like)  # rows: from an entry of the reduced error to the image that is enlarged
+    down, up = down.to(like), up.to(like)
+
+    def project(error: Tensor) -> Tensor:
+        reduced = (down @ error @ down.mT).flatten(1)
+        return error - up @ (reduced @ sums).reshape(-1, size, size) @ up.mT
+
+    return project

@@ -1,0 +1,392 @@
+"""`SuperResolver`, the estimator: it learns from images and enlarges others."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from mvrbm.devices import resolve_device
+from mvrbm.errors import StorageError
+from mvrbm.estimators.parameters import SavedEstimator
+from mvrbm.learning.backprop import Plan, descend
+from mvrbm.learning.callbacks import Callback, ProgressBar
+from mvrbm.learning.recipe import Recipe, as_recipe
+from mvrbm.learning.trainer import Trainer
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.models import multimodal_mvrbm
+from mvrbm.random import RandomSource
+from mvrbm.saving import load, read_machine, register, write_machine
+from mvrbm.units import Gaussian
+from mvrbm.validation import choice, number, whole_number
+from mvrbm.vision.colour import LUMINANCE_GAIN, luminance
+from mvrbm.vision.images import check_image, check_unit_range, to_dtype, turned, turned_back, white
+from mvrbm.vision.resampling import SCALES, enlarge_rows
+from mvrbm.vision.superres.back_projection import back_project
+from mvrbm.vision.superres.features import DERIVATIVES, HIGH, Geometry
+from mvrbm.vision.superres.fine_tuning import image_loss, patch_loss
+from mvrbm.vision.superres.inference import Maps, Offsets, Tile, all_maps, feature_matrices
+from mvrbm.vision.superres.training_data import CROP_SIDE, TrainingPatches, cut_crops, cut_patches
+
+__all__ = ["SuperResolver"]
+
+Array = NDArray[Any]
+Progress = Callable[[int, int], None]
+
+_WEIGHTS = Path(__file__).parents[1] / "weights"  # trained models that come with the package
+_TILE = 512  # side of the tiles of an enlarged image, in pixels
+_ROWS_AT_ONCE = 256  # rows of an enlarged image whose colours are computed together
+
+
+@register("SuperResolver")
+@dataclass(eq=False, repr=False)
+class SuperResolver(SavedEstimator):
+    r"""Enlarges images by a multimodal MVRBM.
+
+    A patch is five Gaussian matrices: X, the true patch minus the bicubic one, and the derivatives Z1 to Z4 of the
+    bicubic one along x, y, xx and yy, all divided by the root mean square of the derivatives. They share a hidden layer
+    Y,
+
+    .. math:: E = \sum_m \Big[\frac{\lVert X_m - B_m\rVert^2}{2 s_m^2} - \langle Y, U_m X_m V_m^\top\rangle\Big]
+              - \langle C, Y\rangle .
+
+    To enlarge an image, X starts at zero, which is the bicubic image; one cycle of mean field updates Y and then X, the
+    X of overlapping patches are averaged, and back-projection makes the result consistent with the image.
+
+    Parameters
+    ----------
+    scale : {2, 3, 4}
+        Side length, in pixels, of the square that one pixel becomes.
+    patch : int
+        Side of a patch of the enlarged image, in pixels.
+    hidden_shape : (int, int)
+        Shape of the hidden layer.
+    rank : int
+        Number of Kronecker products in each coupling.
+    stride : int, optional
+        Pixels from one patch to the next; default: the scale. Multiples of the scale are fastest.
+    n_patches : int
+        Number of patches to learn from.
+    back_projection : int
+        Rounds of back-projection; 0 for none.
+    cycles : int
+        Cycles of mean field.
+    floor : float
+        Added to the scale of each patch, as a share of white, so that noise in flat patches is not amplified.
+    n_epochs : int, optional
+        Number of epochs; default: the recipe's value.
+    batch_size : int, optional
+        Patches per update; default: the recipe's value.
+    learning_rate : float, optional
+        Learning rate; default: the recipe's value.
+    recipe : str or Recipe
+        ``"default"``, ``"paper"``, or a :class:`~mvrbm.learning.Recipe`.
+    random_state : int, RandomState or None
+        Random seed.
+    device : str
+        ``"auto"`` is a GPU if there is one.
+    verbose : int
+        Whether to show progress.
+
+    Attributes
+    ----------
+    machine_ : BoltzmannMachine
+        The model.
+    history_ : list of dict
+        Metrics logged in fitting and fine-tuning.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mvrbm.vision import SuperResolver
+    >>> image = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
+    >>> model = SuperResolver(patch=6, hidden_shape=(4, 4), n_patches=100, n_epochs=1, device="cpu")
+    >>> model.fit([image]).upscale(image).shape
+    (80, 80)
+    """
+
+    scale: int = 2
+    patch: int = 15
+    hidden_shape: tuple[int, int] = (20, 20)
+    rank: int = 1
+    _: KW_ONLY
+    stride: int | None = None
+    n_patches: int = 10_000
+    back_projection: int = 20
+    cycles: int = 1
+    floor: float = 0.005
+    n_epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    recipe: str | Recipe = "default"
+    random_state: Any = 0
+    device: str | torch.device = "auto"
+    verbose: int = 0
+
+    machine_: BoltzmannMachine = field(init=False)
+    history_: list[dict[str, float]] = field(init=False)
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    def fit(self, images: Sequence[Any], y: Any = None, *, callbacks: Sequence[Callback] = ()) -> Self:
+        """Learn from high-resolution images by contrastive divergence.
+
+        Parameters
+        ----------
+        images : sequence of arrays (H, W) or (H, W, 3)
+            Bytes, 16-bit numbers or floats from 0 to 1, each of any size. The low-resolution images are computed from
+            them.
+        y : None
+            Ignored.
+        callbacks : sequence of Callback
+            See :mod:`mvrbm.learning`.
+        """
+        geometry = self._geometry()
+        cut_seed, seed = self._seeds(2)
+        layers = [each.layers() for each in self._patches(images, geometry, self.n_patches, cut_seed)]
+        data = {name: torch.cat([layer[name] for layer in layers]).numpy() for name in layers[0]}
+        visible = {name: Gaussian((self.patch, self.patch)) for name in (HIGH, *DERIVATIVES)}
+        machine = multimodal_mvrbm(visible, self.hidden_shape, self.rank).to(resolve_device(self.device))
+        given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
+        changes = {name: value for name, value in given.items() if value is not None}
+        recipe = dataclasses.replace(as_recipe(self.recipe), **changes)
+        trainer = Trainer(
+            machine, recipe, callbacks=[*callbacks, *([ProgressBar()] if self.verbose else [])], seed=seed
+        )
+        trainer.fit(data, initialise=True)
+        self.machine_, self.history_ = machine, list(trainer.history)
+        if trainer.interrupted:
+            # Training has ended in good order. Its caller must end as well.
+            raise KeyboardInterrupt
+        return self
+
+    def fine_tune(
+        self,
+        images: Sequence[Any],
+        *,
+        objective: str = "patches",
+        n_samples: int = 100_000,
+        n_epochs: int = 25,
+        batch_size: int = 512,
+        learning_rate: float = 3e-3,
+        averaging: float = 0.0,
+        augment: bool = True,
+    ) -> Self:
+        """Train mean-field inference by backpropagation, starting from the machine as it is.
+
+        Parameters
+        ----------
+        images : sequence of arrays (H, W) or (H, W, 3)
+            High-resolution images, as for `fit`.
+        objective : {"patches", "images"}
+            Whether to minimise the error of each patch, or that of the image that the patches make together.
+        n_samples : int
+            Number of patches, or of crops of images, to learn from.
+        n_epochs, batch_size, learning_rate : int, int, float
+            Number of epochs, samples per update, and Adam's learning rate, which falls to zero along half a cosine.
+        averaging : float
+            Decay of a running average of the parameters, which replaces them at the end; 0 for no average.
+        augment : bool
+            Whether to flip and turn the images.
+        """
+        check_is_fitted(self)
+        geometry, machine = self._geometry(), self.machine_
+        cut_seed, seed = self._seeds(4)[2:]
+        n = whole_number(n_samples, "n_samples")
+        if choice(objective, "objective", ("patches", "images")) == "patches":
+            patches = self._patches(images, geometry, n, cut_seed, augment=augment)
+            loss, weights = patch_loss(machine, patches, geometry, self.cycles)
+        else:
+            crops = cut_crops(images, geometry, n, augment=augment, seed=cut_seed)
+            loss, weights = image_loss(machine, crops, geometry, self.cycles, self.back_projection)
+        plan = Plan(n_epochs, batch_size, learning_rate, 0.0, "cosine", averaging, None)
+        plan.check()
+        rng = RandomSource(seed, device=machine.like.device)
+        self.history_ = [*self.history_, *descend(machine, [], loss, weights, plan, rng, draws_from=())]
+        return self
+
+    def fit_and_tune(
+        self, images: Sequence[Any], *, tuning_patches: int = 100_000, tuning_epochs: int = 15, tuning_crops: int = 0
+    ) -> Self:
+        """Fit and then fine-tune, first on patches and then on crops, with settings that suit photographs.
+
+        Parameters
+        ----------
+        images : sequence of arrays (H, W), (H, W, 3) or (H, W, 4)
+            High-resolution images, as for `fit`. Alpha is ignored.
+        tuning_patches, tuning_epochs : int
+            Number of patches to fine-tune with, 0 for none, and number of epochs.
+        tuning_crops : int
+            Number of crops to fine-tune with, for example 20,000, for which a GPU is advisable; 0 for none.
+        """
+        choice(self.scale, "scale", SCALES)
+        images = [check_image(image) for image in images]
+        images = [image[..., :3] if image.ndim == 3 else image for image in images]
+        side = CROP_SIDE * self.scale
+        if tuning_crops and not any(min(image.shape[:2]) >= side for image in images):
+            raise ValueError(
+                f"tuning_crops: images must have at least {side} pixels per side, none of {len(images)} has"
+            )
+        self.fit(images)
+        if tuning_patches:
+            self.fine_tune(images, n_samples=tuning_patches, n_epochs=tuning_epochs)
+        if tuning_crops:
+            settings: dict[str, Any] = {"n_epochs": 12, "batch_size": 16, "learning_rate": 1e-3, "averaging": 0.999}
+            self.fine_tune(images, objective="images", n_samples=tuning_crops, **settings)
+        return self
+
+    def _patches(
+        self, images: Sequence[Any], geometry: Geometry, n: int, seed: int, augment: bool = False
+    ) -> list[TrainingPatches]:
+        """Return the same number of patches of every phase, n in all."""
+        if len(images) == 0:
+            raise ValueError("images must hold at least one image, got none")
+        share, floor = -(-n // len(geometry.offsets)), self.floor
+        settings: dict[str, Any] = {"floor": floor, "flat": 2 * floor, "augment": augment, "seed": seed}
+        cuts = [cut_patches(images, self.scale, self.patch, share, offsets=o, **settings) for o in geometry.offsets]
+        return [cut.first(min(len(cut.scales) for cut in cuts)) for cut in cuts]
+
+    def _geometry(self) -> Geometry:
+        """Check the parameters, and return how images are cut into patches."""
+        choice(self.scale, "scale", SCALES)
+        for name in ("patch", "rank", "n_patches", "cycles"):
+            whole_number(getattr(self, name), name)
+        whole_number(self.back_projection, "back_projection", 0)
+        stride = whole_number(self.scale if self.stride is None else self.stride, "stride")
+        if stride > self.patch:
+            raise ValueError(f"stride must be at most the patch's side, {self.patch}, got {stride}")
+        return Geometry(self.scale, self.patch, stride, number(self.floor, "floor", exclude_low=True))
+
+    def _seeds(self, n: int) -> list[int]:
+        return [int(seed) for seed in check_random_state(self.random_state).randint(2**31 - 1, size=n)]
+
+    # -- images -----------------------------------------------------------------------------------
+
+    def upscale(self, image: Any, *, self_ensemble: bool = False, progress: Progress | None = None) -> Array:
+        """Enlarge an image.
+
+        Parameters
+        ----------
+        image : array (H, W), (H, W, 3) or (H, W, 4)
+            Grey, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Luminance is enlarged by the model,
+            chroma and alpha by bicubic interpolation.
+        self_ensemble : bool
+            Whether to average over the eight flips and turns of the image, which takes eight times as long.
+        progress : callable, optional
+            Called after each tile with the number of finished tiles and their total.
+
+        Returns
+        -------
+        array (H * scale, W * scale, ...)
+            Of the same type.
+        """
+        image = check_unit_range(check_image(image))
+        if image.ndim == 3 and image.shape[2] not in (3, 4):
+            raise ValueError(f"image must be grey, RGB or RGBA, got {image.shape[2]} channels")
+        top = np.float32(white(image.dtype))
+        colours = image[..., :3] if image.ndim == 3 else image
+        blocks = (colours[first : first + _ROWS_AT_ONCE] for first in range(0, len(image), _ROWS_AT_ONCE))
+        low = np.concatenate([luminance(block.astype(np.float32) / top) for block in blocks])
+        high = self.upscale_luminance(low, self_ensemble=self_ensemble, progress=progress)
+        if image.ndim == 2:
+            return to_dtype(high, image.dtype)
+        out = np.empty((*high.shape, image.shape[2]), image.dtype)
+        for first in range(0, len(out), _ROWS_AT_ONCE):
+            rows = slice(first, min(first + _ROWS_AT_ONCE, len(out)))
+            block = enlarge_rows(image, self.scale, rows) / top
+            # Luminance adds to R, G and B alike: replacing that of the bicubic colours keeps their chroma.
+            block[..., :3] += np.float32(LUMINANCE_GAIN) * (high[rows] - luminance(block[..., :3]))[..., None]
+            out[rows] = to_dtype(block, image.dtype)
+        return out
+
+    def upscale_luminance(
+        self, low: Array, *, self_ensemble: bool = False, progress: Progress | None = None
+    ) -> NDArray[np.float32]:
+        """Enlarge luminance (h, w), with white at 1, without rounding or clipping."""
+        check_is_fitted(self)
+        geometry = self._geometry()
+        with torch.no_grad():
+            maps = all_maps(self.machine_, feature_matrices(geometry, self.machine_.like))
+        turns = 8 if self_ensemble else 1
+
+        def report(turn: int, done: int, tiles: int) -> None:
+            if progress is not None:
+                progress(turn * tiles + done, turns * tiles)
+
+        def once(turn: int) -> NDArray[np.float32]:
+            small = np.ascontiguousarray(turned(low, turn), np.float32)
+            return turned_back(self._once(small, geometry, maps, functools.partial(report, turn)), turn)
+
+        total = once(0)
+        for turn in range(1, turns):
+            total += once(turn)
+        return total / np.float32(turns) if self_ensemble else total
+
+    @torch.no_grad()
+    def _once(self, low: Array, geometry: Geometry, maps: dict[Offsets, Maps], report: Progress) -> NDArray[np.float32]:
+        like, size = self.machine_.like, (low.shape[0], low.shape[1])
+        small = torch.from_numpy(low).to(like)
+        large = torch.empty(size[0] * self.scale, size[1] * self.scale, dtype=like.dtype, device=like.device)
+        rows, columns = ([(first, min(first + _TILE, n)) for first in range(0, n, _TILE)] for n in large.shape)
+        regions = [(down, across) for down in rows for across in columns]
+        for number_, (down, across) in enumerate(regions, start=1):
+            tile = Tile(geometry, size, (down, across), like)
+            view = tile.view(small[None])
+            found = tile.difference(maps, view.around, view.scales, self.cycles)
+            large[slice(*down), slice(*across)] = (view.bicubic + found)[0]
+            report(number_, len(regions))
+        high: Array = back_project(small, large, self.scale, self.back_projection).cpu().numpy()
+        return high.astype(np.float32, copy=False)
+
+    # -- files ------------------------------------------------------------------------------------
+
+    @classmethod
+    def pretrained(
+        cls,
+        scale: int | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        device: str | torch.device = "auto",
+    ) -> SuperResolver:
+        """Load a trained model, from the package or from a folder.
+
+        Parameters
+        ----------
+        scale : {2, 3, 4}, optional
+            Required scale. Default: 2 without a folder, that of the saved model with one.
+        folder : path, optional
+            Folder of a saved model. Default: the model in the package.
+        device : str
+            Device to compute on.
+        """
+        if folder is None:
+            folder = _WEIGHTS / f"x{choice(2 if scale is None else scale, 'scale', SCALES)}"
+        model = load(folder, device)
+        if not isinstance(model, SuperResolver):
+            raise StorageError(f"{folder} does not hold a {cls.__name__}")
+        if scale is not None and model.scale != scale:
+            raise StorageError(f"{folder} is a model for scale {model.scale}, not for {scale}")
+        return model
+
+    def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
+        write_machine(self.machine_, folder, extra)
+
+    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        geometry, machine = self._geometry(), read_machine(folder).to(resolve_device(self.device))
+        found = {name: (unit.name, unit.shape) for name, unit in machine.layers.items()}
+        wanted = dict.fromkeys((HIGH, *DERIVATIVES), (Gaussian.name, (geometry.patch, geometry.patch)))
+        if found != wanted or machine.hidden.shape != self.hidden_shape:
+            raise ValueError(f"its layers are {found} and {machine.hidden.shape}")
+        if any(link.matrix_factors() is None for link in machine.links.values()):
+            raise ValueError("its couplings are not Kronecker products of two matrices")
+        self.machine_, self.history_ = machine, []
