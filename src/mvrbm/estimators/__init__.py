@@ -1,8 +1,10 @@
-"""The scikit-learn interface: estimators that take arrays and return arrays."""
+"""The scikit-learn interface: estimators that take arrays and return arrays. Models and training are elsewhere."""
 
-from mvrbm.estimators.classifiers import ClassificationMVRBM, DeepMVRBMClassifier, MVRBMClassifier
+from mvrbm.estimators.classification_rbm import ClassificationMVRBM
+from mvrbm.estimators.classifiers import DeepMVRBMClassifier, MVRBMClassifier
 from mvrbm.estimators.deep import DeepMVRBM, Layer
-from mvrbm.estimators.rbm import MMVRBM, MVRBM, RBM, TVRBM
+from mvrbm.estimators.multimodal import MMVRBM
+from mvrbm.estimators.rbm import MVRBM, RBM, TVRBM
 from mvrbm.estimators.sweep import Candidate, Sweep
 
 __all__ = [

@@ -1,0 +1,455 @@
+"""The base class of all estimators that are trained by contrastive divergence: `fit`, features, samples, scores.
+
+Subclasses say which layers the data makes and how these are coupled. Input checks are in
+:mod:`mvrbm.estimators.inputs`, shared parameters and saving in :mod:`mvrbm.estimators.parameters`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from mvrbm.couplings import Coupling, Kronecker
+from mvrbm.devices import resolve_device, sensible_threads
+from mvrbm.estimators.inputs import Array, batches, check_values, masks, unit_named
+from mvrbm.estimators.parameters import SavedEstimator, TrainingParameters, seed_of, unconnected
+from mvrbm.learning.callbacks import Callback, ProgressBar
+from mvrbm.learning.trainer import Trainer
+from mvrbm.likelihood import pseudo_log_likelihood
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
+from mvrbm.sampling import conditional_mean, mean_field, sample
+from mvrbm.saving import machine_config, read_machine, write_machine
+from mvrbm.units import Unit
+from mvrbm.validation import as_shape
+
+# Entries of the dense weights beyond which `components_` is not offered.
+_LARGEST_DENSE = 2**26
+
+
+class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerMixin, SavedEstimator):
+    """Base class of the estimators. Its fitted attributes are described in :class:`~mvrbm.MVRBM`."""
+
+    machine_: BoltzmannMachine
+    trainer_: Trainer | None
+    history_: list[dict[str, float]]
+    n_epochs_: int
+    n_updates_: int
+    interrupted_: bool
+
+    # -- what subclasses decide -------------------------------------------------------------------
+
+    hidden_shape: Any
+    coupling: Any
+    rank: int
+
+    def _coupling(self, layer: str) -> Coupling:
+        """Return a new coupling of a layer, without shapes."""
+        return Kronecker(self.rank) if self.coupling is None else unconnected(self.coupling)
+
+    def _hidden_shape(self, visible: Mapping[str, Unit]) -> tuple[int, ...]:
+        if self.hidden_shape is None:
+            return next(iter(visible.values())).shape
+        return as_shape(self.hidden_shape, "hidden_shape")
+
+    @abstractmethod
+    def _layers(self, X: Any, *, reset: bool) -> dict[str, Any]:
+        """Return data by layer, each (n, *layer shape), with checked shapes and dtypes."""
+
+    @abstractmethod
+    def _units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
+        """Return new units for the layers of data, in the dtype of the model."""
+
+    @abstractmethod
+    def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
+        """Return a mask by layer, as it was given."""
+
+    @abstractmethod
+    def _to_user(self, layers: Mapping[str, Tensor], like: Any = None) -> Any:
+        """Return layers in the form in which data is given to this estimator, or in that of `like`."""
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        mask: Any = None,
+        callbacks: Sequence[Callback] = (),
+        resume: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        r"""Learn from data.
+
+        Parameters
+        ----------
+        X : array of shape (n, \*visible_shape) or (n, n_features), or Shards
+            The data, or a folder of it. Bytes are scaled to [0, 1] batch by batch for Bernoulli units.
+        y : None
+            Ignored, there for pipelines.
+        mask : boolean array of the shape of X or of one sample, optional
+            True where an entry is known; the others are drawn from the model as it learns. Unknown entries of X may
+            hold anything, including NaN.
+        callbacks : sequence of Callback
+            See :mod:`mvrbm.learning`.
+        resume : path, optional
+            Folder of checkpoints. Training continues from the newest one, if there is one.
+
+        Returns
+        -------
+        self
+            With ``warm_start=True``, a fitted or loaded estimator is trained for `n_epochs` more epochs. Otherwise a
+            new model is trained.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            After Ctrl-C, once training has stopped after an update. The estimator is fitted, `interrupted_` is True.
+        """
+        continues = self.warm_start and hasattr(self, "machine_")
+        trainer, layers, known = self._continue(X, mask) if continues else self.prepare(X, mask)
+        n_epochs = self._recipe().n_epochs
+        if resume is not None and trainer.resume(resume):
+            self._train(trainer, layers, n_epochs, known, callbacks, initialise=False)
+        else:
+            self._train(trainer, layers, trainer.epoch + n_epochs, known, callbacks, initialise=not continues)
+        return self
+
+    def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
+        """Train for one more epoch, on these data."""
+        continues = hasattr(self, "machine_")
+        trainer, layers, known = self._continue(X, mask) if continues else self.prepare(X, mask)
+        self._train(trainer, layers, trainer.epoch + 1, known, (), initialise=not continues)
+        return self
+
+    def prepare(self, X: Any, mask: Any = None) -> tuple[Trainer, dict[str, Any], dict[str, Tensor] | None]:
+        r"""Check data, and build a new machine and its trainer, without training them.
+
+        Returns
+        -------
+        trainer : Trainer
+            The trainer of the new `machine_`.
+        layers : dict of str to array (n, \*layer shape)
+            The data as :meth:`Trainer.fit <mvrbm.learning.Trainer.fit>` takes it.
+        known : dict of str to Tensor, or None
+            The mask likewise.
+        """
+        layers = self._layers(X, reset=True)
+        units, known = self._checked(layers, mask)
+        self.machine_ = self._build(units).to(resolve_device(self.device))
+        self.trainer_ = self._new_trainer(self.machine_, seed_of(self.random_state))
+        self.history_, self.n_epochs_, self.n_updates_, self.interrupted_ = [], 0, 0, False
+        return self.trainer_, layers, known
+
+    def _continue(self, X: Any, mask: Any) -> tuple[Trainer, dict[str, Any], dict[str, Tensor] | None]:
+        """Check data, and return them with a trainer that continues from the machine as it is."""
+        layers = self._layers(X, reset=False)
+        units, known = self._checked(layers, mask)
+        self._check_same([self._build(units)], [self.machine_])
+        if self.trainer_ is None or not self._trains(self.trainer_):
+            self.trainer_ = self._new_trainer(self.machine_, seed_of(self.random_state))
+        self.trainer_.restart_epoch()  # an epoch that was interrupted was of other data
+        return self.trainer_, layers, known
+
+    def _checked(self, layers: dict[str, Any], mask: Any) -> tuple[dict[str, Unit], dict[str, Tensor] | None]:
+        known = None if mask is None else masks(self._masks_by_layer(mask), layers, every_layer=True)
+        units = self._units(layers)
+        check_values(layers, units, known)
+        return units, known
+
+    def _build(self, units: dict[str, Unit]) -> BoltzmannMachine:
+        hidden = unit_named(self.hidden, self._hidden_shape(units), "hidden")
+        links = {name: self._coupling(name) for name in units}
+        for name, unit in units.items():
+            _check_orders(links[name], unit.shape, hidden.shape)
+        return BoltzmannMachine(units, hidden, links).to(next(iter(units.values())).bias.dtype)
+
+    @staticmethod
+    def _check_same(described: Sequence[BoltzmannMachine], fitted: Sequence[BoltzmannMachine]) -> None:
+        """Raise ValueError if machines differ in more than their dtype."""
+        ours, theirs = ([{**machine_config(m), "dtype": None} for m in machines] for machines in (described, fitted))
+        if ours != theirs:
+            raise ValueError(
+                "training cannot continue: the parameters describe another model than the fitted one. Set them back, "
+                "or train a new model with warm_start=False"
+            )
+
+    def _new_trainer(self, machine: BoltzmannMachine, seed: int) -> Trainer:
+        return Trainer(machine, self._recipe(), backend=self.backend, seed=seed)
+
+    def _trains(self, trainer: Trainer) -> bool:
+        """Return whether a trainer was made with the parameters as they are now, the number of epochs aside."""
+        asked, now = trainer.requested_recipe, self._recipe()
+        return trainer.backend == self.backend and dataclasses.replace(asked, n_epochs=now.n_epochs) == now
+
+    def _train(
+        self,
+        trainer: Trainer,
+        layers: dict[str, Any],
+        n_epochs: int,
+        known: dict[str, Tensor] | None,
+        callbacks: Sequence[Callback],
+        *,
+        initialise: bool,
+    ) -> None:
+        """Train until `n_epochs` epochs are done, and keep what the trainer counted and logged."""
+        epochs, updates = trainer.epoch, trainer.update
+        trainer.callbacks = [*callbacks, *([ProgressBar()] if self.verbose else [])]
+        try:
+            trainer.fit(layers, n_epochs, mask=known, initialise=initialise)
+        finally:
+            trainer.callbacks = []
+            self.history_, self.interrupted_ = trainer.history, trainer.interrupted
+            self.n_epochs_ += trainer.epoch - epochs
+            self.n_updates_ += trainer.update - updates
+        if trainer.interrupted:
+            # Training has ended in good order. Its caller, such as a search or a script, must end as well.
+            raise KeyboardInterrupt
+
+    # -- parameters of the model ------------------------------------------------------------------
+
+    @property
+    def _machines(self) -> list[BoltzmannMachine]:
+        """The machines, lowest first; one for all estimators but stacks."""
+        check_is_fitted(self)
+        return [self.machine_]
+
+    @property
+    def _n_features_out(self) -> int:
+        return math.prod(self._machines[-1].hidden.shape)
+
+    @property
+    def n_parameters_(self) -> int:
+        """Number of learned parameters."""
+        return sum(machine.n_parameters for machine in self._machines)
+
+    @property
+    def components_(self) -> Any:
+        """Weights as a matrix, (n_hidden, n_visible_features). Not available beyond 67 million entries."""
+        n_visible = sum(math.prod(unit.shape) for unit in self._machines[0].layers.values())
+        if self._n_features_out * n_visible > _LARGEST_DENSE:
+            size = f"{self._n_features_out:,} x {n_visible:,}"
+            raise AttributeError(f"components_ would be a matrix of {size} entries: use components(which) instead")
+        with torch.no_grad():
+            top = {name: link.dense() for name, link in self._machines[-1].links.items()}
+            rows = {name: weights.reshape(-1, *self._machines[-1].layers[name].shape) for name, weights in top.items()}
+            return _one_or_all({name: _out(array.flatten(1)) for name, array in self._through(rows).items()})
+
+    @property
+    def intercept_visible_(self) -> Any:
+        """Biases of the visible layer, (n_visible_features,). For Gaussian units, their location."""
+        layers = self._machines[0].layers
+        return _one_or_all({name: _out(unit.bias.expand(unit.shape).flatten()) for name, unit in layers.items()})
+
+    @property
+    def intercept_hidden_(self) -> Array:
+        """Biases of the hidden layer, (n_hidden,)."""
+        hidden = self._machines[-1].hidden
+        return _out(hidden.bias.expand(hidden.shape).flatten())
+
+    def components(self, which: ArrayLike | None = None) -> Any:
+        r"""Weights of each hidden unit, as visible arrays: the filters.
+
+        Parameters
+        ----------
+        which : array of int, optional
+            Numbers of hidden units, counted row by row. Default: all.
+
+        Returns
+        -------
+        array (n, \*visible_shape)
+            For the MVRBM, filter (k, l) is the outer product of row k of U and row l of V. A dict of
+            such arrays for several modalities.
+        """
+        return _one_or_all(self._filters(self._machines[-1], which))
+
+    def _filters(self, top: BoltzmannMachine, which: ArrayLike | None) -> dict[str, Array]:
+        size = math.prod(top.hidden.shape)
+        numbers = torch.arange(size) if which is None else torch.as_tensor(np.asarray(which)).reshape(-1)
+        if len(numbers) and (int(numbers.min()) < 0 or int(numbers.max()) >= size):
+            raise ValueError(f"which must lie in 0..{size - 1}, got {int(numbers.min())} to {int(numbers.max())}")
+        chosen = torch.nn.functional.one_hot(numbers, size).reshape(-1, *top.hidden.shape).to(top.like)
+        with torch.no_grad():
+            rows = {name: link.to_visible(chosen) for name, link in top.links.items()}
+            return {name: _out(array) for name, array in self._through(rows, top).items()}
+
+    def _through(self, rows: dict[str, Tensor], top: BoltzmannMachine | None = None) -> dict[str, Tensor]:
+        """Return arrays of the visible layers of a machine, default: the top, as arrays of the data."""
+        return rows
+
+    # -- features ---------------------------------------------------------------------------------
+
+    def hidden_maps(self, X: Any) -> Array:
+        r"""Means of the hidden units as arrays, (n, \*hidden_shape); for Bernoulli units, their probabilities."""
+        check_is_fitted(self)
+        return self._of_each(X, lambda batch: self.machine_.hidden_mean(batch, check=False))
+
+    def transform(self, X: Any) -> Array:
+        """Means of the hidden units as rows, (n, n_hidden)."""
+        maps = self.hidden_maps(X)
+        return maps.reshape(len(maps), -1)
+
+    def inverse_transform(self, X: ArrayLike) -> Any:
+        """Means of the visible units given hidden values, as rows or as arrays."""
+        with torch.no_grad():
+            return self._to_user(self.machine_.visible_mean(self._hidden_values(X, self._machines[-1])))
+
+    def _hidden_values(self, X: ArrayLike, machine: BoltzmannMachine) -> Tensor:
+        rows, shape = np.array(X), machine.hidden.shape
+        if rows.shape[1:] not in (shape, (math.prod(shape),)):
+            raise ValueError(f"expected (n, {math.prod(shape)}) or {('n', *shape)} hidden values, got {rows.shape}")
+        return torch.from_numpy(rows).reshape(-1, *shape).to(machine.like)
+
+    def reconstruct(self, X: Any, *, steps: int = 1) -> Any:
+        """Pass data up and down through the means, `steps` times."""
+        check_is_fitted(self)
+        with torch.no_grad():
+            pieces = [mean_field(self.machine_, batch, steps, check=False) for batch in self._batches(X)]
+        return self._to_user(_joined(pieces), like=X)
+
+    # -- the generative side ----------------------------------------------------------------------
+
+    def sample(self, n: int = 1, *, steps: int = 1000, init: Any = None, mask: Any = None) -> Any:
+        """Draw from the model by Gibbs sampling.
+
+        Parameters
+        ----------
+        n : int
+            Number of samples.
+        steps : int
+            Gibbs steps of each chain.
+        init : array, optional
+            n states to start from. Default: random states.
+        mask : boolean array, optional
+            True where `init` is known and stays.
+        """
+        check_is_fitted(self)
+        if mask is not None and init is None:
+            raise ValueError("a mask needs init: it marks which of its entries are known")
+        start = known = None
+        if init is not None:
+            layers = self._layers(init, reset=False)
+            known = None if mask is None else masks(self._masks_by_layer(mask), layers)
+            start = _joined(list(batches(layers, self.machine_.layers, known, copy=True)))
+        with sensible_threads(self.machine_, n):
+            state = sample(self.machine_, n, steps, self._rng(), init=start, mask=known)
+        return self._to_user(state.visible, like=init)
+
+    def inpaint(self, X: Any, mask: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
+        """Fill in unknown entries with their mean given the known entries.
+
+        Parameters
+        ----------
+        X : array
+            Data. Unknown entries may hold anything, including NaN.
+        mask : boolean array of the shape of X or of one sample
+            True where the value is known.
+        steps, burn_in : int
+            Number of Gibbs steps to average over, and number of steps before these.
+        """
+        check_is_fitted(self)
+        layers = self._layers(X, reset=False)
+        known, rng, pieces, first = masks(self._masks_by_layer(mask), layers), self._rng(), [], 0
+        for batch in batches(layers, self.machine_.layers, known, copy=True):
+            size = len(next(iter(batch.values())))
+            part = {name: array[first : first + size].to(self.machine_.like.device) for name, array in known.items()}
+            with sensible_threads(self._machines[0], size):
+                pieces.append(self._fill_in(batch, part, rng, steps, burn_in))
+            first += size
+        return self._to_user(_joined(pieces), like=X)
+
+    def _fill_in(
+        self, batch: dict[str, Tensor], known: dict[str, Tensor], rng: RandomSource, steps: int, burn_in: int
+    ) -> dict[str, Tensor]:
+        return conditional_mean(self.machine_, batch, known, rng, steps=steps, burn_in=burn_in)
+
+    def score_samples(self, X: Any) -> Array:
+        """Pseudo-log-likelihood of each sample, (n,). Deterministic.
+
+        It is exact for small models, and otherwise estimated from a fixed subset of entries; see
+        :func:`mvrbm.likelihood.pseudo_log_likelihood`.
+        """
+        check_is_fitted(self)
+        return self._of_each(X, lambda batch: pseudo_log_likelihood(self.machine_, batch, check=False).values)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Mean of `score_samples`."""
+        return float(np.mean(self.score_samples(X)))
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
+        write_machine(self.machine_, folder, extra)
+
+    def _description(self) -> dict[str, Any]:
+        return {**super()._description(), "n_epochs": self.n_epochs_, "n_updates": self.n_updates_}
+
+    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        self._adopt(read_machine(folder).to(resolve_device(self.device)), described)
+
+    def _adopt(self, machine: BoltzmannMachine, described: Mapping[str, Any]) -> None:
+        """Take a machine as the fitted one."""
+        self.machine_, self.trainer_, self.history_, self.interrupted_ = machine, None, [], False
+        self.n_epochs_, self.n_updates_ = int(described.get("n_epochs", 0)), int(described.get("n_updates", 0))
+
+    # -- helpers ----------------------------------------------------------------------------------
+
+    def _rng(self) -> RandomSource:
+        return RandomSource(seed_of(self.random_state), device=self.machine_.like.device)
+
+    def _batches(self, X: Any) -> Iterator[dict[str, Tensor]]:
+        return batches(self._layers(X, reset=False), self.machine_.layers)
+
+    @torch.no_grad()
+    def _of_each(self, X: Any, compute: Callable[[dict[str, Tensor]], Tensor]) -> Array:
+        """Compute an array for every sample, batch by batch."""
+        layers = self._layers(X, reset=False)
+        found, first = np.empty(0), 0
+        for batch in batches(layers, self.machine_.layers):
+            some = _out(compute(batch))
+            if first == 0:  # only now are its shape and dtype known
+                found = np.empty((len(next(iter(layers.values()))), *some.shape[1:]), dtype=some.dtype)
+            found[first : first + len(some)] = some
+            first += len(some)
+        return found
+
+    def __sklearn_tags__(self) -> Any:
+        """Tell scikit-learn that float32 stays float32."""
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+def _check_orders(link: Coupling, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
+    """Raise an error that names parameters of the estimator where a Kronecker coupling would name layers."""
+    if link.name == Kronecker.name and len(visible_shape) != len(hidden_shape):
+        raise ValueError(
+            f"hidden_shape {hidden_shape} has {len(hidden_shape)} axes, but a sample has {len(visible_shape)}, "
+            f"{visible_shape}: both need the same number of axes"
+            + (", or pass visible_shape if a row is an array" if len(visible_shape) == 1 else "")
+        )
+
+
+def _one_or_all(layers: Mapping[str, Any]) -> Any:
+    """Return the value of the only layer, or a dict by layer if there are several."""
+    return dict(layers) if len(layers) > 1 else next(iter(layers.values()))
+
+
+def _out(tensor: Tensor) -> Array:
+    return tensor.detach().cpu().numpy()
+
+
+def _joined(pieces: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}

@@ -1,0 +1,292 @@
+"""The classification RBM: the label is one more visible layer, and p(label | data) is exact."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from mvrbm.couplings import Dense, Kronecker
+from mvrbm.devices import resolve_device, sensible_threads
+from mvrbm.errors import StorageError
+from mvrbm.estimators.classifiers import ArrayClassifier
+from mvrbm.estimators.inputs import LABEL, VISIBLE, Array, Labelled, unit_named
+from mvrbm.estimators.parameters import seed_of, unconnected
+from mvrbm.learning.backprop import Plan, descend
+from mvrbm.learning.recipe import as_recipe
+from mvrbm.learning.trainer import Trainer
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
+from mvrbm.sampling import sample
+from mvrbm.saving import read_machine, register, write_machine
+from mvrbm.units import Categorical, Unit
+from mvrbm.validation import as_shape, choice, number
+
+__all__ = ["ClassificationMVRBM", "label_log_posterior"]
+
+_MODES = ("discriminative", "generative", "hybrid")
+_ROWS_AT_ONCE = 256  # times the number of labels
+
+
+def label_log_posterior(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str = LABEL) -> Tensor:
+    r"""Exact :math:`\log p(\text{label} = k \mid X)` of a machine that has the label as a layer: (n, n_labels).
+
+    Given `X`, the free energies of the labels differ only in their bias and in their contribution to the hidden field,
+
+    .. math:: \log p(k \mid X) = b_k + A_h\Big(\sum_m W_m T_m(X_m) + D_k\Big) - \log \sum_{k'} \exp(\dots),
+
+    so the field of the other layers is computed once, and :math:`D_k`, the column of label `k`, is added to it.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        A machine with a Categorical layer of one row, and any others.
+    visible : mapping of str to Tensor
+        The other layers, each (n, \*layer shape). They are not checked.
+    label : str
+        Name of the label's layer.
+    """
+    unit, hidden = machine.layers[label], machine.hidden
+    n_labels = unit.shape[-1]
+    parts = [
+        link.to_hidden(machine.layers[name].statistic(visible[name]))
+        for name, link in machine.links.items()
+        if name != label
+    ]
+    field = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]  # (n, *hidden shape)
+    every = torch.eye(n_labels, dtype=field.dtype, device=field.device).reshape(n_labels, *unit.shape)
+    columns = machine.links[label].to_hidden(every)  # (labels, *hidden shape)
+    joint = (field[:, None] + columns).reshape(-1, *hidden.shape)
+    scores = hidden.log_normaliser(joint).reshape(len(field), n_labels) - unit.energy(every)
+    return torch.log_softmax(scores, 1)
+
+
+@register("ClassificationMVRBM")
+@dataclass(eq=False, repr=False)
+class ClassificationMVRBM(ArrayClassifier):
+    r"""Classification RBM, matrix-variate: the label is one more visible layer of the machine.
+
+    .. math::
+
+        E(X, k, Y) = \varepsilon(X) - b_k - \langle C, Y\rangle - \langle Y, \textstyle\sum_r U_r T(X) V_r^\top\rangle
+                     - \langle Y, D_k\rangle,
+
+    with exact :math:`p(k \mid X)`; see :func:`label_log_posterior`. After Larochelle and Bengio, "Classification using
+    discriminative restricted Boltzmann machines", ICML (2008).
+
+    Parameters
+    ----------
+    hidden_shape : tuple of int, optional
+        Shape of the hidden layer. Default: the shape of a sample.
+    rank : int
+        Rank of the Kronecker coupling of the data.
+    coupling : Coupling or str, optional
+        Another coupling instead, such as ``Dense()``. The label is always coupled by ``Dense()``.
+    mode : {"discriminative", "generative", "hybrid"}
+        The loss: :math:`-\log p(k \mid X)`; :math:`-\log p(X, k)`, by contrastive divergence and the
+        :class:`~mvrbm.learning.Trainer`; or the first plus `blend` times the second.
+    blend : float
+        Weight of the generative part in a hybrid.
+    visible : str
+        Name of the units of the data: ``"bernoulli"`` (0 to 1), ``"gaussian"`` (real), ...
+    visible_shape : tuple of int, optional
+        Shape of the array that a row of 2-D input stands for. Default: a row is a vector.
+    recipe : str or Recipe
+        Recipe of generative learning.
+    n_epochs : int
+        Number of epochs.
+    batch_size : int
+        Number of samples per update.
+    learning_rate : float, optional
+        Initial learning rate. Default: 0.003, of Adam; for generative learning, the recipe's.
+    schedule, weight_decay, averaging, random_state, device
+        As for :class:`MVRBMClassifier`; generative learning does not use the first three.
+
+    Attributes
+    ----------
+    machine_ : BoltzmannMachine
+        The model, with the layers ``"visible"`` and ``"label"``.
+    classes_ : array (n_classes,)
+        The labels, sorted.
+    history_ : list of dict
+        Loss after every epoch; empty for generative learning.
+    visible_shape_ : tuple of int
+        Shape of a sample.
+    n_parameters_ : int
+        Number of parameters of the machine.
+    """
+
+    hidden_shape: Any = None
+    _: KW_ONLY
+    rank: int = 1
+    coupling: Any = None
+    mode: str = "discriminative"
+    blend: float = 0.01
+    learning_rate: float | None = None
+
+    @property
+    def _unit(self) -> Unit:
+        return self.machine_.layers[VISIBLE]
+
+    @property
+    def n_parameters_(self) -> int:
+        """Number of parameters of the machine."""
+        check_is_fitted(self)
+        return self.machine_.n_parameters
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        r"""Learn from labelled data.
+
+        Parameters
+        ----------
+        X : array of shape (n, \*visible_shape) or (n, n_features)
+            The data. Bytes are scaled to [0, 1] batch by batch for Bernoulli units.
+        y : array (n,)
+            Labels of any kind that can be sorted.
+        sample_weight : array (n,), optional
+            Weight of each sample. Generative learning requires equal weights.
+        """
+        choice(self.mode, "mode", _MODES)
+        number(self.blend, "blend")
+        data = self._read_labelled(X, y, sample_weight, resolve_device(self.device))
+        plan = self._plan(3e-3 if self.learning_rate is None else self.learning_rate)
+        seed = seed_of(self.random_state)
+        self.machine_ = self._machine().to(data.weights)
+        if self.mode == "generative":
+            self._learn_jointly(data, seed)
+        else:
+            self._learn_posterior(data, plan, seed)
+        return self
+
+    def _machine(self) -> BoltzmannMachine:
+        visible = unit_named(self.visible, self.visible_shape_)
+        shape = visible.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
+        hidden = unit_named("bernoulli", shape)
+        link = Kronecker(self.rank) if self.coupling is None else unconnected(self.coupling)
+        layers = {VISIBLE: visible, LABEL: Categorical(len(self.classes_))}
+        return BoltzmannMachine(layers, hidden, {VISIBLE: link, LABEL: Dense()})
+
+    def _one_hot(self, codes: Tensor) -> Tensor:
+        return one_hot(codes, len(self.classes_)).to(self.machine_.like.dtype)
+
+    def _learn_jointly(self, data: Labelled, seed: int) -> None:
+        if bool((data.weights != data.weights[0]).any()):
+            raise ValueError("sample_weight must be equal for all samples in mode='generative', use another mode")
+        recipe = dataclasses.replace(as_recipe(self.recipe), n_epochs=self.n_epochs, batch_size=self.batch_size)
+        if self.learning_rate is not None:
+            recipe = dataclasses.replace(recipe, learning_rate=self.learning_rate)
+        trainer = Trainer(self.machine_, recipe, seed=seed)
+        trainer.fit({VISIBLE: data.samples, LABEL: self._one_hot(data.codes)}, initialise=True)
+        self.history_ = trainer.history
+        if trainer.interrupted:
+            raise KeyboardInterrupt
+
+    def _learn_posterior(self, data: Labelled, plan: Plan, seed: int) -> None:
+        machine, unit = self.machine_, self._unit
+        start, order, chains = RandomSource(seed, device=data.weights.device).split(3)
+        self._initialise(data, start)
+
+        def loss(rows: Tensor) -> Tensor:
+            x, codes, weights = unit.from_data(data.samples[rows]), data.codes[rows], data.weights[rows]
+            posterior = label_log_posterior(machine, {VISIBLE: x}).gather(1, codes[:, None])[:, 0]
+            value = -(weights * posterior).sum()
+            if self.mode == "hybrid":
+                batch = {VISIBLE: x, LABEL: self._one_hot(codes)}
+                with torch.no_grad():
+                    hidden = machine.sample_hidden(batch, chains, check=False)
+                    chain = machine.sample_visible(hidden, chains, check=False)
+                contrast = machine.free_energy(batch, check=False) - machine.free_energy(chain, check=False)
+                value = value + self.blend * (weights * contrast).sum()
+            return value
+
+        decaying = [p for link in machine.links.values() for p in link.parameters() if p.requires_grad]
+        # p(k | X) does not depend on the parameters of the data's units.
+        frozen = [p for p in unit.parameters() if p.requires_grad] if self.mode == "discriminative" else []
+        try:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+            with sensible_threads(machine, plan.batch_size):
+                self.history_ = descend(machine, decaying, loss, data.weights, plan, order)
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+
+    @torch.no_grad()
+    def _initialise(self, data: Labelled, rng: RandomSource) -> None:
+        """Set visible units to the data's moments, and hidden fields to a spread of one around zero."""
+        machine, weights = self.machine_, data.weights
+        share, count = weights / weights.sum(), max(1, round(float(weights.sum())))
+        power = 0.0
+        x = self._unit.from_data(data.samples)
+        for name, array in ((VISIBLE, x), (LABEL, self._one_hot(data.codes))):
+            mean = torch.tensordot(share, array, 1)
+            variance = torch.tensordot(share, (array - mean) ** 2, 1)
+            unit = machine.layers[name]
+            unit.initialise_from(mean, variance, count)
+            power += float((unit.statistic(variance.sqrt()) ** 2).sum())
+        for link in machine.links.values():
+            link.initialise(rng, 1 / math.sqrt(max(power, 1e-6)))
+        machine.hidden.bias.zero_()
+        field = machine.links[VISIBLE].to_hidden(self._unit.statistic(x))
+        machine.hidden.absorb(-torch.tensordot(share, field, 1))
+
+    def _log_probabilities(self, x: Tensor) -> Tensor:
+        parts = x.split(_ROWS_AT_ONCE)
+        return torch.cat([label_log_posterior(self.machine_, {VISIBLE: part}) for part in parts])
+
+    def sample(self, n: int = 1, *, label: Any = None, steps: int = 1000) -> tuple[Array, Array]:
+        r"""Draw data and labels by Gibbs sampling.
+
+        Parameters
+        ----------
+        n : int
+            Number of samples.
+        label : optional
+            One of `classes_` that is held fixed. Default: labels are drawn with the data.
+        steps : int
+            Gibbs steps of each chain.
+
+        Returns
+        -------
+        X : array (n, \*visible_shape), or rows if the training data was given as rows
+        y : array (n,)
+        """
+        check_is_fitted(self)
+        machine, unit = self.machine_, self._unit
+        rng = RandomSource(seed_of(self.random_state), device=machine.like.device)
+        init = mask = None
+        if label is not None:
+            found = np.flatnonzero(self.classes_ == label)
+            if len(found) != 1:
+                raise ValueError(f"label must be one of {self.classes_.tolist()}, got {label!r}")
+            held = self._one_hot(torch.full((n,), int(found[0]), device=machine.like.device))
+            drawn = unit.sample(machine.like.new_zeros((n, *unit.shape)), rng)
+            init = {VISIBLE: drawn, LABEL: held}
+            mask = {LABEL: torch.ones_like(held, dtype=torch.bool)}
+        with sensible_threads(machine, n):
+            state = sample(machine, n, steps, rng, init=init, mask=mask).visible
+        labels: Array = self.classes_[state[LABEL].argmax(1).cpu().numpy()]
+        return self._outward(state[VISIBLE]), labels
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
+        write_machine(self.machine_, folder, extra)
+
+    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        n_classes, machine = self._restore_classes(described), read_machine(folder)
+        if list(machine.layers) != [VISIBLE, LABEL]:
+            raise StorageError(f"{folder}: the layers must be {[VISIBLE, LABEL]}, got {list(machine.layers)}")
+        if machine.layers[LABEL].shape != (n_classes,):
+            raise StorageError(f"{folder}: the label layer does not fit {n_classes} classes")
+        self.machine_ = machine.to(resolve_device(self.device))
+        self._restore_input(self._unit, described)

@@ -1,0 +1,290 @@
+"""Input checks: arrays, rows or shards in, one checked array per layer out; masks; labels and sample weights.
+
+Every estimator and classifier reads its data here, once. Shapes and dtypes are checked when data is read, values when
+batches of it are made (the units say which values they accept); for shards, the trainer checks values batch by batch.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, validate_data
+from torch import Tensor
+
+from mvrbm.errors import StorageError
+from mvrbm.io.shards import Shards
+from mvrbm.units import Unit, make_unit, unit_names
+from mvrbm.validation import as_shape, choice
+
+Array = NDArray[Any]
+Known = Mapping[str, Tensor]
+
+#: Name of the layer of estimators with one visible layer.
+VISIBLE = "visible"
+#: Name of the layer of class labels.
+LABEL = "label"
+#: Number of samples per batch, wherever data is processed batch by batch.
+ROWS_AT_ONCE = 1024
+
+_DTYPES = [np.float64, np.float32]
+
+
+# -- values -----------------------------------------------------------------------------------------
+
+
+def unit_named(kind: Any, shape: tuple[int, ...], parameter: str = "visible") -> Unit:
+    """Return a new unit by its name, which is the value of a parameter."""
+    return make_unit(choice(kind, parameter, unit_names()), shape)
+
+
+def is_named(unit: Unit, kind: Any) -> bool:
+    """Return whether a unit is of the kind that a name stands for."""
+    other = unit_named(kind, unit.shape)
+    return (unit.name, unit.config()) == (other.name, other.config() | {"bias_shape": list(unit.bias_shape)})
+
+
+def model_dtype(layers: Mapping[str, Any]) -> torch.dtype:
+    """Return the dtype of a model of these arrays: float64 if one of them is float64, otherwise float32."""
+    return torch.float64 if any(array.dtype == np.float64 for array in layers.values()) else torch.float32
+
+
+def batches(
+    layers: Mapping[str, Any], units: Mapping[str, Unit], known: Known | None = None, *, copy: bool = False
+) -> Iterator[dict[str, Tensor]]:
+    r"""Cut arrays into batches of tensors in the dtype and on the device of the units, and check their values.
+
+    Parameters
+    ----------
+    layers : mapping of str to array (n, \*layer shape)
+        Data by layer.
+    units : mapping of str to Unit
+        Units by layer.
+    known : mapping of str to Tensor, optional
+        True where an entry is known. The others are replaced by values that the units accept.
+    copy : bool
+        Whether the tensors must not share the memory of the arrays.
+    """
+    n = len(next(iter(layers.values())))
+    for first in range(0, n, ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        batch = {}
+        for name, unit in units.items():
+            tensor = unit.from_data(_as_tensor(layers[name][rows], copy=copy))
+            if known is not None and name in known:
+                tensor = torch.where(known[name][rows].to(tensor.device), tensor, unit.some_state())
+            unit.check(tensor, name)
+            batch[name] = tensor
+        yield batch
+
+
+def check_values(layers: Mapping[str, Any], units: Mapping[str, Unit], known: Known | None = None) -> None:
+    """Raise ValueError if an array holds values that its units cannot have, unknown entries aside."""
+    # Shards are checked by the trainer, batch by batch. Scaled bytes need no check where any byte is valid.
+    arrays = {name: array for name, array in layers.items() if not isinstance(array, Shards)}
+    arrays = {name: array for name, array in arrays.items() if not _every_byte_is_valid(array, units[name])}
+    if arrays:
+        for _ in batches(arrays, {name: units[name] for name in arrays}, known):
+            pass
+
+
+def _every_byte_is_valid(array: Array, unit: Unit) -> bool:
+    low, high = unit.data_range
+    return array.dtype == np.uint8 and not unit.entry_modes and low <= 0 and 255 * unit.byte_scale <= high
+
+
+def _as_tensor(array: Array, *, copy: bool) -> Tensor:
+    # PyTorch has no read-only tensors, no negative strides, and no strides that are not multiples of an entry.
+    plain = array.flags.writeable and all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
+    return torch.from_numpy(np.array(array) if copy or not plain else array)
+
+
+# -- masks ------------------------------------------------------------------------------------------
+
+
+def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bool = False) -> dict[str, Tensor]:
+    r"""Return which entries are known, by layer, each (n, \*layer shape). A layer without a mask is known.
+
+    Parameters
+    ----------
+    mask : mapping of str to boolean array
+        True where an entry is known, of the shape of the data or of one sample, as arrays or as rows.
+    layers : mapping of str to array (n, \*layer shape)
+        The data.
+    every_layer : bool
+        Whether something must be known of every layer. Otherwise something must be known of one of them.
+    """
+    if not set(mask) <= set(layers):
+        raise ValueError(f"mask names {sorted(mask)}, but the data has {sorted(layers)}")
+    known = {}
+    for name, layer in layers.items():
+        shape = tuple(layer.shape)
+        array = np.asarray(mask.get(name, np.True_))
+        if array.dtype != bool:
+            raise ValueError(f"mask must be boolean, True where the value is known, got {array.dtype}")
+        features = math.prod(shape[1:])
+        if array.shape not in ((), shape, shape[1:], (shape[0], features), (features,)):
+            raise ValueError(f"mask must have the data's shape {shape} or one sample's, got {array.shape}")
+        arranged = array if array.ndim == 0 else array.reshape(-1, *shape[1:])
+        known[name] = torch.from_numpy(np.broadcast_to(arranged, shape).copy())
+    found = [bool(part.any()) for part in known.values()]
+    if not (all(found) if every_layer else any(found)):
+        raise ValueError("no entry is known: the mask is False everywhere")
+    return known
+
+
+# -- several modalities -----------------------------------------------------------------------------
+
+
+def by_modality(X: Any) -> dict[str, Any]:
+    """Return a dict of arrays as it is, and a tuple of arrays as a dict with the names "0", "1", ..."""
+    if isinstance(X, Mapping):
+        return dict(X)
+    if isinstance(X, tuple):
+        return {str(number): part for number, part in enumerate(X)}
+    raise ValueError(f"several modalities are given as a dict or a tuple of arrays, got {type(X).__name__}")
+
+
+def read_modalities(X: Any, names: list[str] | None) -> dict[str, Array]:
+    """Check the shapes and dtypes of modalities, in the order of `names` (None: the order of the data)."""
+    parts = by_modality(X)
+    if names is not None and set(parts) != set(names):
+        raise ValueError(f"expected modalities {names}, got {list(parts)}")
+    layers = {}
+    for name in names or parts:
+        array = np.asarray(parts[name])
+        if array.ndim < 2:
+            raise ValueError(f"modality '{name}' must have one sample along its first axis, got {array.shape}")
+        layers[name] = array if array.dtype in (np.uint8, *_DTYPES) else array.astype(np.float64)
+    lengths = {name: len(array) for name, array in layers.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise ValueError(f"modalities need the same number of samples, at least one, got {lengths}")
+    return layers
+
+
+# -- one layer: arrays or rows ----------------------------------------------------------------------
+
+
+class Labelled(NamedTuple):
+    """Samples with their classes and weights."""
+
+    samples: Tensor  # (n, *shape), bytes or floats
+    codes: Tensor  # (n,): the number of the class of each sample
+    weights: Tensor  # (n,)
+
+
+class ArrayInput:
+    """Mixin of estimators with one visible layer, whose samples are given as arrays or as rows of features."""
+
+    #: Largest number of axes of a sample. None: no limit.
+    largest_order: ClassVar[int | None] = None
+
+    visible: Any
+    visible_shape: Any
+    visible_shape_: tuple[int, ...]
+    n_features_in_: int
+    classes_: Array
+    _takes_arrays: bool
+
+    @property
+    def takes_arrays(self) -> bool:
+        """Whether the training data was given as arrays (n, *visible_shape), not as rows (n, n_features)."""
+        return self._takes_arrays
+
+    def _read(self, X: Any, *, reset: bool) -> Array:
+        r"""Check shape and dtype of samples, and return them as (n, \*visible_shape). `reset` learns the shape."""
+        return self._read_with(X, "no_validation", reset=reset)[0]
+
+    def _read_labelled(self, X: Any, y: Any, sample_weight: Any, device: torch.device) -> Labelled:
+        """Check training data with labels and weights, values included, and learn the shape and the classes."""
+        samples, labels = self._read_with(X, y, reset=True)
+        check_classification_targets(labels)
+        classes, codes = np.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"y must have at least two classes, got one class: {classes.tolist()}")
+        weights = _check_sample_weight(sample_weight, samples, dtype=np.float64, ensure_non_negative=True)
+        if not weights.sum() > 0:
+            raise ValueError("sample_weight must be positive for some sample, got zeros only")
+        dtype = model_dtype({VISIBLE: samples})
+        check_values({VISIBLE: samples}, {VISIBLE: unit_named(self.visible, samples.shape[1:]).to(dtype)})
+        self.classes_ = classes
+        return Labelled(
+            torch.from_numpy(np.array(samples)).to(device),
+            torch.from_numpy(codes.astype(np.int64)).to(device),
+            torch.from_numpy(weights).to(dtype=dtype, device=device),
+        )
+
+    def _read_with(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
+        X = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+        given = X if hasattr(X, "ndim") else np.asarray(X)
+        array_shape = tuple(given.shape[1:]) if given.ndim > 2 else None
+        if array_shape is not None and len(given) == 0:
+            raise ValueError("the data is empty: at least one sample is needed")
+        if array_shape is not None and not reset and array_shape != self.visible_shape_:
+            raise ValueError(f"samples must have shape {self.visible_shape_}, got {array_shape}")
+        rows, labels = self._as_rows(X, given, y, reset=reset)
+        shape = self._sample_shape(math.prod(rows.shape[1:]), array_shape) if reset else self.visible_shape_
+        if reset:
+            self._point_out_bits(rows, shape)
+            self.visible_shape_, self._takes_arrays = shape, array_shape is not None
+        return rows.reshape(len(rows), *shape), labels
+
+    def _as_rows(self, X: Any, given: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
+        """Return samples as rows, checked by scikit-learn except for their values, and the labels."""
+        if isinstance(X, Shards):
+            n_features = math.prod(X.shape[1:])
+            if not reset and n_features != self.n_features_in_:
+                raise ValueError(f"samples must have shape {self.visible_shape_}, got {X.shape[1:]}")
+            self.n_features_in_ = n_features
+            return X, None
+        if given.ndim > 2:
+            X = np.asarray(given).reshape(len(given), -1)
+        dtype = None if getattr(given, "dtype", None) == np.uint8 else _DTYPES
+        checked = validate_data(self, X, y, reset=reset, dtype=dtype, ensure_all_finite=False)  # type: ignore[arg-type]
+        return checked if isinstance(checked, tuple) else (checked, None)
+
+    def _sample_shape(self, n_features: int, array_shape: tuple[int, ...] | None) -> tuple[int, ...]:
+        asked = None if self.visible_shape is None else as_shape(self.visible_shape, "visible_shape")
+        if array_shape is not None and asked is not None and array_shape != asked:
+            raise ValueError(f"visible_shape is {asked}, but samples have shape {array_shape}")
+        shape = array_shape or asked or (n_features,)
+        if math.prod(shape) != n_features:
+            raise ValueError(
+                f"visible_shape {shape} has {math.prod(shape)} entries, but the data has {n_features} features"
+            )
+        if self.largest_order is not None and len(shape) > self.largest_order:
+            raise ValueError(f"{type(self).__name__} takes matrices, got samples of shape {shape}: use TVRBM")
+        return shape
+
+    def _point_out_bits(self, rows: Any, shape: tuple[int, ...]) -> None:
+        scale = unit_named(self.visible, shape).byte_scale
+        if scale != 1 and isinstance(rows, np.ndarray) and rows.dtype == np.uint8 and rows.max() <= 1:
+            message = f"bytes are divided by {1 / scale:g}, but these are all 0 or 1: give them as floats"
+            warnings.warn(message, stacklevel=5)
+
+    def _outward(self, samples: Tensor, like: Any = None) -> Array:
+        """Return samples in the form of `like`, default: of the training data."""
+        array: Array = samples.detach().cpu().numpy()
+        as_arrays = self._takes_arrays if like is None else np.ndim(like) > 2
+        return array if as_arrays else array.reshape(len(array), -1)
+
+    def _describe_input(self) -> dict[str, Any]:
+        names = getattr(self, "feature_names_in_", None)
+        return {"as_arrays": self._takes_arrays, "feature_names": None if names is None else list(map(str, names))}
+
+    def _restore_input(self, unit: Unit, described: Mapping[str, Any]) -> None:
+        """Set what `_read` would have learned, from a saved description."""
+        if not is_named(unit, self.visible):
+            raise ValueError(f"visible is {self.visible!r:.100}, but its units are {unit.name}")
+        self.visible_shape_, self.n_features_in_ = unit.shape, math.prod(unit.shape)
+        self._takes_arrays, names = bool(described["as_arrays"]), described["feature_names"]
+        if names is not None:
+            if len(names) != self.n_features_in_ or not all(isinstance(name, str) for name in names):
+                raise StorageError(f"feature_names must be {self.n_features_in_} texts, got {names!r:.100}")
+            self.feature_names_in_ = np.asarray(names, dtype=object)

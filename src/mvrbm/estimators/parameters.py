@@ -1,0 +1,161 @@
+"""Parameters of the estimators: those that estimators share, each declared once, and how parameters are saved.
+
+Estimators are data classes in this one respect: their `__init__`, which scikit-learn inspects, is made from the fields
+of their bases and their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from mvrbm.couplings import Coupling, make_coupling
+from mvrbm.errors import StorageError
+from mvrbm.learning.distributed import World
+from mvrbm.learning.recipe import Recipe, as_recipe
+from mvrbm.learning.samplers import CD, PCD, TemperedPCD
+from mvrbm.saving import ESTIMATOR, replace_model
+from mvrbm.validation import choice
+
+NEGATIVE_PHASES = {"cd": CD, "pcd": PCD, "tempered": TemperedPCD}
+
+_NOT_SAVED = ("device", "verbose")
+_OLD_NAMES = {"n_iter": "n_epochs", "preset": "recipe"}  # in folders written by 0.1.0
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class TrainingParameters:
+    """Parameters of estimators that are trained by contrastive divergence; see :class:`~mvrbm.MVRBM`."""
+
+    visible: Any = "bernoulli"
+    hidden: str = "bernoulli"
+    n_epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    recipe: str | Recipe = "default"
+    negative: str | None = None
+    n_chains: int | None = None
+    gibbs_steps: int | None = None
+    warm_start: bool = False
+    backend: str = "auto"
+    random_state: Any = None
+    device: str | torch.device = "auto"
+    verbose: int = 0
+
+    def _recipe(self) -> Recipe:
+        """Return the recipe, with the values that parameters set."""
+        recipe = as_recipe(self.recipe)
+        phase = recipe.negative
+        if self.negative is not None:
+            phase = NEGATIVE_PHASES[choice(self.negative, "negative", NEGATIVE_PHASES)]()
+        if self.n_chains is not None and not hasattr(phase, "n_chains"):
+            raise ValueError("n_chains is the number of persistent chains: use it with negative='pcd' or 'tempered'")
+        settings = {"n_chains": self.n_chains, "steps": self.gibbs_steps}
+        given = {
+            "n_epochs": self.n_epochs,
+            "batch_size": self.batch_size,
+            "learning_rate": self.learning_rate,
+            "negative": dataclasses.replace(phase, **_without_none(settings)),
+        }
+        return dataclasses.replace(recipe, **_without_none(given))
+
+
+def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def seed_of(random_state: Any) -> int:
+    """Return a seed drawn from scikit-learn's `random_state`: an int, a RandomState or None."""
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def unconnected(coupling: Any, what: str = "coupling") -> Coupling:
+    """Return a new coupling without shapes: a copy of a coupling, or built from a text such as ``"kronecker:8"``."""
+    if isinstance(coupling, str):
+        return make_coupling(coupling)
+    if not isinstance(coupling, Coupling):
+        raise ValueError(f"{what} must be a coupling such as Dense() or Kronecker(8), or its name, got {coupling!r}")
+    return coupling.copy_without_shapes()
+
+
+# -- files --------------------------------------------------------------------------------------------
+
+
+class SavedEstimator(BaseEstimator):
+    """Estimators that can be saved to a folder, parameters included, and are loaded by :func:`mvrbm.load`."""
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Save the fitted model to a folder, which :func:`mvrbm.load` reads. A model that is there is replaced.
+
+        Of several processes (``torchrun``), the main one writes.
+        """
+        check_is_fitted(self)
+        world = World.here()
+        with world.raise_together(StorageError, OSError):
+            if world.is_main:
+                with replace_model(folder) as staging:
+                    self._write(staging, {ESTIMATOR: self._description()})
+        return Path(folder)
+
+    @classmethod
+    def from_folder(cls, folder: Path, config: Mapping[str, Any], device: str | torch.device) -> Self:
+        """Load a model from a folder with this config. Called by :func:`mvrbm.load`."""
+        described = config[ESTIMATOR]
+        saved = {_OLD_NAMES.get(name, name): value for name, value in described["params"].items()}
+        estimator = cls(**{name: cls._rebuilt(name, value) for name, value in saved.items()}, device=device)
+        estimator._restore(folder, described)
+        return estimator
+
+    @abstractmethod
+    def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
+        """Write the model into an existing folder, with further entries of the config."""
+
+    @abstractmethod
+    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        """Read the model from a folder, described by the estimator's entry of the config."""
+
+    def _description(self) -> dict[str, Any]:
+        """Return the class and the parameters as values that JSON can hold."""
+        params = {name: value for name, value in self.get_params(deep=False).items() if name not in _NOT_SAVED}
+        if not isinstance(params["random_state"], int | np.integer):
+            del params["random_state"]  # the state of a generator is not a setting
+        return {"class": type(self).__name__, "params": {name: _plain(value) for name, value in params.items()}}
+
+    @classmethod
+    def _rebuilt(cls, name: str, value: Any) -> Any:
+        """Return the value of a parameter from its saved form."""
+        if isinstance(value, Mapping):
+            if name == "recipe":
+                return Recipe.from_config(value)
+            if isinstance(value.get("coupling"), str):
+                return make_coupling(value)
+            return {key: cls._rebuilt(name, entry) for key, entry in value.items()}
+        return tuple(cls._rebuilt(name, entry) for entry in value) if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of a parameter in a form that JSON can hold."""
+    if isinstance(value, Coupling):
+        return {"coupling": value.name, **value.config()}
+    if isinstance(value, Recipe):
+        return value.config()
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(entry) for entry in value]
+    return value
