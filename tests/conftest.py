@@ -12,12 +12,12 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.load_profile("repeatable")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that.
+    # A shell ignores Ctrl-C in its background jobs, and their children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
-    # Whether Triton's functions are compiled or interpreted is settled when they are defined, so before anything
-    # else imports them. Then the variable goes away: trainers are not to choose the kernels by themselves.
+    # Triton compiles or interprets a function according to this variable at the time of its definition. It is removed
+    # afterwards, so that trainers do not choose the kernels.
     os.environ["TRITON_INTERPRET"] = "1"
     importlib.import_module("mvrbm.learning.paths.triton_kernels")
     del os.environ["TRITON_INTERPRET"]
@@ -25,12 +25,12 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    """Let Triton's kernels run without a GPU."""
+    """Run the Triton kernels in their interpreter where there is no GPU."""
     if torch.cuda.is_available():
         yield
         return
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    # NumPy stands in for the GPU, which overflows and divides by zero in silence.
+    # NumPy computes in place of the GPU, which overflows and divides by zero without a warning.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         yield
 

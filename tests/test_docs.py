@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from mvrbm.couplings import COUPLINGS
+from mvrbm.units import UNITS
+
 ROOT = Path(__file__).parents[1]
 NOT_RUN = "<!-- not run -->"
 BLOCK = re.compile(r"^```python[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -23,6 +26,17 @@ PAGES = [
 ]
 
 
+@pytest.fixture
+def registries():
+    """Forget the units and couplings that examples define, which register themselves."""
+    before = [(registry, dict(registry)) for registry in (UNITS, COUPLINGS)]
+    yield
+    for registry, entries in before:
+        registry.clear()
+        registry.update(entries)
+
+
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_of_a_page_run_in_order(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
