@@ -1,4 +1,4 @@
-"""The contract that every coupling keeps, and what chains of factors share."""
+"""The base classes of all couplings, the registry that builds one by its name, and helpers for factors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mvrbm.random import RandomSource
-from mvrbm.validation import choice
+from mvrbm.validation import choice, whole_number
 
 DEFAULT_STD = 0.01
 
@@ -24,10 +24,10 @@ COUPLINGS: dict[str, type[Coupling]] = {}
 class Coupling(nn.Module, ABC):
     r"""A linear map :math:`W` from the shape of a visible layer to that of the hidden layer.
 
-    A coupling is written without shapes, ``Kronecker(rank=2)``. The machine connects it to its layers,
-    which makes its parameters and draws them. A coupling that is connected already stays as it is.
+    A coupling is built without shapes, ``Kronecker(rank=2)``. The machine connects it to its layers, which creates and
+    draws its parameters. A coupling that is connected already keeps its parameters.
 
-    The full :math:`W` is never formed, except by :meth:`dense`.
+    Only :meth:`dense` forms the full :math:`W`.
     """
 
     #: Name on the command line and in files. A class with a name of its own is registered under it.
@@ -42,7 +42,7 @@ class Coupling(nn.Module, ABC):
 
     @property
     def connected(self) -> bool:
-        """Whether the coupling knows its shapes and has parameters."""
+        """Whether the coupling has shapes and parameters."""
         return hasattr(self, "visible_shape")
 
     def connect(
@@ -52,14 +52,14 @@ class Coupling(nn.Module, ABC):
         rng: RandomSource | None = None,
         std: float = DEFAULT_STD,
     ) -> Coupling:
-        """Make the parameters for these shapes and draw them.
+        """Create the parameters for these shapes and draw them.
 
         Parameters
         ----------
         visible_shape, hidden_shape : sequence of int
             Shapes of the two layers.
         rng : RandomSource, optional
-            Where the start comes from; the stream of seed 0 if not given.
+            Source of the draws. Default: the stream of seed 0.
         std : float
             Standard deviation of the entries of `W`.
         """
@@ -81,14 +81,14 @@ class Coupling(nn.Module, ABC):
 
     @abstractmethod
     def _factor_std(self, std: float) -> float:
-        """Standard deviation of the parameters that gives the entries of `W` the one asked for."""
+        """Return the standard deviation of the parameters for which the entries of `W` have standard deviation `std`."""
 
     @torch.no_grad()
     def initialise(self, rng: RandomSource, std: float = DEFAULT_STD, *, factor_std: float | None = None) -> None:
         """Draw the parameters so that the entries of `W` have standard deviation `std`.
 
-        Each factor's gradient is proportional to the other factors, so all of them start alike: zero is
-        a saddle, and factors of that size themselves would hardly leave it.
+        The gradient of each factor is proportional to the other factors, so all factors start at the same scale: zero
+        is a saddle point, which factors with standard deviation `std` themselves would leave only slowly.
 
         Parameters
         ----------
@@ -124,28 +124,28 @@ class Coupling(nn.Module, ABC):
         Returns
         -------
         dict
-            From a parameter's name to an array of its shape. Frozen parameters are left out.
+            Maps the name of each learned parameter to an array of its shape.
         """
 
     @property
     @abstractmethod
     def operations(self) -> int:
-        """Multiplications that `to_hidden`, or `to_visible`, takes for one sample."""
+        """Number of multiplications of `to_hidden`, and of `to_visible`, per sample."""
 
     @abstractmethod
     def dense(self) -> Tensor:
-        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape). For tests and for looking."""
+        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape), for tests and inspection."""
 
     @abstractmethod
     def gains(self) -> dict[str, Tensor]:
-        """By how much, squared, a step of each parameter is at most amplified on its way into `W`, in spectral norm.
+        """Return an upper bound of the squared amplification of a step of each parameter in `W`, in spectral norm.
 
-        Dividing each gradient by its gain makes steps of equal effect on `W`, however large the other
-        factors are: no idling where they are small, no runaway where they have grown.
+        Dividing each gradient by its gain gives steps of equal effect on `W`, however large the other factors are:
+        training neither stalls where they are small nor diverges where they have grown.
         """
 
     def balance(self) -> None:
-        """Rescale the factors against each other to equal norms, which leaves `W` as it is."""
+        """Rescale the factors to equal norms without changing `W`."""
 
     @property
     def n_parameters(self) -> int:
@@ -153,7 +153,7 @@ class Coupling(nn.Module, ABC):
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build this coupling again."""
+        """Return the arguments that build this coupling again, without shapes."""
         return {}
 
     def copy_without_shapes(self) -> Coupling:
@@ -175,7 +175,7 @@ class Coupling(nn.Module, ABC):
         return f"{left} -> {'x'.join(map(str, self.hidden_shape))}"
 
     def extra_repr(self) -> str:
-        """Arguments, and once connected shapes and size."""
+        """Arguments and, once connected, shapes and number of parameters."""
         parts = [f"{key}={value}" for key, value in self.config().items() if value != []]
         if self.connected:
             parts.append(f"{self._arrow()}, {self.n_parameters:,} parameters")
@@ -215,27 +215,27 @@ def make_coupling(description: str | Mapping[str, Any]) -> Coupling:
 
 
 def same_order(kind: str, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> int:
-    """Return the order that both shapes have, or refuse."""
+    """Return the number of modes of both shapes, or raise ValueError if they differ."""
     if len(visible_shape) != len(hidden_shape):
         raise ValueError(
-            f"{kind} coupling needs as many hidden modes as visible ones, got visible {visible_shape} and "
+            f"{kind} coupling needs as many hidden as visible modes, got visible {visible_shape} and "
             f"hidden {hidden_shape}: add modes of size 1 to the shorter one, or use a Dense coupling"
         )
     return len(visible_shape)
 
 
-def at_least_one(value: int, what: str) -> int:
-    """Return a rank or bond size, refusing values below 1."""
-    if value != int(value) or value < 1:
-        raise ValueError(f"{what} must be a whole number of at least 1, got {value}")
-    return int(value)
+def one_or_each(value: int | Sequence[int], name: str) -> int | tuple[int, ...]:
+    """Return a rank that is one whole number for all modes, or one per mode."""
+    if isinstance(value, Sequence):
+        return tuple(whole_number(each, name) for each in value)
+    return whole_number(value, name)
 
 
 def squared_norms(matrices: Tensor) -> Tensor:
-    """Bound on the squared spectral norm of matrices (..., k, i), from above and near: (...).
+    """Return a close upper bound of the squared spectral norm of matrices (..., k, i): (...).
 
-    It is the Schatten 8-norm: two small products, no iteration and no state, within a few tens of
-    percent of the norm where the Frobenius norm is off by the matrix's rank.
+    It is the Schatten 8-norm, which takes two small products, without iteration or state. It exceeds the spectral norm
+    by some ten percent, where the Frobenius norm can exceed it by a factor of the root of the rank.
     """
     wide = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
     gram = wide @ wide.mT
@@ -250,8 +250,9 @@ def equalise_norms(factors: Sequence[Tensor], keep: int | None) -> None:
     Parameters
     ----------
     factors : sequence of Tensor
+        The factors.
     keep : int or None
-        A mode whose slices are scaled each by itself, None to scale whole factors.
+        A mode whose slices are scaled one by one; None scales whole factors.
     """
     norms = []
     for factor in factors:
@@ -260,7 +261,7 @@ def equalise_norms(factors: Sequence[Tensor], keep: int | None) -> None:
     logs = [norm.log().movedim(keep, 0).reshape(-1) if keep is not None else norm.log().reshape(-1) for norm in norms]
     target = torch.stack(logs).mean(0)
     for factor, log in zip(factors, logs, strict=True):
-        # A slice of zeros has no direction to grow in: its whole product is zero and stays so.
+        # The product of a slice of zeros is zero whatever the scales.
         scale = torch.where(torch.isfinite(target), torch.exp(target - log), torch.ones_like(log))
         shape = [1] * factor.ndim
         if keep is not None:
@@ -269,31 +270,28 @@ def equalise_norms(factors: Sequence[Tensor], keep: int | None) -> None:
 
 
 class Chain(Coupling):
-    r"""A map that takes one mode after another through one small factor a mode.
+    r"""A map that applies one small factor per mode, one mode after another.
 
-    The state on the way has shape (n, bond, m_1 .. m_D), where a mode has its visible size before its
-    factor was applied and its hidden size after. One pass from each end, stopped at every mode, also
-    gives all gradients: 2 (D - 1) products instead of D (D - 1).
+    The intermediate states have shape (n, bond, m_1 .. m_D), where a mode has its visible size before its factor is
+    applied and its hidden size afterwards. The states on the way from either end also give all gradients, with
+    2 (D - 1) products instead of D (D - 1).
     """
 
     factors: nn.ParameterList
-    #: Subscripts of a factor: k its hidden and i its visible mode, the first and the last its bonds.
+    #: Subscripts of a factor: k is its hidden and i its visible mode, the first and the last are its bonds.
     _subscripts: ClassVar[str]
-    #: The order in which `to_hidden` applies the factors, chosen when connected; `to_visible` goes back.
+    #: The order in which `to_hidden` applies the factors, chosen when connected; `to_visible` reverses it.
     _order: list[int]
-    #: The subscripts of the bond before and after a factor, going that way.
+    #: The subscripts of the bond before and after a factor in that order.
     _bonds: tuple[str, str]
 
     def to_hidden(self, x: Tensor) -> Tensor:
-        r"""Return :math:`W x`: (n, \*visible_shape) -> (n, \*hidden_shape)."""
         return self._walk(x, self._order, "ik", self._bonds)[-1].squeeze(1)
 
     def to_visible(self, y: Tensor) -> Tensor:
-        r"""Return :math:`W^\top y`: (n, \*hidden_shape) -> (n, \*visible_shape)."""
         return self._walk(y, self._order[::-1], "ki", self._bonds[::-1])[-1].squeeze(1)
 
     def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        r"""Gradient of :math:`-\langle y, W x\rangle` for each factor, averaged over the batch."""
         before = self._walk(x, self._order[:-1], "ik", self._bonds, whole=False)
         after = self._walk(y, self._order[:0:-1], "ki", self._bonds[::-1], whole=False)[::-1]
         left, right = self._bonds
@@ -309,7 +307,7 @@ class Chain(Coupling):
     def _walk(
         self, array: Tensor, modes: Sequence[int], change: str, bonds: tuple[str, str], whole: bool = True
     ) -> list[Tensor]:
-        """States before and after each factor; the last of a whole walk has its bond summed away."""
+        """Return the states before and after each factor; the last state of a whole walk has no bond."""
         old, new = change[0], change[1]
         states = [array.unsqueeze(1)]
         for step, mode in enumerate(modes, start=1):
@@ -321,13 +319,15 @@ class Chain(Coupling):
 
     @property
     def operations(self) -> int:
-        """Multiplications that `to_hidden` takes for one sample."""
-        sizes, total = list(self.visible_shape), 0
-        for mode in self._order:
-            factor = self.factors[mode]
-            # One for each entry of the state and each entry of the factor it meets.
-            total += math.prod(sizes) * factor.numel() // self.visible_shape[mode]
-            sizes[mode] = self.hidden_shape[mode]
+        """One per entry of the state and matching entry of the factor, at each mode."""
+        return self._count(self._order, self.visible_shape, self.hidden_shape)
+
+    def _count(self, order: Sequence[int], visible_shape: Sequence[int], hidden_shape: Sequence[int]) -> int:
+        """Return the number of multiplications of `to_hidden` if it applied the factors in some order."""
+        sizes, total = list(visible_shape), 0
+        for mode in order:
+            total += math.prod(sizes) * self.factors[mode].numel() // visible_shape[mode]
+            sizes[mode] = hidden_shape[mode]
         return total
 
     def _modes(self, mode: int, subscript: str) -> str:

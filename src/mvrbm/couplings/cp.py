@@ -1,4 +1,4 @@
-"""Canonical polyadic (CP) weights."""
+"""CP couplings: weights that are canonical polyadic tensors, for hidden vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Coupling, at_least_one, equalise_norms
+from mvrbm.couplings.base import Coupling, equalise_norms
+from mvrbm.validation import whole_number
 
 
 class CP(Coupling):
@@ -27,7 +28,7 @@ class CP(Coupling):
     ----------
     hidden_factor : Parameter (K, R)
     visible_factors : ParameterList
-        One a visible mode, of shape (I_d, R).
+        One per visible mode, of shape (I_d, R).
     """
 
     name = "cp"
@@ -36,7 +37,7 @@ class CP(Coupling):
 
     def __init__(self, rank: int = 1) -> None:
         super().__init__()
-        self.rank = at_least_one(rank, "CP rank")
+        self.rank = whole_number(rank, "CP rank")
 
     def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
         if len(hidden_shape) != 1:
@@ -61,7 +62,6 @@ class CP(Coupling):
         return torch.einsum(f"nr,{terms}->n{modes}", y @ self.hidden_factor, *self.visible_factors)
 
     def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        r"""Gradient of :math:`-\langle y, W x\rangle` for each factor, averaged over the batch."""
         weights = y @ self.hidden_factor / -len(x)  # (n, r)
         gradients = {"hidden_factor": y.T @ self._project(x, skip=None) / -len(x)}
         for mode in range(len(self.visible_factors)):
@@ -70,7 +70,7 @@ class CP(Coupling):
         return gradients
 
     def _project(self, x: Tensor, skip: int | None) -> Tensor:
-        """Contract x with the factor of every mode but one: (n, r), or (n, i, r) with a mode skipped."""
+        """Contract x with the factors of all modes: (n, r), or of all but one: (n, i, r)."""
         state, modes, has_rank = x, self._letters, ""
         for letter, factor in zip(self._letters, self.visible_factors, strict=True):
             if skip is None or letter != self._letters[skip]:
@@ -85,13 +85,13 @@ class CP(Coupling):
 
     @property
     def operations(self) -> int:
-        """One for each visible entry and term at the first mode, fewer at the others."""
+        """One per visible entry and term at the first mode, fewer at the others."""
         sizes = list(self.visible_shape)
         total = sum(math.prod(sizes[mode:]) for mode in range(len(sizes)))
         return self.rank * (total + self.hidden_shape[0])
 
     def gains(self) -> dict[str, Tensor]:
-        """Sum over the terms of the other factors' squared norms."""
+        """Return the sum over all terms of the product of the squared norms of the other factors."""
         factors = {"hidden_factor": self.hidden_factor}
         factors |= {f"visible_factors.{mode}": factor for mode, factor in enumerate(self.visible_factors)}
         norms = {name: (factor**2).sum(0) for name, factor in factors.items()}
@@ -112,9 +112,8 @@ class CP(Coupling):
         return torch.stack(terms).sum(0)
 
     def balance(self) -> None:
-        """Give the factors of each term equal norms: the map depends on their product alone."""
+        """Give the factors of each term equal norms."""
         equalise_norms([self.hidden_factor, *self.visible_factors], keep=1)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build this coupling again."""
         return {"rank": self.rank}

@@ -1,4 +1,4 @@
-"""The full matrix."""
+"""Dense couplings: weights that are a full matrix."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ class Dense(Coupling):
         return std
 
     def to_hidden(self, x: Tensor) -> Tensor:
-        r"""Return :math:`W x`: (n, \*visible_shape) -> (n, \*hidden_shape)."""
         return (x.flatten(1) @ self.weight.T).reshape(-1, *self.hidden_shape)
 
     def to_visible(self, y: Tensor) -> Tensor:
-        r"""Return :math:`W^\top y`: (n, \*hidden_shape) -> (n, \*visible_shape)."""
         return (y.flatten(1) @ self.weight).reshape(-1, *self.visible_shape)
 
     def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -36,7 +34,7 @@ class Dense(Coupling):
 
     @property
     def operations(self) -> int:
-        """One for each weight."""
+        """One per weight."""
         return self.weight.numel()
 
     def gains(self) -> dict[str, Tensor]:
@@ -44,5 +42,4 @@ class Dense(Coupling):
         return {"weight": self.weight.new_ones(())}
 
     def dense(self) -> Tensor:
-        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
         return self.weight.reshape(*self.hidden_shape, *self.visible_shape)

@@ -1,4 +1,4 @@
-"""Sums of Kronecker products: the paper's bilinear map, its tensor form, and all between it and the full matrix."""
+"""Kronecker couplings: sums of Kronecker products, from the paper's bilinear map to the full matrix."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Chain, at_least_one, equalise_norms, same_order, squared_norms
+from mvrbm.couplings.base import Chain, equalise_norms, same_order, squared_norms
+from mvrbm.validation import whole_number
 
 
 class Kronecker(Chain):
     r"""Sum of :math:`R` Kronecker products, :math:`W = \sum_r U_1^r \otimes \dots \otimes U_D^r`.
 
-    Rank 1 and order 2 is the paper's bilinear map, :math:`W X = U X V^\top`; rank 1 and any order its
-    tensor form, :math:`W X = X \times_1 U_1 \times_2 \dots \times_D U_D`. At full rank it is the full matrix.
+    Rank 1 and order 2 is the paper's bilinear map, :math:`W X = U X V^\top`; rank 1 and any order is its tensor form,
+    :math:`W X = X \times_1 U_1 \times_2 \dots \times_D U_D`. At full rank :math:`W` is any matrix.
 
     Parameters
     ----------
     rank : int
         Number of products.
     summed_modes : sequence of int
-        Modes that are summed over, not weighted: their factor is frozen to ones.
+        Modes that are summed over instead of weighted: their factor is frozen at ones.
 
     Attributes
     ----------
     factors : ParameterList
-        One factor a mode, `factors[d]` of shape (R, K_d, I_d). For a matrix these are `U` and `V`.
+        One factor per mode, `factors[d]` of shape (R, K_d, I_d). For matrices these are `U` and `V`.
     """
 
     name = "kronecker"
@@ -38,14 +39,14 @@ class Kronecker(Chain):
 
     def __init__(self, rank: int = 1, *, summed_modes: Sequence[int] = ()) -> None:
         super().__init__()
-        self.rank = at_least_one(rank, "Kronecker rank")
+        self.rank = whole_number(rank, "Kronecker rank")
         self.summed_modes = tuple(summed_modes)
 
     def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
         order = same_order("Kronecker", visible_shape, hidden_shape)
         if any(not 0 <= mode < order for mode in self.summed_modes) or len(self.summed_modes) == order:
             raise ValueError(
-                f"summed_modes must leave a mode out and lie in 0..{order - 1}, got {list(self.summed_modes)}"
+                f"summed_modes must be in 0..{order - 1} and not be all modes, got {list(self.summed_modes)}"
             )
         self.factors = nn.ParameterList(
             nn.Parameter(
@@ -54,8 +55,8 @@ class Kronecker(Chain):
             )
             for mode in range(order)
         )
-        # Mode a goes before mode b exactly if that costs less for the pair, 1/I_a - 1/K_a < 1/I_b - 1/K_b,
-        # so sorting gives the cheapest order, and its reverse is the cheapest way back.
+        # To apply mode a before mode b is cheaper exactly if 1/I_a - 1/K_a < 1/I_b - 1/K_b, so sorting gives the
+        # cheapest order, and its reverse is the cheapest order for the adjoint.
         self._order = sorted(range(order), key=lambda d: 1 / visible_shape[d] - 1 / hidden_shape[d])
 
     def _factor_std(self, std: float) -> float:
@@ -63,7 +64,7 @@ class Kronecker(Chain):
         return float((std / math.sqrt(self.rank)) ** (1 / free))
 
     def gains(self) -> dict[str, Tensor]:
-        """Sum over the products of the other factors' squared norms."""
+        """Return the sum over all terms of the product of the squared norms of the other factors."""
         norms = torch.stack([squared_norms(factor) for factor in self.factors])  # (D, R)
         gains = {}
         for mode, factor in enumerate(self.factors):
@@ -73,21 +74,19 @@ class Kronecker(Chain):
         return gains
 
     def dense(self) -> Tensor:
-        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
         terms = [functools.reduce(torch.kron, [factor[r] for factor in self.factors]) for r in range(self.rank)]
         return torch.stack(terms).sum(0).reshape(*self.hidden_shape, *self.visible_shape)
 
     def matrix_factors(self) -> tuple[Tensor, Tensor] | None:
-        """Return the two factors of an order-2 coupling."""
+        """Return U and V of an order-2 coupling."""
         factors = list(self.factors)
         if len(factors) != 2 or not all(factor.requires_grad for factor in factors):
             return None
         return factors[0], factors[1]
 
     def balance(self) -> None:
-        """Give the factors of each product equal norms: the map depends on their product alone."""
+        """Give the learned factors of each term equal norms."""
         equalise_norms([factor for factor in self.factors if factor.requires_grad], keep=0)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build this coupling again."""
         return {"rank": self.rank, "summed_modes": list(self.summed_modes)}

@@ -1,4 +1,4 @@
-"""Matrix-product operators."""
+"""MPO couplings: weights that are matrix-product operators."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Chain, at_least_one, equalise_norms, same_order, squared_norms
+from mvrbm.couplings.base import Chain, equalise_norms, one_or_each, same_order, squared_norms
 
 
 class MPO(Chain):
     r"""Matrix-product operator: :math:`W_{k_1 .. k_D, i_1 .. i_D} = G_1[k_1, i_1] \cdots G_D[k_D, i_D]`.
 
-    Each :math:`G_d[k, i]` is a matrix of size (bond d-1, bond d); the outer bonds are 1. At order 2 it
-    is a sum of as many Kronecker products as the bond is wide.
+    Each :math:`G_d[k, i]` is a matrix of size (bond d-1, bond d); the outer bonds are 1. At order 2 it is a sum of
+    Kronecker products, whose number is the bond.
 
     Parameters
     ----------
     bond : int or sequence of int
-        Width of the bonds between neighbouring modes, one number or one a bond.
+        Size of the bonds between neighbouring modes, one number or one per bond.
 
     Attributes
     ----------
     factors : ParameterList
-        One core a mode, `factors[d]` of shape (bond d-1, K_d, I_d, bond d).
+        One core per mode, `factors[d]` of shape (bond d-1, K_d, I_d, bond d).
     """
 
     name = "mpo"
@@ -35,10 +35,7 @@ class MPO(Chain):
 
     def __init__(self, bond: int | Sequence[int] = 2) -> None:
         super().__init__()
-        if isinstance(bond, Sequence):
-            self.bond: int | tuple[int, ...] = tuple(at_least_one(b, "MPO bond") for b in bond)
-        else:
-            self.bond = at_least_one(bond, "MPO bond")
+        self.bond = one_or_each(bond, "MPO bond")
 
     def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
         order = same_order("MPO", visible_shape, hidden_shape)
@@ -49,20 +46,19 @@ class MPO(Chain):
         self.factors = nn.ParameterList(
             nn.Parameter(torch.zeros(widths[d], hidden_shape[d], visible_shape[d], widths[d + 1])) for d in range(order)
         )
-        rising = list(range(order))
-        costs = [_operations(visible_shape[::way], hidden_shape[::way], widths[::way]) for way in (1, -1)]
-        if costs[0] <= costs[1]:
-            self._order, self._bonds = rising, ("b", "c")
-        else:
-            self._order, self._bonds = rising[::-1], ("c", "b")
+        self._order, self._bonds = list(range(order)), ("b", "c")
+        if self._count(self._order[::-1], visible_shape, hidden_shape) < self._count(
+            self._order, visible_shape, hidden_shape
+        ):
+            self._order, self._bonds = self._order[::-1], ("c", "b")
 
     def _factor_std(self, std: float) -> float:
         paths = math.prod(factor.shape[0] for factor in self.factors)
         return float((std / math.sqrt(paths)) ** (1 / len(self.factors)))
 
     def gains(self) -> dict[str, Tensor]:
-        """Squared norms of all that the other cores make, to the left and to the right."""
-        # Along a path norms multiply, where paths meet they add: only then are they squared.
+        """Return bounds from the squared norms of the products of all cores to the left and to the right."""
+        # Norms multiply along a path of bonds and add where paths meet; the sum is squared.
         norms = [squared_norms(core.permute(0, 3, 1, 2)).sqrt() for core in self.factors]  # (bond, bond) each
         gains = {}
         for mode in range(len(norms)):
@@ -72,7 +68,6 @@ class MPO(Chain):
         return gains
 
     def dense(self) -> Tensor:
-        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
         order = len(self.factors)
         product: Tensor = self.factors[0][0]  # (k_1, i_1, bond)
         for core in list(self.factors)[1:]:
@@ -85,14 +80,4 @@ class MPO(Chain):
         equalise_norms(list(self.factors), keep=None)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build this coupling again."""
         return {"bond": self.bond if isinstance(self.bond, int) else list(self.bond)}
-
-
-def _operations(visible_shape: Sequence[int], hidden_shape: Sequence[int], widths: Sequence[int]) -> int:
-    """Multiplications of `to_hidden` for one sample, the modes taken from first to last."""
-    sizes, total = list(visible_shape), 0
-    for mode, size in enumerate(hidden_shape):
-        total += math.prod(sizes) * size * widths[mode] * widths[mode + 1]
-        sizes[mode] = size
-    return total

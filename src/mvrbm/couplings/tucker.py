@@ -1,4 +1,4 @@
-"""Tucker weights: a small full core behind one factor per visible mode."""
+"""Tucker couplings: one factor per visible mode, followed by a full core."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvrbm.couplings.base import Coupling, equalise_norms, squared_norms
+from mvrbm.couplings.base import Coupling, equalise_norms, one_or_each, squared_norms
 from mvrbm.couplings.dense import Dense
 from mvrbm.couplings.kronecker import Kronecker
-from mvrbm.validation import whole_number
 
 
 class Tucker(Coupling):
@@ -42,10 +41,7 @@ class Tucker(Coupling):
 
     def __init__(self, rank: int | Sequence[int] = 2) -> None:
         super().__init__()
-        if isinstance(rank, Sequence):
-            self.rank: int | tuple[int, ...] = tuple(whole_number(each, "Tucker rank") for each in rank)
-        else:
-            self.rank = whole_number(rank, "Tucker rank")
+        self.rank = one_or_each(rank, "Tucker rank")
 
     def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
         ranks = (self.rank,) * len(visible_shape) if isinstance(self.rank, int) else self.rank
@@ -63,40 +59,35 @@ class Tucker(Coupling):
         return float((std / math.sqrt(terms)) ** (1 / (1 + len(self.visible_shape))))
 
     def to_hidden(self, x: Tensor) -> Tensor:
-        r"""Return :math:`W x`: (n, \*visible_shape) -> (n, \*hidden_shape)."""
         return self.core.to_hidden(self.compression.to_hidden(x))
 
     def to_visible(self, y: Tensor) -> Tensor:
-        r"""Return :math:`W^\top y`: (n, \*hidden_shape) -> (n, \*visible_shape)."""
         return self.compression.to_visible(self.core.to_visible(y))
 
     def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        r"""Gradient of :math:`-\langle y, W x\rangle` for core and factors, averaged over the batch."""
         factors = self.compression.statistics(x, self.core.to_visible(y))
         core = self.core.statistics(self.compression.to_hidden(x), y)
         return {f"compression.{key}": value for key, value in factors.items()} | {"core.weight": core["weight"]}
 
     @property
     def operations(self) -> int:
-        """Those of the compression, and one for each entry of the core."""
+        """Those of the compression, and one per entry of the core."""
         return self.compression.operations + self.core.operations
 
     def gains(self) -> dict[str, Tensor]:
-        """Products of the squared norms of the core and of the other factors."""
+        """Return the product of the squared norms of the core and of the other factors."""
         core = squared_norms(self.core.weight)
         gains = {f"compression.{key}": core * gain for key, gain in self.compression.gains().items()}
         factors = [squared_norms(factor[0]) for factor in self.compression.factors]
         return gains | {"core.weight": torch.stack(factors).prod()}
 
     def dense(self) -> Tensor:
-        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
         compression = self.compression.dense().reshape(self.core.weight.shape[1], -1)
         return (self.core.weight @ compression).reshape(*self.hidden_shape, *self.visible_shape)
 
     def balance(self) -> None:
-        """Give the core and all factors equal norms: the map depends on their product alone."""
+        """Give the core and all factors equal norms."""
         equalise_norms([self.core.weight, *self.compression.factors], keep=None)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build this coupling again."""
         return {"rank": self.rank if isinstance(self.rank, int) else list(self.rank)}

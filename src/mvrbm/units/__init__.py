@@ -1,4 +1,4 @@
-"""Units: what the entries of one layer are. A unit knows its own distribution and nothing about other layers.
+"""Units: what the entries of one layer are. A unit is the distribution of one layer, whatever the others are.
 
 A new unit is one file in this folder, one line below and one row in ``tests/tables.py``. The class registers itself
 under its `name`, so that estimators, the command line and saved models accept it.

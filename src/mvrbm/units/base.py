@@ -1,4 +1,4 @@
-"""The contract that every unit keeps, and what all units share."""
+"""The base class of all units, and the registry that builds a unit by its name."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ UNITS: dict[str, Callable[..., Unit]] = {}
 
 
 class Alternatives(NamedTuple):
-    """What a site could be instead; see :meth:`Unit.alternatives`."""
+    """The values that one site can have; see :meth:`Unit.alternatives`."""
 
     values: Tensor  # (a, n, *entry_shape)
-    log_weights: Tensor  # (a, n): the sum over alternatives is a sum or an integral
-    shares: Tensor  # (a, n): how much of the given value each alternative stands for
+    log_weights: Tensor  # (a, n): logarithms of the weights in the sum, or quadrature, over all values
+    shares: Tensor  # (a, n): the given value as an average of these values
 
 
 class Unit(nn.Module, ABC):
-    r"""One layer: an array of independent sites in an outer field.
+    r"""One layer: an array of sites that are independent in an external field.
 
     With own energy :math:`\varepsilon(x)` and statistic :math:`T(x)`, a layer in the field :math:`f` has
 
     .. math:: p(x \mid f) = \exp\{-\varepsilon(x) + \langle T(x), f\rangle - A(f)\},
 
-    where :math:`A(f)` is :meth:`log_normaliser`. A *site* is what is drawn at once: one entry, or one
-    row of a categorical layer.
+    where :math:`A(f)` is :meth:`log_normaliser`. A *site* is one random variable: an entry, or a row of a
+    categorical layer.
 
     Parameters
     ----------
     shape : int or sequence of int
         Shape of the layer.
     bias_shape : sequence of int, optional
-        Shape of the bias, to be broadcast to `shape`: a 1 ties the bias along that mode.
+        Shape of the bias, which is broadcast to `shape`: a 1 ties the bias along that mode. Default: `shape`.
     """
 
     #: Name on the command line and in files. A class with a name of its own is registered under it.
@@ -60,11 +60,11 @@ class Unit(nn.Module, ABC):
     #: Name of the kind of unit, "bernoulli" or "gaussian", as which the fast paths can draw a layer with one bias
     #: per entry and no other learned parameter; None if they cannot.
     sampled_as: ClassVar[str | None] = None
-    #: Whether the entries are real with quadratic energy, so that two such layers can be unbounded.
+    #: Whether the entries are real with quadratic energy, so that the energy of two such layers can be unbounded.
     gaussian: ClassVar[bool] = False
-    #: Whether zero is a place on a scale like any other, and not the absence of something.
+    #: Whether the zero of the data is arbitrary, as for temperatures, rather than the absence of something.
     arbitrary_zero: ClassVar[bool] = False
-    #: What bytes are multiplied by when they are data of this layer.
+    #: Factor by which data of type uint8 is multiplied.
     byte_scale: ClassVar[float] = 1.0
     #: Number of trailing modes that make up one site.
     entry_modes: ClassVar[int] = 0
@@ -82,7 +82,7 @@ class Unit(nn.Module, ABC):
         if not _broadcasts(self.bias_shape, self.shape):
             raise ValueError(
                 f"bias_shape {self.bias_shape} does not broadcast to the layer's shape {self.shape}: "
-                "give each mode its own size, or 1 to tie the bias along it"
+                "each mode must have its own size, or 1 to tie the bias along it"
             )
         self.bias = nn.Parameter(torch.zeros(self.bias_shape))
 
@@ -106,7 +106,7 @@ class Unit(nn.Module, ABC):
     @property
     @abstractmethod
     def levels(self) -> float:
-        """How many values one site takes; infinite for real entries."""
+        """Number of values that one site can have; infinite for real entries and counts."""
 
     # -- the distribution -------------------------------------------------------------------------
 
@@ -124,10 +124,10 @@ class Unit(nn.Module, ABC):
 
     @abstractmethod
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        r"""Draw in the field: (n, \*shape) -> (n, \*shape)."""
+        r"""Sample in the field: (n, \*shape) -> (n, \*shape)."""
 
     def statistic(self, x: Tensor) -> Tensor:
-        """Return what couplings see of this layer, `T(x)`. It is linear, so `T` of a mean is a mean of `T`."""
+        """Return the statistic `T(x)` that enters couplings. It is linear, so `T` of a mean is the mean of `T`."""
         return x
 
     def inverse_scale(self) -> Tensor:
@@ -135,7 +135,7 @@ class Unit(nn.Module, ABC):
         return torch.ones_like(self.bias).detach().expand(self.shape)
 
     def activation(self, field: Tensor) -> Tensor:
-        r"""Return what this layer passes on in a deterministic network: (n, \*shape) -> (n, \*shape)."""
+        r"""Return the output of this layer in a deterministic network: (n, \*shape) -> (n, \*shape)."""
         return self.mean(field)
 
     def energy(self, x: Tensor) -> Tensor:
@@ -148,47 +148,47 @@ class Unit(nn.Module, ABC):
 
     # -- learning ---------------------------------------------------------------------------------
 
-    # These two are for units of energy -<b, x> that couplings see as they are; others override them.
+    # These two hold for units with energy -<b, x> and T(x) = x; other units override them.
 
     def energy_gradient(self, x: Tensor, field: Tensor | None) -> dict[str, Tensor]:
         r"""Gradient of :math:`\varepsilon(x) - \langle T(x), f\rangle` for each learned parameter, batch mean.
 
-        `field` may be None for units whose statistic has no learned parameter: it is not needed there.
+        `field` may be None for units whose statistic has no learned parameter.
         """
         return {"bias": self._tie(-x.mean(0))}
 
     def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
-        """Gradient of :math:`A(f)` for each parameter, batch mean."""
+        """Gradient of :math:`A(f)` for each learned parameter, averaged over the batch."""
         return {"bias": self._tie(self.mean(field).mean(0))}
 
     @abstractmethod
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        r"""Set the parameters to those of independent sites with these moments.
+        r"""Set the parameters to those of independent sites with the moments of the data.
 
         Parameters
         ----------
         mean, variance : Tensor (\*shape)
-            Moments of each entry over the data.
+            Moments of each entry.
         count : int
-            Number of samples they were taken over.
+            Number of samples.
         """
 
     @torch.no_grad()
     def absorb(self, field: Tensor) -> None:
-        r"""Move a constant field (\*shape) into the bias: what the field did, the bias does from now on."""
+        r"""Add a constant field (\*shape) to the bias, which then has the effect of the field."""
         self.bias.add_(self._pool(field))
 
     def gains(self) -> dict[str, Tensor]:
-        """By how much, squared, a step of a parameter is amplified in units of the entries' own spread.
+        """Squared amplification of a step of each parameter, measured in standard deviations of the entries.
 
-        A bias that entries share moves all of them. Parameters left out have gain 1. See
+        A step of a shared bias moves all entries that share it. Parameters that are left out have gain 1. See
         :meth:`mvrbm.couplings.Coupling.gains`.
         """
         return {"bias": self.bias.new_full((), self.n_sharing)} if self.n_sharing > 1 else {}
 
     @property
     def n_sharing(self) -> int:
-        """How many entries share one bias."""
+        """Number of entries that share one bias."""
         return math.prod(self.shape) // math.prod(self.bias_shape)
 
     @property
@@ -202,26 +202,26 @@ class Unit(nn.Module, ABC):
         return False
 
     def _tie(self, batch_mean: Tensor) -> Tensor:
-        """Add a gradient of the layer's shape up over the entries that share a parameter."""
+        """Sum a gradient of the layer's shape over the entries that share a parameter."""
         return batch_mean.sum_to_size(self.bias_shape)
 
     def _pool(self, moment: Tensor) -> Tensor:
         """Average a moment of the layer's shape over the entries that share a parameter."""
         return self._tie(moment) / self.n_sharing
 
-    # -- checks, enumeration, conditionals of single sites ----------------------------------------
+    # -- data and checks --------------------------------------------------------------------------
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Raise ValueError if `x` (n, *shape) holds values that such entries cannot have."""
+        """Raise ValueError if `x` (n, *shape) contains values that such entries cannot have."""
         if not all_finite([x]):
             bad = int((~torch.isfinite(x)).sum())
             raise ValueError(
-                f"layer '{layer}' has {bad} entries that are NaN or infinite: "
+                f"layer '{layer}' contains NaN or infinite values ({bad} of {x.numel()}): "
                 "replace them, or mark them as unknown with a mask"
             )
 
     def from_data(self, raw: Tensor) -> Tensor:
-        """Return data (n, *shape) in the layer's dtype and on its device, bytes scaled."""
+        """Return data (n, *shape) in the dtype and on the device of the layer, with bytes scaled."""
         scale = self.byte_scale if raw.dtype == torch.uint8 else 1.0
         values = raw.to(device=self.bias.device).to(self.bias.dtype)
         return values * scale if scale != 1.0 else values
@@ -231,11 +231,11 @@ class Unit(nn.Module, ABC):
         return self.sample(self.bias.new_zeros((n, *self.shape)), rng).detach()
 
     def some_state(self) -> Tensor:
-        r"""Return a state that passes the checks, (\*shape): a stand-in for what is yet to be drawn."""
+        r"""Return a valid state (\*shape), as a placeholder for entries that have not been drawn yet."""
         return torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)
 
     def middle(self) -> Tensor:
-        r"""Return the middle of what every entry can be, (\*shape)."""
+        r"""Return the middle of the values that every entry can have, (\*shape)."""
         return torch.full(self.shape, 1 / self.levels, dtype=self.bias.dtype, device=self.bias.device)
 
     def unsupported_reason(self, other: Unit) -> str | None:
@@ -243,39 +243,41 @@ class Unit(nn.Module, ABC):
         return None
 
     def absent(self, x: Tensor) -> Tensor | None:
-        r"""Return True for the entries that do not exist in a sample (n, \*shape); None where all always do."""
+        r"""Return True for entries that are padding, (n, \*shape); None for units that have no padding."""
         return None
 
+    # -- enumeration and conditionals of single sites ---------------------------------------------
+
     def decode(self, digits: Tensor) -> Tensor:
-        """Return the values of sites numbered by digits: (m, sites) -> (m, sites, *entry_shape)."""
+        """Return the values that digits from 0 to `levels` - 1 stand for: (m, sites) -> (m, sites, *entry_shape)."""
         raise ValueError(f"{type(self).__name__} units have infinitely many states and cannot be enumerated")
 
     @abstractmethod
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return what one site could be instead, for its distribution given all the other sites.
+        """Return the values that one site can have, to normalise its distribution given all other sites.
 
         Parameters
         ----------
         value : Tensor (n, *entry_shape)
-            What the site is.
+            Values of the site.
         site : int
-            Which site, counted row by row.
+            Number of the site in row-major order.
         reach : pair of Tensor (n,)
-            Lowest and highest field that the site can meet; zeros where a site has finitely many values.
+            Lowest and highest field that can act on the site; zeros if a site has finitely many values.
         """
 
     def statistic_bounds(self) -> tuple[float, float]:
         """Lowest and highest value of `T(x)`."""
         return (-math.inf, math.inf)
 
-    # -- looks ------------------------------------------------------------------------------------
+    # -- description ------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build this unit again."""
+        """Return the arguments that build this unit again. Units with more arguments extend it."""
         return {"shape": list(self.shape), "bias_shape": list(self.bias_shape)}
 
     def extra_repr(self) -> str:
-        """Shape, and how the bias is tied if it is."""
+        """Shape, and the shape of a tied bias."""
         tied = "" if self.bias_shape == self.shape else f", bias_shape={self.bias_shape}"
         return f"{self.shape}{tied}"
 
@@ -301,7 +303,7 @@ def unit_names() -> list[str]:
 
 
 def sum_sites(values: Tensor) -> Tensor:
-    r"""Add up an array of sites for each sample: (n, \*site_shape) -> (n,)."""
+    r"""Sum over the sites of each sample: (n, \*site_shape) -> (n,)."""
     return values.reshape(len(values), -1).sum(1)
 
 

@@ -1,4 +1,4 @@
-"""Binary entries."""
+"""Bernoulli units: binary entries."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mvrbm.units.base import Alternatives, Unit
 class Bernoulli(Unit):
     r"""Binary entries: energy :math:`-\langle b, x\rangle`, so :math:`p(x = 1 \mid f) = \sigma(b + f)`.
 
-    Data may be grey, in [0, 1]: it is read as the probability of a one. What is then called a
-    likelihood is that of the binary reading.
+    Data may have grey values in [0, 1], which are interpreted as the probability of a one. Likelihoods are then those
+    of binary data.
     """
 
     name = "bernoulli"
@@ -41,27 +41,27 @@ class Bernoulli(Unit):
         return torch.sigmoid(self.bias + field)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Return 1 where a uniform number falls below the mean."""
+        """Return 1 where a uniform number is below the mean."""
         mean = self.mean(field)
         return (rng.uniform(mean.shape, mean) < mean).to(mean.dtype)
 
     @property
     def fluctuation(self) -> float:
-        """A quarter, at even odds."""
+        """A quarter, at probability 1/2."""
         return 0.25
 
     @torch.no_grad()
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set the bias to the data's log-odds, one pseudo-count of each value keeping them finite."""
+        """Set the bias to the log-odds of the data; one pseudo-count of each value keeps them finite."""
         count *= self.n_sharing
         self.bias.copy_(torch.logit((self._pool(mean) * count + 1) / (count + 2)))
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Refuse values outside [0, 1]."""
+        """Raise ValueError for values outside [0, 1]."""
         if not x.numel():
             return
         low, high = (float(end) for end in x.detach().aminmax())
-        if not (low >= 0 and high <= 1):  # as for NaN, which the next line has words for
+        if not (low >= 0 and high <= 1):  # also for NaN, which the next line reports
             super().check(x, layer)
             raise ValueError(
                 f"layer '{layer}' has Bernoulli units and takes values from 0 to 1, got {low:g} to {high:g}: "
@@ -73,11 +73,11 @@ class Bernoulli(Unit):
         return rng.uniform((n, *self.shape), self.bias)
 
     def decode(self, digits: Tensor) -> Tensor:
-        """Digits are the values."""
+        """Return the digits, which are the values."""
         return digits.to(self.bias.dtype)
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Zero and one; a grey value is a share of each."""
+        """Return zero and one; a grey value is an average of both."""
         shares = torch.stack([1 - value, value])
         values = torch.stack([torch.zeros_like(value), torch.ones_like(value)])
         return Alternatives(values, torch.zeros_like(shares), shares)

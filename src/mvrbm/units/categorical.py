@@ -1,4 +1,4 @@
-"""One-hot rows."""
+"""Categorical units: one-hot rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ class Categorical(Unit):
     shape : int or sequence of int
         Shape of the layer; the last size is the number of categories.
     bias_shape : sequence of int, optional
-        Shape of the bias, to be broadcast to `shape`.
+        Shape of the bias, which is broadcast to `shape`.
     padded : bool
-        Whether a row of zeros is a row that does not exist, as at the end of a short document.
-        Otherwise it is an error.
+        Whether rows of zeros are padding, as at the end of a short document. Otherwise they are an error.
     """
 
     name = "categorical"
@@ -42,7 +41,7 @@ class Categorical(Unit):
 
     @property
     def levels(self) -> float:
-        """Return the number of categories."""
+        """The number of categories."""
         return self.shape[-1]
 
     def site_energy(self, x: Tensor) -> Tensor:
@@ -58,16 +57,16 @@ class Categorical(Unit):
         return torch.softmax(self.bias + field, dim=-1)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Invert the distribution function at one uniform number a row."""
+        """Invert the distribution function at one uniform number per row."""
         mean = self.mean(field)
         below = rng.uniform((*mean.shape[:-1], 1), mean) >= mean.cumsum(-1)
-        # Rounding can leave the last sum a little below 1.
+        # The last sum can be slightly below 1 because of rounding.
         category = below.sum(-1).clamp_(max=self.shape[-1] - 1)
         return torch.nn.functional.one_hot(category, self.shape[-1]).to(mean.dtype)
 
     @property
     def fluctuation(self) -> float:
-        """A quarter, at even odds."""
+        """A quarter, at probability 1/2."""
         return 0.25
 
     @torch.no_grad()
@@ -76,7 +75,7 @@ class Categorical(Unit):
         self.bias.copy_(torch.log(self._pool(mean) * count * self.n_sharing + 1))
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Refuse rows that are not one-hot, padding aside."""
+        """Raise ValueError for rows that are neither one-hot nor padding."""
         super().check(x, layer)
         one_hot = ((x == 0) | (x == 1)).all(-1) & (x.sum(-1) == 1)
         empty = (x == 0).all(-1)
@@ -87,26 +86,26 @@ class Categorical(Unit):
             what = "only zeros" if bool((row == 0).all()) else f"sum {float(row.sum()):g}"
             raise ValueError(
                 f"layer '{layer}' expects one-hot rows of {self.shape[-1]} categories, but row {first[1:]} of sample "
-                f"{first[0]} has {what}: encode the data with one 1 a row"
+                f"{first[0]} has {what}: encode the data with one 1 per row"
                 + ("" if self.padded else ", or build the units with padded=True if such rows are padding")
             )
 
     def some_state(self) -> Tensor:
-        """Every row of the first category."""
+        """Return the first category in every row."""
         state = super().some_state()
         state[..., 0] = 1
         return state
 
     def absent(self, x: Tensor) -> Tensor | None:
-        """Rows of zeros, where the units are padded."""
+        """Return True in rows of zeros, if the units are padded."""
         return (x == 0).all(-1, keepdim=True).expand(x.shape) if self.padded else None
 
     def decode(self, digits: Tensor) -> Tensor:
-        """Digits are the categories."""
+        """Return one-hot rows; the digits are the categories."""
         return torch.nn.functional.one_hot(digits, self.shape[-1]).to(self.bias.dtype)
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Every category."""
+        """Return every category."""
         categories = torch.eye(self.shape[-1], dtype=value.dtype, device=value.device)
         shares = value.T  # (k, n)
         values = categories[:, None].expand(-1, len(value), -1)
@@ -117,7 +116,6 @@ class Categorical(Unit):
         return (0.0, 1.0)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build this unit again."""
         return {**super().config(), "padded": self.padded}
 
     def extra_repr(self) -> str:

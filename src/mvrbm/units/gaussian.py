@@ -1,4 +1,4 @@
-"""Real entries."""
+"""Gaussian units: real entries with a fixed or learned variance."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from mvrbm.random import RandomSource
 from mvrbm.units.base import Alternatives, Unit
 
-# An entry whose variance is below a hundredth of the layer's median is treated as having that hundredth:
-# constant and almost constant pixels must not be divided by next to nothing.
+# Variances are at least a hundredth of the median variance of the layer: constant and almost constant entries
+# must not be divided by almost zero.
 _SMALLEST_RELATIVE_VARIANCE = 1e-2
 
-# Nodes half a standard deviation apart: for sums of Gaussians no narrower than that the trapezoidal
-# rule is exact to about exp(-2 (2 pi)^2) = 5e-35. The ends lie where the density is below exp(-50).
+# With nodes half a standard deviation apart, the trapezoidal rule is exact to about exp(-2 (2 pi)^2) = 5e-35 for
+# mixtures of Gaussians of that width. The density at the ends is below exp(-50).
 _NODE_SPACING = 0.5
 _NODE_MARGIN = 10.0
 _MOST_NODES = 4096
@@ -26,17 +26,17 @@ _MOST_NODES = 4096
 class Gaussian(Unit):
     r"""Real entries: energy :math:`\sum (x - b)^2 / 2 s^2`, so :math:`x \mid f \sim N(b + s f, s^2)`.
 
-    Couplings see :math:`T(x) = x / s`. Weights then have no unit: a layer measured in grey levels and
-    the same layer measured in thousandths of them differ in `b` and `s` alone.
+    Couplings act on :math:`T(x) = x / s`, so that weights have no unit: if the data is measured in another unit, only
+    `b` and `s` change.
 
     Parameters
     ----------
     shape : int or sequence of int
         Shape of the layer.
     bias_shape : sequence of int, optional
-        Shape of bias and variance, to be broadcast to `shape`.
+        Shape of bias and variance, which are broadcast to `shape`.
     learn_variance : bool
-        Whether the log-variance, one an entry, is learned. Otherwise it stays as it is: 1, or what
+        Whether the log-variances, one per entry, are learned. Otherwise they stay at 0, or at the values that
         :meth:`initialise_from` took from the data.
     """
 
@@ -65,7 +65,7 @@ class Gaussian(Unit):
 
     @property
     def scale(self) -> Tensor:
-        """Standard deviation of each entry, in the bias's shape."""
+        """Standard deviation of each entry, in the shape of the bias."""
         return torch.exp(0.5 * self.log_variance)
 
     def statistic(self, x: Tensor) -> Tensor:
@@ -95,16 +95,16 @@ class Gaussian(Unit):
         return mean + self.scale * rng.normal(mean.shape, mean)
 
     def energy_gradient(self, x: Tensor, field: Tensor | None) -> dict[str, Tensor]:
-        """Return the batch means for bias and, if it is learned, log-variance."""
+        """Return the gradients for the bias and, if it is learned, the log-variance."""
         deviation = (x - self.bias) / self.scale
         gradient = {"bias": self._tie((-deviation / self.scale).mean(0))}
         if self.learn_variance and field is not None:
-            slope = 0.5 * (self.statistic(x) * field - deviation**2)
-            gradient["log_variance"] = self._tie(slope.mean(0))
+            each = 0.5 * (self.statistic(x) * field - deviation**2)
+            gradient["log_variance"] = self._tie(each.mean(0))
         return gradient
 
     def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
-        """Return the batch means for bias and, if it is learned, log-variance."""
+        """Return the gradients for the bias and, if it is learned, the log-variance."""
         mean_field = field.mean(0)
         gradient = {"bias": self._tie(mean_field / self.scale)}
         if self.learn_variance:
@@ -112,7 +112,7 @@ class Gaussian(Unit):
         return gradient
 
     def gains(self) -> dict[str, Tensor]:
-        """The bias is measured in standard deviations."""
+        """Return gains that measure the bias in standard deviations."""
         gains = {"bias": self.n_sharing / self.scale**2}
         if self.learn_variance and self.n_sharing > 1:
             gains["log_variance"] = self.bias.new_full((), self.n_sharing)
@@ -120,11 +120,11 @@ class Gaussian(Unit):
 
     @property
     def fluctuation(self) -> float:
-        """One: entries count in standard deviations."""
+        """One: the statistic is measured in standard deviations."""
         return 1.0
 
     def middle(self) -> Tensor:
-        """The bias: there is no other."""
+        """Return the bias: real entries have no other middle."""
         return self.bias.detach().expand(self.shape)
 
     @property
@@ -134,7 +134,7 @@ class Gaussian(Unit):
 
     @torch.no_grad()
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Take location and scale from the data, so that raw units work."""
+        """Take location and scale from the data, which may be in any unit."""
         centre = self._pool(mean)
         spread = self._pool(variance + (mean - centre) ** 2)
         varying = spread[spread > 0]
@@ -144,18 +144,18 @@ class Gaussian(Unit):
 
     @torch.no_grad()
     def absorb(self, field: Tensor) -> None:
-        """Move a constant field into the bias, s times as large there."""
+        """Add s times a constant field to the bias."""
         self.bias.add_(self._pool(self.scale * field))
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Nodes of the trapezoidal rule over all that the entry can be, and the value itself."""
+        """Return the nodes of the trapezoidal rule over all likely values, and the value itself."""
         bias = self.bias.expand(self.shape).reshape(-1)[site]
         scale = self.scale.expand(self.shape).reshape(-1)[site]
         low, high = reach[0] - _NODE_MARGIN, reach[1] + _NODE_MARGIN  # in standard deviations
         wanted = int(torch.ceil(((high - low) / _NODE_SPACING).max()))
         if wanted > _MOST_NODES:
             raise ValueError(
-                f"a Gaussian entry may lie anywhere in {float((high - low).max()):.0f} standard deviations, "
+                f"the likely values of a Gaussian entry span {float((high - low).max()):.0f} standard deviations, "
                 f"more than {_MOST_NODES} nodes can cover: the weights are too large to integrate over"
             )
         steps = torch.linspace(0, 1, wanted + 1, dtype=value.dtype, device=value.device)[:, None]
@@ -169,7 +169,6 @@ class Gaussian(Unit):
         )
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build this unit again."""
         return {**super().config(), "learn_variance": self.learn_variance}
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Noisy rectified linear entries."""
+"""Rectified units: noisy rectified linear entries, which can be sampled but have no exact distribution."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class Rectified(Unit):
     r"""Noisy rectified linear entries: :math:`x = \max(0, t + \sqrt{\sigma(t)}\,\varepsilon)`, :math:`t = b + f`.
 
     After Nair and Hinton, "Rectified linear units improve restricted Boltzmann machines", ICML (2010);
-    :math:`\varepsilon` is standard normal. Such an entry stands for how many of infinitely many binary copies are
-    on, which share their weights and have the biases :math:`b - \tfrac12, b - \tfrac32, \dots`
+    :math:`\varepsilon` is standard normal. Such an entry approximates the number of active units among infinitely
+    many binary copies with the same weights and the biases :math:`b - \tfrac12, b - \tfrac32, \dots`
 
-    What holds: :meth:`mean` is the mean of :meth:`sample`, in closed form, with :math:`s^2 = \sigma(t)`
+    :meth:`mean` is the exact mean of :meth:`sample`, with :math:`s^2 = \sigma(t)`
 
     .. math:: \mathrm{E}[x \mid f] = t\, \Phi(t / s) + s\, \varphi(t / s),
 
-    which is :math:`\max(0, t)` but for fields near zero; draws, Gibbs steps, means up and down, and contrastive
-    divergence work as for every other unit.
+    which is close to :math:`\max(0, t)` except near zero. Samples, Gibbs steps, means and contrastive divergence work
+    as for all other units.
 
-    What does not: the draw only approximates the copies' sum, and it is no exponential family. There is no
-    energy that both layers' draws would follow, so chains have no known distribution that they stay at, and
-    contrastive divergence is not the gradient of anything. Free energies, likelihoods, :math:`\log Z`,
-    annealing and tempering are refused; so is ``gradient="autograd"``, which differentiates free energies.
-    Entries have no upper bound: facing Gaussian units, learning may run away, which the trainer reports.
+    The samples follow no exponential family, so there is no energy that both conditional distributions would belong
+    to: the stationary distribution of Gibbs chains is unknown, and contrastive divergence is not the gradient of a
+    function. Free energies, likelihoods, :math:`\log Z`, annealing, tempering and ``gradient="autograd"``, which
+    differentiates free energies, raise ValueError. Entries have no upper bound: next to Gaussian units training can
+    diverge, which the trainer reports.
     """
 
     name = "rectified"
@@ -40,25 +40,25 @@ class Rectified(Unit):
 
     @property
     def levels(self) -> float:
-        """Refuse: what counts states wants an exact distribution."""
-        self._refuse()
+        """Raise ValueError: algorithms that count states need an exact distribution."""
+        self._no_distribution()
 
     def site_energy(self, x: Tensor) -> Tensor:
-        """Refuse: there is none."""
-        self._refuse()
+        """Raise ValueError: there is no energy."""
+        self._no_distribution()
 
     def site_log_normaliser(self, field: Tensor) -> Tensor:
-        """Refuse: there is none."""
-        self._refuse()
+        """Raise ValueError: there is no normaliser."""
+        self._no_distribution()
 
     def mean(self, field: Tensor) -> Tensor:
-        """Return the mean of a normal number of mean t and variance sigma(t) that is cut off at zero."""
+        """Return the mean of max(0, u) for normal u with mean t and variance sigma(t)."""
         total = self.bias + field
         scale = self._scale(total)
         ratio = total / scale
         density = torch.exp(-0.5 * ratio**2) / math.sqrt(2 * math.pi)
         below: Tensor = torch.special.ndtr(ratio)
-        # Far below zero the two terms cancel but for rounding.
+        # Far below zero the two terms cancel except for rounding.
         return (total * below + scale * density).clamp(min=0)
 
     def activation(self, field: Tensor) -> Tensor:
@@ -76,35 +76,35 @@ class Rectified(Unit):
 
     @property
     def fluctuation(self) -> float:
-        """One: the variance before the cut at zero, in a large field."""
+        """One: the variance of an entry far above zero."""
         return 1.0
 
     @torch.no_grad()
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set the bias to the data's mean, which is the mean of the units far from zero."""
+        """Set the bias to the mean of the data, which is the mean of the units far above zero."""
         self.bias.copy_(self._pool(mean))
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Refuse values below zero."""
+        """Raise ValueError for values below zero."""
         super().check(x, layer)
         low = float(x.detach().min())
         if low < 0:
             raise ValueError(f"layer '{layer}' has Rectified units and takes values from 0 upwards, got {low:g}")
 
     def middle(self) -> Tensor:
-        """Zero: there is no upper end to be in the middle of."""
+        """Return zero: values without an upper bound have no middle."""
         return self.some_state()
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Refuse: they have no weights."""
-        self._refuse()
+        """Raise ValueError: values have no weights."""
+        self._no_distribution()
 
     def statistic_bounds(self) -> tuple[float, float]:
         """Zero, and no upper bound."""
-        return (0.0, math.inf)
+        return self.data_range
 
-    def _refuse(self) -> NoReturn:
+    def _no_distribution(self) -> NoReturn:
         raise ValueError(
             "Rectified units have no exact distribution, hence no energy, free energy, likelihood, log Z, annealing "
-            "or tempering: use Bernoulli or Gaussian units where these are needed"
+            "or tempering: use Bernoulli or Gaussian units for these"
         )
