@@ -74,7 +74,7 @@ def test_command_denoises_a_picture_larger_than_the_model(command, stripes):
         (("noisy.npy", "o.npy", "--model", "absent"), 1, "absent"),
         (("noisy.npy", "o.txt", "--model", "model"), 1, "should end in one of"),
         (("noisy.npy", "o.npy"), 2, "--model"),
-        (("noisy.npy", "o.npy", "--model", "model", "--level", "2"), 1, "level must be above 0 and below 1"),
+        (("noisy.npy", "o.npy", "--model", "model", "--level", "2"), 1, "level must be positive and below 1"),
         (("noisy.npy", "o.npy", "--model", "model", "--noise", "snow"), 2, "--noise"),
         (("noisy.npy", "o.npy", "--model", "model", "--stride", "9"), 1, "stride must be"),
         (("small.npy", "o.npy", "--model", "model"), 1, "images must be at least as large"),

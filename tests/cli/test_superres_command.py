@@ -272,8 +272,8 @@ def test_it_works_at_once_with_the_weights_in_the_package(place, scale):
     """In a process of its own, which has no network and no folder to look into."""
     guard = (
         "import socket, sys\n"
-        "def refuse(*a, **k): raise AssertionError('network')\n"
-        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
+        "def forbid(*a, **k): raise AssertionError('network')\n"
+        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = forbid\n"
         "from mvrbm import cli\n"
         "sys.exit(cli.main(sys.argv[1:]))\n"
     )

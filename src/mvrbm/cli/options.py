@@ -36,8 +36,9 @@ def times(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape))
 
 
-def parse_shape(text: str) -> Shape:
+def parse_shape(value: str | Shape) -> Shape:
     """Read a shape such as 25x25."""
+    text = str(value)
     if not re.fullmatch(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", text):
         raise typer.BadParameter(f"{text!r} is not a shape such as 25x25")
     shape = Shape(int(size) for size in text.split("x"))
