@@ -1,6 +1,6 @@
-"""Denoising compared: the paper's one pass, our denoiser, and filters from scikit-image.
+"""Denoising methods compared: the paper's pass up and down, our denoiser, and filters of scikit-image.
 
-Pure functions of a machine and clean images. Nothing here trains, reads files or draws figures.
+Functions of a machine and clean images. Nothing here trains, reads files or draws figures.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.vision import add_noise, denoise, estimate_level
+from mvrbm.vision.quality import psnr
 
-__all__ = ["FILTER_SETTINGS", "choose_filters", "compare", "filters", "one_pass", "psnr", "summary"]
+__all__ = ["FILTER_SETTINGS", "choose_filters", "compare", "filters", "one_pass", "summary"]
 
 Array = NDArray[Any]
 
@@ -37,34 +38,24 @@ _CHOICES: dict[str, list[dict[str, float]]] = {
 _ROWS_AT_ONCE = 1024
 
 
-def psnr(images: Array, clean: Array) -> Array:
-    r"""Peak signal-to-noise ratio of each image, :math:`-10 \log_{10} \operatorname{mean} (x - \hat x)^2` dB.
-
-    Parameters
-    ----------
-    images, clean : arrays (n, rows, columns)
-        From 0 to 1.
-
-    Returns
-    -------
-    array (n,)
-        Infinite where an image is exact.
-    """
-    error = ((np.asarray(images, np.float64) - clean) ** 2).mean((1, 2))
-    with np.errstate(divide="ignore"):
-        return np.asarray(-10 * np.log10(error))
-
-
 def summary(images: Array, clean: Array) -> dict[str, float]:
     """Mean of the images' PSNR, and the standard error of that mean, in dB."""
-    values = psnr(images, clean)
+    return _mean(_decibels(images, clean))
+
+
+def _decibels(images: Array, clean: Array) -> Array:
+    """PSNR of each image, (n,)."""
+    return np.array([psnr(truth, image) for truth, image in zip(clean, images, strict=True)])
+
+
+def _mean(values: Array) -> dict[str, float]:
     spread = float(values.std(ddof=1)) if len(values) > 1 else math.nan
     return {"psnr": float(values.mean()), "standard_error": spread / math.sqrt(len(values))}
 
 
 @torch.no_grad()
 def one_pass(machine: BoltzmannMachine, noisy: Array) -> Array:
-    """Pass images (n, I, J) once up and down through the means, which is the paper's denoising."""
+    """Pass images (n, I, J) once up and down through the means: the paper's denoising."""
     (name,) = machine.layers
     pieces = []
     for first in range(0, len(noisy), _ROWS_AT_ONCE):
@@ -82,7 +73,7 @@ def filters(settings: Mapping[str, Mapping[str, float]] = FILTER_SETTINGS) -> di
         return np.asarray(median(image, np.ones((3, 3)), mode="nearest"))
 
     def by_switching_median(image: Array) -> Array:
-        # Knows, as our denoiser does, that a grey pixel is neither salt nor pepper.
+        # As our denoiser, it keeps grey pixels, which are neither salt nor pepper.
         return np.where((image <= 0) | (image >= 1), by_median(image), image)
 
     def by_total_variation(image: Array) -> Array:
@@ -107,14 +98,14 @@ def choose_filters(
     Parameters
     ----------
     clean : array (n, rows, columns)
-        Training images, from 0 to 1: never those that the filters are then measured on.
+        Training images, from 0 to 1; not the images that the filters are then measured on.
     noise, level, seed
-        What is added to them.
+        Kind, level and random seed of the noise.
 
     Returns
     -------
     dict
-        Settings by filter, as `filters` and `compare` take them.
+        Settings by filter, for `filters` and `compare`.
     """
     noisy = add_noise(clean, noise, level, seed)
     chosen: dict[str, dict[str, float]] = {name: dict(settings) for name, settings in FILTER_SETTINGS.items()}
@@ -137,30 +128,30 @@ def compare(
     filter_settings: Mapping[str, Mapping[str, float]] = FILTER_SETTINGS,
     shown: int = 10,
 ) -> dict[str, Any]:
-    r"""Add noise to images, remove it in every way, and measure what comes back.
+    r"""Add noise to images, remove it by every method, and measure the results.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        A machine of the images' size, on any device.
+        A machine whose visible layer has the images' shape, on any device.
     clean : array (n, I, J)
         Test images: bytes, or floats from 0 to 1.
     level : float
-        How much noise.
+        Level of the noise.
     seed : int
-        Of the noise, and of the Gibbs draws.
+        Random seed of the noise and of the Gibbs draws.
     noise : {"salt-and-pepper", "gaussian"}
-        Which noise.
+        Kind of noise.
     filter_settings : mapping
         Settings of the filters, from :func:`choose_filters`.
     shown : int
-        How many images to return.
+        Number of images to return.
 
     Returns
     -------
     dict
         ``"psnr"``: for each method its mean PSNR and the standard error, in dB. The methods are ``noisy``,
-        ``one-pass``, ``mean-field``, ``mean-field-estimated`` (the level not told), ``gibbs``,
+        ``one-pass``, ``mean-field``, ``mean-field-estimated`` (with estimated level), ``gibbs``,
         ``gibbs-estimated``, ``median``, ``switching-median`` (only of pixels that are black or white),
         ``total-variation`` and ``non-local-means``. ``"level"`` and
         ``"estimated_level"``. ``"n"``, the number of images. ``"above_median"``: by how many dB ``mean-field``
@@ -184,16 +175,13 @@ def compare(
     }
     for name, apply in filters(filter_settings).items():
         results[name] = np.stack([apply(image) for image in noisy])
-    gain = psnr(results["mean-field"], truth) - psnr(results["median"], truth)
+    gain = _decibels(results["mean-field"], truth) - _decibels(results["median"], truth)
     return {
         "n": len(truth),
         "level": level,
         "estimated_level": estimate_level(machine, noisy, noise=noise),
         "psnr": {name: summary(images, truth) for name, images in results.items()},
-        "above_median": {
-            "psnr": float(gain.mean()),
-            "standard_error": float(gain.std(ddof=1)) / math.sqrt(len(gain)) if len(gain) > 1 else math.nan,
-        },
+        "above_median": _mean(gain),
         "images": {
             name: np.asarray(images[:shown], np.float32) for name, images in {"clean": truth, **results}.items()
         },

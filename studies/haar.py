@@ -1,4 +1,4 @@
-r"""How Haar-like the filters of an MVRBM are, as a number from 0 to 1.
+r"""Haar-likeness: how close the filters of an MVRBM are to Haar functions, as a number from 0 to 1.
 
 Filter (k, l) of an MVRBM is the outer product :math:`u_k v_l^\top` of a row of U and a row of V. The paper calls such
 filters "quite close to the Haar filters". Here a vector is compared with the Haar functions of all places and widths
@@ -9,7 +9,7 @@ filters "quite close to the Haar filters". Here a vector is compared with the Ha
 
     \phi_{a,w} = 1_{[a, a + w)}, \qquad \psi_{a,w} = 1_{[a, a + w)} - 1_{[a + w, a + 2w)} .
 
-Its Haar-likeness is the share of its energy that the best one of them explains,
+Its Haar-likeness is the share of its energy that the best of them explains,
 
 .. math::
 
@@ -20,12 +20,12 @@ It is 1 for a Haar function and does not depend on sign or scale. In two dimensi
 :math:`\cos^2(u v^\top, g h^\top) = \cos^2(u, g) \cos^2(v, h)`: the likeness of a filter is :math:`s(u)\, s(v)`, and
 the mean over all filters is the product of the means over U and over V.
 
-There are many Haar functions, and a smooth vector is close to one of them by chance. Three references tell how close:
+There are many Haar functions, and a smooth vector is close to one of them by chance. Three references show how close:
 
 - ``scrambled``: the same vectors with random signs given to the coefficients of their cosine transform. They have the
-  same power at every frequency, so they are as smooth, but no edges of their own.
+  same power at every frequency, so they are equally smooth, but without aligned edges.
 - ``white``: independent normal numbers.
-- ``dct``: the cosine basis itself, the customary alternative to Haar's.
+- ``dct``: the cosine basis itself, the usual alternative to Haar's.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from mvrbm.couplings import Kronecker
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.validation import whole_number
 
 __all__ = ["cosine_basis", "haar_functions", "haar_likeness", "likeness"]
 
@@ -46,7 +46,7 @@ Array = NDArray[np.float64]
 
 
 def haar_functions(length: int) -> Array:
-    """All Haar functions on a line of some points, each of norm 1: boxes first, then steps.
+    """Return all Haar functions on a line of points, each of norm 1: boxes first, then steps.
 
     Parameters
     ----------
@@ -56,10 +56,9 @@ def haar_functions(length: int) -> Array:
     Returns
     -------
     array (n_functions, length)
-        Of 28 points there are 406 boxes and 196 steps.
+        28 points have 406 boxes and 196 steps.
     """
-    if length != int(length) or length < 1:
-        raise ValueError(f"length must be a whole number of at least 1, got {length!r}")
+    length = whole_number(length, "length")
     point = np.arange(length)
 
     def box(first: int, width: int) -> Array:
@@ -73,7 +72,7 @@ def haar_functions(length: int) -> Array:
 
 
 def likeness(vectors: ArrayLike) -> Array:
-    """Haar-likeness of vectors.
+    """Return the Haar-likeness of vectors.
 
     Parameters
     ----------
@@ -89,31 +88,30 @@ def likeness(vectors: ArrayLike) -> Array:
     largest = np.abs(given).max(axis=-1, keepdims=True, initial=0)
     if not np.isfinite(largest).all() or not largest.all():
         raise ValueError("vectors must be finite and not zero")
-    given = given / largest  # squares of what is very small or large would not be numbers
+    given = given / largest  # squares of very small or large numbers would underflow or overflow
     cosines = given @ haar_functions(given.shape[-1]).T / np.linalg.norm(given, axis=-1, keepdims=True)
     best: Array = (cosines**2).max(axis=-1)
     return np.minimum(best, 1.0)
 
 
 def haar_likeness(machine: BoltzmannMachine, *, draws: int = 200, seed: int = 0) -> dict[str, Any]:
-    r"""How Haar-like the filters :math:`u_k v_l^\top` of an MVRBM are, beside what chance would give.
+    r"""Return the Haar-likeness of the filters :math:`u_k v_l^\top` of an MVRBM, and that of random references.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        One visible layer of two modes, coupled by one Kronecker product.
+        One visible layer of two axes, coupled by one Kronecker product.
     draws : int
-        How often the references are drawn.
+        Number of draws of the references.
     seed : int
-        Of these draws.
+        Random seed of these draws.
 
     Returns
     -------
     dict
         ``"rows"``, ``"columns"`` and ``"filters"``: for U, for V and for all filters, a dict of the mean likeness
         ``"mean"``, of that of the references ``"scrambled"``, ``"white"`` and ``"dct"``, and of ``"scrambled_std"``,
-        the standard deviation of the scrambled mean from draw to draw, which says what difference is more than
-        chance.
+        the standard deviation of the scrambled mean over draws, the scale of differences by chance.
         ``"filters"`` also has the likeness of each filter, ``"each"``, an array (K, L).
 
     Examples
@@ -124,8 +122,7 @@ def haar_likeness(machine: BoltzmannMachine, *, draws: int = 200, seed: int = 0)
     True
     """
     U, V = _factors(machine)
-    if draws != int(draws) or draws < 1:
-        raise ValueError(f"draws must be a whole number of at least 1, got {draws!r}")
+    draws = whole_number(draws, "draws")
     chance = np.random.default_rng(seed)
     each = likeness(U), likeness(V)
     scrambled = [_scrambled(factor, draws, chance) for factor in (U, V)]  # (draws,)
@@ -152,7 +149,7 @@ def haar_likeness(machine: BoltzmannMachine, *, draws: int = 200, seed: int = 0)
 
 
 def cosine_basis(length: int) -> Array:
-    r"""Orthonormal cosine basis (DCT-II), one vector a row: :math:`\cos(\pi k (2 i + 1) / 2 n)`, scaled."""
+    r"""Orthonormal cosine basis (DCT-II), one vector per row: :math:`\cos(\pi k (2 i + 1) / 2 n)`, scaled."""
     k, i = np.arange(length)[:, None], np.arange(length)
     basis = np.cos(np.pi * k * (2 * i + 1) / (2 * length)) * math.sqrt(2 / length)
     basis[0] /= math.sqrt(2)
@@ -161,14 +158,15 @@ def cosine_basis(length: int) -> Array:
 
 def _factors(machine: BoltzmannMachine) -> tuple[Array, Array]:
     """Return U (K, I) and V (L, J)."""
-    link = next(iter(machine.links.values()))
-    if len(machine.links) != 1 or not isinstance(link, Kronecker) or len(link.visible_shape) != 2 or link.rank != 1:
+    links = list(machine.links.values())
+    factors = links[0].matrix_factors() if len(links) == 1 else None
+    if factors is None or len(factors[0]) != 1:
         raise ValueError(
-            "machine must have one visible layer of two modes and one Kronecker product: filters of other machines "
+            "machine must have one visible layer of two axes and one Kronecker product: filters of other machines "
             f"are not outer products, got {machine!r:.200}"
         )
     with torch.no_grad():
-        U, V = (factor[0].detach().cpu().double().numpy() for factor in link.factors)
+        U, V = (factor[0].detach().cpu().double().numpy() for factor in factors)
     return U, V
 
 

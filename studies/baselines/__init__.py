@@ -1,11 +1,11 @@
-"""What the paper compares the MVRBM with, so that the table is made and not quoted.
+"""The methods that the paper compares the MVRBM with, so that its table is measured and not quoted.
 
 Classifiers with scikit-learn's `fit`, `predict` and `predict_proba`, for images as arrays or rows: a dropout
-network, a deep belief network, a convolutional network, a sparse autoencoder and nearest neighbours. The
-networks come twice, in settings that are customary today (`networks`) and in those of the toolbox that the
-paper used (`toolbox`). :data:`BASELINES` lists them all. `base` holds the one training loop, `neighbours`
-the search for nearest neighbours. For super-resolution there is `sparse_representation`. The machines
-themselves, and what is drawn from these numbers, are elsewhere.
+network, a deep belief network, a convolutional network, a sparse autoencoder and nearest neighbours. There are two
+versions of the networks, with today's customary settings (`networks`) and with those of the toolbox that the paper
+used (`toolbox`). :data:`BASELINES` lists them all. `base` has the training loop, `neighbours` the search for nearest
+neighbours and the 1-NN error, `sparse_representation` the baseline of super-resolution. The experiments that use them
+are elsewhere.
 """
 
 from studies.baselines.base import ImageClassifier, NetworkClassifier

@@ -1,4 +1,4 @@
-"""What the baselines share: checked images on the device, one training loop, one way to choose its length."""
+"""The parts that all baselines share: checked images on the device, one training loop, one way to choose its length."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -19,38 +20,39 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mvrbm import models
+from mvrbm.devices import resolve_device
 from mvrbm.learning import Recipe, Trainer
 from mvrbm.machine import BoltzmannMachine
 
-__all__ = ["Descent", "ImageClassifier", "NetworkClassifier", "as_device", "passes", "train_rbm"]
+__all__ = ["Descent", "ImageClassifier", "NetworkClassifier", "epochs_for", "train_rbm"]
 
 Array = NDArray[Any]
 #: Weight (n_out, n_in) and bias (n_out,) of one layer.
 Layer = tuple[Tensor, Tensor]
 
 _ROWS_AT_ONCE = 2000  # of a prediction
-_HELD_OUT_EVERY = 6  # one training sample in six decides on the number of passes
-_UPDATES_A_ROUND = 100  # between two looks at the held-out samples, rounded up to whole passes
+_HELD_OUT_EVERY = 6  # one training sample in six is held out to choose the number of epochs
+_UPDATES_PER_ROUND = 100  # between two evaluations on the held-out samples, rounded up to whole epochs
 _FEWEST_ROUNDS, _MOST_ROUNDS, _PATIENCE = 10, 60, 15
-_EAGER_UPDATES = 3  # before an update is recorded as a CUDA graph: they create the optimiser's state
+_EAGER_UPDATES = 3  # before an update is captured as a CUDA graph: they create the optimiser's state
 
 
 # -- classifiers of images --------------------------------------------------------------------------
 
 
 class ImageClassifier(ClassifierMixin, BaseEstimator):
-    """Base of all baselines: images in, labels out. Subclasses see tensors on the device, and classes 0, 1, ...
+    """Base class of all baselines: images in, labels out. Subclasses get tensors on the device, and classes 0, 1, ...
 
     Attributes
     ----------
     classes_ : array (n_classes,)
-        The labels, sorted. Columns of `predict_proba` are in this order.
+        The labels, sorted. The columns of `predict_proba` have this order.
     shape_ : tuple of int
-        Shape of a sample as it was given to `fit`.
+        Shape of the samples passed to `fit`.
     n_parameters_ : int
-        Numbers that were learned; zero for nearest neighbours, which keep the samples.
+        Number of learned parameters; zero for nearest neighbours, which keep the samples.
     fit_seconds_ : float
-        How long `fit` took, the choice of the number of passes included.
+        Seconds of `fit`, including the choice of the number of epochs.
     """
 
     classes_: Array
@@ -66,12 +68,12 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array (n, height, width) or (n, n_pixels)
-            Floats from 0 to 1, or bytes, which are divided by 255.
+            Floats from 0 to 1, or bytes (0 to 255).
         y : array (n,)
-            Labels of any kind that can be sorted.
+            Labels of any sortable type.
         """
         began = time.perf_counter()
-        device = as_device(self.device)
+        device = resolve_device(self.device)
         images = self._images(X, reset=True).to(device)
         labels = column_or_1d(y)
         check_classification_targets(labels)
@@ -92,7 +94,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         """Probability of each class, (n, n_classes), in the order of `classes_`."""
         check_is_fitted(self)
         images = self._images(X, reset=False)
-        device = as_device(self.device)
+        device = resolve_device(self.device)
         with torch.no_grad():
             return torch.cat(
                 [self._probabilities(part.to(device)).cpu() for part in images.split(_ROWS_AT_ONCE)]
@@ -131,41 +133,57 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return tensor.reshape(len(rows), *self.shape_)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class NetworkClassifier(ImageClassifier):
-    r"""A network trained by backpropagation, for as many passes as held-out training samples ask for.
+    r"""A network trained by backpropagation; held-out training samples choose the number of epochs.
 
-    One training sample in six, taken evenly from every class, is held out. The network learns from the others
-    at a constant rate, in rounds of whole passes and at least 100 updates; after each round its errors on
-    the held-out samples are counted, ties decided by the cross-entropy. It ends 15 rounds after the best one, after
-    10 rounds at the earliest and 60 at the latest. Then a new network learns from all samples, in as many passes as
-    were best (and at least 10 rounds), its rate falling to zero along half a cosine.
+    One training sample in six, balanced over the classes, is held out. The network learns from the others
+    at a constant rate, in rounds of whole epochs and at least 100 updates; after each round its errors on
+    the held-out samples are counted, ties broken by the cross-entropy. It stops 15 rounds after the best one, after
+    10 rounds at the earliest and 60 at the latest. Then a new network learns from all samples for the best number of
+    epochs (and at least 10 rounds), its rate falling to zero along half a cosine.
 
-    Pre-training, which sees no labels, is done once and on all samples.
+    Pre-training, which uses no labels, is done once and on all samples.
+
+    Parameters
+    ----------
+    epochs : int, optional
+        Number of epochs. Default: chosen on held-out training samples.
+    batch_size : int, optional
+        Samples per update. Default: a fortieth of all samples, between 16 and 128.
+    learning_rate : float
+        Learning rate.
+    random_state : int, RandomState or None
+        Random seed.
+    device : str
+        Device to compute on.
 
     Attributes
     ----------
     network_ : torch.nn.Module
-        What was learned: images (n, \*shape) to logits (n, n_classes).
+        The network: images (n, \*shape) to logits (n, n_classes).
     epochs_ : int
-        Passes over the data that made it.
+        Number of epochs that it was trained for.
     """
 
-    network_: nn.Module
-    epochs_: int
-    epochs: int | None
-    batch_size: int | None
-    learning_rate: float
+    epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float = 1e-3
+    random_state: Any = None
+    device: str = "auto"
+    network_: nn.Module = field(init=False)
+    epochs_: int = field(init=False)
 
     _falling_rate: ClassVar[bool] = True
 
-    # -- what subclasses decide -------------------------------------------------------------------
+    # -- for subclasses ---------------------------------------------------------------------------
 
     def _network(self, images: Tensor, n_classes: int) -> nn.Module:
         """Return a new network from images (n, *shape) to logits (n, n_classes)."""
         raise NotImplementedError
 
     def _pretrain(self, images: Tensor) -> Sequence[Layer]:
-        """Return where the first fully connected layers start, if not at random."""
+        """Return initial values of the first fully connected layers; the others start at random."""
         return ()
 
     def _loss(self, logits: Tensor, codes: Tensor) -> Tensor:
@@ -175,7 +193,7 @@ class NetworkClassifier(ImageClassifier):
         return adam(parameters, self.learning_rate, device)
 
     def _batch(self, n: int) -> int:
-        """A fortieth of the samples, between 16 and 128, unless it was given."""
+        """Return the batch size."""
         return min(n, self.batch_size or min(128, max(16, n // 40)))
 
     # -- learning ---------------------------------------------------------------------------------
@@ -189,13 +207,13 @@ class NetworkClassifier(ImageClassifier):
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate!r}")
         start = self._pretrain(images)
         self.epochs_ = int(self.epochs or self._best_epochs(images, codes, start))
-        network, descent = self._beginning(images, codes, start)
+        network, descent = self._start(images, codes, start)
         descent.run(self.epochs_, falling=self._falling_rate)
         self.network_ = network.eval()
         return sum(parameter.numel() for parameter in network.parameters())
 
-    def _beginning(self, images: Tensor, codes: Tensor, start: Sequence[Layer]) -> tuple[nn.Module, Descent]:
-        """Return a new network, and what trains it on these samples."""
+    def _start(self, images: Tensor, codes: Tensor, start: Sequence[Layer]) -> tuple[nn.Module, Descent]:
+        """Return a new network, and the loop that trains it on these samples."""
         network = self._network(images, len(self.classes_)).to(images.device)
         linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
         with torch.no_grad():
@@ -212,24 +230,24 @@ class NetworkClassifier(ImageClassifier):
     def _best_epochs(self, images: Tensor, codes: Tensor, start: Sequence[Layer]) -> int:
         n = len(images)
         shuffled = torch.randperm(n).to(codes.device)
-        by_class = shuffled[codes[shuffled].argsort(stable=True)]  # every sixth of these is as mixed as all
+        by_class = shuffled[codes[shuffled].argsort(stable=True)]  # every sixth of these has the classes in proportion
         held_out = by_class[::_HELD_OUT_EVERY]
         kept = torch.ones(n, dtype=torch.bool, device=codes.device)
         kept[held_out] = False
         if not bool(kept.any()):
             raise ValueError(f"X must have at least two images, got {n}")
-        network, descent = self._beginning(images[kept], codes[kept], start)
-        epochs_a_round = math.ceil(_UPDATES_A_ROUND / descent.updates_a_pass)
+        network, descent = self._start(images[kept], codes[kept], start)
+        epochs_per_round = math.ceil(_UPDATES_PER_ROUND / descent.updates_per_epoch)
         best, best_round = (math.inf, math.inf), 0
         for number in range(1, _MOST_ROUNDS + 1):
             network.train()
-            descent.run(epochs_a_round)
+            descent.run(epochs_per_round)
             score = _errors_and_loss(network.eval(), images[held_out], codes[held_out])
             if score < best:
                 best, best_round = score, number
             if number >= max(_FEWEST_ROUNDS, best_round + _PATIENCE):
                 break
-        return epochs_a_round * max(best_round, _FEWEST_ROUNDS)
+        return epochs_per_round * max(best_round, _FEWEST_ROUNDS)
 
     def _probabilities(self, images: Tensor) -> Tensor:
         return torch.softmax(self.network_(images).double(), dim=1)
@@ -247,22 +265,22 @@ def _errors_and_loss(network: nn.Module, images: Tensor, codes: Tensor) -> tuple
 
 
 class Descent:
-    """Stochastic gradient descent on a loss over samples that lie on the device.
+    """Stochastic gradient descent on a loss over samples on the device.
 
-    Batches are rows of a random order that is drawn there; nothing waits for the host within a pass. On a GPU
-    an update is recorded once as a CUDA graph and replayed. Samples that do not fill the last batch of a
-    pass sit that pass out.
+    Batches are rows of a random order that is drawn there; nothing waits for the host within an epoch. On a GPU
+    an update is captured once as a CUDA graph and replayed. Samples that do not fill the last batch of an
+    epoch are skipped in that epoch.
 
     Parameters
     ----------
     loss : callable
         From row numbers (batch_size,) to a number.
     optimizer : Optimizer
-        What makes the steps. Its rate can fall only if it is a tensor, as that of :func:`adam` is.
+        The optimiser. Its rate can fall only if it is a tensor, as that of :func:`adam` is.
     n_samples, batch_size : int
-        Number of rows, and how many an update takes.
+        Number of rows, and of rows per update.
     device : torch.device
-        Where the data is.
+        Device of the data.
     """
 
     def __init__(
@@ -280,18 +298,18 @@ class Descent:
         self._eager = _EAGER_UPDATES if device.type == "cuda" else math.inf
 
     @property
-    def updates_a_pass(self) -> int:
+    def updates_per_epoch(self) -> int:
         """Number of full batches."""
         return self._n_samples // self._batch_size
 
     def run(self, epochs: int, *, falling: bool = False) -> None:
-        """Make some passes over the data; with `falling`, the rate ends at zero along half a cosine."""
+        """Train for some epochs; with `falling`, the rate falls to zero along half a cosine."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         starts = [float(rate) for rate in rates]
-        total, update = epochs * self.updates_a_pass, 0
+        total, update = epochs * self.updates_per_epoch, 0
         for _ in range(epochs):
             order = torch.randperm(self._n_samples, device=self._rows.device)
-            for first in range(0, self.updates_a_pass * self._batch_size, self._batch_size):
+            for first in range(0, self.updates_per_epoch * self._batch_size, self._batch_size):
                 if falling:
                     for rate, start in zip(rates, starts, strict=True):
                         rate.fill_(start * (1 + math.cos(math.pi * update / total)) / 2)
@@ -310,7 +328,7 @@ class Descent:
             torch.cuda.synchronize()
             with torch.cuda.graph(self._graph):
                 self._step()
-            self._graph.replay()  # recording an update does not make it
+            self._graph.replay()  # capturing an update does not execute it
 
     def _step(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -328,8 +346,8 @@ def adam(parameters: Iterable[nn.Parameter], rate: float, device: torch.device) 
     )
 
 
-def passes(n_samples: int, batch_size: int, updates: int, *, at_least: int = 10) -> int:
-    """Return how many passes make some updates, and at least some passes."""
+def epochs_for(n_samples: int, batch_size: int, updates: int, *, at_least: int = 10) -> int:
+    """Return the number of epochs that make at least some updates, and at least `at_least`."""
     return max(at_least, math.ceil(updates / max(1, n_samples // batch_size)))
 
 
@@ -343,36 +361,26 @@ def train_rbm(x: Tensor, n_hidden: int, *, updates: int) -> BoltzmannMachine:
     n_hidden : int
         Number of hidden units.
     updates : int
-        Updates at least; ten passes at least.
+        Smallest number of updates; there are at least ten epochs.
 
     Returns
     -------
     BoltzmannMachine
-        Its only visible layer is called ``"visible"``.
+        Its visible layer is called ``"visible"``.
     """
     batch_size = min(100, len(x))
-    recipe = Recipe(n_epochs=passes(len(x), batch_size, updates), batch_size=batch_size)
+    recipe = Recipe(n_epochs=epochs_for(len(x), batch_size, updates), batch_size=batch_size)
     machine = models.rbm(x.shape[1], n_hidden).to(device=x.device, dtype=x.dtype)
-    Trainer(machine, recipe, seed=int(torch.randint(2**31, ()))).fit(x)
+    Trainer(machine, recipe, seed=int(torch.randint(2**31, ()))).fit(x, initialise=True)
     return machine
 
 
-# -- small things -----------------------------------------------------------------------------------
-
-
-def as_device(device: str) -> torch.device:
-    """Return a device; ``"auto"`` is a GPU if there is one."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device must be 'auto' or a PyTorch device such as 'cpu', got {device!r}") from None
+# -- random numbers ---------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw all that layers draw by themselves from a seed, and leave the global generators as they were."""
+    """Seed the global generators, which layers draw from, and restore them afterwards."""
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), torch.backends.cudnn.flags(enabled=True, deterministic=True):
         torch.default_generator.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Nearest neighbours, exactly and in bounded memory, and the classifiers on top of them."""
+"""Nearest neighbours, exact and in bounded memory: the 1-NN error of all studies, and classifiers on top of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mvrbm.devices import resolve_device
 from mvrbm.machine import BoltzmannMachine
-from studies.baselines.base import ImageClassifier, as_device, train_rbm
+from studies.baselines.base import ImageClassifier, train_rbm
 
 __all__ = ["NearestNeighbour", "RBMNearestNeighbour", "nearest", "nearest_neighbour_error"]
 
@@ -21,30 +22,30 @@ _ROWS_AT_ONCE = 2000
 def nearest(
     train: Any, test: Any, *, device: str = "auto", block: tuple[int, int] = (_TEST_ROWS, _TRAIN_ROWS)
 ) -> Tensor:
-    r"""Return which training sample is nearest to each test sample.
+    r"""Return the row of the nearest training sample of each test sample.
 
     Squared distances :math:`\|b\|^2 - 2\langle a, b\rangle` (the part that depends on the training sample b)
-    are found block by block and in double precision: single precision confuses neighbours whose distances
+    are computed block by block and in double precision: single precision confuses neighbours whose distances
     differ by a millionth of the samples' norms. For whole numbers, such as bytes, they are exact. Of equally near
-    samples the first counts.
+    samples the first one counts.
 
     Parameters
     ----------
     train : array (n_train, \*shape)
-        What is searched.
+        Training samples.
     test : array (n_test, \*shape)
-        For what.
+        Test samples.
     device : str
-        Where; ``"auto"`` is a GPU if there is one.
+        Device to compute on.
     block : (int, int)
-        Test and training samples of one block.
+        Test and training samples per block.
 
     Returns
     -------
     Tensor (n_test,)
         Row numbers, on the CPU.
     """
-    place = as_device(device)
+    place = resolve_device(device)
     a, b = _rows(test, "test"), _rows(train, "train")
     if a.shape[1] != b.shape[1]:
         raise ValueError(f"train and test must have samples of one size, got {b.shape[1]} and {a.shape[1]} numbers")
@@ -78,13 +79,13 @@ def nearest_neighbour_error(
     train_features : array (n_train, \*shape)
         Array or tensor, of any number type.
     train_labels : array (n_train,)
-        Labels of any kind.
+        Labels of any type.
     test_features : array (n_test, \*shape)
-        What is to be classified.
+        Array or tensor, of any number type.
     test_labels : array (n_test,)
-        Its labels.
+        Labels.
     device : str
-        Where; ``"auto"`` is a GPU if there is one.
+        Device to compute on.
 
     Returns
     -------
@@ -108,7 +109,7 @@ def nearest_neighbour_error(
 def _rows(array: Any, name: str) -> Tensor:
     tensor = torch.as_tensor(array)
     if tensor.ndim < 2:
-        raise ValueError(f"{name} must have one sample a row, got shape {tuple(tensor.shape)}")
+        raise ValueError(f"{name} must have one sample per row, got shape {tuple(tensor.shape)}")
     return tensor.flatten(1)
 
 
@@ -120,7 +121,7 @@ class NearestNeighbour(ImageClassifier):
     random_state : int, RandomState or None
         Not used.
     device : str
-        Where distances are computed; ``"auto"`` is a GPU if there is one.
+        Device to compute on.
     """
 
     def __init__(self, *, random_state: Any = None, device: str = "auto") -> None:
@@ -147,18 +148,18 @@ class NearestNeighbour(ImageClassifier):
 class RBMNearestNeighbour(NearestNeighbour):
     """The label of the nearest training image, in Euclidean distance of a classic RBM's hidden probabilities.
 
-    The RBM is trained on the images by CD-1 in our default recipe.
+    The RBM is trained on the images by CD-1 with our default recipe.
 
     Parameters
     ----------
     hidden : int
-        Number of hidden units; 625 are as many as the paper's MVRBM has.
+        Number of hidden units. The paper's MVRBM has 625.
     updates : int
-        Updates of the RBM at least; ten passes at least.
+        Smallest number of updates of the RBM; there are at least ten epochs.
     random_state : int, RandomState or None
-        Seed.
+        Random seed.
     device : str
-        ``"auto"`` is a GPU if there is one.
+        Device to compute on.
 
     Attributes
     ----------

@@ -1,21 +1,22 @@
-"""The networks in settings that are customary today: rectified or pre-trained layers, Adam, dropout, softmax."""
+"""The networks with today's customary settings: rectified or pre-trained layers, Adam, dropout, softmax."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor, nn
 
-from studies.baselines.base import Descent, Layer, NetworkClassifier, adam, passes, train_rbm
+from studies.baselines.base import Descent, Layer, NetworkClassifier, adam, epochs_for, train_rbm
 
 __all__ = ["ConvolutionalNetwork", "DeepBeliefNetwork", "DropoutNetwork", "SparseAutoencoder"]
 
 
+@dataclass(eq=False, repr=False)
 class DropoutNetwork(NetworkClassifier):
-    """Fully connected rectified layers; a fifth of the inputs and half of the hidden units left out at random.
+    """Fully connected rectified layers; a fifth of the inputs and half of the hidden units are dropped.
 
     After Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov, "Dropout", JMLR 15 (2014).
 
@@ -25,38 +26,14 @@ class DropoutNetwork(NetworkClassifier):
         Sizes of the hidden layers.
     input_dropout, dropout : float
         Shares of inputs and of hidden units that are left out.
-    epochs : int, optional
-        Passes over the data; if not given, held-out training samples decide.
-    batch_size : int, optional
-        Samples an update; if not given, a fortieth of all, between 16 and 128.
-    learning_rate : float
-        Of Adam.
-    random_state : int, RandomState or None
-        Seed.
-    device : str
-        ``"auto"`` is a GPU if there is one.
+    epochs, batch_size, learning_rate, random_state, device
+        As for :class:`~studies.baselines.NetworkClassifier`; the learning rate is Adam's.
     """
 
-    def __init__(
-        self,
-        hidden: Sequence[int] = (800, 800),
-        *,
-        input_dropout: float = 0.2,
-        dropout: float = 0.5,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float = 1e-3,
-        random_state: Any = None,
-        device: str = "auto",
-    ) -> None:
-        self.hidden = hidden
-        self.input_dropout = input_dropout
-        self.dropout = dropout
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.random_state = random_state
-        self.device = device
+    hidden: Sequence[int] = (800, 800)
+    _: KW_ONLY
+    input_dropout: float = 0.2
+    dropout: float = 0.5
 
     def _network(self, images: Tensor, n_classes: int) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten(), nn.Dropout(self.input_dropout)]
@@ -67,6 +44,7 @@ class DropoutNetwork(NetworkClassifier):
         return nn.Sequential(*layers, nn.Linear(size, n_classes))
 
 
+@dataclass(eq=False, repr=False)
 class ConvolutionalNetwork(NetworkClassifier):
     """Two 5x5 convolutions with 2x2 maximum pooling, one hidden layer with dropout: LeNet with rectified units.
 
@@ -79,31 +57,15 @@ class ConvolutionalNetwork(NetworkClassifier):
     hidden : int
         Size of the hidden layer.
     dropout : float
-        Share of its units, and of what it sees, that is left out.
+        Share of its units and of its inputs that is left out.
     epochs, batch_size, learning_rate, random_state, device
-        As for :class:`DropoutNetwork`.
+        As for :class:`~studies.baselines.NetworkClassifier`.
     """
 
-    def __init__(
-        self,
-        channels: tuple[int, int] = (16, 32),
-        hidden: int = 128,
-        *,
-        dropout: float = 0.5,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float = 1e-3,
-        random_state: Any = None,
-        device: str = "auto",
-    ) -> None:
-        self.channels = channels
-        self.hidden = hidden
-        self.dropout = dropout
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.random_state = random_state
-        self.device = device
+    channels: tuple[int, int] = (16, 32)
+    hidden: int = 128
+    _: KW_ONLY
+    dropout: float = 0.5
 
     def _network(self, images: Tensor, n_classes: int) -> nn.Module:
         height, width = image_shape(images.shape[1:])
@@ -120,12 +82,15 @@ class ConvolutionalNetwork(NetworkClassifier):
         )
 
 
+@dataclass(eq=False, repr=False)
 class _Pretrained(NetworkClassifier):
-    """Sigmoid layers that start from unsupervised learning, one after another, with a softmax on top."""
+    """Sigmoid layers that are pre-trained without labels, one after another, with a softmax on top."""
 
-    hidden: Sequence[int]
-    dropout: float
-    pretraining_updates: int
+    hidden: Sequence[int] = ()
+    _: KW_ONLY
+    dropout: float = 0.5
+    pretraining_updates: int = 2000
+    learning_rate: float = 3e-3
 
     def _network(self, images: Tensor, n_classes: int) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
@@ -134,7 +99,7 @@ class _Pretrained(NetworkClassifier):
             layers += [nn.Linear(size, width), nn.Sigmoid(), nn.Dropout(self.dropout)]
             size = width
         top = nn.Linear(size, n_classes)
-        nn.init.zeros_(top.weight)  # the layers below have learned: the top must not disturb them at random
+        nn.init.zeros_(top.weight)  # the layers below are trained: a random top would disturb them
         nn.init.zeros_(top.bias)
         return nn.Sequential(*layers, top)
 
@@ -150,12 +115,13 @@ class _Pretrained(NetworkClassifier):
         raise NotImplementedError
 
 
+@dataclass(eq=False, repr=False)
 class DeepBeliefNetwork(_Pretrained):
     """RBMs trained one on top of the other, then fine-tuned by backpropagation.
 
     After Hinton, Osindero and Teh, "A fast learning algorithm for deep belief nets", Neural Computation 18
     (2006), with the sizes and the fine-tuning of Hinton and Salakhutdinov, Science 313 (2006). The RBMs are
-    trained by CD-1 in our default recipe.
+    trained by CD-1 with our default recipe.
 
     Parameters
     ----------
@@ -164,39 +130,25 @@ class DeepBeliefNetwork(_Pretrained):
     dropout : float
         Share of hidden units that is left out in fine-tuning.
     pretraining_updates : int
-        Updates of each RBM at least; ten passes at least.
+        Smallest number of updates of each RBM; there are at least ten epochs.
     epochs, batch_size, learning_rate, random_state, device
-        As for :class:`DropoutNetwork`; they concern fine-tuning.
+        As for :class:`~studies.baselines.NetworkClassifier`; they concern fine-tuning.
     """
 
-    def __init__(
-        self,
-        hidden: Sequence[int] = (500, 500, 2000),
-        *,
-        dropout: float = 0.5,
-        pretraining_updates: int = 2000,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float = 3e-3,
-        random_state: Any = None,
-        device: str = "auto",
-    ) -> None:
-        self.hidden = hidden
-        self.dropout = dropout
-        self.pretraining_updates = pretraining_updates
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.random_state = random_state
-        self.device = device
+    hidden: Sequence[int] = (500, 500, 2000)
+    _: KW_ONLY
+    dropout: float = 0.5
+    pretraining_updates: int = 2000
+    learning_rate: float = 3e-3
 
     def _pretrain_layer(self, x: Tensor, width: int) -> Layer:
         machine = train_rbm(x, width, updates=self.pretraining_updates)
         return machine.links["visible"].get_parameter("weight").detach(), machine.hidden.bias.detach()
 
 
+@dataclass(eq=False, repr=False)
 class SparseAutoencoder(_Pretrained):
-    r"""Autoencoders whose hidden units are seldom active, stacked and then fine-tuned by backpropagation.
+    r"""Autoencoders whose hidden units are rarely active, stacked and then fine-tuned by backpropagation.
 
     After Ng, "Sparse autoencoder", CS294A lecture notes (2011): a layer learns to minimise
 
@@ -207,48 +159,30 @@ class SparseAutoencoder(_Pretrained):
 
     with :math:`\hat\rho_j` the mean activity of hidden unit j, taken over a batch. :math:`\rho` and
     :math:`\beta` are those of the notes' exercise on handwritten digits; its 200 units and :math:`\lambda = 0.003` did
-    worse on held-out training digits than what is the default here.
+    worse on held-out training digits than the defaults here.
 
     Parameters
     ----------
     hidden : tuple of int
         Sizes of the layers.
     sparsity, sparsity_weight, weight_decay : float
-        Wanted mean activity :math:`\rho`, weight :math:`\beta` of what departs from it, and :math:`\lambda`.
+        Target mean activity :math:`\rho`, weight :math:`\beta` of deviations from it, and :math:`\lambda`.
     dropout : float
         Share of hidden units that is left out in fine-tuning.
     pretraining_updates : int
-        Updates of each autoencoder at least; ten passes at least.
+        Smallest number of updates of each autoencoder; there are at least ten epochs.
     epochs, batch_size, learning_rate, random_state, device
-        As for :class:`DropoutNetwork`; the first two concern fine-tuning.
+        As for :class:`~studies.baselines.NetworkClassifier`; the first two concern fine-tuning.
     """
 
-    def __init__(
-        self,
-        hidden: Sequence[int] = (500, 500),
-        *,
-        sparsity: float = 0.1,
-        sparsity_weight: float = 3.0,
-        weight_decay: float = 1e-4,
-        dropout: float = 0.2,
-        pretraining_updates: int = 2000,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float = 3e-3,
-        random_state: Any = None,
-        device: str = "auto",
-    ) -> None:
-        self.hidden = hidden
-        self.sparsity = sparsity
-        self.sparsity_weight = sparsity_weight
-        self.weight_decay = weight_decay
-        self.dropout = dropout
-        self.pretraining_updates = pretraining_updates
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.random_state = random_state
-        self.device = device
+    hidden: Sequence[int] = (500, 500)
+    _: KW_ONLY
+    sparsity: float = 0.1
+    sparsity_weight: float = 3.0
+    weight_decay: float = 1e-4
+    dropout: float = 0.2
+    pretraining_updates: int = 2000
+    learning_rate: float = 3e-3
 
     def _pretrain_layer(self, x: Tensor, width: int) -> Layer:
         up, down = nn.Linear(x.shape[1], width), nn.Linear(width, x.shape[1])
@@ -264,7 +198,7 @@ class SparseAutoencoder(_Pretrained):
 
         batch_size = min(100, len(x))
         descent = Descent(loss, adam(both.parameters(), self.learning_rate, x.device), len(x), batch_size, x.device)
-        descent.run(passes(len(x), batch_size, self.pretraining_updates), falling=True)
+        descent.run(epochs_for(len(x), batch_size, self.pretraining_updates), falling=True)
         return up.weight.detach(), up.bias.detach()
 
 
@@ -275,7 +209,7 @@ def _divergence(wanted: float, activity: Tensor) -> Tensor:
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Return height and width of a sample: as it is, or those of a square if it is a row."""
+    """Return height and width of a sample; a row is a square image."""
     if len(shape) == 2:
         return shape[0], shape[1]
     side = math.isqrt(math.prod(shape))

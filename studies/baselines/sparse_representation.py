@@ -1,12 +1,12 @@
-r"""Super-resolution by sparse representation (Yang, Wright, Huang and Ma, 2010), the paper's opponent.
+r"""Super-resolution by sparse representation (Yang, Wright, Huang and Ma, 2010), the baseline of super-resolution.
 
-Two dictionaries share their codes: an atom of the low-resolution one says what derivatives of the enlarged image look
-like, its partner in the high-resolution one what pixels they stand for. A patch with features f is coded by
+Two dictionaries share their codes: an atom of the low-resolution one holds derivatives of the enlarged image, its
+partner in the high-resolution one the corresponding pixels. A patch with features f is coded by
 
 .. math:: \min_w \tfrac12 \| D_l w - f / \|f\| \|^2 + \lambda \|w\|_1,
 
 its pixels are :math:`D_h w`, brought to 1.2 times the contrast of the enlarged patch, plus that patch's mean.
-Overlapping patches are averaged, and back-projection makes the image agree with the one it came from. Dictionary
+Overlapping patches are averaged, and back-projection makes the image consistent with its input. Dictionary
 learning and the lasso are scikit-learn's; sizes, weights and the constants below are those of the authors' code.
 """
 
@@ -23,21 +23,23 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from mvrbm.vision.colour import from_ycbcr, to_dtype, to_ycbcr, white
+from mvrbm.validation import choice, number, whole_number
+from mvrbm.vision import enlarge_image, from_ycbcr, reduce_image, to_ycbcr
+from mvrbm.vision.images import check_image, to_dtype, white
 from mvrbm.vision.patches import PatchGrid
-from mvrbm.vision.resampling import check_image, check_scale, enlarge_image, reduce_image
-from mvrbm.vision.windows import image_pair
+from mvrbm.vision.resampling import SCALES
+from mvrbm.vision.superres.training_data import image_pair
 
 __all__ = ["SparseRepresentation"]
 
 Array = NDArray[Any]
 
-_BYTE = 255.0  # what follows is in units of a byte
-_LEAST_VARIANCE = 10.0  # of a patch that is learned from
-_LEAST_NORM = 1.0  # of features: what is smaller is not scaled up
+_BYTE = 255.0  # the next two constants are in units of a byte
+_LEAST_VARIANCE = 10.0  # of a training patch
+_LEAST_NORM = 1.0  # of features: smaller ones are not scaled up
 _CONTRAST = 1.2  # of a patch, against the enlarged one
-_BATCH = 1000  # patches an update of the dictionaries
-_SWEEPS = 30  # of coordinate descent while these are learned
+_BATCH = 1000  # patches per update of the dictionaries
+_SWEEPS = 30  # of coordinate descent in training
 _TOLERANCE = 1e-3  # of the lasso's duality gap, relative to the energy of the features
 _PATCHES_AT_ONCE = 4000
 
@@ -48,7 +50,7 @@ class SparseRepresentation(BaseEstimator):
     Parameters
     ----------
     scale : {2, 3, 4}
-        How many pixels are made of one, a side.
+        Factor by which each side is enlarged.
     patch : int
         Side of a patch, in pixels of the large image.
     atoms : int
@@ -58,15 +60,15 @@ class SparseRepresentation(BaseEstimator):
     overlap : int
         Pixels by which neighbouring patches overlap.
     samples : int
-        Patches to learn from; fewer where the images have fewer that are not flat.
+        Number of training patches; fewer where the images have fewer that are not flat.
     passes : int
-        Passes over them.
+        Number of epochs.
     rounds : int
         Rounds of back-projection.
     n_jobs : int, optional
-        Processes that code patches.
+        Number of processes that code patches.
     random_state : int
-        Which patches are taken, and where learning starts.
+        Random seed of the choice of patches and of the initial dictionaries.
 
     Attributes
     ----------
@@ -75,9 +77,9 @@ class SparseRepresentation(BaseEstimator):
     high_ : array (atoms, patch**2)
         Their partners, of pixels, each of norm 1.
     n_parameters_ : int
-        Numbers in both.
+        Number of entries of both.
     fit_seconds_ : float
-        How long `fit` took.
+        Seconds of `fit`.
     """
 
     low_: Array
@@ -136,16 +138,13 @@ class SparseRepresentation(BaseEstimator):
         return self
 
     def _check(self) -> None:
-        check_scale(self.scale)
-        whole = {"patch": 2, "atoms": 1, "overlap": 0, "samples": 1, "passes": 1, "rounds": 0}
-        for name, least in whole.items():
-            value = getattr(self, name)
-            if value != int(value) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        choice(self.scale, "scale", SCALES)
+        least = {"patch": 2, "atoms": 1, "overlap": 0, "samples": 1, "passes": 1, "rounds": 0}
+        for name, value in least.items():
+            whole_number(getattr(self, name), name, value)
         if self.overlap >= self.patch:
             raise ValueError(f"overlap must be below patch, {self.patch}, got {self.overlap}")
-        if not 0 < self.penalty < math.inf:
-            raise ValueError(f"penalty must be positive, got {self.penalty!r}")
+        number(self.penalty, "penalty", exclude_low=True)
 
     def _pairs(self, images: Sequence[Any], random: np.random.Generator) -> Array:
         """Patches that are not flat: pixels less their mean, and features, both of norm 1, (n, p p + 4 p p)."""
@@ -199,7 +198,7 @@ class SparseRepresentation(BaseEstimator):
         """Luminance (h, w), white being 1, to (h * scale, w * scale)."""
         low = _BYTE * np.asarray(low, np.float64)
         middle = enlarge_image(low, self.scale)
-        # Beyond its edges an image goes on with its edge pixels, so that it has a patch at least.
+        # A small image is padded with its edge pixels to at least one patch.
         short = [max(0, self.patch - size) for size in middle.shape]
         padded = np.pad(middle, [(0, short[0]), (0, short[1])], mode="edge")
         grid = self._grid(padded.shape, self.patch - self.overlap)
@@ -250,7 +249,7 @@ def _unit(rows: Array) -> Array:
 
 
 def _learn_atoms(pairs: Array, atoms: int, penalty: float, passes: int, random: np.random.Generator) -> Array:
-    """Atoms (atoms, p p + 4 p p) of pixels and features together, which count by the root of their number."""
+    """Atoms (atoms, p p + 4 p p) of pixels and features together, each weighted by the root of its number."""
     from sklearn.decomposition import MiniBatchDictionaryLearning
     from sklearn.exceptions import ConvergenceWarning
 
@@ -270,7 +269,7 @@ def _learn_atoms(pairs: Array, atoms: int, penalty: float, passes: int, random: 
         random_state=int(random.integers(2**31)),
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # codes that are nearly right are enough for an update
+        warnings.simplefilter("ignore", ConvergenceWarning)  # approximate codes are enough for an update
         return np.asarray(learner.fit(joint).components_)
 
 
@@ -292,7 +291,7 @@ def _codes(features: Array, atoms: Array, gram: Array, penalty: float) -> Array:
 
 
 def _back_project(high: Array, low: Array, scale: int, rounds: int) -> Array:
-    """Add what the reduced image lacks, enlarged and smoothed, again and again."""
+    """Add the difference to the low-resolution image, enlarged and smoothed, for some rounds."""
     from scipy.ndimage import correlate1d
 
     bell = np.exp(-(np.arange(-2.0, 3.0) ** 2))  # a Gaussian of 1 pixel, squared

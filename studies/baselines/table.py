@@ -1,4 +1,4 @@
-"""The baselines by name, for experiments to go through."""
+"""The table of all baselines by name."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Baseline:
     Parameters
     ----------
     title : str
-        What a figure or a table calls it.
+        Title in figures and tables.
     settings : {"modern", "toolbox"}
-        Today's custom, or the defaults of the toolbox that the paper used.
+        Today's customary settings, or the defaults of the toolbox that the paper used.
     reference : str
-        Where it comes from.
+        Source.
     description : str
-        What it is, in a line.
+        One line.
     kind : type
         Its class.
     """
@@ -49,14 +49,14 @@ class Baseline:
         seed : int
             Its `random_state`.
         device : str
-            Where it works; ``"auto"`` is a GPU if there is one.
+            Device to compute on.
         """
         return self.kind(random_state=seed, device=device)
 
 
 _TOOLBOX = "Palm, Prediction as a candidate for learning deep hierarchical models of data (2012); DeepLearnToolbox, "
 
-#: All baselines by name. Each is called with a seed and a device and gives a new classifier.
+#: All baselines by name. Calling one with a seed and a device returns a new classifier.
 BASELINES: dict[str, Baseline] = {
     "raw-1nn": Baseline(
         "raw pixels + 1-NN",
@@ -104,28 +104,28 @@ BASELINES: dict[str, Baseline] = {
         "dropout network (toolbox)",
         "toolbox",
         _TOOLBOX + "test_example_NN.m, example 3",
-        "100 tanh units, dropout 0.5, rate 2, one pass",
+        "100 tanh units, dropout 0.5, rate 2, one epoch",
         ToolboxDropoutNetwork,
     ),
     "dbn-toolbox": Baseline(
         "deep belief network (toolbox)",
         "toolbox",
         _TOOLBOX + "test_example_DBN.m, example 2",
-        "RBMs of 100-100 units, one pass each, backpropagation at rate 2, one pass",
+        "RBMs of 100-100 units, one epoch each, backpropagation at rate 2, one epoch",
         ToolboxDeepBeliefNetwork,
     ),
     "cnn-toolbox": Baseline(
         "convolutional network (toolbox)",
         "toolbox",
         _TOOLBOX + "test_example_CNN.m",
-        "5x5 convolutions to 6 and 12 maps, logistic units, rate 1, one pass",
+        "5x5 convolutions to 6 and 12 maps, logistic units, rate 1, one epoch",
         ToolboxConvolutionalNetwork,
     ),
     "sae-toolbox": Baseline(
         "autoencoder (toolbox)",
         "toolbox",
         _TOOLBOX + "test_example_SAE.m, example 1",
-        "100 units that see half of the pixels, one pass, backpropagation at rate 1, one pass",
+        "100 units, half of the pixels dropped, one epoch, backpropagation at rate 1, one epoch",
         ToolboxAutoencoder,
     ),
 }

@@ -1,18 +1,19 @@
-"""The networks as the toolbox has them that the paper used "with their default parameter settings".
+"""The networks of the toolbox that the paper used "with their default parameter settings".
 
 The toolbox is R. B. Palm's DeepLearnToolbox for MATLAB (https://github.com/rasmusbergpalm/DeepLearnToolbox). Its
-defaults are those of `nnsetup.m` and of the examples in its tests, one pass over the data each. What differs from
-today's custom: logistic outputs with squared error, plain gradient descent at rates of 1 and 2, weights that start
-four times as large, small networks, and no choice of the number of passes. Its autoencoder is a denoising one: the
-penalty for activity is off by default. The toolbox wants the samples to fill whole batches; here the rest of a pass
-is left out, and fewer samples than a batch make one batch.
+defaults are those of `nnsetup.m` and of the examples in its tests, one epoch each. Differences from today's custom:
+logistic outputs with squared error, plain gradient descent at rates of 1 and 2, initial weights four times as large,
+small networks, and a fixed number of epochs. Its autoencoder is a denoising one: the penalty for activity is off by
+default. The toolbox requires whole batches; here the remaining samples of an epoch are left out, and fewer samples than
+a batch make one batch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,26 +35,15 @@ _MOMENTUM = 0.5
 _EPS = 2.0**-52  # MATLAB's
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class _Toolbox(NetworkClassifier):
     """Logistic outputs, half the squared error, gradient descent at a constant rate."""
 
     _falling_rate: ClassVar[bool] = False
     _momentum: ClassVar[float] = _MOMENTUM
-
-    def __init__(
-        self,
-        *,
-        epochs: int | None = 1,
-        batch_size: int = _BATCH,
-        learning_rate: float = 2.0,
-        random_state: Any = None,
-        device: str = "auto",
-    ) -> None:
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.random_state = random_state
-        self.device = device
+    epochs: int | None = 1
+    batch_size: int | None = _BATCH
+    learning_rate: float = 2.0
 
     def _loss(self, logits: Tensor, codes: Tensor) -> Tensor:
         target = nn.functional.one_hot(codes, len(self.classes_)).to(logits.dtype)
@@ -67,18 +57,17 @@ class _Toolbox(NetworkClassifier):
         return outputs / outputs.sum(1, keepdim=True)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ToolboxDropoutNetwork(_Toolbox):
-    """One hidden layer of 100 scaled hyperbolic tangents, half of them left out; pixels standardised.
+    """One hidden layer of 100 scaled hyperbolic tangents, half of them dropped; pixels standardised.
 
-    The third example of `test_example_NN.m`. A pixel that is the same in all training images is divided by
-    2.2e-16, as there: where it differs in another image, it decides.
+    The third example of `test_example_NN.m`. A pixel that is constant over the training images is divided by
+    2.2e-16, as there: where it differs in another image, it dominates.
 
     Parameters
     ----------
-    epochs : int, optional
-        Passes over the data; None lets held-out training samples decide.
-    batch_size, learning_rate, random_state, device
-        As for :class:`~studies.baselines.DropoutNetwork`, with the toolbox's defaults.
+    epochs, batch_size, learning_rate, random_state, device
+        As for :class:`~studies.baselines.NetworkClassifier`, with the toolbox's defaults.
     """
 
     def _network(self, images: Tensor, n_classes: int) -> nn.Module:
@@ -87,15 +76,16 @@ class ToolboxDropoutNetwork(_Toolbox):
         return nn.Sequential(nn.Flatten(), _Standardise(rows), first, _Tanh(), _Dropout(0.5), last)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ToolboxDeepBeliefNetwork(_Toolbox):
-    """Two RBMs of 100 units, one pass of CD-1 at rate 1 each from zero weights, then backpropagation.
+    """Two RBMs of 100 units, one epoch of CD-1 at rate 1 each from zero weights, then backpropagation.
 
     The second example of `test_example_DBN.m`.
 
     Parameters
     ----------
     epochs, batch_size, learning_rate, random_state, device
-        As for :class:`ToolboxDropoutNetwork`; pre-training is one pass whatever `epochs` is.
+        As for :class:`ToolboxDropoutNetwork`; pre-training is always one epoch.
     """
 
     def _network(self, images: Tensor, n_classes: int) -> nn.Module:
@@ -107,39 +97,25 @@ class ToolboxDeepBeliefNetwork(_Toolbox):
     def _pretrain(self, images: Tensor) -> Sequence[Layer]:
         x, layers = images.flatten(1), []
         for _ in range(2):
-            weight, bias = _one_pass_of_contrastive_divergence(x, _HIDDEN, self._batch(len(x)))
+            weight, bias = _one_epoch_of_contrastive_divergence(x, _HIDDEN, self._batch(len(x)))
             layers.append((weight, bias))
             x = torch.sigmoid(x @ weight.T + bias)
         return layers
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ToolboxAutoencoder(_Toolbox):
-    """An autoencoder of 100 units that sees half of the pixels, one pass at rate 1, then backpropagation.
+    """An autoencoder of 100 units with half of the pixels dropped, one epoch at rate 1, then backpropagation.
 
     The first example of `test_example_SAE.m`.
 
     Parameters
     ----------
     epochs, batch_size, learning_rate, random_state, device
-        As for :class:`ToolboxDropoutNetwork`; pre-training is one pass whatever `epochs` is.
+        As for :class:`ToolboxDropoutNetwork`; pre-training is always one epoch.
     """
 
-    def __init__(
-        self,
-        *,
-        epochs: int | None = 1,
-        batch_size: int = _BATCH,
-        learning_rate: float = 1.0,
-        random_state: Any = None,
-        device: str = "auto",
-    ) -> None:
-        super().__init__(
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            random_state=random_state,
-            device=device,
-        )
+    learning_rate: float = 1.0
 
     def _network(self, images: Tensor, n_classes: int) -> nn.Module:
         size = math.prod(images.shape[1:])
@@ -159,6 +135,7 @@ class ToolboxAutoencoder(_Toolbox):
         return [(up.weight.detach(), up.bias.detach())]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ToolboxConvolutionalNetwork(_Toolbox):
     """5x5 convolutions to 6 and to 12 maps, each halved by averages; logistic units throughout.
 
@@ -172,28 +149,14 @@ class ToolboxConvolutionalNetwork(_Toolbox):
 
     _momentum: ClassVar[float] = 0.0
 
-    def __init__(
-        self,
-        *,
-        epochs: int | None = 1,
-        batch_size: int = 50,
-        learning_rate: float = 1.0,
-        random_state: Any = None,
-        device: str = "auto",
-    ) -> None:
-        super().__init__(
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            random_state=random_state,
-            device=device,
-        )
+    batch_size: int | None = 50
+    learning_rate: float = 1.0
 
     def _network(self, images: Tensor, n_classes: int) -> nn.Module:
         height, width = image_shape(images.shape[1:])
         if any(side % 4 or side < 16 for side in (height, width)):
             raise ValueError(
-                f"X must have images of a multiple of 4 and at least 16 pixels a side, got {height}x{width}"
+                f"X must have images of a multiple of 4 and at least 16 pixels per side, got {height}x{width}"
             )
         size = 12 * (height // 4 - 3) * (width // 4 - 3)
         last = nn.Linear(size, n_classes)
@@ -214,7 +177,7 @@ class ToolboxConvolutionalNetwork(_Toolbox):
 
 
 def half_squares(outputs: Tensor, target: Tensor) -> Tensor:
-    """Half the squared error of a sample, on average."""
+    """Half the squared error per sample, averaged."""
     return (outputs - target).square().sum(1).mean() / 2
 
 
@@ -233,7 +196,7 @@ class _Tanh(nn.Module):
 
 
 class _Dropout(nn.Module):
-    """Leaves units out in training, and scales all of them down afterwards."""
+    """Drops units in training, and scales all of them down afterwards."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -258,8 +221,8 @@ class _Standardise(nn.Module):
 
 
 @torch.no_grad()
-def _one_pass_of_contrastive_divergence(x: Tensor, n_hidden: int, batch_size: int, rate: float = 1.0) -> Layer:
-    """CD-1 from zero weights. Hidden states are drawn for the data, too: that is what tells the units apart."""
+def _one_epoch_of_contrastive_divergence(x: Tensor, n_hidden: int, batch_size: int, rate: float = 1.0) -> Layer:
+    """CD-1 from zero weights. Hidden states are drawn for the data, too: only that breaks the symmetry of the units."""
     weight = x.new_zeros(n_hidden, x.shape[1])
     visible_bias, bias = x.new_zeros(x.shape[1]), x.new_zeros(n_hidden)
     order = torch.randperm(len(x), device=x.device)

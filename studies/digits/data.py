@@ -1,4 +1,4 @@
-"""Digits and patches of photographs, and which of them a cell is given."""
+"""The data of experiments 1 and 2: digits and patches of photographs, and the random subsets of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mvrbm.io.datasets import DatasetError, load
+from mvrbm.errors import DatasetError
+from mvrbm.io.datasets import load
 from mvrbm.io.datasets import patches as cut
 
 Array = NDArray[Any]
 
-#: Patches of photographs as one file (n, 128, 128) of bytes, for machines without scikit-image.
-PATCHES = "natural-patches.npy"
+#: Patches of photographs as one file (n, 128, 128) of bytes, for machines without scikit-image: training patches and
+#: test patches of other photographs, and patches of all photographs.
+PATCHES, ALL_PATCHES = "natural-patches.npy", "natural-patches-all.npy"
 _PATCH = 128
 _TRAIN_PATCHES, _TEST_PATCHES = 1000, 250
 _SPLIT_SEED = 2016  # of the digits held out where a set has no test part
@@ -42,10 +44,10 @@ def digits(name: str, n_test: int | None, data_dir: str | None) -> Digits:
     name : str
         ``"mnist"``, which has a test part, or ``"mnist-5k"``, which has none.
     n_test : int, optional
-        Test digits, as many of each class: of the test part, or held out where there is none.
-        The whole test part if not given.
+        Number of test digits, balanced over the classes: from the test part, or held out where there is none.
+        Default: the whole test part.
     data_dir : str, optional
-        Where to look for files.
+        Folder to search for files.
     """
     whole = load(name, data_dir=data_dir)
     if name == "mnist":
@@ -60,7 +62,7 @@ def digits(name: str, n_test: int | None, data_dir: str | None) -> Digits:
 def subset(size: int, n: int, seed: int) -> Array:
     """Draw `n` of `size` rows: the random subset number `seed`."""
     if n > size:
-        raise ValueError(f"{n:,} training digits are wanted, there are {size:,}")
+        raise ValueError(f"{n:,} training digits are requested, there are {size:,}")
     return np.random.default_rng(seed).choice(size, n, replace=False)
 
 
@@ -70,7 +72,7 @@ def balanced(labels: Array, each: int, seed: int) -> Array:
     rows = [random.permutation(np.flatnonzero(labels == digit))[:each] for digit in range(10)]
     shortest = min(len(part) for part in rows)
     if shortest < each:
-        raise ValueError(f"{each:,} of each digit are wanted, there are only {shortest:,} of one")
+        raise ValueError(f"{each:,} of each digit are requested, there are only {shortest:,} of one")
     return np.stack(rows, 1).reshape(-1)
 
 
@@ -81,26 +83,43 @@ def balanced(labels: Array, each: int, seed: int) -> Array:
 def photographs(data_dir: str | None) -> tuple[Array, Array]:
     """Return training and test patches of photographs, bytes (n, 128, 128), of different photographs.
 
-    They are cut out of ``"natural-images"``, or read from the file `PATCHES` in `data_dir` or the folder
-    that ``MVRBM_DATA`` names, if there is one.
+    They are read from the file `PATCHES` in `data_dir` or in the folder that ``MVRBM_DATA`` names, if there is one,
+    and otherwise cut out of ``"natural-images"``.
     """
-    for folder in (data_dir, os.environ.get("MVRBM_DATA")):
-        if folder and (Path(folder) / PATCHES).is_file():
-            stored = np.load(Path(folder) / PATCHES, allow_pickle=False)
-            wanted = (_TRAIN_PATCHES + _TEST_PATCHES, _PATCH, _PATCH)
-            if stored.shape != wanted or stored.dtype != np.uint8:
-                raise DatasetError(f"{Path(folder) / PATCHES} should be bytes of shape {wanted}, is {stored.shape}")
-            return stored[:_TRAIN_PATCHES], stored[_TRAIN_PATCHES:]
+    stored = _stored(PATCHES, _TRAIN_PATCHES + _TEST_PATCHES, data_dir)
+    if stored is not None:
+        return stored[:_TRAIN_PATCHES], stored[_TRAIN_PATCHES:]
     images = load("natural-images").arrays
     held_out = images[::5]
     others = [image for number, image in enumerate(images) if number % 5]
-    parts = ((others, _TRAIN_PATCHES, 0), (held_out, _TEST_PATCHES, 1))
-    train, test = (np.round(255 * cut(part, _PATCH, n, seed=seed)).astype(np.uint8) for part, n, seed in parts)
-    return train, test
+    return _cut(others, _TRAIN_PATCHES, 0), _cut(held_out, _TEST_PATCHES, 1)
 
 
-def write_photographs(folder: Path) -> Path:
-    """Write the patches to a file, to be taken to a machine without scikit-image."""
+def all_photographs(data_dir: str | None) -> Array:
+    """Return patches of all photographs, bytes (n, 128, 128); from the file `ALL_PATCHES` if there is one."""
+    stored = _stored(ALL_PATCHES, _TRAIN_PATCHES, data_dir)
+    return _cut(load("natural-images").arrays, _TRAIN_PATCHES, 0) if stored is None else stored
+
+
+def _cut(images: Any, n: int, seed: int) -> Array:
+    return np.round(255 * cut(images, _PATCH, n, seed=seed)).astype(np.uint8)
+
+
+def _stored(name: str, n: int, data_dir: str | None) -> Array | None:
+    """Return the patches of a file in `data_dir` or in the folder that ``MVRBM_DATA`` names, None if there is none."""
+    for folder in (data_dir, os.environ.get("MVRBM_DATA")):
+        if folder and (Path(folder) / name).is_file():
+            stored: Array = np.load(Path(folder) / name, allow_pickle=False)
+            if stored.shape != (n, _PATCH, _PATCH) or stored.dtype != np.uint8:
+                wanted = (n, _PATCH, _PATCH)
+                raise DatasetError(f"{Path(folder) / name} should be bytes of shape {wanted}, is {stored.shape}")
+            return stored
+    return None
+
+
+def write_patches(folder: Path) -> list[Path]:
+    """Write both sets of patches to files, to take them to a machine without scikit-image."""
     folder.mkdir(parents=True, exist_ok=True)
-    np.save(folder / PATCHES, np.concatenate(photographs(None)))
-    return folder / PATCHES
+    for name, patches in ((PATCHES, np.concatenate(photographs(None))), (ALL_PATCHES, all_photographs(None))):
+        np.save(folder / name, patches)
+    return [folder / PATCHES, folder / ALL_PATCHES]

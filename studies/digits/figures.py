@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from studies.canvas import OURS, PAPERS, RAW, Drawing, bare, blank, legend_below
 from studies.digits import work
-from studies.digits.findings import TUNED, Evidence
-from studies.digits.plan import BATCH, capped, own_passes
-from studies.evidence import Measured
+from studies.digits.evidence import TUNED, Evidence
+from studies.digits.plan import BATCH, capped, own_epochs
+from studies.report import OURS, PAPERS, RAW, Drawing, Measured, bare, blank, legend_below
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,11 +32,11 @@ _BARS = "Bars: from the best to the worst random subset."
 
 
 def _rows_of_images(rows: Mapping[str, Array]) -> Canvas:
-    """Draw a row of small images for each label."""
+    """Draw one row of small images per label."""
     count = min(_COLUMNS, *(len(images) for images in rows.values()))
     from matplotlib.figure import Figure
 
-    # In inches: laid out by hand, for automatic layouts do not know how wide the strips will be.
+    # In inches, and by hand: automatic layouts do not know the width of the strips.
     left, side, gap = 1.6, 0.75, 0.08
     width, height = left + count * side + gap, len(rows) * (side + gap) + gap
     canvas = Figure(figsize=(width, height))
@@ -80,7 +79,7 @@ def denoising(evidence: Evidence) -> Drawing | None:
         rows[title if psnr is None else f"{title}\n{psnr.mean:.1f} dB"] = images[key]
     return Drawing(
         _rows_of_images(rows),
-        "Nines: original, with black and white speckles, and after three ways to remove these",
+        "Nines: original, with black and white speckles, and denoised by three methods",
         f"Test nines with 10 % salt and pepper, hidden {hidden[0]}x{hidden[1]}, the paper's recipe. The numbers are "
         "means over all test nines and subsets. The counterpart of the paper's Figure 1.",
     )
@@ -127,7 +126,7 @@ def _rows(images: Array) -> list[Array]:
 
 
 def reconstructions(evidence: Evidence) -> Drawing | None:
-    """Test digits and what the models make of them."""
+    """Test digits and their reconstructions by the models."""
     rows: dict[str, Array] = {}
     for model, recipe, title in (
         ("mvrbm", "paper", "MVRBM, paper's"),
@@ -147,8 +146,8 @@ def reconstructions(evidence: Evidence) -> Drawing | None:
     return Drawing(
         _rows_of_images(rows),
         "Test digits and their reconstructions by four models; those of the small classic RBM are blurred",
-        "Test digits and their reconstructions from the hidden layer; the numbers are squared errors a test digit. The "
-        "counterpart of the paper's Figure 2 (b) and (c).",
+        "Test digits and their reconstructions from the hidden layer; the numbers are squared errors per test digit. "
+        "The counterpart of the paper's Figure 2 (b) and (c).",
     )
 
 
@@ -157,7 +156,7 @@ def reconstructions(evidence: Evidence) -> Drawing | None:
 
 def _line(ax: Axes, points: Mapping[int, Measured], label: str, colour: str, mark: str, **style: Any) -> None:
     y = [one.mean for one in points.values()]
-    # Not standard deviations: where some trainings fail, these reach to errors that none of them has.
+    # Not standard deviations: where some training runs fail, these would extend beyond all measured errors.
     bars = [(one.mean - min(one.values), max(one.values) - one.mean) for one in points.values()]
     options = {"color": colour, "marker": mark, "markersize": 4.5, "linewidth": 1.5, "capsize": 2.5, **style}
     ax.errorbar(list(points), y, yerr=np.array(bars).T, label=label, **options)
@@ -213,13 +212,13 @@ def against_n(evidence: Evidence) -> Drawing | None:
         canvas,
         "Error against the number of training samples, falling for all three; the MVRBM's is about that of raw pixels",
         f"1-NN on hidden probabilities and on raw pixels, T = {stop:,}{limited}; our recipe has "
-        f"{scale.own_epochs} passes, or {scale.own_updates:,} updates where that is more. {_BARS} "
+        f"{scale.own_epochs} epochs, or {scale.own_updates:,} updates where that is more. {_BARS} "
         "The counterpart of the paper's Figure 3 (a).",
     )
 
 
 def against_t(evidence: Evidence) -> Drawing | None:
-    """Error against the number of passes."""
+    """Error against the number of epochs."""
     scale, n = evidence.scale, evidence.scale.curve_n
     points = {capped(scale, n, t): one for t in scale.curve_stops if (one := evidence.by_paper(n, t)) is not None}
     if not points:
@@ -236,15 +235,17 @@ def against_t(evidence: Evidence) -> Drawing | None:
             ax.plot(list(curve), list(curve.values()), color=PAPERS, linewidth=0.8, alpha=0.45, label="each subset")
         y = [one.mean for one in shown.values()]
         ax.plot(list(shown), y, "o-", color=PAPERS, label="MVRBM, paper's recipe, mean")
-        if own is not None and own_passes(scale, n) >= min(shown):
-            _line(ax, {own_passes(scale, n): own}, "MVRBM, our recipe", OURS, "s", linestyle="none", markersize=6)
+        if own is not None and own_epochs(scale, n) >= min(shown):
+            _line(ax, {own_epochs(scale, n): own}, "MVRBM, our recipe", OURS, "s", linestyle="none", markersize=6)
         if raw is not None:
             ax.axhline(raw.mean, color=RAW, linestyle="--", linewidth=1.2, label="raw pixels")
         if scale.data == "mnist":
             ax.plot([300, 3000], [0.0571, 0.0520], "*", color="black", markersize=10, label="the paper's numbers")
-    axes[0].axvline(_STABLE_AFTER, color="black", linestyle=":", linewidth=1, label="T = 70: stable, says the paper")
+    axes[0].axvline(
+        _STABLE_AFTER, color="black", linestyle=":", linewidth=1, label="T = 70: stable according to the paper"
+    )
     for ax in axes:
-        _log_error(ax, "passes over the data T")
+        _log_error(ax, "epochs T")
     if len(axes) > 1:
         axes[1].set_ylabel("")
         axes[0].set_title("all T")
@@ -252,14 +253,14 @@ def against_t(evidence: Evidence) -> Drawing | None:
     legend_below(canvas, axes, 3)
     return Drawing(
         canvas,
-        "Error against the number of passes: high at first, then near that of raw pixels",
-        f"N = {n:,}, the mean of {len(subsets)} random subsets and each of them. Some overshoot at first, and come "
-        "back at different times. The counterpart of the paper's Figure 3 (b).",
+        "Error against the number of epochs: high at first, then near that of raw pixels",
+        f"N = {n:,}, the mean of {len(subsets)} random subsets and each of them. Some overshoot at first, and recover "
+        "at different times. The counterpart of the paper's Figure 3 (b).",
     )
 
 
 def comparison(evidence: Evidence) -> Drawing | None:
-    """Error against N of everything that is compared, in three panels."""
+    """Error against N of all methods that are compared, in three panels."""
     curves = evidence.curves()
     base = {label: curves[label] for label in _COMMON if label in curves}
     tuned = {TUNED: curves.pop(TUNED)} if TUNED in curves else {}
@@ -269,7 +270,7 @@ def comparison(evidence: Evidence) -> Drawing | None:
     modern = {title: points for title, points in others.items() if title not in toolbox and title not in family}
     panels = {
         "networks of the paper's toolbox": toolbox,
-        "networks as customary today": {**tuned, **modern},
+        "networks with today's settings": {**tuned, **modern},
         "other Boltzmann machines": family,
     }
     panels = {title: lines for title, lines in panels.items() if lines}
@@ -311,8 +312,8 @@ def growth(evidence: Evidence) -> Drawing | None:
     """Parameters, time and error of the MVRBM and the classic RBM for growing images."""
     panels = (
         ("parameters", "parameters", 1.0),
-        ("seconds_per_update", "ms an update", 1e3),
-        ("error", "squared error a pixel", 1.0),
+        ("seconds_per_update", "ms per update", 1e3),
+        ("error", "squared error per pixel", 1.0),
     )
     if not evidence.growth("mvrbm", "parameters"):
         return None
@@ -348,9 +349,9 @@ def growth(evidence: Evidence) -> Drawing | None:
         canvas,
         "Parameters and time grow far faster with the image's side for the classic RBM than for the MVRBM",
         "Patches of photographs, errors on patches of other photographs. Hidden layers have three quarters of the "
-        f"side; batches of {BATCH}, our recipe for both, {evidence.scale.photograph_epochs} passes over "
-        f"{evidence.scale.photographs:,} patches. A pass has {-(-evidence.scale.photographs // BATCH)} updates: where "
-        "images are small, most of the time of an update is what a pass costs by itself, on a GPU more so.",
+        f"side; batches of {BATCH}, our recipe for both, {evidence.scale.photograph_epochs} epochs of "
+        f"{evidence.scale.photographs:,} patches. An epoch has {-(-evidence.scale.photographs // BATCH)} updates: for "
+        "small images its fixed cost dominates, even more so on a GPU.",
     )
 
 

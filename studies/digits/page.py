@@ -1,43 +1,24 @@
-"""From stored cells to `results.json`, figures and the report."""
+"""The page of experiments 1 and 2: sections, tables and figures, made from their findings."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mvrbm import __version__
-from mvrbm.report import Figure, Page, Section, Table
-from studies.cells import Store, whole
+from mvrbm.report import Page, Section, Table
 from studies.digits import work
+from studies.digits.evidence import Evidence
 from studies.digits.figures import FIGURES
-from studies.digits.findings import Evidence, results
-from studies.digits.plan import SCALES
-from studies.pages import DASH, claims, drawn, mean, section, worse
+from studies.report import DASH, claims, draw_all, incomplete, mean, section, worse
 
-__all__ = ["report_of", "write_report"]
+__all__ = ["page_of"]
 
 
-def write_report(folder: Path, scale_name: str, store: Store, *, seeds: int, first_seed: int = 0) -> dict[str, str]:
-    """Write `results.json`, `figures/` and `report.html` into a folder, and return where the first and last are."""
-    evidence = Evidence(store, SCALES[scale_name], seeds=seeds, first_seed=first_seed)
-    if not evidence.stored:
-        raise ValueError(f"{folder} holds no finished cells: there is nothing to report on")
-    found = results(evidence, scale_name)
-    found["seeds"], found["first_seed"] = seeds, first_seed
-    with whole(folder / "results.json") as staging:
-        staging.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    page = report_of(found, drawn(folder, FIGURES, evidence), evidence)
-    return {"results": str(folder / "results.json"), "report": str(page.write(folder / "report.html"))}
-
-
-# -- the page ---------------------------------------------------------------------------------------
-
-
-def report_of(found: Mapping[str, Any], figures: Mapping[str, Figure], evidence: Evidence) -> Page:
-    """Return the page of experiments 1 and 2."""
-    cells = found["cells"]
+def page_of(found: Mapping[str, Any], evidence: Evidence, folder: Path) -> Page:
+    """Return the page of experiments 1 and 2, and save its figures under a folder."""
+    figures = draw_all(folder, FIGURES, evidence)
     lead = (
         "Denoising, reconstruction, filters and classification of handwritten digits (sections 4.1 and 4.2 of the "
         "paper): its numbers, ours, and the difference."
@@ -45,13 +26,11 @@ def report_of(found: Mapping[str, Any], figures: Mapping[str, Figure], evidence:
     if not found["comparable_with_the_paper"]:
         lead += (
             " This is a quick run on few digits and few updates: it shows that everything works, and its numbers are"
-            " not to be compared with the paper's, which stand beside them all the same."
+            " not to be compared with the paper's, which are shown all the same."
         )
-    if cells["stored"] < cells["planned"]:
-        lead += f" {cells['planned'] - cells['stored']} of {cells['planned']} cells are not computed yet."
     sections = [
         Section("Numbers", worse(found), _numbers(found, evidence)),
-        Section("What the paper says", claims(found)),
+        Section("Claims of the paper", claims(found)),
         section("Denoising", figures, ["denoising"], _denoising(found)),
         section("Filters", figures, ["filters"], _filters(found)),
         section("Reconstruction", figures, ["reconstructions"], _reconstruction(found)),
@@ -63,7 +42,7 @@ def report_of(found: Mapping[str, Any], figures: Mapping[str, Figure], evidence:
     ]
     return Page(
         title="Experiments 1 and 2: the paper's numbers and ours",
-        lead=lead,
+        lead=lead + incomplete(found),
         sections=[section for section in sections if section is not None],
         footer=f"mvrbm {__version__}. Digits: MNIST (LeCun and Cortes).",
     )
@@ -71,7 +50,7 @@ def report_of(found: Mapping[str, Any], figures: Mapping[str, Figure], evidence:
 
 def _numbers(found: Mapping[str, Any], evidence: Evidence) -> list[Table]:
     where = evidence.where(cell for cell, _ in evidence.found(work.classify))
-    timed = f" Training: seconds of one of the trainings, on {where}." if where else ""
+    timed = f" Training: seconds of one training run, on {where}." if where else ""
     captions = {
         "error": "Share of test digits, by the nearest neighbour in hidden probabilities. Means over random subsets ± "
         f"half the width of their 95 % interval (number of subsets). ✓ is no worse than the paper, or reached.{timed}",
@@ -79,12 +58,12 @@ def _numbers(found: Mapping[str, Any], evidence: Evidence) -> list[Table]:
         "denoising": "Test nines with 10 % salt and pepper: mean PSNR of our denoiser, and how far that is above the "
         "3x3 median filter's.",
     }
-    titles = {"error": "error of 1-NN", "reconstruction": "squared error an image", "denoising": "denoising"}
+    titles = {"error": "error of 1-NN", "reconstruction": "squared error per image", "denoising": "denoising"}
     tables = []
     for kind, caption in captions.items():
         rows = [_number(row) for row in found["numbers"] if row["key"].startswith(kind)]
         header = [titles[kind], "paper", "ours", "difference", "raw pixels", "training", "wanted"]
-        # Tables are narrow: a column that says nothing is left out.
+        # Tables are narrow: empty columns are left out.
         kept = [i for i in range(len(header)) if i == 0 or any(row[i] != DASH for row in rows)]
         if rows:
             tables.append(Table([header[i] for i in kept], [[row[i] for i in kept] for row in rows], caption))
@@ -96,7 +75,7 @@ def _number(row: Mapping[str, Any]) -> list[str]:
     raw, than_paper, reached = row["raw_pixels"], row.get("better_than_the_paper"), row.get("reached")
     sign = "≤" if row["lower_is_better"] else "≥"
     return [
-        row["title"] if row["unit"] else row["title"].split(", ", 1)[1],  # what it is the error of, the header says
+        row["title"] if row["unit"] else row["title"].split(", ", 1)[1],  # the header says the rest
         DASH if row["paper"] is None else f"{row['paper']:.4f}",
         mean(row["ours"], decimals) + (unit if row["ours"] else ""),
         f"{row['difference']:+.{decimals}f}{_MARKS[than_paper]}" if "difference" in row else DASH,
@@ -173,7 +152,15 @@ def _reconstruction(found: Mapping[str, Any]) -> list[Table]:
     if not rows:
         return []
     rows.insert(0, ["MVRBM, as the paper reports", "3,000", "10.8488", DASH, f"{10.8488 / 784:.5f}", "2,809", DASH])
-    header = ["squared error an image", "passes", "training digits", "test digits", "a pixel", "parameters", "training"]
+    header = [
+        "squared error per image",
+        "epochs",
+        "training digits",
+        "test digits",
+        "per pixel",
+        "parameters",
+        "training",
+    ]
     return [Table(header, rows)]
 
 
@@ -228,8 +215,8 @@ def _costs(found: Mapping[str, Any]) -> list[Table]:
         for name, row in last.items()
     ]
     caption = (
-        "Training at the largest N of each. Where several shared a machine, alone each would have been faster; times "
-        "on different machines are not to be compared."
+        "Training at the largest N of each. Cells that shared a machine would have been faster alone; times on "
+        "different machines are not comparable."
     )
     return [Table(["method", "N", "parameters", "training", "measured on"], rows, caption)] if rows else []
 
@@ -257,18 +244,18 @@ def _growth(found: Mapping[str, Any]) -> list[Table]:
                 *(f"{model['error'][side]:.4f}" for model in (ours, theirs)),
             ]
         )
-    header = ["image", "parameters", "RBM", "an update", "RBM", "error a pixel", "RBM"]
-    caption = "Each time the MVRBM and the classic RBM. Timed alone, after a first pass."
+    header = ["image", "parameters", "RBM", "per update", "RBM", "error per pixel", "RBM"]
+    caption = "The MVRBM, and in the next column the classic RBM. Timed alone, after a first epoch."
     return [Table(header, rows, caption)] if rows else []
 
 
 def _about(found: Mapping[str, Any], evidence: Evidence) -> list[str]:
     scale = evidence.scale
     return [
-        f"Scale {found['scale']}: {scale.data}, {found['seeds']} random subsets a point, beginning with number "
+        f"Scale {found['scale']}: {scale.data}, {found['seeds']} random subsets per point, beginning with number "
         f"{found['first_seed']}; fewer where training is long. {found['cells']['stored']} cells, "
-        f"{found['seconds']:,.0f} s of work in all.",
+        f"{found['seconds']:,.0f} s of work in total.",
         f"Machines: {'; '.join(found['machines'])}.",
-        f"Made by: mvrbm reproduce digits --scale {found['scale']} --seeds {found['seeds']} --out DIR. All numbers are "
-        "in results.json, every figure as PNG and SVG in figures/, every cell in cells/.",
+        f"Command: python -m studies digits --scale {found['scale']} --seeds {found['seeds']} --out DIR. All numbers "
+        "are in results.json, every figure as PNG and SVG in figures/, every cell in cells/.",
     ]

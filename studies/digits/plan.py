@@ -1,4 +1,4 @@
-"""Which cells there are, at which scale, and in which order: the whole plan is in the tables of this file."""
+"""The plan of experiments 1 and 2: which cells there are, at which scale, and in which order, all in tables."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mvrbm.estimators.classifiers import MVRBMClassifier
+from mvrbm import MVRBMClassifier
 from mvrbm.learning import RECIPES
 from studies.baselines import BASELINES
 from studies.cells import Cell, planned
 from studies.digits import work
 
-__all__ = ["EXPERIMENTS", "GROUPS", "SCALES", "Scale", "capped", "own_passes", "plan", "tuned_passes"]
+__all__ = ["EXPERIMENTS", "GROUPS", "SCALES", "Scale", "capped", "own_epochs", "plan", "tuned_epochs"]
 
-# The others are groups of their own here: the same subsets, the same recipe and as many passes as the MVRBM.
+# The others are groups of their own here: the same subsets, recipe and number of epochs as the MVRBM.
 _NETWORKS = tuple(name for name in BASELINES if name not in ("raw-1nn", "rbm-1nn"))
 BATCH = 100
 NOISE = 0.1
@@ -23,26 +23,26 @@ DIGIT = 9
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers of a whole run.
+    """The numbers of a whole run.
 
-    Numbers of passes are the paper's; where `most_updates` is given, a training ends there at the latest.
+    Numbers of epochs are the paper's; `most_updates`, where it is not None, limits every training run.
     """
 
     data: str
     n_test: int | None  # test digits; None: all of the test part
-    seeds: int  # random subsets a point
-    # At most, by group and N (None: every N). Where training is long and its spread small, or beside the point, fewer
-    # will do; the report says with how many each mean was made.
+    seeds: int  # random subsets per point
+    # Upper limits, by group and N (None: every N), where training is long and its spread small or irrelevant. The
+    # report gives the number of subsets of every mean.
     fewer_seeds: Mapping[tuple[str, int | None], int]
     hidden: tuple[int, int]
     most_updates: int | None
     # Classification by the paper's recipe.
     sizes: tuple[int, ...]  # N
-    stops: tuple[int, ...]  # T; one training, looked at several times
+    stops: tuple[int, ...]  # T; one training run, measured several times
     curve_n: int
     curve_stops: tuple[int, ...]
     points: tuple[tuple[int, int], ...]  # (N, T)
-    # Our own recipe: so many passes, or so many updates where that is more.
+    # Our own recipe: this many epochs, or this many updates where that is more.
     own_epochs: int
     own_updates: int
     # Other models and methods, by N.
@@ -50,7 +50,7 @@ class Scale:
     tvrbm_sizes: tuple[int, ...]
     baseline_sizes: tuple[int, ...]
     baselines: tuple[str, ...]
-    # The MVRBM with a softmax on top, fine-tuned: so many passes, or so many updates where that is more; N as above.
+    # The MVRBM with a softmax on top, fine-tuned: this many epochs, or updates where that is more; N as above.
     tuned_hidden: tuple[int, int]
     tuned_rank: int
     tuned_epochs: int
@@ -154,7 +154,7 @@ SCALES: dict[str, Scale] = {
         photographs=300,
         photograph_epochs=5,
     ),
-    # Means nothing: for tests of the machinery.
+    # Too small to mean anything: for tests.
     "tiny": Scale(
         data="mnist-5k",
         n_test=100,
@@ -197,18 +197,18 @@ def _common(scale: Scale, seed: int) -> dict[str, Any]:
 
 
 def _recipe(name: str) -> dict[str, Any]:
-    # With its numbers: a cell made with other ones is another cell.
+    # With its numbers: a cell with other numbers is another cell.
     numbers = {key: value for key, value in RECIPES[name].config().items() if key != "n_epochs"}
     return {"recipe": name, "numbers": numbers}
 
 
 def capped(scale: Scale, n: int, epochs: int) -> int:
-    """Return the passes that a training has: fewer where it may not have as many updates."""
+    """Return the number of epochs of a training run, lowered where the scale limits its updates."""
     return epochs if scale.most_updates is None else max(1, min(epochs, scale.most_updates * BATCH // n))
 
 
-def own_passes(scale: Scale, n: int) -> int:
-    """Return the passes that our own recipe has."""
+def own_epochs(scale: Scale, n: int) -> int:
+    """Return the number of epochs of our own recipe."""
     return max(scale.own_epochs, -(-scale.own_updates // -(-n // BATCH)))
 
 
@@ -225,7 +225,7 @@ def _classify(group: str, scale: Scale, model: str, recipe: str, n: int, stops: 
 
 
 def _by_paper(group: str, scale: Scale, n: int, seed: int) -> Cell:
-    """One training serves every figure that has this N."""
+    """Return the one training run that serves every figure with this N."""
     stops = {*scale.stops, *(t for size, t in scale.points if size == n)}
     stops |= set(scale.curve_stops) if n == scale.curve_n else set()
     return _classify(group, scale, "mvrbm", "paper", n, (capped(scale, n, stop) for stop in stops), seed)
@@ -249,7 +249,7 @@ def _against_n(scale: Scale, seed: int) -> Iterator[Cell]:
 
 def _defaults(scale: Scale, seed: int) -> Iterator[Cell]:
     for n in scale.all_sizes:
-        yield _classify("defaults", scale, "mvrbm", "default", n, [own_passes(scale, n)], seed)
+        yield _classify("defaults", scale, "mvrbm", "default", n, [own_epochs(scale, n)], seed)
 
 
 def _raw(scale: Scale, seed: int) -> Iterator[Cell]:
@@ -259,13 +259,13 @@ def _raw(scale: Scale, seed: int) -> Iterator[Cell]:
 
 def _classic(scale: Scale, seed: int) -> Iterator[Cell]:
     for n in scale.classic_sizes:
-        yield _classify("classic", scale, "rbm", "default", n, [own_passes(scale, n)], seed)
+        yield _classify("classic", scale, "rbm", "default", n, [own_epochs(scale, n)], seed)
 
 
 def _tvrbm(scale: Scale, seed: int) -> Iterator[Cell]:
     for n in scale.tvrbm_sizes:
         for model in ("tvrbm", "tvrbm-small"):
-            yield _classify("tvrbm", scale, model, "default", n, [own_passes(scale, n)], seed)
+            yield _classify("tvrbm", scale, model, "default", n, [own_epochs(scale, n)], seed)
 
 
 def _baselines(scale: Scale, seed: int) -> Iterator[Cell]:
@@ -280,19 +280,25 @@ def _baselines(scale: Scale, seed: int) -> Iterator[Cell]:
             yield Cell(f"{name}-n{n:05d}-s{seed}", "baselines", work.baseline, settings)
 
 
-def tuned_passes(scale: Scale, n: int) -> tuple[int, int]:
-    """Return the passes and the batch size of fine-tuning: a fortieth of all samples, between 16 and 100."""
+def tuned_epochs(scale: Scale, n: int) -> tuple[int, int]:
+    """Return the epochs and the batch size of fine-tuning; a batch is a fortieth of the samples, between 16 and 100."""
     batch = min(max(n // 40, 16), BATCH)
     return max(scale.tuned_epochs, -(-scale.tuned_updates // -(-n // batch))), batch
 
 
+# With the defaults of the classifier: if one of these changes, the cell is another one.
+_TUNED = (
+    *("averaging", "batch_size", "certainty", "coupling", "dropout", "early_stopping", "hidden", "hidden_shape"),
+    *("input_dropout", "learning_rate", "n_epochs", "patience", "perturbation", "recipe", "pretraining", "rank"),
+    *("schedule", "unlabelled_batch_size", "validation_fraction", "visible", "visible_shape", "weight_decay"),
+)
+
+
 def _fine_tuned(scale: Scale, seed: int) -> Iterator[Cell]:
     for n in scale.baseline_sizes:
-        passes, batch = tuned_passes(scale, n)
-        model = MVRBMClassifier(scale.tuned_hidden, rank=scale.tuned_rank, n_epochs=passes, batch_size=batch)
-        # All numbers, so that a change of the classifier's own makes another cell.
-        others = ("random_state", "device", "verbose")
-        numbers = {key: value for key, value in model.get_params().items() if key not in others}
+        epochs, batch = tuned_epochs(scale, n)
+        model = MVRBMClassifier(scale.tuned_hidden, rank=scale.tuned_rank, n_epochs=epochs, batch_size=batch)
+        numbers = {name: value for name, value in model.get_params().items() if name in _TUNED}
         settings = {**_common(scale, seed), "n": n, "numbers": numbers}
         yield Cell(f"mvrbm-fine-tuned-n{n:05d}-s{seed}", "fine-tuned-digits", work.fine_tune, settings)
 
@@ -300,7 +306,7 @@ def _fine_tuned(scale: Scale, seed: int) -> Iterator[Cell]:
 def _reconstruct(group: str, scale: Scale, model: str, recipe: str, seed: int) -> Cell:
     n = 10 * scale.each
     by_paper = scale.epochs if model == "mvrbm" else scale.classic_epochs
-    epochs = capped(scale, n, by_paper) if recipe == "paper" else own_passes(scale, n)
+    epochs = capped(scale, n, by_paper) if recipe == "paper" else own_epochs(scale, n)
     settings = {
         **_common(scale, seed),
         **_recipe(recipe),
@@ -344,7 +350,7 @@ def _denoise(scale: Scale, seed: int) -> Iterator[Cell]:
                 "hidden": hidden,
                 "digit": DIGIT,
                 "n": n,
-                "epochs": capped(scale, n, scale.nines_epochs) if recipe == "paper" else own_passes(scale, n),
+                "epochs": capped(scale, n, scale.nines_epochs) if recipe == "paper" else own_epochs(scale, n),
             }
             size = f"{hidden[0]}x{hidden[1]}"
             trained = Cell(f"nines-{recipe}-{size}-s{seed}", "denoise", work.learn_nines, settings)
@@ -377,7 +383,7 @@ def _growth(scale: Scale, seed: int) -> Iterator[Cell]:
 
 _Maker = Callable[[Scale, int], Iterator[Cell]]
 
-#: Groups of cells, those that the most is asked of first: in this order they are computed.
+#: Groups of cells in the order in which they are computed, the most important first.
 GROUPS: dict[str, _Maker] = {
     "against-t": _against_t,
     "points": _points,
@@ -396,7 +402,7 @@ GROUPS: dict[str, _Maker] = {
     "reconstruction-rbm-paper": _reconstruction_rbm_paper,
 }
 
-#: What can be asked for by name.
+#: Groups by the name of the experiment.
 EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "digits": tuple(GROUPS),
     "denoise": ("denoise",),
@@ -410,18 +416,10 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 
 
 def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first_seed: int = 0) -> list[Cell]:
-    """Return the cells of some groups, and those that they come after, in the order in which to compute them.
+    """Return the cells of some groups; see :func:`studies.cells.planned`.
 
-    Parameters
-    ----------
-    scale : Scale
-        How large.
-    groups : sequence of str
-        Which of `GROUPS`.
-    seeds : int, optional
-        Random subsets a point; the scale's if not given. `Scale.fewer_seeds` holds all the same.
-    first_seed : int
-        Number of the first subset.
+    `seeds` (default: the scale's) is the number of random subsets, `first_seed` the first of them. The limits of
+    `Scale.fewer_seeds` apply in any case.
     """
     asked = scale.seeds if seeds is None else seeds
     return planned(GROUPS, scale, groups, asked, first_seed, lambda cell: _most_seeds(scale, cell, asked))

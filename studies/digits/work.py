@@ -1,6 +1,6 @@
-"""What the cells compute. Each function is one kind of cell: settings in, numbers out, the same ones every time.
+"""The work of the cells of experiments 1 and 2. Each function is one kind of cell, from settings to numbers.
 
-Nothing here draws, and nothing needs more than PyTorch and NumPy, but for `denoise`, which compares with
+Nothing here draws, and nothing needs more than PyTorch and NumPy, except `denoise`, which compares with
 scikit-image's filters.
 """
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mvrbm import models
-from mvrbm.learning import DivergenceError, Trainer
+from mvrbm.errors import DivergenceError
+from mvrbm.learning import RECIPES, Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import mean_field
 from studies.cells import Outcome, Place
@@ -83,19 +84,17 @@ def _digits(settings: Settings, place: Place) -> Digits:
 def _training(
     machine: BoltzmannMachine, images: Array, settings: Settings, stops: Sequence[int]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Train, and hand over at each of the given numbers of passes. Ends early, and says so, if learning diverges."""
-    from mvrbm.learning import RECIPES
-
+    """Train, and yield after each of the given numbers of epochs. Ends early, with ``"diverged"``, at divergence."""
     device = machine.like.device
-    # One tensor of bytes where the machine is: the trainer need not move anything.
+    # One tensor of bytes on the machine's device: the trainer need not move anything.
     data = torch.from_numpy(np.ascontiguousarray(images)).to(device).reshape(len(images), *_shape(machine))
     trainer = Trainer(machine, RECIPES[settings["recipe"]], seed=settings["seed"])
     seconds = 0.0
-    for stop in stops:
+    for number, stop in enumerate(stops):
         began = _now(device)
         diverged = None
         try:
-            trainer.fit(data, stop)
+            trainer.fit(data, stop, initialise=number == 0)
         except DivergenceError as error:
             diverged = str(error)
         seconds += _now(device) - began
@@ -131,7 +130,7 @@ def _pieces(images: Array, machine: BoltzmannMachine) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def _features(machine: BoltzmannMachine, images: Array) -> Tensor:
-    """Hidden probabilities, a row an image."""
+    """Hidden probabilities, one row per image."""
     return torch.cat([machine.hidden_mean(x, check=False).flatten(1) for x in _pieces(images, machine)])
 
 
@@ -142,7 +141,7 @@ def _reconstructions(machine: BoltzmannMachine, images: Array) -> Tensor:
 
 
 def _squared_error(machine: BoltzmannMachine, images: Array) -> float:
-    """Mean over images of the squared error of all pixels together, after one pass up and down."""
+    """Mean over images of the squared error summed over pixels, after one pass up and down."""
     total = 0.0
     for first in range(0, len(images), _ROWS_AT_ONCE):
         part = images[first : first + _ROWS_AT_ONCE]
@@ -165,7 +164,7 @@ def _neighbour_error(train: Any, train_labels: Array, test: Any, test_labels: Ar
 
 
 def classify(settings: Settings, place: Place) -> Outcome:
-    """Error of the nearest neighbour in hidden probabilities, at several stops of one training."""
+    """Error of the nearest neighbour in hidden probabilities, after several numbers of epochs of one training run."""
     data = _digits(settings, place)
     rows = subset(len(data.train), settings["n"], settings["seed"])
     images, labels = data.train[rows], data.train_labels[rows]
@@ -183,7 +182,7 @@ def classify(settings: Settings, place: Place) -> Outcome:
 
 
 def raw_pixels(settings: Settings, place: Place) -> Outcome:
-    """Error of the nearest neighbour in pixels, of the same subset."""
+    """Error of the nearest neighbour in pixels, for the same subset."""
     data = _digits(settings, place)
     rows = subset(len(data.train), settings["n"], settings["seed"])
     error = _neighbour_error(data.train[rows], data.train_labels[rows], data.test, data.test_labels, place)
@@ -194,27 +193,21 @@ def baseline(settings: Settings, place: Place) -> Outcome:
     """Error of one of the methods that the paper compares with."""
     from studies.baselines import BASELINES
 
-    data = _digits(settings, place)
-    rows = subset(len(data.train), settings["n"], settings["seed"])
-    model = BASELINES[settings["baseline"]](settings["seed"], place.device)
-    model.fit(data.train[rows], data.train_labels[rows])
-    wrong = np.asarray(model.predict(data.test)) != data.test_labels
-    return Outcome(
-        {
-            "error": float(wrong.mean()),
-            "parameters": int(model.n_parameters_),
-            "training_seconds": round(float(model.fit_seconds_), 4),
-        }
-    )
+    return _classifier(BASELINES[settings["baseline"]](settings["seed"], place.device), settings, place)
 
 
 def fine_tune(settings: Settings, place: Place) -> Outcome:
     """Error of the MVRBM with a softmax on top, fine-tuned by backpropagation."""
-    from mvrbm.estimators.classifiers import MVRBMClassifier
+    from mvrbm import MVRBMClassifier
 
+    model = MVRBMClassifier(**settings["numbers"], random_state=settings["seed"], device=place.device)
+    return _classifier(model, settings, place)
+
+
+def _classifier(model: Any, settings: Settings, place: Place) -> Outcome:
+    """Fit a classifier to a subset of the digits, and return its error on the test digits."""
     data = _digits(settings, place)
     rows = subset(len(data.train), settings["n"], settings["seed"])
-    model = MVRBMClassifier(**settings["numbers"], random_state=settings["seed"], device=place.device)
     device = torch.device(place.device)
     began = _now(device)
     model.fit(data.train[rows], data.train_labels[rows])
@@ -233,7 +226,7 @@ def fine_tune(settings: Settings, place: Place) -> Outcome:
 
 
 def reconstruct(settings: Settings, place: Place) -> Outcome:
-    """Squared error an image after one pass up and down; as many training images of each digit."""
+    """Squared error per image after one pass up and down; the training images are balanced over the digits."""
     data = _digits(settings, place)
     images = data.train[balanced(data.train_labels, settings["each"], settings["seed"])]
     machine = _build(settings, place)
@@ -255,22 +248,16 @@ def haar(settings: Settings, place: Place) -> Outcome:
     """How Haar-like the filters of a stored machine are."""
     from studies.haar import haar_likeness
 
-    found = haar_likeness(_stored_machine(settings, place))
+    found = haar_likeness(place.store.machine_of(settings["machine"], place.device))
     each = torch.from_numpy(found["filters"].pop("each"))
     return Outcome(found, {"each": each.float()})
-
-
-def _stored_machine(settings: Settings, place: Place) -> BoltzmannMachine:
-    from mvrbm.saving import read_machine
-
-    return read_machine(place.store.folder / f"{settings['machine']}.machine").to(place.device)
 
 
 # -- denoising --------------------------------------------------------------------------------------
 
 
 def learn_nines(settings: Settings, place: Place) -> Outcome:
-    """A machine that has seen one digit only."""
+    """A machine trained on one digit only."""
     data = _digits(settings, place)
     ours = np.flatnonzero(data.train_labels == settings["digit"])
     images = data.train[ours[subset(len(ours), settings["n"], settings["seed"])]]
@@ -285,7 +272,8 @@ def denoise(settings: Settings, place: Place) -> Outcome:
 
     data = _digits(settings, place)
     clean = data.test[data.test_labels == settings["digit"]]
-    found = compare(_stored_machine(settings, place), clean, level=settings["level"], seed=settings["seed"])
+    machine = place.store.machine_of(settings["machine"], place.device)
+    found = compare(machine, clean, level=settings["level"], seed=settings["seed"])
     images = {name: torch.from_numpy(array) for name, array in found.pop("images").items()}
     return Outcome(found, images)
 
@@ -294,16 +282,14 @@ def denoise(settings: Settings, place: Place) -> Outcome:
 
 
 def grow(settings: Settings, place: Place) -> Outcome:
-    """Parameters, seconds an update, and error on other photographs, for one image size and one model."""
+    """Parameters, seconds per update, and error on other photographs, for one image size and one model."""
     side = settings["side"]
     train, test = (part[:, :side, :side] for part in photographs(place.data_dir))
     train, test = train[: settings["n"]], test[: settings["n"]]
     machine = _build(settings, place, (side, side))
-    passes = []
-    # The first pass looks at the data and warms up; it is trained, but not timed.
-    for _, numbers in _training(machine, train, settings, [1, settings["epochs"]]):
-        passes.append(numbers)
-    first, last = passes[0], passes[-1]
+    # The first epoch initialises from the data and warms up; it is trained, but not timed.
+    so_far = [numbers for _, numbers in _training(machine, train, settings, [1, settings["epochs"]])]
+    first, last = so_far[0], so_far[-1]
     if "diverged" in last:
         return Outcome(last)
     seconds = last["training_seconds"] - first["training_seconds"]

@@ -1,4 +1,4 @@
-"""Photographs to learn from and to enlarge: the paper's, or those that come with scikit-image."""
+"""The data of experiment 3: photographs for training and testing, the paper's or those of scikit-image."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mvrbm.io.datasets import DatasetError, load
+from mvrbm.errors import DatasetError
+from mvrbm.io.datasets import load
 
-__all__ = ["PACKAGED", "check_there", "test_image", "training_images"]
+__all__ = ["PACKAGED", "check_there", "has_files", "named_training_images", "test_image", "training_images"]
 
 Array = NDArray[Any]
 
@@ -27,14 +28,14 @@ _FILES = {
 _LIST = "ScSR69.txt"
 _TRAINING = "T91"
 
-# Crops of the packaged photographs: number in the set, top and left. None of those that are tested on is learned from.
+# Crops of the packaged photographs: number in the set, top and left. No test photograph is used for training.
 _SIDE = 160
 _TESTED = {"astronaut": (0, 0, 150), "chelsea": (3, 40, 120)}
 _LEARNED = ((2, 120, 180), (4, 60, 200), (5, 40, 100), (12, 150, 250), (13, 100, 100), (14, 150, 250))
 
 
 def check_there(name: str, data_dir: str | None) -> None:
-    """Refuse, before the work, a set of images that is not here."""
+    """Raise `DatasetError` if a set of images is not on this machine."""
     if name == PACKAGED:
         load("natural-images")
     else:
@@ -43,14 +44,14 @@ def check_there(name: str, data_dir: str | None) -> None:
 
 @functools.lru_cache(maxsize=2)
 def training_images(name: str, data_dir: str | None) -> tuple[Array, ...]:
-    """Return the images of a set to learn from.
+    """Return the training images of a set.
 
     Parameters
     ----------
     name : {"scsr69", "t91", "packaged"}
         The paper's 69 images, the 91 that the literature trains on, or crops of those that come with scikit-image.
     data_dir : str, optional
-        Where to look for files.
+        Folder to search for files.
 
     Returns
     -------
@@ -59,16 +60,30 @@ def training_images(name: str, data_dir: str | None) -> tuple[Array, ...]:
     """
     if name == PACKAGED:
         return tuple(_crop(*where) for where in _LEARNED)
+    return tuple(named_training_images(name, data_dir).values())
+
+
+def named_training_images(name: str, data_dir: str | None) -> dict[str, Array]:
+    """Return the training images of ``"scsr69"`` or ``"t91"`` by the names of their files, without suffix."""
     folder = _folder(data_dir)
     lists: dict[str, Callable[[], list[str]]] = {
         "scsr69": lambda: (folder / _LIST).read_text(encoding="utf-8").split(),
         "t91": lambda: sorted(path.name for path in (folder / _TRAINING).glob("*.bmp")),
     }
-    return tuple(_read(folder / _TRAINING / file) for file in lists[name]())
+    return {Path(file).stem: _read(folder / _TRAINING / file) for file in lists[name]()}
+
+
+def has_files(data_dir: str | None) -> bool:
+    """Whether the images of the paper and of the literature are on this machine."""
+    try:
+        _folder(data_dir)
+    except DatasetError:
+        return False
+    return True
 
 
 def test_image(name: str, data_dir: str | None) -> Array:
-    """Return an image to measure with, bytes (H, W, 3) or (H, W)."""
+    """Return an image to test with, bytes (H, W, 3) or (H, W)."""
     return _crop(*_TESTED[name]) if name in _TESTED else _read(_folder(data_dir) / _FILES[name])
 
 

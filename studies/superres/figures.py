@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mvrbm.vision.colour import luminance
-from mvrbm.vision.windows import DERIVATIVES, HIGH
-from studies.canvas import OURS, PAPERS, RAW, Drawing, bare, blank, legend_below
-from studies.evidence import Measured
+from mvrbm.vision import luminance
+from mvrbm.vision.superres.features import DERIVATIVES, HIGH
+from studies.report import OURS, PAPERS, RAW, Drawing, Measured, bare, blank, legend_below
 from studies.superres import work
 from studies.superres.findings import METHODS, TABLE1, Evidence
 
@@ -24,13 +23,13 @@ __all__ = ["FIGURES"]
 Array = NDArray[Any]
 
 _WITHOUT = "#3a9460"
-_SIDE = 6  # small images a row and a column
+_SIDE = 6  # small images per row and column
 _SHOWN = ("bicubic", "sparse", "cd", "tuned", "shipped")
-_ZOOM = 6  # a crop is so small a part of the image's side
+_ZOOM = 6  # side of the image over side of the crop
 
 
 def _sheet(images: Array) -> Array:
-    """Lay small images (n, h, w) out on a square, with gaps that are not drawn."""
+    """Arrange small images (n, h, w) on a square, with gaps that are not drawn."""
     padded = np.pad(images[: _SIDE**2].astype(np.float64), ((0, 0), (0, 2), (0, 2)), constant_values=np.nan)
     rows = [np.concatenate(list(padded[first : first + _SIDE]), 1) for first in range(0, len(padded), _SIDE)]
     width = max(row.shape[1] for row in rows)
@@ -39,7 +38,7 @@ def _sheet(images: Array) -> Array:
 
 
 def patches_and_filters(evidence: Evidence) -> Drawing | None:
-    """Patches to learn from, and the strongest learned filters of X and of the derivatives."""
+    """Training patches, and the strongest learned filters of X and of the derivatives."""
     size = evidence.scale.patch
     cells = [
         cell
@@ -118,7 +117,7 @@ def sizes(evidence: Evidence) -> Drawing | None:
 
 
 def _busiest(truth: Array, bicubic: Array) -> tuple[int, int, int]:
-    """Where bicubic interpolation errs most: top, left and side of a square."""
+    """Return top, left and side of the square in which bicubic interpolation has the largest error."""
     error = (luminance(truth).astype(np.float64) - luminance(bicubic)) ** 2
     side = min(error.shape) // _ZOOM
     sums = np.pad(error.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
@@ -154,20 +153,20 @@ def _side_by_side(evidence: Evidence, image: str, about: str) -> Drawing | None:
     rows, columns = arrays["low"].shape[:2]
     return Drawing(
         canvas,
-        f"{image}: the original and what {len(shown)} methods make of an image of half the size, with magnified parts",
-        f"{image.capitalize()}, from {columns} x {rows} pixels; below, the part (red) where bicubic interpolation errs "
-        f"most. {about}",
+        f"{image}: the original, and enlargements from half the size by {len(shown)} methods, with magnified parts",
+        f"{image.capitalize()}, from {columns} x {rows} pixels; below, the part (red) where bicubic interpolation has "
+        f"the largest error. {about}",
     )
 
 
 def first_image(evidence: Evidence) -> Drawing | None:
-    """Lena, or what stands for it."""
+    """Lena, or the image in its place."""
     return _side_by_side(evidence, evidence.scale.compared[0], "The counterpart of the paper's Figure 6.")
 
 
 def second_image(evidence: Evidence) -> Drawing | None:
-    """The bird, or what stands for it."""
-    about = "It stands for the paper's Bird (Figure 7), which is another image: numbers are not comparable."
+    """The bird, or the image in its place."""
+    about = "In the place of the paper's Bird (Figure 7), which is another image: numbers are not comparable."
     return _side_by_side(evidence, evidence.scale.compared[1], about)
 
 

@@ -1,4 +1,4 @@
-"""What the stored cells say: numbers beside the paper's, and whether its claims hold. Nothing here computes anew."""
+"""The findings of experiment 3: numbers next to the paper's, and whether its claims hold, from stored cells alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from studies.cells import Store
-from studies.evidence import Claim, Measured, StoredCells, Target, by_key, plain, summary
+from studies.report import Claim, Measured, StoredCells, Target, by_key, plain, summary
 from studies.superres import work
 from studies.superres.plan import GROUPS, Scale, plan
 
@@ -29,7 +29,7 @@ PAPER: dict[str, dict[str, dict[str, float]]] = {
 #: Mean PSNR on Set5 at scale 2, as published.
 PUBLISHED = {"bicubic": 33.66, "A+": 36.54, "SRCNN": 36.66}
 
-#: How the methods are called, in the order in which they are shown.
+#: Titles of the methods, in the order of the tables.
 METHODS = {
     "bicubic": "bicubic",
     "sparse": "sparse representation",
@@ -43,14 +43,14 @@ METHODS = {
 
 
 class Evidence(StoredCells):
-    """The numbers of all stored cells of a plan, by what was done."""
+    """The numbers of the stored cells of a plan, by method."""
 
     def __init__(self, store: Store, scale: Scale, *, seeds: int, first_seed: int = 0) -> None:
         super().__init__(store, plan(scale, list(GROUPS), seeds=seeds, first_seed=first_seed))
         self.scale = scale
 
     def learned(self, patch: int, hidden: int) -> dict[str, Measured]:
-        """All numbers of the machines by CD-1 of one size, nested ones under names with dots."""
+        """All numbers of the machines of one size trained by CD-1, nested ones under names with dots."""
         size = {"patch": patch, "hidden_shape": (hidden, hidden)}
         cells = [
             numbers
@@ -68,11 +68,11 @@ class Evidence(StoredCells):
         return by_key([numbers["methods"] for _, numbers in self.found(work.published_protocol)])
 
     def tuned(self) -> dict[str, Measured]:
-        """All numbers of the fine-tuned machines, of `before` and `after` it under names with dots."""
+        """All numbers of the fine-tuned machines; those `before` and `after` fine-tuning have names with dots."""
         return by_key([numbers for _, numbers in self.found(work.fine_tune)])
 
     def times_faster(self, method: str) -> Measured | None:
-        """How much sooner than sparse representation a method has enlarged the first image."""
+        """Return the time of sparse representation over that of a method, on the first image."""
         numbers = self.compared(self.scale.compared[0])
         ours, theirs = numbers.get(f"{method}.seconds"), numbers.get("sparse.seconds")
         if ours is None or theirs is None:
@@ -81,7 +81,7 @@ class Evidence(StoredCells):
 
     @property
     def is_set5(self) -> bool:
-        """Whether the literature's protocol has its images."""
+        """Whether the images are those of Set5."""
         return len(self.scale.published) == 5
 
     @property
@@ -99,11 +99,11 @@ def _there(found: dict[int, dict[str, Measured]]) -> dict[int, dict[str, Measure
     return {size: numbers for size, numbers in found.items() if "with.psnr" in numbers}
 
 
-# -- beside the paper -------------------------------------------------------------------------------
+# -- next to the paper ------------------------------------------------------------------------------
 
 
 def targets(evidence: Evidence) -> list[Target]:
-    """Return the numbers that the paper prints, and those that are asked of us, beside ours."""
+    """Return the paper's numbers and the numbers to reach, next to ours."""
     name = evidence.scale.compared[0]
     first, many = evidence.compared(name), evidence.published()
     paper = PAPER["lena"]
@@ -135,29 +135,23 @@ def targets(evidence: Evidence) -> list[Target]:
     return found
 
 
-# -- what the paper says ----------------------------------------------------------------------------
+# -- claims of the paper ----------------------------------------------------------------------------
 
 
-def _above_bicubic(evidence: Evidence) -> tuple[bool, str] | None:
-    lines, holds = [], True
-    for image in evidence.scale.compared:
-        numbers = evidence.compared(image)
-        if numbers:
-            ours, theirs = numbers["cd.psnr"].mean, numbers["bicubic.psnr"].mean
-            holds = holds and ours > theirs
-            lines.append(f"{image}: {ours:.2f} against {theirs:.2f} dB")
-    return (holds, "; ".join(lines)) if lines else None
+def _against(method: str, holds: Callable[[float], bool]) -> Callable[[Evidence], tuple[bool, str] | None]:
+    """Return a test of how far CD-1 is above another method, in dB, on every compared image."""
 
+    def test(evidence: Evidence) -> tuple[bool, str] | None:
+        lines, gains = [], []
+        for image in evidence.scale.compared:
+            numbers = evidence.compared(image)
+            if numbers:
+                ours, theirs = numbers["cd.psnr"].mean, numbers[f"{method}.psnr"].mean
+                gains.append(ours - theirs)
+                lines.append(f"{image}: {ours:.2f} against {theirs:.2f} dB")
+        return (all(map(holds, gains)), "; ".join(lines)) if lines else None
 
-def _below_sparse(evidence: Evidence) -> tuple[bool, str] | None:
-    lines, holds = [], True
-    for image in evidence.scale.compared:
-        numbers = evidence.compared(image)
-        if numbers:
-            ours, theirs = numbers["cd.psnr"].mean, numbers["sparse.psnr"].mean
-            holds = holds and -1 < ours - theirs < 0
-            lines.append(f"{image}: {ours:.2f} against {theirs:.2f} dB")
-    return (holds, "; ".join(lines)) if lines else None
+    return test
 
 
 def _faster(evidence: Evidence) -> tuple[bool, str] | None:
@@ -178,11 +172,15 @@ def _claim(key: str, says: str, test: Callable[[Evidence], tuple[bool, str] | No
 
 
 CLAIMS: tuple[Claim, ...] = (
-    _claim("superres-bicubic", "The MMVRBM is much better than bicubic interpolation (4.3).", _above_bicubic),
+    _claim(
+        "superres-bicubic",
+        "The MMVRBM is much better than bicubic interpolation (4.3).",
+        _against("bicubic", lambda gain: gain > 0),
+    ),
     _claim(
         "superres-sparse",
         "It is slightly inferior to sparse representation (4.3; by less than 1 dB).",
-        _below_sparse,
+        _against("sparse", lambda gain: -1 < gain < 0),
         "The two are so near that the number of atoms and the training images decide.",
     ),
     _claim(
@@ -211,7 +209,7 @@ CLAIMS: tuple[Claim, ...] = (
 
 
 def results(evidence: Evidence) -> dict[str, Any]:
-    """Return all that is known, as plain values."""
+    """Return all findings as plain values."""
     comparable = evidence.scale.compared[0] == "lena"
     return {
         **summary(evidence, targets(evidence), CLAIMS, comparable=comparable),

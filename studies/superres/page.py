@@ -1,88 +1,45 @@
-"""From stored cells to `results.json`, figures and the report; experiments 1 and 2 are part of it if they are there."""
+"""The page of experiment 3: sections, tables and figures, made from its findings."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mvrbm import __version__
-from mvrbm.report import Figure, Page, Section, Table
-from studies.cells import Store, whole
-from studies.digits import findings as digits
-from studies.digits import page as digits_page
-from studies.digits.figures import FIGURES as DIGITS_FIGURES
-from studies.digits.plan import SCALES as DIGITS_SCALES
-from studies.pages import DASH, claims, drawn, mean, section, verdict, worse
+from mvrbm.report import Page, Section, Table
+from studies.report import DASH, claims, draw_all, incomplete, mean, section, verdict, worse
 from studies.superres.data import PACKAGED
 from studies.superres.figures import FIGURES
-from studies.superres.findings import METHODS, PAPER, PUBLISHED, TABLE1, Evidence, results
-from studies.superres.plan import SCALES
+from studies.superres.findings import METHODS, PAPER, PUBLISHED, TABLE1, Evidence
 
-__all__ = ["write_report"]
-
-
-def write_report(folder: Path, scale_name: str, store: Store, *, seeds: int, first_seed: int = 0) -> dict[str, str]:
-    """Write `results.json`, `figures/` and `report.html` into a folder, and return where the first and last are."""
-    evidence = Evidence(store, SCALES[scale_name], seeds=seeds, first_seed=first_seed)
-    others = digits.Evidence(store, DIGITS_SCALES[scale_name], seeds=seeds, first_seed=first_seed)
-    ours = {**results(evidence), "seeds": seeds, "first_seed": first_seed}
-    page = _page(ours, drawn(folder, FIGURES, evidence), evidence, scale_name)
-    found: dict[str, Any] = {"scale": scale_name}
-    if others.stored:
-        found = {**digits.results(others, scale_name), "seeds": seeds, "first_seed": first_seed}
-        page = _joined(digits_page.report_of(found, drawn(folder, DIGITS_FIGURES, others), others), page)
-    with whole(folder / "results.json") as staging:
-        text = json.dumps({**found, "superres": ours}, indent=1, allow_nan=False)
-        staging.write_text(text + "\n", encoding="utf-8")
-    return {"results": str(folder / "results.json"), "report": str(page.write(folder / "report.html"))}
+__all__ = ["page_of"]
 
 
-def _joined(first: Page, second: Page) -> Page:
-    """Two experiments' pages in one, the sections of each under its own name."""
-    parts = (("Digits", first), ("Super-resolution", second))
-    sections = [
-        Section(f"{name}: {section.title}", section.text, section.tables, section.figures)
-        for name, page in parts
-        for section in page.sections
-    ]
-    return Page(
-        title="Experiments 1, 2 and 3: the paper's numbers and ours",
-        lead=f"{first.lead} {second.lead}",
-        sections=sections,
-        footer=first.footer,
-    )
-
-
-# -- the page ---------------------------------------------------------------------------------------
-
-
-def _page(found: Mapping[str, Any], figures: Mapping[str, Figure], evidence: Evidence, scale_name: str) -> Page:
-    scale, cells = evidence.scale, found["cells"]
+def page_of(found: Mapping[str, Any], evidence: Evidence, folder: Path, scale_name: str) -> Page:
+    """Return the page of experiment 3, and save its figures under a folder."""
+    scale, figures = evidence.scale, draw_all(folder, FIGURES, evidence)
     first, second = (name.capitalize() for name in scale.compared)
     lead = "Super-resolution of photographs by a factor of two (section 4.3 of the paper): its numbers and ours."
     if not found["comparable_with_the_paper"]:
         lead += (
             f" This is a quick run on crops of other photographs ({first}, {second}): it shows that everything works,"
-            " and its numbers are not to be compared with the paper's, which stand beside them all the same."
+            " and its numbers are not to be compared with the paper's, which are shown all the same."
         )
-    if cells["stored"] < cells["planned"]:
-        lead += f" {cells['planned'] - cells['stored']} of {cells['planned']} cells are not computed yet."
     sections = [
         Section("Numbers", worse(found), [_numbers(found)]),
-        Section("What the paper says", claims(found)),
+        Section("Claims of the paper", claims(found)),
         section("Patches and filters", figures, ["superres-patches"], []),
         section("Sizes", figures, ["superres-sizes"], [*_by_patch(evidence), *_by_hidden(evidence)]),
         section(first, figures, ["superres-lena"], _compared(evidence, 0)),
         section(second, figures, ["superres-bird"], _compared(evidence, 1)),
         section("In the literature's protocol", figures, [], _published(evidence)),
-        section("What fine-tuning does to the model of patches", figures, [], _tuning(evidence)),
+        section("Effect of fine-tuning on the model of patches", figures, [], _tuning(evidence)),
         Section("How this was made", _about(found, scale_name)),
     ]
     return Page(
         title="Experiment 3: the paper's numbers and ours",
-        lead=lead,
+        lead=lead + incomplete(found),
         sections=[section for section in sections if section is not None],
         footer=f"mvrbm {__version__}.",
     )
@@ -137,7 +94,7 @@ def _by_hidden(evidence: Evidence) -> list[Table]:
 
 
 def _compared(evidence: Evidence, which: int) -> list[Table]:
-    """Error and seconds of every method on one image, beside the paper's."""
+    """Error and seconds of every method on one image, next to the paper's."""
     image, role = evidence.scale.compared[which], ("lena", "bird")[which]
     numbers, paper, rows = evidence.compared(image), PAPER[role], []
     for key, title in METHODS.items():
@@ -153,11 +110,11 @@ def _compared(evidence: Evidence, which: int) -> list[Table]:
             ]
         )
     header = ["", "paper: RMSE", "PSNR", "seconds", "ours: RMSE", "PSNR", "SSIM", "seconds"]
-    caption = "The paper's protocol. All methods in one run on one machine, with as many threads or processes."
+    caption = "The paper's protocol. All methods in one run on one machine, with equally many threads or processes."
     if image != "lena":
         caption += f" {image.capitalize()} is not the paper's image: its numbers are not comparable with the paper's."
     if evidence.scale.train == PACKAGED:
-        caption += " The shipped weights have learned from this photograph, among others."
+        caption += " The shipped weights were trained on this photograph, among others."
     return [Table(header, rows, caption)] if rows else []
 
 
@@ -188,7 +145,7 @@ def _published(evidence: Evidence) -> list[Table]:
 
 
 def _tuning(evidence: Evidence) -> list[Table]:
-    """The machine as a generative model, before and after its inference was trained."""
+    """The machine as a generative model, before and after fine-tuning."""
     numbers = evidence.tuned()
     if not numbers:
         return []
@@ -197,16 +154,16 @@ def _tuning(evidence: Evidence) -> list[Table]:
         for key, (title, digits) in _GENERATIVE.items()
     ]
     caption = (
-        "Patches of photographs that were not learned from; chains of 200 Gibbs steps start at them. In the patches "
-        f"themselves X has a standard deviation of {numbers['after.layers.X.data.std'].mean:.3f}, Z1 of "
+        "Patches of photographs that were not used for training; chains of 200 Gibbs steps start at them. In these "
+        f"patches X has a standard deviation of {numbers['after.layers.X.data.std'].mean:.3f}, Z1 of "
         f"{numbers['after.layers.Z1.data.std'].mean:.3f}."
     )
     return [Table(["", "CD-1 alone", "fine-tuned"], rows, caption)]
 
 
 _GENERATIVE = {
-    "free_energy_gap": ("free energy of unseen patches less that of seen ones, nats", 2),
-    "mismatch_gap": ("what it grows by where X is another patch's, nats", 2),
+    "free_energy_gap": ("free energy of unseen patches minus that of seen ones, nats", 2),
+    "mismatch_gap": ("its growth when X is taken from another patch, nats", 2),
     "matched": ("share of patches for which it grows", 3),
     "inferred_correlation": ("correlation of X with its mean given Z", 3),
     "layers.X.chains.std": ("standard deviation of X in the chains", 3),
@@ -217,8 +174,8 @@ _GENERATIVE = {
 
 def _about(found: Mapping[str, Any], scale_name: str) -> list[str]:
     return [
-        f"Scale {scale_name}: {found['cells']['stored']} cells, {found['seconds']:,.0f} s of work in all.",
+        f"Scale {scale_name}: {found['cells']['stored']} cells, {found['seconds']:,.0f} s of work in total.",
         f"Machines: {'; '.join(found['machines'])}.",
-        f"Made by: mvrbm reproduce superres --scale {scale_name} --seeds {found['seeds']} --out DIR. All numbers are "
+        f"Command: python -m studies superres --scale {scale_name} --seeds {found['seeds']} --out DIR. All numbers are "
         "in results.json, every figure as PNG and SVG in figures/, every cell in cells/.",
     ]

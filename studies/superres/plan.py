@@ -1,4 +1,4 @@
-"""Which cells there are, at which scale, and in which order: the whole plan is in the tables of this file."""
+"""The plan of experiment 3: which cells there are, at which scale, and in which order, all in tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEEDS = ("PIL", "skimage")  # to read images, and to measure
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers of a whole run."""
+    """The numbers of a whole run."""
 
     train: str  # images to learn from, by CD-1 and for sparse representation
     tuned_train: str  # and for fine-tuning
@@ -83,7 +83,7 @@ SCALES: dict[str, Scale] = {
         tuned={"patch": 10, "hidden_shape": (16, 16), "rank": 4},
         tuning=({"objective": "patches", "n_samples": 10_000, "n_epochs": 8},),
     ),
-    # Means nothing: for tests of the machinery.
+    # Too small to mean anything: for tests.
     "tiny": Scale(
         train=PACKAGED,
         tuned_train=PACKAGED,
@@ -108,7 +108,7 @@ SCALES: dict[str, Scale] = {
 
 
 def check_data(scale: Scale, data_dir: str | None) -> None:
-    """Refuse, before the work, a scale whose images are not here."""
+    """Raise `DatasetError` if images of a scale are not on this machine."""
     for name in {scale.train, scale.tuned_train}:
         check_there(name, data_dir)
 
@@ -117,7 +117,7 @@ def check_data(scale: Scale, data_dir: str | None) -> None:
 
 
 def _recipe() -> dict[str, Any]:
-    # With its numbers: a cell made with other ones is another cell.
+    # With its numbers: a cell with other numbers is another cell.
     return RECIPES["default"].config()
 
 
@@ -195,7 +195,7 @@ def _set5(scale: Scale, seed: int) -> Iterator[Cell]:
 
 _Maker = Callable[[Scale, int], Iterator[Cell]]
 
-#: Groups of cells, in the order in which they are computed.
+#: Groups of cells in the order in which they are computed.
 GROUPS: dict[str, _Maker] = {
     "patch-size": _patch_size,
     "fine-tuned": _fine_tuned,
@@ -205,23 +205,15 @@ GROUPS: dict[str, _Maker] = {
     "comparison": _comparison,
 }
 
-#: What can be asked for by name.
+#: Groups by the name of the experiment.
 EXPERIMENTS: dict[str, tuple[str, ...]] = {"superres": tuple(GROUPS)}
 
 
 def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first_seed: int = 0) -> list[Cell]:
-    """Return the cells of some groups, and those that they come after, in the order in which to compute them.
+    """Return the cells of some groups; see :func:`studies.cells.planned`.
 
-    Parameters
-    ----------
-    scale : Scale
-        How large.
-    groups : sequence of str
-        Which of `GROUPS`.
-    seeds : int, optional
-        Random choices of patches; the scale's if not given. `Scale.fewer_seeds` holds all the same.
-    first_seed : int
-        Number of the first.
+    `seeds` (default: the scale's) is the number of random choices of patches, `first_seed` the first of them. The
+    limits of `Scale.fewer_seeds` apply in any case.
     """
     asked = scale.seeds if seeds is None else seeds
     return planned(GROUPS, scale, groups, asked, first_seed, lambda cell: scale.fewer_seeds.get(cell.group, asked))

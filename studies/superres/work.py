@@ -1,4 +1,4 @@
-"""What the cells compute. Each function is one kind of cell: settings in, numbers out, the same ones every time."""
+"""The work of the cells of experiment 3. Each function is one kind of cell, from settings to numbers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mvrbm.learning import DivergenceError
-from mvrbm.vision.colour import luminance
-from mvrbm.vision.generative import generative_report
-from mvrbm.vision.quality import psnr_ssim
-from mvrbm.vision.resampling import crop_to_multiple, enlarge_image, reduce_image
-from mvrbm.vision.superres import SuperResolver
-from mvrbm.vision.windows import cut_windows
+from mvrbm.errors import DivergenceError
+from mvrbm.vision import SuperResolver, enlarge_image, luminance, psnr_ssim, reduce_image
+from mvrbm.vision.resampling import crop_to_multiple
+from mvrbm.vision.superres.training_data import cut_patches
 from studies.cells import Outcome, Place
 from studies.superres.data import test_image, training_images
+from studies.superres.generative import generative_report
 
 Array = NDArray[Any]
 Settings = Mapping[str, Any]
 Method = Callable[[Array], Array]
 
 _SHOWN = 36  # patches
-_JUDGED = 2000  # patches that a machine is judged by as a model of them
-_TIMES = 3  # what is quick is timed so often
+_JUDGED = 2000  # patches for the generative report
+_TIMES = 3  # repetitions of fast methods
 
 
 # -- shared -----------------------------------------------------------------------------------------
@@ -39,12 +37,10 @@ def _resolver(settings: Settings, place: Place, **changes: Any) -> SuperResolver
 
 
 def _stored(settings: Settings, place: Place, name: str, **changes: Any) -> SuperResolver:
-    """A resolver whose machine another cell has learned."""
-    from mvrbm.saving import read_machine
-
+    """A resolver with the machine of another cell."""
     described = settings["models"][name]
     model = _resolver({"model": described["model"], "seed": settings["seed"]}, place, **changes)
-    model.machine_ = read_machine(place.store.folder / f"{described['cell']}.machine").to(place.device)
+    model.machine_ = place.store.machine_of(described["cell"], place.device)
     model.history_ = []
     return model
 
@@ -55,7 +51,7 @@ def _measure(truth: Array, image: Array, scale: int, protocol: str) -> dict[str,
 
 
 def _timed(place: Place, enlarge: Callable[[], Array], times: int = 1) -> tuple[Array, float]:
-    """What a function gives, and the median of the seconds that it takes."""
+    """Return the image that a function makes, and the median of its seconds."""
     seconds = []
     for _ in range(times):
         began = time.perf_counter()
@@ -67,7 +63,7 @@ def _timed(place: Place, enlarge: Callable[[], Array], times: int = 1) -> tuple[
 
 
 def _pair(settings: Settings, place: Place, scale: int) -> tuple[Array, Array]:
-    """The truth, and the small image that is made of it in the paper's protocol."""
+    """Return the true image, and the small image of it, in the paper's protocol."""
     truth = crop_to_multiple(test_image(settings["image"], place.data_dir), scale)
     return truth, reduce_image(truth, scale)
 
@@ -76,7 +72,7 @@ def _pair(settings: Settings, place: Place, scale: int) -> tuple[Array, Array]:
 
 
 def learn(settings: Settings, place: Place) -> Outcome:
-    """A machine by CD-1 alone, and what it makes of one image, with and without back-projection."""
+    """A machine trained by CD-1 alone, and its PSNR on one image, with and without back-projection."""
     images = training_images(settings["train"], place.data_dir)
     model = _resolver(settings, place)
     began = time.perf_counter()
@@ -115,7 +111,7 @@ def _some_patches(images: tuple[Array, ...], patch: int, seed: int) -> Array:
 
 
 def fine_tune(settings: Settings, place: Place) -> Outcome:
-    """A machine by CD-1, whose mean-field pass is then trained by backpropagation; both as models of patches."""
+    """A machine trained by CD-1 and then fine-tuned; the generative report before and after."""
     images = training_images(settings["train"], place.data_dir)
     others = [test_image(name, place.data_dir) for name in settings["others"]]
     began = time.perf_counter()
@@ -137,9 +133,9 @@ def fine_tune(settings: Settings, place: Place) -> Outcome:
 
 
 def _as_a_model(model: SuperResolver, seen: Sequence[Array], unseen: Sequence[Array], seed: int) -> dict[str, Any]:
-    """What a machine is worth as a generative model of patches."""
+    """Return the generative report of a machine."""
     parts = [
-        cut_windows(images, model.scale, model.patch, _JUDGED, floor=model.floor, flat=2 * model.floor, seed=seed)
+        cut_patches(images, model.scale, model.patch, _JUDGED, floor=model.floor, flat=2 * model.floor, seed=seed)
         for images in (seen, unseen)
     ]
     return generative_report(model.machine_, parts[0].layers(), parts[1].layers(), seed=seed)
@@ -161,10 +157,10 @@ def learn_dictionaries(settings: Settings, place: Place) -> Outcome:
 
 
 def _methods(settings: Settings, place: Place) -> dict[str, Method]:
-    """Every way to enlarge an image, by name."""
+    """Return all fast methods to enlarge an image, by name."""
     cd, tuned = _stored(settings, place, "cd"), _stored(settings, place, "tuned")
     bare = _stored(settings, place, "cd", back_projection=0)
-    shipped = SuperResolver.from_pretrained(scale=cd.scale, device=place.device)
+    shipped = SuperResolver.pretrained(cd.scale, device=place.device)
     return {
         "bicubic": lambda low: enlarge_image(low, cd.scale),
         "cd-plain": bare.upscale,
@@ -177,13 +173,12 @@ def _methods(settings: Settings, place: Place) -> dict[str, Method]:
 
 
 def _sparse(settings: Settings, place: Place) -> Method:
-    from mvrbm.saving import read_tensors
     from studies.baselines import SparseRepresentation
 
     described = settings["models"]["sparse"]
-    # As many processes as the others have threads.
+    # As many processes as the other methods have threads.
     model = SparseRepresentation(**described["sparse"], n_jobs=torch.get_num_threads())
-    stored = read_tensors(place.store.folder / f"{described['cell']}.safetensors")
+    stored = place.store.arrays_of(described["cell"])
     model.high_, model.low_ = stored["high"].numpy(), stored["low"].numpy()
     return model.upscale
 
@@ -193,7 +188,7 @@ def compare(settings: Settings, place: Place) -> Outcome:
     scale = settings["models"]["cd"]["model"]["scale"]
     truth, low = _pair(settings, place, scale)
     methods = _methods(settings, place)
-    methods["cd"](low[:32, :32])  # what is built at first use is not to be timed
+    methods["cd"](low[:32, :32])  # not timed: builds what is built at first use
     images, numbers = {"truth": truth, "low": low}, {}
     for name, method in {**methods, "sparse": _sparse(settings, place)}.items():
         images[name], seconds = _timed(place, lambda method=method: method(low), 1 if name == "sparse" else _TIMES)  # type: ignore[misc]
@@ -205,7 +200,7 @@ def compare(settings: Settings, place: Place) -> Outcome:
 
 
 def published_protocol(settings: Settings, place: Place) -> Outcome:
-    """PSNR and SSIM of every method but the slow one on several images, in the literature's protocol."""
+    """PSNR and SSIM of every method but sparse representation on several images, in the literature's protocol."""
     scale = settings["models"]["cd"]["model"]["scale"]
     numbers: dict[str, dict[str, Any]] = {}
     for name, method in _methods(settings, place).items():

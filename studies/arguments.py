@@ -1,0 +1,234 @@
+"""The command line that `python -m studies` and `python -m benchmarks` share.
+
+One parser, one table of options, one way to report errors. A command is an entry of a table (:class:`Command`): its
+options, and the function that takes the parsed options and returns a result. Standard library only, so that cells can
+be computed on a machine that has PyTorch and little else. The commands are defined next to the studies that they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+__all__ = [
+    "Command",
+    "Options",
+    "UsageError",
+    "add_options",
+    "add_parts",
+    "count",
+    "main",
+    "names",
+    "not_negative",
+    "positive",
+    "say",
+]
+
+_FAILED, _MISUSED, _INTERRUPTED = 1, 2, 130
+Options = argparse.Namespace
+
+
+class UsageError(Exception):
+    """Arguments that cannot be parsed, or that contradict each other."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.
+
+    Parameters
+    ----------
+    help : str
+        What it does, in one sentence.
+    add : callable
+        Adds its options to a parser.
+    run : callable
+        From the parsed options to a result (plain values, for ``--json``) and the text to print otherwise.
+    example : str
+        Arguments to show in the help.
+    """
+
+    help: str
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Options], tuple[Mapping[str, Any], str]]
+    example: str
+
+
+# -- types of values --------------------------------------------------------------------------------
+
+
+def _number(text: str, kind: type[int] | type[float], what: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected {what}, got {text!r}") from None
+
+
+def count(text: str) -> int:
+    """Read a whole number of at least 1."""
+    value: int = _number(text, int, "a whole number")
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return value
+
+
+def not_negative(text: str) -> int:
+    """Read a whole number of at least 0."""
+    value: int = _number(text, int, "a whole number")
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    return value
+
+
+def positive(text: str) -> float:
+    """Read a positive number."""
+    value: float = _number(text, float, "a number")
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
+    return value
+
+
+def names(text: str) -> list[str]:
+    """Read names separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+# -- options ----------------------------------------------------------------------------------------
+
+#: Options that several commands have, as arguments of `add_argument`.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--out": {"type": Path, "metavar": "DIR", "help": "Output folder."},
+    "--work": {"type": Path, "metavar": "DIR", "help": "Folder for cells, models and checkpoints."},
+    "--device": {
+        "choices": ("auto", "cpu", "cuda"),
+        "default": "auto",
+        "help": "Device to compute on. Default: auto.",
+    },
+    "--data-dir": {
+        "metavar": "DIR",
+        "help": "Folder with the data sets. Default: the folder that MVRBM_DATA names.",
+    },
+    "--jobs": {"type": count, "default": 1, "metavar": "N", "help": "Number of processes. Default: 1."},
+    "--budget": {"type": positive, "metavar": "SECONDS", "help": "Start no further cell after this many seconds."},
+    "--only": {"metavar": "TEXT", "help": "Compute only the cells whose name contains TEXT."},
+    "--report-only": {"action": "store_true", "help": "Compute nothing, and report on the stored results."},
+    "--json": {"action": "store_true", "help": "Print the result as JSON."},
+}
+
+
+def add_options(parser: argparse.ArgumentParser, *options: str, **changes: Mapping[str, Any]) -> None:
+    """Add common options to a parser.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+        The command's parser.
+    *options : str
+        Keys of :data:`OPTIONS`.
+    **changes : mapping
+        By option (``data_dir`` for ``--data-dir``), arguments of `add_argument` that differ from the table.
+    """
+    for option in options:
+        parser.add_argument(option, **{**OPTIONS[option], **changes.get(option.strip("-").replace("-", "_"), {})})
+
+
+def add_parts(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
+    """Add the positional argument that names parts of a study. No part stands for all of them."""
+
+    def part(text: str) -> str:
+        if text not in parts:
+            raise argparse.ArgumentTypeError(f"unknown part '{text}': choose from {', '.join(parts)}")
+        return text
+
+    parser.add_argument(
+        "parts", nargs="*", type=part, metavar="PART", help=f"Some of {', '.join(parts)}. Default: all of them."
+    )
+
+
+# -- running ----------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises instead of printing the usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def main(
+    program: str, about: str, commands: Mapping[str, Command], args: Sequence[str], default: str | None = None
+) -> int:
+    """Parse arguments, run the command, print its result, and return the exit code.
+
+    Results go to standard output, progress and errors to standard error. An error is one line; ``MVRBM_DEBUG=1`` shows
+    the traceback.
+
+    Parameters
+    ----------
+    program : str
+        How the program is started, such as ``python -m studies``.
+    about : str
+        One or two sentences for the help.
+    commands : mapping of str to Command
+        All commands by name.
+    args : sequence of str
+        Arguments without the program's name.
+    default : str, optional
+        The command to run where the arguments begin with an option.
+
+    Returns
+    -------
+    int
+        0, 1 after a failure, 2 for wrong arguments, 130 after Ctrl-C.
+    """
+    if default is not None and (not args or args[0].startswith("-")):
+        args = [default, *args]
+    try:
+        options = _parser(program, about, commands, default).parse_args(args)
+        result, text = commands[options.command].run(options)
+    except SystemExit as end:  # after --help
+        return int(end.code or 0)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except UsageError as error:
+        say(f"error: {error}")
+        return _MISUSED
+    except (ValueError, ArithmeticError, OSError, ImportError, RuntimeError) as error:
+        if os.environ.get("MVRBM_DEBUG"):
+            raise
+        say(f"error: {' '.join(str(error).split()) or type(error).__name__}")
+        return _FAILED
+    text = json.dumps(result, default=str) if options.json else text
+    if text:
+        print(text)
+    return 0
+
+
+def _parser(program: str, about: str, commands: Mapping[str, Command], default: str | None) -> argparse.ArgumentParser:
+    parser = _Parser(prog=program, description=about)
+    found = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    for name, command in commands.items():
+        start = program if name == default else f"{program} {name}"
+        others = [f"{program} {other}: {commands[other].help}" for other in commands if other != name]
+        epilog = [f"example:\n  {start} {command.example}", *(others if name == default else [])]
+        each = found.add_parser(
+            name,
+            prog=start,
+            help=command.help,
+            description=command.help,
+            epilog="\n\n".join(epilog),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add(each)
+    return parser
+
+
+def say(line: str) -> None:
+    """Print a line of progress, to standard error and at once."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,398 @@
+"""Deep and discriminative learning on full MNIST without augmentation: the numbers of the documentation.
+
+Parts, in their order: `choose` and `choose-few` try settings on held-out training digits; `full`, `few` and `baselines`
+train the chosen ones with five seeds and measure them on the test digits.
+
+Choices are made on the last 10,000 training digits, with networks trained on the 50,000 others or on subsets of them,
+and by rule. `full` takes the candidate of each kind that has the lowest validation error among those with at most
+160,000 parameters, a tenth of the dense deep belief network's, and trains it for 1.5 times as many epochs. `few` takes,
+for each row and number of labels, the candidate with the lowest mean validation error among those with the most seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import mvrbm
+from mvrbm import ClassificationMVRBM, DeepMVRBM, DeepMVRBMClassifier, Dense, Kronecker, MVRBMClassifier
+from mvrbm.devices import resolve_device
+from mvrbm.estimators import Layer
+from mvrbm.io.datasets import load
+from studies.arguments import Command, Options, add_options, add_parts
+from studies.cells import Cell, CellError, Outcome, Place, Rows
+from studies.digits.data import subset
+from studies.runner import run_parts
+
+__all__ = ["COMMANDS", "PARTS"]
+
+Array = NDArray[Any]
+Settings = Mapping[str, Any]
+SIZES, SEEDS = (100, 600, 1000), range(5)
+CHOOSING_SEEDS = (100, 101)  # subsets of the first 50,000 digits, other ones than those of the table
+MOST_PARAMETERS = 160_000
+LONGER = 1.5  # epochs of the chosen candidate over those of the choice
+
+
+# -- candidates, all digits ---------------------------------------------------------------------------
+
+TWO = (Layer((64, 64), Kronecker(12)), Layer((32, 32), Kronecker(16)))  # 123,914 parameters
+TWO_EVEN = (Layer((64, 64), Kronecker(8)), Layer((64, 64), Kronecker(8)))  # 143,370
+TWO_SMALL = (Layer((48, 48), Kronecker(8)), Layer((32, 32), Kronecker(16)))  # 84,234
+THREE = (Layer((48, 48), Kronecker(8)), Layer((48, 48), Kronecker(8)), Layer((32, 32), Kronecker(12)))  # 111,114
+DENSE_TOP = (Layer((40, 40), Kronecker(16)), Layer(64, Dense()))  # 140,554
+LONG = {"n_epochs": 60, "batch_size": 256, "averaging": 0.999}
+
+
+def deep(layers: Sequence[Layer], **settings: Any) -> Callable[[int, str], Any]:
+    """Return a maker of deep networks, from a seed and a device."""
+    return lambda seed, device: DeepMVRBMClassifier(layers, **{**LONG, **settings}, random_state=seed, device=device)
+
+
+def one(shape: tuple[int, int], rank: int, **settings: Any) -> Callable[[int, str], Any]:
+    """Return a maker of networks with one layer, from a seed and a device."""
+    return lambda seed, device: MVRBMClassifier(
+        shape, rank=rank, **{**LONG, **settings}, random_state=seed, device=device
+    )
+
+
+FULL = {
+    "deep": {
+        "two, distance 1.2, dropout 0": deep(TWO, perturbation=1.2, dropout=0.0),
+        "two, distance 1.2, dropout 0.2": deep(TWO, perturbation=1.2, dropout=0.2),
+        "two even, distance 1.2, dropout 0.2": deep(TWO_EVEN, perturbation=1.2, dropout=0.2),
+        "two, distance 1.8, dropout 0": deep(TWO, perturbation=1.8, dropout=0.0),
+        "three, distance 1.2, dropout 0": deep(THREE, perturbation=1.2, dropout=0.0),
+        "two even, distance 1.8, dropout 0": deep(TWO_EVEN, perturbation=1.8, dropout=0.0),
+        "two, distance 0.8, dropout 0.2": deep(TWO, perturbation=0.8, dropout=0.2),
+        "two, dropout 0.4": deep(TWO, dropout=0.4, input_dropout=0.2, n_epochs=100),
+        "dense top, distance 1.2, dropout 0.2": deep(DENSE_TOP, perturbation=1.2, dropout=0.2),
+        "two small, distance 1.2, dropout 0": deep(TWO_SMALL, perturbation=1.2, dropout=0.0),
+        "two, pre-trained, distance 1.2, dropout 0": deep(TWO, perturbation=1.2, dropout=0.0, pretraining=5),
+        "two even, dropout 0.5": deep(TWO_EVEN, dropout=0.5, input_dropout=0.2, n_epochs=100),
+    },
+    "one layer": {
+        "one, distance 1.2, dropout 0.2": one((64, 64), 16, perturbation=1.2, dropout=0.2),
+        "one, distance 1.8, dropout 0.2": one((64, 64), 16, perturbation=1.8, dropout=0.2),
+        "one, dropout 0.5": one((64, 64), 16, dropout=0.5, input_dropout=0.2, n_epochs=100),
+    },
+}
+
+
+# -- candidates, few labels ---------------------------------------------------------------------------
+
+SHAPES = {"one": ((32, 32),), "two": ((32, 32), (24, 24)), "wide": ((64, 64),)}
+UPDATES, UPDATES_WITH_OTHERS = 2400, 12_000
+
+
+def network(
+    layers: str, updates: int = UPDATES, *, batch_size: int = 50, **settings: Any
+) -> Callable[[int, int, str], Any]:
+    """Return a maker of networks for few labels, from their number, a seed and a device."""
+
+    def make(n: int, seed: int, device: str) -> Any:
+        size = min(batch_size, n)
+        return DeepMVRBMClassifier(
+            SHAPES[layers],
+            **{"rank": 8, "averaging": 0.99, **settings},
+            n_epochs=round(updates * size / n),
+            batch_size=size,
+            random_state=seed,
+            device=device,
+        )
+
+    return make
+
+
+def semi(layers: str, **settings: Any) -> Callable[[int, int, str], Any]:
+    """Return a maker of networks that also learn from digits without labels."""
+    return network(layers, UPDATES_WITH_OTHERS, batch_size=100, **{"averaging": 0.999, "dropout": 0.0, **settings})
+
+
+def machine(mode: str, **settings: Any) -> Callable[[int, int, str], Any]:
+    """Return a maker of classification RBMs."""
+
+    def make(n: int, seed: int, device: str) -> Any:
+        size = 20 if n < 300 else 50
+        return ClassificationMVRBM(
+            (24, 24), rank=8, mode=mode, n_epochs=round(1200 * size / n), batch_size=size, random_state=seed,
+            device=device, **settings,
+        )  # fmt: skip
+
+    return make
+
+
+DROPPED = {"dropout": 0.5, "input_dropout": 0.2}
+# Rows of the table: candidates by name, each with its maker and its use of the digits without labels.
+FEW = {
+    "unlabelled, semi-supervised": {
+        "semi one, distance 1, certainty 1": (semi("one", perturbation=1.0, certainty=1.0), "digits"),
+        "semi wide, distance 1.5, certainty 1": (semi("wide", perturbation=1.5, certainty=1.0), "digits"),
+        "semi two, stack, distance 1.5, certainty 1": (
+            semi("two", perturbation=1.5, certainty=1.0),
+            "digits and stack",
+        ),
+        "semi two, distance 1, certainty 1": (semi("two", perturbation=1.0, certainty=1.0), "digits"),
+        "semi wide, distance 1, certainty 0.3": (semi("wide", perturbation=1.0, certainty=0.3), "digits"),
+    },
+    "labels alone": {
+        "one, distance 2": (network("one", perturbation=2.0, dropout=0.0), None),
+        "two, distance 2": (network("two", perturbation=2.0, dropout=0.0), None),
+        "wide, distance 2": (network("wide", perturbation=2.0, dropout=0.0), None),
+        "one, distance 3": (network("one", perturbation=3.0, dropout=0.0), None),
+        "one, distance 2, dropout 0.5": (network("one", perturbation=2.0, **DROPPED), None),
+        "wide, dropout 0.5": (network("wide", **DROPPED), None),
+    },
+    "unlabelled, pre-trained": {
+        "stack two, distance 2": (network("two", perturbation=2.0, dropout=0.0), "stack"),
+        "stack one, distance 2": (network("one", perturbation=2.0, dropout=0.0), "stack"),
+        "stack two, dropout 0.5": (network("two", **DROPPED), "stack"),
+    },
+    "classification RBM": {
+        "hybrid 0.01": (machine("hybrid", blend=0.01), None),
+        "discriminative": (machine("discriminative"), None),
+    },
+}
+
+
+# -- data -------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=2)
+def digits(split: str, data_dir: str | None) -> tuple[Array, Array]:
+    """Return images (n, 28, 28) and labels of MNIST."""
+    data = load("mnist", split=split, data_dir=data_dir)
+    return np.asarray(data.arrays).reshape(-1, 28, 28), np.asarray(data.labels)
+
+
+def error(model: Any, images: Array, labels: Array) -> float:
+    """Return the share of images that a classifier gets wrong."""
+    return float(np.mean(model.predict(images) != labels))
+
+
+def _rows(place: Place, group: str) -> dict[str, dict[str, Any]]:
+    assert isinstance(place.store, Rows)
+    return place.store.rows(group)
+
+
+# -- all digits -------------------------------------------------------------------------------------
+
+
+def choose(settings: Settings, place: Place) -> Outcome:
+    """Validation error of a candidate."""
+    images, labels = digits("train", place.data_dir)
+    make = FULL[settings["kind"]][settings["candidate"]]
+    model = make(0, place.device).fit(images[:50_000], labels[:50_000])
+    wrong = error(model, images[50_000:], labels[50_000:])
+    numbers = {"kind": settings["kind"], "validation_error": wrong, "parameters": model.n_parameters_}
+    return Outcome({**numbers, "loss": model.history_[-1]["loss"]})
+
+
+def chosen(kind: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the name of the best small candidate of a kind on held-out digits."""
+    small = {n: row for n, row in rows.items() if n in FULL[kind] and row["parameters"] <= MOST_PARAMETERS}
+    if not small:
+        raise CellError(f"nothing is chosen for '{kind}' yet: run the part 'choose' first")
+    return min(small, key=lambda name: (small[name]["validation_error"], small[name]["parameters"]))
+
+
+def full(settings: Settings, place: Place) -> Outcome:
+    """Test error of the chosen candidate, trained on all digits."""
+    kind, seed = settings["kind"], settings["seed"]
+    name = chosen(kind, _rows(place, "choose"))
+    model = FULL[kind][name](seed, place.device)
+    model.set_params(n_epochs=round(LONGER * model.n_epochs)).fit(*digits("train", place.data_dir))
+    row = {"settings": name, "passes": model.n_epochs, "test_error": error(model, *digits("test", place.data_dir))}
+    return Outcome({**row, "parameters": model.n_parameters_, "loss": model.history_[-1]["loss"]}, machine=model)
+
+
+# -- few labels -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold a lock file: one process at a time."""
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def pretrained(count: int, hidden: str, size: int, place: Place) -> Any:
+    """Return the lowest layers of a stack trained on the first `size` digits without labels, stored in a folder."""
+    folder = place.work / f"two-{hidden}-{size}"
+    with _alone(folder.with_suffix(".lock")):
+        if not folder.exists():
+            stack = DeepMVRBM(SHAPES["two"], rank=8, hidden=hidden, n_epochs=10, random_state=0, device=place.device)
+            stack.fit(digits("train", place.data_dir)[0][:size]).save(folder)
+    stack = mvrbm.load(folder, device=place.device)
+    # Training is greedy: the lower machine of the two is the same as one trained alone.
+    stack.machines_ = stack.machines_[:count]
+    return stack
+
+
+def few(settings: Settings, place: Place) -> Outcome:
+    """Learn from n labels; errors on held-out training digits, or on the test digits."""
+    row, n, seed, name = settings["row"], settings["n"], settings["seed"], settings.get("candidate")
+    held_out = name is not None
+    if name is None:
+        name = chosen_few(row, n, _rows(place, "choose-few"))
+    images, labels = digits("train", place.data_dir)
+    size = 50_000 if held_out else 60_000
+    rows = subset(size, n, seed)
+    make, uses = FEW[row][name]
+    model, given = make(n, seed, place.device), {}
+    if uses is not None and "stack" in uses:
+        given["stack"] = pretrained(len(model.layers), model.hidden, size, place)
+    if uses is not None and "digits" in uses:
+        given["unlabelled"] = images[:size]
+    model.fit(images[rows], labels[rows], **given)
+    tested = (images[size:], labels[size:]) if held_out else digits("test", place.data_dir)
+    key = "validation_error" if held_out else "test_error"
+    return Outcome({"settings": name, key: error(model, *tested), "parameters": model.n_parameters_})
+
+
+def chosen_few(row: str, n: int, cells: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the name of the best candidate of a row on held-out digits, among those with the most seeds."""
+    errors = {}
+    for name in FEW[row]:
+        found = [cells.get(f"{name} n{n} s{seed}") for seed in CHOOSING_SEEDS]
+        errors[name] = [cell["validation_error"] for cell in found if cell is not None]
+    most = max(map(len, errors.values()))
+    if not most:
+        raise CellError(f"nothing is chosen for '{row}' and {n} labels yet: run the part 'choose-few' first")
+    return min((name for name in errors if len(errors[name]) == most), key=lambda name: np.mean(errors[name]))
+
+
+def _logistic(seed: int, device: str) -> Any:
+    """Logistic regression, C chosen by cross-validation."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer
+
+    rows = FunctionTransformer(lambda images: images.reshape(len(images), -1) / 255)
+    grid = {"C": [0.003, 0.01, 0.03, 0.1, 1.0]}
+    return make_pipeline(rows, GridSearchCV(LogisticRegression(max_iter=5000), grid, cv=5))
+
+
+def baseline(settings: Settings, place: Place) -> Outcome:
+    """Test error of logistic regression, or of one of the baselines."""
+    from studies.baselines import BASELINES
+
+    name, n, seed = settings["baseline"], settings["n"], settings["seed"]
+    images, labels = digits("train", place.data_dir)
+    rows = subset(60_000, n, seed)
+    model = (_logistic if name == LOGISTIC else BASELINES[name])(seed, place.device)
+    model.fit(images[rows], labels[rows])
+    numbers: dict[str, Any] = {"test_error": error(model, *digits("test", place.data_dir))}
+    if name == LOGISTIC:
+        return Outcome({**numbers, "C": model[-1].best_params_["C"], "parameters": 7850})
+    return Outcome({**numbers, "parameters": model.n_parameters_})
+
+
+LOGISTIC = "logistic regression"
+
+# -- cells ------------------------------------------------------------------------------------------
+
+
+def _cells() -> Iterator[Cell]:
+    """Return all cells, the most important ones of each part first."""
+    for kind in FULL:
+        for name in FULL[kind]:
+            yield Cell(name, "choose", choose, {"kind": kind, "candidate": name})
+    for seed in CHOOSING_SEEDS:
+        for row in FEW:
+            for name in FEW[row]:
+                for n in SIZES:
+                    settings = {"row": row, "candidate": name, "n": n, "seed": seed}
+                    yield Cell(f"{name} n{n} s{seed}", "choose-few", few, settings)
+    for kind in FULL:
+        for seed in SEEDS:
+            yield Cell(f"{kind} s{seed}", "full", full, {"kind": kind, "seed": seed})
+    for seed in SEEDS:
+        for row in FEW:
+            for n in SIZES:
+                yield Cell(f"{row} n{n} s{seed}", "few", few, {"row": row, "n": n, "seed": seed})
+        for name in ("cnn", "dropout", "dbn", LOGISTIC):
+            for n in SIZES:
+                yield Cell(f"{name} n{n} s{seed}", "baselines", baseline, {"baseline": name, "n": n, "seed": seed})
+
+
+CELLS = tuple(_cells())
+#: Parts of the study in their order; each is a group of cells.
+PARTS = tuple(dict.fromkeys(cell.group for cell in CELLS))
+
+
+# -- tables -----------------------------------------------------------------------------------------
+
+
+def _spread(errors: Sequence[float]) -> str:
+    return f"{np.mean(errors):.4f} ± {np.std(errors):.4f} ({len(errors)})" if errors else "-"
+
+
+def table(store: Rows) -> str:
+    """Return all stored results as a table."""
+    lines = []
+    for name, row in store.rows("choose").items():
+        what = f"{row['parameters']:,} | {row['validation_error']:.4f} | {row['seconds']:.0f} s"
+        lines.append(f"| choose | {name} | {what} |")
+    for kind in FULL:
+        rows = [row for name, row in store.rows("full").items() if name.startswith(f"{kind} s")]
+        if rows:
+            what = f"{rows[0]['settings']} | {rows[0]['parameters']:,}"
+            lines.append(f"| full | {kind} | {what} | {_spread([row['test_error'] for row in rows])} |")
+    tested = {**store.rows("few"), **store.rows("baselines")}
+    for part, cells, key in (
+        ("choose-few", store.rows("choose-few"), "validation_error"),
+        ("few", tested, "test_error"),
+    ):
+        for name in dict.fromkeys(name.rsplit(" n", 1)[0] for name in cells):
+            found = [
+                _spread([row[key] for cell, row in cells.items() if cell.startswith(f"{name} n{n} s")]) for n in SIZES
+            ]
+            lines.append(" | ".join([f"| {part} | {name}", *found]) + " |")
+    return "\n".join(lines)
+
+
+# -- the command ------------------------------------------------------------------------------------
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_parts(parser, PARTS)
+    add_options(
+        parser,
+        *("--out", "--work", "--only", "--jobs", "--budget", "--report-only", "--device", "--data-dir", "--json"),
+        out={"default": Path("results/deep"), "help": "Folder for the results. Default: results/deep."},
+        work={"default": Path("runs/deep"), "help": "Folder for models. Default: runs/deep."},
+    )
+
+
+def _run(options: Options) -> tuple[Mapping[str, Any], str]:
+    store = Rows(options.out, options.work)
+    result: dict[str, Any] = {"out": str(options.out)}
+    if not options.report_only:
+        device = resolve_device(options.device).type
+        torch.set_num_threads(1)
+        if device == "cuda":
+            torch.set_float32_matmul_precision("high")
+        place = Place(store, device, options.data_dir, options.work)
+        parts = options.parts or PARTS
+        result |= run_parts(CELLS, parts, place, only=options.only, jobs=options.jobs, budget=options.budget)
+    result["rows"] = {part: store.rows(part) for part in PARTS}
+    return result, table(store)
+
+
+COMMANDS = {
+    "deep": Command("Deep and discriminative learning on MNIST.", _add, _run, "choose full --device cuda --jobs 4")
+}

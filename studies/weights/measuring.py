@@ -1,0 +1,219 @@
+"""The cells that measure finished models: quality, speed, memory, and the effect of fine-tuning on the model."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+import mvrbm
+from mvrbm.vision import SuperResolver, enlarge_image, psnr_ssim, reduce_image
+from mvrbm.vision.resampling import crop_to_multiple
+from mvrbm.vision.superres.training_data import cut_patches, image_pair
+from studies.cells import Cell, Outcome, Place
+from studies.superres.data import training_images
+from studies.superres.generative import generative_report
+from studies.weights.images import (
+    Bicubic,
+    lena,
+    literature,
+    mean_in_paper_protocol,
+    open_images,
+    paper_protocol,
+    set5,
+    split_t91,
+)
+from studies.weights.training import SETTINGS, load_start, rows_of, tested
+
+__all__ = ["PICTURE", "cells", "picture"]
+
+Array = NDArray[Any]
+Settings = Mapping[str, Any]
+SPARSE = "sparse representation"
+PICTURE = Path("docs/_static/super-resolution.png")
+_CROP = (slice(335, 415), slice(540, 640))
+
+
+def _finished(settings: Settings, place: Place) -> Any:
+    """Return a finished model on the CPU: the shipped one of a scale, or the one trained on T91."""
+    scale = settings["scale"]
+    if settings["model"] == "shipped":
+        return SuperResolver.pretrained(scale, device="cpu")
+    return mvrbm.load(rows_of(place).model_folder("t91", f"x{scale}"), device="cpu")
+
+
+# -- quality ----------------------------------------------------------------------------------------
+
+
+def cpu(settings: Settings, place: Place) -> Outcome:
+    """Quality in single precision."""
+    images, first = set5(place.data_dir), lena(place.data_dir)
+    if settings["model"] == "bicubic":
+        bicubic = Bicubic(settings["scale"])
+        row = {"set5": literature(bicubic, images), "set5_paper": mean_in_paper_protocol(bicubic, images)}
+        row |= {"lena_paper": paper_protocol(bicubic, first), "lena_literature": literature(bicubic, [first])}
+        return Outcome(row)
+    model = _finished(settings, place)
+    return Outcome({**tested(model, place.data_dir), "set5_paper": mean_in_paper_protocol(model, images)})
+
+
+# -- speed ------------------------------------------------------------------------------------------
+
+
+def speed(settings: Settings, place: Place) -> Outcome:
+    """Seconds for Lena, 256 to 512 pixels, and seconds and memory for a photograph of 4000 x 3000 pixels."""
+    # In a process of its own, whose peak memory is that of nothing else.
+    asked = {"settings": dict(settings), "work": str(place.work), "models": str(rows_of(place).models)}
+    command = [sys.executable, "-m", "studies.weights.measuring"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=False, cwd=root)
+    if done.returncode:
+        raise RuntimeError(f"the process that enlarges a large photograph failed: {done.stderr.strip()[-300:]}")
+    row = json.loads(done.stdout)
+    model, low = _finished(settings, place), reduce_image(lena(place.data_dir), 2)
+    model.upscale(low)
+    seconds, _, _ = _timed(model, low, 5)
+    row |= {"threads": torch.get_num_threads(), "lena_seconds": [round(each, 3) for each in sorted(seconds)]}
+    return Outcome({**row, "lena_median": round(float(np.median(seconds)), 3)})
+
+
+def _timed(model: Any, low: Array, times: int) -> tuple[list[float], list[float], Array]:
+    """Return the seconds and the processor seconds of enlarging an image several times, and the result."""
+    seconds, processor = [], []
+    for _ in range(times):
+        began, used = time.perf_counter(), time.process_time()
+        image = model.upscale(low)
+        seconds.append(time.perf_counter() - began)
+        processor.append(time.process_time() - used)
+    return seconds, processor, image
+
+
+def _large(model: Any, work: Path) -> dict[str, Any]:
+    """Enlarge a photograph of 4000 x 3000 pixels by 2, and return seconds and memory."""
+
+    def mebibytes() -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    image = np.tile(open_images(work)["astronaut"], (6, 8, 1))[:3000, :4000]
+    before, began = mebibytes(), time.perf_counter()
+    found = model.upscale(image)
+    row = {"large": list(found.shape), "large_seconds": round(time.perf_counter() - began, 1)}
+    return row | {"large_peak_mib": round(mebibytes()), "large_growth_mib": round(mebibytes() - before)}
+
+
+def compare(settings: Settings, place: Place) -> Outcome:
+    """Quality and time of one method on Lena, on one thread."""
+    from studies.baselines import SparseRepresentation
+
+    torch.set_num_threads(1)
+    truth, row = lena(place.data_dir), {}
+    began = time.perf_counter()
+    if settings["model"] == SPARSE:
+        model: Any = SparseRepresentation(random_state=0).fit(training_images("scsr69", place.data_dir))
+        row["fit_seconds"] = round(time.perf_counter() - began, 1)
+    else:
+        model = _finished(settings, place)
+    times = 1 if settings["model"] == SPARSE else 5
+    seconds, processor, image = _timed(model, reduce_image(truth, 2), times)
+    psnr, ssim = psnr_ssim(truth, image, "paper", 2)
+    row |= {"seconds": round(float(np.median(seconds)), 3), "processor_seconds": round(float(np.median(processor)), 3)}
+    return Outcome({**row, "psnr": round(psnr, 4), "ssim": round(ssim, 4)})
+
+
+# -- the generative model ---------------------------------------------------------------------------
+
+
+def generative(settings: Settings, place: Place) -> Outcome:
+    """The model of patches before or after fine-tuning; eight images of T91 are unseen."""
+    train, held_out = split_t91(place.data_dir)
+    setting = settings["setting"]
+    patch = SETTINGS[setting]["patch"]
+    seen, unseen = (cut_patches(images, 2, patch, 5000, seed=1).layers() for images in (train, held_out))
+    if settings["tuned"]:
+        model = mvrbm.load(rows_of(place).model_folder("choose", setting), device=place.device)
+    else:
+        model = load_start(setting, place)
+        if model is None:
+            raise FileNotFoundError(f"the start '{setting}' is missing: run the part 'starts' first")
+    row = generative_report(model.machine_, seen, unseen) | _image_correlation(model, held_out)
+    norms = {key: float(link.dense().detach().norm()) for key, link in model.machine_.links.items()}
+    return Outcome(_rounded({**row, "norms": norms}))
+
+
+def _image_correlation(model: Any, images: Sequence[Array]) -> dict[str, float]:
+    """Return the correlation of the error of bicubic images with the correction by the averaged patches."""
+    row, kept = {}, model.back_projection
+    for name, rounds in (("image_correlation_no_back_projection", 0), ("image_correlation", kept)):
+        model.back_projection, found, missing = rounds, [], []
+        for image in images:
+            low, high = image_pair(image, model.scale)
+            bicubic = enlarge_image(low, model.scale)
+            found.append((model.upscale_luminance(low) - bicubic).ravel())
+            missing.append((high - bicubic).ravel())
+        row[name] = float(np.corrcoef(np.concatenate(found), np.concatenate(missing))[0, 1])
+    return row
+
+
+def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _rounded(value) if isinstance(value, dict) else round(value, 4) for key, value in row.items()}
+
+
+# -- the picture of the documentation ---------------------------------------------------------------
+
+
+def picture(path: Path) -> list[str]:
+    """Write crops of a photograph that the shipped weights were not trained on: bicubic, ours, the truth."""
+    from skimage.data import rocket
+
+    zoom, gap = 3, 6
+    truth = crop_to_multiple(rocket(), 4)
+    rows, lines = [], []
+    for scale in (2, 4):
+        low = reduce_image(truth, scale)
+        images = [enlarge_image(low, scale), SuperResolver.pretrained(scale, device="cpu").upscale(low), truth]
+        lines.append(f"x{scale} {[psnr_ssim(truth, image, 'literature', scale) for image in images[:2]]}")
+        crops = [image[_CROP].repeat(zoom, 0).repeat(zoom, 1) for image in images]
+        rows.append(
+            np.concatenate([np.pad(each, ((0, 0), (0, gap), (0, 0)), constant_values=255) for each in crops], 1)
+        )
+    sheet = np.concatenate([np.pad(each, ((0, gap), (0, 0), (0, 0)), constant_values=255) for each in rows])
+    Image.fromarray(sheet[:-gap, :-gap]).save(path, optimize=True)
+    return [*lines, str(path)]
+
+
+# -- cells ------------------------------------------------------------------------------------------
+
+
+def cells(place: Place) -> Iterator[Cell]:
+    """Return all cells that measure; those of T91 only if these models are stored."""
+    models = [("shipped", scale) for scale in (2, 3, 4)]
+    models += [("T91", scale) for scale in (2, 3, 4) if rows_of(place).model_folder("t91", f"x{scale}").is_dir()]
+    for model, scale in [("bicubic", scale) for scale in (2, 3, 4)] + models:
+        yield Cell(f"{model} x{scale}", "cpu", cpu, {"model": model, "scale": scale})
+    for model, scale in models:
+        if scale == 2:
+            yield Cell(f"{model} x2", "speed", speed, {"model": model, "scale": 2}, alone=True)
+    for setting in ("p10 h24 R16", "p10 h32 R16", "p12 h32 R16"):
+        for kind, tuned in (("CD", False), ("fine-tuned", True)):
+            yield Cell(f"{setting}, {kind}", "generative", generative, {"setting": setting, "tuned": tuned})
+    for name, model in (("weights in the package", "shipped"), ("T91, fine-tuned", "T91"), (SPARSE, SPARSE)):
+        if model == SPARSE or (model, 2) in models:
+            yield Cell(name, "compare", compare, {"model": model, "scale": 2}, alone=True)
+
+
+if __name__ == "__main__":
+    from studies.cells import Rows
+
+    given = json.load(sys.stdin)
+    there = Place(Rows(Path("."), Path(given["models"])), "cpu", work=Path(given["work"]))
+    print(json.dumps(_large(_finished(given["settings"], there), there.work)))
