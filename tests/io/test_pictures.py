@@ -202,7 +202,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("content", "says"), [u[1:] for u in UNREADABLE], ids=[u[0] for u in UNREADABLE])
-def test_what_cannot_be_read_is_refused_in_one_line(content, says):
+def test_unreadable_files_raise_one_line(content, says):
     Path("x.png").write_bytes(content)
     with pytest.raises(InputError, match=says) as error:
         read_picture("x.png")
@@ -318,7 +318,7 @@ def test_sixteen_bits_become_eight_where_a_format_has_no_more(suffix):
     assert np.abs(grey - ramp / 257).max() <= (0.5 if suffix == ".bmp" else 6)
 
 
-def test_transparency_that_a_format_lacks_is_refused_unless_nothing_shows_through():
+def test_transparency_raises_for_formats_without_it_unless_all_is_opaque():
     with pytest.raises(InputError, match=r"x\.jpg: JPEG has no transparency, but the picture has: write a \.png"):
         write_picture("x.jpg", Picture(RGBA))
     opaque = np.dstack([RGB, np.full((5, 7), 255, np.uint8)])
@@ -328,7 +328,7 @@ def test_transparency_that_a_format_lacks_is_refused_unless_nothing_shows_throug
 
 
 @pytest.mark.parametrize(("suffix", "side", "most"), [(".webp", 8192, "16,383"), (".jpg", 32_768, "65,500")])
-def test_a_side_that_a_format_cannot_have_is_refused_before_the_work(suffix, side, most):
+def test_a_side_that_is_too_long_for_a_format_raises_early(suffix, side, most):
     picture = Picture(np.zeros((2, side), np.uint8))
     with pytest.raises(InputError, match=f"at most {most} pixels per side, not {2 * side:,}"):
         check_format(f"x{suffix}", picture, scale=2)

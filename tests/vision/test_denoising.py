@@ -61,7 +61,7 @@ def exact_posterior(machine, likelihood, level, y):
 
 @pytest.mark.parametrize(("_", "kind", "likelihood", "level", "observed"), NOISE_ON_BINARY)
 def test_gibbs_averages_to_the_exact_posterior_mean(_, kind, likelihood, level, observed):
-    # 400 chains an observed image, each averaged by itself: their means are independent, so 64 differences (16
+    # 400 chains per observed image, each averaged by itself: their means are independent, so 64 differences (16
     # images of 4 pixels) each exceed 5 standard errors with probability below 1e-6: false alarms below 4e-5.
     machine, chains = tiny(), 400
     y = observed.repeat_interleave(chains, 0)
@@ -70,7 +70,7 @@ def test_gibbs_averages_to_the_exact_posterior_mean(_, kind, likelihood, level, 
     exact, _ = exact_posterior(machine, likelihood, level, observed)
     error = means.std(1) / chains**0.5
     assert bool(((means.mean(1) - exact).abs() < 5 * error).all())
-    # It can fail: an approximation as good as mean field is told from the truth.
+    # The test can fail: it detects the difference between mean field and the exact posterior.
     approximate = mean_field(machine, observation, observed, 50)
     assert bool(((approximate - exact).abs() > 5 * error).any())
 
@@ -143,7 +143,7 @@ def grey_pixels(mean, black, white, random):
 
 @pytest.fixture(scope="module")
 def speckled():
-    """Independent grey pixels of known means and known shape: a machine without weights knows all about them."""
+    """Independent grey pixels of known means and known shape: a machine without weights describes them exactly."""
     random = np.random.default_rng(0)
     machine = BoltzmannMachine(Bernoulli((20, 20)), Bernoulli((2, 2)), Kronecker(), std=1e-6).double()
     mean = random.uniform(0.02, 0.98, (20, 20))
@@ -239,7 +239,7 @@ def test_gaussian_machine_and_gaussian_noise_have_a_closed_form():
     # Mean field has the exact mean of a normal posterior.
     found = denoise(machine, y.numpy(), noise="gaussian", level=sigma, rounds=200)
     np.testing.assert_allclose(found, exact.numpy(), atol=1e-10)
-    # 300 chains an image, 30 means: all within 5 standard errors but for a chance below 2e-5.
+    # 300 chains per image, 30 means: all within 5 standard errors but for a chance below 2e-5.
     observation = GaussianNoiseOnReal(unit, sigma, 1.0, 0.1)
     means = gibbs_mean(machine, observation, y.repeat_interleave(300, 0), 30, 20, RandomSource(0)).reshape(5, 300, 2, 3)
     assert bool(((means.mean(1) - exact).abs() < 5 * means.std(1) / 300**0.5).all())
@@ -274,7 +274,7 @@ def test_salt_and_pepper_on_gaussian_units_weighs_the_tail_beyond_black():
 
 @pytest.fixture(scope="module")
 def stripes():
-    """A model of striped binary images, a hidden unit a row, and such images."""
+    """A model of striped binary images, with one hidden unit per row, and such images."""
     random = np.random.default_rng(0)
     images = np.broadcast_to(random.random((100, 8, 1)) < 0.5, (100, 8, 8)).astype(np.float32)
     model = MVRBM((8, 1), n_epochs=0, random_state=0, device="cpu").fit(images)
@@ -450,7 +450,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("message", "wrong"), MISTAKES)
-def test_mistakes_are_told_by_the_name_of_the_argument(message, wrong):
+def test_mistakes_raise_with_the_name_of_the_argument(message, wrong):
     arguments = {"model": MACHINE, "images": GOOD, **wrong}
     with pytest.raises(ValueError, match=message):
         denoise(arguments.pop("model"), arguments.pop("images"), **arguments)

@@ -38,7 +38,7 @@ def random():
 
 @torch.no_grad()
 def a_machine(patch, hidden=(3, 4), rank=2, seed=0):
-    """A machine of which every parameter is random, in double precision."""
+    """A machine with random parameters, in double precision."""
     machine = multimodal_mvrbm({name: Gaussian((patch, patch)) for name in LAYERS}, hidden, rank).double()
     generator = torch.Generator().manual_seed(seed)
     for parameter in machine.parameters():
@@ -47,7 +47,7 @@ def a_machine(patch, hidden=(3, 4), rank=2, seed=0):
 
 
 def a_model(scale=2, patch=5, **settings):
-    """A model with such a machine, which nothing has trained."""
+    """An untrained model with such a machine."""
     machine = {name: settings.pop(name) for name in ("hidden", "rank", "seed") if name in settings}
     model = SuperResolver(scale, patch, **settings, device="cpu")
     model.machine_, model.history_ = a_machine(patch, **machine), []
@@ -64,7 +64,7 @@ def photo(name, rows=slice(None), columns=slice(None)):
 
 
 def endless(low, scale, margin):
-    """The bicubic image of one that goes on with its edge pixels, with `margin` pixels beyond each side."""
+    """The bicubic image of an image that continues with its edge pixels, with `margin` pixels beyond each side."""
     wide = enlarge_image(np.pad(low.astype(float), margin, mode="edge"), scale)
     extra = margin * (scale - 1)
     return wide[extra : wide.shape[0] - extra, extra : wide.shape[1] - extra]
@@ -330,11 +330,11 @@ BAD_IMAGES = [
 
 
 @pytest.mark.parametrize(("image", "message"), BAD_IMAGES)
-def test_what_is_no_image_is_refused_in_a_line(model, image, message):
-    with pytest.raises(ValueError, match="image") as refused:
+def test_arrays_that_are_not_images_raise_one_line(model, image, message):
+    with pytest.raises(ValueError, match="image") as error:
         model.upscale(image)
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -350,13 +350,13 @@ def test_what_is_no_image_is_refused_in_a_line(model, image, message):
         ({"n_patches": 0}, "n_patches must be a whole number of at least 1, got 0"),
     ],
 )
-def test_senseless_settings_are_refused_in_a_line(setting, message):
-    with pytest.raises(ValueError, match="must") as refused:
+def test_invalid_parameters_raise_one_line(setting, message):
+    with pytest.raises(ValueError, match="must") as error:
         SuperResolver(**setting).fit([np.zeros((40, 40), np.uint8)])
-    assert str(refused.value) == message
+    assert str(error.value) == message
 
 
-def test_nothing_to_learn_from_and_nothing_learned_are_refused(random):
+def test_no_images_and_an_unfitted_model_raise(random):
     with pytest.raises(ValueError, match="at least one image, got none"):
         SuperResolver().fit([])
     with pytest.raises(ValueError, match="not fitted yet"):
@@ -380,19 +380,19 @@ def test_saved_and_loaded_it_enlarges_the_same(picture, tmp_path):
     clone(again)
 
 
-def test_models_that_do_not_fit_are_refused_in_a_line(tmp_path):
+def test_folders_of_other_models_raise_one_line(tmp_path):
     folder = a_model(3, 6).save(tmp_path / "model")
 
-    def refusal(folder=folder, **settings):
-        with pytest.raises(StorageError) as refused:
+    def message_of(folder=folder, **settings):
+        with pytest.raises(StorageError) as error:
             SuperResolver.pretrained(folder=folder, device="cpu", **settings)
-        assert "\n" not in str(refused.value)
-        return str(refused.value)
+        assert "\n" not in str(error.value)
+        return str(error.value)
 
-    assert f"{folder} is a model for scale 3, not for 2" == refusal(scale=2)
+    assert f"{folder} is a model for scale 3, not for 2" == message_of(scale=2)
     other = MVRBM((2, 2), n_epochs=1, device="cpu").fit(np.zeros((9, 3, 3)) + 0.5).save(tmp_path / "other")
-    assert "does not hold a SuperResolver" in refusal(other)
-    refusal(tmp_path / "nowhere")
+    assert "does not hold a SuperResolver" in message_of(other)
+    message_of(tmp_path / "nowhere")
     for number, change in enumerate(
         [{"scale": 5}, {"patch": 7}, {"hidden_shape": [4, 3]}, {"colour": 1}, {"stride": 9}]
     ):
@@ -400,18 +400,18 @@ def test_models_that_do_not_fit_are_refused_in_a_line(tmp_path):
         config = json.loads((damaged / "config.json").read_text())
         config["estimator"]["params"] |= change
         (damaged / "config.json").write_text(json.dumps(config))
-        assert "the estimator's description is damaged" in refusal(damaged)
+        assert "the estimator's description is damaged" in message_of(damaged)
     layers = {name: Gaussian((6, 6)) for name in LAYERS}
     dense = a_model(3, 6)
     dense.machine_ = BoltzmannMachine(layers, Bernoulli((3, 4)), {name: Dense() for name in LAYERS})
-    assert "couplings are not Kronecker products" in refusal(dense.save(tmp_path / "dense"))
+    assert "couplings are not Kronecker products" in message_of(dense.save(tmp_path / "dense"))
 
 
 # -- the weights in the package ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("scale", "gain"), [(2, 1.5), (3, 0.6), (4, 0.35)])
-def test_the_shipped_weights_beat_bicubic_on_a_photo_that_they_have_not_seen(scale, gain):
+def test_the_shipped_weights_beat_bicubic_on_a_photo_outside_their_training_data(scale, gain):
     shipped = SuperResolver.pretrained(scale, device="cpu")
     assert shipped.scale == scale
     truth = photo("rocket", slice(420), slice(636))
@@ -439,13 +439,13 @@ def test_the_shipped_weights_are_small_and_for_three_scales():
 
 @pytest.fixture(scope="module")
 def photos():
-    """Two to learn from and one to be judged by."""
+    """Two photographs to learn from and one to test on."""
     train = [photo("camera", slice(60, 220), slice(140, 300)), photo("astronaut", slice(0, 160), slice(150, 310))]
     return train, photo("coffee", slice(100, 260), slice(200, 360))
 
 
 def gain(model, image):
-    """What a model is better than bicubic by, in dB."""
+    """PSNR of a model minus that of bicubic interpolation, in dB."""
     truth = luminance(image)
     low = reduce_image(truth, model.scale)
     found = [psnr_ssim(truth, each).psnr for each in (model.upscale(low), enlarge_image(low, model.scale))]
@@ -461,7 +461,7 @@ def learned(photos):
 
 
 def copied(model):
-    """The model, for another training."""
+    """A copy of the model, to be trained further."""
     again = clone(model)
     again.machine_, again.history_ = a_machine(model.patch, model.hidden_shape, model.rank).float(), []
     again.machine_.load_state_dict(model.machine_.state_dict())
@@ -541,11 +541,11 @@ def test_gradients_of_the_unrolled_pass_are_differences(make, cycles):
     value = loss(rows)
     value.backward()
     random = np.random.default_rng(0)
-    seen = 0
+    nonzero = 0
     for name, parameter in machine.named_parameters():
         if not parameter.requires_grad:
             continue
-        slope = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
         direction = torch.from_numpy(random.standard_normal(parameter.shape))
         with torch.no_grad():
             parameter += 1e-5 * direction
@@ -553,10 +553,10 @@ def test_gradients_of_the_unrolled_pass_are_differences(make, cycles):
             parameter -= 2e-5 * direction
             less = float(loss(rows))
             parameter += 1e-5 * direction
-        found = float((slope * direction).sum())
+        found = float((gradient * direction).sum())
         assert found == pytest.approx((more - less) / 2e-5, rel=1e-5, abs=1e-7), name
-        seen += abs(found) > 1e-5
-    assert seen == 12  # ten factors, the hidden bias and that of X; the other biases do not count
+        nonzero += abs(found) > 1e-5
+    assert nonzero == 12  # ten factors, the hidden bias and that of X; the other biases do not count
 
 
 @pytest.mark.parametrize("cycles", [1, 2])
@@ -634,3 +634,16 @@ def test_an_image_too_small_for_a_pixel_is_left_out_and_numbers_of_other_kinds_a
         model.fit([np.linspace(0, 255, 4096).reshape(64, 64)])
     with pytest.raises(ValueError, match="n_samples must be"):
         model.fine_tune(images, n_samples=0)
+
+
+def test_fit_and_tune_is_fit_and_then_fine_tune(photos):
+    settings = {"patch": 6, "hidden_shape": (3, 3), "n_patches": 300, "n_epochs": 1, "device": "cpu"}
+    coloured = [np.dstack([image] * 4) if image.ndim == 2 else image for image in photos[0]]
+    both = SuperResolver(**settings).fit_and_tune(coloured, tuning_patches=200, tuning_epochs=1)
+    rgb = [image[..., :3] for image in coloured]
+    plain = SuperResolver(**settings).fit(rgb).fine_tune(rgb, n_samples=200, n_epochs=1)
+    assert both.history_ == plain.history_
+    for name, parameter in both.machine_.state_dict().items():
+        assert torch.equal(parameter, plain.machine_.state_dict()[name])
+    with pytest.raises(ValueError, match="tuning_crops: images must have at least 48 pixels per side, none of 1 has"):
+        SuperResolver(**settings).fit_and_tune([coloured[0][:40]], tuning_crops=5)
