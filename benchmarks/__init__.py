@@ -1,8 +1,9 @@
-"""How fast it is, beside what people use instead and beside what the machine could do at best.
+"""Benchmarks: speed and memory of training, next to other packages and to the least possible time. Not installed.
 
-`problems` says what is learned from what, `contestants` who learns it, `floors` what it takes at least, `measure`
-how time and memory are taken, `run` puts them together, and `show` makes tables and plots of it. Nothing here is
-needed for using the models. A new contestant is one class in `contestants`.
+`problems` defines what is trained on what, `contestants` who trains it, `floors` the least time, `measure` how time and
+memory are measured; `run` puts them together, and `show` makes tables and plots of the results. `kernels` times the GPU
+kernels by themselves. The command line, the runner and the report kit are those of `studies`. A new contestant is one
+class in `contestants`.
 """
 
 from benchmarks.problems import Problem

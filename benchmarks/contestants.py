@@ -1,7 +1,7 @@
-"""Who is compared. Each class makes updates as its own package makes them, through what that package offers.
+"""The contestants: each class trains as its own package does, through that package's interface.
 
-All get the same float32 samples, already on the device, and the same batch size. Rates are lowered for larger
-layers so that numbers stay finite over a long run: the time of an update does not depend on them.
+All get the same float32 samples, already on the device, and the same batch size. Learning rates are lowered for larger
+layers so that training does not diverge in a long run: the time of an update does not depend on them.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ _FLOAT = 4  # bytes
 
 
 class Contestant(ABC):
-    """Something that learns a problem.
+    """A model that is trained on a problem.
 
     Parameters
     ----------
     problem : Problem
-        What is learned.
+        The problem.
     phase : {"cd", "pcd"}
         CD-1, or PCD-1 with as many chains as a batch has samples.
     data : Tensor (n, *visible)
-        Samples, on the device on which to learn.
+        Samples, on the device to train on.
     recipe : str
-        Recipe of those that have recipes.
+        Recipe, for mvrbm's own machines.
     seed : int
-        Of everything random.
+        Random seed.
     """
 
     key: ClassVar[str]
     title: ClassVar[str]
     phases: ClassVar[tuple[str, ...]] = ("cd", "pcd")
-    package: ClassVar[str | None] = None  # what has to be installed
+    package: ClassVar[str | None] = None  # required package
     note: ClassVar[str] = ""
     dense: ClassVar[bool] = True
-    copies: ClassVar[int] = 4  # arrays of the size of the weights that an update holds
-    models: ClassVar[int] = 1  # trained at once: times are given for one of them
+    copies: ClassVar[int] = 4  # arrays of the size of the weights in an update
+    models: ClassVar[int] = 1  # trained at once: times are per model
     on_gpu: ClassVar[bool] = True
 
     def __init__(self, problem: Problem, phase: str, data: Tensor, *, recipe: str = "paper", seed: int = 0) -> None:
@@ -62,8 +62,8 @@ class Contestant(ABC):
         self._build()
 
     @classmethod
-    def refusal(cls, problem: Problem, memory_limit: float = float("inf")) -> str | None:
-        """Return why this one cannot take part in a problem, or None. Nothing is allocated to find out."""
+    def unsupported_reason(cls, problem: Problem, memory_limit: float = float("inf")) -> str | None:
+        """Return why this contestant cannot take a problem, or None. Nothing is allocated."""
         if cls.package is not None and importlib.util.find_spec(cls.package) is None:
             return f"{cls.package} is not installed: pip install {cls.package}"
         if cls.dense and problem.rank > 1:
@@ -75,7 +75,7 @@ class Contestant(ABC):
 
     @classmethod
     def bytes_needed(cls, problem: Problem) -> int:
-        """Memory that an update takes at least, from the shapes alone: weights, their copies, states."""
+        """Smallest memory of an update, from the shapes alone: weights, their copies, states."""
         n, between = problem.batch_size, _between(problem)
         weights = problem.n_visible * problem.n_hidden if cls.dense else _factor_entries(problem)
         states = 4 * n * (problem.n_visible + problem.n_hidden) + (0 if cls.dense else 4 * n * between)
@@ -85,20 +85,20 @@ class Contestant(ABC):
     def _build(self) -> None: ...
 
     @abstractmethod
-    def run(self, passes: int) -> None:
-        """Make passes over the data. The device may still be at work on return."""
+    def run(self, epochs: int) -> None:
+        """Train for some epochs. The device may still be at work on return."""
 
     @property
     @abstractmethod
     def n_parameters(self) -> int:
-        """Numbers that are learned."""
+        """Number of parameters."""
 
     @abstractmethod
     def reconstruct(self, data: Tensor) -> Tensor:
-        """Pass data up and down through the means, to see whether anything was learned."""
+        """Pass data up and down through the means, to check that training works."""
 
     def _batches(self, rows: Tensor) -> Iterator[Tensor]:
-        """Go once through rows in a new order: for those that leave this to their user."""
+        """Yield the batches of rows in a new order, for packages without a loop over the data."""
         order = torch.randperm(len(rows), device=self.device)
         return (rows[order[first : first + self.problem.batch_size]] for first in self._firsts())
 
@@ -124,8 +124,8 @@ class _Ours(Contestant):
         self.trainer = Trainer(self.machine, recipe, seed=self.seed)
         self.samples = self.data.reshape(-1, *self.machine.layers["visible"].shape)
 
-    def run(self, passes: int) -> None:
-        self.trainer.fit(self.samples, self.trainer.epoch + passes)
+    def run(self, epochs: int) -> None:
+        self.trainer.fit(self.samples, self.trainer.epoch + epochs, initialise=self.trainer.epoch == 0)
 
     @property
     def n_parameters(self) -> int:
@@ -138,7 +138,7 @@ class _Ours(Contestant):
 
 
 class OurMVRBM(_Ours):
-    """The sum of Kronecker products, of the problem's rank and order."""
+    """A sum of Kronecker products, of the problem's rank and order."""
 
     key, title, dense, copies = "mvrbm", "mvrbm MVRBM", False, 8
 
@@ -159,7 +159,7 @@ class OurRBM(_Ours):
 
 
 class ScikitLearn(Contestant):
-    """`BernoulliRBM`: its inner loop over batches, which `fit` runs after setting up and `partial_fit` in float64."""
+    """`BernoulliRBM`: the loop over batches in its `fit`, after the setup; `partial_fit` would compute in float64."""
 
     key, title, phases, copies = "sklearn", "scikit-learn BernoulliRBM", ("pcd",), 5
     note = "PCD-1 is what it does; float32, since its input is; on the CPU always; batches in the data's order"
@@ -174,8 +174,8 @@ class ScikitLearn(Contestant):
         self.model.fit(self.rows)
         self.random = np.random.RandomState(self.seed)
 
-    def run(self, passes: int) -> None:
-        for _ in range(passes):
+    def run(self, epochs: int) -> None:
+        for _ in range(epochs):
             for first in self._firsts():
                 self.model._fit(self.rows[first : first + self.problem.batch_size], self.random)
 
@@ -191,7 +191,7 @@ class ScikitLearn(Contestant):
 
 
 class Rbms(Contestant):
-    """The package `rbms`: the body of its training loop, without the archive that it writes to at every update."""
+    """The package `rbms`: the body of its training loop, without the archive that it writes at every update."""
 
     key, title, package = "rbms", "rbms BBRBM", "rbms"
     note = "the body of its training loop (centred, gradient normalised), without its archive on disk"
@@ -213,9 +213,9 @@ class Rbms(Contestant):
         self.optimizer = torch.optim.SGD(self.params.parameters(), lr=0.05, maximize=True)
 
     @torch.no_grad()
-    def run(self, passes: int) -> None:
+    def run(self, epochs: int) -> None:
         size = self.problem.batch_size
-        for _ in range(passes):
+        for _ in range(epochs):
             order = torch.randperm(len(self.rows), device=self.device)
             for first in self._firsts():
                 chosen = order[first : first + size]
@@ -249,8 +249,8 @@ class Learnergy(Contestant):
         visible, hidden = self.problem.n_visible, self.problem.n_hidden
         self.model = model(visible, hidden, learning_rate=0.05, use_gpu=self.device.type == "cuda")
 
-    def run(self, passes: int) -> None:
-        self.model.fit(self.dataset, batch_size=self.problem.batch_size, epochs=passes)
+    def run(self, epochs: int) -> None:
+        self.model.fit(self.dataset, batch_size=self.problem.batch_size, epochs=epochs)
 
     @property
     def n_parameters(self) -> int:
@@ -269,11 +269,11 @@ class PlainTorch(Contestant):
     momentum, decay, std = 0.5, 0.01, 0.1
 
     @classmethod
-    def refusal(cls, problem: Problem, memory_limit: float = float("inf")) -> str | None:
-        """Return why not: it is written for matrices."""
+    def unsupported_reason(cls, problem: Problem, memory_limit: float = float("inf")) -> str | None:
+        """Return a reason for any order but 2."""
         if problem.order != 2:
             return "it is written for matrices"
-        return super().refusal(problem, memory_limit)
+        return super().unsupported_reason(problem, memory_limit)
 
     def _build(self) -> None:
         problem = self.problem
@@ -314,8 +314,8 @@ class PlainTorch(Contestant):
             parameter.add_(step, alpha=self.rate)
 
     @torch.no_grad()
-    def run(self, passes: int) -> None:
-        for _ in range(passes):
+    def run(self, epochs: int) -> None:
+        for _ in range(epochs):
             for X in self._batches(self.data):
                 self._update(X)
 
@@ -328,7 +328,7 @@ class PlainTorch(Contestant):
         return self._down(self._up(data))
 
 
-#: Everyone, by key.
+#: All contestants by key.
 CONTESTANTS: dict[str, type[Contestant]] = {
     kind.key: kind for kind in (OurMVRBM, OurRBM, ScikitLearn, Rbms, Learnergy, PlainTorch)
 }
@@ -347,9 +347,9 @@ def _sum(terms: Iterable[Tensor]) -> Tensor:
 
 
 def _gentler(problem: Problem) -> float:
-    """What a recipe's rate is multiplied by.
+    """Return the factor by which the learning rate is lowered.
 
-    Turns on a GPU may make 100,000 updates, within which the paper's rate can diverge. Time does not depend on it.
+    Turns on a GPU may have 100,000 updates, within which the paper's rate can diverge. Time does not depend on it.
     """
     return 0.1 * min(1.0, 784 * 625 / (problem.n_visible * problem.n_hidden)) / problem.rank
 
@@ -359,7 +359,7 @@ def _factor_entries(problem: Problem) -> int:
 
 
 def _between(problem: Problem) -> int:
-    """Entries of the largest array between the layers, one sample: some modes visible, the others hidden."""
+    """Entries per sample of the largest array between the layers: some axes visible, the others hidden."""
     sizes, largest = list(problem.visible), 0
     for mode, size in enumerate(problem.hidden):
         sizes[mode] = size

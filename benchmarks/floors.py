@@ -1,8 +1,8 @@
-r"""What an update takes at least: operations and bytes counted, and the rates of this device measured.
+r"""Floors: the least time of an update, from counted operations and bytes and the measured rates of this device.
 
-Carrying a batch of n samples over a sum of R Kronecker products, one mode after the other, costs
+Mapping a batch of n samples by a sum of R Kronecker products, one axis after the other, costs
 :math:`c_1, \dots, c_D` multiply-adds, for a matrix :math:`c_1 = nR\,IJL` (X V') and :math:`c_2 = nR\,IKL`. The gradient
-of factor d costs :math:`c_d` once both its sides are there: the one towards the data is left from the field, the one
+of factor d costs :math:`c_d` once both its sides are known: the one towards the data is left from the field, the one
 towards the hidden layer costs :math:`c_D, \dots, c_2`. So CD-1 costs three fields and two such gradients, for a matrix
 :math:`5c_1 + 7c_2`, and PCD-1, whose chain starts at a visible state of its own, one field more.
 """
@@ -28,9 +28,9 @@ _DRAWS = {"cd": (1, 1), "pcd": (1, 1)}  # draws of the whole visible and of the 
 
 @dataclass(frozen=True)
 class Product:
-    """`count` products of a matrix (m, k) with a matrix (k, p), `times` times an update.
+    """`count` products of a matrix (m, k) with a matrix (k, p), `times` times per update.
 
-    `transposed` names the operand that lies in memory the other way round.
+    `transposed` names the operand that is transposed in memory.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions an update."""
+        """Multiplications and additions per update."""
         return 2 * self.m * self.k * self.p * self.count * self.times
 
 
@@ -74,15 +74,15 @@ def products(problem: Problem, phase: str, *, dense: bool = False) -> list[Produ
 
 
 def _structured(problem: Problem, ups: int) -> list[Product]:
-    # Cheapest order of the modes, as in the coupling; the first is carried over first on the way up.
+    # Cheapest order of the axes, as in the coupling; upwards, the first is mapped first.
     order = sorted(range(problem.order), key=lambda d: (1 / problem.visible[d] - 1 / problem.hidden[d], -d))
     sizes, rank, found = list(problem.visible), problem.rank, []
     for place, mode in enumerate(order):
         i, k = problem.visible[mode], problem.hidden[mode]
         others = problem.batch_size * math.prod(sizes) // i
         sizes[mode] = k
-        name, first, last = f"mode {mode + 1}", place == 0, place == problem.order - 1
-        pulls = 1 if first else 3  # the gradients' way back ends before the first mode
+        name, first, last = f"axis {mode + 1}", place == 0, place == problem.order - 1
+        pulls = 1 if first else 3  # the gradients need no product with the first axis
         if first and not last:  # R products side by side
             up = Product(f"up, {name}", others, i, rank * k, times=ups, transposed="right")
             down = Product(f"down, {name}", others, rank * k, i, times=pulls)
@@ -105,7 +105,7 @@ def flops(problem: Problem, phase: str, *, dense: bool = False) -> int:
 
 
 def random_numbers(problem: Problem, phase: str) -> int:
-    """Return how many random numbers an update takes: the hidden layer is drawn once, and the visible once."""
+    """Return the random numbers of an update: the hidden layer is drawn once, and the visible once."""
     visible, hidden = _DRAWS[phase]
     return problem.batch_size * (visible * problem.n_visible + hidden * problem.n_hidden)
 
@@ -118,10 +118,10 @@ def parameters(problem: Problem, *, dense: bool = False) -> int:
 
 
 def traffic(problem: Problem, phase: str, *, dense: bool = False) -> dict[str, int]:
-    """Return the bytes that an update has to move, in float32.
+    """Return the bytes that an update must move, in float32.
 
-    The batch is read once; the states that are drawn are written and read once; parameters and the momentum are read
-    and written once. What lies between stays on the chip.
+    The batch is read once; drawn states are written and read once; parameters and the momentum are read and written
+    once. Everything else stays on the chip.
     """
     states = random_numbers(problem, phase) + (problem.batch_size * problem.n_visible if phase == "pcd" else 0)
     return {
@@ -135,7 +135,7 @@ def traffic(problem: Problem, phase: str, *, dense: bool = False) -> dict[str, i
 
 
 def bare_products(problem: Problem, phase: str, *, dense: bool = False) -> Callable[[int], None]:
-    """Return a function that makes the products of so many updates, and nothing else, into buffers that are there."""
+    """Return a function that computes the products of some updates, and nothing else, into existing buffers."""
     generator = torch.Generator().manual_seed(0)
     buffers: dict[tuple[int, ...], Tensor] = {}
 
@@ -164,7 +164,7 @@ def bare_products(problem: Problem, phase: str, *, dense: bool = False) -> Calla
 
 
 def draw_with_torch(count: int) -> Callable[[int], None]:
-    """Return a function that draws `count` uniform numbers with `torch.rand`, so many times."""
+    """Return a function that draws `count` uniform numbers with `torch.rand`, some times."""
     out, generator = torch.empty(count), torch.Generator().manual_seed(0)
 
     def run(times: int) -> None:
@@ -175,7 +175,7 @@ def draw_with_torch(count: int) -> Callable[[int], None]:
 
 
 def draw_with_numpy(count: int) -> Callable[[int], None]:
-    """Return a function that draws `count` uniform numbers with NumPy's SFC64 in float32, so many times."""
+    """Return a function that draws `count` uniform numbers with NumPy's SFC64 in float32, some times."""
     out, generator = np.empty(count, np.float32), np.random.Generator(np.random.SFC64(0))
 
     def run(times: int) -> None:
@@ -189,13 +189,13 @@ def draw_with_numpy(count: int) -> Callable[[int], None]:
 
 
 def gpu_rates(size: int = 8192, repetitions: int = 7) -> dict[str, float]:
-    """Measure what a GPU does at best: products in fp32 and tf32, copies, random numbers, and an empty graph node.
+    """Measure the best rates of a GPU: products in fp32 and tf32, copies, random numbers, and an empty graph node.
 
     Returns
     -------
     dict
-        ``flops_fp32`` and ``flops_tf32`` (a second), ``bytes`` (read plus written, a second), ``random`` (numbers a
-        second), and ``node`` (seconds from one node of a graph to the next that waits for it).
+        ``flops_fp32`` and ``flops_tf32`` (per second), ``bytes`` (read plus written, per second), ``random`` (numbers
+        per second), and ``node`` (seconds from one node of a graph to the next that depends on it).
     """
     rates = {}
     for name, precision in (("fp32", "highest"), ("tf32", "high")):
@@ -216,10 +216,10 @@ def _multiplication(size: int) -> Callable[[], Tensor]:
 
 def _node_seconds(repetitions: int, nodes: int = 1000) -> float:
     cell, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
-    cell.add_(1)  # loads the kernel, which cannot be done while capturing
+    cell.add_(1)  # loads the kernel, which is impossible while capturing
     with torch.cuda.graph(graph):
         for _ in range(nodes):
-            cell.add_(1)  # each waits for the last
+            cell.add_(1)  # each depends on the last
     return _seconds(graph.replay, 4, repetitions) / nodes
 
 
@@ -250,10 +250,10 @@ def _precision(name: str) -> Iterator[None]:
 
 
 def gpu_floor(problem: Problem, phase: str, rates: dict[str, float], *, dense: bool = False) -> dict[str, Any]:
-    """Return the least time of an update on a GPU of these rates, and what it is made of.
+    """Return the least time of an update on a GPU with these rates, and its parts.
 
     The floor is the longest of arithmetic (plain fp32, every lane at work), memory, random numbers and one node of a
-    graph, as if all the others were hidden behind it.
+    graph, as if the others were hidden behind it.
     """
     operations, moved = flops(problem, phase, dense=dense), traffic(problem, phase, dense=dense)
     parts = {

@@ -1,4 +1,4 @@
-"""What one does with a model that is there: features, reconstructions and free energies of many digits."""
+"""Inference: the time of features, reconstructions and free energies of many digits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from scipy.special import expit
 
 from benchmarks.measure import Entry, Run, Spread, take_turns
 from benchmarks.problems import digits
-from mvrbm.estimators.rbm import MVRBM, RBM
+from mvrbm import MVRBM, RBM
 
 _SHAPE, _HIDDEN = (28, 28), (25, 25)
-#: What is asked of every model.
+#: The tasks of every model.
 TASKS = ("transform", "reconstruct", "free energy")
 
 
@@ -25,18 +25,18 @@ def infer(n: int, device: str, repetitions: int, contestants: Sequence[str]) -> 
     Parameters
     ----------
     n : int
-        Digits.
+        Number of digits.
     device : str
-        Where mvrbm's models compute. Arrays come from main memory and go back to it, whatever the device.
+        Device of mvrbm's models. Arrays come from main memory and go back to it.
     repetitions : int
-        Rounds.
+        Number of rounds.
     contestants : sequence of str
-        Who takes part, of ``"mvrbm"``, ``"rbm"`` and ``"sklearn"``.
+        Some of ``"mvrbm"``, ``"rbm"`` and ``"sklearn"``.
 
     Returns
     -------
     dict
-        ``n``, ``data`` and ``rows``, one a model and task. scikit-learn reconstructs by drawing alone, so its means
+        ``n``, ``data`` and ``rows``, one per model and task. scikit-learn reconstructs only by drawing, so its means
         are passed down here by hand; its free energy is the private function that its score uses.
     """
     images, what = digits(_SHAPE, n)

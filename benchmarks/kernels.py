@@ -1,178 +1,224 @@
-"""Time the fused GPU kernels by themselves, a whole training by them, and see that it learns what others learn.
+"""The fused GPU kernels by themselves: their time, whole training runs, and whether they learn what other paths learn.
 
-    python benchmarks/kernels.py --out benchmarks/gpu/kernels.json
+28x28 -> 25x25, batches of 100, MNIST.
 
-28x28 -> 25x25, batches of 100, MNIST (found through MVRBM_DATA).
-
-* Microseconds an update, passes over 20,000 digits replayed from CUDA graphs, capture and compilation left out: of one
-  model, and of many at once. Medians of six passes.
-* Seconds of `fit`, 3,000 passes over 20,000 digits, with everything that belongs to it.
-* Of 128 starts of the paper's recipe, how many diverge in 20 passes: in any precision some do.
-* Error of 1-NN on the features of the 10,000 test digits after 300 passes over 10,000 digits, five subsets: by these
-  kernels, in two precisions, and by the general path in float32.
+* Microseconds per update: epochs of 20,000 digits replayed from CUDA graphs, without capture and compilation, of one
+  model and of several at once. Medians of six epochs.
+* Seconds of `fit`: 3,000 epochs of 20,000 digits, everything included.
+* Divergence: how many of 128 starts of the paper's recipe diverge in 20 epochs; some do in any precision.
+* 1-NN error on the features of the 10,000 test digits after 300 epochs of 10,000 digits, five subsets: by these
+  kernels, in two precisions, and by CUDA graphs in float32.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
-import json
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from studies.baselines import nearest_neighbour_error
+from numpy.typing import NDArray
+from torch import Tensor
 
 from mvrbm import models
-from mvrbm.io.datasets import load
-from mvrbm.learning import PCD, RECIPES, DivergenceError, Trainer
-from mvrbm.learning.data import as_source
-from mvrbm.learning.paths import triton as fused
-from mvrbm.learning.paths.triton import FusedPasses
+from mvrbm.errors import DivergenceError
+from mvrbm.learning import PCD, RECIPES, Recipe, Trainer, TrainState
+from mvrbm.learning.paths.base import EpochPath
+from mvrbm.learning.paths.graphs import GraphPath
+from mvrbm.learning.paths.triton import TritonPath
+from mvrbm.machine import BoltzmannMachine
+from studies.baselines import nearest_neighbour_error
+from studies.cells import Cell, Outcome, Place, Store
+from studies.digits.data import digits
+from studies.runner import run
 
-PAPER, DEFAULT = RECIPES["paper"], RECIPES["default"]
-PAPER_PCD = dataclasses.replace(PAPER, negative=PCD(100))
-# models, recipe, rank, precision; sizes are 28x28 -> 25x25 unless they are given too
-CASES = {
-    "paper recipe, fp16": (1, PAPER, 1, "fp16"),
-    "paper recipe, tf32": (1, PAPER, 1, "tf32"),
-    "paper recipe, 3xtf32": (1, PAPER, 1, "tf32x3"),
-    "paper recipe, fp32": (1, PAPER, 1, "ieee"),
-    "paper recipe, PCD-1, fp16": (1, PAPER_PCD, 1, "fp16"),
-    "default recipe, fp16": (1, DEFAULT, 1, "fp16"),
-    "default recipe, rank 4, fp16": (1, DEFAULT, 4, "fp16"),
-    "default recipe, rank 16, fp16": (1, DEFAULT, 16, "fp16"),
-    "8 models, paper recipe, fp16": (8, PAPER, 1, "fp16"),
-    "16 models, paper recipe, fp16": (16, PAPER, 1, "fp16"),
-    "32 models, paper recipe, fp16": (32, PAPER, 1, "fp16"),
-    "64 models, paper recipe, fp16": (64, PAPER, 1, "fp16"),
-    "64 models, paper recipe, tf32": (64, PAPER, 1, "tf32"),
-    "64 models, paper recipe, fp32": (64, PAPER, 1, "ieee"),
-    "64 models, paper recipe, PCD-1, fp16": (64, PAPER_PCD, 1, "fp16"),
-    "64 models, default recipe, fp16": (64, DEFAULT, 1, "fp16"),
-    "64 models, default recipe, rank 4, fp16": (64, DEFAULT, 4, "fp16"),
-    "128 models, paper recipe, fp16": (128, PAPER, 1, "fp16"),
-    "64x64 -> 50x50, paper recipe, fp16": (1, PAPER, 1, "fp16", (64, 64), (50, 50)),
-    "64x64 -> 50x50, 16 models, paper recipe, fp16": (16, PAPER, 1, "fp16", (64, 64), (50, 50)),
+__all__ = ["CASES", "measure"]
+
+Array = NDArray[Any]
+Settings = Mapping[str, Any]
+
+_RECIPES = {
+    "paper recipe": RECIPES["paper"],
+    "default recipe": RECIPES["default"],
+    "paper recipe, PCD-1": dataclasses.replace(RECIPES["paper"], negative=PCD(100)),
 }
+_PRECISIONS = {"fp16": "fp16", "tf32": "tf32", "3xtf32": "tf32x3", "fp32": "ieee"}
+_LARGE = {"visible": (64, 64), "hidden": (50, 50)}
+#: Cases by name: number of models, recipe, rank and precision, and other sizes than 28x28 -> 25x25.
+CASES: dict[str, tuple[int, str, int, str, dict[str, Any]]] = {
+    "paper recipe, fp16": (1, "paper recipe", 1, "fp16", {}),
+    "paper recipe, tf32": (1, "paper recipe", 1, "tf32", {}),
+    "paper recipe, 3xtf32": (1, "paper recipe", 1, "3xtf32", {}),
+    "paper recipe, fp32": (1, "paper recipe", 1, "fp32", {}),
+    "paper recipe, PCD-1, fp16": (1, "paper recipe, PCD-1", 1, "fp16", {}),
+    "default recipe, fp16": (1, "default recipe", 1, "fp16", {}),
+    "default recipe, rank 4, fp16": (1, "default recipe", 4, "fp16", {}),
+    "default recipe, rank 16, fp16": (1, "default recipe", 16, "fp16", {}),
+    "8 models, paper recipe, fp16": (8, "paper recipe", 1, "fp16", {}),
+    "16 models, paper recipe, fp16": (16, "paper recipe", 1, "fp16", {}),
+    "32 models, paper recipe, fp16": (32, "paper recipe", 1, "fp16", {}),
+    "64 models, paper recipe, fp16": (64, "paper recipe", 1, "fp16", {}),
+    "64 models, paper recipe, tf32": (64, "paper recipe", 1, "tf32", {}),
+    "64 models, paper recipe, fp32": (64, "paper recipe", 1, "fp32", {}),
+    "64 models, paper recipe, PCD-1, fp16": (64, "paper recipe, PCD-1", 1, "fp16", {}),
+    "64 models, default recipe, fp16": (64, "default recipe", 1, "fp16", {}),
+    "64 models, default recipe, rank 4, fp16": (64, "default recipe", 4, "fp16", {}),
+    "128 models, paper recipe, fp16": (128, "paper recipe", 1, "fp16", {}),
+    "64x64 -> 50x50, paper recipe, fp16": (1, "paper recipe", 1, "fp16", _LARGE),
+    "64x64 -> 50x50, 16 models, paper recipe, fp16": (16, "paper recipe", 1, "fp16", _LARGE),
+}
+_GENERAL = "general path, fp32"
 
 
-def passes_of(n_models, recipe, rank, precision, images, visible=(28, 28), hidden=(25, 25)):
-    """Kernels that are ready to make passes, and an order of the samples for each model."""
-    trainers, source = [], None
-    if visible != images.shape[1:]:
-        images = torch.nn.functional.interpolate(torch.as_tensor(images)[:, None], size=visible)[:, 0].numpy()
-    for seed in range(n_models):
-        machine = models.mvrbm(visible, hidden, rank=rank, seed=seed).cuda()
-        trainers.append(Trainer(machine, recipe, seed=seed))
-        source = source or as_source(images, machine)
-        trainers[-1]._prepare(source)
-    passes = FusedPasses(trainers, [source] * n_models, precision=precision)
-    return passes, [torch.randperm(len(images), device="cuda") for _ in trainers]
+def _path(
+    machines: Sequence[BoltzmannMachine], recipe: Recipe, seeds: Sequence[int], images: Array, precision: str | None
+) -> tuple[EpochPath, list[TrainState]]:
+    """Return a path that trains machines on images, and their states; precision None is CUDA graphs."""
+    trainers = [Trainer(machine, recipe, seed=seed) for machine, seed in zip(machines, seeds, strict=True)]
+    sources = [trainer.prepare(images, initialise=True) for trainer in trainers[:1]]
+    for trainer in trainers[1:]:
+        trainer.prepare(images, initialise=True)
+    states = [trainer.state for trainer in trainers]
+    if precision is None:
+        return GraphPath(trainers[0].task(), states[0], sources[0]), states
+    tasks = [trainer.task() for trainer in trainers]
+    return TritonPath(tasks, states, sources * len(trainers), precision=precision), states
 
 
-def microseconds(passes, orders, repetitions=6):
-    """Median time of an update of all models."""
-    passes.one_pass(orders)  # compiles and captures
+def _orders(states: Sequence[TrainState], n: int) -> list[Tensor]:
+    return [torch.randperm(n, device="cuda") for _ in states]
+
+
+def _resized(images: Array, shape: tuple[int, ...]) -> Array:
+    if shape == images.shape[1:]:
+        return images
+    return np.asarray(torch.nn.functional.interpolate(torch.as_tensor(images)[:, None], size=shape)[:, 0])
+
+
+# -- cells ------------------------------------------------------------------------------------------
+
+
+def microseconds(settings: Settings, place: Place) -> Outcome:
+    """Median time per update of all models of a case."""
+    n_models, recipe, rank, precision, sizes = CASES[settings["case"]]
+    visible, hidden = sizes.get("visible", (28, 28)), sizes.get("hidden", (25, 25))
+    images = _resized(digits("mnist", None, place.data_dir).train[:20_000], visible)
+    machines = [models.mvrbm(visible, hidden, rank=rank, seed=seed).cuda() for seed in range(n_models)]
+    path, states = _path(machines, _RECIPES[recipe], range(n_models), images, _PRECISIONS[precision])
+    orders = _orders(states, len(images))
+    path.epoch(states, orders, lambda: False)  # compiles and captures
     times = []
-    for _ in range(repetitions):
+    for _ in range(6):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        made = passes.one_pass(orders)
+        made = path.epoch(states, orders, lambda: False)
         torch.cuda.synchronize()
         times.append((time.perf_counter() - began) / made * 1e6)
-    return float(np.median(times))
+    return Outcome({"microseconds": round(float(np.median(times)), 2)})
 
 
-def fitted(images, n_epochs, seed):
-    """Train by the paper's recipe. Return the machine, None if the training diverged, and the seconds that it took."""
-    machine = models.mvrbm((28, 28), (25, 25), seed=seed).cuda()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    try:
-        Trainer(machine, PAPER, seed=seed).fit(images, n_epochs)
-    except DivergenceError:
-        machine = None
-    torch.cuda.synchronize()
-    return machine, time.perf_counter() - began
+def fit_seconds(settings: Settings, place: Place) -> Outcome:
+    """Seconds of whole training runs, of the first three that do not diverge."""
+    images = digits("mnist", None, place.data_dir).train[:20_000]
+
+    def runs() -> Iterator[float]:
+        for seed in range(100):
+            machine = models.mvrbm((28, 28), (25, 25), seed=seed).cuda()
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            try:
+                Trainer(machine, "paper", seed=seed).fit(images, settings["epochs"], initialise=True)
+            except DivergenceError:
+                continue
+            torch.cuda.synchronize()
+            yield round(time.perf_counter() - began, 3)
+
+    return Outcome({"seconds": list(itertools.islice(runs(), 3))})
 
 
-def fit_seconds(images, n_epochs=3000, wanted=3):
-    """Times of whole trainings, of those that do not diverge."""
-    trainings = (fitted(images, n_epochs, seed) for seed in range(100))
-    return list(itertools.islice((round(seconds, 3) for machine, seconds in trainings if machine), wanted))
+def divergence(settings: Settings, place: Place) -> Outcome:
+    """Number of starts of the paper's recipe that diverge within some epochs."""
+    images, n_models = digits("mnist", None, place.data_dir).train[:20_000], settings["models"]
+    machines = [models.mvrbm((28, 28), (25, 25), seed=seed).cuda() for seed in range(n_models)]
+    path, states = _path(machines, RECIPES["paper"], range(n_models), images, settings["precision"])
+    for _ in range(settings["epochs"]):
+        path.epoch(states, _orders(states, len(images)), lambda: False)
+    return Outcome({"diverged": sum(path.store(states))})
 
 
-def n_diverged(images, precision, n_models=128, n_epochs=20):
-    """How many of so many starts of the paper's recipe are lost within some passes."""
-    passes, orders = passes_of(n_models, PAPER, 1, precision, images)
-    for _ in range(n_epochs):
-        for trainer in passes.trainers:
-            trainer.update += len(images) // 100
-        passes.one_pass([torch.randperm(len(images), device="cuda") for _ in orders])
-    passes._check()
-    return sum(passes.diverged)
+def error(settings: Settings, place: Place) -> Outcome:
+    """1-NN error on one subset, after training from the first start that does not diverge."""
+    data, lost = digits("mnist", None, place.data_dir), []
+    rows = np.random.default_rng(settings["seed"]).choice(len(data.train), settings["n"], replace=False)
+    for seed in itertools.count(settings["seed"], 100):
+        machine = models.mvrbm((28, 28), (25, 25), seed=seed).cuda()
+        path, states = _path([machine], RECIPES["paper"], [seed], data.train[rows], settings["precision"])
+        try:
+            for _ in range(settings["epochs"]):
+                path.epoch(states, _orders(states, len(rows)), lambda: False)
+            path.store(states)
+            break
+        except DivergenceError:
+            lost.append(seed)
+    with torch.no_grad():
+        here, there = (machine.hidden_mean(torch.as_tensor(x).cuda() / 255) for x in (data.train[rows], data.test))
+    return Outcome(
+        {"error": nearest_neighbour_error(here, data.train_labels[rows], there, data.test_labels), "lost": lost}
+    )
 
 
-def errors(train, train_labels, test, test_labels, precision, n_epochs=300, n=10_000):
-    """1-NN errors on five subsets, and the starts that diverged; `precision` None for the general path."""
-    found, lost = [], []
-    chosen_path = fused.refuses
-    original = FusedPasses.__init__
-    try:
-        if precision is None:
-            fused.refuses = lambda trainer, source: "the general path was asked for"
-        else:
-            FusedPasses.__init__ = lambda *args: original(*args, precision=precision)
+def _cells(only: str, learning: bool) -> Iterator[Cell]:
+    for number, case in enumerate(CASES):
+        if only in case:
+            yield Cell(f"case-{number:02d}", "microseconds", microseconds, {"case": case}, alone=True)
+    if not learning:
+        return
+    yield Cell("fit", "fit", fit_seconds, {"epochs": 3000}, alone=True)
+    for name in ("fp16", "tf32", "ieee"):
+        settings = {"precision": name, "models": 128, "epochs": 20}
+        yield Cell(f"diverged-{name}", "diverged", divergence, settings)
+    for name, precision in (("fp16", "fp16"), ("tf32", "tf32"), (_GENERAL, None)):
         for seed in range(5):
-            rows = np.random.default_rng(seed).choice(len(train), n, replace=False)
-            machine = None
-            while machine is None:  # from another start, where one diverges
-                machine, _ = fitted(train[rows], n_epochs, seed)
-                lost += [seed] if machine is None else []
-                seed += 100
-            with torch.no_grad():
-                mine, theirs = (machine.hidden_mean(torch.as_tensor(part).cuda() / 255) for part in (train[rows], test))
-            found.append(nearest_neighbour_error(mine, train_labels[rows], theirs, test_labels))
-    finally:
-        fused.refuses, FusedPasses.__init__ = chosen_path, original
-    return found, lost
+            settings = {"name": name, "precision": precision, "seed": seed, "epochs": 300, "n": 10_000}
+            yield Cell(f"error-{precision or 'general'}-{seed}", "error", error, settings)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="a JSON file to write")
-    parser.add_argument("--only", default="", help="part of the names of the cases to time")
-    parser.add_argument("--no-learning", action="store_true", help="leave the whole training and the errors out")
-    options = parser.parse_args()
+def measure(folder: Path, *, only: str = "", learning: bool = True, data_dir: str | None = None) -> dict[str, Any]:
+    """Measure all cases, and return the results as plain values.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder for finished cells, from which an interrupted run resumes.
+    only : str
+        Time only the cases whose name contains this text.
+    learning : bool
+        Whether to measure training runs, divergence and errors as well.
+    data_dir : str, optional
+        Folder with MNIST.
+    """
     if not torch.cuda.is_available():
-        raise SystemExit("the kernels need a CUDA device, and PyTorch finds none")
-    train, test = (load("mnist", split=split) for split in ("train", "test"))
-    images = np.asarray(train.arrays).reshape(-1, 28, 28)
-    numbers = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "microseconds": {}}
-    for name, (n_models, recipe, rank, precision, *sizes) in CASES.items():
-        if options.only in name:
-            passes, orders = passes_of(n_models, recipe, rank, precision, images[:20_000], *sizes)
-            numbers["microseconds"][name] = round(microseconds(passes, orders), 2)
-            print(f"{name}: {numbers['microseconds'][name]:.2f} us", flush=True)
-    if not options.no_learning:
-        numbers["seconds of fit, 3,000 passes"] = fit_seconds(images[:20_000])
-        print("fit:", numbers["seconds of fit, 3,000 passes"], flush=True)
-        numbers["of 128 starts lost in 20 passes"] = {
-            precision: n_diverged(images[:20_000], precision) for precision in ("fp16", "tf32", "ieee")
-        }
-        print("lost:", numbers["of 128 starts lost in 20 passes"], flush=True)
-        numbers["1-NN error"] = {}
-        for name, precision in {"fp16": "fp16", "tf32": "tf32", "general path, fp32": None}.items():
-            digits = np.asarray(test.arrays).reshape(-1, 28, 28)
-            found, lost = errors(images, train.labels, digits, test.labels, precision)
-            numbers["1-NN error"][name] = {"errors": found, "starts that diverged": lost}
-            print(f"{name}: {np.mean(found):.4f} +- {np.std(found, ddof=1):.4f} {found}, diverged: {lost}", flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(numbers, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+        raise RuntimeError("the kernels need a CUDA device, and PyTorch finds none")
+    store, cells = Store(folder), list(_cells(only, learning))
+    run(cells, Place(store, "cuda", data_dir)).raise_failures()
+    numbers: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    numbers["microseconds"] = {}
+    for cell in cells:
+        each = store.numbers(cell)
+        if cell.work is microseconds:
+            numbers["microseconds"][cell.settings["case"]] = each["microseconds"]
+        elif cell.work is fit_seconds:
+            numbers["seconds of fit, 3,000 epochs"] = each["seconds"]
+        elif cell.work is divergence:
+            numbers.setdefault("of 128 starts lost in 20 epochs", {})[cell.settings["precision"]] = each["diverged"]
+        else:
+            mine = numbers.setdefault("1-NN error", {}).setdefault(
+                cell.settings["name"], {"errors": [], "starts that diverged": []}
+            )
+            mine["errors"].append(each["error"])
+            mine["starts that diverged"] += each["lost"]
+    return numbers

@@ -1,7 +1,7 @@
-"""How time and memory are taken.
+"""Measurement of time and memory.
 
-Machines are shared and noisy. So everything that is to be compared takes turns, round after round, and what is
-reported is medians, the middle half, and ratios of medians from the same rounds.
+Machines are shared and noisy. So everything that is compared takes turns, round after round, and the results are
+medians, the middle half, and ratios of medians from the same rounds.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.contestants import CONTESTANTS
-from benchmarks.problems import Problem, digits, on_device
+from benchmarks.problems import Problem, as_problem, digits, on_device
 
-#: Makes so many passes.
+#: Trains for a number of epochs.
 Run = Callable[[int], None]
 
-_MOST_PASSES = 100_000
+_MOST_EPOCHS = 100_000
 
 
 # -- time -------------------------------------------------------------------------------------------
@@ -42,15 +42,15 @@ class Entry:
     Parameters
     ----------
     make : callable
-        Builds it and returns what makes so many passes.
+        Builds it, and returns a function of a number of epochs.
     keep : bool
-        Whether it stays between its turns. Otherwise it is built anew for each: for those that do not fit together.
+        Whether to keep it between its turns. Otherwise it is built again for each, so that all fit into memory.
     threads : int
-        Threads it may use; 0 leaves that as it is.
+        Number of threads; 0 is the present number.
     seconds : list of float
-        Time of a pass, of every turn.
+        Time per epoch, of every turn.
     failure : str, optional
-        What went wrong, if anything did; it is not timed any more then.
+        Error message, after which it is not timed any more.
     """
 
     make: Callable[[], Run]
@@ -89,30 +89,30 @@ def take_turns(
     Parameters
     ----------
     entries : mapping of str to Entry
-        What is timed. Each round starts at another one.
+        The entries. Each round starts at another one.
     repetitions : int
-        Rounds.
+        Number of rounds.
     min_seconds : float
-        A turn makes as many passes as take this long or somewhat longer, at least one.
+        Approximate length of a turn, which has at least one epoch.
     most_seconds : float
-        An entry that has been timed three times and taken longer than this sits out further rounds.
+        An entry with three turns and more than this in total skips further rounds.
     synchronise : callable
         Waits for the device.
     """
     kept: dict[str, Run] = {}
-    passes: dict[str, int] = {}
+    epochs: dict[str, int] = {}
     names = list(entries)
     for number in range(repetitions):
         turn = number % max(len(names), 1)
         for name in names[turn:] + names[:turn]:
             entry = entries[name]
-            slow = len(entry.seconds) >= 3 and sum(entry.seconds) * passes[name] > most_seconds
+            slow = len(entry.seconds) >= 3 and sum(entry.seconds) * epochs[name] > most_seconds
             if slow or entry.failure is not None:
                 continue
             try:
-                with _threads(entry.threads):
-                    _take_turn(name, entry, kept, passes, min_seconds, synchronise)
-            except (ImportError, RuntimeError, ArithmeticError, MemoryError) as error:  # one's failure, not the run's
+                with _torch_threads(entry.threads):
+                    _take_turn(name, entry, kept, epochs, min_seconds, synchronise)
+            except (ImportError, RuntimeError, ArithmeticError, MemoryError) as error:  # the others can still be timed
                 entry.failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 entry.seconds.clear()
                 kept.pop(name, None)
@@ -124,7 +124,7 @@ def _take_turn(
     name: str,
     entry: Entry,
     kept: dict[str, Run],
-    passes: dict[str, int],
+    epochs: dict[str, int],
     min_seconds: float,
     synchronise: Callable[[], object],
 ) -> None:
@@ -134,58 +134,53 @@ def _take_turn(
         _timed(run, 1, synchronise)  # compiles, allocates, touches
         if entry.keep:
             kept[name] = run
-    if name not in passes:
-        # Doubled and doubled again, for what a run begins with, a capture say, tells nothing about a pass.
+    if name not in epochs:
+        # Doubled again and again: the start of a run, such as a capture, says nothing about an epoch.
         count, took = 1, _timed(run, 1, synchronise)
-        while took < min_seconds and count < _MOST_PASSES:
+        while took < min_seconds and count < _MOST_EPOCHS:
             growth = min(max(2, math.ceil(min_seconds / max(took, 1e-7))), 8)
-            count = min(growth * count, _MOST_PASSES)
+            count = min(growth * count, _MOST_EPOCHS)
             took = _timed(run, count, synchronise)
-        passes[name] = count
-        entry.seconds.append(took / count)  # that was the turn
+        epochs[name] = count
+        entry.seconds.append(took / count)  # the last of these is the turn
         return
-    entry.seconds.append(_timed(run, passes[name], synchronise) / passes[name])
+    entry.seconds.append(_timed(run, epochs[name], synchronise) / epochs[name])
 
 
-def _timed(run: Run, passes: int, synchronise: Callable[[], object]) -> float:
+def _timed(run: Run, epochs: int, synchronise: Callable[[], object]) -> float:
     synchronise()
     start = time.perf_counter()
-    run(passes)
+    run(epochs)
     synchronise()
     return time.perf_counter() - start
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let PyTorch, and the linear algebra of NumPy and SciPy, use so many threads within."""
+    """Use this many threads for PyTorch, and for the linear algebra of NumPy and SciPy."""
     limits = importlib.import_module("threadpoolctl").threadpool_limits
-    former = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        with limits(count):
-            torch.set_num_threads(count)
-            yield
-    finally:
-        torch.set_num_threads(former)
+    with _torch_threads(count), limits(count):
+        torch.set_num_threads(count)
+        yield
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def _torch_threads(count: int) -> Iterator[None]:
+    """Use this many threads for PyTorch; 0 is the present number."""
     former = torch.get_num_threads()
-    if count in (0, former):
-        yield
-        return
-    torch.set_num_threads(count)
+    if count not in (0, former):
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(former)
+        if count not in (0, former):
+            torch.set_num_threads(former)
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float | None:
-    """Return the power of size with which time grows: the slope of a line through the logarithms.
+    """Return the exponent of time against size: the slope of a line through the logarithms.
 
-    None if there are not two different sizes.
+    None for fewer than two different sizes.
     """
     if len(sizes) != len(seconds):
         raise ValueError(f"sizes and seconds must be equally many, got {len(sizes)} and {len(seconds)}")
@@ -200,7 +195,7 @@ def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class MemoryJob:
-    """A contestant whose peak memory is wanted."""
+    """A contestant whose peak memory is measured."""
 
     contestant: str
     phase: str
@@ -209,7 +204,7 @@ class MemoryJob:
 
 
 def peak_on_gpu(job: MemoryJob, data: Tensor) -> int:
-    """Return the bytes that building and one pass took beyond what was there, at most, on the GPU."""
+    """Return the largest growth of the GPU's memory while a contestant is built and trained for one epoch, in bytes."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -221,16 +216,16 @@ def peak_on_gpu(job: MemoryJob, data: Tensor) -> int:
 
 
 def peaks_on_cpu(jobs: Sequence[MemoryJob], n_threads: int) -> list[int | None]:
-    """Return by how many bytes the resident memory of a process grows at most while it builds a model and learns.
+    """Return the largest growth of resident memory while a contestant is built and trained for one epoch, in bytes.
 
-    Each job has a process of its own, in which all is imported and the data lies ready. None where the system does
-    not tell.
+    Each job has a process of its own, with everything imported and the data in place. None where the system does not
+    report it.
     """
     if not jobs or not hasattr(os, "fork") or not os.path.exists("/proc/self/clear_refs"):
         return [None] * len(jobs)
     given = json.dumps({"threads": n_threads, "jobs": [asdict(job) for job in jobs]})
     counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(n_threads))
-    command = [sys.executable, "-W", "ignore", "-c", "from benchmarks.measure import _main; _main()"]
+    command = [sys.executable, "-W", "ignore", "-c", "from benchmarks.measure import measure_peaks; measure_peaks()"]
     environment = {**os.environ, **counts, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(command, input=given, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
@@ -238,8 +233,8 @@ def peaks_on_cpu(jobs: Sequence[MemoryJob], n_threads: int) -> list[int | None]:
     return [None if peak is None else int(peak) for peak in json.loads(done.stdout)]
 
 
-def _main() -> None:
-    """Read jobs from standard input, fork for each before any thread was started, and print their peaks."""
+def measure_peaks() -> None:
+    """Read jobs from standard input, fork for each before any thread is started, and print their peaks."""
     asked = json.load(sys.stdin)
     _rehearse(sorted({(job["contestant"], job["phase"]) for job in asked["jobs"]}))
     peaks: list[int | None] = []
@@ -263,7 +258,7 @@ def _main() -> None:
 
 
 def _rehearse(parts: Sequence[tuple[str, str]]) -> None:
-    """Let every contestant learn something tiny, on one thread: much is imported only then, and is not its memory."""
+    """Train every contestant on a tiny problem, on one thread: late imports are not its memory."""
     torch.set_num_threads(1)
     tiny = Problem((4, 4), (3, 3), 1, 2, 4)
     data = on_device(digits(tiny.visible, tiny.n_samples)[0], "cpu")
@@ -273,16 +268,15 @@ def _rehearse(parts: Sequence[tuple[str, str]]) -> None:
 
 def _grown(job: dict[str, Any], n_threads: int) -> int:
     torch.set_num_threads(n_threads)
-    about: dict[str, Any] = job["problem"]
-    problem = Problem(**{**about, "visible": tuple(about["visible"]), "hidden": tuple(about["hidden"])})
+    problem = as_problem(job["problem"])
     kind = CONTESTANTS[job["contestant"]]
     data = on_device(digits(problem.visible, problem.n_samples)[0], "cpu")
-    # Libraries take buffers at their first product: a small one of each, on every thread.
+    # Libraries allocate buffers at their first product: a small one of each, on every thread.
     small = np.ones((512, 512), np.float32)
     _ = small @ small, torch.from_numpy(small) @ torch.from_numpy(small)
     gc.collect()
     with open("/proc/self/clear_refs", "w") as refs:
-        refs.write("5")  # forget the peak
+        refs.write("5")  # reset the peak
     before = _status("VmRSS")
     contestant = kind(problem, job["phase"], data, recipe=job["recipe"])
     contestant.run(1)

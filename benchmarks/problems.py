@@ -1,37 +1,40 @@
-"""What is learned: shapes, and digits enlarged to these shapes."""
+"""The problems of the benchmark: shapes of layers, and digits enlarged to these shapes."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mvrbm.errors import DatasetError
 from mvrbm.io import datasets
 
-# Without a number of samples asked for, data is kept to so much, so that slow contestants come to an end.
+# Limits of the default number of samples, so that slow contestants finish.
 _USUAL_BYTES = 32 * 2**20
 _USUAL_SAMPLES = 5000
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Shapes of the layers, rank of the coupling, and how many samples are learned from, in batches of what size.
+    """Shapes of the layers, rank of the coupling, number of samples and batch size.
 
     Parameters
     ----------
     visible, hidden : tuple of int
-        Shapes of the two layers, of the same order, at least 2. Dense contestants see them as vectors.
+        Shapes of the two layers, of the same order, at least 2. Dense contestants flatten them.
     rank : int
-        Number of Kronecker products; for contestants that have one.
+        Number of Kronecker products, for contestants that have a rank.
     batch_size : int
-        Samples an update.
+        Samples per update.
     n_samples : int
-        Samples a pass, a multiple of the batch size: if not given, up to 5,000 within 32 MiB.
+        Samples per epoch, rounded to a multiple of the batch size. 0: up to 5,000 within 32 MiB.
     """
 
     visible: tuple[int, ...]
@@ -67,12 +70,12 @@ class Problem:
 
     @property
     def order(self) -> int:
-        """Number of modes."""
+        """Number of axes."""
         return len(self.visible)
 
     @property
     def updates(self) -> int:
-        """Updates a pass."""
+        """Updates per epoch."""
         return self.n_samples // self.batch_size
 
     @property
@@ -90,18 +93,24 @@ def parse(text: str, *, batch_size: int = 100, n_samples: int = 0) -> Problem:
         if min(*visible, *hidden) < 1:
             raise ValueError
     except (ValueError, TypeError):
-        raise ValueError(f"size {text!r} is not one such as 28x28:25x25, or 28x28:25x25:4 for rank 4") from None
+        raise ValueError(f"expected a size such as 28x28:25x25, or 28x28:25x25:4 for rank 4, got {text!r}") from None
     return Problem(visible, hidden, rank, batch_size, n_samples)
+
+
+def as_problem(about: Mapping[str, Any]) -> Problem:
+    """Return the problem of plain values: those of `dataclasses.asdict`, or those of a row of results."""
+    visible, hidden = tuple(about["visible"]), tuple(about["hidden"])
+    return Problem(visible, hidden, about["rank"], about["batch_size"], about["n_samples"])
 
 
 # -- data -------------------------------------------------------------------------------------------
 
 
 def digits(shape: tuple[int, ...], n: int) -> tuple[NDArray[np.float32], str]:
-    """Return n digits of a shape, values from 0 to 1, and what they are in words.
+    """Return n digits of a shape, values from 0 to 1, and a description.
 
-    Digits are enlarged by linear interpolation; beyond two modes, neighbouring pixels of a larger digit go into the
-    further modes. If there are fewer than n, they are repeated.
+    Digits are enlarged by linear interpolation; beyond two axes, neighbouring pixels of a larger digit go into the
+    further axes. If there are fewer than n, they are repeated.
     """
     images, what = _source()
     chosen = images[np.random.default_rng(0).permutation(len(images))[: min(n, len(images))]]
@@ -117,7 +126,7 @@ def digits(shape: tuple[int, ...], n: int) -> tuple[NDArray[np.float32], str]:
         what += f", resized to {rows * down}x{columns * across}"
     tiles = chosen.reshape(-1, rows, down, columns, across).transpose(0, 1, 3, 2, 4)
     if further > 1:
-        what += f", blocks of {down}x{across} pixels as further modes"
+        what += f", blocks of {down}x{across} pixels as further axes"
     if n > len(images):
         what += f", repeated to {n:,}"
     samples = np.ascontiguousarray(tiles).reshape(-1, *shape)
@@ -126,11 +135,11 @@ def digits(shape: tuple[int, ...], n: int) -> tuple[NDArray[np.float32], str]:
 
 @functools.cache
 def _source() -> tuple[NDArray[np.float32], str]:
-    """Return digits as they are stored, the best set that is here. Reading takes longer than some measurements."""
+    """Return the largest set of digits on this machine. Cached: reading takes longer than some measurements."""
     for name, what in (("mnist", "MNIST"), ("mnist-5k", "5,000 MNIST digits (mnist-5k)")):
         try:
             found = np.asarray(datasets.load(name).arrays, np.float32)
-        except datasets.DatasetError:
+        except DatasetError:
             continue
         return found / np.float32(255), what
     found = np.asarray(datasets.load("digits").arrays, np.float32)
@@ -138,7 +147,7 @@ def _source() -> tuple[NDArray[np.float32], str]:
 
 
 def on_device(data: NDArray[np.float32], device: str) -> Tensor:
-    """Return data where it is learned from, before any clock runs."""
+    """Return data on the device, before any clock runs."""
     return torch.from_numpy(data).to(device)
 
 

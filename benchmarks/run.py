@@ -1,14 +1,16 @@
-"""One run: all contestants on all problems, floors beside them, then inference."""
+"""One run: all contestants and their floors on every problem, then inference. Each is a cell: a run can resume."""
 
 from __future__ import annotations
 
 import gc
 import os
 import platform
-import time
-from collections.abc import Callable, Sequence
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,14 @@ from benchmarks import floors
 from benchmarks.contestants import CONTESTANTS, Contestant
 from benchmarks.inference import infer
 from benchmarks.measure import Entry, MemoryJob, Run, Spread, exponent, peak_on_gpu, peaks_on_cpu, take_turns, threads
-from benchmarks.problems import Problem, digits, on_device, parse
+from benchmarks.problems import Problem, as_problem, digits, on_device, parse
 from mvrbm import compiled
+from mvrbm.devices import resolve_device
 from mvrbm.learning import RECIPES
+from mvrbm.validation import choice
+from studies.arguments import say
+from studies.cells import Cell, Outcome, Place, Store
+from studies.runner import run as run_cells
 
 _SIZES = ("28x28:25x25", "64x64:50x50", "128x128:64x64", "256x256:128x128", "16x16x16:10x10x10")
 _FLOOR = "floor"  # names of floors begin with it
@@ -30,38 +37,38 @@ _FLOOR = "floor"  # names of floors begin with it
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run measures, and how.
+    """The settings of a run.
 
     Parameters
     ----------
     sizes : sequence of str
         Problems, such as ``28x28:25x25``, or ``28x28:25x25:4`` for rank 4.
     ranks : sequence of int
-        Ranks in which the first size is learned as well.
+        Further ranks of the first size.
     contestants : sequence of str
         Keys of :data:`~benchmarks.contestants.CONTESTANTS`.
     batch_size : int
-        Samples an update, and chains of PCD.
+        Samples per update, and chains of PCD.
     samples : int
-        Samples a pass; 0 is up to 5,000 within 32 MiB.
+        Samples per epoch; 0 is up to 5,000 within 32 MiB.
     device : {"auto", "cpu", "cuda"}
-        Where to learn.
+        Device to train on.
     threads : int
-        Threads on the CPU; 0 is one a core.
+        Threads on the CPU; 0 is one per core.
     recipe : str
         Recipe of mvrbm's machines.
     repetitions : int
-        Rounds.
+        Number of rounds.
     min_seconds : float
-        Length of a turn, about.
+        Approximate length of a turn.
     memory_limit : float
-        Gibibytes that a contestant may need; 0 is half of what is free.
+        Largest memory of a contestant, in GiB; 0 is half of the free memory.
     inference : int
-        Digits to transform, reconstruct and find the free energy of; 0 leaves this out.
+        Number of digits for transform, reconstruct and free energy; 0 is none.
     memory : bool
         Whether peak memory is measured.
     seed : int
-        Of everything random.
+        Random seed.
     """
 
     sizes: Sequence[str] = _SIZES
@@ -83,12 +90,8 @@ class Settings:
         unknown = [key for key in self.contestants if key not in CONTESTANTS]
         if unknown or not self.contestants:
             raise ValueError(f"contestants must be some of {list(CONTESTANTS)}, got {unknown or 'none'}")
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device must be 'auto', 'cpu' or 'cuda', got {self.device!r}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is 'cuda', but PyTorch finds no CUDA device here: use 'cpu'")
-        if self.recipe not in RECIPES:
-            raise ValueError(f"recipe must be one of {sorted(RECIPES)}, got {self.recipe!r}")
+        choice(self.device, "device", ("auto", "cpu", "cuda"))
+        choice(self.recipe, "recipe", sorted(RECIPES))
         if self.repetitions < 1 or self.threads < 0 or self.min_seconds < 0 or self.inference < 0:
             raise ValueError(
                 f"repetitions must be at least 1; threads, min_seconds and inference not negative, got "
@@ -98,7 +101,7 @@ class Settings:
             raise ValueError(f"sizes must not be empty and ranks at least 1, got {self.sizes} and {self.ranks}")
 
     def problems(self) -> list[Problem]:
-        """Return what is learned: all sizes, and then the first of them in every rank."""
+        """Return all sizes, and then the first of them in every rank."""
         read = partial(parse, batch_size=self.batch_size, n_samples=self.samples)
         found = [read(size) for size in self.sizes]
         first = found[0]
@@ -106,7 +109,7 @@ class Settings:
         return list(dict.fromkeys([*found, *further]))
 
 
-#: What `mvrbm bench --quick` changes: about a minute on two cores.
+#: The settings that `--quick` changes: about a minute on two cores.
 QUICK: dict[str, Any] = {
     "sizes": ("28x28:25x25", "64x64:50x50"),
     "ranks": (1, 4),
@@ -117,74 +120,107 @@ QUICK: dict[str, Any] = {
 }
 
 
-def run(settings: Settings, say: Callable[[str], object] = lambda text: None) -> dict[str, Any]:
-    """Measure all that the settings ask for, and return it as plain values.
+def run(settings: Settings, folder: Path | None = None) -> dict[str, Any]:
+    """Measure everything that the settings ask for.
 
     Parameters
     ----------
     settings : Settings
-        What, and how.
-    say : callable
-        Is told what is going on.
+        The settings.
+    folder : Path, optional
+        Folder for finished cells, from which an interrupted run resumes. Default: a temporary one.
 
     Returns
     -------
     dict
-        ``machine``, ``settings``, ``rows`` (one a problem, contestant and phase), ``exponents`` and ``inference``.
+        ``machine``, ``settings``, ``rows`` (one per problem, contestant and phase), ``exponents`` and ``inference``.
     """
-    device = "cuda" if settings.device != "cpu" and torch.cuda.is_available() else "cpu"
+    device = resolve_device(settings.device).type
     n_threads = settings.threads or os.cpu_count() or 1
     limit = settings.memory_limit * 2**30 or _free_bytes(device) / 2
-    torch.manual_seed(settings.seed)
     warning = _busy()
     if warning:
         say(warning)
-    began = time.perf_counter()
-    with threads(n_threads):
-        rates = floors.gpu_rates() if device == "cuda" else {}
-        rows = []
-        for problem in settings.problems():
-            say(f"{problem.name}: {problem.n_samples:,} samples in batches of {problem.batch_size}")
-            rows += _one_problem(problem, settings, device, n_threads, limit, rates, say)
-        if settings.memory and device == "cpu":
-            say("memory, each in a process of its own")
-            _add_peaks(rows, settings, n_threads)
-        inference = {}
-        if settings.inference:
-            say(f"inference over {settings.inference:,} digits")
-            inference = infer(settings.inference, device, settings.repetitions, settings.contestants)
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Store(folder or Path(scratch))
+        cells = list(_cells(settings, device, n_threads, settings.memory_limit))
+        run_cells(cells, Place(store, device)).raise_failures()
+        records = [store.record(cell) or {} for cell in cells]
+    found = {name: [r["numbers"] for c, r in zip(cells, records, strict=True) if c.group == name] for name in _GROUPS}
+    rows = [row for numbers in found["problems"] for row in numbers["rows"]]
     return {
         "machine": {**_machine(device, n_threads), "warning": warning},
         "settings": {**asdict(settings), "device": device, "threads": n_threads, "memory_limit": limit / 2**30},
-        "rates": rates,
+        "rates": next(iter(found["rates"]), {}),
         "rows": rows,
         "exponents": _exponents(rows),
-        "inference": inference,
-        "seconds": time.perf_counter() - began,
+        "inference": next(iter(found["inference"]), {}),
+        "seconds": sum(record["seconds"] for record in records),
     }
+
+
+_GROUPS = ("rates", "problems", "inference")
+
+
+def _cells(settings: Settings, device: str, n_threads: int, memory_limit: float) -> Iterator[Cell]:
+    """Return the GPU's rates, all problems and inference, each a cell that measures time."""
+    rates = Cell("rates", "rates", gpu_rates, {}, alone=True)
+    if device == "cuda":
+        yield rates
+    names = ("contestants", "recipe", "repetitions", "min_seconds", "memory", "seed")
+    shared = {name: getattr(settings, name) for name in names}
+    shared |= {"threads": n_threads, "memory_limit": memory_limit, "device": device}
+    after = (rates,) if device == "cuda" else ()
+    for problem in settings.problems():
+        given = {**shared, "problem": asdict(problem)}
+        yield Cell(re.sub(r"\W+", "-", problem.name), "problems", measure_problem, given, after, alone=True)
+    if settings.inference:
+        given = {name: shared[name] for name in ("contestants", "repetitions", "threads", "device")}
+        yield Cell("inference", "inference", measure_inference, {**given, "n": settings.inference}, alone=True)
+
+
+def gpu_rates(settings: Mapping[str, Any], place: Place) -> Outcome:
+    """Measure the rates of the GPU."""
+    return Outcome(floors.gpu_rates())
+
+
+def measure_inference(settings: Mapping[str, Any], place: Place) -> Outcome:
+    """Time inference."""
+    say(f"inference over {settings['n']:,} digits")
+    with threads(settings["threads"]):
+        return Outcome(infer(settings["n"], settings["device"], settings["repetitions"], settings["contestants"]))
+
+
+def measure_problem(settings: Mapping[str, Any], place: Place) -> Outcome:
+    """Time all contestants on one problem, in turns, and measure their memory."""
+    problem, device = as_problem(settings["problem"]), settings["device"]
+    say(f"{problem.name}: {problem.n_samples:,} samples in batches of {problem.batch_size}")
+    torch.manual_seed(settings["seed"])
+    limit = settings["memory_limit"] * 2**30 or _free_bytes(device) / 2
+    rates = place.store.numbers(Cell("rates", "rates", gpu_rates, {})) if device == "cuda" else {}
+    with threads(settings["threads"]):
+        rows = _one_problem(problem, settings, limit, rates)
+        if settings["memory"] and device == "cpu":
+            _add_peaks(problem, rows, settings)
+    return Outcome({"rows": rows})
 
 
 # -- one problem ------------------------------------------------------------------------------------
 
 
 def _one_problem(
-    problem: Problem,
-    settings: Settings,
-    device: str,
-    n_threads: int,
-    limit: float,
-    rates: dict[str, float],
-    say: Callable[[str], object],
+    problem: Problem, settings: Mapping[str, Any], limit: float, rates: dict[str, float]
 ) -> list[dict[str, Any]]:
+    device, n_threads = settings["device"], settings["threads"]
     array, what = digits(problem.visible, problem.n_samples)
     data = on_device(array, device)
     here = partial(_place, data, on_device(array, "cpu"))
     pairs, rows = [], []
-    for key in settings.contestants:
+    for key in settings["contestants"]:
         kind = CONTESTANTS[key]
-        # One that stays on the CPU beside a GPU has the CPU's memory.
-        beside = device == "cuda" and not kind.on_gpu
-        reason = kind.refusal(problem, min(limit, _free_bytes("cpu") / 2) if beside else limit)
+        # On a machine with a GPU, a contestant that stays on the CPU has the CPU's memory.
+        on_cpu = device == "cuda" and not kind.on_gpu
+        reason = kind.unsupported_reason(problem, min(limit, _free_bytes("cpu") / 2) if on_cpu else limit)
         if reason is None:
             pairs += [(kind, phase) for phase in kind.phases]
             continue
@@ -195,7 +231,7 @@ def _one_problem(
     parameters: dict[str, int] = {}
 
     def make(kind: type[Contestant], phase: str) -> Run:
-        contestant = kind(problem, phase, here(kind), recipe=settings.recipe, seed=settings.seed)
+        contestant = kind(problem, phase, here(kind), recipe=settings["recipe"], seed=settings["seed"])
         parameters[f"{kind.key} {phase}"] = contestant.n_parameters
         return contestant.run
 
@@ -203,8 +239,8 @@ def _one_problem(
     entries |= _floor_entries(problem, pairs, device, n_threads, together)
     take_turns(
         entries,
-        repetitions=settings.repetitions,
-        min_seconds=settings.min_seconds,
+        repetitions=settings["repetitions"],
+        min_seconds=settings["min_seconds"],
         synchronise=torch.cuda.synchronize if device == "cuda" else (lambda: None),
     )
     gc.collect()
@@ -215,8 +251,10 @@ def _one_problem(
             rows.append({**_about(problem, kind, what), "phase": phase, "skipped": failure})
     pairs = [(kind, phase) for kind, phase in pairs if entries[f"{kind.key} {phase}"].failure is None]
     peaks = {}
-    if settings.memory and device == "cuda":
-        jobs = {kind: MemoryJob(kind.key, kind.phases[0], problem, settings.recipe) for kind, _ in pairs if kind.on_gpu}
+    if settings["memory"] and device == "cuda":
+        jobs = {
+            kind: MemoryJob(kind.key, kind.phases[0], problem, settings["recipe"]) for kind, _ in pairs if kind.on_gpu
+        }
         peaks = {kind.key: peak_on_gpu(job, data) for kind, job in jobs.items()}
 
     medians = {name: Spread.of(entry.seconds).median for name, entry in entries.items() if entry.seconds}
@@ -262,7 +300,7 @@ def _about(problem: Problem, kind: type[Contestant], what: str) -> dict[str, Any
 
 
 def _ratios(medians: dict[str, float], name: str, models: int) -> dict[str, float]:
-    """Return how many updates this makes while others make one: of the same phase, or else of the one they have."""
+    """Return the number of updates per update of the others: in the same phase, or else in the one that they have."""
     key, phase = name.split()
     found = {}
     for other in CONTESTANTS.values():
@@ -272,22 +310,14 @@ def _ratios(medians: dict[str, float], name: str, models: int) -> dict[str, floa
     return found
 
 
-def _add_peaks(rows: Sequence[dict[str, Any]], settings: Settings, n_threads: int) -> None:
-    """Measure peak memory on the CPU, in one phase of each contestant: the other takes the same."""
-    jobs: dict[tuple[str, str], MemoryJob] = {}
+def _add_peaks(problem: Problem, rows: Sequence[dict[str, Any]], settings: Mapping[str, Any]) -> None:
+    """Measure peak memory on the CPU, in one phase of each contestant: the other phase needs the same."""
+    keys = list(dict.fromkeys(row["contestant"] for row in rows if not row["skipped"]))
+    jobs = [MemoryJob(key, CONTESTANTS[key].phases[0], problem, settings["recipe"]) for key in keys]
+    peaks = dict(zip(keys, peaks_on_cpu(jobs, settings["threads"]), strict=True))
     for row in rows:
         if not row["skipped"]:
-            phase = CONTESTANTS[row["contestant"]].phases[0]
-            job = MemoryJob(row["contestant"], phase, _problem_of(row), settings.recipe)
-            jobs.setdefault((row["contestant"], row["problem"]), job)
-    found = dict(zip(jobs, peaks_on_cpu(list(jobs.values()), n_threads), strict=True))
-    for row in rows:
-        if not row["skipped"]:
-            row["peak_bytes"] = found[row["contestant"], row["problem"]]
-
-
-def _problem_of(row: dict[str, Any]) -> Problem:
-    return Problem(tuple(row["visible"]), tuple(row["hidden"]), row["rank"], row["batch_size"], row["n_samples"])
+            row["peak_bytes"] = peaks[row["contestant"]]
 
 
 # -- floors -----------------------------------------------------------------------------------------
@@ -296,7 +326,7 @@ def _problem_of(row: dict[str, Any]) -> Problem:
 def _floor_entries(
     problem: Problem, pairs: Sequence[tuple[type[Contestant], str]], device: str, n_threads: int, keep: bool
 ) -> dict[str, Entry]:
-    """Return what is timed on the CPU beside the contestants; the GPU's floors come from its rates."""
+    """Return the floors that are timed on the CPU; the GPU's floors come from its rates."""
     if device == "cuda":
         return {}
     entries = {}
@@ -304,19 +334,19 @@ def _floor_entries(
         if kind.key not in ("mvrbm", "rbm"):
             continue
         for count in sorted({1, n_threads}):
-            make = partial(_passes, partial(floors.bare_products, problem, phase, dense=kind.dense), problem.updates)
+            make = partial(_epochs, partial(floors.bare_products, problem, phase, dense=kind.dense), problem.updates)
             entries[f"{_FLOOR} products {kind.dense} {phase} {count}"] = Entry(make, keep, count)
         numbers = floors.random_numbers(problem, phase)
         for name, draw in (("torch", floors.draw_with_torch), ("numpy", floors.draw_with_numpy)):
-            make = partial(_passes, partial(draw, numbers), problem.updates)
+            make = partial(_epochs, partial(draw, numbers), problem.updates)
             entries[f"{_FLOOR} random {phase} {name}"] = Entry(make, keep, 1)
     return entries
 
 
-def _passes(make: Callable[[], Run], updates: int) -> Run:
-    """Turn what makes updates into what makes passes."""
+def _epochs(make: Callable[[], Run], updates: int) -> Run:
+    """Return a function of a number of epochs, from one of a number of updates."""
     run = make()
-    return lambda passes: run(passes * updates)
+    return lambda epochs: run(epochs * updates)
 
 
 def _floor(
@@ -350,7 +380,7 @@ def _floor(
 
 
 def _exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return how time grows with the number of pixels, over the matrices of rank 1, and how operations do."""
+    """Return the exponents of time and of operations against the number of pixels, over the matrices of rank 1."""
     found = []
     for kind in CONTESTANTS.values():
         for phase in kind.phases:
@@ -363,7 +393,7 @@ def _exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 and row["rank"] == 1
                 and len(row["visible"]) == 2
             ]
-            problems = [_problem_of(row) for row in mine]
+            problems = [as_problem(row) for row in mine]
             pixels = [float(problem.n_visible) for problem in problems]
             power = exponent(pixels, [row["update"]["median"] for row in mine])
             if power is None:
@@ -392,14 +422,14 @@ def _free_bytes(device: str) -> float:
 
 
 def _busy() -> str | None:
-    """Return a warning if other work is going on: threads that wait for each other suffer most, and unequally."""
+    """Return a warning if the machine is busy: threads that wait for each other suffer most, and unequally."""
     try:
         load = os.getloadavg()[0]
     except (OSError, AttributeError):
         return None
     if load < 0.3 * (os.cpu_count() or 1):
         return None
-    return f"the load of this machine was {load:.1f} at the start: these figures are not to be quoted"
+    return f"the load of this machine was {load:.1f} at the start: do not quote these figures"
 
 
 def _machine(device: str, n_threads: int) -> dict[str, Any]:

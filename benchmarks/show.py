@@ -1,15 +1,16 @@
-"""Tables and plots of a run."""
+"""Tables and plots of a run, from its results alone."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.contestants import CONTESTANTS
+from studies.cells import write_json
+from studies.report import blank, legend_below
 
 _PHASES = {"cd": "CD-1", "pcd": "PCD-1"}
 _BASELINES = {"sklearn": "BernoulliRBM", "rbms": "rbms"}
@@ -24,11 +25,12 @@ _COLOURS = {
 _MARKS = {"mvrbm": "o", "rbm": "s", "sklearn": "^", "rbms": "v", "learnergy": "D", "torch": "P"}
 
 
-def write(result: dict[str, Any], folder: str | os.PathLike[str]) -> list[str]:
-    """Write a run to a folder: bench.json, bench.md, bench.png and bench.svg. Return what could not be written."""
+def write(result: Mapping[str, Any], folder: str | os.PathLike[str], *, report_only: bool = False) -> list[str]:
+    """Write bench.json (unless `report_only`), bench.md, bench.png and bench.svg. Return messages on missing files."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    (place / "bench.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if not report_only:
+        write_json(place / "bench.json", result)
     (place / "bench.md").write_text(tables(result) + "\n", encoding="utf-8")
     try:
         plot(result, place / "bench.png", place / "bench.svg")
@@ -40,8 +42,8 @@ def write(result: dict[str, Any], folder: str | os.PathLike[str]) -> list[str]:
 # -- tables -----------------------------------------------------------------------------------------
 
 
-def tables(result: dict[str, Any]) -> str:
-    """Return a run as text: one table a problem, then exponents, floors and inference. It is Markdown, too."""
+def tables(result: Mapping[str, Any]) -> str:
+    """Return a run as text, in Markdown: one table per problem, then floors, exponents and inference."""
     parts = [_heading(result)]
     rows = result["rows"]
     for problem in dict.fromkeys(row["problem"] for row in rows):
@@ -50,16 +52,17 @@ def tables(result: dict[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _heading(result: dict[str, Any]) -> str:
+def _heading(result: Mapping[str, Any]) -> str:
     machine, settings = result["machine"], result["settings"]
-    where = f"{machine['gpu']}, beside " if "gpu" in machine else ""
+    where = f"{machine['gpu']}, next to " if "gpu" in machine else ""
+    recipe = settings.get("recipe") or settings["preset"]  # its name in version 0.1.0
     versions = ", ".join(f"{name} {machine[name]}" for name in ("mvrbm", "torch", "numpy", "scikit-learn"))
     versions += "; no compiled code" if machine["compiled"] is None else f"; compiled code for {machine['compiled']}"
     return (
         f"{where}{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads; {versions}.\n"
-        f"Recipe '{settings['recipe']}', batch size {settings['batch_size']}, float32. Times are medians of "
+        f"Recipe '{recipe}', batch size {settings['batch_size']}, float32. Times are medians of "
         f"{settings['repetitions']} interleaved turns, with the middle half in brackets;\n"
-        "'x' columns are ratios of medians of this run: updates made while the other makes one."
+        "'x' columns are ratios of medians of this run: updates per update of the other."
         + (f"\n{machine['warning']}." if machine.get("warning") else "")
     )
 
@@ -81,7 +84,7 @@ def _one_problem(problem: str, rows: Sequence[dict[str, Any]]) -> str:
         ]
         for row in ran
     ]
-    lines = [f"{problem}   ({rows[0]['n_samples']:,} samples an epoch: {rows[0]['data']})"]
+    lines = [f"{problem}   ({rows[0]['n_samples']:,} samples per epoch: {rows[0]['data']})"]
     if body:
         lines += ["", _grid(["", "", "update", *times, "epoch", "x floor", "parameters", "memory"], body), ""]
     reasons = dict.fromkeys(row["skipped"] for row in rows if row["skipped"])
@@ -91,7 +94,7 @@ def _one_problem(problem: str, rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _floors(result: dict[str, Any]) -> str:
+def _floors(result: Mapping[str, Any]) -> str:
     rows = [row for row in result["rows"] if row.get("floor")]
     if not rows:
         return ""
@@ -174,7 +177,7 @@ def _inference(found: dict[str, Any]) -> str:
 
 def _notes(rows: Sequence[dict[str, Any]]) -> str:
     notes = dict.fromkeys(f"{row['title']}: {row['note']}." for row in rows if row["note"] and not row["skipped"])
-    memory = "Memory is what building a model and one pass add at most to what is there with the data in place."
+    memory = "Memory is the largest growth while a model is built and trained for one epoch, with the data in place."
     return "\n".join([*notes, memory])
 
 
@@ -234,53 +237,42 @@ def _bytes(count: float | None) -> str:
 # -- plots ------------------------------------------------------------------------------------------
 
 
-def plot(result: dict[str, Any], *paths: str | os.PathLike[str]) -> None:
+def plot(result: Mapping[str, Any], *paths: str | os.PathLike[str]) -> None:
     """Draw time against pixels and against rank, and save it under every path, in the format of its ending.
 
     Parameters
     ----------
     result : dict
-        What :func:`~benchmarks.run` returned.
+        Result of :func:`~benchmarks.run`.
     *paths : path
         Files ending in ``.png`` or ``.svg``.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
+    from mvrbm.report import styled
 
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "mvrbm",
-        "font.size": 11,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
     rows = [row for row in result["rows"] if not row["skipped"] and len(row["visible"]) == 2]
     by_rank = len({row["rank"] for row in rows}) > 1
-    with matplotlib.rc_context(style):
-        canvas = Figure(figsize=(13 if by_rank else 9, 4.6), layout="constrained")
+    with styled():
+        canvas = blank(13 if by_rank else 9, 4.6)
         axes = canvas.subplots(1, 3 if by_rank else 2, squeeze=False)[0]
         plain = [row for row in rows if row["rank"] == 1]
         for axis, (phase, name) in zip(axes, _PHASES.items(), strict=False):
             _lines(axis, [row for row in plain if row["phase"] == phase], "pixels")
-            axis.set(title=f"{name}, rank 1", xlabel="pixels of a sample", ylabel="milliseconds an update")
+            axis.set(title=f"{name}, rank 1", xlabel="pixels per sample", ylabel="milliseconds per update")
         _share_limits(axes[:2])
         if by_rank:
             first = rows[0]["visible"]
             shown = [row for row in rows if row["visible"] == first and row["phase"] == "cd"]
             _lines(axes[2], [row for row in shown if row["contestant"] in ("mvrbm", "torch")], "rank")
             size = "x".join(map(str, first))
-            axes[2].set(title=f"CD-1, {size}", xlabel="rank", ylabel="milliseconds an update")
-        handles = {
-            label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
+            axes[2].set(title=f"CD-1, {size}", xlabel="rank", ylabel="milliseconds per update")
+        legend_below(canvas, list(axes), 4)
         for path in paths:
             metadata = {"Date": None, "Creator": None} if Path(path).suffix == ".svg" else None
             canvas.savefig(path, dpi=150, metadata=metadata)
 
 
 def _lines(axis: Any, rows: Sequence[dict[str, Any]], against: str) -> None:
-    """Draw one line a contestant, with the middle half as bars, and the floor of mvrbm's machines as dots."""
+    """Draw one line per contestant, with the middle half as bars, and the floors of mvrbm's machines as dots."""
     from matplotlib.ticker import LogLocator
 
     for key, kind in CONTESTANTS.items():

@@ -3,7 +3,7 @@
 A :class:`Cell` is a deterministic unit of work: a function and its settings. The stores differ in their files. A
 :class:`Store` has one JSON file per cell, with arrays or a model next to it, and a cell counts as missing if its
 settings have changed. :class:`Rows` has one JSON file per group with one row per cell, and goes by the cell's name
-alone. `studies.runner` computes the missing cells. Nothing here knows what the cells compute.
+alone. `studies.runner` computes the missing cells. Nothing here depends on what the cells compute.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Store:
     Parameters
     ----------
     folder : Path
-        Holds `NAME.json` for every finished cell, and `NAME.safetensors` or the model folder `NAME.machine`
-        for those that have arrays or a model. The JSON is written last: the files next to it are complete.
+        Holds `NAME.json` for every finished cell, `NAME.safetensors` for its arrays and the folder `NAME.machine` for
+        its model, if it has any. The JSON is written last: the files next to it are complete.
     """
 
     folder: Path

@@ -67,7 +67,7 @@ def run(
     Parameters
     ----------
     cells : sequence of Cell
-        The cells, most important first. A cell is computed after those that it reads, whatever its position.
+        The cells, most important first. A cell is computed after the cells that it reads, whatever its position.
     place : Place
         Where to compute them.
     jobs : int

@@ -175,7 +175,7 @@ def _one_pass_denoises(evidence: Evidence) -> tuple[bool, str] | None:
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "one-pass",
-        "One pass up and down denoises nines, visually pleasing (4.1). Measured: it is better than a median filter.",
+        "A pass up and down denoises nines, visually pleasing (4.1). Measured: it is better than a median filter.",
         _one_pass_denoises,
         "The pass rebuilds every pixel, including those without noise, and ignores the noise model; our denoiser keeps "
         "pixels that cannot be noise and weighs the others against the model.",

@@ -1,4 +1,4 @@
-"""The numbers of experiments 1 and 2 among the stored cells, and next to the paper's. Nothing here computes a result."""
+"""The numbers of experiments 1 and 2, from the stored cells alone, and next to the paper's."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def _rows_of_images(rows: Mapping[str, Array]) -> Canvas:
     count = min(_COLUMNS, *(len(images) for images in rows.values()))
     from matplotlib.figure import Figure
 
-    # In inches, and by hand: automatic layouts do not know the width of the strips.
+    # In inches, and by hand: automatic layouts ignore the width of the strips.
     left, side, gap = 1.6, 0.75, 0.08
     width, height = left + count * side + gap, len(rows) * (side + gap) + gap
     canvas = Figure(figsize=(width, height))

@@ -77,7 +77,7 @@ def run_study(
     jobs: int = 1,
     budget: float | None = None,
 ) -> dict[str, Any]:
-    """Compute the missing draws, and write ``results.json`` and ``label-map.png`` of those that are stored.
+    """Compute the missing draws, and write ``results.json`` and ``label-map.png`` of all stored draws.
 
     Parameters
     ----------
