@@ -4,21 +4,26 @@ import json
 import os
 import pickle
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sklearn.exceptions import NotFittedError
 
-from mvrbm import Bernoulli, BoltzmannMachine, Dense, Gaussian, Kronecker, storage
-from mvrbm.models import mvrbm
-from mvrbm.saving import StorageError, from_pretrained, save_pretrained
+import mvrbm
+from mvrbm import MVRBM, Bernoulli, BoltzmannMachine, Dense, Gaussian, Kronecker, saving
+from mvrbm.errors import MVRBMError, StorageError
+from mvrbm.io import atomic
+from mvrbm.learning import Trainer
+from mvrbm.models import mvrbm as machine_of
 from tables import MACHINES, generator, machine_named, random_states
 
 
 @pytest.fixture(autouse=True)
 def _without_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr("mvrbm.saving.os.fsync", lambda descriptor: None)
+    monkeypatch.setattr("mvrbm.io.atomic.os.fsync", lambda descriptor: None)
 
 
 def same_state(left, right):
@@ -33,8 +38,8 @@ def same_state(left, right):
 @pytest.mark.parametrize("name", MACHINES)
 def test_what_comes_back_is_what_was_written(tmp_path, name, dtype):
     machine = machine_named(name).to(dtype)
-    save_pretrained(machine, tmp_path / "model")
-    back = from_pretrained(tmp_path / "model")
+    mvrbm.save(machine, tmp_path / "model")
+    back = mvrbm.load(tmp_path / "model")
     assert same_state(machine, back)
     assert str(back) == str(machine)
     assert back.like.dtype == dtype
@@ -50,10 +55,10 @@ def test_what_comes_back_is_what_was_written(tmp_path, name, dtype):
 
 
 def test_folder_is_readable_by_anyone_and_says_what_it_is(tmp_path):
-    assert save_pretrained(mvrbm((3, 4), (2, 2), 2), tmp_path / "deep" / "model") == tmp_path / "deep" / "model"
+    assert mvrbm.save(machine_of((3, 4), (2, 2), 2), tmp_path / "deep" / "model") == tmp_path / "deep" / "model"
     folder = tmp_path / "deep" / "model"
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-    assert folder.stat().st_mode & 0o777 == storage.usual_mode(0o777)
+    assert folder.stat().st_mode & 0o777 == atomic.usual_mode(0o777)
     assert json.loads((folder / "config.json").read_text()) == {
         "format": "mvrbm",
         "format_version": 1,
@@ -74,18 +79,18 @@ def test_folder_is_readable_by_anyone_and_says_what_it_is(tmp_path):
 def test_strongly_coupled_reals_come_back(tmp_path):
     """Reading draws nothing that could be out of bounds, however large the layers."""
     machine = BoltzmannMachine(Gaussian(10_000), Gaussian(20), Dense(), std=0.001)
-    save_pretrained(machine, tmp_path / "model")
-    assert same_state(from_pretrained(tmp_path / "model"), machine)
+    mvrbm.save(machine, tmp_path / "model")
+    assert same_state(mvrbm.load(tmp_path / "model"), machine)
 
 
 def test_model_is_replaced_by_a_new_one(tmp_path):
     for seed in (1, 2):
-        machine = mvrbm((3, 3), (2, 2), seed=seed)
-        save_pretrained(machine, tmp_path / "model")
-        assert same_state(from_pretrained(tmp_path / "model"), machine)
+        machine = machine_of((3, 3), (2, 2), seed=seed)
+        mvrbm.save(machine, tmp_path / "model")
+        assert same_state(mvrbm.load(tmp_path / "model"), machine)
     (tmp_path / "empty").mkdir()
-    save_pretrained(machine, tmp_path / "empty")
-    assert same_state(from_pretrained(tmp_path / "empty"), machine)
+    mvrbm.save(machine, tmp_path / "empty")
+    assert same_state(mvrbm.load(tmp_path / "empty"), machine)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "model"]
 
 
@@ -102,31 +107,31 @@ def fail_after_config(machine, folder, extra=None):
 
 
 FAILURES = [
-    ("no space for the weights", "write_tensors", no_space, StorageError),
-    ("half written", "write_machine", fail_after_config, RuntimeError),
-    ("not on the disk", "finish_folder", no_space, StorageError),
+    ("no space for the weights", saving, "write_tensors", no_space, StorageError),
+    ("half written", saving, "write_machine", fail_after_config, RuntimeError),
+    ("not on the disk", atomic, "finish_folder", no_space, StorageError),
 ]
 
 
 @pytest.mark.parametrize("there", [False, True])
-@pytest.mark.parametrize(("_", "broken", "how", "error"), FAILURES, ids=[row[0] for row in FAILURES])
-def test_failure_leaves_the_old_model_and_nothing_else(tmp_path, monkeypatch, _, broken, how, error, there):
-    old = mvrbm((3, 3), (2, 2), seed=1)
+@pytest.mark.parametrize(("_", "module", "broken", "how", "error"), FAILURES, ids=[row[0] for row in FAILURES])
+def test_failure_leaves_the_old_model_and_nothing_else(tmp_path, monkeypatch, _, module, broken, how, error, there):
+    old = machine_of((3, 3), (2, 2), seed=1)
     if there:
-        save_pretrained(old, tmp_path / "model")
-    monkeypatch.setattr(storage, broken, how)
+        mvrbm.save(old, tmp_path / "model")
+    monkeypatch.setattr(module, broken, how)
     with pytest.raises(error, match=r"No space left|power went off"):
-        save_pretrained(mvrbm((3, 3), (2, 2), seed=2), tmp_path / "model")
+        mvrbm.save(machine_of((3, 3), (2, 2), seed=2), tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == (["model"] if there else [])
     if there:
-        assert same_state(from_pretrained(tmp_path / "model"), old)
+        assert same_state(mvrbm.load(tmp_path / "model"), old)
 
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_failure_while_changing_places_puts_the_old_model_back(tmp_path, monkeypatch, failing):
-    old = mvrbm((3, 3), (2, 2), seed=1)
-    save_pretrained(old, tmp_path / "model")
-    rename, calls = storage.Path.rename, []
+    old = machine_of((3, 3), (2, 2), seed=1)
+    mvrbm.save(old, tmp_path / "model")
+    rename, calls = atomic.Path.rename, []
 
     def sometimes(self, target):
         calls.append(self)
@@ -134,11 +139,11 @@ def test_failure_while_changing_places_puts_the_old_model_back(tmp_path, monkeyp
             raise OSError(5, "Input/output error")
         return rename(self, target)
 
-    monkeypatch.setattr(storage.Path, "rename", sometimes)
+    monkeypatch.setattr(atomic.Path, "rename", sometimes)
     with pytest.raises(StorageError, match="cannot be written"):
-        save_pretrained(mvrbm((3, 3), (2, 2), seed=2), tmp_path / "model")
+        mvrbm.save(machine_of((3, 3), (2, 2), seed=2), tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert same_state(from_pretrained(tmp_path / "model"), old)
+    assert same_state(mvrbm.load(tmp_path / "model"), old)
 
 
 def write(path, text):
@@ -152,7 +157,7 @@ OCCUPIED = [
     ("another program's model", lambda folder: write(folder / "config.json", '{"model_type": "bert"}'), "holds other"),
     (
         "notes beside the model",
-        lambda folder: (save_pretrained(mvrbm((3, 3), (2, 2)), folder), write(folder / "notes.txt", "...")),
+        lambda folder: (mvrbm.save(machine_of((3, 3), (2, 2)), folder), write(folder / "notes.txt", "...")),
         "holds other files than a model",
     ),
 ]
@@ -168,14 +173,14 @@ def test_what_is_not_a_model_is_never_overwritten(tmp_path, _, occupy, message):
 
     before = contents()
     with pytest.raises(StorageError, match=message):
-        save_pretrained(mvrbm((3, 3), (2, 2), seed=5), folder)
+        mvrbm.save(machine_of((3, 3), (2, 2), seed=5), folder)
     assert contents() == before
 
 
 def test_place_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="cannot be written"):
-        save_pretrained(mvrbm((2, 2), (2, 2)), tmp_path / "file" / "model")
+        mvrbm.save(machine_of((2, 2), (2, 2)), tmp_path / "file" / "model")
 
 
 # -- damage -----------------------------------------------------------------------------------------------
@@ -271,8 +276,8 @@ DAMAGE = [
     ("no dtype", drop("dtype"), "'dtype' is missing or unknown"),
     ("unknown dtype", put("dtype", value="int8"), "'int8' is missing or unknown"),
     ("dtype is a list", put("dtype", value=[1]), "not a valid model description"),
-    ("unknown unit", put("hidden", "unit", value="poisson"), "unknown unit 'poisson': this version knows"),
-    ("unknown coupling", put("couplings", "visible", "coupling", value="tucker"), "unknown coupling 'tucker'"),
+    ("unknown unit", put("hidden", "unit", value="logistic"), "unit must be one of .*got 'logistic'"),
+    ("unknown coupling", put("couplings", "visible", "coupling", value="svd"), "coupling must be one of .*got 'svd'"),
     ("unknown argument", put("hidden", "colour", value=3), "not a valid model description: .*'colour'"),
     ("shape is text", put("hidden", "shape", value="wide"), "not a valid model description"),
     ("shape is empty", put("hidden", "shape", value=[]), "not a valid model description"),
@@ -318,10 +323,10 @@ DAMAGE = [
 
 @pytest.mark.parametrize(("_", "damage", "message"), DAMAGE, ids=[row[0] for row in DAMAGE])
 def test_damage_is_named(tmp_path, _, damage, message):
-    folder = save_pretrained(mvrbm((3, 3), (2, 2)), tmp_path / "model")
+    folder = mvrbm.save(machine_of((3, 3), (2, 2)), tmp_path / "model")
     damage(folder)
     with pytest.raises(StorageError, match=message) as caught:
-        from_pretrained(folder)
+        mvrbm.load(folder)
     assert "model" in str(caught.value)
 
 
@@ -361,7 +366,7 @@ GIGANTIC = [
 
 @pytest.mark.parametrize(("_", "damage"), GIGANTIC, ids=[row[0] for row in GIGANTIC])
 def test_gigantic_models_are_refused_before_they_are_built(tmp_path, monkeypatch, _, damage):
-    folder = save_pretrained(mvrbm((3, 3), (2, 2)), tmp_path / "model")
+    folder = mvrbm.save(machine_of((3, 3), (2, 2)), tmp_path / "model")
     damage(folder)
     with torch.device("meta"):  # at its first use torch notes which functions it is for: not the guards below
         torch.empty(0)
@@ -378,7 +383,7 @@ def test_gigantic_models_are_refused_before_they_are_built(tmp_path, monkeypatch
     monkeypatch.setattr(torch, "zeros", guarded(zeros))
     monkeypatch.setattr(torch, "ones", guarded(ones))
     with pytest.raises(StorageError, match=r"describes .* numbers|not a valid model description"):
-        from_pretrained(folder)
+        mvrbm.load(folder)
 
 
 def test_nothing_is_unpickled(tmp_path):
@@ -386,11 +391,85 @@ def test_nothing_is_unpickled(tmp_path):
         def __reduce__(self):
             return (os.mkdir, (str(tmp_path / "sprung"),))
 
-    folder = save_pretrained(BoltzmannMachine(Bernoulli((3, 3)), Bernoulli((2, 2)), Kronecker()), tmp_path / "model")
+    folder = mvrbm.save(BoltzmannMachine(Bernoulli((3, 3)), Bernoulli((2, 2)), Kronecker()), tmp_path / "model")
     (folder / "model.safetensors").write_bytes(pickle.dumps([Trap()] * 100))
     with pytest.raises(StorageError):
-        from_pretrained(folder)
+        mvrbm.load(folder)
     (folder / "config.json").write_bytes(pickle.dumps(Trap()))
     with pytest.raises(StorageError):
-        from_pretrained(folder)
+        mvrbm.load(folder)
     assert not (tmp_path / "sprung").exists()
+
+
+# -- the registry -----------------------------------------------------------------------------------------
+
+OLD = Path(__file__).parent / "models_0.1.0"  # written by version 0.1.0, with outputs of that version
+OLD_CLASSES = {
+    "mvrbm": "MVRBM",
+    "rbm": "RBM",
+    "tvrbm": "TVRBM",
+    "mmvrbm": "MMVRBM",
+    "deep": "DeepMVRBM",
+    "classifier": "MVRBMClassifier",
+    "deep_classifier": "DeepMVRBMClassifier",
+    "classification": "ClassificationMVRBM",
+}
+
+
+@pytest.mark.parametrize("name", OLD_CLASSES)
+def test_models_of_version_0_1_0_still_load(name, tmp_path):
+    with np.load(OLD / "expected.npz") as file:
+        stored = dict(file)
+    data = {"tvrbm": stored["tensors"], "mmvrbm": {"a": stored["a"], "b": stored["b"]}}
+    X = data.get(name, stored["images"].reshape(5, -1) if name == "rbm" else stored["images"])
+    for folder in (OLD / name, tmp_path / "again"):
+        model = mvrbm.load(folder, device="cpu")
+        assert type(model).__name__ == OLD_CLASSES[name]
+        outputs = model.predict_proba(X) if hasattr(model, "predict_proba") else model.transform(X)
+        np.testing.assert_allclose(outputs, stored[f"of {name}"], rtol=1e-6, atol=1e-7)
+        model.save(tmp_path / "again")
+        assert model.get_params().get("n_epochs") in (None, 2)
+
+
+def test_machines_and_checkpoints_of_version_0_1_0_still_load():
+    words = torch.eye(3)[[0, 1, 2, 0]][None]
+    expected = torch.from_numpy(np.load(OLD / "expected.npz")["of machine"])
+    torch.testing.assert_close(mvrbm.load(OLD / "machine", device="cpu").hidden_mean(words), expected)
+    for folder in (OLD / "checkpoint", OLD / "checkpoint" / "update-000000002"):
+        assert isinstance(mvrbm.load(folder, device="cpu"), Trainer)
+
+
+def test_an_unknown_class_is_named(tmp_path):
+    folder = mvrbm.save(machine_of((3, 3), (2, 2)), tmp_path / "model")
+    put("estimator", value={"class": "MVRBM2", "params": {}})(folder)
+    with pytest.raises(StorageError, match=r"holds 'MVRBM2', which this version cannot load: it loads .*MVRBM, .*RBM"):
+        mvrbm.load(folder)
+    for damaged in (3, {}, {"class": ["MVRBM"]}):
+        put("estimator", value=damaged)(folder)
+        with pytest.raises(StorageError, match="does not name the class"):
+            mvrbm.load(folder)
+    for params in ({"colour": 3}, {"visible": "logistic"}, {"visible": "gaussian"}, 3):
+        put("estimator", value={"class": "MVRBM", "params": params, "as_arrays": True, "feature_names": None})(folder)
+        with pytest.raises(StorageError, match="description is damaged"):
+            mvrbm.load(folder)
+
+
+def test_what_cannot_be_saved_is_an_error(tmp_path):
+    with pytest.raises(StorageError, match="a dict cannot be saved"):
+        mvrbm.save({}, tmp_path / "model")
+    with pytest.raises(NotFittedError):
+        mvrbm.save(MVRBM(), tmp_path / "model")
+    assert issubclass(StorageError, MVRBMError)
+
+
+def test_new_classes_register_their_loader(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "_LOADERS", dict(saving._LOADERS))
+
+    @saving.register("Pair")
+    def load_pair(folder, config, device):
+        return (saving.read_machine(folder), config["estimator"]["note"], device)
+
+    with saving.replace_model(tmp_path / "pair") as staging:
+        saving.write_machine(machine_of((3, 3), (2, 2)), staging, {"estimator": {"class": "Pair", "note": "hello"}})
+    machine, note, device = mvrbm.load(tmp_path / "pair", device="cpu")
+    assert (machine.hidden.shape, note, device) == ((2, 2), "hello", "cpu")

@@ -1,24 +1,23 @@
-"""Rectified units, and stacks of machines: against definitions, enumeration and a deep belief network by hand."""
+"""Stacks of machines: against definitions, enumeration and a deep belief network by hand."""
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy import integrate, stats
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import mvrbm
 from enumeration import Written, every_visible_state
-from mvrbm import MPO, MVRBM, Bernoulli, BoltzmannMachine, DeepMVRBM, Dense, Kronecker, RandomSource, Rectified, Replay
-from mvrbm.estimators.deep import Layer
-from mvrbm.learning import CD, Recipe, Trainer
-from mvrbm.likelihood import annealed_importance_sampling, log_partition, pseudo_log_likelihood
-from mvrbm.sampling import ParallelTempering, gibbs
-from mvrbm.saving import StorageError, from_pretrained, save_pretrained
-from tables import DRAWN_UNITS, generator, randomise
+from mvrbm import MPO, MVRBM, Bernoulli, BoltzmannMachine, DeepMVRBM, Dense, Kronecker, RandomSource
+from mvrbm.errors import StorageError
+from mvrbm.estimators import Layer
+from mvrbm.learning import Recipe, Trainer
+from mvrbm.saving import read_machine, read_stack
+from tables import generator, randomise
 
 
 @pytest.fixture(scope="module")
@@ -34,80 +33,6 @@ def stack(digits):
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
-
-
-# -- rectified units --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", DRAWN_UNITS)
-@torch.no_grad()
-def test_draws_and_means_are_those_of_the_definition(name):
-    kind, draw = DRAWN_UNITS[name]
-    unit = kind((2, 3), bias_shape=(1, 3)).double()
-    unit.bias.copy_(torch.tensor([[-1.0, 0.5, 2.0]]))
-    field = torch.from_numpy(2 * generator("field").standard_normal((4, 2, 3)))
-    total = (field + unit.bias).numpy()
-    normal = RandomSource(1).normal(field.shape, field)
-    np.testing.assert_allclose(unit.sample(field, Replay([normal])), draw(total, normal.numpy()), atol=1e-12)
-
-    def mean(t):
-        kink = -t * np.sqrt(1 + np.exp(-t))  # where the draw leaves zero
-        ends = [(max(kink, -9.0), 9.0)] if kink < 9 else []
-        return sum(integrate.quad(lambda e: draw(t, e) * stats.norm.pdf(e), *end, epsabs=1e-12)[0] for end in ends)
-
-    np.testing.assert_allclose(unit.mean(field), np.vectorize(mean)(total), atol=1e-9)
-
-
-@pytest.mark.parametrize("name", DRAWN_UNITS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_means_stay_finite_and_rise_with_the_field(name, dtype):
-    unit = DRAWN_UNITS[name][0](1).to(dtype)
-    mean = unit.mean(torch.tensor([-1e4, -100.0, -20.0, -1.0, 0.0, 1.0, 20.0, 1e4], dtype=dtype)[:, None])
-    assert bool(torch.isfinite(mean).all())
-    assert bool((mean.diff(dim=0) >= 0).all())
-    torch.testing.assert_close(mean[-2:, 0], torch.tensor([20.0, 1e4], dtype=dtype))
-
-
-def rectified_machine(n_visible=(2, 2)):
-    machine = BoltzmannMachine(Bernoulli(n_visible), Rectified((2, 3)), Kronecker(2), std=0.5)
-    return machine, torch.ones(3, *n_visible)
-
-
-WITHOUT_ENERGY = {
-    "energy": lambda m, x: m.energy(x, torch.ones(3, 2, 3)),
-    "free energy": lambda m, x: m.free_energy(x),
-    "log Z": lambda m, x: log_partition(m),
-    "annealing": lambda m, x: annealed_importance_sampling(m, RandomSource(0), n_chains=2, n_steps=2),
-    "pseudo-likelihood": lambda m, x: pseudo_log_likelihood(m, x),
-    "tempering": lambda m, x: ParallelTempering(m, 2, rng=RandomSource(0)).step(),
-    "autograd": lambda m, x: Trainer(m, gradient="autograd").fit(x, 1),
-}
-
-
-@pytest.mark.parametrize("what", WITHOUT_ENERGY)
-@pytest.mark.parametrize("shape", [(2, 2), (28, 28)])
-def test_what_needs_an_energy_is_refused_in_one_line(what, shape):
-    machine, x = rectified_machine(shape)
-    with pytest.raises(ValueError, match=r"^Rectified units have no exact distribution, .*[^\n]*$"):
-        WITHOUT_ENERGY[what](machine, x)
-
-
-def test_rectified_data_must_not_be_negative():
-    with pytest.raises(ValueError, match="takes values from 0 upwards, got -1"):
-        BoltzmannMachine(Rectified(2), Bernoulli(2), Dense()).hidden_mean(torch.tensor([[1.0, -1.0]]))
-
-
-def test_gibbs_and_contrastive_divergence_work_with_rectified_units(digits, tmp_path):
-    machine = BoltzmannMachine(Bernoulli((8, 8)), Rectified((10, 10)), Kronecker(4))
-    Trainer(machine, Recipe(n_epochs=20, negative=CD(2)), seed=0).fit(digits)
-    x = torch.from_numpy(digits)
-    error = ((machine.visible_mean(machine.hidden_mean(x))["visible"] - x) ** 2).sum()
-    assert float(error.detach()) < 0.85 * float(((x.mean(0) - x) ** 2).sum())
-    hidden = gibbs(machine, x[:5], 3, RandomSource(0)).hidden
-    assert bool((hidden >= 0).all())
-    assert bool((hidden > 1).any())
-    again = from_pretrained(save_pretrained(machine, tmp_path / "rectified"))
-    assert torch.equal(again.hidden_mean(x), machine.hidden_mean(x))
 
 
 # -- stacks -----------------------------------------------------------------------------------------------
@@ -187,13 +112,13 @@ def test_each_machine_is_trained_on_the_layer_below(digits, feed):
     if feed == "mean":
         np.testing.assert_array_equal(fed, below.hidden_maps(X))
         machine = BoltzmannMachine(Bernoulli((5, 5)), Bernoulli((4, 4)), Kronecker())
-        Trainer(machine, Recipe(n_epochs=2), seed=int(seeds[1])).fit(fed)
+        Trainer(machine, Recipe(n_epochs=2), seed=int(seeds[1])).fit(fed, initialise=True)
         for name, parameter in machine.named_parameters():
             assert torch.equal(parameter, deep.machines_[1].get_parameter(name)), name
     else:
         assert set(np.unique(fed)) == {0.0, 1.0}
         np.testing.assert_allclose(fed.mean(0), below.hidden_maps(X).mean(0), atol=0.15)
-        assert deep._trainers[1].epoch == 2
+        assert deep.trainers_[1].epoch == 2
 
 
 def test_orders_and_couplings_mix(stack, digits):
@@ -210,7 +135,7 @@ def test_partial_fit_goes_on_with_every_machine(digits):
     np.testing.assert_array_equal(whole.transform(digits), parts.transform(digits))
     before = [m.links["visible"].dense().detach().clone() for m in parts.machines_]
     parts.partial_fit(digits[:200])
-    assert [t.epoch for t in parts._trainers] == [2, 2]
+    assert [t.epoch for t in parts.trainers_] == [2, 2]
     assert all(not torch.equal(old, m.links["visible"].dense()) for old, m in zip(before, parts.machines_, strict=True))
 
 
@@ -239,8 +164,8 @@ def test_filling_in_keeps_what_is_known_and_finds_the_rest():
 
 
 def test_saved_and_loaded_it_is_the_same(stack, digits, tmp_path):
-    stack.save_pretrained(tmp_path / "stack")
-    again = DeepMVRBM.from_pretrained(tmp_path / "stack")
+    stack.save(tmp_path / "stack")
+    again = mvrbm.load(tmp_path / "stack")
     np.testing.assert_array_equal(again.transform(digits), stack.transform(digits))
     np.testing.assert_array_equal(again.reconstruct(digits[:9]), stack.reconstruct(digits[:9]))
     assert again.get_params()["rank"] == 2
@@ -249,23 +174,44 @@ def test_saved_and_loaded_it_is_the_same(stack, digits, tmp_path):
     clone(again).fit(digits[:50])
     frame = pd.DataFrame(digits[:50].reshape(50, -1), columns=[f"p{k}" for k in range(64)])
     named = DeepMVRBM((6, 3), n_epochs=1, random_state=0).fit(frame)
-    named.save_pretrained(tmp_path / "named")
-    assert DeepMVRBM.from_pretrained(tmp_path / "named").transform(frame).shape == (50, 3)
+    named.save(tmp_path / "named")
+    assert mvrbm.load(tmp_path / "named").transform(frame).shape == (50, 3)
 
 
 def test_what_is_no_stack_is_refused(stack, digits, tmp_path):
     folder = tmp_path / "model"
-    MVRBM((4, 4), n_epochs=1).fit(digits[:20]).save_pretrained(folder)
-    with pytest.raises(StorageError, match="does not hold a DeepMVRBM but a MVRBM"):
-        DeepMVRBM.from_pretrained(folder)
-    stack.save_pretrained(folder)
+    MVRBM((4, 4), n_epochs=1).fit(digits[:20]).save(folder)
+    with pytest.raises(StorageError, match="does not hold a stack of machines"):
+        read_stack(folder)
+    stack.save(folder)
     with pytest.raises(StorageError):
-        from_pretrained(folder)
+        read_machine(folder)
     config = (folder / "config.json").read_text()
     for old, new in [('"bond"', '"bonds"'), ('"dtype": "float32"', '"dtype": "float64"'), ('"as_arrays"', '"as"')]:
         (folder / "config.json").write_text(config.replace(old, new))
         with pytest.raises(StorageError):
-            DeepMVRBM.from_pretrained(folder)
+            mvrbm.load(folder)
+
+
+def test_training_continues_with_warm_start(stack, digits, tmp_path):
+    whole = DeepMVRBM(((5, 5), (4, 4)), n_epochs=2, random_state=0, warm_start=True).fit(digits)
+    before = [machine.links["visible"].dense().detach().clone() for machine in whole.machines_]
+    machines = list(whole.machines_)
+    whole.set_params(n_epochs=1).fit(digits)
+    assert all(one is other for one, other in zip(whole.machines_, machines, strict=True))
+    assert (whole.n_epochs_, whole.n_updates_) == (3, 36)
+    loaded = mvrbm.load(whole.save(tmp_path / "stack")).fit(digits[:200])
+    assert loaded.n_epochs_ == 4
+    for old, new, last in zip(before, whole.machines_, loaded.machines_, strict=True):
+        assert 0 < float((old - new.links["visible"].dense()).detach().abs().max()) < 0.5
+        assert 0 < float((last.links["visible"].dense() - new.links["visible"].dense()).detach().abs().max()) < 0.5
+    with pytest.raises(ValueError, match="training cannot continue"):
+        loaded.set_params(layers=((5, 5),)).fit(digits)
+
+
+def test_weights_and_biases_as_of_bernoulli_rbm(stack):
+    np.testing.assert_allclose(stack.components_, stack.components().reshape(7, -1), rtol=1e-4, atol=1e-6)
+    assert (stack.intercept_visible_.shape, stack.intercept_hidden_.shape) == ((64,), (7,))
 
 
 def test_it_is_a_step_of_a_pipeline(digits):
@@ -284,12 +230,13 @@ def test_it_is_a_step_of_a_pipeline(digits):
 MISTAKES = [
     ({"layers": ()}, "layers must be a sequence of at least one layer"),
     ({"layers": 5}, "layers must be a sequence of at least one layer"),
-    ({"layers": ((4, 4), 3)}, "layer 1: Kronecker coupling needs as many hidden modes"),
-    ({"layers": (Layer((4, 4), "dense"),)}, "coupling of layer 0 must be a coupling such as Dense"),
-    ({"layers": (Layer((4, 4), hidden="gaussian"),)}, "hidden units of layer 0 must be one of"),
+    ({"layers": ((4, 4), 3)}, "layer 1: Kronecker coupling needs as many hidden"),
+    ({"layers": (Layer((4, 4), 3),)}, "coupling of layer 0 must be a coupling such as Dense"),
+    ({"layers": (Layer((4, 4), hidden="logistic"),)}, "hidden units of layer 0 must be one of"),
+    ({"layers": (Layer((4, 4), hidden="categorical"), (4, 4))}, "no machine over a layer of categorical units"),
     ({"feed": "noise"}, "feed must be one of"),
     ({"backend": "fast"}, "backend must be"),
-    ({"visible": "categorical"}, "visible must be one of"),
+    ({"visible": "categorial"}, "visible must be one of"),
 ]
 
 

@@ -14,10 +14,10 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import BernoulliRBM
 from sklearn.pipeline import make_pipeline
 
-from mvrbm import MMVRBM, MVRBM, RBM, TVRBM
-from mvrbm.learning import PCD, Callback, Monitor, Recipe
+import mvrbm
+from mvrbm import CP, MPO, MVRBM, RBM, TVRBM, Dense, Kronecker
+from mvrbm.learning import CD, PCD, Callback, Checkpoint, Monitor, Recipe, TemperedPCD
 from mvrbm.likelihood import pseudo_log_likelihood
-from mvrbm.saving import StorageError
 
 
 @pytest.fixture(scope="module")
@@ -64,39 +64,6 @@ def test_reconstruction_is_the_inverse_of_the_features(model, digits):
     )
 
 
-def test_rows_and_arrays_are_the_same_data(model, digits):
-    rows = digits.reshape(len(digits), -1)
-    flat = MVRBM((6, 5), visible_shape=(8, 8), n_epochs=30, random_state=0).fit(rows)
-    np.testing.assert_array_equal(flat.transform(rows), model.transform(digits))
-    assert flat.reconstruct(rows[:3]).shape == (3, 64)
-    assert flat.sample(3, steps=2).shape == (3, 64)
-    assert model.sample(3, steps=2).shape == (3, 8, 8)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_data_may_be_backwards_or_read_only_and_stays_as_it_is(model, digits, dtype):
-    data = digits[:50].astype(dtype)
-    features, before = model.transform(data), data.copy()
-    np.testing.assert_allclose(model.transform(data[::-1]), features[::-1], atol=1e-6)
-    model.reconstruct(data)
-    model.score_samples(data)
-    np.testing.assert_array_equal(data, before)
-    packed = np.zeros(len(data), dtype=[("tag", "i1"), ("digit", dtype, data.shape[1:])])
-    packed["digit"] = data
-    np.testing.assert_array_equal(model.transform(packed["digit"]), features)
-    data.flags.writeable = False
-    np.testing.assert_array_equal(model.transform(data), features)
-
-
-def test_bytes_are_scaled(digits):
-    as_bytes = np.round(digits * 255).astype(np.uint8)
-    from_bytes = MVRBM((4, 4), n_epochs=2, random_state=0).fit(as_bytes)
-    from_floats = MVRBM((4, 4), n_epochs=2, random_state=0).fit(as_bytes / np.float32(255))
-    np.testing.assert_allclose(
-        from_bytes.transform(as_bytes), from_floats.transform(as_bytes / np.float32(255)), atol=1e-4
-    )
-
-
 def test_partial_fit_goes_on(digits):
     whole = MVRBM((4, 4), n_epochs=3, random_state=1).fit(digits)
     piecewise = MVRBM((4, 4), random_state=1)
@@ -106,16 +73,10 @@ def test_partial_fit_goes_on(digits):
 
 
 def test_partial_fit_after_loading_keeps_what_was_learned(model, digits, tmp_path):
-    model.save_pretrained(tmp_path / "model")
-    loaded = MVRBM.from_pretrained(tmp_path / "model").partial_fit(digits)
+    model.save(tmp_path / "model")
+    loaded = mvrbm.load(tmp_path / "model").partial_fit(digits)
     before, after = model.transform(digits), loaded.transform(digits)
     assert 0 < np.abs(after - before).mean() < 0.1
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_dtype_is_kept(digits, dtype):
-    fitted = TVRBM((4, 4), n_epochs=1).fit(digits.astype(dtype))
-    assert fitted.transform(digits.astype(dtype)).dtype == dtype
 
 
 def test_scores_are_deterministic_and_rise_with_learning(digits):
@@ -147,36 +108,6 @@ def test_samples_follow_the_seed_and_the_mask(model, digits):
     assert set(np.unique(drawn[:, 3:])) <= {0.0, 1.0}
     with pytest.raises(ValueError, match="needs init"):
         model.sample(5, mask=mask)
-
-
-def test_missing_entries_are_drawn(digits):
-    mask = np.random.default_rng(0).random(digits.shape) < 0.7
-    broken = np.where(mask, digits, 0.0).astype(np.float32)
-    fitted = MVRBM((6, 6), n_epochs=15, random_state=0).fit(broken, mask=mask)
-    zeros = MVRBM((6, 6), n_epochs=15, random_state=0).fit(broken)
-    truth = digits.mean(0)
-
-    def bias_of(estimator):
-        return np.abs(estimator.reconstruct(digits).mean(0) - truth).mean()
-
-    assert bias_of(fitted) < 0.5 * bias_of(zeros)
-
-
-def test_what_is_unknown_may_be_anything(digits, halves):
-    mask = np.random.default_rng(1).random((8, 8)) < 0.6
-    broken = np.where(mask, digits[:300], np.nan).astype(np.float32)
-    zeros = np.where(mask, digits[:300], 0).astype(np.float32)
-    for wrong in (broken, np.where(mask, zeros, -7).astype(np.float32)):
-        one = MVRBM((4, 4), n_epochs=2, random_state=0).fit(wrong, mask=mask)
-        other = MVRBM((4, 4), n_epochs=2, random_state=0).fit(zeros, mask=mask)
-        np.testing.assert_array_equal(one.components(), other.components())
-        np.testing.assert_array_equal(one.inpaint(wrong, mask), other.inpaint(zeros, mask))
-    with pytest.raises(ValueError, match="NaN"):
-        MVRBM((4, 4), n_epochs=1).fit(broken)
-    gone = {"left": halves["left"], "right": np.full_like(halves["right"], np.nan)}
-    kinds = {"left": "bernoulli", "right": "gaussian"}
-    fitted = MMVRBM((4, 4), visible=kinds, n_epochs=1, random_state=0).fit(halves)
-    assert np.isfinite(fitted.inpaint(gone, {"right": np.zeros((8, 4), bool)})["right"]).all()
 
 
 def test_callbacks_and_recipes(digits):
@@ -223,35 +154,6 @@ def test_takes_over_a_bernoulli_rbm(digits):
     np.testing.assert_allclose(free, theirs._free_energy(rows), rtol=1e-10)
 
 
-# -- several modalities -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def halves(digits):
-    return {"left": digits[:, :, :4], "right": digits[:, :, 4:] * 10 - 3}
-
-
-def test_a_whole_modality_is_found_from_the_other(halves):
-    kinds = {"left": "bernoulli", "right": "gaussian"}
-    fitted = MMVRBM((8, 8), rank=4, visible=kinds, n_epochs=40, random_state=0).fit(halves)
-    right = np.ones_like(halves["right"], dtype=bool)
-    nothing = {"left": halves["left"], "right": np.zeros_like(halves["right"])}
-    found = fitted.inpaint(nothing, {"right": ~right})
-    truth = halves["right"]
-    # Linear regression from the left half gets to 0.68.
-    assert ((found["right"] - truth) ** 2).sum() < 0.9 * ((truth.mean(0) - truth) ** 2).sum()
-    assert fitted.transform(halves).shape == (len(truth), 64)
-    assert set(fitted.components()) == set(halves)
-    assert fitted.sample(2, steps=2)["right"].shape == (2, 8, 4)
-
-
-def test_a_tuple_is_a_dict_of_numbers(halves):
-    pair = (halves["left"], np.clip(halves["left"], 0, 1))
-    fitted = MMVRBM((4, 4), n_epochs=1, random_state=0).fit(pair)
-    assert fitted.modalities_ == ["0", "1"]
-    np.testing.assert_array_equal(fitted.transform(pair), fitted.transform({"0": pair[0], "1": pair[1]}))
-
-
 # -- files ------------------------------------------------------------------------------------------
 
 FITTED = {
@@ -266,29 +168,13 @@ FITTED = {
 def test_saved_and_loaded(name, digits, tmp_path):
     fitted = FITTED[name](digits)
     X = digits.reshape(-1, 64) if name == "TVRBM" else digits
-    fitted.save_pretrained(tmp_path / "model")
-    loaded = type(fitted).from_pretrained(tmp_path / "model")
+    fitted.save(tmp_path / "model")
+    loaded = mvrbm.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.transform(X), fitted.transform(X))
     assert loaded.reconstruct(X[:2]).shape == fitted.reconstruct(X[:2]).shape
-    assert {k: v for k, v in loaded.get_params().items() if k in ("rank", "visible", "hidden_shape")} == {
-        k: v if k != "hidden_shape" or not isinstance(v, int) else (v,)
-        for k, v in fitted.get_params().items()
-        if k in ("rank", "visible", "hidden_shape")
-    }
-
-
-def test_a_saved_multimodal_model(halves, tmp_path):
-    fitted = MMVRBM((3, 3), visible={"left": "bernoulli", "right": "gaussian"}, n_epochs=1).fit(halves)
-    fitted.save_pretrained(tmp_path / "model")
-    np.testing.assert_array_equal(
-        MMVRBM.from_pretrained(tmp_path / "model").transform(halves), fitted.transform(halves)
-    )
-
-
-def test_another_class_is_refused(model, tmp_path):
-    model.save_pretrained(tmp_path / "model")
-    with pytest.raises(StorageError, match="does not hold a TVRBM but a MVRBM"):
-        TVRBM.from_pretrained(tmp_path / "model")
+    assert type(loaded) is type(fitted)
+    assert loaded.get_params() == fitted.get_params()
+    assert (loaded.n_epochs_, loaded.n_updates_) == (fitted.n_epochs_, fitted.n_updates_) == (1, 18)
 
 
 def test_an_interrupted_fit_ends_what_called_it(digits):
@@ -300,10 +186,10 @@ def test_an_interrupted_fit_ends_what_called_it(digits):
     estimator = MVRBM((3, 3), n_epochs=100, random_state=0)
     with pytest.raises(KeyboardInterrupt):
         estimator.fit(digits, callbacks=[Interrupt()])
-    assert estimator._trainer.update == 3
+    assert estimator.n_updates_ == 3
     before = estimator.transform(digits[:5])
     after = estimator.partial_fit(digits[:150]).transform(digits[:5])
-    assert estimator._trainer.update == 5  # both batches of the new data
+    assert estimator.n_updates_ == 5  # both batches of the new data
     assert not np.array_equal(before, after)
 
 
@@ -317,63 +203,139 @@ def test_equal_models_score_equally(digits):
     assert dense.score(digits[:100].reshape(100, -1)) == pytest.approx(fitted.score(digits[:100]), rel=1e-5)
 
 
-def test_bytes_that_are_bits_are_pointed_out(digits):
-    with pytest.warns(UserWarning, match="divided by 255"):
-        MVRBM((3, 3), n_epochs=1).fit((digits > 0.5).astype(np.uint8))
+# -- parameters -------------------------------------------------------------------------------------------
+
+UNITS = {
+    "bernoulli": lambda X: X,
+    "gaussian": lambda X: 3 * X - 1,
+    "gaussian-learned": lambda X: 3 * X - 1,
+    "rectified": lambda X: 3 * X,
+    "poisson": lambda X: np.round(9 * X),
+    "categorical": lambda X: (np.arange(8) == X.argmax(2)[..., None]).astype(X.dtype),
+}
 
 
-# -- refusals ---------------------------------------------------------------------------------------
-
-IMAGES = np.full((10, 6, 4), 0.5)
-
-REFUSED = [
-    ("beyond [0, 1]", lambda: MVRBM().fit(IMAGES * 3), "from 0 to 1, got 1.5 to 1.5.*visible='gaussian'"),
-    ("unknown unit", lambda: MVRBM(visible="poisson").fit(IMAGES), "visible must be one of"),
-    ("unknown recipe", lambda: MVRBM(recipe="fast").fit(IMAGES), "unknown recipe 'fast'"),
-    ("unknown backend", lambda: MVRBM(backend="gpu").fit(IMAGES), "backend must be"),
-    ("order 3 for matrices", lambda: MVRBM().fit(np.zeros((5, 2, 2, 2))), "use TVRBM"),
-    ("shape that does not fit", lambda: MVRBM(visible_shape=(5, 5)).fit(np.zeros((9, 24))), "25 entries.*24 features"),
-    (
-        "shape that contradicts",
-        lambda: MVRBM(visible_shape=(4, 6)).fit(IMAGES),
-        r"\(4, 6\), but samples",
-    ),
-    (
-        "vectors for a matrix",
-        lambda: MVRBM((3, 3)).fit(np.zeros((9, 24))),
-        "say what array a row is",
-    ),
-    ("rank 0", lambda: MVRBM(rank=0).fit(IMAGES), "rank must be a whole number"),
-    ("batch size 0", lambda: MVRBM(batch_size=0).fit(IMAGES), "batch_size must be a whole number of at least 1"),
-    (
-        "other shape later",
-        lambda: MVRBM(n_epochs=1).fit(IMAGES).transform(np.zeros((3, 4, 6))),
-        r"must have shape \(6, 4\)",
-    ),
-    ("mask of numbers", lambda: MVRBM(n_epochs=1).fit(IMAGES).inpaint(IMAGES, np.ones((6, 4))), "mask must be boolean"),
-    ("mask of another size", lambda: MVRBM(n_epochs=1).fit(IMAGES).inpaint(IMAGES, np.ones(3, bool)), "mask must have"),
-    (
-        "mask turned round",
-        lambda: MVRBM(n_epochs=1).fit(IMAGES).inpaint(IMAGES, np.ones((4, 6), bool)),
-        "mask must have",
-    ),
-    (
-        "mask of an unknown modality",
-        lambda: MMVRBM(n_epochs=1).fit({"a": IMAGES}, mask={"b": IMAGES > 0}),
-        "mask names",
-    ),
-    (
-        "hidden rows of another size",
-        lambda: MVRBM(n_epochs=1).fit(IMAGES).inverse_transform(np.ones((2, 12))),
-        "expected",
-    ),
-    ("a list for MMVRBM", lambda: MMVRBM().fit([IMAGES]), "a dict or a tuple"),
-    ("modality beyond [0, 1]", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES + 1}), "modality 'b'.*'gaussian'"),
-    ("unequal modalities", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES[:3]}), "same number of samples"),
-]
+@pytest.mark.parametrize("kind", UNITS)
+def test_units_by_name(kind, digits, tmp_path):
+    X = UNITS[kind](digits[:200])
+    fitted = MVRBM((4, 4), visible=kind, n_epochs=1, random_state=0).fit(X)
+    loaded = mvrbm.load(fitted.save(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.transform(X), fitted.transform(X))
+    assert fitted.sample(2, steps=2).shape == (2, 8, 8)
+    if kind == "gaussian-learned":
+        assert any(p.requires_grad for name, p in loaded.machine_.named_parameters() if "variance" in name)
 
 
-@pytest.mark.parametrize(("name", "call", "message"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_refusals_say_what_is_wrong(name, call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+@pytest.mark.parametrize("kind", ["bernoulli", "gaussian", "rectified", "categorical"])
+def test_hidden_units_by_name(kind, digits):
+    fitted = MVRBM((4, 4), hidden=kind, n_epochs=2, random_state=0).fit(digits[:300])
+    assert fitted.machine_.hidden.name == kind
+    assert np.isfinite(fitted.transform(digits[:9])).all()
+
+
+@pytest.mark.parametrize("coupling", ["kronecker:3", "cp:4", "mpo:2", "dense", Kronecker(3), CP(4), MPO(2), Dense()])
+def test_every_coupling(coupling, digits, tmp_path):
+    name = coupling if isinstance(coupling, str) else coupling.name
+    hidden = 7 if name.startswith(("cp", "dense")) else (4, 3)
+    fitted = MVRBM(hidden, coupling=coupling, n_epochs=1, random_state=0).fit(digits[:200])
+    assert fitted.machine_.links["visible"].name == name.partition(":")[0]
+    assert not getattr(coupling, "connected", False)
+    loaded = mvrbm.load(fitted.save(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.transform(digits), fitted.transform(digits))
+    loaded.set_params(warm_start=True).fit(digits[:200])
+    clone(fitted).fit(digits[:100])
+
+
+@pytest.mark.parametrize(
+    ("settings", "phase"),
+    [
+        ({}, CD(1)),
+        ({"gibbs_steps": 3}, CD(3)),
+        ({"negative": "pcd"}, PCD(100)),
+        ({"negative": "pcd", "n_chains": 20, "gibbs_steps": 2}, PCD(20, 2)),
+        ({"negative": "tempered", "n_chains": 12}, TemperedPCD(12)),
+        ({"recipe": Recipe(negative=PCD(30)), "gibbs_steps": 2}, PCD(30, 2)),
+        ({"recipe": Recipe(negative=PCD(30)), "negative": "cd"}, CD(1)),
+    ],
+)
+def test_the_negative_phase_is_a_parameter(settings, phase, digits, tmp_path):
+    fitted = MVRBM((3, 3), n_epochs=1, random_state=0, **settings).fit(digits[:100])
+    assert fitted.trainer_.recipe.negative == phase
+    other = MVRBM((3, 3), n_epochs=1, random_state=0, recipe=Recipe(negative=phase)).fit(digits[:100])
+    np.testing.assert_array_equal(fitted.components_, other.components_)
+    assert mvrbm.load(fitted.save(tmp_path / "model")).get_params() == fitted.get_params()
+
+
+def test_weights_and_biases_as_of_bernoulli_rbm(model, digits, monkeypatch):
+    np.testing.assert_allclose(model.components_, model.components().reshape(30, 64), rtol=1e-5)
+    hidden = 1 / (1 + np.exp(-(digits.reshape(-1, 64) @ model.components_.T + model.intercept_hidden_)))
+    np.testing.assert_allclose(hidden, model.transform(digits), rtol=1e-3)
+    assert model.intercept_visible_.shape == (64,)
+    assert not hasattr(MVRBM(), "components_")
+    monkeypatch.setattr("mvrbm.estimators.base._LARGEST_DENSE", 30 * 64 - 1)
+    assert not hasattr(model, "components_")
+    with pytest.raises(AttributeError, match="30 x 64 entries"):
+        model.components_  # noqa: B018
+
+
+# -- training that continues ------------------------------------------------------------------------------
+
+
+def test_warm_start_is_training_for_longer(digits):
+    whole = MVRBM((4, 4), n_epochs=4, random_state=1).fit(digits)
+    parts = MVRBM((4, 4), n_epochs=1, random_state=1, warm_start=True).fit(digits)
+    machine = parts.machine_
+    parts.set_params(n_epochs=3).fit(digits)
+    assert parts.machine_ is machine
+    np.testing.assert_array_equal(parts.components_, whole.components_)
+    assert (parts.n_epochs_, parts.n_updates_) == (whole.n_epochs_, whole.n_updates_) == (4, 72)
+    anew = parts.set_params(n_epochs=4, warm_start=False).fit(digits)
+    np.testing.assert_array_equal(anew.components_, whole.components_)
+    assert anew.n_epochs_ == 4
+
+
+def test_warm_start_continues_after_loading(model, digits, tmp_path):
+    loaded = mvrbm.load(model.save(tmp_path / "model"))
+    assert (loaded.n_epochs_, loaded.trainer_) == (30, None)
+    before = loaded.transform(digits)
+    loaded.set_params(warm_start=True, n_epochs=1).fit(digits)
+    assert 0 < np.abs(loaded.transform(digits) - before).mean() < 0.1
+    assert loaded.n_epochs_ == 31
+
+
+def test_warm_start_with_other_settings(digits):
+    fitted = MVRBM((4, 4), n_epochs=1, random_state=1, warm_start=True).fit(digits)
+    before, trainer = fitted.components_, fitted.trainer_
+    fitted.set_params(learning_rate=0.001, negative="pcd").fit(digits)
+    assert fitted.trainer_ is not trainer
+    assert fitted.trainer_.recipe.negative == PCD(100)
+    assert 0 < np.abs(fitted.components_ - before).max() < 0.2
+    with pytest.raises(ValueError, match="training cannot continue: the parameters describe another model"):
+        fitted.set_params(rank=2).fit(digits)
+    with pytest.raises(ValueError, match=r"samples must have shape \(8, 8\)"):
+        fitted.set_params(rank=1).fit(digits[:, :7])
+
+
+def test_an_interrupted_fit_can_be_continued(digits):
+    class Interrupt(Callback):
+        def on_batch_end(self, trainer, batch):
+            if trainer.update == 30:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    estimator = MVRBM((3, 3), n_epochs=5, random_state=0, warm_start=True)
+    with pytest.raises(KeyboardInterrupt):
+        estimator.fit(digits, callbacks=[Interrupt()])
+    assert (estimator.interrupted_, estimator.n_epochs_, estimator.n_updates_) == (True, 1, 30)
+    estimator.set_params(n_epochs=1).fit(digits)
+    assert (estimator.interrupted_, estimator.n_epochs_, estimator.n_updates_) == (False, 2, 48)
+
+
+def test_fit_resumes_from_checkpoints(digits, tmp_path):
+    def make(n_epochs):
+        return MVRBM((3, 3), n_epochs=n_epochs, negative="pcd", n_chains=20, random_state=0)
+
+    make(2).fit(digits, callbacks=[Checkpoint(tmp_path)])
+    resumed, whole = make(4).fit(digits, resume=tmp_path), make(4).fit(digits)
+    np.testing.assert_array_equal(resumed.components_, whole.components_)
+    assert (resumed.n_epochs_, resumed.n_updates_) == (4, 72)
+    np.testing.assert_array_equal(make(4).fit(digits, resume=tmp_path / "nothing").components_, whole.components_)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from mvrbm import MVRBM
-from mvrbm.estimators.sweep import Sweep, train_together
-from mvrbm.learning import RECIPES, DivergenceError, Recipe, Trainer
-from mvrbm.learning.distributed import World, by_itself
+from mvrbm.estimators import Sweep
+from mvrbm.learning import RECIPES, DivergenceError, Recipe, Trainer, fit_together
+from mvrbm.learning.distributed import World, single_process
 from mvrbm.models import mvrbm
 
 X = (np.random.default_rng(0).random((120, 6, 5)) < np.linspace(0.1, 0.9, 6)[:, None]).astype(np.float32)
@@ -47,19 +47,19 @@ def test_those_that_diverge_do_not_stop_the_others():
     sweep = Sweep(MVRBM((4, 3), n_epochs=3, recipe=recipe, device="cpu"), grid).fit(X)
     assert [candidate.diverged for candidate in sweep.candidates_] == [True, False]
     assert sweep.best_params_ == {"learning_rate": 0.01}
-    with pytest.raises(DivergenceError, match="all 1 trainings diverged"):
+    with pytest.raises(DivergenceError, match="all 1 training runs diverged"):
         Sweep(MVRBM((4, 3), n_epochs=3, recipe=recipe, device="cpu"), {"learning_rate": [1e30]}).fit(X)
 
 
 def test_bad_shares_are_refused():
-    with pytest.raises(ValueError, match=r"validation must lie between 0 and 1, got 1\.5"):
+    with pytest.raises(ValueError, match=r"validation must be positive and below 1, got 1\.5"):
         Sweep(MVRBM(), {"rank": [1]}, validation=1.5).fit(X)
     with pytest.raises(ValueError, match="too few to hold 1 out"):
         Sweep(MVRBM(), {"rank": [1]}).fit(X[:1])
 
 
 def test_by_itself_a_process_is_a_world_of_one():
-    with by_itself():
+    with single_process():
         assert World.here() == World(0, 1)
 
 
@@ -78,9 +78,9 @@ def test_the_kernels_train_each_of_many_as_they_train_it_alone():
 
     data = X[:24]
     many, alone = trainers(), trainers()
-    assert train_together(many, [data] * 3)[0][0] is False
+    assert fit_together(many, [data] * 3)[0][0] is False
     for trainer in alone:
-        trainer.fit(data)
+        trainer.fit(data, initialise=True)
     for mine, other in zip(many, alone, strict=True):
         assert (mine.update, mine.epoch) == (other.update, other.epoch) == (4, 2)
         for key, value in other.machine.state_dict().items():

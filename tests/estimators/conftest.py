@@ -1,0 +1,23 @@
+"""Fixtures of the tests of the estimators."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def by_finite_differences():
+    def gradient(value, parameter, step=1e-6):
+        """Gradient of value() with respect to every entry of a parameter."""
+        found = torch.zeros_like(parameter)
+        flat, out = parameter.data.reshape(-1), found.reshape(-1)
+        for entry in range(len(flat)):
+            kept = float(flat[entry])
+            ends = []
+            for side in (step, -step):
+                flat[entry] = kept + side
+                ends.append(float(value().detach()))
+            flat[entry] = kept
+            out[entry] = (ends[0] - ends[1]) / (2 * step)
+        return found
+
+    return gradient

@@ -1,0 +1,238 @@
+"""Input checks: arrays, rows, bytes, masks and frames are the same data; mistakes are errors that say what is wrong."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from mvrbm import MMVRBM, MVRBM, RBM, TVRBM, MVRBMClassifier
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return (load_digits().images / 16).astype(np.float32)  # (1797, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def model(digits):
+    return MVRBM((6, 5), n_epochs=30, random_state=0).fit(digits)
+
+
+def test_rows_and_arrays_are_the_same_data(model, digits):
+    rows = digits.reshape(len(digits), -1)
+    flat = MVRBM((6, 5), visible_shape=(8, 8), n_epochs=30, random_state=0).fit(rows)
+    np.testing.assert_array_equal(flat.transform(rows), model.transform(digits))
+    assert flat.reconstruct(rows[:3]).shape == (3, 64)
+    assert flat.sample(3, steps=2).shape == (3, 64)
+    assert model.sample(3, steps=2).shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_data_may_be_backwards_or_read_only_and_stays_as_it_is(model, digits, dtype):
+    data = digits[:50].astype(dtype)
+    features, before = model.transform(data), data.copy()
+    np.testing.assert_allclose(model.transform(data[::-1]), features[::-1], atol=1e-6)
+    model.reconstruct(data)
+    model.score_samples(data)
+    np.testing.assert_array_equal(data, before)
+    packed = np.zeros(len(data), dtype=[("tag", "i1"), ("digit", dtype, data.shape[1:])])
+    packed["digit"] = data
+    np.testing.assert_array_equal(model.transform(packed["digit"]), features)
+    data.flags.writeable = False
+    np.testing.assert_array_equal(model.transform(data), features)
+
+
+def test_bytes_are_scaled(digits):
+    as_bytes = np.round(digits * 255).astype(np.uint8)
+    from_bytes = MVRBM((4, 4), n_epochs=2, random_state=0).fit(as_bytes)
+    from_floats = MVRBM((4, 4), n_epochs=2, random_state=0).fit(as_bytes / np.float32(255))
+    np.testing.assert_allclose(
+        from_bytes.transform(as_bytes), from_floats.transform(as_bytes / np.float32(255)), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_dtype_is_kept(digits, dtype):
+    fitted = TVRBM((4, 4), n_epochs=1).fit(digits.astype(dtype))
+    assert fitted.transform(digits.astype(dtype)).dtype == dtype
+
+
+def test_missing_entries_are_drawn(digits):
+    mask = np.random.default_rng(0).random(digits.shape) < 0.7
+    broken = np.where(mask, digits, 0.0).astype(np.float32)
+    fitted = MVRBM((6, 6), n_epochs=15, random_state=0).fit(broken, mask=mask)
+    zeros = MVRBM((6, 6), n_epochs=15, random_state=0).fit(broken)
+    truth = digits.mean(0)
+
+    def bias_of(estimator):
+        return np.abs(estimator.reconstruct(digits).mean(0) - truth).mean()
+
+    assert bias_of(fitted) < 0.5 * bias_of(zeros)
+
+
+def test_what_is_unknown_may_be_anything(digits):
+    mask = np.random.default_rng(1).random((8, 8)) < 0.6
+    broken = np.where(mask, digits[:300], np.nan).astype(np.float32)
+    zeros = np.where(mask, digits[:300], 0).astype(np.float32)
+    for wrong in (broken, np.where(mask, zeros, -7).astype(np.float32)):
+        one = MVRBM((4, 4), n_epochs=2, random_state=0).fit(wrong, mask=mask)
+        other = MVRBM((4, 4), n_epochs=2, random_state=0).fit(zeros, mask=mask)
+        np.testing.assert_array_equal(one.components(), other.components())
+        np.testing.assert_array_equal(one.inpaint(wrong, mask), other.inpaint(zeros, mask))
+    with pytest.raises(ValueError, match="NaN"):
+        MVRBM((4, 4), n_epochs=1).fit(broken)
+    halves = {"left": digits[:, :, :4], "right": digits[:, :, 4:] * 10 - 3}
+    gone = {"left": halves["left"], "right": np.full_like(halves["right"], np.nan)}
+    kinds = {"left": "bernoulli", "right": "gaussian"}
+    fitted = MMVRBM((4, 4), visible=kinds, n_epochs=1, random_state=0).fit(halves)
+    assert np.isfinite(fitted.inpaint(gone, {"right": np.zeros((8, 4), bool)})["right"]).all()
+
+
+def test_bytes_that_are_bits_are_pointed_out(digits):
+    with pytest.warns(UserWarning, match="divided by 255"):
+        MVRBM((3, 3), n_epochs=1).fit((digits > 0.5).astype(np.uint8))
+
+
+IMAGES = np.full((10, 6, 4), 0.5)
+
+
+REFUSED = [
+    ("beyond [0, 1]", lambda: MVRBM().fit(IMAGES * 3), "from 0 to 1, got 1.5 to 1.5.*Gaussian units"),
+    ("unknown unit", lambda: MVRBM(visible="logistic").fit(IMAGES), "visible must be one of"),
+    ("unknown recipe", lambda: MVRBM(recipe="fast").fit(IMAGES), "recipe must be one of"),
+    ("unknown backend", lambda: MVRBM(backend="gpu").fit(IMAGES), "backend must be"),
+    ("order 3 for matrices", lambda: MVRBM().fit(np.zeros((5, 2, 2, 2))), "use TVRBM"),
+    ("shape that does not fit", lambda: MVRBM(visible_shape=(5, 5)).fit(np.zeros((9, 24))), "25 entries.*24 features"),
+    (
+        "shape that contradicts",
+        lambda: MVRBM(visible_shape=(4, 6)).fit(IMAGES),
+        r"\(4, 6\), but samples",
+    ),
+    (
+        "vectors for a matrix",
+        lambda: MVRBM((3, 3)).fit(np.zeros((9, 24))),
+        "2 axes, but a sample has 1.*pass visible_shape if a row is an array",
+    ),
+    ("rank 0", lambda: MVRBM(rank=0).fit(IMAGES), "rank must be a whole number"),
+    ("batch size 0", lambda: MVRBM(batch_size=0).fit(IMAGES), "batch_size must be a whole number of at least 1"),
+    (
+        "other shape later",
+        lambda: MVRBM(n_epochs=1).fit(IMAGES).transform(np.zeros((3, 4, 6))),
+        r"must have shape \(6, 4\)",
+    ),
+    ("mask of numbers", lambda: MVRBM(n_epochs=1).fit(IMAGES).inpaint(IMAGES, np.ones((6, 4))), "mask must be boolean"),
+    ("mask of another size", lambda: MVRBM(n_epochs=1).fit(IMAGES).inpaint(IMAGES, np.ones(3, bool)), "mask must have"),
+    (
+        "mask turned round",
+        lambda: MVRBM(n_epochs=1).fit(IMAGES).inpaint(IMAGES, np.ones((4, 6), bool)),
+        "mask must have",
+    ),
+    (
+        "mask of an unknown modality",
+        lambda: MMVRBM(n_epochs=1).fit({"a": IMAGES}, mask={"b": IMAGES > 0}),
+        "mask names",
+    ),
+    (
+        "hidden rows of another size",
+        lambda: MVRBM(n_epochs=1).fit(IMAGES).inverse_transform(np.ones((2, 12))),
+        "expected",
+    ),
+    ("mask in which nothing is known", lambda: MVRBM(n_epochs=1).fit(IMAGES, mask=IMAGES > 9), "no entry is known"),
+    (
+        "mask in which nothing is known of a modality",
+        lambda: MMVRBM(n_epochs=1).fit({"a": IMAGES, "b": IMAGES}, mask={"a": IMAGES > 9}),
+        "no entry is known",
+    ),
+    (
+        "nothing known to fill in from",
+        lambda: MVRBM(n_epochs=1).fit(IMAGES).inpaint(IMAGES, np.zeros((6, 4), bool)),
+        "no entry is known",
+    ),
+    (
+        "NaN",
+        lambda: MVRBM().fit(np.where(np.eye(6, 4) > 0, np.nan, IMAGES)),
+        "40 entries that are NaN or infinite.*mask",
+    ),
+    ("not one-hot", lambda: MVRBM(visible="categorical").fit(IMAGES), "layer 'visible' .*one-hot"),
+    ("no samples", lambda: MVRBM().fit(IMAGES[:0]), "the data is empty"),
+    ("text", lambda: RBM().fit(np.array([["a", "b"]] * 3)), "could not convert|dtype"),
+    ("later beyond [0, 1]", lambda: MVRBM(n_epochs=1).fit(IMAGES).transform(IMAGES * 3), "from 0 to 1, got 1.5 to 1.5"),
+    ("classes beyond [0, 1]", lambda: MVRBMClassifier().fit(IMAGES * 3, np.arange(10) % 2), "from 0 to 1"),
+    ("unknown hidden unit", lambda: MVRBM(hidden="logistic").fit(IMAGES), "hidden must be one of"),
+    ("unknown coupling", lambda: MVRBM(coupling="svd:3").fit(IMAGES), "coupling must be one of"),
+    ("a number as coupling", lambda: MVRBM(coupling=3).fit(IMAGES), "coupling must be a coupling such as Dense"),
+    (
+        "chains without persistence",
+        lambda: MVRBM(n_chains=5).fit(IMAGES),
+        "n_chains is the number of persistent chains",
+    ),
+    ("unknown negative phase", lambda: MVRBM(negative="gibbs").fit(IMAGES), "negative must be one of"),
+    ("no Gibbs steps", lambda: MVRBM(gibbs_steps=0).fit(IMAGES), "steps"),
+    ("unknown device", lambda: MVRBM(device="gpu").fit(IMAGES), "device must be 'auto', 'cpu', 'cuda'"),
+    ("a list for MMVRBM", lambda: MMVRBM().fit([IMAGES]), "a dict or a tuple"),
+    ("modality beyond [0, 1]", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES + 1}), "layer 'b'.*Gaussian units"),
+    ("unequal modalities", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES[:3]}), "same number of samples"),
+]
+
+
+@pytest.mark.parametrize(("name", "call", "message"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_refusals_say_what_is_wrong(name, call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_private_names_never_appear_in_messages():
+    for _, call, _ in REFUSED:
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            call()
+        assert not any(word.startswith("_") for word in str(caught.value).replace("'", " ").split())
+
+
+SAME = {
+    "a tensor": lambda X: torch.from_numpy(X),
+    "Fortran order": lambda X: np.asfortranarray(X),
+    "big-endian": lambda X: X.astype(">f8"),
+    "a list": lambda X: X.tolist(),
+    "rows": lambda X: X.reshape(len(X), -1),
+    "a frame": lambda X: pd.DataFrame(X.reshape(len(X), -1)),
+}
+
+
+@pytest.mark.parametrize("form", SAME)
+def test_every_form_of_the_data_gives_the_same_model(form, digits):
+    X = digits[:60].astype(np.float64)
+    one, other = (MVRBM((3, 3), visible_shape=(8, 8), n_epochs=1, random_state=0) for _ in range(2))
+    one.fit(X)
+    other.fit(SAME[form](X))
+    np.testing.assert_array_equal(one.components_, other.components_)
+    np.testing.assert_array_equal(one.transform(X), other.transform(SAME[form](X)))
+
+
+def test_bytes_of_a_tensor_are_scaled_too(digits):
+    data = torch.from_numpy(np.round(digits[:60] * 255).astype(np.uint8))
+    fitted = MVRBM((3, 3), n_epochs=1, random_state=0).fit(data)
+    np.testing.assert_array_equal(
+        fitted.components_, MVRBM((3, 3), n_epochs=1, random_state=0).fit(data.numpy()).components_
+    )
+
+
+def test_batches_are_put_together(model, digits):
+    pieces = [model.transform(digits[first : first + 700]) for first in range(0, len(digits), 700)]
+    np.testing.assert_allclose(model.transform(digits), np.concatenate(pieces), rtol=1e-5)
+    mask = np.ones((8, 8), bool)
+    mask[3:5] = False
+    filled = model.inpaint(digits, mask, steps=2, burn_in=0)
+    np.testing.assert_array_equal(filled[:, mask], digits[:, mask])
+    np.testing.assert_array_equal(filled[:1024], model.inpaint(digits[:1024], mask, steps=2, burn_in=0))
+
+
+def test_masked_frames_may_hold_anything(digits):
+    rows = digits[:200].reshape(200, -1)
+    known = np.random.default_rng(0).random(rows.shape) < 0.8
+    broken = pd.DataFrame(np.where(known, rows, np.nan), columns=[f"p{k}" for k in range(64)])
+    fitted = MVRBM((3, 3), visible_shape=(8, 8), n_epochs=1, random_state=0).fit(broken, mask=known)
+    filled = fitted.inpaint(broken, known, steps=2, burn_in=1)
+    np.testing.assert_array_equal(filled[known], np.where(known, rows, 0)[known])
+    drawn = fitted.sample(5, init=broken[:5], mask=known[:5], steps=2)
+    assert np.isfinite(drawn).all()
