@@ -20,6 +20,7 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
     # afterwards, so that trainers do not choose the kernels.
     os.environ["TRITON_INTERPRET"] = "1"
     importlib.import_module("mvrbm.learning.paths.triton_kernels")
+    importlib.import_module("mvrbm.learning.paths.triton_tiled")
     del os.environ["TRITON_INTERPRET"]
 
 

@@ -69,7 +69,7 @@ CASES = {
         dataclasses.replace(OWN, negative=PCD(BATCH, 2)), {},
     ),
     "autograd": (lambda: BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1)), {}, FULL,
-                 {"gradient": "autograd"}),
+                 {"backend": "reference"}),
     "CP, centred": (lambda: BoltzmannMachine(Bernoulli((6, 5)), Bernoulli(7), CP(3)), {}, FULL, {}),
     "labels": (
         lambda: BoltzmannMachine(
@@ -85,8 +85,8 @@ def train_case(name, world):
     make, more, recipe, how = CASES[name]
     machine = make().double()
     trainer = Trainer(machine, recipe, seed=3, world=world, **how)
-    trainer.rng = Common(8, world)
-    trainer.fit({"visible": grey(SAMPLES, 6, 5), **more}, PASSES)
+    trainer.state.rng = Common(8, world)
+    trainer.fit({"visible": grey(SAMPLES, 6, 5), **more}, PASSES, initialise=True)
     assert trainer.update == 100
     return {f"{name}/{key}": value for key, value in machine.state_dict().items()}
 
@@ -101,7 +101,7 @@ def equal(folder, world):
     # To the bit the same on every process.
     for value in found.values():
         first = value.clone()
-        world.copy_from_main([first])
+        world.broadcast([first])
         assert torch.equal(first, value)
 
 
@@ -111,7 +111,7 @@ def likelihood(seed, world):
     rows = np.repeat(np.eye(3), 3, axis=0)[rng.integers(9, size=200)]
     x = torch.from_numpy(np.stack([np.outer(row, np.ones(3)) for row in rows]))
     machine = BoltzmannMachine(Bernoulli((3, 3)), Bernoulli((3, 3)), Kronecker(2)).double()
-    Trainer(machine, Recipe(batch_size=20, learning_rate=0.05), seed=seed, world=world).fit(x, 25)
+    Trainer(machine, Recipe(batch_size=20, learning_rate=0.05), seed=seed, world=world).fit(x, 25, initialise=True)
     with torch.no_grad():
         written = Written(machine)
         return float(-written.free_energy({"visible": x[:50]}).mean() - written.log_partition())
@@ -146,12 +146,12 @@ def shards(folder, world):
         machine = BoltzmannMachine(Gaussian((2, 2)), Bernoulli((2, 2)), Kronecker(1)).double()
         seen = Seen()
         trainer = Trainer(machine, Recipe(batch_size=7), seed=1, world=world, callbacks=[seen])
-        trainer.fit(folder / name, 2)
+        trainer.fit(folder / name, 2, initialise=True)
         rows = torch.cat(world.gather(torch.tensor(seen.rows, dtype=torch.float64)))
         assert sorted(rows.tolist()) == sorted(Shards(folder / name)[:][:, 0, 0].tolist()), name
-        assert world.total(trainer.update) == world.size * trainer.update
+        assert world.sum(trainer.update) == world.size * trainer.update
         mean = machine.layers["visible"].log_variance.clone()
-        world.copy_from_main([mean])
+        world.broadcast([mean])
         assert torch.equal(mean, machine.layers["visible"].log_variance)
     if world.is_main:
         (folder / f"shards-{world.size}.json").write_text(json.dumps({"updates": trainer.update}))
@@ -163,7 +163,7 @@ def loaders(folder, world):
     batches = list(mine.split(10))
     machine = BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1)).double()
     trainer = Trainer(machine, OWN, seed=1, world=world)
-    trainer.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(mine), batch_size=10), 2)
+    trainer.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(mine), batch_size=10), 2, initialise=True)
     longest = int(max(len(part) for part in world.gather(torch.zeros(len(batches)))))
     assert trainer.update == 2 * longest
 
@@ -182,7 +182,7 @@ def long_training(checkpoints, world, *, kill=None):
     trainer = Trainer(machine, recipe, seed=4, world=world, callbacks=callbacks)
     if checkpoints is not None:
         trainer.resume(checkpoints)
-    trainer.fit(grey(SAMPLES, 6, 5), 6)
+    trainer.fit(grey(SAMPLES, 6, 5), 6, initialise=True)
     return trainer
 
 
@@ -204,8 +204,8 @@ def tempered(folder, world):
     machine = BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1)).double()
     recipe = dataclasses.replace(OWN, negative=TemperedPCD(6, 3))
     trainer = Trainer(machine, recipe, seed=4, world=world, callbacks=[Checkpoint(folder / "tempered")])
-    trainer.fit(grey(SAMPLES, 6, 5), 2)
-    assert trainer.chains["visible"].shape[:2] == (3, 6 // world.size)
+    trainer.fit(grey(SAMPLES, 6, 5), 2, initialise=True)
+    assert trainer.state.chains["visible"].shape[:2] == (3, 6 // world.size)
 
 
 def swept():
@@ -221,7 +221,7 @@ def sweep(folder, world):
     ]
     best = torch.from_numpy(found.best_estimator_.components().copy())
     first = best.clone()
-    world.copy_from_main([first])
+    world.broadcast([first])
     assert torch.equal(first, best)
     if world.is_main:
         table = {"scores": [candidate.score for candidate in found.candidates_], "best": found.best_params_}
@@ -243,7 +243,7 @@ def corners(folder, world):
                 trainer.stop = True
 
     trainer = Trainer(CASES["bernoulli"][0]().double(), OWN, seed=1, world=world, callbacks=[Enough()])
-    trainer.fit(grey(SAMPLES, 6, 5), 4)
+    trainer.fit(grey(SAMPLES, 6, 5), 4, initialise=True)
     assert trainer.update == 4  # the wish came after the third was agreed on
     # Shards whose rows do not divide evenly, taken up after an update of the second pass.
     ends = []
@@ -252,12 +252,12 @@ def corners(folder, world):
         checkpoints = folder / "corners" / ("whole" if attempt == 0 else "part")
         if attempt and world.is_main:
             shutil.copytree(folder / "corners" / "whole" / "update-000000009", checkpoints / "update-000000009")
-        world.total(0)
+        world.sum(0)
         recipe = Recipe(batch_size=7, negative=PCD(5))
         callbacks = [Checkpoint(checkpoints, every=1, keep=99)]
         trainer = Trainer(machine, recipe, seed=1, world=world, callbacks=callbacks)
         trainer.resume(checkpoints)
-        trainer.fit(folder / "unequal", 3)
+        trainer.fit(folder / "unequal", 3, initialise=True)
         ends.append({key: value.clone() for key, value in machine.state_dict().items()})
     assert trainer.update > 12
     assert all(torch.equal(ends[0][key], value) for key, value in ends[1].items())
@@ -265,13 +265,15 @@ def corners(folder, world):
     for negative, n in [(TemperedPCD(4, 3), 21), (PCD(4), 21), (PCD(4), 1), (CD(1), 1)]:
         machine = CASES["bernoulli"][0]().double()
         trainer = Trainer(machine, dataclasses.replace(FULL, negative=negative), seed=1, world=world)
-        trainer.fit(grey(n, 6, 5), 2)
+        trainer.fit(grey(n, 6, 5), 2, initialise=True)
         assert trainer.update == 2 * -(-n // BATCH)
         machine = CASES["bernoulli"][0]().double()
-        Trainer(machine, dataclasses.replace(OWN, negative=negative), seed=1, world=world).fit(grey(n, 6, 5), 2)
+        Trainer(machine, dataclasses.replace(OWN, negative=negative), seed=1, world=world).fit(
+            grey(n, 6, 5), 2, initialise=True
+        )
     # What is measured on different samples is one number for all.
     trainer = Trainer(machine, OWN, seed=1, world=world, callbacks=[Monitor(grey(9, 6, 5, seed=world.rank))])
-    trainer.fit(grey(SAMPLES, 6, 5), 1)
+    trainer.fit(grey(SAMPLES, 6, 5), 1, initialise=True)
     errors = world.gather(torch.tensor([trainer.history[-1]["reconstruction_error"]], dtype=torch.float64))
     assert all(torch.equal(error, errors[0]) for error in errors)
 
@@ -281,7 +283,7 @@ def alone(folder, world):
     if world.is_main:
         began = time.monotonic()
         try:
-            world.total(1.0)
+            world.sum(1.0)
         except RuntimeError:
             (folder / "alone.json").write_text(json.dumps({"seconds": time.monotonic() - began}))
     else:

@@ -51,7 +51,7 @@ class Diary(Callback):
 def test_hooks_come_in_order():
     diary = Diary()
     trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[diary])
-    trainer.fit(bits(), 2)
+    trainer.fit(bits(), 2, initialise=True)
     batch = [("on_batch_begin", "batch"), ("on_batch_end", "batch")]
     one_pass = [("on_epoch_begin",), *batch * 3, ("on_epoch_end",)]
     assert [(hook, *rest) for _, hook, _, _, *rest in diary.diary] == [
@@ -73,7 +73,7 @@ def test_callbacks_are_told_in_the_order_given_checkpoints_last(tmp_path):
             told.append("checkpoint")
 
     callbacks = [Saved(tmp_path), Diary("first", told), Diary("second", told)]
-    Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=25), callbacks=callbacks).fit(bits(), 1)
+    Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=25), callbacks=callbacks).fit(bits(), 1, initialise=True)
     ends = [
         entry if isinstance(entry, str) else entry[0]
         for entry in told
@@ -90,7 +90,7 @@ def test_end_is_told_when_training_breaks():
             raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
-        Trainer(mvrbm((3, 3), (2, 2)), callbacks=[diary, Breaks()]).fit(bits(), 1)
+        Trainer(mvrbm((3, 3), (2, 2)), callbacks=[diary, Breaks()]).fit(bits(), 1, initialise=True)
     assert diary.diary[-1][1] == "on_train_end"
 
 
@@ -105,7 +105,7 @@ def test_logged_rows_reach_the_history_and_the_callbacks():
         def on_epoch_end(self, trainer):
             trainer.log({"answer": 42.0})
 
-    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Writer(), Reader()]).fit(bits(), 2)
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Writer(), Reader()]).fit(bits(), 2, initialise=True)
     assert (
         trainer.history
         == seen
@@ -122,12 +122,12 @@ def test_nothing_is_measured_without_callbacks(monkeypatch):
     def broken(*args, **kwargs):
         raise AssertionError("measured")
 
-    expected = Trainer(mvrbm((3, 3), (2, 2)), RECIPE).fit(bits(), 2).machine.state_dict()
+    expected = Trainer(mvrbm((3, 3), (2, 2)), RECIPE).fit(bits(), 2, initialise=True).machine.state_dict()
     monkeypatch.setattr("mvrbm.learning.callbacks.pseudo_log_likelihood", broken)
     monkeypatch.setattr("mvrbm.learning.callbacks.mean_field", broken)
     monkeypatch.setattr(BoltzmannMachine, "free_energy", broken)
     machine = mvrbm((3, 3), (2, 2))
-    trainer = Trainer(machine, RECIPE).fit(bits(), 2)
+    trainer = Trainer(machine, RECIPE).fit(bits(), 2, initialise=True)
     assert trainer.history == []
     assert all(torch.equal(machine.state_dict()[name], value) for name, value in expected.items())
 
@@ -144,7 +144,7 @@ def test_monitor_measures_what_it_says():
     x, held_out = bits(30), bits(20, seed=1)
     machine = mvrbm((3, 3), (4, 4)).double()
     monitor = Monitor(x, held_out, pseudo_sites=9)
-    trainer = Trainer(machine, RECIPE, callbacks=[monitor]).fit(x, 2)
+    trainer = Trainer(machine, RECIPE, callbacks=[monitor]).fit(x, 2, initialise=True)
     with torch.no_grad():
         machine.hidden.bias[0, 0], machine.hidden.bias[1, :2] = -50, 50
     row = monitor.measure(trainer)
@@ -174,21 +174,23 @@ def test_monitor_measures_what_it_says():
 
 def test_monitor_measures_when_it_is_told_to():
     x = bits()
-    after_passes = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x)]).fit(x, 3)
+    after_passes = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x)]).fit(x, 3, initialise=True)
     assert [(row["epoch"], row["update"]) for row in after_passes.history] == [(1, 3), (2, 6), (3, 9)]
-    every_two = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x, every=2, pseudo_sites=0)]).fit(x, 2)
+    every_two = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x, every=2, pseudo_sites=0)]).fit(
+        x, 2, initialise=True
+    )
     assert [row["update"] for row in every_two.history] == [2, 4, 6]
     assert "pseudo_log_likelihood" not in every_two.history[0]
     assert "validation_error" not in every_two.history[0]
-    with pytest.raises(ValueError, match="every must be at least 1"):
+    with pytest.raises(ValueError, match="every must be a whole number of at least 1"):
         Monitor(x, every=0)
 
 
 def test_monitoring_does_not_change_the_training():
     x = bits()
     plain, watched = mvrbm((3, 3), (2, 2)), mvrbm((3, 3), (2, 2))
-    Trainer(plain, RECIPE).fit(x, 3)
-    Trainer(watched, RECIPE, callbacks=[Monitor(x, bits(9, seed=2), every=1)]).fit(x, 3)
+    Trainer(plain, RECIPE).fit(x, 3, initialise=True)
+    Trainer(watched, RECIPE, callbacks=[Monitor(x, bits(9, seed=2), every=1)]).fit(x, 3, initialise=True)
     assert all(torch.equal(watched.state_dict()[name], value) for name, value in plain.state_dict().items())
 
 
@@ -197,7 +199,7 @@ def test_monitor_takes_other_layers_and_bytes():
     data = {"grey": rng.integers(0, 256, (20, 4), dtype=np.uint8), "word": np.eye(3)[rng.integers(3, size=20)]}
     layers = {"grey": Gaussian(4), "word": Categorical(3)}
     machine = BoltzmannMachine(layers, Gaussian(2), {"grey": Dense(), "word": Dense()})
-    trainer = Trainer(machine, RECIPE, callbacks=[Monitor(data, data)]).fit(data, 2)
+    trainer = Trainer(machine, RECIPE, callbacks=[Monitor(data, data)]).fit(data, 2, initialise=True)
     row = trainer.history[-1]
     assert all(np.isfinite(value) for value in row.values())
     assert "dead" not in row  # real hidden units have no ends
@@ -230,17 +232,19 @@ class Scripted(Callback):
 )
 def test_early_stopping_waits_as_long_as_it_should(values, patience, larger, stops_after):
     stopping = EarlyStopping(patience=patience, larger_is_better=larger)
-    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Scripted(values), stopping]).fit(bits(), 6)
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Scripted(values), stopping]).fit(
+        bits(), 6, initialise=True
+    )
     assert trainer.epoch == stops_after
     assert not trainer.interrupted
-    trainer.fit(bits(), 6)
+    trainer.fit(bits(), 6, initialise=True)
     assert trainer.epoch == stops_after  # it stays ended
 
 
 def test_early_stopping_names_what_is_logged():
     callbacks = [Monitor(bits(), pseudo_sites=0), EarlyStopping("loss")]
-    with pytest.raises(ValueError, match=r"watches 'loss', but only \[.*'reconstruction_error'"):
-        Trainer(mvrbm((3, 3), (2, 2)), callbacks=callbacks).fit(bits(), 1)
+    with pytest.raises(ValueError, match=r"follows 'loss', but only \[.*'reconstruction_error'"):
+        Trainer(mvrbm((3, 3), (2, 2)), callbacks=callbacks).fit(bits(), 1, initialise=True)
     with pytest.raises(ValueError, match="patience"):
         EarlyStopping(patience=0)
 
@@ -260,12 +264,12 @@ def as_text(history):
 def test_csv_log_holds_the_history(tmp_path):
     path = tmp_path / "logs" / "run.csv"
     x = bits()
-    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), CSVLog(path)]).fit(x, 3)
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), CSVLog(path)]).fit(x, 3, initialise=True)
     assert rows_of(path) == as_text(trainer.history)
     assert list(rows_of(path)[0])[:2] == ["epoch", "update"]
-    trainer.fit(x, 5)
+    trainer.fit(x, 5, initialise=True)
     assert len(rows_of(path)) == 5
-    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), CSVLog(path)]).fit(x, 1)
+    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), CSVLog(path)]).fit(x, 1, initialise=True)
     assert len(rows_of(path)) == 1  # a new training, a new log
 
 
@@ -292,14 +296,14 @@ def test_resumed_csv_log_has_every_row_once(tmp_path, every, monitor):
         watching = [Monitor(x, pseudo_sites=0, **monitor), CSVLog(folder / "run.csv")]
         return [Checkpoint(folder / "checkpoints", every=every), *watching, *more]
 
-    whole = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks(tmp_path / "whole")).fit(x, 4)
+    whole = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks(tmp_path / "whole")).fit(x, 4, initialise=True)
     for at in (4, 6, 8):
         folder = tmp_path / f"{at}"
         with pytest.raises(KilledError):
-            Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks(folder, Killer(at))).fit(x, 4)
+            Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks(folder, Killer(at))).fit(x, 4, initialise=True)
         again = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks(folder))
         assert again.resume(folder / "checkpoints")
-        again.fit(x, 4)
+        again.fit(x, 4, initialise=True)
         for rows, expected in [(rows_of(folder / "run.csv"), as_text(whole.history)), (again.history, whole.history)]:
             for row in (*rows, *expected):
                 row.pop("seconds", None)
@@ -309,7 +313,9 @@ def test_resumed_csv_log_has_every_row_once(tmp_path, every, monitor):
 def test_tensorboard_writes_the_scalars(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     x = bits()
-    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), TensorBoard(tmp_path)]).fit(x, 3)
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), TensorBoard(tmp_path)]).fit(
+        x, 3, initialise=True
+    )
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
     found = events.Scalars("reconstruction_error")
     assert [event.step for event in found] == [3, 6, 9]
@@ -321,13 +327,13 @@ def test_tensorboard_writes_the_scalars(tmp_path):
 def test_progress_bar_writes_to_standard_error_alone(capfd):
     x = bits()
     trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[ProgressBar(), Monitor(x, pseudo_sites=0)])
-    trainer.fit(x, 4)
+    trainer.fit(x, 4, initialise=True)
     out, err = capfd.readouterr()
     assert out == ""
     assert "12/12" in err
     assert "100%" in err
     assert "reconstruction_error=" in err
-    trainer.fit(x, 6)
+    trainer.fit(x, 6, initialise=True)
     _, err = capfd.readouterr()
     assert re.search(r"12/18.*18/18", err, re.DOTALL)
 
@@ -338,7 +344,7 @@ def test_progress_bar_of_a_stream_has_no_total():
             return iter(torch.from_numpy(bits()))
 
     file = io.StringIO()
-    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[ProgressBar(file)]).fit(Stream(), 2)
+    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[ProgressBar(file)]).fit(Stream(), 2, initialise=True)
     assert "6update" in file.getvalue()
     assert "%" not in file.getvalue()
 
@@ -351,5 +357,5 @@ def test_no_callback_prints(capfd, tmp_path):
         EarlyStopping("reconstruction_error"),
         Checkpoint(tmp_path / "c"),
     ]
-    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks).fit(x, 2)
+    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks).fit(x, 2, initialise=True)
     assert capfd.readouterr() == ("", "")

@@ -78,7 +78,7 @@ FORMS = {
 
 def trained(data, n_epochs=3, **how):
     machine = mvrbm((3, 4), (2, 3))
-    Trainer(machine, RECIPE, seed=5).fit(data, n_epochs, **how)
+    Trainer(machine, RECIPE, seed=5).fit(data, n_epochs, **how, initialise=True)
     return machine.state_dict()
 
 
@@ -97,7 +97,7 @@ def test_layers_by_name_give_the_same_training(tmp_path):
     def run(data):
         layers = {"image": Bernoulli((3, 4)), "grey": Gaussian(2)}
         machine = BoltzmannMachine(layers, Bernoulli((2, 3)), {"image": Kronecker(), "grey": Dense()})
-        Trainer(machine, RECIPE, seed=5).fit(data, 3)
+        Trainer(machine, RECIPE, seed=5).fit(data, 3, initialise=True)
         return machine.state_dict()
 
     class Pairs(Dataset):
@@ -139,7 +139,7 @@ def test_loader_keeps_its_own_order_and_batches():
     x = bits()
     sizes = Sizes()
     trainer = Trainer(mvrbm((3, 4), (2, 3)), RECIPE, callbacks=[sizes])
-    trainer.fit(DataLoader(TensorDataset(torch.from_numpy(x)), batch_size=20), 2)
+    trainer.fit(DataLoader(TensorDataset(torch.from_numpy(x)), batch_size=20), 2, initialise=True)
     assert sizes.sizes == [20, 20, 10, 20, 20, 10]
     assert torch.equal(torch.cat(sizes.firsts[:3]), torch.from_numpy(x))
     assert trainer.batches_per_epoch == 3
@@ -152,7 +152,7 @@ def test_stream_is_cut_into_batches(wrapped):
     sizes = Sizes()
     trainer = Trainer(mvrbm((3, 4), (2, 3)), RECIPE, callbacks=[sizes])
     stream = Stream(torch.from_numpy(x))
-    trainer.fit(DataLoader(stream, batch_size=16) if wrapped else stream, 2)
+    trainer.fit(DataLoader(stream, batch_size=16) if wrapped else stream, 2, initialise=True)
     assert sizes.sizes == [16, 16, 16, 2] * 2
     assert trainer.batches_per_epoch is None
     assert trainer.epoch == 2
@@ -163,11 +163,11 @@ def test_bytes_are_scaled_for_bits_and_kept_for_reals():
     for unit, scale in [(Bernoulli(6), 1 / 255), (Gaussian(6), 1.0)]:
         sizes = Sizes()
         machine = BoltzmannMachine(unit, Bernoulli(3), Dense())
-        Trainer(machine, Recipe(batch_size=64), callbacks=[sizes]).fit(x, 1)
+        Trainer(machine, Recipe(batch_size=64), callbacks=[sizes]).fit(x, 1, initialise=True)
         seen, given = sizes.firsts[0].numpy(), (x * np.float32(scale)).astype(np.float32)
         np.testing.assert_allclose(np.sort(seen, 0), np.sort(given, 0), rtol=1e-6)
     start = BoltzmannMachine(Gaussian(6), Bernoulli(3), Dense())
-    Trainer(start).fit(x, 0)
+    Trainer(start).fit(x, 0, initialise=True)
     np.testing.assert_allclose(start.layers["visible"].bias.detach(), x.mean(0), rtol=1e-5)
     np.testing.assert_allclose(start.layers["visible"].log_variance.exp().detach(), x.var(0), rtol=1e-4)
 
@@ -177,7 +177,7 @@ def test_starting_moments_are_those_of_the_known_entries():
     x = 40 + 3 * rng.standard_normal((400, 5))
     known = rng.random(x.shape) < 0.5
     machine = BoltzmannMachine(Gaussian(5), Bernoulli(3), Dense()).double()
-    Trainer(machine).fit(np.where(known, x, 1e6), 0, mask=known)
+    Trainer(machine).fit(np.where(known, x, 1e6), 0, mask=known, initialise=True)
     exact = np.ma.masked_array(x, ~known)
     np.testing.assert_allclose(machine.layers["visible"].bias.detach(), exact.mean(0), rtol=1e-9)
     np.testing.assert_allclose(machine.layers["visible"].log_variance.exp().detach(), exact.var(0), rtol=1e-7)
@@ -265,7 +265,7 @@ def test_wrong_data_is_refused(_, data, how, message):
     machine = mvrbm((3, 4), (2, 3))
     before = {name: value.clone() for name, value in machine.state_dict().items()}
     with pytest.raises(ValueError, match=message):
-        Trainer(machine).fit(data, 1, **how)
+        Trainer(machine).fit(data, 1, **how, initialise=True)
     assert all(torch.equal(machine.state_dict()[name], value) for name, value in before.items())
 
 
@@ -281,17 +281,17 @@ TWO_LAYER_ERRORS = [
 @pytest.mark.parametrize(("_", "data", "how", "message"), TWO_LAYER_ERRORS, ids=[row[0] for row in TWO_LAYER_ERRORS])
 def test_wrong_data_of_several_layers_is_refused(_, data, how, message):
     with pytest.raises(ValueError, match=message):
-        Trainer(two_layers()).fit(data, 1, **how)
+        Trainer(two_layers()).fit(data, 1, **how, initialise=True)
 
 
 def test_wrong_values_late_in_the_data_are_found_in_the_first_pass():
     x = bits(40_000, (2, 2))
     x[-2] = 5  # beyond the samples that the start looks at
     with pytest.raises(ValueError, match="got 0 to 5"):
-        Trainer(mvrbm((2, 2), (2, 2)), Recipe(batch_size=5000)).fit(x, 1)
+        Trainer(mvrbm((2, 2), (2, 2)), Recipe(batch_size=5000)).fit(x, 1, initialise=True)
 
 
 def test_pickled_arrays_are_not_opened(tmp_path):
     np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="Python objects"):
-        Trainer(mvrbm((3, 4), (2, 3))).fit(tmp_path / "objects.npy", 1)
+        Trainer(mvrbm((3, 4), (2, 3))).fit(tmp_path / "objects.npy", 1, initialise=True)

@@ -88,10 +88,10 @@ def test_tempered_chains_of_two_processes_are_gone_on_with_by_one(folder):
     recipe = Recipe(batch_size=20, negative=TemperedPCD(6, 3))
     trainer = Trainer(machine, recipe, seed=4)
     assert trainer.resume(folder / "tempered")
-    trainer.fit(grey(100, 6, 5), 2)  # nothing left to do
+    trainer.fit(grey(100, 6, 5), 2, initialise=True)  # nothing left to do
     assert trainer.update == 10
-    assert trainer.chains["visible"].shape[:2] == (3, 6)
-    trainer.fit(grey(100, 6, 5), 3)
+    assert trainer.state.chains["visible"].shape[:2] == (3, 6)
+    trainer.fit(grey(100, 6, 5), 3, initialise=True)
     assert trainer.update == 15
 
 
@@ -110,7 +110,7 @@ def test_a_killed_process_is_made_up_for(tmp_path):
     # One process goes on from where two were, with all of the chains.
     trainer = long_training(tmp_path / "checkpoints", World())
     assert trainer.update == 30
-    assert trainer.chains["visible"].shape[0] == 30
+    assert trainer.state.chains["visible"].shape[0] == 30
 
 
 def test_nobody_waits_forever(tmp_path):

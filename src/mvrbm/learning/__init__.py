@@ -1,7 +1,8 @@
 """Training: the trainer, its recipes, negative phases, data sources, callbacks and checkpoints.
 
-The model knows nothing of this. A recipe holds settings, a :class:`TrainState` holds what updates change, paths compute
-updates, and :class:`Trainer` is the loop. Fine-tuning by backpropagation is in :mod:`mvrbm.learning.backprop`.
+The model does not depend on this package. A recipe holds settings, a :class:`TrainState` holds what updates change,
+paths compute updates, and :class:`Trainer` is the loop. Fine-tuning by backpropagation is in
+:mod:`mvrbm.learning.backprop`.
 """
 
 from mvrbm.errors import DivergenceError
@@ -15,10 +16,12 @@ from mvrbm.learning.callbacks import (
     ProgressBar,
     TensorBoard,
 )
+from mvrbm.learning.group import fit_together
+from mvrbm.learning.loading import load_checkpoint
 from mvrbm.learning.recipe import RECIPES, Recipe
 from mvrbm.learning.samplers import CD, PCD, NegativePhase, TemperedPCD
 from mvrbm.learning.state import TrainState
-from mvrbm.learning.trainer import Trainer, fit_together
+from mvrbm.learning.trainer import Trainer
 
 __all__ = [
     "CD",
@@ -39,4 +42,5 @@ __all__ = [
     "TrainState",
     "Trainer",
     "fit_together",
+    "load_checkpoint",
 ]

@@ -66,7 +66,8 @@ def descend(
     r"""Minimise a loss with AdamW, in place.
 
     An update follows the gradient of :math:`\sum w_i \ell_i / (\bar w m)` over a batch, `m` being the size of a full
-    batch: every sample counts by its weight, in short batches too. The learning rate decays to zero along half a cosine.
+    batch: every sample counts by its weight, in short batches too. With the cosine schedule the learning rate decays to
+    zero along half a cosine.
     Within an epoch nothing waits for the device.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Callbacks: progress, metrics, logs, early stopping and checkpoints. Hooks are named as in skorch, and get the trainer."""
+"""Callbacks: progress, metrics, logs, early stopping and checkpoints. Hooks are named as in skorch."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Monitor(Callback):
 
     Notes
     -----
-    The metrics are `reconstruction_error` (squared error per sample after one mean-field update), `pseudo_log_likelihood`
+    The metrics are `reconstruction_error` (squared, per sample, after one mean-field update), `pseudo_log_likelihood`
     (per sample), `dead` and `saturated` (fractions of hidden units whose mean is below 0.01 or above 0.99 for every
     sample), and with validation data `validation_error` and `free_energy_gap`: mean free energy of held-out data minus
     that of training data, which rises when the model begins to overfit.

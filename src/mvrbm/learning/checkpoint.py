@@ -313,7 +313,7 @@ def _own_chains(run: Run, chain: Tensor) -> Tensor:
 
 
 def _to_plain(value: Any) -> Any:
-    """Return a value for JSON, with counters (of milestones, in schedulers) as pairs: JSON would turn keys into text."""
+    """Return a value for JSON, with counters (of milestones, in schedulers) as pairs, since JSON keys are text."""
     if isinstance(value, Counter):
         return {_COUNTER: list(value.items())}
     if isinstance(value, dict):

@@ -238,7 +238,7 @@ class ShardSource(ArraySource):
             yield self._rows(order[begin : begin + here[world.rank]], sum(here))
 
     def _ranges(self, batch_size: int) -> list[tuple[int, int, int]]:
-        """Return, for each process, its part of a batch, its first row, and its number of rows, proportional to that part."""
+        """Return, for each process, its part of a batch, its first row, and its number of rows in proportion."""
         found = []
         for rank in range(self.world.size):
             part = World(rank, self.world.size).part_of(batch_size)

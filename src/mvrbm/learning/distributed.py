@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, rendezvous  # type: 
 
 from mvrbm.errors import DistributedError
 
-__all__ = ["World", "DistributedError"]
+__all__ = ["DistributedError", "World"]
 
 #: Seconds that a process waits for the others before it gives up, unless the environment variable is set.
 _PATIENCE = 600.0
@@ -159,7 +159,7 @@ class World:
 
 
 def _launched() -> bool:
-    """Return whether torchrun started this process itself, and not a process that then started this one (as joblib does)."""
+    """Return whether torchrun started this process itself, and not its parent (as with joblib's workers)."""
     me = str(os.getpid())
     child = multiprocessing.parent_process() is not None or os.environ.get(_JOINED, me) != me
     named = "RANK" in os.environ and "MASTER_ADDR" in os.environ

@@ -1,4 +1,4 @@
-"""The start of training: initial parameters from the data's moments, offsets of centred layers, and a safe learning rate."""
+"""The start of training: initial parameters from the data's moments, offsets, and a safe learning rate."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mvrbm.learning.recipe import Recipe
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
-# Chosen on held-out training digits of MNIST and on patches of photographs, sizes 4x4 to 128x128, orders 1 to 4, ranks 1
-# to 16. docs/learning.md has the tables.
+# Chosen on held-out training digits of MNIST and on patches of photographs: sizes 4x4 to 128x128, orders 1 to 4,
+# ranks 1 to 16. The tables are in docs/learning.md.
 _RATE = 3.0
 _LARGEST_RATE = 0.5
 _FIELD_SPREAD = 0.3

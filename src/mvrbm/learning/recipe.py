@@ -21,8 +21,8 @@ class Recipe:
     batch_size : int
         Samples per update. The last batch of an epoch may be shorter; its gradient is weighted in proportion.
     learning_rate : float, optional
-        Step size of `W`, or of the factors themselves if not `normalised`. Default: computed from the size of the layers
-        and the data's variance; see :func:`mvrbm.learning.initialisation.safe_rate`.
+        Step size of `W`, or of the factors themselves if not `normalised`. Default: computed from the layers' sizes and
+        the data's variance; see :func:`mvrbm.learning.initialisation.safe_rate`.
     bias_learning_rate : float, optional
         Step size of biases and variances. None: `learning_rate`.
     momentum : float

@@ -1,7 +1,7 @@
 r"""The update rule, once: normalisation, weight decay, momentum, learning rates, divergence.
 
-Every path that computes updates in Python calls these functions. The Triton kernels fuse the same rule
-(``apply_step`` in :mod:`mvrbm.learning.paths.triton_kernels`) and are tested equal to it; the C code computes gradients only.
+Every path that computes updates in Python calls these functions. The Triton kernels fuse the same rule (`_step` in
+:mod:`mvrbm.learning.paths.triton_kernels`) and are tested equal to it; the C code computes gradients only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] 
 
 
 def normalise(gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Divide gradients by their gains, in place: steps then have equal effect on `W`, however large the other factors."""
+    """Divide gradients by their gains, in place, so that steps have equal effects on `W`."""
     for gradient, gain in gradients:
         gradient.div_(gain)
 
@@ -114,8 +114,8 @@ def fail(recipe: Recipe, update: int, what: str = "a parameter", rate: float | N
     """Raise the error of a training run whose parameters are not finite at, or soon after, an update."""
     rate = recipe.learning_rate if rate is None else rate
     raise DivergenceError(
-        f"update {update}: {what} is not finite. Lower the learning rate (now {rate:g}), raise weight_decay, or use the "
-        "default recipe; checkpoints written so far are good"
+        f"update {update}: {what} is not finite. Lower the learning rate (now {rate:g}), raise weight_decay, or use "
+        "the default recipe; start a new machine with fit(..., initialise=True); checkpoints written so far are good"
     )
 
 

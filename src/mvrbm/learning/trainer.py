@@ -1,20 +1,16 @@
-"""The trainer: the loop over epochs and batches, and its callbacks. Updates are computed by :mod:`mvrbm.learning.paths`."""
+"""The trainer: the loop over epochs and batches. Updates are computed by :mod:`mvrbm.learning.paths`."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from mvrbm.devices import sensible_threads
@@ -24,20 +20,17 @@ from mvrbm.learning.callbacks import Callback
 from mvrbm.learning.data import Batch, Source, as_source, read_ahead
 from mvrbm.learning.distributed import World
 from mvrbm.learning.gradients import Centring
+from mvrbm.learning.interrupt import finish_on_interrupt
+from mvrbm.learning.missing import draw_missing
+from mvrbm.learning.optimizers import Factories, OptimizerFactory, SchedulerFactory, build_optimizer
 from mvrbm.learning.paths import EpochPath, Task, UpdatePath, choose_path, native, triton
 from mvrbm.learning.paths.reference import ReferencePath
 from mvrbm.learning.recipe import Recipe, as_recipe
-from mvrbm.learning.state import TrainState, is_factor
+from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import balance, check_size
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
-from mvrbm.sampling import gibbs_step, keep_known
 from mvrbm.validation import choice, whole_number
-
-#: Makes an optimiser from parameter groups.
-OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
-#: Makes a scheduler from an optimiser.
-SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 
 class Trainer:
@@ -53,8 +46,8 @@ class Trainer:
         Makes any `torch.optim` optimiser from parameter groups: factors first, biases second. Default: gradient descent
         with the recipe's learning rates, momentum and weight decay.
     scheduler : callable, optional
-        Makes any `torch.optim` scheduler from the optimiser. It steps after every epoch; `ReduceLROnPlateau` follows the
-        metric named `plateau_metric`.
+        Makes any `torch.optim` scheduler from the optimiser. It steps after every epoch; `ReduceLROnPlateau` follows
+        the metric named `plateau_metric`.
     plateau_metric : str
         Name of one of the metrics of a :class:`Monitor`.
     backend : {"auto", "reference"}
@@ -67,7 +60,8 @@ class Trainer:
     missing_steps : int
         Gibbs steps that draw missing entries before they count as data.
     world : World, optional
-        The processes that share the work. Default: those that ``torchrun`` started. `World()` is this process alone.
+        The processes that share the work. Default: the processes started by ``torchrun``. `World()` is this process
+        alone.
 
     Attributes
     ----------
@@ -101,7 +95,7 @@ class Trainer:
         self.requested_recipe = self.recipe  # before a learning rate was chosen for it
         self.callbacks = callbacks
         self.plateau_metric = plateau_metric
-        self._make_optimizer, self._make_scheduler = optimizer, scheduler
+        self._factories = Factories(optimizer, scheduler)
         self.world = World.here() if world is None else world
         seed = self.world.broadcast_int(seed)
         self._start_rng, self.order_rng, self._common_rng = RandomSource(seed, device=machine.like.device).split(3)
@@ -196,7 +190,7 @@ class Trainer:
         task = self.task()
         by_torch = native.unsupported_reason(task, self.state) is not None
         with (
-            self._interruptible(),
+            finish_on_interrupt(self._interrupt),
             sensible_threads(self.machine, self.recipe.batch_size, needed=by_torch) as threads,
         ):
             self._notify("on_train_begin")
@@ -251,7 +245,7 @@ class Trainer:
         if self.recipe.learning_rate is None:
             rate = initialisation.safe_rate(machine, self.recipe, moments)
             self.recipe = dataclasses.replace(self.recipe, learning_rate=rate)
-        self._build_optimizer()
+        self.optimizer, self.scheduler = build_optimizer(self.state, self.recipe, self._factories)
         centre = initialisation.offsets(machine, self.recipe, moments)
         follow_hidden = self.recipe.centring == "full"
         if follow_hidden or any(bool(offset.any()) for offset in centre.values()):
@@ -259,28 +253,6 @@ class Trainer:
                 machine, centre, follow_hidden=follow_hidden, all_reduce=self.world.all_reduce
             )
         self._prepared = True
-
-    def _build_optimizer(self) -> None:
-        """Build the optimiser and the scheduler that were given. Without them steps follow the recipe."""
-        if self._make_optimizer is None and self._make_scheduler is None:
-            return
-        recipe, learned = self.recipe, self.state.learned
-        factors = [p for name, p in learned.items() if is_factor(name)]
-        others = [p for name, p in learned.items() if not is_factor(name)]
-        if self._make_optimizer is None:
-            rate = recipe.learning_rate
-            groups: list[dict[str, Any]] = [
-                {"params": factors, "lr": rate, "weight_decay": recipe.weight_decay},
-                {"params": others, "lr": recipe.bias_learning_rate or rate, "weight_decay": 0.0},
-            ]
-            self.optimizer = SGD(groups, momentum=recipe.momentum)
-        else:
-            # The learning rate, and a weight decay that the recipe does not ask for, are the factory's. Biases never decay.
-            decay = {"weight_decay": recipe.weight_decay} if recipe.weight_decay else {}
-            self.optimizer = self._make_optimizer(
-                [{"params": factors, **decay}, {"params": others, "weight_decay": 0.0}]
-            )
-        self.scheduler = None if self._make_scheduler is None else self._make_scheduler(self.optimizer)
 
     def task(self) -> Task:
         """Return how updates are to be made."""
@@ -425,33 +397,21 @@ class Trainer:
         batch : Batch
             Samples.
         weight : float
-            Weight of the gradient: less than 1 for a batch shorter than the others, so that every sample counts equally.
+            Weight of the gradient: less than 1 for a batch shorter than the others, so that every sample counts
+            equally.
         """
         path = self._path if isinstance(self._path, UpdatePath) else ReferencePath(self.task())
         if batch.known:
             self._synchronise()  # the machine draws the missing entries
         share = len(batch) / max(1, batch.total)
         shares = share, share if self._chain_share is None else self._chain_share
-        self.state = path.update(self.state, self._complete(batch), weight, shares)
-
-    def _complete(self, batch: Batch) -> dict[str, Tensor]:
-        """Draw missing entries from the model, given the known ones."""
-        if not batch.known:
-            return batch.visible
-        machine, data, rng = self.machine, batch.visible, self.state.rng
-        masks = machine.as_masks(batch.known, data)
-        for name in set(data) - set(batch.known):  # a layer without a mask is known completely
-            masks[name] = torch.ones_like(data[name], dtype=torch.bool)
-        drawn = {name: unit.sample(torch.zeros_like(data[name]), rng) for name, unit in machine.layers.items()}
-        data = keep_known(data, drawn, masks)
-        for _ in range(self.missing_steps):
-            data = gibbs_step(machine, data, rng, masks).visible
-        return data
+        data = draw_missing(self.machine, batch, self.state.rng, self.missing_steps)
+        self.state = path.update(self.state, data, weight, shares)
 
     # -- several processes ------------------------------------------------------------------------
 
     def _most_batches(self, n_batches: int | None) -> int | None:
-        """Return the largest number of batches that a process has in an epoch; None if one of them does not know."""
+        """Return the largest number of batches that a process has in an epoch; None if it is unknown."""
         if self.world.size == 1:
             return n_batches
         numbers = torch.cat(self.world.gather(torch.tensor([-1 if n_batches is None else n_batches])))
@@ -504,22 +464,8 @@ class Trainer:
             if self.world.is_main or not callback.main_process_only:
                 getattr(callback, hook)(self, **details)
 
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Let the first Ctrl-C end training after the present batch; a second one interrupts immediately."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def finish(number: int, frame: Any) -> None:
-            self.stop = self.interrupted = True
-            signal.signal(signal.SIGINT, former)
-
-        former = signal.signal(signal.SIGINT, finish)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, former)
+    def _interrupt(self) -> None:
+        self.stop = self.interrupted = True
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -534,73 +480,10 @@ class Trainer:
         chosen = self.world.broadcast_text("" if found is None else found.name)
         if not chosen:
             return False
-        with self.world.raise_together(StorageError):
-            self._resumed = checkpoint.read(self, Path(folder) / chosen)
+        self.resume_from(Path(folder) / chosen)
         return True
 
-
-# -- several training runs at once ------------------------------------------------------------------
-
-
-def fit_together(
-    trainers: Sequence[Trainer], data: Sequence[Any], *, initialise: bool = True
-) -> list[tuple[bool, float]]:
-    """Train several machines, those of the same shapes together where a GPU allows it.
-
-    Parameters
-    ----------
-    trainers : sequence of Trainer
-        One trainer per machine, without callbacks.
-    data : sequence
-        The data of each; the same object where it is shared.
-    initialise : bool
-        Whether training starts from parameters set from the data; see :meth:`Trainer.fit`.
-
-    Returns
-    -------
-    list of (bool, float)
-        For each machine, whether training diverged, and its share of the time in seconds.
-    """
-    groups: dict[Any, list[int]] = {}
-    for number, (trainer, samples) in enumerate(zip(trainers, data, strict=True)):
-        groups.setdefault(_group_key(trainer, samples, number), []).append(number)
-    outcome: dict[int, tuple[bool, float]] = {}
-    for numbers in groups.values():
-        began = time.perf_counter()
-        members = [trainers[number] for number in numbers]
-        _fit_group(members, [data[number] for number in numbers], initialise)
-        seconds = (time.perf_counter() - began) / len(numbers)
-        outcome |= {number: (trainers[number].diverged, seconds) for number in numbers}
-    return [outcome[number] for number in range(len(trainers))]
-
-
-def _group_key(trainer: Trainer, samples: Any, number: int) -> Any:
-    """Return what training runs must have in common to be made together; the number of one that must be made alone."""
-    source = as_source(samples, trainer.machine)
-    if triton.unsupported_reason(trainer.task(), trainer.state, source) is not None:
-        return number
-    machine, recipe = trainer.machine, trainer.recipe
-    layers = tuple((name, unit.name, unit.shape) for name, unit in machine.layers.items())
-    steps = (recipe.n_epochs, recipe.batch_size, recipe.negative, recipe.normalised, recipe.balance, recipe.centring)
-    return layers, machine.hidden.name, machine.hidden.shape, steps, source.n_samples
-
-
-def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialise: bool) -> None:
-    """Train a group, and set `diverged` of each of its trainers."""
-    first = trainers[0]
-    shared = all(samples is data[0] for samples in data)
-    source = first.prepare(data[0], initialise=initialise)
-    for trainer, samples in zip(trainers[1:], data[1:], strict=True):
-        trainer.prepare(source if shared else samples, initialise=initialise)
-    first.group = list(trainers)
-    try:
-        first.fit(source)
-    except DivergenceError:
-        first.diverged = True
-    finally:
-        first.group = [first]
-    for trainer in trainers:
-        with contextlib.suppress(DivergenceError):
-            check_size(trainer.machine, trainer.recipe, trainer.update)
-            continue
-        trainer.diverged = True
+    def resume_from(self, path: Path) -> None:
+        """Continue, at the next `fit`, from one checkpoint."""
+        with self.world.raise_together(StorageError):
+            self._resumed = checkpoint.read(self, path)

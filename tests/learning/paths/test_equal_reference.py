@@ -21,7 +21,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 if importlib.util.find_spec("triton") is None:
     pytest.skip("the kernels need triton", allow_module_level=True)
 from mvrbm.learning.paths import gemm  # noqa: E402
-from mvrbm.learning.paths.triton import FusedPasses, fewest_waves, refuses  # noqa: E402
+from mvrbm.learning.paths.triton import TritonPath, fewest_waves, unsupported_reason  # noqa: E402
 
 PAPER = Recipe(
     learning_rate=0.05, bias_learning_rate=None, weight_decay=0.01, bias_from_data=False, factor_std=0.3,
@@ -89,21 +89,31 @@ CASES = {
 }  # fmt: skip
 
 
-def references(case, n, passes, scale):
+def kernels(trainers, sources, precision=None):
+    """The path of the kernels for prepared trainers, and the states that it works on."""
+    states = [trainer.state for trainer in trainers]
+    return TritonPath([trainer.task() for trainer in trainers], states, sources, precision=precision), states
+
+
+def never():
+    return False
+
+
+def references(case, n, n_epochs, scale):
     """Train by the reference, and return the trainer and every draw of every update, (updates, numbers)."""
     layers, hidden, ranks, recipe = case
     recipe = dataclasses.replace(recipe, batch_size=8)
     machine = machine_of({name: make() for name, make in layers.items()}, hidden(), ranks)
-    trainer = Trainer(machine, recipe, seed=5, gradient="autograd")
+    trainer = Trainer(machine, recipe, seed=5, backend="reference")
     recorder = Recorder(RandomSource(11, device=DEVICE))
-    trainer.rng = recorder
+    trainer.state.rng = recorder
     draws, orders = [], []
     data = data_for(machine, n)
     source = as_source(data, machine)
-    trainer._prepare(source)
+    trainer.prepare(source, initialise=True)
     multiply(machine, scale)
     start = {key: value.clone() for key, value in machine.state_dict().items()}
-    for _ in range(passes):
+    for _ in range(n_epochs):
         state = trainer.order_rng.state_dict()
         orders.append(trainer.order_rng.permutation(n))
         trainer.order_rng.load_state_dict(state)
@@ -126,7 +136,7 @@ def trained(case, *, watched=False, **how):
     data = data_for(machine, 20)
     callbacks = [Callback() if not watched else Watcher()]
     trainer = Trainer(machine, dataclasses.replace(recipe, batch_size=8), seed=5, callbacks=callbacks, **how)
-    return trainer.fit(data, 3)
+    return trainer.fit(data, 3, initialise=True)
 
 
 class Watcher(Callback):
@@ -142,20 +152,17 @@ class Watcher(Callback):
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_plain_products_train_as_the_reference_does(name, watched):
-    reference, fast = trained(CASES[name], gradient="autograd"), trained(CASES[name], watched=watched)
-    assert gemm.refuses(fast) is None
-    assert gemm.refuses(reference) is not None
+    reference, fast = trained(CASES[name], backend="reference"), trained(CASES[name], watched=watched)
+    assert gemm.unsupported_reason(fast.task(), fast.state) is None
+    assert gemm.unsupported_reason(reference.task(), reference.state) == "the reference backend was requested"
     for key, value in reference.machine.state_dict().items():
         torch.testing.assert_close(fast.machine.state_dict()[key], value, rtol=1e-9, atol=1e-11)
-    for mine, other in zip(fast.optimizer.param_groups, reference.optimizer.param_groups, strict=True):
-        for p, q in zip(mine["params"], other["params"], strict=True):
-            torch.testing.assert_close(
-                fast.optimizer.state[p]["momentum_buffer"],
-                reference.optimizer.state[q]["momentum_buffer"], rtol=1e-9, atol=1e-11,
-            )  # fmt: skip
-    assert set(fast.chains) == set(reference.chains)
-    for key, chain in reference.chains.items():
-        torch.testing.assert_close(fast.chains[key], chain, rtol=1e-9, atol=1e-9)
+    assert set(fast.state.momenta) == set(reference.state.momenta) == set(reference.state.learned)
+    for key, momentum in reference.state.momenta.items():
+        torch.testing.assert_close(fast.state.momenta[key], momentum, rtol=1e-9, atol=1e-11)
+    assert set(fast.state.chains) == set(reference.state.chains)
+    for key, chain in reference.state.chains.items():
+        torch.testing.assert_close(fast.state.chains[key], chain, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("samples", "late"), [(1, True), (3, False)])
@@ -200,12 +207,11 @@ def test_machines_with_data_of_their_own_train_as_by_themselves(unit, recipe, mi
             x = data_for(trainer.machine, 20, seed)["x"]
             x = (100 * seed + 10 * x) if unit is G else x.float() / 255 if mixed and seed else x
             sources.append(as_source(x, trainer.machine))
-            trainer._prepare(sources[-1])
-        fused = FusedPasses(trainers, sources, precision="tf32x3" if ON_GPU else "ieee")
-        made = fused.one_pass([torch.arange(20, device=DEVICE)] * len(seeds))
-        for trainer in trainers:
-            trainer.update += made
-        fused.push()
+            trainer.prepare(sources[-1], initialise=True)
+        path, states = kernels(trainers, sources, "tf32x3" if ON_GPU else "ieee")
+        made = path.epoch(states, [torch.arange(20, device=DEVICE)] * len(seeds), never)
+        assert [state.update for state in states] == [made] * len(seeds) == [3] * len(seeds)
+        assert path.store(states) == [False] * len(seeds)
         return [trainer.machine.state_dict() for trainer in trainers]
 
     for mine, alone in zip(trained_together([0, 1]), trained_together([0]) + trained_together([1]), strict=True):
@@ -218,12 +224,12 @@ def test_machines_with_data_of_their_own_train_as_by_themselves(unit, recipe, mi
 def test_factors_beyond_the_range_of_sixteen_bits_stay_finite(scale):
     trainer = Trainer(machine_of({"x": B((6, 5))}, B((4, 7)), [1]), dataclasses.replace(PAPER, batch_size=8), seed=5)
     source = as_source(data_for(trainer.machine, 20), trainer.machine)
-    trainer._prepare(source)
+    trainer.prepare(source, initialise=True)
     multiply(trainer.machine, scale)
-    fused = FusedPasses([trainer], [source], precision="fp16")
-    fused.one_pass([torch.arange(20, device=DEVICE)])
-    assert fused._params.abs().max() > 65504
-    assert torch.isfinite(fused._params).all()
+    path, states = kernels([trainer], [source], "fp16")
+    path.epoch(states, [torch.arange(20, device=DEVICE)], never)
+    assert path._params.abs().max() > 65504
+    assert torch.isfinite(path._params).all()
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -231,8 +237,8 @@ def test_operands_have_sixteen_bits_where_states_are_at_most_one():
     for unit, halves in ((B, True), (G, False)):
         trainer = Trainer(machine_of({"x": unit((6, 5))}, B((4, 7)), [1]), DEFAULT, seed=5)
         source = as_source(data_for(trainer.machine, 20), trainer.machine)
-        trainer._prepare(source)
-        assert FusedPasses([trainer], [source])._halves is halves
+        trainer.prepare(source, initialise=True)
+        assert kernels([trainer], [source])[0]._halves is halves
 
 
 @pytest.mark.parametrize(
@@ -253,8 +259,8 @@ def test_wide_matrices_are_left_to_products_of_whole_batches():
     for width, reason in ((128, None), (129, "it has matrices wider than 128")):
         trainer = Trainer(machine_of({"x": B((width, 3))}, B((4, 4)), [1]), DEFAULT, seed=5)
         source = as_source(data_for(trainer.machine, 20), trainer.machine)
-        trainer._prepare(source)
-        assert refuses(trainer, source) == reason
+        trainer.prepare(source, initialise=True)
+        assert unsupported_reason(trainer.task(), trainer.state, source) == reason
 
 
 @pytest.mark.parametrize("name", ["paper", "default"])
@@ -266,20 +272,20 @@ def test_steps_made_by_the_next_launch_are_those_of_a_launch_of_their_own(name, 
     rate, recipe = {"paper": (1e-4, PAPER), "default": (0.02, DEFAULT)}[name]
     recipe = dataclasses.replace(recipe, learning_rate=rate, batch_size=100)
 
-    def passes(late):
+    def epoch(late):
         trainers = []
         for seed in range(models):
             machine = machine_of({"x": B((28, 28))}, B((25, 25)), [1])
             trainers.append(Trainer(machine, recipe, seed=seed))
             source = as_source(data_for(machine, 4000), machine)
-            trainers[-1]._prepare(source)
-        fused = FusedPasses(trainers, [source] * models, precision="fp16")
-        fused._samples, fused._late_steps = samples, late
-        start = fused._params.clone()
-        fused.one_pass([torch.arange(4000, device=DEVICE)] * models)
-        return start, fused._params
+            trainers[-1].prepare(source, initialise=True)
+        path, states = kernels(trainers, [source] * models, "fp16")
+        path._samples, path._late_steps = samples, late
+        start = path._params.clone()
+        path.epoch(states, [torch.arange(4000, device=DEVICE)] * models, never)
+        return start, path._params
 
-    (start, late), (other, prompt) = passes(True), passes(False)
+    (start, late), (other, prompt) = epoch(True), epoch(False)
     torch.testing.assert_close(start, other, rtol=0, atol=0)
     moved = torch.linalg.vector_norm(prompt - start)
     assert torch.linalg.vector_norm(late - prompt) < 5e-3 * moved
@@ -292,35 +298,35 @@ def trained_by_both(case, samples, late, precision, scale=1.0):
     if it can; `scale` multiplies the factors at the start.
     """
     # Batches of 8 and one of 4; fewer for what the interpreter takes long for. Gradients have three buffers: five
-    # updates go round them, and the next pass finds the first in use.
-    n, passes = (20, 1) if len(case[0]) > 1 or max(case[1]().shape) > 32 else (36, 2)
+    # updates go round them, and the next epoch finds the first in use.
+    n, n_epochs = (20, 1) if len(case[0]) > 1 or max(case[1]().shape) > 32 else (36, 2)
     n_batches = -(-n // 8)
-    reference, recipe, start, data, orders, draws = references(case, n, passes, scale)
+    reference, recipe, start, data, orders, draws = references(case, n, n_epochs, scale)
     layers, hidden, ranks, _ = case
     machine = machine_of({key: make() for key, make in layers.items()}, hidden(), ranks)
     trainer = Trainer(machine, recipe, seed=5)
     source = as_source(data, machine)
-    trainer._prepare(source)
+    trainer.prepare(source, initialise=True)
     multiply(machine, scale)
     for key, value in machine.state_dict().items():
         torch.testing.assert_close(value, start[key], rtol=0, atol=0)
-    fused = FusedPasses([trainer], [source], precision=precision)
-    if samples > 1 and not fused._small:
+    path, states = kernels([trainer], [source], precision)
+    if samples > 1 and not path._small:
         pytest.skip("a layer cut into tiles has a program of its own for every sample")
-    fused._samples, fused._late_steps = samples, late and fused._small and ranks == [1]
-    fused._recorded_size = draws.shape[1]
+    path._samples, path._late_steps = samples, late and path._small and ranks == [1]
+    path._recorded_size = draws.shape[1]
     for number, order in enumerate(orders):
-        fused._recorded = draws[n_batches * number :].contiguous().reshape(-1)
-        fused._graphs.clear()
-        trainer.update += fused.one_pass([order])
-    fused.push()
-    assert trainer.update == reference.update == n_batches * passes
+        path._recorded = draws[n_batches * number :].contiguous().reshape(-1)
+        path._graphs.clear()
+        assert path.epoch(states, [order], never) == n_batches
+    assert path.store(states) == [False]
+    assert trainer.update == reference.update == n_batches * n_epochs
     results = start, reference.machine.state_dict(), machine.state_dict()
     for trained_one, results_of in ((reference, 1), (trainer, 2)):
-        optimizer = trained_one.optimizer
-        momenta = [optimizer.state[p]["momentum_buffer"] for group in optimizer.param_groups for p in group["params"]]
-        results[results_of].update({f"momentum {number}": momentum for number, momentum in enumerate(momenta)})
-        results[results_of].update({f"chains of {name}": chain for name, chain in trained_one.chains.items()})
+        state = trained_one.state
+        assert set(state.momenta) == set(state.learned)
+        results[results_of].update({f"momentum of {name}": momentum for name, momentum in state.momenta.items()})
+        results[results_of].update({f"chains of {name}": chain for name, chain in state.chains.items()})
     start.update({key: torch.zeros_like(value) for key, value in results[1].items() if key not in start})
     return results
 
@@ -338,7 +344,7 @@ def test_balance_is_the_same_whether_the_machine_is_looked_at_or_not():
         machine = machine_of({"x": B((6, 5))}, B((4, 7)), [3])
         recipe = dataclasses.replace(DEFAULT, batch_size=10, balance=True)
         trainer = Trainer(machine, recipe, seed=5, callbacks=callbacks)
-        return trainer.fit(data_for(machine, 20), 3).machine
+        return trainer.fit(data_for(machine, 20), 3, initialise=True).machine
 
     looked_at, alone = trained_by_kernels([Callback()]), trained_by_kernels([])
     for key, value in looked_at.state_dict().items():

@@ -10,8 +10,8 @@ from mvrbm import BoltzmannMachine
 from mvrbm.couplings import CP, MPO, Dense, Kronecker
 from mvrbm.learning import CD, PCD, Callback, DivergenceError, Recipe, TemperedPCD, Trainer
 from mvrbm.learning.data import as_source
-from mvrbm.learning.paths import graphs
-from mvrbm.learning.paths import triton as fused
+from mvrbm.learning.paths import choose_path, graphs, triton
+from mvrbm.learning.paths.reference import ReferencePath
 from mvrbm.units import Bernoulli, Categorical, Gaussian, Rectified
 
 ON_GPU = torch.cuda.is_available()
@@ -67,38 +67,37 @@ def data_for(machine, n):
 class Graphed(Trainer):
     """Takes graphs where it would not take them by itself: on a CPU."""
 
-    def _choose_path(self, source, threads):
-        assert graphs.unfit(self, source) is None
-        self._passes = graphs.GraphedPasses(self, source)
+    def _choose_path(self, task, source, threads):
+        assert graphs.not_capturable_reason(task, self.state, source) is None
+        return graphs.GraphPath(task, self.state, source)
 
 
 class Plain(Trainer):
     """Takes no fast path."""
 
-    def _choose_path(self, source, threads):
-        pass
+    def _choose_path(self, task, source, threads):
+        return ReferencePath(task)
 
 
-def train(kind, case, passes=3, **changes):
+def train(kind, case, n_epochs=3, **changes):
     make, recipe, optimizer = case
     machine = make().to(DEVICE, torch.float64)
     recipe = dataclasses.replace(recipe, **changes)
     trainer = kind(machine, recipe, optimizer=optimizer, seed=5)
-    return trainer.fit(data_for(machine, 36), passes)  # batches of 8, 8, 8, 8 and 4
+    return trainer.fit(data_for(machine, 36), n_epochs, initialise=True)  # batches of 8, 8, 8, 8 and 4
 
 
 def assert_same(left, right, **tolerance):
     tolerance = tolerance or {"rtol": 1e-9, "atol": 1e-11}
-    assert (left.epoch, left.update, left.batch) == (right.epoch, right.update, right.batch)
+    assert (left.epoch, left.update, left.state.batch) == (right.epoch, right.update, right.state.batch)
     for key, value in right.machine.state_dict().items():
         torch.testing.assert_close(left.machine.state_dict()[key], value, **tolerance)
-    assert set(left.chains) == set(right.chains)
-    for key, chain in right.chains.items():
-        torch.testing.assert_close(left.chains[key], chain, **tolerance)
-    for p, q in zip(left.machine.parameters(), right.machine.parameters(), strict=True):
-        mine, other = left.optimizer.state.get(p, {}), right.optimizer.state.get(q, {})
-        if "momentum_buffer" in other and other["momentum_buffer"] is not None:
-            torch.testing.assert_close(mine["momentum_buffer"], other["momentum_buffer"], **tolerance)
+    for kept in ("chains", "momenta"):
+        mine, other = getattr(left.state, kept), getattr(right.state, kept)
+        assert set(mine) == set(other)
+        for key, value in other.items():
+            torch.testing.assert_close(mine[key], value, **tolerance)
+    assert set(right.state.momenta) == (set(right.state.learned) if right.optimizer is None else set())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -115,11 +114,11 @@ def test_training_is_taken_up_where_it_was_left(tmp_path):
     whole = train(Graphed, case)
     make, recipe, _ = case
     machine = make().to(DEVICE, torch.float64)
-    Graphed(machine, recipe, seed=5).fit(data_for(machine, 36), 2).save(tmp_path)
+    Graphed(machine, recipe, seed=5).fit(data_for(machine, 36), 2, initialise=True).save(tmp_path)
     machine = make().to(DEVICE, torch.float64)
     rest = Graphed(machine, recipe, seed=5)
     assert rest.resume(tmp_path)
-    rest.fit(data_for(machine, 36), 3)
+    rest.fit(data_for(machine, 36), 3, initialise=True)
     assert_same(rest, whole)
 
 
@@ -129,7 +128,7 @@ def test_divergence_leaves_the_machine_as_it_was_before():
         steep = dataclasses.replace(DEFAULT, learning_rate=1e100, weight_decay=1.0, normalised=False, balance=False)
         trainer = kind(machine, steep, seed=5)
         with pytest.raises(DivergenceError) as error:
-            trainer.fit(data_for(machine, 36), 3)
+            trainer.fit(data_for(machine, 36), 3, initialise=True)
         return trainer, error.value
 
     (graphed, message), (plain, _) = fails(Graphed), fails(Plain)
@@ -145,48 +144,52 @@ def test_stop_is_heard_between_updates():
             trainer.stop = trainer.epoch == 1
 
     machine = classic().to(DEVICE)
-    trainer = Graphed(machine, DEFAULT, callbacks=[Stop()], seed=5).fit(data_for(machine, 36), 3)
-    assert (trainer.epoch, trainer.batch, trainer.update) == (1, 1, 6)
+    trainer = Graphed(machine, DEFAULT, callbacks=[Stop()], seed=5).fit(data_for(machine, 36), 3, initialise=True)
+    assert (trainer.epoch, trainer.state.batch, trainer.update) == (1, 1, 6)
 
 
-REFUSED = {
-    "gradient": (DEFAULT, {"gradient": "autograd"}, {}),
-    "chains": (dataclasses.replace(DEFAULT, negative=TemperedPCD(4, 2)), {}, {}),
-    "mask": (DEFAULT, {}, {"mask": torch.ones(36, 5, 6, dtype=torch.bool)}),
+UNSUPPORTED = {
+    "gradient": (DEFAULT, {"backend": "reference"}, {}, "reference backend"),
+    "chains": (dataclasses.replace(DEFAULT, negative=TemperedPCD(4, 2)), {}, {}, "its chains are TemperedPCD"),
+    "mask": (DEFAULT, {}, {"mask": torch.ones(36, 5, 6, dtype=torch.bool)}, "not a plain array"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_graphs_cannot_do_is_refused(name):
-    recipe, how, with_data = REFUSED[name]
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_graphs_report_what_they_cannot_do(name):
+    recipe, how, with_data, reason = UNSUPPORTED[name]
     machine = classic().to(DEVICE)
     trainer = Trainer(machine, recipe, **how)
-    assert graphs.unfit(trainer, as_source(data_for(machine, 36), machine, **with_data))
+    source = as_source(data_for(machine, 36), machine, **with_data)
+    assert reason in graphs.not_capturable_reason(trainer.task(), trainer.state, source)
 
 
 def test_data_that_would_fill_the_device_stays_where_it_is(monkeypatch):
     machine = classic().to(DEVICE)
     source = as_source(data_for(machine, 36), machine)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 36 * 30 * 2 - 1))
-    assert "more than half" in graphs.too_large(source, torch.device("cuda"))
+    assert "more than half" in graphs.too_large_reason(source, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 36 * 30 * 2))
-    assert graphs.too_large(source, torch.device("cuda")) is None
+    assert graphs.too_large_reason(source, torch.device("cuda")) is None
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
-def test_a_gpu_takes_graphs_by_itself_and_captures_them():
+def test_a_gpu_takes_graphs_by_default_and_captures_them():
     machine = classic().to(DEVICE)
     source = as_source(data_for(machine, 36), machine)
     trainer = Trainer(machine, DEFAULT)
-    assert fused.refuses(trainer, source) is not None
-    assert graphs.refuses(trainer, source) is None
-    trainer._prepare(source)
-    passes = graphs.GraphedPasses(trainer, source)
+    task, state = trainer.task(), trainer.state
+    assert triton.unsupported_reason(task, state, source) is not None
+    assert graphs.unsupported_reason(task, state, source) is None
+    trainer.prepare(source, initialise=True)
+    path = choose_path(trainer.task(), state, source, 1)
+    assert isinstance(path, graphs.GraphPath)
     for _ in range(2):
-        trainer.update += passes.one_pass([trainer.order_rng.permutation(36)])
-    passes.push()
-    assert set(passes._graphs) == {8, 4}
-    assert all(graph is not None for graph in passes._graphs.values())
+        assert path.epoch([state], [trainer.order_rng.permutation(36)], lambda: False) == 5
+    assert path.store([state]) == [False]
+    assert trainer.update == 10
+    assert set(path._graphs) == {8, 4}
+    assert all(graph is not None for graph in path._graphs.values())
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from mvrbm import BoltzmannMachine, RandomSource, compiled
 from mvrbm.couplings import Kronecker
 from mvrbm.learning import CD, PCD, Callback, Recipe, Trainer
-from mvrbm.learning.data import as_source
 from mvrbm.learning.paths import gemm, native
 from mvrbm.random import Recorder, Replay
 from mvrbm.units import Bernoulli, Gaussian
@@ -49,7 +48,7 @@ def trainer_of(layers, hidden, ranks, recipe, *, std=0.3, seed=3):
     rng = np.random.default_rng(seed)
     for unit in (machine.hidden, *machine.layers.values()):
         unit.bias.data.copy_(torch.from_numpy(rng.normal(0, 0.5, unit.shape)))
-    return Trainer(machine, recipe, seed=5, initialise=False)
+    return Trainer(machine, recipe, seed=5)
 
 
 def data_for(machine, n, seed=3):
@@ -91,23 +90,24 @@ def contrasts(case, threads=1):
     data = {name: torch.from_numpy(array).float().double() for name, array in data_for(exact.machine, n).items()}
     fast = trainer_of(layers, hidden, ranks, recipe)
     for trainer in (exact, fast):
-        trainer._prepare(as_source({name: array.numpy() for name, array in data.items()}, trainer.machine))
+        trainer.prepare({name: array.numpy() for name, array in data.items()})
     rng = RandomSource(7)
-    slow, quick = gemm.GemmUpdates(exact), native.NativeUpdates(fast, threads)
-    assert "float64" in native.refuses(exact)
+    slow, quick = gemm.GemmUpdates(exact.task(), exact.state), native.NativeUpdates(fast.task(), fast.state, threads)
+    assert "float64" in native.unsupported_reason(exact.task(), exact.state)
     found = []
-    for number in range(3):
-        exact.rng = recorder = Recorder(rng)
+    for _ in range(3):
+        slow._rng = recorder = Recorder(rng)
         with torch.no_grad():
             quick._params.copy_(slow._params)
-            slow.update(data, 0.7, (0.5, 0.8))
-            fast.rng = Replay([draw.float() for draw in recorder.draws])
+            slow.update(exact.state, data, 0.7, (0.5, 0.8))
+            quick._rng = replay = Replay([draw.float() for draw in recorder.draws])
             # What is drawn in float64 near its limit could fall on the other side in float32: none of these do.
-            quick.update({name: array.float() for name, array in data.items()}, 0.7, (0.5, 0.8))
+            quick.update(fast.state, {name: array.float() for name, array in data.items()}, 0.7, (0.5, 0.8))
+        assert replay._position == len(recorder.draws)
         found.append((quick._gradient.clone(), slow._gradient.clone()))
-        exact.update = fast.update = number + 1
-    slow.push()
-    quick.push()
+    assert exact.update == fast.update == 3
+    slow.store(exact.state)
+    quick.store(fast.state)
     return found, fast, exact
 
 
@@ -118,10 +118,10 @@ def test_gradients_and_chains_are_those_of_plain_products(name):
     for mine, true in found:
         assert true.abs().max() > 1e-3, "nothing to compare"
         torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=2e-6 * float(true.abs().max()))
-    assert set(fast.chains) == set(exact.chains)
-    for key, chain in exact.chains.items():
-        torch.testing.assert_close(fast.chains[key].double(), chain, rtol=1e-4, atol=1e-4)
-        assert fast.chains[key].is_contiguous()
+    assert set(fast.state.chains) == set(exact.state.chains)
+    for key, chain in exact.state.chains.items():
+        torch.testing.assert_close(fast.state.chains[key].double(), chain, rtol=1e-4, atol=1e-4)
+        assert fast.state.chains[key].is_contiguous()
 
 
 class Same:
@@ -140,9 +140,9 @@ def many_tasks(seed, threads, monkeypatch):
     monkeypatch.setattr(native, "_GROUP_BYTES", 1)
     trainer = trainer_of({"x": lambda: B((20, 20))}, lambda: B((18, 18)), [2], SMALL, seed=seed)
     data = torch.from_numpy(data_for(trainer.machine, 40, seed)["x"]).float()
-    trainer._prepare(as_source(data, trainer.machine))
-    trainer.rng = Same(seed)
-    return native.NativeUpdates(trainer, threads), {"x": data}
+    trainer.prepare(data)
+    trainer.state.rng = Same(seed)
+    return native.NativeUpdates(trainer.task(), trainer.state, threads), {"x": data}
 
 
 def gradients(updates, batch, count=1):
@@ -187,10 +187,10 @@ from mvrbm.models import mvrbm
 
 torch.set_num_threads(1)  # PyTorch's own threads do not outlive a fork
 native._WORTH_THREADS, Updates = 0, native.NativeUpdates
-native.NativeUpdates = lambda trainer, threads: Updates(trainer, 3)
+native.NativeUpdates = lambda task, state, threads: Updates(task, state, 3)
 
 def run():
-    trainer = Trainer(mvrbm((20, 20), (18, 18))).fit(np.random.default_rng(0).random((300, 20, 20)), 2)
+    trainer = Trainer(mvrbm((20, 20), (18, 18))).fit(np.random.default_rng(0).random((300, 20, 20)), 2, initialise=True)
     assert trainer.update == 6 and compiled.library().workers() == 2
 
 run()
@@ -216,7 +216,7 @@ def test_a_forked_process_has_threads_of_its_own():
 
 class Taken(Callback):
     def on_epoch_end(self, trainer):
-        self.taken = type(trainer._updates)
+        self.taken = type(trainer._path)
 
 
 WIDE, NARROW = Recipe(batch_size=100), Recipe(batch_size=100, negative=PCD(5000, 30))
@@ -235,8 +235,9 @@ def test_the_trainer_takes_what_is_faster(name):
     visible, hidden, recipe, wanted = CHOICES[name]
     trainer = trainer_of({"x": lambda: B(visible)}, lambda: B(hidden), [1], recipe)
     if recipe is NARROW:  # to choose is enough: to do it takes a while
-        trainer._prepare(as_source(np.zeros((1, *visible)), trainer.machine))
-        assert "random numbers" in native.refuses(trainer)
+        trainer.prepare(np.zeros((1, *visible)))
+        assert "random numbers" in native.unsupported_reason(trainer.task(), trainer.state)
+        assert gemm.unsupported_reason(trainer.task(), trainer.state) is None
         return
     trainer.callbacks = [Taken()]
     trainer.fit(data_for(trainer.machine, 5)["x"], 1)
@@ -256,9 +257,11 @@ def test_samples_of_another_shape_are_refused_whenever_they_come():
     with pytest.raises(ValueError, match=r"layer 'x' expects arrays of shape \(6, 5\), got \(2, 5\)"):
         trainer.fit(loader, 2)
     assert trainer.update == 1
-    trainer._prepare(as_source(np.zeros((1, 6, 5)), trainer.machine))
+    trainer.prepare(np.zeros((1, 6, 5)))
     with pytest.raises(ValueError, match=r"layer 'x' needs samples of shape \(6, 5\)"):
-        native.NativeUpdates(trainer, 1).update({"x": torch.rand(9, 2, 5)}, 1.0)
+        native.NativeUpdates(trainer.task(), trainer.state, 1).update(
+            trainer.state, {"x": torch.rand(9, 2, 5)}, 1.0, (1.0, 1.0)
+        )
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 1000])
@@ -298,8 +301,8 @@ def test_the_sigmoid_is_right_to_the_last_places():
     trainer.machine.hidden.bias.data.copy_(fields)
     for factor in trainer.machine.links["x"].factors:
         factor.data.zero_()
-    trainer._prepare(as_source(np.zeros((1, 2, 2)), trainer.machine))
-    updates = native.NativeUpdates(trainer, 1)
+    trainer.prepare(np.zeros((1, 2, 2)))
+    updates = native.NativeUpdates(trainer.task(), trainer.state, 1)
     updates._contrast({"x": torch.zeros(1, 2, 2)}, 1.0, 0.0)  # of the data alone: minus the hidden mean
     exact = torch.sigmoid(trainer.machine.hidden.bias.detach().double())
     torch.testing.assert_close(-updates._split_gradient[1].double(), exact, rtol=3e-7, atol=0)

@@ -1,8 +1,8 @@
 """Execution paths: ways to compute the same updates, and the rule that chooses among them.
 
-From the most general to the most special: `reference` (every machine), `graphs` (every machine on a GPU, replayed as CUDA
-graphs), `gemm` and `native` (matrices on the CPU), `triton` (matrices on a GPU). The special paths are tested equal to
-the reference. None of them knows the trainer: each takes a state and data, and returns the state.
+`reference` is for every machine, `graphs` for every machine on a GPU (CUDA graphs), `gemm` and `native` for matrices on
+the CPU, `triton` for matrices on a GPU. The special paths are tested equal to the reference. None of them depends on
+the trainer: each takes a state and data, and returns the state.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class UpdatePath(ABC):
         """Write everything that the path keeps to the state."""
         return state
 
-    def load(self, state: TrainState) -> None:
-        """Continue from the state, which somebody else may have changed."""
+    def load(self, state: TrainState) -> None:  # noqa: B027  (a path that keeps nothing has nothing to load)
+        """Continue from the state, which a callback may have changed."""
 
 
 class EpochPath(ABC):
@@ -115,7 +115,7 @@ class EpochPath(ABC):
 
     @abstractmethod
     def load(self, states: Sequence[TrainState]) -> None:
-        """Continue from the states, which somebody else may have changed."""
+        """Continue from the states, which a callback may have changed."""
 
-    def balance(self) -> None:
+    def balance(self) -> None:  # noqa: B027  (for paths that keep parameters in the machine there is nothing to do)
         """Rescale factors to equal norms without writing them to the states, where the path keeps them itself."""

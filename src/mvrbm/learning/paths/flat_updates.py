@@ -1,4 +1,4 @@
-"""What the CPU paths on flat parameters share: parameters, chains, random numbers and the step. They differ in the gradient."""
+"""What the CPU paths on flat parameters share: chains, random numbers and the step. They differ in the gradient."""
 
 from __future__ import annotations
 

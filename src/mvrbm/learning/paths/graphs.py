@@ -85,7 +85,7 @@ class GraphPath(EpochPath):
         return made
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
-        """Raise DivergenceError if a parameter is not finite; the machine's own parameters are those that learn."""
+        """Raise DivergenceError if a parameter is not finite; the parameters are already in the machine."""
         self._unchecked = 0
         if not bool(self._alive):
             states[0].update = int(self._clock)
@@ -198,7 +198,7 @@ def not_capturable_reason(task: Task, state: TrainState, source: Source) -> str 
 def too_large_reason(source: Source, device: torch.device) -> str | None:
     """Return that the data is too large to be kept on a device, None if it is not."""
     size = sum(_n_bytes(array) for array in source.whole.values())
-    # Of all memory, not of what is free: the same training run has to take the same path every time.
+    # All memory, not the free memory: the same training run has to take the same path every time.
     if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:
         return f"its data, {size / 1e9:.1f} GB, would take more than half of the device's memory"
     return None

@@ -23,7 +23,7 @@ from mvrbm.learning.state import TrainState
 _GROUP_BYTES = 350_000
 _LARGEST_GROUP = 64
 _MOST_TASKS = 16
-# Multiplications of one product with the coupling over a batch, below which a thread takes longer to wake than it helps.
+# Multiplications per product with the coupling over a batch, below which waking a thread takes longer than it helps.
 _WORTH_THREADS = 10**6
 
 # Multiplications below which calling a general matrix product takes longer than the product.

@@ -29,7 +29,7 @@ class ReferencePath(UpdatePath):
         return self.apply(state, gradient_of(state, self._task, batch, shares), weight)
 
     def apply(self, state: TrainState, gradient: Gradient, weight: float) -> TrainState:
-        """Make the step that follows from a gradient, or raise DivergenceError and leave the parameters as they were."""
+        """Make the step of a gradient, or raise DivergenceError and leave the parameters as they were."""
         learned, optimizer = state.learned, self._task.optimizer
         for name, parameter in learned.items():
             self._kept.setdefault(name, torch.empty_like(parameter)).copy_(parameter)

@@ -1,6 +1,6 @@
 """The path for matrices on a GPU by fused Triton kernels: one or two launches per update, an epoch in a CUDA graph.
 
-Several machines of the same shapes can be trained together. The kernels are in :mod:`mvrbm.learning.paths.triton_kernels`.
+Several machines of the same shapes can be trained together. The kernels are in `triton_kernels` and `triton_tiled`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from mvrbm.learning.step import fail
 
 # Matrices up to this size are one tile per product; larger ones are cut into tiles of this size.
 _LARGEST_TILE = 64
-# With more programs than this per multiprocessor the GPU is full, and many small programs are faster than fewer wide ones.
+# With more programs per multiprocessor than this the GPU is full: many small programs are faster than fewer wide ones.
 _FULL = 2
 # Programs of two warps that a multiprocessor has registers for; the next launch already holds a few of them.
-_PROGRAMS_AT_A_TIME, _FREE = 4, 0.95
-# At 256, products of one sample by one program are slower than PyTorch's products of whole batches; at 128, much faster.
+_PROGRAMS_PER_PROCESSOR, _FREE = 4, 0.95
+# At 256, products of one sample by one program are slower than PyTorch's of whole batches; at 128, much faster.
 _WIDEST = 128
 # Launches per graph: enough to make the graph's own launch negligible, few enough to be captured quickly.
-_MOST_LAUNCHES = 1000
+_LAUNCHES_PER_GRAPH = 1000
 _APPLY_BLOCK = 256
 # Every model's parameters begin at a multiple of this: numbers are read four at a time.
 _ALIGNMENT = 16
@@ -66,9 +66,9 @@ class TritonPath(EpochPath):
         *,
         precision: str | None = None,
     ) -> None:
-        from mvrbm.learning.paths import triton_kernels
+        from mvrbm.learning.paths import triton_kernels, triton_tiled
 
-        self._kernels = triton_kernels
+        self._kernels, self._tiled = triton_kernels, triton_tiled
         self._recipes = [task.recipe for task in tasks]
         self._models, first = len(states), states[0]
         recipe, negative = tasks[0].recipe, tasks[0].negative
@@ -120,7 +120,7 @@ class TritonPath(EpochPath):
     def _allocate(self, states: Sequence[TrainState]) -> None:
         models, size, like = self._models, self.plan.size, states[0].machine.like
         self._stride = -(-size // _ALIGNMENT) * _ALIGNMENT
-        # Two of each and three gradients, for launches that read one and write another; the first is current between launches.
+        # Two of each and three gradients: launches read one and write another. The first is current between launches.
         self._all_params, self._all_momenta = like.new_zeros(2, 2, models, self._stride)[..., :size]
         self._all_gradients = like.new_zeros(3, models, self._stride)[..., :size]
         self._params, self._momenta, self._gradients = (
@@ -161,7 +161,7 @@ class TritonPath(EpochPath):
         self._warps = 2 if light and full else 4
         self._samples = 1
         if light and full and first.rank == 1:
-            at_a_time = int(_FREE * _PROGRAMS_AT_A_TIME * processors)
+            at_a_time = int(_FREE * _PROGRAMS_PER_PROCESSOR * processors)
             self._samples = fewest_waves(self._rows, self._models, at_a_time)
         # On a GPU that is not full, every program makes the step for itself: one launch less per update.
         self._late_steps = light and first.rank == 1 and not full
@@ -254,8 +254,8 @@ class TritonPath(EpochPath):
         if self._persistent and states[0].update == 0 and start == 0 and not states[0].chains:
             self._start_chains()
         self._clock.fill_(states[0].update - start)
-        for done in range(start, n_batches, _MOST_LAUNCHES):
-            self._replay(done, min(_MOST_LAUNCHES, n_batches - done))
+        for done in range(start, n_batches, _LAUNCHES_PER_GRAPH):
+            self._replay(done, min(_LAUNCHES_PER_GRAPH, n_batches - done))
         for state in states:
             state.update += n_batches - start
         self._unchecked += n_batches - start
@@ -349,7 +349,7 @@ class TritonPath(EpochPath):
             (p.rows, p.columns, p.rank, p.gaussian, p.parameters_at, p.states_at, scale)
             for p, scale in zip(plan.layers, self._byte_scales, strict=True)
         )
-        self._kernels.tiled_step[(self._rows, self._models)](
+        self._tiled.tiled_step[(self._rows, self._models)](
             tuple(self._data), self._order, self._params, self._gradients, self._clock, self._seeds, self._chains,
             self._recorded, self._scratch, self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
             N=self.batch_size, CHAINS=self._n_chains, SIZE=plan.size, STRIDE=self._stride, STATES=plan.states,

@@ -1,0 +1,78 @@
+"""Several training runs at once: machines of the same shapes share the kernels of one GPU. For sweeps."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from mvrbm.errors import DivergenceError
+from mvrbm.learning.data import as_source
+from mvrbm.learning.paths import triton
+from mvrbm.learning.step import check_size
+from mvrbm.learning.trainer import Trainer
+
+
+def fit_together(
+    trainers: Sequence[Trainer], data: Sequence[Any], *, initialise: bool = True
+) -> list[tuple[bool, float]]:
+    """Train several machines, those of the same shapes together where a GPU allows it.
+
+    Parameters
+    ----------
+    trainers : sequence of Trainer
+        One trainer per machine, without callbacks.
+    data : sequence
+        The data of each; the same object where it is shared.
+    initialise : bool
+        Whether training starts from parameters set from the data; see :meth:`Trainer.fit`.
+
+    Returns
+    -------
+    list of (bool, float)
+        For each machine, whether training diverged, and its share of the time in seconds.
+    """
+    groups: dict[Any, list[int]] = {}
+    for number, (trainer, samples) in enumerate(zip(trainers, data, strict=True)):
+        groups.setdefault(_group_key(trainer, samples, number), []).append(number)
+    outcome: dict[int, tuple[bool, float]] = {}
+    for numbers in groups.values():
+        began = time.perf_counter()
+        members = [trainers[number] for number in numbers]
+        _fit_group(members, [data[number] for number in numbers], initialise)
+        seconds = (time.perf_counter() - began) / len(numbers)
+        outcome |= {number: (trainers[number].diverged, seconds) for number in numbers}
+    return [outcome[number] for number in range(len(trainers))]
+
+
+def _group_key(trainer: Trainer, samples: Any, number: int) -> Any:
+    """Return what training runs must have in common to be made together; the number of one that must be made alone."""
+    source = as_source(samples, trainer.machine)
+    if triton.unsupported_reason(trainer.task(), trainer.state, source) is not None:
+        return number
+    machine, recipe = trainer.machine, trainer.recipe
+    layers = tuple((name, unit.name, unit.shape) for name, unit in machine.layers.items())
+    steps = (recipe.n_epochs, recipe.batch_size, recipe.negative, recipe.normalised, recipe.balance, recipe.centring)
+    return layers, machine.hidden.name, machine.hidden.shape, steps, source.n_samples
+
+
+def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialise: bool) -> None:
+    """Train a group, and set `diverged` of each of its trainers."""
+    first = trainers[0]
+    shared = all(samples is data[0] for samples in data)
+    source = first.prepare(data[0], initialise=initialise)
+    for trainer, samples in zip(trainers[1:], data[1:], strict=True):
+        trainer.prepare(source if shared else samples, initialise=initialise)
+    first.group = list(trainers)
+    try:
+        first.fit(source)
+    except DivergenceError:
+        first.diverged = True
+    finally:
+        first.group = [first]
+    for trainer in trainers:
+        with contextlib.suppress(DivergenceError):
+            check_size(trainer.machine, trainer.recipe, trainer.update)
+            continue
+        trainer.diverged = True

@@ -1,0 +1,26 @@
+"""Training with missing entries: the model draws them, given the known ones, before they count as data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mvrbm.learning.data import Batch
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
+from mvrbm.sampling import gibbs_step, keep_known
+
+
+def draw_missing(machine: BoltzmannMachine, batch: Batch, rng: RandomSource, steps: int) -> dict[str, Tensor]:
+    """Return a batch with its missing entries drawn from the model in `steps` Gibbs steps, the known ones fixed."""
+    if not batch.known:
+        return batch.visible
+    data = batch.visible
+    masks = machine.as_masks(batch.known, data)
+    for name in set(data) - set(batch.known):  # a layer without a mask is known completely
+        masks[name] = torch.ones_like(data[name], dtype=torch.bool)
+    drawn = {name: unit.sample(torch.zeros_like(data[name]), rng) for name, unit in machine.layers.items()}
+    data = keep_known(data, drawn, masks)
+    for _ in range(steps):
+        data = gibbs_step(machine, data, rng, masks).visible
+    return data

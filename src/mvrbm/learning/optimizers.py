@@ -1,0 +1,50 @@
+"""Optimisers and schedulers of `torch.optim` that a user gives to the trainer, instead of the recipe's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mvrbm.learning.recipe import Recipe
+from mvrbm.learning.state import TrainState, is_factor
+
+#: Makes an optimiser from parameter groups.
+OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
+#: Makes a scheduler from an optimiser.
+SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+class Factories(NamedTuple):
+    """What makes the optimiser and the scheduler of a training run, if the user gave them."""
+
+    optimizer: OptimizerFactory | None
+    scheduler: SchedulerFactory | None
+
+
+def build_optimizer(
+    state: TrainState, recipe: Recipe, factories: Factories
+) -> tuple[Optimizer | None, LRScheduler | None]:
+    """Build the optimiser and the scheduler that were given; None where steps follow the recipe.
+
+    A scheduler without an optimiser schedules SGD with the recipe's learning rates, momentum and weight decay.
+    """
+    if factories == (None, None):
+        return None, None
+    learned = state.learned
+    factors = [p for name, p in learned.items() if is_factor(name)]
+    others = [p for name, p in learned.items() if not is_factor(name)]
+    if factories.optimizer is None:
+        rate = recipe.learning_rate
+        groups: list[dict[str, Any]] = [
+            {"params": factors, "lr": rate, "weight_decay": recipe.weight_decay},
+            {"params": others, "lr": recipe.bias_learning_rate or rate, "weight_decay": 0.0},
+        ]
+        optimizer: Optimizer = SGD(groups, momentum=recipe.momentum)
+    else:
+        # The factory decides on the learning rate, and on a weight decay unless the recipe has one. Biases never decay.
+        decay = {"weight_decay": recipe.weight_decay} if recipe.weight_decay else {}
+        optimizer = factories.optimizer([{"params": factors, **decay}, {"params": others, "weight_decay": 0.0}])
+    return optimizer, None if factories.scheduler is None else factories.scheduler(optimizer)
