@@ -219,7 +219,7 @@ def names(source: str) -> Iterator[Finding]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and (better := NAMES.get(node.name.strip("_"))):
             yield Finding(node.lineno, "name", node.name, better)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and re.search(r"[A-Z]_AN?_[A-Z]", node.id):
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and re.search(r"[A-Z]S_AN?_[A-Z]", node.id):
             yield Finding(node.lineno, "name", node.id, "X_PER_Y")
 
 
