@@ -152,7 +152,7 @@ REFUSED = [
     (
         "NaN",
         lambda: MVRBM().fit(np.where(np.eye(6, 4) > 0, np.nan, IMAGES)),
-        "40 entries that are NaN or infinite.*mask",
+        r"NaN or infinite values \(40 of 240\).*mask",
     ),
     ("not one-hot", lambda: MVRBM(visible="categorical").fit(IMAGES), "layer 'visible' .*one-hot"),
     ("no samples", lambda: MVRBM().fit(IMAGES[:0]), "the data is empty"),

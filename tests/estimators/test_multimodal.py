@@ -55,7 +55,7 @@ def test_couplings_may_differ(halves):
     assert fitted.intercept_visible_["left"].shape == (32,)
     assert fitted.intercept_hidden_.shape == (9,)
     with pytest.raises(ValueError, match="coupling names modalities"):
-        MMVRBM(9, coupling={"left": CP(2)}).fit(halves)
+        MMVRBM(9, coupling={"left": CP(2)}, visible=kinds).fit(halves)
 
 
 def test_training_continues_after_loading(halves, tmp_path):

@@ -33,7 +33,7 @@ from mvrbm.random import RandomSource
 from mvrbm.sampling import conditional_mean, mean_field, sample
 from mvrbm.saving import machine_config, read_machine, write_machine
 from mvrbm.units import Unit
-from mvrbm.validation import as_shape
+from mvrbm.validation import as_shape, whole_number
 
 # Entries of the dense weights beyond which `components_` is not offered.
 _LARGEST_DENSE = 2**26
@@ -119,19 +119,26 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             After Ctrl-C, once training has stopped after an update. The estimator is fitted, `interrupted_` is True.
         """
         continues = self.warm_start and hasattr(self, "machine_")
-        trainer, layers, known = self._continue(X, mask) if continues else self.prepare(X, mask)
-        n_epochs = self._recipe().n_epochs
-        if resume is not None and trainer.resume(resume):
-            self._train(trainer, layers, n_epochs, known, callbacks, initialise=False)
-        else:
-            self._train(trainer, layers, trainer.epoch + n_epochs, known, callbacks, initialise=not continues)
-        return self
+        return self._learn(X, mask, self._recipe().n_epochs, callbacks, resume, continues=continues)
 
     def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
         """Train for one more epoch, on these data."""
-        continues = hasattr(self, "machine_")
+        return self._learn(X, mask, 1, continues=hasattr(self, "machine_"))
+
+    def _learn(
+        self,
+        X: Any,
+        mask: Any,
+        n_epochs: int,
+        callbacks: Sequence[Callback] = (),
+        resume: str | os.PathLike[str] | None = None,
+        *,
+        continues: bool,
+    ) -> Self:
         trainer, layers, known = self._continue(X, mask) if continues else self.prepare(X, mask)
-        self._train(trainer, layers, trainer.epoch + 1, known, (), initialise=not continues)
+        resumed = resume is not None and trainer.resume(resume)
+        last = n_epochs if resumed else trainer.epoch + n_epochs
+        self._train(trainer, layers, last, known, callbacks, initialise=not (continues or resumed))
         return self
 
     def prepare(self, X: Any, mask: Any = None) -> tuple[Trainer, dict[str, Any], dict[str, Tensor] | None]:
@@ -242,10 +249,8 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         if self._n_features_out * n_visible > _LARGEST_DENSE:
             size = f"{self._n_features_out:,} x {n_visible:,}"
             raise AttributeError(f"components_ would be a matrix of {size} entries: use components(which) instead")
-        with torch.no_grad():
-            top = {name: link.dense() for name, link in self._machines[-1].links.items()}
-            rows = {name: weights.reshape(-1, *self._machines[-1].layers[name].shape) for name, weights in top.items()}
-            return _one_or_all({name: _out(array.flatten(1)) for name, array in self._through(rows).items()})
+        filters = self.components()
+        return {name: _rows(part) for name, part in filters.items()} if isinstance(filters, dict) else _rows(filters)
 
     @property
     def intercept_visible_(self) -> Any:
@@ -273,21 +278,19 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             For the MVRBM, filter (k, l) is the outer product of row k of U and row l of V. A dict of
             such arrays for several modalities.
         """
-        return _one_or_all(self._filters(self._machines[-1], which))
+        return _one_or_all({name: _out(rows) for name, rows in self._weights(self._machines[-1], which).items()})
 
-    def _filters(self, top: BoltzmannMachine, which: ArrayLike | None) -> dict[str, Array]:
-        size = math.prod(top.hidden.shape)
-        numbers = torch.arange(size) if which is None else torch.as_tensor(np.asarray(which)).reshape(-1)
+    @torch.no_grad()
+    def _weights(self, machine: BoltzmannMachine, which: ArrayLike | None) -> dict[str, Tensor]:
+        """Return the weights of some hidden units of a machine, by layer, each (n, *layer shape)."""
+        size = math.prod(machine.hidden.shape)
+        if which is None:
+            return {name: link.dense().reshape(size, *link.visible_shape) for name, link in machine.links.items()}
+        numbers = torch.as_tensor(np.asarray(which)).reshape(-1)
         if len(numbers) and (int(numbers.min()) < 0 or int(numbers.max()) >= size):
             raise ValueError(f"which must lie in 0..{size - 1}, got {int(numbers.min())} to {int(numbers.max())}")
-        chosen = torch.nn.functional.one_hot(numbers, size).reshape(-1, *top.hidden.shape).to(top.like)
-        with torch.no_grad():
-            rows = {name: link.to_visible(chosen) for name, link in top.links.items()}
-            return {name: _out(array) for name, array in self._through(rows, top).items()}
-
-    def _through(self, rows: dict[str, Tensor], top: BoltzmannMachine | None = None) -> dict[str, Tensor]:
-        """Return arrays of the visible layers of a machine, default: the top, as arrays of the data."""
-        return rows
+        chosen = torch.nn.functional.one_hot(numbers, size).reshape(-1, *machine.hidden.shape).to(machine.like)
+        return {name: link.to_visible(chosen) for name, link in machine.links.items()}
 
     # -- features ---------------------------------------------------------------------------------
 
@@ -298,8 +301,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
 
     def transform(self, X: Any) -> Array:
         """Means of the hidden units as rows, (n, n_hidden)."""
-        maps = self.hidden_maps(X)
-        return maps.reshape(len(maps), -1)
+        return _rows(self.hidden_maps(X))
 
     def inverse_transform(self, X: ArrayLike) -> Any:
         """Means of the visible units given hidden values, as rows or as arrays."""
@@ -343,9 +345,13 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             layers = self._layers(init, reset=False)
             known = None if mask is None else masks(self._masks_by_layer(mask), layers)
             start = _joined(list(batches(layers, self.machine_.layers, known, copy=True)))
-        with sensible_threads(self.machine_, n):
-            state = sample(self.machine_, n, steps, self._rng(), init=start, mask=known)
-        return self._to_user(state.visible, like=init)
+        with sensible_threads(self._machines[-1], n):
+            return self._to_user(self._draw(n, steps, self._rng(), start, known), like=init)
+
+    def _draw(
+        self, n: int, steps: int, rng: RandomSource, start: dict[str, Tensor] | None, known: dict[str, Tensor] | None
+    ) -> dict[str, Tensor]:
+        return sample(self.machine_, n, steps, rng, init=start, mask=known).visible
 
     def inpaint(self, X: Any, mask: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
         """Fill in unknown entries with their mean given the known entries.
@@ -360,6 +366,8 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             Number of Gibbs steps to average over, and number of steps before these.
         """
         check_is_fitted(self)
+        whole_number(steps, "steps")
+        whole_number(burn_in, "burn_in", 0)
         layers = self._layers(X, reset=False)
         known, rng, pieces, first = masks(self._masks_by_layer(mask), layers), self._rng(), [], 0
         for batch in batches(layers, self.machine_.layers, known, copy=True):
@@ -445,6 +453,10 @@ def _check_orders(link: Coupling, visible_shape: tuple[int, ...], hidden_shape: 
 def _one_or_all(layers: Mapping[str, Any]) -> Any:
     """Return the value of the only layer, or a dict by layer if there are several."""
     return dict(layers) if len(layers) > 1 else next(iter(layers.values()))
+
+
+def _rows(array: Array) -> Array:
+    return array.reshape(len(array), -1)
 
 
 def _out(tensor: Tensor) -> Array:

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mvrbm.couplings import Coupling, Kronecker, make_coupling
-from mvrbm.devices import resolve_device, sensible_threads
+from mvrbm.devices import resolve_device
 from mvrbm.estimators.inputs import VISIBLE, Array, batches, unit_named
 from mvrbm.estimators.parameters import unconnected
 from mvrbm.estimators.rbm import SingleLayerRBM
@@ -66,6 +66,10 @@ class DeepMVRBM(SingleLayerRBM):
 
     while features are passed upwards through the means, :math:`\hat Y_l = \mathrm{E}_l[Y_l \mid \hat Y_{l-1}]`. With
     ``Dense`` couplings it is the classic deep belief network of Hinton, Osindero and Teh (2006).
+
+    Machines are trained one after another, callbacks follow each. `fit` supports neither masks nor checkpoints.
+    `sample` runs Gibbs sampling in the top machine and draws once down through each of the others; `inpaint` draws up
+    and down through the whole stack, which is an approximation.
 
     Parameters
     ----------
@@ -119,38 +123,18 @@ class DeepMVRBM(SingleLayerRBM):
 
     # -- learning ---------------------------------------------------------------------------------
 
-    def fit(
+    def _learn(
         self,
         X: Any,
-        y: Any = None,
-        *,
-        mask: Any = None,
+        mask: Any,
+        n_epochs: int,
         callbacks: Sequence[Callback] = (),
         resume: str | os.PathLike[str] | None = None,
+        *,
+        continues: bool,
     ) -> Self:
-        r"""Train one machine after another, each on the hidden layer of the one below.
-
-        Parameters
-        ----------
-        X : array of shape (n, \*visible_shape) or (n, n_features)
-            The data. Bytes are scaled to [0, 1] batch by batch for Bernoulli units.
-        y : None
-            Ignored, there for pipelines.
-        mask, resume : None
-            Not supported: stacks learn from complete data, and without checkpoints.
-        callbacks : sequence of Callback
-            See :mod:`mvrbm.learning`. They follow one machine after another.
-        """
         if resume is not None:
             raise ValueError("resume must be None: stacks are trained without checkpoints")
-        continues = self.warm_start and hasattr(self, "machines_")
-        return self._train_all(X, mask, self._recipe().n_epochs, callbacks, continues=continues)
-
-    def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
-        """Train every machine, lowest first, for one more epoch on these data."""
-        return self._train_all(X, mask, 1, (), continues=hasattr(self, "machines_"))
-
-    def _train_all(self, X: Any, mask: Any, n_epochs: int, callbacks: Sequence[Callback], *, continues: bool) -> Self:
         if mask is not None:
             raise ValueError("mask must be None: stacks learn from complete data, so fill in missing entries before")
         choice(self.feed, "feed", _FEEDS)
@@ -219,15 +203,7 @@ class DeepMVRBM(SingleLayerRBM):
         return layer % size + 1
 
     def hidden_maps(self, X: Any, layer: int = -1) -> Array:
-        r"""Means of a hidden layer as arrays, (n, \*shape of the layer).
-
-        Parameters
-        ----------
-        X : array
-            Data.
-        layer : int
-            Number of the hidden layer: 0 is the lowest, -1 the top.
-        """
+        r"""Means of a hidden layer (0 is the lowest, -1 the top) as arrays, (n, \*shape of the layer)."""
         count = self._count(layer)
         return self._of_each(X, lambda batch: self._up(batch[VISIBLE], count))
 
@@ -269,14 +245,11 @@ class DeepMVRBM(SingleLayerRBM):
         array (n, \*visible_shape)
             :math:`W_1^\top \cdots W_l^\top e_k`, the units in between taken as linear.
         """
-        return self._filters(self.machines_[self._count(layer) - 1], which)[VISIBLE]
-
-    def _through(self, rows: dict[str, Tensor], top: BoltzmannMachine | None = None) -> dict[str, Tensor]:
-        number = len(self.machines_) - 1 if top is None else self.machines_.index(top)
-        filters = rows[VISIBLE]
-        for machine in reversed(self.machines_[:number]):
+        *below, top = self.machines_[: self._count(layer)]
+        filters = self._weights(top, which)[VISIBLE]
+        for machine in reversed(below):
             filters = machine.links[VISIBLE].to_visible(filters)
-        return {VISIBLE: filters}
+        return filters.detach().cpu().numpy()
 
     def _up(self, x: Tensor, count: int) -> Tensor:
         for machine in self.machines_[:count]:
@@ -301,52 +274,23 @@ class DeepMVRBM(SingleLayerRBM):
 
     # -- the generative side ----------------------------------------------------------------------
 
-    def sample(self, n: int = 1, *, steps: int = 1000, init: Any = None, mask: Any = None) -> Array:
-        """Draw from the model: Gibbs sampling in the top machine, then one draw down through each of the others.
-
-        Parameters
-        ----------
-        n : int
-            Number of samples.
-        steps : int
-            Gibbs steps of each chain.
-        init : array, optional
-            n samples that the chains start from, passed up to the top machine. Default: random states.
-        mask : None
-            Not supported: see `inpaint`.
-        """
-        if mask is not None:
+    @torch.no_grad()
+    def _draw(
+        self, n: int, steps: int, rng: RandomSource, start: dict[str, Tensor] | None, known: dict[str, Tensor] | None
+    ) -> dict[str, Tensor]:
+        """Run Gibbs sampling in the top machine, then draw once down through each of the others."""
+        if known is not None:
             raise ValueError("mask must be None: chains of a stack run in its top machine, use inpaint to fill in data")
-        size, start = len(self._machines), None
-        top, rng = self.machines_[-1], self._rng()
-        with torch.no_grad(), sensible_threads(top, n):
-            if init is not None:
-                start = {VISIBLE: torch.cat([self._up(batch[VISIBLE], size - 1) for batch in self._batches(init)])}
-            state = self._as_hidden(sample(top, n, steps, rng, init=start).visible[VISIBLE], size - 1)
-            return self._outward(self._draw_down(state, range(size - 1), rng), like=init)
-
-    def inpaint(self, X: Any, mask: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
-        """Fill in unknown entries by drawing up and down through the stack, with the known entries held fixed.
-
-        Drawing upwards is the approximation of deep belief networks, so the result is not an exact conditional mean.
-
-        Parameters
-        ----------
-        X : array
-            Data. Unknown entries may hold anything, including NaN.
-        mask : boolean array of the shape of X or of one sample
-            True where the value is known.
-        steps, burn_in : int
-            Number of rounds to average over, and number of rounds before these.
-        """
-        whole_number(steps, "steps")
-        whole_number(burn_in, "burn_in", 0)
-        return super().inpaint(X, mask, steps=steps, burn_in=burn_in)
+        size, top = len(self.machines_), self.machines_[-1]
+        init = None if start is None else {VISIBLE: self._up(start[VISIBLE], size - 1)}
+        state = self._as_hidden(sample(top, n, steps, rng, init=init).visible[VISIBLE], size - 1)
+        return {VISIBLE: self._draw_down(state, range(size - 1), rng)}
 
     @torch.no_grad()
     def _fill_in(
         self, batch: dict[str, Tensor], known: dict[str, Tensor], rng: RandomSource, steps: int, burn_in: int
     ) -> dict[str, Tensor]:
+        """Draw up and down through the stack. Upwards is an approximation, so this is no exact conditional mean."""
         bottom = self.machines_[0]
         unit = bottom.layers[VISIBLE]
         x = keep_known(batch, {VISIBLE: unit.sample(torch.zeros_like(batch[VISIBLE]), rng)}, known)[VISIBLE]

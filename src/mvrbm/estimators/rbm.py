@@ -49,9 +49,24 @@ class SingleLayerRBM(ArrayInput, ArrayRBM):
         self._restore_input(machine.layers[VISIBLE], described)
 
 
-@register("MVRBM")
+@register("TVRBM")
 @dataclass(eq=False, repr=False)
-class MVRBM(SingleLayerRBM):
+class TVRBM(SingleLayerRBM):
+    r"""Tensor-variate restricted Boltzmann machine, for samples of any order.
+
+    :math:`E(X, Y) = -\langle Y, X \times_1 U_1 \cdots \times_D U_D\rangle - \langle B, X\rangle - \langle C, Y\rangle`.
+    See :class:`MVRBM` for the parameters and attributes.
+    """
+
+    hidden_shape: Any = None
+    _: KW_ONLY
+    rank: int = 1
+    coupling: Any = None
+    visible_shape: Sequence[int] | None = None
+
+
+@register("MVRBM")
+class MVRBM(TVRBM):
     r"""Matrix-variate restricted Boltzmann machine.
 
     :math:`E(X, Y) = -\langle Y, U X V^\top\rangle - \langle B, X\rangle - \langle C, Y\rangle`, with sums of
@@ -130,28 +145,6 @@ class MVRBM(SingleLayerRBM):
     """
 
     largest_order = 2
-
-    hidden_shape: Any = None
-    _: KW_ONLY
-    rank: int = 1
-    coupling: Any = None
-    visible_shape: Sequence[int] | None = None
-
-
-@register("TVRBM")
-@dataclass(eq=False, repr=False)
-class TVRBM(SingleLayerRBM):
-    r"""Tensor-variate restricted Boltzmann machine, for samples of any order.
-
-    :math:`E(X, Y) = -\langle Y, X \times_1 U_1 \cdots \times_D U_D\rangle - \langle B, X\rangle - \langle C, Y\rangle`.
-    See :class:`MVRBM` for the parameters and attributes.
-    """
-
-    hidden_shape: Any = None
-    _: KW_ONLY
-    rank: int = 1
-    coupling: Any = None
-    visible_shape: Sequence[int] | None = None
 
 
 @register("RBM")
