@@ -127,7 +127,7 @@ def superres_train(
     out: opt.ModelOut,
     scale: Annotated[int, typer.Option(callback=_scale, metavar="2|3|4", help="Enlargement per side.")] = 2,
     patch: Annotated[int, typer.Option(min=1, help="Side of a patch of the large image.")] = 10,
-    hidden: Annotated[opt.Shape, typer.Option(parser=opt.parse_shape, metavar="SHAPE", help="Hidden layer.")] = _HIDDEN,
+    hidden: Annotated[opt.Shape, opt.new("Shape of the hidden layer; default: 24x24.", **opt.SHAPE)] = _HIDDEN,
     rank: Annotated[int, typer.Option(min=1, help="Number of Kronecker products in the sum.")] = 16,
     patches: Annotated[int, typer.Option(min=1, help="Patches for contrastive divergence.")] = 10_000,
     epochs: Annotated[int | None, opt.new("Epochs over them; default: the recipe's.", min=1)] = None,

@@ -16,14 +16,17 @@ ExportMethod = StrEnum("ExportMethod", ["TRANSFORM", "RECONSTRUCT", "PREDICT_PRO
 def info(model_folder: ModelFolder, as_json: AsJson = False) -> None:
     """Show the class, layers, shapes, parameters and files of a model."""
     import mvrbm
+    from mvrbm.learning.checkpoint import newest
     from mvrbm.saving import read_config
 
-    model = mvrbm.load(model_folder, "cpu")
-    config = read_config(model_folder)
+    folder = newest(model_folder) or model_folder  # of several checkpoints, the last
+    loaded = mvrbm.load(folder, "cpu")
+    model = getattr(loaded, "machine", loaded)  # a trainer has one
+    config = read_config(folder)
     machines: list[dict[str, Any]] = config.get("stack") or [config]
     first, top = machines[0], machines[-1]
     result = {
-        "model": str(model_folder),
+        "model": str(folder),
         "class": type(model).__name__,
         "visible": first["visible"],
         "hidden": top["hidden"],
@@ -31,7 +34,7 @@ def info(model_folder: ModelFolder, as_json: AsJson = False) -> None:
         "stack": [{key: machine[key] for key in ("visible", "hidden", "couplings")} for machine in machines],
         "parameters": model.n_parameters if hasattr(model, "n_parameters") else model.n_parameters_,
         "dtype": first["dtype"],
-        "files": {path.name: path.stat().st_size for path in sorted(model_folder.iterdir())},
+        "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
     }
     layers = [row for number, machine in enumerate(machines, 1) for row in _rows(machine, number, len(machines))]
     lines = [

@@ -47,6 +47,10 @@ def parse_shape(value: str | Shape) -> Shape:
     return shape
 
 
+#: Settings of an option that takes a shape.
+SHAPE: Any = {"parser": parse_shape, "metavar": "SHAPE"}
+
+
 def new(help_text: str, *names: str, **settings: Any) -> Any:
     """Declare an option whose default needs no mention, or is part of the help text."""
     return typer.Option(*names, help=help_text, show_default=False, **settings)

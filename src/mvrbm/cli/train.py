@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 Negative = StrEnum("Negative", ["CD", "PCD", "TEMPERED"])
 
-_SHAPE: Any = {"parser": opt.parse_shape, "metavar": "SHAPE"}
 _HIDDEN_HELP = "Shape of the hidden layer: 500 makes an RBM, 25x25 an MVRBM, 5x5x20 a TVRBM."
 _SWEEP_HELP = (
     "Train one model for each combination, such as 'rank=1,2;learning_rate=0.01,0.1;random_state=0,1', and keep the "
@@ -32,7 +31,7 @@ _SWEEP_HELP = (
 def train(
     source: opt.Input,
     out: opt.ModelOut,
-    hidden: Annotated[opt.Shape | None, opt.new(_HIDDEN_HELP, **_SHAPE)] = None,
+    hidden: Annotated[opt.Shape | None, opt.new(_HIDDEN_HELP, **opt.SHAPE)] = None,
     init: Annotated[Path | None, opt.new("Continue from this saved model, instead of --hidden.")] = None,
     rank: Annotated[int | None, opt.new("Number of Kronecker products in the sum; default: 1.", min=1)] = None,
     coupling: Annotated[str | None, opt.new("Other coupling: cp:4, mpo:3, tucker:4x4, dense.")] = None,
@@ -42,7 +41,7 @@ def train(
     hidden_unit: Annotated[str | None, opt.new("Unit of the hidden layer; default: bernoulli.")] = None,
     recipe: opt.RecipeOption = opt.Recipe.DEFAULT,
     learning_rate: Annotated[float | None, opt.new("Learning rate; default: the recipe's.")] = None,
-    shape: Annotated[opt.Shape | None, opt.new("Shape of a sample, if the input has rows.", **_SHAPE)] = None,
+    shape: Annotated[opt.Shape | None, opt.new("Shape of a sample, if the input has rows.", **opt.SHAPE)] = None,
     negative: Annotated[Negative | None, opt.new("Chains of the negative phase; default: the recipe's.")] = None,
     chains: Annotated[int | None, opt.new("Number of chains of pcd and tempered.", min=1)] = None,
     steps: Annotated[int | None, opt.new("Gibbs steps per update; default: the recipe's.", min=1)] = None,
