@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import run
 from studies import arguments
-from studies.arguments import Command, Options, add_options, count, names, not_negative, positive, say
+from studies.arguments import Command, Options, add_options, count, names, not_negative, positive, say, seconds
 from studies.cells import write_json
 
 __all__ = ["COMMANDS", "main"]
@@ -22,13 +22,6 @@ _CELLS = "cells"  # of a run that is not finished, in the output folder
 
 def _ranks(text: str) -> list[int]:
     return [count(rank) for rank in names(text)]
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
-    return value
 
 
 # -- speed ------------------------------------------------------------------------------------------
@@ -47,7 +40,7 @@ def _add_speed(parser: argparse.ArgumentParser) -> None:
     option("--threads", type=count, metavar="N", help="Threads on the CPU. Default: one per core.")
     option("--recipe", choices=sorted(RECIPES), default="paper", help="Recipe of mvrbm's machines. Default: paper.")
     option("--repetitions", type=count, metavar="N", help="Rounds. Default: 7, or 3 with --quick.")
-    option("--min-seconds", type=_seconds, metavar="S", help="Length of a turn. Default: 0.3, or 0.05 with --quick.")
+    option("--min-seconds", type=seconds, metavar="S", help="Length of a turn. Default: 0.3, or 0.05 with --quick.")
     option("--memory-limit", type=positive, metavar="GIB", help="Memory per contestant. Default: half of what is free.")
     option(
         "--inference",

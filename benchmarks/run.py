@@ -99,6 +99,7 @@ class Settings:
             )
         if not self.sizes or any(rank < 1 for rank in self.ranks):
             raise ValueError(f"sizes must not be empty and ranks at least 1, got {self.sizes} and {self.ranks}")
+        self.problems()  # raises for a wrong size
 
     def problems(self) -> list[Problem]:
         """Return all sizes, and then the first of them in every rank."""

@@ -94,6 +94,14 @@ def positive(text: str) -> float:
     return value
 
 
+def seconds(text: str) -> float:
+    """Read a number of at least 0."""
+    value: float = _number(text, float, "a number")
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    return value
+
+
 def names(text: str) -> list[str]:
     """Read names separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
@@ -190,7 +198,10 @@ def main(
     if default is not None and (not args or args[0].startswith("-")):
         args = [default, *args]
     try:
-        options = _parser(program, about, commands, default).parse_args(args)
+        if not args or (args[0] not in commands and not args[0].startswith("-")):
+            given = f"unknown command '{args[0]}'" if args else "a command is missing"
+            raise UsageError(f"{given}: choose from {', '.join(commands)}")
+        options = parse(program, commands, args, about, default)
         result, text = commands[options.command].run(options)
     except SystemExit as end:  # after --help
         return int(end.code or 0)
@@ -208,6 +219,13 @@ def main(
     if text:
         print(text)
     return 0
+
+
+def parse(
+    program: str, commands: Mapping[str, Command], args: Sequence[str], about: str = "", default: str | None = None
+) -> Options:
+    """Return the parsed arguments; `command` is the name of the command. The parameters are those of :func:`main`."""
+    return _parser(program, about, commands, default).parse_args(args)
 
 
 def _parser(program: str, about: str, commands: Mapping[str, Command], default: str | None) -> argparse.ArgumentParser:

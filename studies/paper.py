@@ -20,6 +20,7 @@ from mvrbm.errors import StorageError
 from studies.arguments import Command, Options, UsageError, add_options, count, names, not_negative, say
 from studies.cells import Cell, Place, Store, write_json
 from studies.digits import plan as digits
+from studies.report import as_text
 from studies.runner import run
 from studies.superres import plan as superres
 
@@ -286,6 +287,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
 def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     if options.report_only and options.no_report:
         raise UsageError("pass one of --report-only and --no-report, not both")
+    stored = options.out / "results.json"
+    if options.report_only and stored.is_file() and not (options.out / _RUN).is_file():
+        # The numbers of a run whose cells are elsewhere, such as those in the repository.
+        found = json.loads(stored.read_text(encoding="utf-8"))
+        return found, "\n".join(as_text(part) for part in (found, found.get("superres", {})) if "numbers" in part)
     result = reproduce(
         options.command,
         options.out,

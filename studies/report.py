@@ -36,6 +36,7 @@ __all__ = [
     "Numbers",
     "StoredCells",
     "Target",
+    "as_text",
     "bare",
     "blank",
     "by_key",
@@ -397,3 +398,14 @@ def incomplete(found: Mapping[str, Any]) -> str:
     """Return a sentence on the cells that are missing, empty if there are none."""
     missing = found["cells"]["planned"] - found["cells"]["stored"]
     return f" {missing} of {found['cells']['planned']} cells are not computed yet." if missing else ""
+
+
+def as_text(found: Mapping[str, Any]) -> str:
+    """Return the numbers and claims of some results as lines of text."""
+    lines = []
+    for row in found["numbers"]:
+        paper = DASH if row["paper"] is None else f"{row['paper']:g}"
+        lines.append(
+            f"{row['title']}: {mean(row['ours'], row['decimals'])} {row['unit']}; paper {paper}; {verdict(row)}"
+        )
+    return "\n".join([*lines, *claims(found)])

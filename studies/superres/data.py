@@ -49,7 +49,7 @@ def training_images(name: str, data_dir: str | None) -> tuple[Array, ...]:
     Parameters
     ----------
     name : {"scsr69", "t91", "packaged"}
-        The paper's 69 images, the 91 that the literature trains on, or crops of photographs that come with scikit-image.
+        The paper's 69 images, the 91 of the literature, or crops of photographs that come with scikit-image.
     data_dir : str, optional
         Folder to search for files.
 

@@ -2,19 +2,24 @@
 
 import importlib.util
 import json
+import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from benchmarks.contestants import CONTESTANTS
-from benchmarks.problems import Problem
 from torch.utils.flop_counter import FlopCounterMode
 
 import benchmarks as bench
-import cli
 from benchmarks import floors, measure, problems
+from benchmarks.__main__ import main
+from benchmarks.contestants import CONTESTANTS
+from benchmarks.problems import Problem
 from mvrbm.couplings import Kronecker
 
+run = sys.modules["benchmarks.run"]  # the module: in the package the name is the function's
+ROOT = Path(__file__).parents[2]
 TINY = Problem((6, 5), (4, 3), 1, 10, 40)
 
 
@@ -181,7 +186,7 @@ class Absent(CONTESTANTS["rbms"]):
     key, title, package = "absent", "an absent one", "no_package_of_this_name"
 
 
-def test_who_is_missing_is_reported(monkeypatch):
+def test_who_is_missing_is_reported(monkeypatch, capfd):
     monkeypatch.setitem(CONTESTANTS, "absent", Absent)
     settings = bench.Settings(
         sizes=("6x5:4x3",),
@@ -196,23 +201,22 @@ def test_who_is_missing_is_reported(monkeypatch):
         threads=1,
         device="cpu",
     )
-    said = []
-    result = bench.run(settings, said.append)
+    result = bench.run(settings)
     (row,) = (row for row in result["rows"] if row["contestant"] == "absent")
     assert row["skipped"] == "no_package_of_this_name is not installed: pip install no_package_of_this_name"
-    assert "  an absent one skipped: no_package_of_this_name is not installed" in "\n".join(said)
+    assert "  an absent one skipped: no_package_of_this_name is not installed" in capfd.readouterr().err
     assert "skipped: an absent one: no_package" in bench.tables(result)
     assert {row["phase"] for row in result["rows"] if row["contestant"] == "mvrbm"} == {"cd", "pcd"}
 
 
-def test_what_is_too_large_is_refused_before_it_is_allocated():
+def test_what_is_too_large_is_skipped_before_it_is_allocated():
     huge = Problem((256, 256), (128, 128), 1, 100, 200)
     dense = CONTESTANTS["rbm"]
-    assert dense.refusal(huge, 8 * 2**30) == "needs about 20.1 GiB, the limit is 8.0 GiB"
-    assert dense.refusal(huge, 80 * 2**30) is None
-    assert CONTESTANTS["mvrbm"].refusal(huge, 8 * 2**30) is None
+    assert dense.unsupported_reason(huge, 8 * 2**30) == "needs about 20.1 GiB, the limit is 8.0 GiB"
+    assert dense.unsupported_reason(huge, 80 * 2**30) is None
+    assert CONTESTANTS["mvrbm"].unsupported_reason(huge, 8 * 2**30) is None
     assert dense.bytes_needed(huge) > 4 * huge.n_visible * huge.n_hidden
-    assert dense.refusal(Problem((6, 5), (4, 3), 2)) == "full weights have no rank"
+    assert dense.unsupported_reason(Problem((6, 5), (4, 3), 2)) == "full weights have no rank"
 
 
 def test_several_models_at_once_count_as_several(monkeypatch):
@@ -258,7 +262,7 @@ def test_samples_fill_whole_batches():
 @pytest.mark.parametrize(
     "text", ["28x28", "28x28:25", "28:25", "28x28:25x25:x", "0x3:2x2", "28x28:25x25:1:2", "axb:2x2"]
 )
-def test_a_size_that_is_none_is_refused(text):
+def test_a_wrong_size_raises(text):
     with pytest.raises(ValueError, match=r"such as 28x28:25x25|same order"):
         problems.parse(text)
 
@@ -266,7 +270,7 @@ def test_a_size_that_is_none_is_refused(text):
 def test_settings_name_what_is_wrong():
     for wrong, message in (
         ({"contestants": ("mvrbm", "nobody")}, "contestants must be some of .*got .'nobody'"),
-        ({"device": "tpu"}, "device must be 'auto', 'cpu' or 'cuda', got 'tpu'"),
+        ({"device": "tpu"}, "device must be one of .*'auto', 'cpu', 'cuda'.*, got 'tpu'"),
         ({"recipe": "mine"}, "recipe must be one of"),
         ({"repetitions": 0}, "repetitions must be at least 1"),
         ({"ranks": (0,)}, "ranks at least 1"),
@@ -282,12 +286,12 @@ def test_the_command_writes_json_table_and_plot(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = "--sizes 6x6:4x4,8x8:5x5,3x3x4:2x2x2 --ranks 1,2 --batch-size 10 --samples 20 --repetitions 2 --threads 1 "
     asked += "--min-seconds 0 --inference 50 --device cpu --no-memory --out b"
-    command = ["bench", "--quick", *asked.split()]
-    assert cli.main(command) == 0
+    command = ["--quick", *asked.split()]
+    assert main(command) == 0
     out, err = capfd.readouterr()
     result = json.loads((tmp_path / "b" / "bench.json").read_text())
     assert out == (tmp_path / "b" / "bench.md").read_text()
-    assert "note: 8x8 -> 5x5: 20 samples in batches of 10" in err
+    assert "8x8 -> 5x5: 20 samples in batches of 10" in err
     for title in (
         "6x6 -> 4x4, rank 2",
         "3x3x4 -> 2x2x2",
@@ -319,8 +323,82 @@ def test_the_command_writes_json_table_and_plot(tmp_path, capfd, monkeypatch):
     if importlib.util.find_spec("matplotlib"):
         assert (tmp_path / "b" / "bench.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (tmp_path / "b" / "bench.svg").read_text()
-    assert cli.main(command) == 1
+    assert main(command) == 1
     assert "holds results: use --force" in capfd.readouterr().err
+    (tmp_path / "b" / "bench.md").unlink()
+    assert main(["--report-only", "--out", "b"]) == 0
+    assert (tmp_path / "b" / "bench.md").read_text() == capfd.readouterr().out == out
+    assert not (tmp_path / "b" / "cells").exists()
+
+
+def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
+    settings = bench.Settings(
+        sizes=("6x5:4x3", "6x6:4x3"), ranks=(), contestants=("torch",), batch_size=10, samples=20, repetitions=1,
+        min_seconds=0.0, inference=0, memory=False, threads=1, device="cpu",
+    )  # fmt: skip
+    times, original = [], run.take_turns
+
+    def once(*args, **options):
+        times.append(1)
+        if len(times) == 2:
+            raise KeyboardInterrupt
+        original(*args, **options)
+
+    monkeypatch.setattr(run, "take_turns", once)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(settings, tmp_path / "cells")
+    rows = bench.run(settings, tmp_path / "cells")["rows"]
+    assert [row["problem"] for row in rows if row["phase"] == "cd"] == ["6x5 -> 4x3", "6x6 -> 4x3"]
+    assert len(times) == 3
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_tables_and_plots_of_the_committed_results(device, tmp_path, capfd):
+    shutil.copy(ROOT / "benchmarks" / device / "bench.json", tmp_path)
+    assert main(["--report-only", "--out", str(tmp_path)]) == 0
+    out = capfd.readouterr().out
+    assert "Recipe 'paper', batch size 100" in out
+    assert out == (tmp_path / "bench.md").read_text()
+    assert {path.name for path in tmp_path.iterdir()} >= {"bench.json", "bench.md"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ("nonsense", 2, "unknown command 'nonsense': choose from speed, kernels"),
+        ("--sizes 28", 1, "expected a size such as 28x28:25x25"),
+        ("--ranks 1,x", 2, "argument --ranks: expected a whole number, got 'x'"),
+        ("--contestants me", 1, "contestants must be some of"),
+        ("--recipe mine", 2, "argument --recipe: invalid choice: 'mine'"),
+        ("--min-seconds -1", 2, "argument --min-seconds: must not be negative, got -1"),
+        ("--min-seconds x", 2, "argument --min-seconds: expected a number, got 'x'"),
+        ("--fast", 2, "unrecognized arguments: --fast"),
+        ("--report-only", 2, "--report-only needs --out DIR with a bench.json"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, code, message, capfd):
+    assert main(arguments.split()) == code
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_kernels_need_a_gpu(capfd):
+    assert main(["kernels"]) == 1
+    assert "the kernels need a CUDA device" in capfd.readouterr().err
+
+
+def test_help_has_an_example_and_names_the_other_command(capfd):
+    assert main(["--help"]) == 0
+    out = capfd.readouterr().out
+    assert "python -m benchmarks --quick --out" in out
+    assert "python -m benchmarks kernels: " in out
+    assert all(option in out for option in ("--seed", "--device", "--json"))
+    assert main(["kernels", "--help"]) == 0
+    assert "python -m benchmarks kernels --out" in capfd.readouterr().out
 
 
 def test_memory_is_that_of_the_model():

@@ -1,237 +1,23 @@
-"""`mvrbm reproduce`: cells are kept, the plan is the issue's, and the report says what the cells say."""
+"""Experiments 1 and 2: the plan is complete, its cells keep their keys, and the report says what the cells say."""
 
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 import zlib
 
 import numpy as np
 import pytest
 import torch
-from studies.cells import Cell, Outcome, Place, Store, run
+
+from mvrbm import models
+from studies.cells import Outcome, Place, Store
 from studies.digits import data, work
+from studies.digits.claims import CLAIMS
+from studies.digits.evidence import TUNED, Evidence
 from studies.digits.figures import _line
-from studies.digits.findings import CLAIMS, TUNED, Evidence, Measured
-from studies.digits.page import write_report
-from studies.digits.plan import EXPERIMENTS, GROUPS, SCALES, capped, own_passes, plan, tuned_passes
-from studies.reproduce import main
-
-from mvrbm.cli import app as cli
-from mvrbm.cli import models
-from mvrbm.saving import StorageError
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-# -- cells ------------------------------------------------------------------------------------------
-
-CALLS = []
-
-
-def double(settings, place):
-    CALLS.append(settings["x"])
-    return Outcome({"twice": 2 * settings["x"]}, {"x": torch.tensor([settings["x"]])})
-
-
-def add_up(settings, place):
-    CALLS.append("sum")
-    return Outcome({"sum": sum(place.store.numbers(cell)["twice"] for cell in DOUBLES)})
-
-
-def breaks(settings, place):
-    raise ArithmeticError("no\nway")
-
-
-def with_machine(settings, place):
-    return Outcome({"nothing": float("nan")}, machine=models.mvrbm((3, 2), (2, 2), seed=1))
-
-
-def cell(x, work=double, **options):
-    return Cell(f"cell-{x}", "group", work, {"x": x}, **options)
-
-
-DOUBLES = (cell(1), cell(2))
-
-
-@pytest.fixture
-def place(tmp_path):
-    CALLS.clear()
-    return Place(Store(tmp_path / "cells"), "cpu")
-
-
-def quietly(cells, place, **options):
-    return run(cells, place, say=lambda line: None, **options)
-
-
-def test_what_is_stored_is_not_computed_again(place):
-    assert quietly(DOUBLES, place).computed == ("cell-1", "cell-2")
-    assert quietly(DOUBLES, place).computed == ()
-    assert CALLS == [1, 2]
-    assert place.store.numbers(DOUBLES[1]) == {"twice": 4}
-    assert place.store.arrays(DOUBLES[1])["x"].tolist() == [2]
-
-
-def test_other_settings_are_another_cell_and_so_is_what_comes_after(place):
-    def cells(x):
-        first = Cell("first", "group", double, {"x": x})
-        return first, Cell("second", "group", double, {"x": 0}, after=(first,))
-
-    quietly(cells(1), place)
-    assert quietly(cells(1), place).computed == ()
-    assert quietly(cells(3), place).computed == ("first", "second")
-    assert place.store.numbers(cells(3)[0]) == {"twice": 6}
-
-
-def test_a_damaged_file_is_no_result(place):
-    quietly(DOUBLES, place)
-    (place.store.folder / "cell-1.json").write_text("{")
-    assert quietly(DOUBLES, place).computed == ("cell-1",)
-
-
-def test_a_cell_waits_for_those_it_reads(place):
-    total = Cell("sum", "group", add_up, {}, after=DOUBLES)
-    assert quietly([total, *DOUBLES], place).computed == ("cell-1", "cell-2", "sum")
-    assert place.store.numbers(total) == {"sum": 6}
-
-
-def test_one_cells_trouble_is_not_the_others(place):
-    broken = Cell("broken", "group", breaks, {})
-    behind = Cell("behind", "group", double, {"x": 5}, after=(broken,))
-    foreign = cell(7, needs=("a_package_that_is_not",))
-    summary = quietly([broken, behind, foreign, cell(1)], place)
-    assert summary.failed == {"broken": "ArithmeticError: no way"}
-    assert summary.lacking == {"cell-7": "a_package_that_is_not"}
-    assert (summary.left, summary.stored) == (("behind",), ("cell-1",))
-
-
-def test_no_cell_is_begun_after_the_time_is_up(place):
-    def slow(settings, place):
-        time.sleep(0.15)
-        return Outcome({})
-
-    summary = quietly([Cell(f"slow-{i}", "group", slow, {}) for i in range(5)], place, budget=0.2)
-    assert (len(summary.computed), len(summary.left)) == (2, 3)
-
-
-def test_machines_are_kept_and_numbers_are_json(place):
-    one = Cell("machine", "group", with_machine, {})
-    quietly([one], place)
-    assert place.store.numbers(one) == {"nothing": None}
-    machine = with_machine({}, place).machine
-    for name, tensor in place.store.machine(one).state_dict().items():
-        torch.testing.assert_close(tensor, machine.state_dict()[name])
-
-
-def test_two_runs_do_not_share_a_folder(place):
-    with place.store.locked():
-        (place.store.folder / ".half-written").write_text("")
-        with pytest.raises(StorageError, match="another run is at work"):
-            quietly(DOUBLES, place)
-    quietly(DOUBLES, place)
-    assert not (place.store.folder / ".half-written").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"jobs": 0}, "jobs must be at least 1, got 0"), ({"budget": -1}, "budget must be positive, got -1")],
-)
-def test_arguments_of_a_run_are_checked(place, options, message):
-    with pytest.raises(ValueError, match=message):
-        quietly(DOUBLES, place, **options)
-
-
-def test_names_are_their_own(place):
-    with pytest.raises(ValueError, match="names of their own, got \\['cell-1'\\]"):
-        quietly([cell(1), cell(1)], place)
-
-
-# -- killed -----------------------------------------------------------------------------------------
-
-# Every cell writes to a log that it has begun, so that work that was lost is seen.
-WORKER = """
-import sys, time
-from pathlib import Path
-import numpy as np
-from studies.cells import Cell, Outcome, Place, Store, run
-
-def work(settings, place):
-    with open(place.data_dir, "a") as log:
-        log.write(f"{settings['i']}\\n")
-    time.sleep(0.2)
-    return Outcome({"value": float(np.random.default_rng(settings["i"]).random())})
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    cells = [Cell(f"c{i}", "g", work, {"i": i}) for i in range(8)]
-    run(cells, Place(Store(folder / "cells"), "cpu", str(folder / "log")), jobs=int(sys.argv[2]))
-"""
-
-
-def values(folder):
-    return {path.name: json.loads(path.read_text())["numbers"] for path in (folder / "cells").glob("*.json")}
-
-
-def start(folder, jobs):
-    folder.mkdir(exist_ok=True)
-    script = folder / "worker.py"
-    script.write_text(WORKER)
-    arguments = [sys.executable, str(script), str(folder), str(jobs)]
-    return subprocess.Popen(arguments, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def until_stored(folder, count, process):
-    end = time.monotonic() + 60
-    while len(values(folder)) < count:
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def is_gone(group):
-    """Whether nobody is left of a process group, a moment granted."""
-    for _ in range(100):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def test_killed_anywhere_at_most_one_cell_is_lost(tmp_path):
-    process = start(tmp_path / "killed", 1)
-    until_stored(tmp_path / "killed", 3, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    process = start(tmp_path / "killed", 1)
-    errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, errors
-    begun = (tmp_path / "killed" / "log").read_text().split()
-    assert len(begun) <= 8 + 1
-    assert set(begun) == set(map(str, range(8)))
-    expected = {f"c{i}.json": {"value": float(np.random.default_rng(i).random())} for i in range(8)}
-    assert values(tmp_path / "killed") == expected
-
-
-def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(tmp_path):
-    process = start(tmp_path / "stopped", 2)
-    until_stored(tmp_path / "stopped", 2, process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-    errors = process.communicate(timeout=30)[1]
-    assert process.returncode != 0
-    assert re.search(r"interrupted: \d of 8 cells are stored, the same command goes on", errors)
-    assert is_gone(process.pid)
-    process = start(tmp_path / "stopped", 2)
-    errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, errors
-    assert len((tmp_path / "stopped" / "log").read_text().split()) <= 8 + 2
-    assert len(values(tmp_path / "stopped")) == 8
-
+from studies.digits.plan import EXPERIMENTS, GROUPS, SCALES, capped, own_epochs, plan, tuned_epochs
+from studies.paper import write_report
+from studies.report import Measured
 
 # -- the plan ---------------------------------------------------------------------------------------
 
@@ -305,15 +91,15 @@ def test_what_the_table_asks_for_comes_first():
 
 
 def test_our_recipe_has_100_passes_or_1500_updates():
-    assert [own_passes(PAPER, n) for n in (100, 600, 1500, 20_000)] == [1500, 250, 100, 100]
+    assert [own_epochs(PAPER, n) for n in (100, 600, 1500, 20_000)] == [1500, 250, 100, 100]
     assert capped(PAPER, 50_000, 3000) == 3000
     assert capped(SCALES["quick"], 1000, 3000) * 10 <= SCALES["quick"].most_updates
 
 
 def test_fine_tuning_has_30_passes_or_2000_updates():
-    assert [tuned_passes(PAPER, n) for n in (100, 600, 2000, 10_000)] == [(286, 16), (53, 16), (50, 50), (30, 100)]
+    assert [tuned_epochs(PAPER, n) for n in (100, 600, 2000, 10_000)] == [(286, 16), (53, 16), (50, 50), (30, 100)]
     assert all(
-        PAPER.tuned_updates <= passes * -(-n // b) for n in (100, 700, 9999) for passes, b in [tuned_passes(PAPER, n)]
+        PAPER.tuned_updates <= passes * -(-n // b) for n in (100, 700, 9999) for passes, b in [tuned_epochs(PAPER, n)]
     )
 
 
@@ -355,9 +141,9 @@ def test_subsets_are_those_of_their_number():
     assert (data.subset(60_000, 100, 3) == np.random.default_rng(3).choice(60_000, 100, replace=False)).all()
     labels = np.repeat(np.arange(10), 30)
     assert (labels[data.balanced(labels, 5, 0)].reshape(5, 10) == np.arange(10)).all()
-    with pytest.raises(ValueError, match="31 of each digit are wanted, there are only 30"):
+    with pytest.raises(ValueError, match="31 of each digit are requested, there are only 30"):
         data.balanced(labels, 31, 0)
-    with pytest.raises(ValueError, match="11 training digits are wanted, there are 10"):
+    with pytest.raises(ValueError, match="11 training digits are requested, there are 10"):
         data.subset(10, 11, 0)
 
 
@@ -512,154 +298,3 @@ def test_every_figure_is_there_twice(pretended):
     assert names == {f"{name}.{kind}" for name in figures for kind in ("png", "svg")}
     html = (pretended[0] / "report.html").read_text(encoding="utf-8")
     assert len(re.findall(r'<img src="data:image/png;base64,[^"]+" alt="[^"]{10,}"', html)) == len(figures)
-
-
-# -- the command ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """All of it, through the command line, as small as can be."""
-    folder = tmp_path_factory.mktemp("tiny")
-    code = cli.main(["reproduce", "digits", "--scale", "tiny", "--seeds", "1", "--out", str(folder), "--device", "cpu"])
-    assert code == 0
-    return folder
-
-
-def test_a_tiny_run_makes_everything(tiny, capfd):
-    found = json.loads((tiny / "results.json").read_text())
-    assert found["cells"] == {"stored": found["cells"]["planned"], "planned": found["cells"]["planned"]}
-    assert found["comparable_with_the_paper"] is False
-    assert all("better_than_the_paper" not in row for row in found["numbers"])
-    assert all(row["ours"] is not None for row in found["numbers"])
-    assert "not to be compared" in (tiny / "report.html").read_text(encoding="utf-8")
-    assert len(list((tiny / "figures").iterdir())) == 14
-    capfd.readouterr()
-    before = {path: path.stat().st_mtime_ns for path in (tiny / "cells").glob("*.json")}
-    assert cli.main(["reproduce", "classification", "--out", str(tiny), "--json", "--device", "cpu"]) == 0
-    result = json.loads(capfd.readouterr().out)
-    assert (result["computed"], result["left"]) == (0, 0)
-    assert {path: path.stat().st_mtime_ns for path in (tiny / "cells").glob("*.json")} == before
-
-
-def test_the_report_comes_from_the_cells_alone(tiny, capfd, monkeypatch):
-    former = (tiny / "results.json").read_bytes()
-    monkeypatch.setattr("mvrbm.io.datasets.load", None)
-    (tiny / "results.json").unlink()
-    assert cli.main(["reproduce", "digits", "--out", str(tiny), "--report-only"]) == 0
-    assert capfd.readouterr().out == f"{tiny / 'report.html'}\n"
-    assert (tiny / "results.json").read_bytes() == former
-
-
-MISTAKES = [
-    ("nothing --out x", 2, "Invalid value for 'EXPERIMENT'"),
-    ("digits", 2, "Missing option '--out'"),
-    ("digits --out x --scale huge", 2, "Invalid value for '--scale'"),
-    ("digits --out x --seeds 0", 2, "Invalid value for '--seeds'"),
-    ("digits --out x --jobs 0", 2, "Invalid value for '--jobs'"),
-    ("digits --out x --scale tiny --only raw --budget -3", 1, "budget must be positive, got -3"),
-    ("digits --out x --only denoise,sums", 1, "only: unknown group 'sums', 'digits' has against-t, points,"),
-    ("denoise --out x --only raw", 1, "only: unknown group 'raw', 'denoise' has denoise"),
-    ("digits --out x --report-only", 1, "x has no run.json: there is nothing to report on"),
-    ("digits --out x --report-only --no-report", 2, "give one of --report-only and --no-report"),
-    ("digits --out x --scale paper", 1, "'mnist' is not on this machine"),
-    ("digits --out file", 1, "file cannot be written"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "code", "message"), MISTAKES)
-def test_mistakes_are_told_in_one_line(arguments, code, message, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MVRBM_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "file").write_text("")
-    assert cli.main(["reproduce", *arguments.split()]) == code
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert message in err
-
-
-def test_more_subsets_can_follow_and_fewer_take_none_away(tmp_path, capfd):
-    def stored(*options):
-        arguments = ["reproduce", "classification", "--out", str(tmp_path), "--only", "raw", "--no-report", "--json"]
-        assert cli.main([*arguments, "--device", "cpu", *options]) == 0
-        result = json.loads(capfd.readouterr().out)
-        return result["computed"], result["seeds"]
-
-    assert stored("--scale", "tiny", "--seeds", "1") == (4, 1)
-    assert stored("--seeds", "2") == (4, 2)
-    assert stored("--seeds", "1") == (0, 2)
-    assert stored() == (0, 2)
-
-
-def test_a_folder_is_of_one_scale(tiny, capfd):
-    assert cli.main(["reproduce", "digits", "--out", str(tiny), "--scale", "quick"]) == 1
-    assert "holds cells of scale tiny, not quick: choose another folder" in capfd.readouterr().err
-    assert cli.main(["reproduce", "digits", "--out", str(tiny), "--seed", "3"]) == 1
-    assert "begins with subset 0, not 3" in capfd.readouterr().err
-
-
-def test_help_names_the_experiments(capfd):
-    assert cli.main(["reproduce", "--help"]) == 0
-    out = capfd.readouterr().out
-    for word in (
-        *EXPERIMENTS,
-        "--scale",
-        "--only",
-        "--jobs",
-        "--budget",
-        "--report-only",
-        "--seed",
-        "--device",
-        "--json",
-    ):
-        assert word in out
-    assert "Example:\n  mvrbm reproduce digits --scale quick" in out.replace("    mvrbm", "  mvrbm")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("", "give an experiment first"),
-        ("digits", "--out DIR is missing"),
-        ("digits --out", "--out needs a value"),
-        ("digits --out x --jobs two", "--jobs: 'two' is not a number"),
-        ("digits --out x --fast", "unknown option --fast"),
-        ("digits --out x --scale huge", "unknown scale 'huge': choose one of paper, quick, tiny"),
-        ("digits --out x --device tpu", "device must be auto, cpu or cuda, got 'tpu'"),
-        ("digits --out x --seeds 0", "seeds must be at least 1, got 0"),
-    ],
-)
-def test_without_the_command_line_mistakes_are_one_line_too(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments.split()) == 1
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_computing_needs_no_more_than_pytorch(tmp_path):
-    code = """
-        import sys
-        for name in ("matplotlib", "skimage", "mlxtend", "typer", "jinja2", "tensorly", "PIL", "tqdm"):
-            sys.modules[name] = None  # importing it is an error
-        import numpy as np
-        from pathlib import Path
-        from studies import reproduce
-        from studies.cells import Place, Store, run
-        from studies.digits import data, plan, work
-
-        random = np.random.default_rng(0)
-        images, labels = random.integers(0, 256, (600, 28, 28), dtype=np.uint8), np.arange(600) % 10
-        work.digits = lambda *about: data.Digits(images[:500], labels[:500], images[500:], labels[500:])
-        groups = [group for group in plan.GROUPS if group not in ("denoise", "growth")]
-        cells = plan.plan(plan.SCALES["tiny"], groups, seeds=1)
-        summary = run(cells, Place(Store(Path(sys.argv[1])), "cpu"))
-        assert len(summary.computed) == len(cells), summary
-    """
-    arguments = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
-    done = subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -4,20 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from studies.indian_pines import (
-    Candidate,
-    Features,
-    Settings,
-    best_outcome,
-    divide,
-    explain,
-    held_out,
-    patches,
-    run,
-    scores,
-    summary,
-    whitened,
-)
+
+from studies.indian_pines import Candidate, Settings, divide, held_out, patches, study, whitened
+from studies.indian_pines.classifiers import Features, best_outcome, scores
+from studies.indian_pines.comparison import explain
+from studies.indian_pines.study import run_study, summary
 
 SMALL = Settings(
     patch=3,
@@ -94,12 +85,11 @@ def test_a_draw_is_repeatable_and_draws_differ():
     assert not np.array_equal(first.train, other.train)
 
 
-def test_draws_that_cannot_be_are_refused(monkeypatch):
-    monkeypatch.setattr("studies.indian_pines._TRIES", 20)
+def test_draws_that_cannot_be_raise():
     _, labels = scene()
     with pytest.raises(ValueError, match="no draw of 20 has 9 classes with 5 pixels on both sides"):
-        divide(labels, 0, Settings(patch=3, block=4, classes=9))
-    with pytest.raises(ValueError, match="patch must be odd, for a pixel to be its middle, got 4"):
+        divide(labels, 0, Settings(patch=3, block=4, classes=9), tries=20)
+    with pytest.raises(ValueError, match="patch must be odd, so that a pixel is its centre, got 4"):
         divide(labels, 0, Settings(patch=4))
 
 
@@ -142,8 +132,9 @@ def test_features_are_chosen_on_held_out_blocks_alone(classifier):
         best_outcome([], labels, folds, classifier)
 
 
-def test_from_end_to_end(tmp_path):
-    report = run(tmp_path / "new", draws=2, settings=SMALL, scene=scene())
+def test_from_end_to_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "scene", lambda data_dir: scene())
+    report = run_study(tmp_path / "new", tmp_path / "work", draws=2, settings=SMALL)
     assert json.loads((tmp_path / "new" / "results.json").read_text()) == json.loads(json.dumps(report))
     assert (tmp_path / "new" / "label-map.png").read_bytes().startswith(b"\x89PNG")
     for classifier in ("svm", "1-nn"):
@@ -168,6 +159,15 @@ def test_reasons_are_looked_for():
     assert row["errors"]["between corn and soybean"] == 0  # labels 1 to 4 hold no soybean
 
 
-def test_no_draws_are_refused(tmp_path):
+def test_no_draws_raise(tmp_path):
     with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
-        run(tmp_path, draws=0, scene=scene())
+        run_study(tmp_path, tmp_path, draws=0)
+
+
+def test_draws_are_computed_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "scene", lambda data_dir: scene())
+    first = run_study(tmp_path / "out", tmp_path / "work", draws=1, settings=SMALL)
+    before = (tmp_path / "work" / "cells" / "draw-1.json").stat().st_mtime_ns
+    both = run_study(tmp_path / "out", tmp_path / "work", draws=2, settings=SMALL)
+    assert (tmp_path / "work" / "cells" / "draw-1.json").stat().st_mtime_ns == before
+    assert both["draws"][0] == first["draws"][0]

@@ -4,6 +4,9 @@ from joblib import parallel_config
 from scipy.ndimage import correlate1d
 from scipy.signal import convolve2d
 from sklearn.base import clone
+
+from mvrbm.vision import enlarge_image, psnr_ssim, reduce_image
+from mvrbm.vision.colour import to_ycbcr
 from studies.baselines.sparse_representation import (
     SparseRepresentation,
     _back_project,
@@ -12,9 +15,6 @@ from studies.baselines.sparse_representation import (
     _learn_atoms,
     _unit,
 )
-
-from mvrbm.vision import enlarge_image, psnr_ssim, reduce_image
-from mvrbm.vision.colour import to_ycbcr
 
 RANDOM = np.random.default_rng(0)
 SMALL = {"atoms": 48, "samples": 3000, "overlap": 2, "rounds": 5}
