@@ -340,7 +340,7 @@ class Trainer:
             for member, diverged in zip(self.group, path.store(states), strict=True):
                 member.diverged = diverged
         elif self.recipe.balance:
-            path.balance()
+            path.balance(states)
         return self.batches_per_epoch is not None and self.state.batch >= self.batches_per_epoch
 
     def _batches(self, source: Source) -> Iterator[Batch]:

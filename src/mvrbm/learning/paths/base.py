@@ -117,5 +117,6 @@ class EpochPath(ABC):
     def load(self, states: Sequence[TrainState]) -> None:
         """Continue from the states, which a callback may have changed."""
 
-    def balance(self) -> None:  # noqa: B027  (for paths that keep parameters in the machine there is nothing to do)
-        """Rescale factors to equal norms without writing them to the states, where the path keeps them itself."""
+    @abstractmethod
+    def balance(self, states: Sequence[TrainState]) -> None:
+        """Rescale the factors of each product to equal norms, without storing parameters that the path keeps itself."""

@@ -96,6 +96,11 @@ class GraphPath(EpochPath):
         """Take over chains and offsets that a callback may have replaced."""
         self._keep_in_place(states[0])
 
+    def balance(self, states: Sequence[TrainState]) -> None:
+        """Rescale factors in the machine, whose parameters are those that learn."""
+        for link in states[0].machine.links.values():
+            link.balance()
+
     # -- an update --------------------------------------------------------------------------------
 
     def _update(self, state: TrainState, n: int) -> None:

@@ -199,7 +199,7 @@ class TritonPath(EpochPath):
         return diverged
 
     @torch.no_grad()
-    def balance(self) -> None:
+    def balance(self, states: Sequence[TrainState]) -> None:
         """Rescale the factors of each product to equal norms, as the couplings do."""
         for params in self._params:
             for U, V, _ in self.plan.split(params)[0]:
