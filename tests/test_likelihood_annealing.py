@@ -192,7 +192,7 @@ def pull_forgotten(self, visible):
 def base_from_elsewhere(self, n, rng):
     return {
         name: unit.sample(field.expand(n, *unit.shape) + 2.0, rng)
-        for (name, unit), field in zip(self.machine.layers.items(), self._visible_base.values(), strict=True)
+        for (name, unit), field in zip(self.machine.layers.items(), self.visible_base.values(), strict=True)
     }
 
 
@@ -344,8 +344,8 @@ def test_errors_say_what_was_given():
     machine = MACHINES["binary"]()
     state = torch.zeros(2, 8)
     wrong = {
-        "n_chains must be at least 2 and n_steps at least 1, got 1 and 10": {"n_chains": 1, "n_steps": 10},
-        "n_chains must be at least 2 and n_steps at least 1, got 5 and 0": {"n_chains": 5, "n_steps": 0},
+        "n_chains must be a whole number of at least 2, got 1": {"n_chains": 1, "n_steps": 10},
+        "n_steps must be a whole number of at least 1, got 0": {"n_chains": 5, "n_steps": 0},
         "a mask needs clamp": {"mask": torch.ones(8, dtype=torch.bool)},
         "clamp must be one visible state": {"clamp": state},
     }

@@ -1,4 +1,4 @@
-"""The noise source: seeded, saved, split and replayed. Statistical checks state their false-alarm rate."""
+"""The source of random numbers: seeded, saved, split and replayed. Statistical checks state their false-alarm rate."""
 
 import itertools
 
@@ -74,9 +74,9 @@ def test_state_survives_a_file(tmp_path, family):
         rng = rng.split(2)[1]
     draws(rng)
     rng.split(3)
-    save_file(rng.state_dict(), tmp_path / "noise.safetensors")
+    save_file(rng.state_dict(), tmp_path / "random.safetensors")
     again = RandomSource(99)
-    again.load_state_dict(load_file(tmp_path / "noise.safetensors"))
+    again.load_state_dict(load_file(tmp_path / "random.safetensors"))
     assert repr(again) == repr(rng)
     for one, other in zip([rng, *rng.split(2)], [again, *again.split(2)], strict=True):
         assert torch.equal(draws(one), draws(other))
@@ -137,8 +137,8 @@ def test_split_streams_are_uncorrelated():
     assert smallest * len(scores) > FALSE_ALARM
 
 
-def test_refuses_to_split_into_nothing():
-    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+def test_cannot_be_split_into_nothing():
+    with pytest.raises(ValueError, match="count must be a whole number of at least 1, got 0"):
         RandomSource(0).split(0)
 
 
@@ -181,10 +181,10 @@ def test_what_was_recorded_is_not_changed_by_its_user():
 def test_replay_says_where_two_programs_come_apart():
     replay = Replay([torch.zeros(3), torch.zeros(2, 2)])
     replay.uniform((3,), LIKE)
-    with pytest.raises(ValueError, match=r"recorded draw 1 has shape \(2, 2\), but \(4,\) was asked for"):
+    with pytest.raises(ValueError, match=r"recorded draw 1 has shape \(2, 2\), expected \(4,\)"):
         replay.normal((4,), LIKE)
     replay.normal((2, 2), LIKE)
-    with pytest.raises(ValueError, match="used up after 2 draws"):
+    with pytest.raises(ValueError, match="no more than 2 draws"):
         replay.permutation(2)
 
 
@@ -203,7 +203,7 @@ def test_replay_and_recorder_continue_from_their_state():
     assert torch.equal(draws(again), ahead)
 
 
-@pytest.mark.parametrize("noise", [Recorder(RandomSource(0)), Replay([])])
+@pytest.mark.parametrize("rng", [Recorder(RandomSource(0)), Replay([])])
 def test_a_recording_is_one_stream(rng):
     with pytest.raises(ValueError, match="cannot be split"):
         rng.split(2)

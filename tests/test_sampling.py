@@ -825,20 +825,36 @@ def test_what_is_given_is_not_changed():
     assert torch.equal(first, kept)
 
 
+@pytest.mark.parametrize("mask", [torch.zeros(4, dtype=torch.bool), torch.zeros(5, 4, dtype=torch.bool), {}])
+def test_a_mask_in_which_nothing_is_known_is_an_error(mask):
+    machine, start, rng = DISCRETE["binary"](), torch.ones(5, 4), RandomSource(0)
+    for call in (
+        lambda: gibbs(machine, start, 1, rng, mask=mask),
+        lambda: mean_field(machine, start, 1, mask=mask),
+        lambda: conditional_mean(machine, start, mask, rng),
+        lambda: sample(machine, 5, 1, rng, init=start, mask=mask),
+    ):
+        with pytest.raises(ValueError, match="no entry is known"):
+            call()
+
+
 def test_errors_say_what_was_given():
     machine = two_layers()
     start = sample(machine, 3, 1, RandomSource(0)).visible
     mask = {"image": torch.ones(2, 2, dtype=torch.bool)}
     rng = RandomSource(0)
     wrong = {
-        "steps must be at least 1, got 0": lambda: gibbs(machine, start, 0, rng),
-        "steps must be at least 1, got -1": lambda: mean_field(machine, start, -1),
-        "steps must be at least 1 and burn_in at least 0": lambda: conditional_mean(machine, start, mask, rng, steps=0),
-        "n must be at least 1, got 0": lambda: sample(machine, 0, 1, rng),
+        "steps must be a whole number of at least 1, got 0": lambda: gibbs(machine, start, 0, rng),
+        "steps must be a whole number of at least 1, got -1": lambda: mean_field(machine, start, -1),
+        "steps must be a whole number of at least 1, got 1.5": lambda: conditional_mean(
+            machine, start, mask, rng, steps=1.5
+        ),
+        "burn_in must be a whole number of at least 0": lambda: conditional_mean(machine, start, mask, rng, burn_in=-1),
+        "n must be a whole number of at least 1, got 0": lambda: sample(machine, 0, 1, rng),
         "a mask needs init": lambda: sample(machine, 3, 1, rng, mask=mask),
-        "init must hold n = 4 states, got 3": lambda: sample(machine, 4, 1, rng, init=start),
-        "n_chains must be at least 1, got 0": lambda: ParallelTempering(machine, 0, rng=rng),
-        "init must hold n_chains = 4 states, got 3": lambda: ParallelTempering(machine, 4, rng=rng, init=start),
+        "init must have n = 4 states, got 3": lambda: sample(machine, 4, 1, rng, init=start),
+        "n_chains must be a whole number of at least 1, got 0": lambda: ParallelTempering(machine, 0, rng=rng),
+        "init must have n_chains = 4 states, got 3": lambda: ParallelTempering(machine, 4, rng=rng, init=start),
     }
     for message, call in wrong.items():
         with pytest.raises(ValueError, match=message):
@@ -846,6 +862,6 @@ def test_errors_say_what_was_given():
 
 
 @pytest.mark.parametrize("betas", [1, [1.0], [0.5, 0.9], [0.5, 0.5, 1.0], [1.0, 0.0], [[0.0, 1.0]]])
-def test_refuses_ladders_that_do_not_rise_to_1(betas):
-    with pytest.raises(ValueError, match="betas must rise"):
+def test_ladders_must_increase_to_1(betas):
+    with pytest.raises(ValueError, match="betas must be at least two numbers that increase"):
         ParallelTempering(DISCRETE["binary"](), 3, betas, rng=RandomSource(0))

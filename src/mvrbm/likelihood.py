@@ -1,7 +1,7 @@
-"""How probable data is: exact log Z where it can be had, annealed importance sampling, pseudo-likelihood.
+"""Likelihoods: exact log Z of small machines, annealed importance sampling, log-likelihood and pseudo-likelihood.
 
-A *clamp* fixes some visible entries: log Z is then the log of the sum over all states that agree with
-them. A clamp of padding rows gives the log Z of documents of one length.
+A *clamp* fixes some visible entries: log Z is then the logarithm of the sum over all states that agree with them. A
+clamp of padding gives the log Z of documents of one length.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, Masks, TemperedPath, gibbs_step, keep_known
 from mvrbm.units.base import Unit, sum_sites
+from mvrbm.validation import whole_number
 
 __all__ = [
     "AnnealedEstimate",
@@ -29,9 +30,9 @@ __all__ = [
 ]
 
 MOST_STATES = 2**25
-_CHUNK_ENTRIES = 2**22  # numbers held at once while enumerating: 32 MB in float64
-_LARGEST_SOLVE = 4096  # entries of a Gaussian layer that are integrated out through one matrix
-_PSEUDO_BUDGET = 2048  # alternatives of sites that the pseudo-likelihood of one sample may look at
+_CHUNK_ENTRIES = 2**22  # numbers in memory at once during enumeration: 32 MB in float64
+_LARGEST_SOLVE = 4096  # entries of a Gaussian hidden layer that is integrated out by one matrix
+_PSEUDO_BUDGET = 2048  # values of sites, over all sites, that the default pseudo-likelihood of one sample sums over
 
 
 # -- exact ------------------------------------------------------------------------------------------
@@ -39,16 +40,16 @@ _PSEUDO_BUDGET = 2048  # alternatives of sites that the pseudo-likelihood of one
 
 @torch.no_grad()
 def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, mask: Visible | None = None) -> Tensor:
-    r"""Exact :math:`\log Z`, by enumerating the side with fewer states and summing the other in closed form.
+    r"""Compute :math:`\log Z` exactly: enumerate the side with fewer states and sum the other side in closed form.
 
     Parameters
     ----------
     machine : BoltzmannMachine
         The model.
     clamp : Tensor or mapping of str to Tensor, optional
-        One visible state, each layer (1, *layer shape), whose known entries are held fixed.
+        One visible state, each layer (1, *layer shape), whose known entries are fixed.
     mask : Tensor or mapping of str to Tensor, optional
-        True where an entry of `clamp` is known; padding rows always are.
+        True where an entry of `clamp` is known; padding always is.
 
     Returns
     -------
@@ -68,7 +69,7 @@ def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, ma
         return _sum_over_discrete_layers(machine, fixed, known, free, reals)
     bits_visible = sum(_bits(unit, len(free[name])) for name, unit in machine.layers.items())
     bits_hidden = _bits(machine.hidden, machine.hidden.n_sites)
-    _refuse_beyond_reach(min(bits_visible, bits_hidden))
+    _check_reach(min(bits_visible, bits_hidden))
     if bits_hidden <= bits_visible:
         total = _LogSum()
         for y in _states(machine.hidden, torch.arange(machine.hidden.n_sites), machine.like, _entries(machine)):
@@ -85,7 +86,7 @@ def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, ma
 def _clamped(
     machine: BoltzmannMachine, clamp: Visible | None, mask: Visible | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
-    """Return one visible state and which of its entries are held, both by layer."""
+    """Return one visible state and which of its entries are fixed, both by layer."""
     if clamp is None:
         if mask is not None:
             raise ValueError("a mask needs clamp: it marks which of its entries are known")
@@ -102,18 +103,19 @@ def _site_mask(unit: Unit, mask: Tensor) -> Tensor:
 
 
 def _free_sites(unit: Unit, mask: Tensor | None) -> Tensor:
-    """Numbers of the sites that are not held."""
+    """Return the numbers of the sites that are not fixed."""
     if mask is None:
         return torch.arange(unit.n_sites)
     return torch.nonzero(~_site_mask(unit, mask)[0].reshape(-1).cpu()).reshape(-1)
 
 
 def _bits(unit: Unit, n_sites: int) -> float:
-    """Logarithm to base 2 of the number of states that some sites have."""
+    """Return the binary logarithm of the number of states of some sites."""
     return n_sites * math.log2(unit.levels) if n_sites else 0.0
 
 
-def _refuse_beyond_reach(bits: float) -> None:
+def _check_reach(bits: float) -> None:
+    """Raise ValueError if there are more than 2**bits states and these are too many."""
     if bits > math.log2(MOST_STATES):
         raise ValueError(
             f"exact log Z would sum 2^{bits:.0f} states, more than the 2^{math.log2(MOST_STATES):.0f} allowed: "
@@ -122,7 +124,7 @@ def _refuse_beyond_reach(bits: float) -> None:
 
 
 class _LogSum:
-    """Logarithm of a sum of exponentials that arrives in pieces."""
+    """Logarithm of a sum of exponentials, computed in pieces."""
 
     def __init__(self) -> None:
         self.value = torch.tensor(-math.inf, dtype=torch.float64)
@@ -132,7 +134,7 @@ class _LogSum:
 
 
 def _digits(n_sites: int, levels: int, entries: int) -> Iterator[Tensor]:
-    """All states of some sites as rows of digits, in pieces (m, n_sites)."""
+    """Yield all states of some sites as rows of digits, in pieces (m, n_sites)."""
     count = levels**n_sites
     piece = max(1, _CHUNK_ENTRIES // max(entries, 1))
     powers = torch.tensor([levels**site for site in range(n_sites)], dtype=torch.int64)
@@ -142,7 +144,7 @@ def _digits(n_sites: int, levels: int, entries: int) -> Iterator[Tensor]:
 
 
 def _states(unit: Unit, sites: Tensor, like: Tensor, entries: int, base: Tensor | None = None) -> Iterator[Tensor]:
-    """All states of a layer's sites, the others as in `base`, in pieces (m, *shape) for up to `entries` each."""
+    """Yield all states of some sites of a layer, with the others as in `base`, in pieces (m, *shape)."""
     if len(sites) == 0:
         yield like.new_zeros((1, *unit.shape)) if base is None else base.reshape(1, *unit.shape)
         return
@@ -155,14 +157,14 @@ def _states(unit: Unit, sites: Tensor, like: Tensor, entries: int, base: Tensor 
 
 
 def _entries(machine: BoltzmannMachine) -> int:
-    """Entries of all layers: what one joint state takes."""
+    """Return the number of entries of all layers together."""
     return sum(math.prod(unit.shape) for unit in (*machine.layers.values(), machine.hidden))
 
 
 def _visible_states(
     machine: BoltzmannMachine, fixed: Layers, free: dict[str, Tensor], skip: list[str]
 ) -> Iterator[dict[str, Tensor]]:
-    """All joint states of the visible layers but those skipped, which stay as fixed, in pieces."""
+    """Yield all joint states of the visible layers in pieces; skipped layers stay at `fixed`."""
     names = [name for name in machine.layers if name not in skip]
 
     def combine(names: list[str], chosen: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -172,13 +174,13 @@ def _visible_states(
         name, *rest = names
         unit = machine.layers[name]
         for piece in _states(unit, free[name], machine.like, _entries(machine), fixed[name]):
-            if rest:  # the last layer is enumerated in bulk, the others one state at a time
+            if rest:  # the last layer is enumerated in pieces, the others one state at a time
                 for row in piece:
                     yield from combine(rest, {**chosen, name: row[None]})
             else:
                 yield {**chosen, name: piece}
 
-    # The layer with the most states goes last, where it is handled in bulk.
+    # The layer with the most states is last and enumerated in pieces.
     names.sort(key=lambda name: _bits(machine.layers[name], len(free[name])))
     for layers in combine(names, {name: fixed[name] for name in skip}):
         n = max(len(array) for array in layers.values())
@@ -186,7 +188,7 @@ def _visible_states(
 
 
 def _clamped_log_normaliser(machine: BoltzmannMachine, fields: Layers, fixed: Layers, known: Masks) -> Tensor:
-    """Sum over the visible layers of log-normalisers, held sites counting with their one value: (m,)."""
+    """Return the sum of the log-normalisers of the visible layers, where fixed sites have one value: (m,)."""
     total = machine.like.new_zeros(())
     for name, unit in machine.layers.items():
         sites = unit.site_log_normaliser(fields[name])
@@ -202,15 +204,15 @@ def _clamped_log_normaliser(machine: BoltzmannMachine, fields: Layers, fixed: La
 def _sum_over_discrete_layers(
     machine: BoltzmannMachine, fixed: Layers, known: Masks, free: dict[str, Tensor], reals: list[str]
 ) -> Tensor:
-    r"""Log Z where Gaussian visible layers face a Gaussian hidden one: their joint integral in closed form.
+    r"""Return log Z of machines with Gaussian visible and hidden layers, whose joint integral has a closed form.
 
-    In standard deviations, :math:`t = x / s`, the free Gaussian entries and :math:`u = y / s_h` have energy
-    :math:`|t - b|^2 / 2 + |u - c|^2 / 2 - u^\top (W t + g)`, where `g` is the field of all other entries.
-    Integrating `t`, then `u`, leaves a Gaussian with precision :math:`A = I - W W^\top`.
+    Measured in standard deviations, the free Gaussian entries :math:`t = x / s` and the hidden :math:`u = y / s_h` have
+    energy :math:`|t - b|^2 / 2 + |u - c|^2 / 2 - u^\top (W t + g)`, where `g` is the field of all other entries. The
+    integral over `t` leaves a Gaussian over `u` with precision :math:`A = I - W W^\top`.
     """
     hidden = machine.hidden
     others = {name: sites for name, sites in free.items() if name not in reals}
-    _refuse_beyond_reach(sum(_bits(machine.layers[name], len(sites)) for name, sites in others.items()))
+    _check_reach(sum(_bits(machine.layers[name], len(sites)) for name, sites in others.items()))
     n_hidden = math.prod(hidden.shape)
     if n_hidden > _LARGEST_SOLVE:
         raise ValueError(
@@ -224,14 +226,14 @@ def _sum_over_discrete_layers(
         ones = torch.zeros(len(sites), math.prod(unit.shape)).to(machine.like)
         ones[torch.arange(len(sites)), sites] = 1
         columns.append(machine.links[name].to_hidden(ones.reshape(-1, *unit.shape)).flatten(1).T)
-        scale = _scale(unit, machine.like)
+        scale = 1 / unit.inverse_scale()
         location.append((unit.bias / scale).reshape(-1)[sites])
         log_widths.append(torch.log(scale).reshape(-1)[sites].sum())
         zeroed = fixed[name].clone().reshape(1, -1)
         zeroed[:, sites] = 0
         at_zero[name] = zeroed.reshape(1, *unit.shape)
     w, b = torch.cat(columns, 1).to(like), torch.cat(location).to(like)
-    hidden_scale = _scale(hidden, machine.like).reshape(-1).to(like)
+    hidden_scale = (1 / hidden.inverse_scale()).reshape(-1).to(like)
     c = (hidden.bias.expand(hidden.shape).reshape(-1) / hidden_scale).to(like)
     precision = torch.eye(n_hidden, dtype=like.dtype, device=like.device) - w @ w.T
     chol = torch.linalg.cholesky(precision)
@@ -247,15 +249,10 @@ def _sum_over_discrete_layers(
         other = machine.hidden_field(layers).flatten(1).to(like)
         pull = c + other + w @ b
         solved = torch.cholesky_solve(pull.T, chol).T
-        # Own energy at zero of the integrated entries is b^2 / 2, which their integral cancels.
-        own = machine._own_energy(layers).to(like) - 0.5 * (b @ b)
+        # The own energy of the integrated entries, here at zero, is b^2 / 2, which their integral cancels.
+        own = machine.own_energy(layers).to(like) - 0.5 * (b @ b)
         total.add(constant + 0.5 * (pull * solved).sum(1) - own)
     return total.value
-
-
-def _scale(unit: Unit, like: Tensor) -> Tensor:
-    """Standard deviation of each entry of a Gaussian layer, whose statistic is x / s."""
-    return 1 / unit.statistic(like.new_ones(unit.shape))
 
 
 # -- annealed importance sampling -------------------------------------------------------------------
@@ -270,9 +267,9 @@ class AnnealedEstimate:
     log_z : float
         The estimate: the logarithm of the mean importance weight, whose expectation is exactly Z.
     standard_error : float
-        Its standard error, from the spread of the weights.
+        Standard error, from the variance of the weights.
     effective_samples : float
-        How many equal weights the runs are worth; near 1 the standard error itself is not to be trusted.
+        Effective number of equal weights; if it is near 1, the standard error itself is unreliable.
     log_weights : Tensor (n_chains,)
         Logarithms of the weights.
     """
@@ -303,12 +300,12 @@ def annealed_importance_sampling(
     rng : RandomSource
         Source of the draws.
     n_chains : int
-        Number of runs; the standard error falls with their square root.
+        Number of chains; the standard error is inversely proportional to its square root.
     n_steps : int
-        Number of temperatures; more of them make the weights more alike.
+        Number of temperatures; more of them reduce the variance of the weights.
     centre : mapping of str to Tensor, optional
-        See :class:`~mvrbm.sampling.TemperedPath`. A centre inside one of several modes makes the weights
-        of chains that find another rare and large, and the standard error too small.
+        See :class:`~mvrbm.sampling.TemperedPath`. With a centre in one of several modes, chains that end in another
+        mode are rare and have large weights, and the standard error is too small.
     clamp, mask : optional
         See :func:`log_partition`.
 
@@ -316,15 +313,14 @@ def annealed_importance_sampling(
     -------
     AnnealedEstimate
     """
-    if n_chains < 2 or n_steps < 1:
-        raise ValueError(f"n_chains must be at least 2 and n_steps at least 1, got {n_chains} and {n_steps}")
+    whole_number(n_chains, "n_chains", 2)
+    whole_number(n_steps, "n_steps")
     machine.check_bounded()
     fixed, known = _clamped(machine, clamp, mask)
     path = TemperedPath(machine, centre)
-    base = {name: field.expand(1, *field.shape[1:]) for name, field in path._visible_base.items()}
-    # At beta = 0 the layers do not see each other, so log Z is a sum over layers.
-    log_z_base = _clamped_log_normaliser(machine, base, fixed, known)
-    log_z_base = log_z_base + machine.hidden.log_normaliser(path._hidden_base)
+    # At beta = 0 the layers are independent, so log Z is a sum over layers.
+    log_z_base = _clamped_log_normaliser(machine, path.visible_base, fixed, known)
+    log_z_base = log_z_base + machine.hidden.log_normaliser(path.hidden_base)
     masks = {name: None if held is None else held.expand(n_chains, *held.shape[1:]) for name, held in known.items()}
     start = {name: array.expand(n_chains, *array.shape[1:]) for name, array in fixed.items()}
     layers = keep_known(start, path.base_sample(n_chains, rng), masks)
@@ -350,14 +346,14 @@ def annealed_importance_sampling(
 
 @dataclass(frozen=True)
 class PseudoLikelihood:
-    """Sum over sites of log p(site | all other sites), a sample each.
+    """Sum over sites of log p(site | all other sites), for each sample.
 
     Attributes
     ----------
     values : Tensor (n,)
-        The sums, scaled up to all sites where only some were visited.
+        The sums, scaled to all sites if only some were visited.
     sites, total_sites : int
-        How many sites were visited, and how many there are.
+        Number of visited sites and number of all sites.
     """
 
     values: Tensor
@@ -379,20 +375,19 @@ def pseudo_log_likelihood(
     seed: int = 0,
     check: bool = True,
 ) -> PseudoLikelihood:
-    """Pseudo-log-likelihood of each sample. Deterministic.
+    """Compute the pseudo-log-likelihood of each sample. The result is deterministic.
 
     Parameters
     ----------
     machine : BoltzmannMachine
         The model.
     visible : Tensor or mapping of str to Tensor
-        Data, each layer (n, *layer shape). A grey Bernoulli entry counts as its share of ones and zeros.
+        Data, each layer (n, *layer shape). A grey Bernoulli entry is an average over ones and zeros.
     n_sites : int, optional
-        How many sites to visit. If not given, all of them where they have no more than about two thousand
-        alternatives together, such as a thousand binary entries, and otherwise as many as that allows: a
-        subset that depends on the visible layers and `seed` alone, so that machines can be compared.
+        Number of sites to visit. Default: all, or a subset with about two thousand values in all, such as a thousand
+        binary entries. The subset depends only on the visible layers and `seed`, so that machines can be compared.
     seed : int
-        Chooses the subset.
+        Seed of the subset.
     check : bool
         Whether to check the data.
     """
@@ -400,12 +395,10 @@ def pseudo_log_likelihood(
     n = len(next(iter(layers.values())))
     places = [(name, site) for name, unit in machine.layers.items() for site in range(unit.n_sites)]
     if n_sites is None:
-        # A site has two alternatives, as many as there are categories, or a few dozen nodes.
+        # A site has two values, as many as there are categories, or a few dozen nodes or counts.
         n_sites = max(1, _PSEUDO_BUDGET // max(int(min(unit.levels, 64)) for unit in machine.layers.values()))
-    if n_sites < 1:
-        raise ValueError(f"n_sites must be at least 1, got {n_sites}")
     visited = places
-    if n_sites < len(places):
+    if whole_number(n_sites, "n_sites") < len(places):
         chosen = RandomSource(seed).permutation(len(places))[:n_sites].tolist()
         visited = [places[i] for i in sorted(chosen)]
     towards = machine.hidden_field(layers)
@@ -416,17 +409,17 @@ def pseudo_log_likelihood(
 
 
 def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, site: int) -> Tensor:
-    """Log p(site | all other sites) of each sample, 0 where the site does not exist: (n,)."""
+    """Return log p(site | all other sites) of each sample, 0 for padding: (n,)."""
     unit = machine.layers[name]
     x = layers[name].reshape(-1, unit.n_sites, *unit.entry_shape)
     n = len(x)
     options = unit.alternatives(x[:, site], site, _reach(machine, layers, field, name, site))
-    columns, slope = _site_columns(machine, name, site)
+    columns, scale = _site_columns(machine, name, site)
     scores = []
     for value in options.values:
         changed = x.clone()
         changed[:, site] = value
-        step = ((value - x[:, site]).reshape(n, -1) * slope) @ columns.flatten(1)  # the statistic is linear
+        step = ((value - x[:, site]).reshape(n, -1) * scale) @ columns.flatten(1)  # the statistic is linear
         energy = unit.energy(changed.reshape(n, *unit.shape))
         scores.append(machine.hidden.log_normaliser(field + step.reshape(field.shape)) - energy)
     score = torch.stack(scores)  # (a, n)
@@ -439,21 +432,17 @@ def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tens
 
 
 def _site_columns(machine: BoltzmannMachine, name: str, site: int) -> tuple[Tensor, Tensor]:
-    """What one unit of each entry of a site's statistic sends to the hidden layer, and the statistic's slopes."""
+    """Return the hidden field of a unit statistic of each entry of a site, and the statistic of a unit value."""
     unit = machine.layers[name]
     size = math.prod(unit.entry_shape)
     one = machine.like.new_zeros((size, unit.n_sites, size))
     one[torch.arange(size), site, torch.arange(size)] = 1
     columns = machine.links[name].to_hidden(one.reshape(size, *unit.shape))  # (entries, *hidden shape)
-    slopes = unit.statistic(machine.like.new_ones(unit.shape)).reshape(unit.n_sites, size)[site]
-    return columns, slopes
+    return columns, unit.inverse_scale().reshape(unit.n_sites, size)[site]
 
 
 def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, site: int) -> tuple[Tensor, Tensor]:
-    """Lowest and highest field that a site with infinitely many values can meet: (n,) each.
-
-    For a Gaussian site, up to what its own width covers.
-    """
+    """Return the lowest and highest likely field on a site with infinitely many values: (n,) each."""
     unit, n = machine.layers[name], len(field)
     if math.isfinite(unit.levels):
         nothing = field.new_zeros(n)
@@ -463,8 +452,8 @@ def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, 
     if math.isfinite(low) and math.isfinite(high):
         ends = torch.stack([column * low, column * high]).flatten(1)
         return ends.amin(0).sum().expand(n), ends.amax(0).sum().expand(n)
-    # An unbounded hidden layer is Gaussian, and so then is the entry given the others: its field is
-    # normal, around what it is where the entry pulls itself, and wider than the entry alone.
+    # An unbounded hidden layer is Gaussian, and then the entry given all others is Gaussian as well: its field is
+    # normal, with a mean and a variance that include the effect of the entry on itself.
     statistic = unit.statistic(layers[name]).reshape(n, -1)[:, site].reshape(-1, *([1] * (field.ndim - 1)))
     without = machine.hidden.statistic(machine.hidden.mean(field - column * statistic))
     pull = (without * column).flatten(1).sum(1)
@@ -484,7 +473,7 @@ def log_likelihood(
     visible: Visible,
     log_z: float | Tensor | Callable[..., Tensor | AnnealedEstimate] = log_partition,
 ) -> Tensor:
-    """Log-likelihood of each sample, -F(x) - log Z.
+    """Compute the log-likelihood of each sample, -F(x) - log Z.
 
     Parameters
     ----------
@@ -493,9 +482,9 @@ def log_likelihood(
     visible : Tensor or mapping of str to Tensor
         Data, each layer (n, *layer shape).
     log_z : float, or function
-        log Z itself, or what finds it: :func:`log_partition` (the default), or for instance
-        ``functools.partial(annealed_importance_sampling, noise=RandomSource(0))``. It is called once for all
-        data, or once for each pattern of padding, which has a log Z of its own.
+        log Z itself, or a function that computes it: :func:`log_partition`, or for instance
+        ``functools.partial(annealed_importance_sampling, rng=RandomSource(0))``. It is called once, or once for each
+        pattern of padding, because each has its own log Z.
 
     Returns
     -------
@@ -507,7 +496,7 @@ def log_likelihood(
     padding = [mask.flatten(1) for mask in absent.values() if mask is not None]
     if not callable(log_z):
         if any(bool((mask != mask[:1]).any()) for mask in padding):
-            raise ValueError("samples of unequal length have no common log_z: give a function that finds it")
+            raise ValueError("samples of unequal length have no common log_z: pass a function that computes it")
         return score - log_z
     if not padding:
         return score - _as_value(log_z(machine)).to(score)

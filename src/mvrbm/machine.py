@@ -1,4 +1,8 @@
-"""The machine: visible layers, one hidden layer, and the couplings between them. It only adds up fields."""
+"""The Boltzmann machine: visible layers, one hidden layer, and the couplings between them.
+
+It adds up energies and fields and checks data. Distributions are in `units`, weights in `couplings`, chains in
+`sampling`.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,11 @@ from mvrbm.couplings.base import DEFAULT_STD, Coupling
 from mvrbm.random import RandomSource
 from mvrbm.units.base import Unit
 
-#: A batch of every visible layer: by name, or the array itself where there is only one layer.
+#: A batch of every visible layer: by name, or the array itself if there is only one layer.
 Visible = Tensor | Mapping[str, Tensor]
 
-# Beyond this many entries on the smaller side the norm of two Gaussian layers' coupling is found by
-# Lanczos iteration instead of from a matrix.
+# With more hidden entries than this, the norm of the coupling of two Gaussian layers is computed by Lanczos iteration
+# instead of from a matrix.
 _LARGEST_GRAM = 1024
 
 
@@ -31,21 +35,21 @@ class BoltzmannMachine(nn.Module):
         E(X, Y) = \sum_m \varepsilon_m(X_m) + \varepsilon_h(Y)
                   - \sum_m \langle T_h(Y), W_m\, T_m(X_m) \rangle
 
-    The units give :math:`\varepsilon` and :math:`T`, the couplings give :math:`W`. Given one side, the
-    other side's sites are independent, in the field that the couplings carry over.
+    The units define :math:`\varepsilon` and :math:`T`, the couplings define :math:`W`. Given the visible layers, the
+    hidden sites are independent, in the field that the couplings compute, and vice versa.
 
     Parameters
     ----------
     visible : Unit or mapping of str to Unit
-        The visible layers by name. One unit alone is a layer named ``"visible"``.
+        The visible layers by name. A single unit becomes a layer named ``"visible"``.
     hidden : Unit
         The hidden layer.
     couplings : Coupling or mapping of str to Coupling
-        One coupling a visible layer, under the layer's name.
+        One coupling per visible layer, under the layer's name.
     seed : int or RandomSource
-        Where the starting factors come from.
+        Source of the initial weights.
     std : float
-        Standard deviation of the entries of each `W` at the start.
+        Standard deviation of the entries of each `W` initially.
 
     Examples
     --------
@@ -56,9 +60,9 @@ class BoltzmannMachine(nn.Module):
 
     Notes
     -----
-    Every method that takes data takes arrays of shape (n, \*layer shape), by layer name or, for a
-    machine of one layer, as they are. Data is checked unless ``check=False``, which loops over data
-    that was checked once, and mean-field states, want.
+    Every method that takes data takes arrays of shape (n, \*layer shape), by layer name or, for a machine with one
+    visible layer, as they are. Data is checked unless ``check=False``: use that for data that has been checked
+    before, and for means, which need not be valid states.
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class BoltzmannMachine(nn.Module):
         links = {next(iter(layers)): couplings} if isinstance(couplings, Coupling) else dict(couplings)
         if set(links) != set(layers):
             raise ValueError(
-                f"couplings must be given for exactly the visible layers {sorted(layers)}, got {sorted(links)}"
+                f"couplings must have the names of the visible layers {sorted(layers)}, got {sorted(links)}"
             )
         rng = seed if isinstance(seed, RandomSource) else RandomSource(seed)
         for name, layer in layers.items():
@@ -89,7 +93,7 @@ class BoltzmannMachine(nn.Module):
         self.couplings = nn.ModuleDict({name: links[name] for name in layers})
         self.check_bounded()
 
-    # -- what it is made of -----------------------------------------------------------------------
+    # -- parts ------------------------------------------------------------------------------------
 
     @property
     def layers(self) -> dict[str, Unit]:
@@ -103,15 +107,15 @@ class BoltzmannMachine(nn.Module):
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters that are learned: biases, variances and factors."""
+        """Number of learned parameters: biases, variances and factors."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the machine's dtype on its device."""
+        """A tensor with the dtype and device of the machine."""
         return self.hidden.bias
 
-    # -- fields: what one side sends to the other. No checks: the building blocks of every loop ----
+    # -- fields of one side on the other, without checks ------------------------------------------
 
     def hidden_field(self, visible: Mapping[str, Tensor]) -> Tensor:
         r"""Field on the hidden layer, :math:`\sum_m W_m T_m(X_m)`: (n, \*hidden shape)."""
@@ -128,7 +132,7 @@ class BoltzmannMachine(nn.Module):
     # -- energies ---------------------------------------------------------------------------------
 
     def energy(self, visible: Visible, hidden: Tensor, *, check: bool = True) -> Tensor:
-        """Energy of joint states.
+        """Return the energy of joint states.
 
         Parameters
         ----------
@@ -146,14 +150,15 @@ class BoltzmannMachine(nn.Module):
         layers = self.as_layers(visible, check=check)
         y = self._as_layer(hidden, "hidden", self.hidden, check)
         interaction = (self.hidden.statistic(y) * self.hidden_field(layers)).flatten(1).sum(1)
-        return self._own_energy(layers) + self.hidden.energy(y) - interaction
+        return self.own_energy(layers) + self.hidden.energy(y) - interaction
 
     def free_energy(self, visible: Visible, *, check: bool = True) -> Tensor:
         r"""Free energy :math:`F(X) = -\log \sum_Y e^{-E(X, Y)}` of visible states, shape (n,)."""
         layers = self.as_layers(visible, check=check)
-        return self._own_energy(layers) - self.hidden.log_normaliser(self.hidden_field(layers))
+        return self.own_energy(layers) - self.hidden.log_normaliser(self.hidden_field(layers))
 
-    def _own_energy(self, visible: Mapping[str, Tensor]) -> Tensor:
+    def own_energy(self, visible: Mapping[str, Tensor]) -> Tensor:
+        r"""Energy of the visible layers alone, :math:`\sum_m \varepsilon_m(X_m)`, without checks: (n,)."""
         own = [unit.energy(visible[name]) for name, unit in self.layers.items()]
         return functools.reduce(operator.add, own)
 
@@ -164,35 +169,35 @@ class BoltzmannMachine(nn.Module):
         return self.hidden.mean(self.hidden_field(self.as_layers(visible, check=check)))
 
     def sample_hidden(self, visible: Visible, rng: RandomSource, *, check: bool = True) -> Tensor:
-        r"""Draw the hidden layer given visible states: (n, \*hidden shape)."""
+        r"""Sample the hidden layer given visible states: (n, \*hidden shape)."""
         return self.hidden.sample(self.hidden_field(self.as_layers(visible, check=check)), rng)
 
     def visible_mean(self, hidden: Tensor, *, check: bool = True) -> dict[str, Tensor]:
-        """Mean of each visible layer given hidden states, by name. Hidden means may stand for states."""
+        """Mean of each visible layer given hidden states, or given hidden means, by name."""
         fields = self.visible_fields(self._as_layer(hidden, "hidden", self.hidden, check, values=False))
         return {name: unit.mean(fields[name]) for name, unit in self.layers.items()}
 
     def sample_visible(self, hidden: Tensor, rng: RandomSource, *, check: bool = True) -> dict[str, Tensor]:
-        """Draw each visible layer given hidden states, by name."""
+        """Sample each visible layer given hidden states, by name."""
         fields = self.visible_fields(self._as_layer(hidden, "hidden", self.hidden, check, values=False))
         return {name: unit.sample(fields[name], rng) for name, unit in self.layers.items()}
 
     # -- learning ---------------------------------------------------------------------------------
 
     def free_energy_gradient(self, visible: Mapping[str, Tensor], field: Tensor | None = None) -> dict[str, Tensor]:
-        """Gradient of the mean free energy for every learned parameter, without autograd.
+        """Return the gradient of the mean free energy for every learned parameter, without autograd.
 
         Parameters
         ----------
         visible : mapping of str to Tensor
             Visible states, each (n, *layer shape). They are not checked.
         field : Tensor (n, *hidden shape), optional
-            The hidden field of these states, where it is known already.
+            The hidden field of these states, if it has been computed already.
 
         Returns
         -------
         dict
-            From a parameter's name, as in `named_parameters`, to an array of its shape.
+            Maps the name of each parameter, as in `named_parameters`, to an array of its shape.
         """
         field = self.hidden_field(visible) if field is None else field
         hidden = self.hidden.statistic(self.hidden.mean(field))
@@ -203,7 +208,7 @@ class BoltzmannMachine(nn.Module):
         return gradient
 
     def unit_gradient(self, visible: Mapping[str, Tensor], field: Tensor, hidden: Tensor) -> dict[str, Tensor]:
-        """Gradient of the mean free energy for the units' parameters alone.
+        """Return the gradient of the mean free energy for the parameters of the units alone.
 
         Parameters
         ----------
@@ -223,7 +228,7 @@ class BoltzmannMachine(nn.Module):
 
     @torch.no_grad()
     def initialise_from(self, visible: Visible) -> None:
-        """Set the visible units' parameters to those of independent entries with the data's moments."""
+        """Set the parameters of the visible units to those of independent entries with the moments of the data."""
         layers = self.as_layers(visible)
         for name, unit in self.layers.items():
             data = layers[name]
@@ -232,16 +237,16 @@ class BoltzmannMachine(nn.Module):
     # -- checks -----------------------------------------------------------------------------------
 
     def as_layers(self, visible: Visible, *, check: bool = True, values: bool = True) -> dict[str, Tensor]:
-        """Return a batch by layer name, in the machine's dtype and on its device.
+        """Return a batch by layer name, with the dtype and on the device of the machine.
 
         Parameters
         ----------
         visible : Tensor or mapping of str to Tensor
-            Anything that `torch.as_tensor` takes will do for a tensor.
+            Data; anything that `torch.as_tensor` accepts.
         check : bool
-            Whether to raise ValueError for wrong shapes and for values a layer's units cannot have.
+            Whether to raise ValueError for wrong shapes and for values that a layer's units cannot have.
         values : bool
-            Whether these checks include the values. Means of one-hot rows are not one-hot.
+            Whether to check the values as well. Means of one-hot rows are not one-hot.
         """
         if isinstance(visible, Mapping):
             batch: Mapping[str, Any] = visible
@@ -249,7 +254,7 @@ class BoltzmannMachine(nn.Module):
             batch = {next(iter(self.visible)): visible}
         else:
             raise ValueError(
-                f"this machine has visible layers {list(self.visible)}: give a mapping from these names to arrays"
+                f"this machine has visible layers {list(self.visible)}: pass a mapping from these names to arrays"
             )
         if set(batch) != set(self.visible):
             raise ValueError(f"expected visible layers {sorted(self.visible)}, got {sorted(batch)}")
@@ -270,20 +275,19 @@ class BoltzmannMachine(nn.Module):
         return tensor
 
     def as_masks(self, mask: Visible | None, visible: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-        """Return which entries of each layer are known, by name: (n, *layer shape), None where none is.
+        """Return which entries of each layer are known, by name: (n, *layer shape), None if no entry is.
 
         Parameters
         ----------
         mask : Tensor, mapping of str to Tensor, or None
-            True where the value is known. Layers left out of a mapping are unknown throughout. A mask
-            without the batch's axis holds for every sample.
+            True where the value is known. Layers that a mapping leaves out are unknown. A mask without the axis of
+            samples holds for every sample.
         visible : mapping of str to Tensor
-            The states that the known entries are taken from. Sites that do not exist in them (padding)
-            count as known.
+            The states with the known entries. Padding counts as known.
         """
         if mask is not None and not isinstance(mask, Mapping):
             if len(self.visible) > 1:
-                raise ValueError(f"give the mask as a mapping from layers of {list(self.visible)} to arrays")
+                raise ValueError(f"the mask must be a mapping from layers of {list(self.visible)} to arrays")
             mask = {next(iter(self.visible)): mask}
         given = dict(mask or {})
         if not set(given) <= set(self.visible):
@@ -291,10 +295,10 @@ class BoltzmannMachine(nn.Module):
         return {name: _mask_of(given.get(name), name, unit, visible[name]) for name, unit in self.layers.items()}
 
     def check_bounded(self) -> None:
-        """Raise ValueError if Gaussian layers face each other and pull without limit.
+        """Raise ValueError if the energy of coupled Gaussian layers has no lower bound.
 
-        In units of the layers' standard deviations the energy is bounded exactly if the joint `W` of
-        the Gaussian visible layers has spectral norm below 1.
+        Measured in standard deviations, the energy is bounded exactly if the joint `W` of the Gaussian visible layers
+        has a spectral norm below 1.
         """
         norm = self.gaussian_norm()
         if norm >= 1:
@@ -305,7 +309,7 @@ class BoltzmannMachine(nn.Module):
 
     @torch.no_grad()
     def gaussian_norm(self) -> float:
-        """Spectral norm of the coupling between Gaussian layers, 0 where none face each other."""
+        """Spectral norm of the coupling between Gaussian layers, 0 if there is no such coupling."""
         names = [name for name, unit in self.layers.items() if unit.gaussian and self.hidden.gaussian]
         if not names:
             return 0.0
@@ -346,7 +350,7 @@ def _check_shape(tensor: Tensor, name: str, shape: tuple[int, ...]) -> None:
     given = tuple(tensor.shape[1:])
     if tensor.ndim != len(shape) + 1:
         raise ValueError(
-            f"layer '{name}' expects arrays of shape (n, {', '.join(map(str, shape))}), one sample along the "
+            f"layer '{name}' expects arrays of shape (n, {', '.join(map(str, shape))}), with samples along the "
             f"first axis, got {tuple(tensor.shape)}"
         )
     for mode, (got, wanted) in enumerate(zip(given, shape, strict=True), start=1):
@@ -356,7 +360,7 @@ def _check_shape(tensor: Tensor, name: str, shape: tuple[int, ...]) -> None:
                 f"mode {mode} has {got} entries instead of {wanted}"
             )
     if len(tensor) == 0:
-        raise ValueError(f"layer '{name}' was given an empty batch: at least one sample is needed")
+        raise ValueError(f"layer '{name}' got an empty batch: at least one sample is needed")
 
 
 def _mask_of(mask: Any, name: str, unit: Unit, x: Tensor) -> Tensor | None:
@@ -375,5 +379,5 @@ def _mask_of(mask: Any, name: str, unit: Unit, x: Tensor) -> Tensor | None:
         )
     known = known.expand(x.shape)
     if unit.entry_modes and not bool((known == known[..., :1]).all()):
-        raise ValueError(f"the mask of layer '{name}' must know a one-hot row wholly or not at all")
+        raise ValueError(f"the mask of layer '{name}' must be the same for all entries of a one-hot row")
     return known if absent is None else known | absent

@@ -1,4 +1,4 @@
-"""The named models, each a choice of units and couplings."""
+"""Functions that build the named models, each a choice of units and couplings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def multimodal_mvrbm(
     rank : int
         Rank of every coupling.
     seed : int or RandomSource
-        Where the starting factors come from.
+        Source of the initial weights.
     """
     couplings = {name: Kronecker(rank) for name in visible}
     return BoltzmannMachine(visible, Bernoulli(hidden_shape), couplings, seed=seed)
@@ -72,9 +72,9 @@ def replicated_softmax(n_rows: int, n_words: int, n_topics: int, *, seed: int | 
     :math:`E = -\sum_{d} (V x_d + b)^\top [y, 1] - \langle c, y\rangle`, the rows :math:`x_d` one-hot, with
     weights and bias shared by all of them.
 
-    A document of fewer words ends in rows of zeros, which do not exist for the model. The hidden bias
-    that Salakhutdinov and Hinton scale by the document's length D needs no parameter of its own: adding
-    it to every column of V adds D times it, since each row holds one 1.
+    A shorter document ends in rows of zeros, which the model ignores. Salakhutdinov and Hinton multiply the hidden bias
+    by the length D of the document; here this needs no parameter, because a constant added to every column of V adds D
+    times that constant to the field.
     """
     words = Categorical((n_rows, n_words), bias_shape=(1, n_words), padded=True)
     coupling = Kronecker(summed_modes=(0,))
@@ -82,19 +82,19 @@ def replicated_softmax(n_rows: int, n_words: int, n_topics: int, *, seed: int | 
 
 
 def documents(counts: Tensor, n_rows: int | None = None) -> Tensor:
-    """Turn word counts into padded one-hot rows.
+    """Convert word counts to padded one-hot rows.
 
     Parameters
     ----------
     counts : Tensor (n, n_words)
-        How often each word stands in each document.
+        Number of occurrences of each word in each document.
     n_rows : int, optional
-        Rows of the longest document; taken from the counts if not given.
+        Number of rows. Default: the number of words of the longest document.
 
     Returns
     -------
     Tensor (n, n_rows, n_words)
-        One row a word, then rows of zeros. The order of words means nothing to the model.
+        One row per word, then rows of zeros. The model does not depend on the order of words.
     """
     counts = torch.as_tensor(counts)
     if counts.ndim != 2 or bool((counts < 0).any()) or bool((counts != counts.round()).any()):
@@ -104,7 +104,7 @@ def documents(counts: Tensor, n_rows: int | None = None) -> Tensor:
     n_rows = max(longest, 1) if n_rows is None else n_rows
     if longest > n_rows:
         raise ValueError(f"the longest document has {longest} words, more than n_rows = {n_rows}")
-    ends = whole.cumsum(1)  # row d holds the first word whose running count exceeds d
+    ends = whole.cumsum(1)  # row d contains the first word whose cumulative count exceeds d
     rows = torch.arange(n_rows)[None, :, None]
     starts = (ends - whole)[:, None, :]
     return ((starts <= rows) & (rows < ends[:, None, :])).to(torch.get_default_dtype())

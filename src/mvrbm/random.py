@@ -1,7 +1,7 @@
-"""The one source of randomness: seeded, saveable, splittable, and replaceable by recorded draws.
+"""The source of random numbers: seeded, saveable, splittable, and replaceable by recorded draws.
 
-Nothing in the package touches PyTorch's or NumPy's global generators. Whatever draws a random number
-takes a :class:`RandomSource`, so that a run is a function of its inputs and a seed.
+The package never uses the global generators of PyTorch and NumPy. Every function that draws random numbers takes a
+:class:`RandomSource`, so that its result depends only on its arguments and a seed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from mvrbm import compiled
+from mvrbm.validation import whole_number
 
 __all__ = ["RandomSource", "Recorder", "Replay"]
 
 _MAX_SEED = 2**63
-_NAMED = 2**32 - 1  # no stream is split so often
+_NAMED = 2**32 - 1  # more than the number of streams that `split` can return
 _WORDS: dict[torch.dtype, tuple[np.dtype[Any], int]] = {
     torch.float32: (np.dtype(np.int32), 24),
     torch.float64: (np.dtype(np.int64), 53),
@@ -32,10 +33,10 @@ class RandomSource:
     Parameters
     ----------
     seed : int
-        Same seed, same numbers.
+        Seed, from 0 to 2**63 - 1.
     device : str or torch.device
-        Where the numbers are drawn. Draws are moved to where they are needed, so a CPU stream gives a
-        GPU machine the very numbers it would give the same machine on the CPU.
+        Device on which numbers are drawn. Draws are moved to the device of the model, so a CPU stream gives a model on
+        the GPU the same numbers as a model on the CPU.
 
     Examples
     --------
@@ -56,30 +57,30 @@ class RandomSource:
         self._restart()
 
     def _restart(self) -> None:
-        # Torch's own seeding is not meant for related seeds; SeedSequence mixes them into unrelated ones.
+        # PyTorch's seeding is not meant for related seeds; SeedSequence turns them into unrelated ones.
         sequence = np.random.SeedSequence(self._entropy, spawn_key=self._key)
         self._generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
-        # On the CPU, where torch draws one uniform number at a time, this is more than twice as fast.
+        # More than twice as fast on the CPU as PyTorch, which draws uniform numbers one at a time.
         self._bits = np.random.SFC64(sequence.spawn(1)[0])
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers are drawn."""
+        """Device on which numbers are drawn."""
         return self._generator.device
 
     def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Uniform numbers in [0, 1), of the dtype and on the device of `like`."""
+        """Return uniform numbers in [0, 1), of the dtype and on the device of `like`."""
         if self.device.type == "cpu" and like.dtype in _WORDS:
             return self._from_bits(tuple(shape), like.dtype).to(like.device)
         draw = torch.rand(tuple(shape), generator=self._generator, dtype=like.dtype, device=self.device)
         return draw.to(like.device)
 
     def _from_bits(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Uniform numbers from raw words: the upper bits that the dtype can hold, 24 or 53."""
+        """Return uniform numbers made of the upper bits of raw words that the dtype can represent, 24 or 53."""
         if dtype == torch.float32:
-            made = torch.empty(shape, dtype=dtype, device="cpu")  # whatever PyTorch's defaults are
-            if compiled.uniform(self._bits, made):
-                return made
+            out = torch.empty(shape, dtype=dtype, device="cpu")  # whatever PyTorch's default device is
+            if compiled.uniform(self._bits, out):
+                return out
         word, digits = _WORDS[dtype]
         count = math.prod(shape)
         raw = np.atleast_1d(self._bits.random_raw(-(-count * word.itemsize // 8))).view(word)[:count]
@@ -87,44 +88,40 @@ class RandomSource:
         return signed.to(dtype).mul_(2.0**-digits).add_(0.5).reshape(shape)
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Standard normal numbers, of the dtype and on the device of `like`."""
+        """Return standard normal numbers, of the dtype and on the device of `like`."""
         draw = torch.randn(tuple(shape), generator=self._generator, dtype=like.dtype, device=self.device)
         return draw.to(like.device)
 
     def permutation(self, n: int) -> Tensor:
-        """Return the integers 0..n-1 in random order, where the numbers are drawn."""
+        """Return the integers 0..n-1 in random order, on the device of this source."""
         return torch.randperm(n, generator=self._generator, device=self.device)
 
     def register_with(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Let a CUDA graph draw from this stream: every replay goes on where the stream stands."""
+        """Let a CUDA graph draw from this stream, from its current position at every replay."""
         graph.register_generator_state(self._generator)
 
     def part_from_graphs(self, state: dict[str, Tensor]) -> None:
-        """Go on from a state with a generator that no graph knows: one whose capture failed draws no more."""
+        """Continue from a state with a new generator: one whose graph capture has failed cannot be used again."""
         self._generator = torch.Generator(self.device)
         self.load_state_dict(state)
 
     @property
     def key(self) -> int:
-        """A number for counter-based generators, which draw apart from this stream: 63 bits, same for the same seed."""
+        """Key of 63 bits for a counter-based generator that is independent of this stream."""
         sequence = np.random.SeedSequence(self._entropy, spawn_key=self._key)
         return int(sequence.generate_state(2, np.uint64)[1] >> 1)
 
     def split(self, count: int) -> list[RandomSource]:
         """Return `count` new streams, independent of this one and of each other.
 
-        Splitting draws no number from this stream. A second call gives other streams.
+        Splitting draws no number from this stream. Every call returns other streams.
         """
-        if count < 1:
-            raise ValueError(f"count must be at least 1, got {count}")
-        return [self._child() for _ in range(count)]
-
-    def _child(self) -> RandomSource:
-        self._children += 1
-        return self._at((*self._key, self._children - 1))
+        first = self._children
+        self._children += whole_number(count, "count")
+        return [self._at((*self._key, child)) for child in range(first, self._children)]
 
     def stream(self, *key: int) -> RandomSource:
-        """Return the stream of some numbers, always the same one, independent of those that `split` returns."""
+        """Return the stream with a key, the same at every call, independent of all streams that `split` returns."""
         return self._at((*self._key, _NAMED, *key))
 
     def _at(self, key: tuple[int, ...]) -> RandomSource:
@@ -134,7 +131,7 @@ class RandomSource:
         return child
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state as tensors, ready for safetensors."""
+        """Return the state as a dict of tensors."""
         return {
             "entropy": torch.tensor(self._entropy, dtype=torch.int64),
             "key": torch.tensor(self._key, dtype=torch.int64),
@@ -144,14 +141,14 @@ class RandomSource:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue where the stream that made `state` stood."""
+        """Continue from a state that `state_dict` returned."""
         missing = {"entropy", "key", "children", "generator", "bits"} - set(state)
         if missing:
-            raise ValueError(f"noise state lacks {sorted(missing)}")
+            raise ValueError(f"random state lacks {sorted(missing)}")
         try:
             self._generator.set_state(state["generator"].cpu())
         except (RuntimeError, TypeError) as error:
-            raise ValueError(f"noise state does not fit a generator on {self.device}: {error}") from error
+            raise ValueError(f"random state does not fit a generator on {self.device}: {error}") from error
         bits = self._bits.state
         bits["state"]["state"] = state["bits"].cpu().numpy().view(np.uint64)
         self._bits.state = bits
@@ -165,7 +162,7 @@ class RandomSource:
 
 
 class Recorder(RandomSource):
-    """Draw from another stream and keep a copy of every draw in `draws`."""
+    """Draws from another stream and keeps a copy of every draw in `draws`. It cannot be split."""
 
     def __init__(self, source: RandomSource) -> None:
         super().__init__(device=source.device)
@@ -173,27 +170,23 @@ class Recorder(RandomSource):
         self.draws: list[Tensor] = []
 
     def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Draw from the source and keep the draw."""
         return self._keep(self._source.uniform(shape, like))
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Draw from the source and keep the draw."""
         return self._keep(self._source.normal(shape, like))
 
     def permutation(self, n: int) -> Tensor:
-        """Draw from the source and keep the draw."""
         return self._keep(self._source.permutation(n))
 
     def split(self, count: int) -> list[RandomSource]:
-        """Refuse: the order of draws across streams would be lost."""
         raise ValueError("a Recorder cannot be split: record each stream by itself")
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state of the stream that is recorded."""
+        """Return the state of the recorded stream."""
         return self._source.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue the recorded stream; what was recorded stays."""
+        """Continue the recorded stream from a state; earlier draws are kept."""
         self._source.load_state_dict(state)
 
     def _keep(self, draw: Tensor) -> Tensor:
@@ -202,10 +195,10 @@ class Recorder(RandomSource):
 
 
 class Replay(RandomSource):
-    """Hand out recorded draws, one after another, instead of random numbers.
+    """Returns recorded draws, one after another, instead of random numbers. It cannot be split.
 
-    A draw of another shape than recorded, or one too many, is an error: two programs that are meant to
-    be equal have come apart there.
+    A draw of another shape than the recorded one, or one draw too many, raises ValueError: two programs that should
+    be equal differ there.
     """
 
     def __init__(self, draws: Iterable[Tensor]) -> None:
@@ -214,34 +207,29 @@ class Replay(RandomSource):
         self._position = 0
 
     def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return the next recorded draw."""
         return self._next(tuple(shape)).to(dtype=like.dtype, device=like.device)
 
-    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return the next recorded draw."""
-        return self._next(tuple(shape)).to(dtype=like.dtype, device=like.device)
+    normal = uniform
 
     def permutation(self, n: int) -> Tensor:
-        """Return the next recorded draw."""
         return self._next((n,))
 
     def split(self, count: int) -> list[RandomSource]:
-        """Refuse: a recording is one stream."""
         raise ValueError("a Replay cannot be split: a recording is one stream")
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return how many draws were handed out."""
+        """Return the number of draws returned so far."""
         return {"position": torch.tensor(self._position)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go to the draw at which `state` was taken."""
+        """Continue at the draw at which `state` was taken."""
         self._position = int(state["position"])
 
     def _next(self, shape: tuple[int, ...]) -> Tensor:
         if self._position == len(self._draws):
-            raise ValueError(f"recorded noise is used up after {self._position} draws")
+            raise ValueError(f"the recording has no more than {self._position} draws")
         draw = self._draws[self._position]
         if tuple(draw.shape) != shape:
-            raise ValueError(f"recorded draw {self._position} has shape {tuple(draw.shape)}, but {shape} was asked for")
+            raise ValueError(f"recorded draw {self._position} has shape {tuple(draw.shape)}, expected {shape}")
         self._position += 1
         return draw.clone()

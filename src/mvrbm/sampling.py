@@ -1,6 +1,6 @@
-"""Chains: block Gibbs, clamped Gibbs, mean field, and parallel tempering.
+"""Markov chains: block Gibbs sampling with known entries clamped, mean field, and parallel tempering.
 
-A mask is True where a value is known: known entries are never changed.
+Masks are True where a value is known; known entries never change. The chains of training are in `learning.samplers`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.random import RandomSource
 from mvrbm.units.base import Unit
+from mvrbm.validation import whole_number
 
 __all__ = [
     "ParallelTempering",
@@ -33,14 +34,14 @@ Masks = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True)
 class State:
-    """Visible arrays by name, and the hidden array that they were drawn from."""
+    """Visible arrays by name, and the hidden array given which they were drawn."""
 
     visible: dict[str, Tensor]  # each (n, *layer shape)
     hidden: Tensor  # (n, *hidden shape)
 
 
 class Fields(Protocol):
-    """What a Gibbs step needs to know: a machine, or one on the way to it."""
+    """What a Gibbs step needs: a machine, or a machine at another temperature."""
 
     @property
     def layers(self) -> dict[str, Unit]:
@@ -74,23 +75,22 @@ def gibbs(
     machine : BoltzmannMachine
         The model.
     visible : Tensor or mapping of str to Tensor
-        Where the chains start, each layer (n, *layer shape).
+        Initial states, each layer (n, *layer shape).
     steps : int
-        Number of full steps, hidden then visible.
+        Number of full steps: hidden, then visible.
     rng : RandomSource
         Source of the draws.
     mask : Tensor or mapping of str to Tensor, optional
-        True where the value is known and stays. Rows of padding always stay.
+        True where the value is known and must not change. Padding never changes.
     check : bool
         Whether to check the arguments.
 
     Returns
     -------
     State
-        Where the chains end; the hidden array is the one the visible arrays were drawn from.
+        Final states; the hidden array is the one given which the visible arrays were drawn.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+    whole_number(steps, "steps")
     layers, masks = start_chains(machine, visible, mask, check=check)
     for _ in range(steps):
         state = gibbs_step(machine, layers, rng, masks)
@@ -101,10 +101,12 @@ def gibbs(
 def start_chains(
     machine: BoltzmannMachine, visible: Visible, mask: Visible | None, *, check: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
-    """Return states and masks by layer, checked. Unknown entries may be NaN: those start anywhere."""
+    """Return checked states and masks by layer. Unknown entries may be NaN; they start at any valid state."""
     layers = machine.as_layers(visible, check=check, values=False)
     masks = machine.as_masks(mask, layers)
     if mask is not None:
+        if not any(known is not None and bool(known.any()) for known in masks.values()):
+            raise ValueError("no entry is known: the mask is False everywhere; pass mask=None to clamp no entry")
         for name, unit in machine.layers.items():
             known = masks[name]
             broken = ~torch.isfinite(layers[name])
@@ -115,7 +117,7 @@ def start_chains(
 
 @torch.no_grad()
 def gibbs_step(fields: Fields, visible: Layers, rng: RandomSource, masks: Masks) -> State:
-    """Draw hidden given visible, then what is unknown of visible given hidden. Nothing is checked."""
+    """Sample hidden given visible, then the unknown entries of visible given hidden, without checks."""
     hidden = fields.hidden.sample(fields.hidden_field(visible), rng)
     towards = fields.visible_fields(hidden)
     drawn = {name: unit.sample(towards[name], rng) for name, unit in fields.layers.items()}
@@ -123,7 +125,7 @@ def gibbs_step(fields: Fields, visible: Layers, rng: RandomSource, masks: Masks)
 
 
 def keep_known(known: Layers, other: Layers, masks: Masks) -> dict[str, Tensor]:
-    """Return `other`, with the entries that a mask marks taken from `known`."""
+    """Return `other` with the entries where a mask is True taken from `known`."""
     return {
         name: array if masks[name] is None else torch.where(masks[name], known[name], array)  # type: ignore[arg-type]
         for name, array in other.items()
@@ -132,9 +134,8 @@ def keep_known(known: Layers, other: Layers, masks: Masks) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def independent_sample(machine: BoltzmannMachine, n: int, rng: RandomSource) -> dict[str, Tensor]:
-    """Draw n states of each visible layer from its own units alone: chains started from noise."""
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
+    """Sample n states of each visible layer without a field, as random initial states of chains."""
+    n = whole_number(n, "n")
     return {name: unit.sample(machine.like.new_zeros((n, *unit.shape)), rng) for name, unit in machine.layers.items()}
 
 
@@ -148,7 +149,7 @@ def sample(
     init: Visible | None = None,
     mask: Visible | None = None,
 ) -> State:
-    """Draw n states by block Gibbs, from given states or from noise.
+    """Draw n states by block Gibbs sampling, from given or random initial states.
 
     Parameters
     ----------
@@ -161,9 +162,9 @@ def sample(
     rng : RandomSource
         Source of the draws.
     init : Tensor or mapping of str to Tensor, optional
-        n states to start from; independent draws of each entry if not given.
+        n initial states. Default: independent draws of all entries.
     mask : Tensor or mapping of str to Tensor, optional
-        True where `init` is known and stays. Needs `init`.
+        True where `init` is known and must not change. Requires `init`.
     """
     machine.check_bounded()
     if init is None:
@@ -172,7 +173,7 @@ def sample(
         return gibbs(machine, independent_sample(machine, n, rng), steps, rng, check=False)
     layers, _ = start_chains(machine, init, mask)
     if len(next(iter(layers.values()))) != n:
-        raise ValueError(f"init must hold n = {n} states, got {len(next(iter(layers.values())))}")
+        raise ValueError(f"init must have n = {n} states, got {len(next(iter(layers.values())))}")
     return gibbs(machine, layers, steps, rng, mask=mask, check=False)
 
 
@@ -184,23 +185,22 @@ def mean_field(
     mask: Visible | None = None,
     check: bool = True,
 ) -> dict[str, Tensor]:
-    """Pass means up and down instead of samples: deterministic, and the paper's reconstruction at one step.
+    """Pass means up and down instead of samples. With one step it is the paper's reconstruction.
 
     Parameters
     ----------
     machine : BoltzmannMachine
         The model.
     visible : Tensor or mapping of str to Tensor
-        Where to start.
+        Initial states.
     steps : int
         Number of passes up and down.
     mask : Tensor or mapping of str to Tensor, optional
-        True where the value is known and stays.
+        True where the value is known and must not change.
     check : bool
         Whether to check the arguments.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+    whole_number(steps, "steps")
     layers, masks = start_chains(machine, visible, mask, check=check)
     for _ in range(steps):
         means = machine.visible_mean(machine.hidden_mean(layers, check=False), check=False)
@@ -218,27 +218,27 @@ def conditional_mean(
     steps: int = 100,
     burn_in: int = 20,
 ) -> dict[str, Tensor]:
-    """Estimate the mean of what is unknown given what is known, by clamped Gibbs.
+    """Estimate the mean of the unknown entries given the known ones, by clamped Gibbs sampling.
 
-    What is averaged are the visible means given each hidden draw, which vary less than draws would.
+    It averages the visible means given each hidden sample, which vary less than visible samples.
 
     Parameters
     ----------
     machine : BoltzmannMachine
         The model.
     visible : Tensor or mapping of str to Tensor
-        Known values, and any start for the others.
+        Known values; initial values of the other entries.
     mask : Tensor or mapping of str to Tensor
         True where the value is known.
     rng : RandomSource
         Source of the draws.
     steps : int
-        Steps to average over.
+        Number of steps to average over.
     burn_in : int
-        Steps before these.
+        Number of steps before these.
     """
-    if steps < 1 or burn_in < 0:
-        raise ValueError(f"steps must be at least 1 and burn_in at least 0, got {steps} and {burn_in}")
+    whole_number(steps, "steps")
+    whole_number(burn_in, "burn_in", 0)
     machine.check_bounded()
     layers, masks = start_chains(machine, visible, mask)
     total: dict[str, Tensor] = {}
@@ -252,9 +252,9 @@ def conditional_mean(
 
 
 class TemperedPath:
-    r"""Machines on the way from independent units (:math:`\beta = 0`) to the machine (:math:`\beta = 1`).
+    r"""Machines between independent units (:math:`\beta = 0`) and the machine itself (:math:`\beta = 1`).
 
-    With offsets :math:`\mu_m = T_m(x_m)` and :math:`\lambda = T_h(y)` taken at a centre (x, y),
+    With offsets :math:`\mu_m = T_m(x_m)` and :math:`\lambda = T_h(y)` at a centre (x, y),
 
     .. math::
 
@@ -266,10 +266,17 @@ class TemperedPath:
     Parameters
     ----------
     machine : BoltzmannMachine
-        The far end.
+        The machine at :math:`\beta = 1`.
     centre : mapping of str to Tensor, optional
-        A visible state, each layer (1, *layer shape). If not given, the middle of what every unit can be,
-        which takes no side where the machine has several modes.
+        A visible state, each layer (1, *layer shape). Default: the middle of the values that every unit can have,
+        which prefers none of several modes of the distribution.
+
+    Attributes
+    ----------
+    hidden_base : Tensor (1, *hidden shape)
+        Field on the hidden layer at :math:`\beta = 0`.
+    visible_base : dict of str to Tensor (1, *layer shape)
+        Field on each visible layer at :math:`\beta = 0`.
     """
 
     def __init__(self, machine: BoltzmannMachine, centre: Layers | None = None) -> None:
@@ -280,23 +287,23 @@ class TemperedPath:
             centre = machine.as_layers(centre, values=False)
             if any(len(array) != 1 for array in centre.values()):
                 raise ValueError("centre must be one visible state: each layer of shape (1, *layer shape)")
-            self._hidden_base = machine.hidden_field(centre)
-            self._visible_base = machine.visible_fields(machine.hidden.mean(self._hidden_base))
+            self.hidden_base = machine.hidden_field(centre)
+            self.visible_base = machine.visible_fields(machine.hidden.mean(self.hidden_base))
 
     def at(self, beta: float | Tensor) -> Tempered:
-        """Return the machine at an inverse temperature: one number, or one a sample, shape (n,)."""
+        """Return the machine at an inverse temperature: one number, or one per sample, shape (n,)."""
         return Tempered(self, beta)
 
     def base_sample(self, n: int, rng: RandomSource) -> dict[str, Tensor]:
-        """Draw n visible states at beta = 0, exactly."""
+        """Draw n independent visible states at beta = 0."""
         return {
-            name: unit.sample(self._visible_base[name].expand(n, *unit.shape), rng)
+            name: unit.sample(self.visible_base[name].expand(n, *unit.shape), rng)
             for name, unit in self.machine.layers.items()
         }
 
 
 class Tempered:
-    """A machine on a :class:`TemperedPath`, at one inverse temperature or one a sample."""
+    """A machine on a :class:`TemperedPath`, at one inverse temperature or one per sample."""
 
     def __init__(self, path: TemperedPath, beta: float | Tensor) -> None:
         self._path = path
@@ -314,18 +321,18 @@ class Tempered:
 
     def hidden_field(self, visible: Layers) -> Tensor:
         """Field on the hidden layer."""
-        return self._between(self._path._hidden_base, self._path.machine.hidden_field(visible))
+        return self._between(self._path.hidden_base, self._path.machine.hidden_field(visible))
 
     def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
         """Field on each visible layer."""
         fields = self._path.machine.visible_fields(hidden)
-        return {name: self._between(self._path._visible_base[name], field) for name, field in fields.items()}
+        return {name: self._between(self._path.visible_base[name], field) for name, field in fields.items()}
 
     def free_energy(self, visible: Layers) -> Tensor:
         """Free energy of visible states, shape (n,)."""
         energy = -self.hidden.log_normaliser(self.hidden_field(visible))
         for name, unit in self.layers.items():
-            pull = (unit.statistic(visible[name]) * self._path._visible_base[name]).flatten(1).sum(1)
+            pull = (unit.statistic(visible[name]) * self._path.visible_base[name]).flatten(1).sum(1)
             energy = energy + unit.energy(visible[name]) - (1 - self._beta) * pull
         return energy
 
@@ -335,10 +342,10 @@ class Tempered:
 
 
 class ParallelTempering:
-    """Chains at several temperatures that exchange states: the cold ones cross between modes through the hot.
+    """Parallel tempering: chains at several temperatures exchange states, so that cold chains move between modes.
 
-    One step is a Gibbs step of every chain, then an offer to neighbouring temperatures to exchange
-    states, accepted by Metropolis' rule on free energies. The pairs alternate between steps.
+    One step is a Gibbs step of every chain, followed by a proposal to exchange the states of neighbouring
+    temperatures, accepted by the Metropolis rule on free energies. The pairs alternate between steps.
 
     Parameters
     ----------
@@ -347,11 +354,11 @@ class ParallelTempering:
     n_chains : int
         Number of independent sets of chains.
     betas : sequence of float, or int
-        Inverse temperatures rising from hot to 1, or their number, evenly from 0 to 1.
+        Inverse temperatures in increasing order up to 1, or their number, evenly spaced from 0 to 1.
     rng : RandomSource
-        Source of every draw, the start included.
+        Source of all draws, including the initial states.
     init : Tensor or mapping of str to Tensor, optional
-        n_chains states that the chains at every temperature start from; exact draws at beta = 0 if not given.
+        n_chains initial states of the chains at every temperature. Default: exact draws at beta = 0.
     centre : mapping of str to Tensor, optional
         See :class:`TemperedPath`.
     check : bool
@@ -361,8 +368,6 @@ class ParallelTempering:
     ----------
     visible : dict of str to Tensor
         States of all chains, each layer (temperatures, n_chains, *layer shape), coldest last.
-    acceptance : Tensor (temperatures - 1,)
-        Share of exchanges accepted so far between each pair of neighbours.
     """
 
     def __init__(
@@ -386,9 +391,10 @@ class ParallelTempering:
             or float(ladder[-1]) != 1
             or bool((ladder.diff() <= 0).any())
         ):
-            raise ValueError(f"betas must rise from 0 or more to 1 and be at least two, got {ladder.tolist()}")
-        if n_chains < 1:
-            raise ValueError(f"n_chains must be at least 1, got {n_chains}")
+            raise ValueError(
+                f"betas must be at least two numbers that increase from 0 or more to 1, got {ladder.tolist()}"
+            )
+        whole_number(n_chains, "n_chains")
         if check:
             machine.check_bounded()
         self.machine, self.betas, self.rng = machine, ladder, rng
@@ -400,7 +406,7 @@ class ParallelTempering:
             layers = machine.as_layers(init, check=check)
             given = len(next(iter(layers.values())))
             if given != n_chains:
-                raise ValueError(f"init must hold n_chains = {n_chains} states, got {given}")
+                raise ValueError(f"init must have n_chains = {n_chains} states, got {given}")
             start = {name: array.repeat(len(ladder), *([1] * (array.ndim - 1))) for name, array in layers.items()}
         self.visible = {name: array.reshape(len(ladder), n_chains, *array.shape[1:]) for name, array in start.items()}
         self._offers = torch.zeros(len(ladder) - 1)
@@ -408,13 +414,13 @@ class ParallelTempering:
 
     @property
     def acceptance(self) -> Tensor:
-        """Share of exchanges accepted so far between each pair of neighbours."""
+        """Share of accepted exchanges so far between each pair of neighbouring temperatures."""
         return self._accepted / self._offers.clamp(min=1)
 
     @torch.no_grad()
     def step(self, count: int = 1) -> dict[str, Tensor]:
-        """Take steps and return the coldest chains' visible states, each (n_chains, *layer shape)."""
-        # The path is made anew: the machine may have learned since the last call.
+        """Take steps and return the visible states of the coldest chains, each (n_chains, *layer shape)."""
+        # The path is built at every call, because the machine may have changed since the last one.
         path = TemperedPath(self.machine, self.centre)
         n_temperatures, n_chains = next(iter(self.visible.values())).shape[:2]
         every_beta = self.betas.repeat_interleave(n_chains)
@@ -445,7 +451,7 @@ class ParallelTempering:
         self._accepted[hot] += accept.sum(1).cpu()
 
     def _free_energy(self, path: TemperedPath, temperature: Tensor, states: Tensor) -> Tensor:
-        """Free energy at some temperatures of the states now at others: (pairs, n_chains)."""
+        """Return the free energy, at some temperatures, of the states at other temperatures: (pairs, n_chains)."""
         layers = {name: array[states].flatten(0, 1) for name, array in self.visible.items()}
         n_chains = next(iter(self.visible.values())).shape[1]
         beta = self.betas[temperature].repeat_interleave(n_chains)

@@ -81,7 +81,7 @@ class Coupling(nn.Module, ABC):
 
     @abstractmethod
     def _factor_std(self, std: float) -> float:
-        """Return the standard deviation of the parameters for which the entries of `W` have standard deviation `std`."""
+        """Return the standard deviation of the parameters that gives the entries of `W` standard deviation `std`."""
 
     @torch.no_grad()
     def initialise(self, rng: RandomSource, std: float = DEFAULT_STD, *, factor_std: float | None = None) -> None:
