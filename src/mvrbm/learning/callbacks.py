@@ -7,51 +7,19 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TextIO
+from typing import Any, ClassVar, TextIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mvrbm.learning.data import as_source
-from mvrbm.learning.distributed import World
 from mvrbm.likelihood import pseudo_log_likelihood
-from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import mean_field
 from mvrbm.validation import whole_number
 
-
-class Run(Protocol):
-    """The parts of a trainer that callbacks may use."""
-
-    world: World
-    n_epochs: int
-    batches_per_epoch: int | None
-    history: list[dict[str, float]]
-    stop: bool
-    broken: bool
-
-    @property
-    def machine(self) -> BoltzmannMachine:
-        """The machine that is trained."""
-
-    @property
-    def callbacks(self) -> list[Callback]:
-        """All callbacks."""
-
-    @property
-    def epoch(self) -> int:
-        """Number of finished epochs."""
-
-    @property
-    def update(self) -> int:
-        """Number of updates."""
-
-    def log(self, row: dict[str, float]) -> None:
-        """Add metrics to the history."""
-
-    def save(self, folder: str | os.PathLike[str], keep: int = 2) -> Path:
-        """Write a checkpoint."""
+#: The :class:`~mvrbm.learning.Trainer` that calls back: its module imports this one, so it is not named in the types.
+Run = Any
 
 
 class Callback:
@@ -61,7 +29,6 @@ class Callback:
     comes_last: ClassVar[bool] = False
     #: Whether, of several processes, only the main one calls it.
     main_process_only: ClassVar[bool] = False
-
     #: Whether it may log metrics. Callbacks that follow metrics require one that does.
     logs: ClassVar[bool] = True
 
@@ -114,40 +81,28 @@ class ProgressBar(Callback):
         self._bar: Any = None
 
     def on_train_begin(self, trainer: Run) -> None:
-        """Open the bar."""
         from tqdm import tqdm
 
         per_epoch = trainer.batches_per_epoch
         total = None if per_epoch is None else per_epoch * trainer.n_epochs
-        self._bar = tqdm(
-            total=total,
-            initial=trainer.update,
-            unit="update",
-            file=self._file or sys.stderr,
-            mininterval=0.5,
-            leave=True,
-        )
+        file = self._file or sys.stderr
+        self._bar = tqdm(total=total, initial=trainer.update, unit="update", file=file, mininterval=0.5, leave=True)
 
     @property
     def every_batch(self) -> bool:
         """Return False: it is enough to move the bar at the end of an epoch."""
         return False
 
-    def on_batch_end(self, trainer: Run, batch: Any) -> None:
-        """Move the bar."""
+    def on_epoch_end(self, trainer: Run, batch: Any = None) -> None:
         self._bar.update(trainer.update - self._bar.n)
 
-    def on_epoch_end(self, trainer: Run) -> None:
-        """Move the bar."""
-        self._bar.update(trainer.update - self._bar.n)
+    on_batch_end = on_epoch_end
 
     def on_log(self, trainer: Run, row: dict[str, float]) -> None:
-        """Show the metrics."""
         shown = {key: f"{value:.4g}" for key, value in row.items() if key not in ("epoch", "update", "seconds")}
         self._bar.set_postfix(shown, refresh=False)
 
     def on_train_end(self, trainer: Run) -> None:
-        """Close the bar."""
         self._bar.close()
 
 
@@ -158,7 +113,6 @@ class EpochLines(Callback):
     logs = False
 
     def on_epoch_end(self, trainer: Run) -> None:
-        """Print the line."""
         error = trainer.history[-1].get("reconstruction_error") if trainer.history else None
         detail = "" if error is None else f", reconstruction error {error:.4g}"
         print(f"epoch {trainer.epoch} of {trainer.n_epochs}{detail}", file=sys.stderr, flush=True)
@@ -227,12 +181,10 @@ class Monitor(Callback):
         return self.every is not None
 
     def on_batch_end(self, trainer: Run, batch: Any) -> None:
-        """Measure if it is time to."""
         if self.every is not None and trainer.update % self.every == 0:
             trainer.log(self.measure(trainer))
 
     def on_epoch_end(self, trainer: Run) -> None:
-        """Measure if it is time to."""
         if self.every is None:
             trainer.log(self.measure(trainer))
 
@@ -288,7 +240,6 @@ class CSVLog(Callback):
             self.on_log(trainer, row)
 
     def on_log(self, trainer: Run, row: dict[str, float]) -> None:
-        """Add a row."""
         new = not self.path.exists()
         if new:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -314,7 +265,6 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def on_train_begin(self, trainer: Run) -> None:
-        """Open the event file."""
         _require_metrics(trainer, "TensorBoard")
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -323,13 +273,11 @@ class TensorBoard(Callback):
         self._writer = SummaryWriter(str(self.folder), purge_step=trainer.update + 1)
 
     def on_log(self, trainer: Run, row: dict[str, float]) -> None:
-        """Write the scalars."""
         for key, value in row.items():
             if key != "update":
                 self._writer.add_scalar(key, value, trainer.update)
 
     def on_train_end(self, trainer: Run) -> None:
-        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 
@@ -377,7 +325,6 @@ class EarlyStopping(Callback):
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state."""
         self.best, self.waited = state["best"], state["waited"]
 
 
@@ -415,12 +362,10 @@ class Checkpoint(Callback):
         return self.every is not None
 
     def on_batch_end(self, trainer: Run, batch: Any) -> None:
-        """Save if it is time to."""
         if self.every is not None and trainer.update % self.every == 0:
             trainer.save(self.folder, self.keep)
 
     def on_epoch_end(self, trainer: Run) -> None:
-        """Save if it is time to."""
         if self.every is None:
             trainer.save(self.folder, self.keep)
 

@@ -17,22 +17,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from mvrbm.errors import StorageError
 from mvrbm.io.atomic import finish_folder
 from mvrbm.learning.callbacks import Callback
-from mvrbm.learning.distributed import World
 from mvrbm.learning.recipe import Recipe
-from mvrbm.learning.samplers import NegativePhase
 from mvrbm.learning.state import TrainState, is_factor
-from mvrbm.random import RandomSource
 from mvrbm.saving import (
     machine_config,
     read_config,
@@ -49,28 +45,8 @@ _COUNTER = "(counter)"
 _OWN_RULE = "recipe"  # instead of an optimiser's class
 
 
-class Run(Protocol):
-    """The parts of a trainer that a checkpoint saves and restores."""
-
-    state: TrainState
-    recipe: Recipe
-    requested_recipe: Recipe
-    negative: NegativePhase
-    world: World
-    optimizer: Optimizer | None
-    scheduler: LRScheduler | None
-    order_rng: RandomSource
-    epoch_order: dict[str, Tensor]
-    scheduled_epochs: int
-    batches_per_epoch: int | None
-    history: list[dict[str, float]]
-
-    @property
-    def callbacks(self) -> list[Callback]:
-        """The callbacks."""
-
-    def rng_from(self, update: int) -> RandomSource:
-        """Return the random source of this process from an update on."""
+#: The :class:`~mvrbm.learning.Trainer` that is saved: its module imports this one, so it is not named in the types.
+Run = Any
 
 
 # -- writing ----------------------------------------------------------------------------------------
@@ -260,7 +236,7 @@ class Stored:
             return
         _restore_optimizer(run.optimizer, plain, _under(self.tensors, "optimizer"))
         if run.scheduler is not None:
-            run.optimizer._opt_called = self.plain["update"] > 0  # type: ignore[attr-defined]  # otherwise it warns
+            run.optimizer._opt_called = self.plain["update"] > 0  # otherwise it warns
             run.scheduler.load_state_dict(_from_plain(self.plain["scheduler"]))
 
     def _momenta_of_version_0_1(self, state: TrainState) -> dict[str, Tensor]:
