@@ -6,10 +6,11 @@ import operator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mvrbm import CP, MPO, BoltzmannMachine, Dense, Gaussian, Kronecker, RandomSource
+from mvrbm.couplings import Tucker
 from mvrbm.likelihood import log_partition, pseudo_log_likelihood
 from mvrbm.sampling import gibbs, independent_sample, mean_field
 from tables import MACHINES, MULTIMODAL, VARIANTS, full_matrix, generator, machine_named, random_states, randomise
@@ -24,10 +25,11 @@ def couplings(draw):
     """A coupling, a visible shape and a hidden shape that it fits."""
     order = draw(st.integers(1, 4))
     visible = draw(st.tuples(*[sizes] * order))
-    kind = draw(st.sampled_from(["dense", "kronecker", "cp", "mpo"]))
+    kind = draw(st.sampled_from(["dense", "kronecker", "cp", "mpo", "tucker"]))
     rank = draw(st.integers(1, 3))
-    if kind == "dense":
-        return Dense(), visible, tuple(draw(st.lists(sizes, min_size=1, max_size=3)))
+    if kind in ("dense", "tucker"):
+        any_shape = tuple(draw(st.lists(sizes, min_size=1, max_size=3)))
+        return Dense() if kind == "dense" else Tucker(rank), visible, any_shape
     if kind == "cp":
         return CP(rank), visible, (draw(sizes),)
     hidden = draw(st.tuples(*[sizes] * order))
@@ -41,6 +43,7 @@ def machines(draw, dtype=torch.float64):
     coupling, visible, hidden = draw(couplings())
     kinds = [draw(st.sampled_from([name for name in VARIANTS if "padded" not in name])) for _ in range(2)]
     units = VARIANTS[kinds[0]](visible), VARIANTS[kinds[1]](hidden)
+    assume(not any(a.unsupported_reason(b) for a, b in (units, units[::-1])))
     machine = BoltzmannMachine(*units, coupling, std=1e-4)
     return randomise(machine, np.random.default_rng(draw(seeds))).to(dtype)
 
