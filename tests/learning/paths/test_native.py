@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from mvrbm import BoltzmannMachine, RandomSource, compiled
 from mvrbm.couplings import Kronecker
-from mvrbm.learning import CD, PCD, Callback, Recipe, Trainer
+from mvrbm.learning import CD, PCD, Callback, DivergenceError, Recipe, Trainer
 from mvrbm.learning.paths import gemm, native
 from mvrbm.random import Recorder, Replay
 from mvrbm.units import Bernoulli, Gaussian
@@ -313,5 +313,7 @@ def test_large_fields_neither_overflow_nor_hang():
     trainer = trainer_of({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(SMALL, balance=False))
     for factor in trainer.machine.links["x"].factors:
         factor.data.mul_(1e6)
-    trainer.fit(data_for(trainer.machine, 20)["x"], 1)
+    with pytest.raises(DivergenceError, match=r"update 1: the coupling of layer 'x' has factors of up to .*e\+06"):
+        trainer.fit(data_for(trainer.machine, 20)["x"], 1)
+    assert trainer.update == 1
     assert all(bool(torch.isfinite(p).all()) for p in trainer.machine.parameters())

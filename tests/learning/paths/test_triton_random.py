@@ -10,7 +10,7 @@ from scipy import stats
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from mvrbm.learning.paths.triton_kernels import _draw, _mean, _normal, _uniform  # noqa: E402
+from mvrbm.learning.paths.triton_random import draw_layer, mean, normal, uniform  # noqa: E402
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -23,17 +23,17 @@ def write_numbers(out, key, update, sample, draw, base, NORMAL: tl.constexpr, RO
     at = tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :]
     where = tl.full([], draw, tl.uint32)
     if NORMAL:
-        tl.store(out + at, _normal(tl.load(key), update, sample, where, base, ROWS, COLS))
+        tl.store(out + at, normal(tl.load(key), update, sample, where, base, ROWS, COLS))
     else:
-        tl.store(out + at, _uniform(tl.load(key), update, sample, where, base, ROWS, COLS))
+        tl.store(out + at, uniform(tl.load(key), update, sample, where, base, ROWS, COLS))
 
 
 @triton.jit
-def write_states(fields, rng, means, draws, SIZE: tl.constexpr):
+def write_states(fields, numbers, means, draws, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
     field = tl.load(fields + at)
-    tl.store(means + at, _mean(field, False))
-    tl.store(draws + at, _draw(field, tl.load(rng + at), False))
+    tl.store(means + at, mean(field, False))
+    tl.store(draws + at, draw_layer(field, tl.load(numbers + at), False))
 
 
 if not ON_GPU:
