@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint wheel format docs clean
+.PHONY: help demo test lint wheel format docs clean study bench
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,12 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mvrbm/compiled/
 
 demo: $(STAMP)  ## train on 5,000 digits and write report.html
 	$(BIN)/mvrbm demo --out report.html --force
+
+study: $(STAMP)  ## run a study, such as make study ARGS="digits --scale quick --out runs/digits"
+	$(BIN)/python -m studies $(or $(ARGS),--help)
+
+bench: $(STAMP)  ## measure speed, such as make bench ARGS="--quick --out runs/bench"
+	$(BIN)/python -m benchmarks $(or $(ARGS),--quick)
 
 test: lint  ## lint, then all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
