@@ -87,8 +87,8 @@ MUTANTS = [
     ),
     Mutant(
         "units/gaussian.py",
-        "slope = 0.5 * (self.statistic(x) * field - deviation**2)",
-        "slope = 0.5 * (self.statistic(x) * field + deviation**2)",
+        "each = 0.5 * (self.statistic(x) * field - deviation**2)",
+        "each = 0.5 * (self.statistic(x) * field + deviation**2)",
         "Gaussian variance gradient: sign",
     ),
     Mutant(
@@ -108,6 +108,18 @@ MUTANTS = [
         "return batch_mean.sum_to_size(self.bias_shape)",
         "return batch_mean.sum_to_size(self.bias_shape) * (math.prod(self.bias_shape) / math.prod(self.shape))",
         "tied gradient: averaged, not summed",
+    ),
+    Mutant(
+        "units/poisson.py",
+        "return torch.lgamma(x + 1) - self.bias * x",
+        "return -self.bias * x",
+        "Poisson energy: log x! missing",
+    ),
+    Mutant(
+        "units/poisson.py",
+        "return torch.where(below > level, count - 1, count)",
+        "return count",
+        "Poisson sample: rounded up always",
     ),
     # couplings
     Mutant(
@@ -160,8 +172,8 @@ MUTANTS = [
     ),
     Mutant(
         "couplings/mpo.py",
-        'self._order, self._bonds = rising[::-1], ("c", "b")',
-        'self._order, self._bonds = rising[::-1], ("b", "c")',
+        'self._order, self._bonds = self._order[::-1], ("c", "b")',
+        'self._order, self._bonds = self._order[::-1], ("b", "c")',
         "MPO going back: bonds in the wrong order",
     ),
     Mutant(
@@ -176,23 +188,29 @@ MUTANTS = [
         "weights = y @ self.hidden_factor / len(x)",
         "CP statistics: sign",
     ),
+    Mutant(
+        "couplings/tucker.py",
+        "core = self.core.statistics(self.compression.to_hidden(x), y)",
+        "core = self.core.statistics(self.compression.to_hidden(x).abs(), y)",
+        "Tucker statistics of the core: signs lost",
+    ),
     # machine
     Mutant(
         "machine.py",
-        "return self._own_energy(layers) + self.hidden.energy(y) - interaction",
-        "return self._own_energy(layers) + self.hidden.energy(y) + interaction",
+        "return self.own_energy(layers) + self.hidden.energy(y) - interaction",
+        "return self.own_energy(layers) + self.hidden.energy(y) + interaction",
         "energy: sign of the interaction",
     ),
     Mutant(
         "machine.py",
-        "return self._own_energy(layers) + self.hidden.energy(y) - interaction",
-        "return self._own_energy(layers) - interaction",
+        "return self.own_energy(layers) + self.hidden.energy(y) - interaction",
+        "return self.own_energy(layers) - interaction",
         "energy: hidden bias missing",
     ),
     Mutant(
         "machine.py",
-        "return self._own_energy(layers) - self.hidden.log_normaliser(self.hidden_field(layers))",
-        "return self._own_energy(layers) + self.hidden.log_normaliser(self.hidden_field(layers))",
+        "return self.own_energy(layers) - self.hidden.log_normaliser(self.hidden_field(layers))",
+        "return self.own_energy(layers) + self.hidden.log_normaliser(self.hidden_field(layers))",
         "free energy: sign",
     ),
     Mutant(
@@ -253,9 +271,28 @@ MUTANTS = [
     ),
     Mutant(
         "random.py",
-        "return self._at((*self._key, self._children - 1))",
-        "return self._at((*self._key, 0))",
+        "return [self._at((*self._key, child)) for child in range(first, self._children)]",
+        "return [self._at((*self._key, 0)) for child in range(first, self._children)]",
         "random source: split streams are all the same",
+    ),
+    # the update rule
+    Mutant(
+        "learning/step.py",
+        "gradient.add_(parameter, alpha=recipe.weight_decay)",
+        "gradient.sub_(parameter, alpha=recipe.weight_decay)",
+        "step: sign of the weight decay",
+    ),
+    Mutant(
+        "learning/step.py",
+        "torch.add(gradient, momentum, alpha=recipe.momentum, out=momentum)",
+        "torch.add(gradient, momentum, alpha=1 - recipe.momentum, out=momentum)",
+        "step: wrong fraction of the momentum",
+    ),
+    Mutant(
+        "learning/step.py",
+        "return rate * decay, bias_rate * decay",
+        "return rate, bias_rate * decay",
+        "step: learning rate of the factors does not decay",
     ),
 ]
 
