@@ -44,7 +44,7 @@ _SUBMODULES = (
 
 
 def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") -> Any:
-    """Load whatever was saved in a folder; see :func:`mvrbm.saving.load`.
+    """Load whatever was saved in a folder.
 
     Parameters
     ----------
@@ -56,7 +56,13 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
     Returns
     -------
     BoltzmannMachine, estimator, or Trainer
-        An object of the class that was saved; for checkpoints a :class:`~mvrbm.learning.Trainer` that can continue.
+        A machine, estimator, classifier, stack or super-resolver of the class that was saved. For a checkpoint, or a
+        folder of checkpoints (the newest is taken), a :class:`~mvrbm.learning.Trainer` that can continue.
+
+    Raises
+    ------
+    StorageError
+        If the folder does not hold a model that this version can read. The message says why.
     """
     for home in _WITH_LOADERS:  # their classes register themselves
         importlib.import_module(home)

@@ -52,18 +52,10 @@ _STACKED = "machines."  # prefix of the tensors of a stack
 
 
 def register(name: str) -> Callable[[Registered], Registered]:
-    """Register how to load what is saved under a class name. Decorates a loader, or a class with one.
+    """Register the loader of a class name in `config.json`, or the loader of checkpoints (``"checkpoint"``).
 
-    Parameters
-    ----------
-    name : str
-        The class name in `config.json`, or ``"checkpoint"`` for the loader of training runs.
-
-    Returns
-    -------
-    callable
-        A decorator for a function ``(folder, config, device) -> object``, or for a class with a class method
-        `from_folder` of that signature.
+    Decorates a function ``(folder, config, device) -> object``, or a class with a class method `from_folder` of that
+    signature.
     """
 
     def decorate(target: Registered) -> Registered:
@@ -74,26 +66,7 @@ def register(name: str) -> Callable[[Registered], Registered]:
 
 
 def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") -> Any:
-    """Load whatever was saved in a folder.
-
-    Parameters
-    ----------
-    folder : path
-        A folder written by :func:`save`, by the `save` method of an estimator, or by checkpoints of a training run.
-    device : str or torch.device
-        The device of the model: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ...
-
-    Returns
-    -------
-    BoltzmannMachine, estimator, or Trainer
-        A machine, estimator, classifier, stack or super-resolver of the class that was saved. For a checkpoint, or a
-        folder of checkpoints (the newest is taken), a :class:`~mvrbm.learning.Trainer` that can continue.
-
-    Raises
-    ------
-    StorageError
-        If the folder does not hold a model that this version can read. The message says why.
-    """
+    """Load whatever was saved in a folder, by its registered loader; see :func:`mvrbm.load`."""
     folder = Path(folder)
     if _is_checkpoint(folder):
         return _loader_of(CHECKPOINT, folder)(folder, {}, device)
@@ -262,12 +235,7 @@ def read_stack(
 ) -> tuple[list[BoltzmannMachine], dict[str, Tensor]]:
     """Read the machines of a stack, and the tensors stored with them, from a folder that `write_stack` wrote.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder.
-    more : callable, optional
-        Maps the top machine to the names and shapes of the further tensors. Default: there are none.
+    `more` maps the top machine to the names and shapes of the further tensors. Default: there are none.
     """
     parts = read_config(folder).get("stack")
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):

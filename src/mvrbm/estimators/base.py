@@ -30,7 +30,7 @@ from mvrbm.learning.trainer import Trainer
 from mvrbm.likelihood import pseudo_log_likelihood
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
-from mvrbm.sampling import conditional_mean, mean_field, sample
+from mvrbm.sampling import Layers, conditional_mean, mean_field, sample
 from mvrbm.saving import machine_config, read_machine, write_machine
 from mvrbm.units import Unit
 from mvrbm.validation import as_shape, whole_number
@@ -123,17 +123,10 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
 
     def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
         """Train for one more epoch, on these data."""
-        return self._learn(X, mask, 1, continues=hasattr(self, "machine_"))
+        return self._learn(X, mask, 1, (), None, continues=hasattr(self, "machine_"))
 
     def _learn(
-        self,
-        X: Any,
-        mask: Any,
-        n_epochs: int,
-        callbacks: Sequence[Callback] = (),
-        resume: str | os.PathLike[str] | None = None,
-        *,
-        continues: bool,
+        self, X: Any, mask: Any, n_epochs: int, callbacks: Sequence[Callback], resume: Any, *, continues: bool
     ) -> Self:
         trainer, layers, known = self._continue(X, mask) if continues else self.prepare(X, mask)
         resumed = resume is not None and trainer.resume(resume)
@@ -142,16 +135,9 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         return self
 
     def prepare(self, X: Any, mask: Any = None) -> tuple[Trainer, dict[str, Any], dict[str, Tensor] | None]:
-        r"""Check data, and build a new machine and its trainer, without training them.
+        """Check data, and build a new machine and its trainer, without training them.
 
-        Returns
-        -------
-        trainer : Trainer
-            The trainer of the new `machine_`.
-        layers : dict of str to array (n, \*layer shape)
-            The data as :meth:`Trainer.fit <mvrbm.learning.Trainer.fit>` takes it.
-        known : dict of str to Tensor, or None
-            The mask likewise.
+        Returns the trainer, and data and mask by layer, as :meth:`Trainer.fit <mvrbm.learning.Trainer.fit>` takes them.
         """
         layers = self._layers(X, reset=True)
         units, known = self._checked(layers, mask)
@@ -202,20 +188,13 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         return trainer.backend == self.backend and dataclasses.replace(asked, n_epochs=now.n_epochs) == now
 
     def _train(
-        self,
-        trainer: Trainer,
-        layers: dict[str, Any],
-        n_epochs: int,
-        known: dict[str, Tensor] | None,
-        callbacks: Sequence[Callback],
-        *,
-        initialise: bool,
+        self, trainer: Trainer, data: Any, n_epochs: int, known: Any, callbacks: Sequence[Callback], *, initialise: bool
     ) -> None:
         """Train until `n_epochs` epochs are done, and keep what the trainer counted and logged."""
         epochs, updates = trainer.epoch, trainer.update
         trainer.callbacks = [*callbacks, *([ProgressBar()] if self.verbose else [])]
         try:
-            trainer.fit(layers, n_epochs, mask=known, initialise=initialise)
+            trainer.fit(data, n_epochs, mask=known, initialise=initialise)
         finally:
             trainer.callbacks = []
             self.history_, self.interrupted_ = trainer.history, trainer.interrupted
@@ -348,9 +327,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         with sensible_threads(self._machines[-1], n):
             return self._to_user(self._draw(n, steps, self._rng(), start, known), like=init)
 
-    def _draw(
-        self, n: int, steps: int, rng: RandomSource, start: dict[str, Tensor] | None, known: dict[str, Tensor] | None
-    ) -> dict[str, Tensor]:
+    def _draw(self, n: int, steps: int, rng: RandomSource, start: Any, known: Any) -> dict[str, Tensor]:
         return sample(self.machine_, n, steps, rng, init=start, mask=known).visible
 
     def inpaint(self, X: Any, mask: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
@@ -378,9 +355,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             first += size
         return self._to_user(_joined(pieces), like=X)
 
-    def _fill_in(
-        self, batch: dict[str, Tensor], known: dict[str, Tensor], rng: RandomSource, steps: int, burn_in: int
-    ) -> dict[str, Tensor]:
+    def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
         return conditional_mean(self.machine_, batch, known, rng, steps=steps, burn_in=burn_in)
 
     def score_samples(self, X: Any) -> Array:

@@ -96,20 +96,14 @@ class ClassificationMVRBM(ArrayClassifier):
         :class:`~mvrbm.learning.Trainer`; or the first plus `blend` times the second.
     blend : float
         Weight of the generative part in a hybrid.
-    visible : str
-        Name of the units of the data: ``"bernoulli"`` (0 to 1), ``"gaussian"`` (real), ...
-    visible_shape : tuple of int, optional
-        Shape of the array that a row of 2-D input stands for. Default: a row is a vector.
     recipe : str or Recipe
         Recipe of generative learning.
-    n_epochs : int
-        Number of epochs.
-    batch_size : int
-        Number of samples per update.
     learning_rate : float, optional
         Initial learning rate. Default: 0.003, of Adam; for generative learning, the recipe's.
-    schedule, weight_decay, averaging, random_state, device
-        As for :class:`MVRBMClassifier`; generative learning does not use the first three.
+    schedule, weight_decay, averaging
+        As for :class:`MVRBMClassifier`. Generative learning does not use them.
+    visible, visible_shape, n_epochs, batch_size, random_state, device
+        As for :class:`MVRBMClassifier`.
 
     Attributes
     ----------

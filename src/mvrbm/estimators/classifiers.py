@@ -204,12 +204,15 @@ class FineTunedClassifier(ArrayClassifier):
         """
         data = self._read_labelled(X, y, sample_weight, resolve_device(self.device))
         plan = self._plan(self.learning_rate, self.patience if self.early_stopping else None)
-        self._check_noise()
-        rngs = RandomSource(seed_of(self.random_state), device=data.weights.device).split(5)
-        start, split, order, dropping, moving = rngs
+        whole_number(self.pretraining, "pretraining", 0)
+        unit = unit_named(self.visible, self.visible_shape_).to(data.weights)
+        machines = build_stack(unit, self._new_stack().layers, rank=self.rank, hidden=self.hidden)
+        shares = self._dropped_shares(len(machines))
+        rng = RandomSource(seed_of(self.random_state), device=data.weights.device)
+        start, split, order, dropping, moving = rng.split(5)
         learns, held_out = self._split(data, split)
-        network = self.network_ = self._network(learns, unlabelled, stack, start)
-        unit, shares, others = self._unit, self._shares(), self._others(unlabelled, learns)
+        network = self.network_ = self._network(machines, learns, unlabelled, stack, start)
+        unit, others = self._unit, self._others(unlabelled, learns)
         weight_of_a_batch = float(learns.weights.mean()) * min(self.batch_size, len(learns.codes))
 
         def drop(z: Tensor, layer: int) -> Tensor:
@@ -246,23 +249,15 @@ class FineTunedClassifier(ArrayClassifier):
         check_values({VISIBLE: samples}, {VISIBLE: self._unit})
         return torch.from_numpy(np.array(samples)).to(data.samples.device)
 
-    def _shares(self) -> list[float]:
-        """Share of the data, and of each layer, that is dropped."""
-        count = len(self.network_.stack)
+    def _dropped_shares(self, count: int) -> list[float]:
+        """Share of the data, and of each of `count` layers, that is dropped. Checks the other settings of noise too."""
         layers = list(self.dropout) if isinstance(self.dropout, Sequence) else [self.dropout] * count
         if len(layers) != count:
             raise ValueError(f"dropout must be one number, or one for each of {count} layers, got {self.dropout!r}")
-        return [self.input_dropout, *layers]
-
-    def _check_noise(self) -> None:
-        layers = self.dropout if isinstance(self.dropout, Sequence) else [self.dropout]
-        number(self.input_dropout, "input_dropout", high=1)
-        for share in layers:
-            number(share, "dropout", high=1)
         number(self.perturbation, "perturbation")
         number(self.certainty, "certainty")
         whole_number(self.unlabelled_batch_size, "unlabelled_batch_size")
-        whole_number(self.pretraining, "pretraining", 0)
+        return [number(self.input_dropout, "input_dropout", high=1), *(number(p, "dropout", high=1) for p in layers)]
 
     def _split(self, data: Labelled, rng: RandomSource) -> tuple[Labelled, Labelled | None]:
         """Hold out some samples of each class, in proportion, for early stopping."""
@@ -283,24 +278,27 @@ class FineTunedClassifier(ArrayClassifier):
         return parts[0], parts[1]
 
     def _network(
-        self, data: Labelled, unlabelled: Any, fitted: DeepMVRBM | None, rng: RandomSource
+        self,
+        machines: Sequence[BoltzmannMachine],
+        data: Labelled,
+        unlabelled: Any,
+        fitted: DeepMVRBM | None,
+        rng: RandomSource,
     ) -> StructuredNetwork:
-        """Return the network that fine-tuning starts from."""
+        """Return the network that fine-tuning starts from, given the machines with parameters not yet set."""
         if unlabelled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
             raise ValueError(
                 "unlabelled is for pre-training or perturbation, so pretraining must be at least 1 and stack None, "
                 "or perturbation positive"
             )
-        stack, n_classes = self._new_stack(), len(self.classes_)
-        unit = unit_named(self.visible, self.visible_shape_).to(data.weights)
-        machines = build_stack(unit, stack.layers, rank=self.rank, hidden=self.hidden)
+        n_classes = len(self.classes_)
         self.stack_: DeepMVRBM | None = None
         if fitted is None and not self.pretraining:
             network = StructuredNetwork([machine.to(data.weights) for machine in machines], n_classes)
-            network.initialise(unit.from_data(data.samples), data.weights, rng)
+            network.initialise(network.stack[0].layers[VISIBLE].from_data(data.samples), data.weights, rng)
             return network
         if fitted is None:
-            fitted = stack.fit(data.samples.cpu().numpy() if unlabelled is None else unlabelled)
+            fitted = self._new_stack().fit(data.samples.cpu().numpy() if unlabelled is None else unlabelled)
             what = "unlabelled must have samples of X's shape"
         else:
             check_is_fitted(fitted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from mvrbm.learning.callbacks import Callback
 from mvrbm.learning.trainer import Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
-from mvrbm.sampling import keep_known, sample
+from mvrbm.sampling import Layers, keep_known, sample
 from mvrbm.saving import read_stack, register, write_stack
 from mvrbm.units import Unit, make_unit
 from mvrbm.validation import as_shape, choice, whole_number
@@ -82,13 +81,9 @@ class DeepMVRBM(SingleLayerRBM):
         Name of the units of layers without units of their own, such as ``"bernoulli"`` or ``"rectified"``.
     feed : {"mean", "sample"}
         The data that a machine is trained on: the hidden means of the machine below, or draws, new in every epoch.
-    visible : str
-        Name of the units of the data, as for :class:`~mvrbm.MVRBM`.
-    visible_shape : tuple of int, optional
-        Shape of the array that a row of 2-D input stands for. Default: a row is a vector.
     n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps
         As for :class:`~mvrbm.MVRBM`, for every machine.
-    warm_start, backend, random_state, device, verbose
+    visible, visible_shape, warm_start, backend, random_state, device, verbose
         As for :class:`~mvrbm.MVRBM`.
 
     Attributes
@@ -123,15 +118,13 @@ class DeepMVRBM(SingleLayerRBM):
 
     # -- learning ---------------------------------------------------------------------------------
 
+    def _set_machines(self, machines: Sequence[BoltzmannMachine]) -> None:
+        self.machines_ = [machine.to(resolve_device(self.device)) for machine in machines]
+        self.machine_ = self.machines_[0]
+        self.trainers_: list[Trainer] | None = None
+
     def _learn(
-        self,
-        X: Any,
-        mask: Any,
-        n_epochs: int,
-        callbacks: Sequence[Callback] = (),
-        resume: str | os.PathLike[str] | None = None,
-        *,
-        continues: bool,
+        self, X: Any, mask: Any, n_epochs: int, callbacks: Sequence[Callback], resume: Any, *, continues: bool
     ) -> Self:
         if resume is not None:
             raise ValueError("resume must be None: stacks are trained without checkpoints")
@@ -275,9 +268,7 @@ class DeepMVRBM(SingleLayerRBM):
     # -- the generative side ----------------------------------------------------------------------
 
     @torch.no_grad()
-    def _draw(
-        self, n: int, steps: int, rng: RandomSource, start: dict[str, Tensor] | None, known: dict[str, Tensor] | None
-    ) -> dict[str, Tensor]:
+    def _draw(self, n: int, steps: int, rng: RandomSource, start: Any, known: Any) -> dict[str, Tensor]:
         """Run Gibbs sampling in the top machine, then draw once down through each of the others."""
         if known is not None:
             raise ValueError("mask must be None: chains of a stack run in its top machine, use inpaint to fill in data")
@@ -287,9 +278,7 @@ class DeepMVRBM(SingleLayerRBM):
         return {VISIBLE: self._draw_down(state, range(size - 1), rng)}
 
     @torch.no_grad()
-    def _fill_in(
-        self, batch: dict[str, Tensor], known: dict[str, Tensor], rng: RandomSource, steps: int, burn_in: int
-    ) -> dict[str, Tensor]:
+    def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
         """Draw up and down through the stack. Upwards is an approximation, so this is no exact conditional mean."""
         bottom = self.machines_[0]
         unit = bottom.layers[VISIBLE]
@@ -331,11 +320,6 @@ class DeepMVRBM(SingleLayerRBM):
         self._set_machines(read_stack(folder)[0])
         self._adopt(self.machine_, described)
 
-    def _set_machines(self, machines: Sequence[BoltzmannMachine]) -> None:
-        self.machines_ = [machine.to(resolve_device(self.device)) for machine in machines]
-        self.machine_ = self.machines_[0]
-        self.trainers_: list[Trainer] | None = None
-
     @classmethod
     def _rebuilt(cls, name: str, value: Any) -> Any:
         return rebuilt_layers(value) if name == "layers" else super()._rebuilt(name, value)
@@ -345,19 +329,7 @@ class DeepMVRBM(SingleLayerRBM):
 
 
 def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[BoltzmannMachine]:
-    """Build the machines of a stack over a visible layer, each over the hidden layer of the one below.
-
-    Parameters
-    ----------
-    visible : Unit
-        The visible layer of the lowest machine, in the dtype of the stack.
-    layers : sequence
-        The hidden layers; see :class:`DeepMVRBM`.
-    rank : int
-        Rank of the couplings of layers without a coupling of their own.
-    hidden : str
-        Units of layers without units of their own.
-    """
+    """Build the machines of a stack over a visible layer, whose dtype they have; see :class:`DeepMVRBM`."""
     if isinstance(layers, str) or not isinstance(layers, Sequence) or len(layers) == 0:
         raise ValueError(f"layers must be a sequence of at least one layer, lowest first, got {layers!r}")
     machines: list[BoltzmannMachine] = []
@@ -365,9 +337,7 @@ def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[B
         layer = entry if isinstance(entry, Layer) else Layer(entry)
         below = visible if number == 0 else _as_data(machines[-1].hidden, number)
         shape = below.shape if layer.shape is None else as_shape(layer.shape, f"shape of layer {number}")
-        link = Kronecker(rank)
-        if layer.coupling is not None:
-            link = unconnected(layer.coupling, f"coupling of layer {number}")
+        link = unconnected(Kronecker(rank) if layer.coupling is None else layer.coupling, f"coupling of layer {number}")
         units = unit_named(layer.hidden or hidden, shape, f"hidden units of layer {number}")
         try:
             machines.append(BoltzmannMachine({VISIBLE: below}, units, {VISIBLE: link}).to(visible.bias.dtype))

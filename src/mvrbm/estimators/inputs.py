@@ -58,18 +58,10 @@ def model_dtype(layers: Mapping[str, Any]) -> torch.dtype:
 def batches(
     layers: Mapping[str, Any], units: Mapping[str, Unit], known: Known | None = None, *, copy: bool = False
 ) -> Iterator[dict[str, Tensor]]:
-    r"""Cut arrays into batches of tensors in the dtype and on the device of the units, and check their values.
+    r"""Cut arrays (n, \*layer shape) into batches of tensors in the dtype and on the device of the units, checked.
 
-    Parameters
-    ----------
-    layers : mapping of str to array (n, \*layer shape)
-        Data by layer.
-    units : mapping of str to Unit
-        Units by layer.
-    known : mapping of str to Tensor, optional
-        True where an entry is known. The others are replaced by values that the units accept.
-    copy : bool
-        Whether the tensors must not share the memory of the arrays.
+    Entries that are not `known` are replaced by values that the units accept. Without `copy`, the tensors may share the
+    memory of the arrays.
     """
     n = len(next(iter(layers.values())))
     for first in range(0, n, ROWS_AT_ONCE):
@@ -111,14 +103,8 @@ def _as_tensor(array: Array, *, copy: bool) -> Tensor:
 def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bool = False) -> dict[str, Tensor]:
     r"""Return which entries are known, by layer, each (n, \*layer shape). A layer without a mask is known.
 
-    Parameters
-    ----------
-    mask : mapping of str to boolean array
-        True where an entry is known, of the shape of the data or of one sample, as arrays or as rows.
-    layers : mapping of str to array (n, \*layer shape)
-        The data.
-    every_layer : bool
-        Whether something must be known of every layer. Otherwise something must be known of one of them.
+    A mask has the shape of the data or of one sample, as arrays or as rows. Some entry must be known, with
+    `every_layer` of every layer.
     """
     if not set(mask) <= set(layers):
         raise ValueError(f"mask names {sorted(mask)}, but the data has {sorted(layers)}")
@@ -199,7 +185,8 @@ class ArrayInput:
 
     def _read(self, X: Any, *, reset: bool) -> Array:
         r"""Check shape and dtype of samples, and return them as (n, \*visible_shape). `reset` learns the shape."""
-        return self._read_with(X, "no_validation", reset=reset)[0]
+        samples: Array = self._read_with(X, "no_validation", reset=reset)[0]
+        return samples
 
     def _read_labelled(self, X: Any, y: Any, sample_weight: Any, device: torch.device) -> Labelled:
         """Check training data with labels and weights, values included, and learn the shape and the classes."""
@@ -246,7 +233,7 @@ class ArrayInput:
         if given.ndim > 2:
             X = np.asarray(given).reshape(len(given), -1)
         dtype = None if getattr(given, "dtype", None) == np.uint8 else _DTYPES
-        checked = validate_data(self, X, y, reset=reset, dtype=dtype, ensure_all_finite=False)  # type: ignore[arg-type]
+        checked = validate_data(self, X, y, reset=reset, dtype=dtype, ensure_all_finite=False)
         return checked if isinstance(checked, tuple) else (checked, None)
 
     def _sample_shape(self, n_features: int, array_shape: tuple[int, ...] | None) -> tuple[int, ...]:

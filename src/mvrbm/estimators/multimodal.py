@@ -54,8 +54,7 @@ class MMVRBM(ArrayRBM):
 
     def _layers(self, X: Any, *, reset: bool) -> dict[str, Array]:
         layers = read_modalities(X, None if reset else self.modalities_)
-        if reset:
-            self.modalities_ = list(layers)
+        self.modalities_: list[str] = list(layers)
         return layers
 
     def _units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:

@@ -95,14 +95,7 @@ class StructuredNetwork(nn.Module):
     def initialise(self, x: Tensor, weights: Tensor, rng: RandomSource) -> None:
         """Set random weights whose fields have a spread that neither saturates nor vanishes from layer to layer.
 
-        Parameters
-        ----------
-        x : Tensor (n, *visible shape)
-            Samples.
-        weights : Tensor (n,)
-            Weight of each sample.
-        rng : RandomSource
-            Source of the draws.
+        The spread is that of samples `x` (n, *visible shape) with their `weights` (n,).
         """
         share = weights / weights.sum()
         for number, machine in enumerate(self.stack):

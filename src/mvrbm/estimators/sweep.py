@@ -141,7 +141,7 @@ class Sweep:
         return float(estimator.score(X) if self.scoring is None else self.scoring(estimator, X, y))
 
     def _train(self, candidates: Sequence[Candidate], X: Any) -> None:
-        trainers, data = [], []
+        trainers, data = [], list[dict[str, Any]]()
         for candidate in candidates:
             candidate.estimator, trainer, layers = self._prepared(candidate.params, X)
             trainers.append(trainer)
