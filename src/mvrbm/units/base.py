@@ -25,6 +25,13 @@ class Alternatives(NamedTuple):
     log_weights: Tensor  # (a, n): logarithms of the weights in the sum, or quadrature, over all values
     shares: Tensor  # (a, n): the given value as an average of these values
 
+    @classmethod
+    def and_itself(cls, values: Tensor, log_weights: Tensor, value: Tensor) -> Alternatives:
+        """Return values (a, n) that need not include the given value (n,), which is appended with weight zero."""
+        never = torch.full_like(value, -math.inf)[None]
+        shares = torch.cat([torch.zeros_like(values), torch.ones_like(value)[None]])
+        return cls(torch.cat([values, value[None]]), torch.cat([log_weights, never]), shares)
+
 
 class Unit(nn.Module, ABC):
     r"""One layer: an array of sites that are independent in an external field.
@@ -235,8 +242,9 @@ class Unit(nn.Module, ABC):
         return torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)
 
     def middle(self) -> Tensor:
-        r"""Return the middle of the values that every entry can have, (\*shape)."""
-        return torch.full(self.shape, 1 / self.levels, dtype=self.bias.dtype, device=self.bias.device)
+        r"""Return the middle of the values that every entry can have, or the mean of infinitely many, (\*shape)."""
+        zero = torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)
+        return self.mean(zero).detach() if math.isinf(self.levels) else zero + 1 / self.levels
 
     def unsupported_reason(self, other: Unit) -> str | None:
         """Return why no machine can couple this layer with `other`, None if one can."""
@@ -268,7 +276,7 @@ class Unit(nn.Module, ABC):
 
     def statistic_bounds(self) -> tuple[float, float]:
         """Lowest and highest value of `T(x)`."""
-        return (-math.inf, math.inf)
+        return self.data_range
 
     # -- description ------------------------------------------------------------------------------
 
@@ -277,9 +285,10 @@ class Unit(nn.Module, ABC):
         return {"shape": list(self.shape), "bias_shape": list(self.bias_shape)}
 
     def extra_repr(self) -> str:
-        """Shape, and the shape of a tied bias."""
-        tied = "" if self.bias_shape == self.shape else f", bias_shape={self.bias_shape}"
-        return f"{self.shape}{tied}"
+        """Shape, the shape of a tied bias, and further arguments that are set."""
+        tied = [] if self.bias_shape == self.shape else [f"bias_shape={self.bias_shape}"]
+        others = [f"{key}={value}" for key, value in self.config().items() if value and not key.endswith("shape")]
+        return ", ".join([str(self.shape), *tied, *others])
 
 
 def make_unit(name: str, shape: int | Sequence[int], **options: Any) -> Unit:

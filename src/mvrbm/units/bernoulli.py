@@ -22,11 +22,8 @@ class Bernoulli(Unit):
     data_range = (0.0, 1.0)
     stacked_as = "bernoulli"
     sampled_as = "bernoulli"
-
-    @property
-    def levels(self) -> float:
-        """Two: 0 and 1."""
-        return 2
+    levels = 2.0
+    fluctuation = 0.25
 
     def site_energy(self, x: Tensor) -> Tensor:
         """Return -b x."""
@@ -44,11 +41,6 @@ class Bernoulli(Unit):
         """Return 1 where a uniform number is below the mean."""
         mean = self.mean(field)
         return (rng.uniform(mean.shape, mean) < mean).to(mean.dtype)
-
-    @property
-    def fluctuation(self) -> float:
-        """A quarter, at probability 1/2."""
-        return 0.25
 
     @torch.no_grad()
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
@@ -81,7 +73,3 @@ class Bernoulli(Unit):
         shares = torch.stack([1 - value, value])
         values = torch.stack([torch.zeros_like(value), torch.ones_like(value)])
         return Alternatives(values, torch.zeros_like(shares), shares)
-
-    def statistic_bounds(self) -> tuple[float, float]:
-        """Zero and one."""
-        return (0.0, 1.0)

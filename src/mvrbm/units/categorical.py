@@ -28,13 +28,10 @@ class Categorical(Unit):
     name = "categorical"
     entry_modes = 1
     data_range = (0.0, 1.0)
+    fluctuation = 0.25
 
     def __init__(
-        self,
-        shape: int | Sequence[int],
-        *,
-        bias_shape: Sequence[int] | None = None,
-        padded: bool = False,
+        self, shape: int | Sequence[int], *, bias_shape: Sequence[int] | None = None, padded: bool = False
     ) -> None:
         super().__init__(shape, bias_shape=bias_shape)
         self.padded = padded
@@ -63,11 +60,6 @@ class Categorical(Unit):
         # The last sum can be slightly below 1 because of rounding.
         category = below.sum(-1).clamp_(max=self.shape[-1] - 1)
         return torch.nn.functional.one_hot(category, self.shape[-1]).to(mean.dtype)
-
-    @property
-    def fluctuation(self) -> float:
-        """A quarter, at probability 1/2."""
-        return 0.25
 
     @torch.no_grad()
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
@@ -111,13 +103,5 @@ class Categorical(Unit):
         values = categories[:, None].expand(-1, len(value), -1)
         return Alternatives(values, torch.zeros_like(shares), shares)
 
-    def statistic_bounds(self) -> tuple[float, float]:
-        """Zero and one."""
-        return (0.0, 1.0)
-
     def config(self) -> dict[str, Any]:
         return {**super().config(), "padded": self.padded}
-
-    def extra_repr(self) -> str:
-        """Shape, and whether rows may be padding."""
-        return super().extra_repr() + (", padded=True" if self.padded else "")

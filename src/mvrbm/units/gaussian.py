@@ -46,22 +46,15 @@ class Gaussian(Unit):
     variants: ClassVar[dict[str, dict[str, Any]]] = {"gaussian": {}, "gaussian-learned": {"learn_variance": True}}
     stacked_as = "gaussian"
     sampled_as = "gaussian"
+    levels = math.inf
+    fluctuation = 1.0  # the statistic is measured in standard deviations
 
     def __init__(
-        self,
-        shape: int | Sequence[int],
-        *,
-        bias_shape: Sequence[int] | None = None,
-        learn_variance: bool = False,
+        self, shape: int | Sequence[int], *, bias_shape: Sequence[int] | None = None, learn_variance: bool = False
     ) -> None:
         super().__init__(shape, bias_shape=bias_shape)
         self.learn_variance = learn_variance
         self.log_variance = nn.Parameter(torch.zeros(self.bias_shape), requires_grad=learn_variance)
-
-    @property
-    def levels(self) -> float:
-        """Infinitely many."""
-        return math.inf
 
     @property
     def scale(self) -> Tensor:
@@ -95,7 +88,6 @@ class Gaussian(Unit):
         return mean + self.scale * rng.normal(mean.shape, mean)
 
     def energy_gradient(self, x: Tensor, field: Tensor | None) -> dict[str, Tensor]:
-        """Return the gradients for the bias and, if it is learned, the log-variance."""
         deviation = (x - self.bias) / self.scale
         gradient = {"bias": self._tie((-deviation / self.scale).mean(0))}
         if self.learn_variance and field is not None:
@@ -104,7 +96,6 @@ class Gaussian(Unit):
         return gradient
 
     def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
-        """Return the gradients for the bias and, if it is learned, the log-variance."""
         mean_field = field.mean(0)
         gradient = {"bias": self._tie(mean_field / self.scale)}
         if self.learn_variance:
@@ -119,17 +110,7 @@ class Gaussian(Unit):
         return gains
 
     @property
-    def fluctuation(self) -> float:
-        """One: the statistic is measured in standard deviations."""
-        return 1.0
-
-    def middle(self) -> Tensor:
-        """Return the bias: real entries have no other middle."""
-        return self.bias.detach().expand(self.shape)
-
-    @property
     def learns_statistic(self) -> bool:
-        """Whether the variance is learned."""
         return self.learn_variance
 
     @torch.no_grad()
@@ -161,16 +142,7 @@ class Gaussian(Unit):
         steps = torch.linspace(0, 1, wanted + 1, dtype=value.dtype, device=value.device)[:, None]
         nodes = bias + scale * (low + (high - low) * steps)  # (a, n)
         log_spacing = torch.log(scale * (high - low) / wanted).expand(nodes.shape)
-        never = torch.full_like(value, -math.inf)[None]
-        return Alternatives(
-            values=torch.cat([nodes, value[None]]),
-            log_weights=torch.cat([log_spacing, never]),
-            shares=torch.cat([torch.zeros_like(nodes), torch.ones_like(value)[None]]),
-        )
+        return Alternatives.and_itself(nodes, log_spacing, value)
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "learn_variance": self.learn_variance}
-
-    def extra_repr(self) -> str:
-        """Shape, and whether the variance is learned."""
-        return super().extra_repr() + (", learn_variance=True" if self.learn_variance else "")

@@ -32,11 +32,7 @@ class Poisson(Unit):
     name = "poisson"
     data_range = (0.0, math.inf)
     stacked_as = "gaussian"
-
-    @property
-    def levels(self) -> float:
-        """Infinitely many."""
-        return math.inf
+    levels = math.inf
 
     def site_energy(self, x: Tensor) -> Tensor:
         """Return -b x + log x!."""
@@ -81,10 +77,6 @@ class Poisson(Unit):
                 f"{float(x.detach()[bad][0]):g}: use Gaussian units for other real values"
             )
 
-    def middle(self) -> Tensor:
-        """Return the rate without a field: infinitely many values have no middle."""
-        return self.mean(self.some_state()).detach()
-
     def unsupported_reason(self, other: Unit) -> str | None:
         """Return that the energy is unbounded next to an unbounded layer."""
         if all(math.isfinite(bound) for bound in other.statistic_bounds()):
@@ -107,16 +99,7 @@ class Poisson(Unit):
                 "not supported: the weights or the data are too large"
             )
         counts = torch.arange(wanted, dtype=value.dtype, device=value.device)[:, None].expand(-1, len(value))
-        never = torch.full_like(value, -math.inf)[None]
-        return Alternatives(
-            values=torch.cat([counts, value[None]]),
-            log_weights=torch.cat([torch.zeros_like(counts), never]),
-            shares=torch.cat([torch.zeros_like(counts), torch.ones_like(value)[None]]),
-        )
-
-    def statistic_bounds(self) -> tuple[float, float]:
-        """Zero, and no upper bound."""
-        return self.data_range
+        return Alternatives.and_itself(counts, torch.zeros_like(counts), value)
 
 
 def _quantile(rate: Tensor, level: Tensor) -> Tensor:

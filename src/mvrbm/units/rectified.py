@@ -37,18 +37,19 @@ class Rectified(Unit):
     data_range = (0.0, math.inf)
     field_spread = math.sqrt(2)
     stacked_as = "gaussian"
+    fluctuation = 1.0  # the variance of an entry far above zero
 
     @property
     def levels(self) -> float:
-        """Raise ValueError: algorithms that count states need an exact distribution."""
         self._no_distribution()
 
     def site_energy(self, x: Tensor) -> Tensor:
-        """Raise ValueError: there is no energy."""
         self._no_distribution()
 
     def site_log_normaliser(self, field: Tensor) -> Tensor:
-        """Raise ValueError: there is no normaliser."""
+        self._no_distribution()
+
+    def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
         self._no_distribution()
 
     def mean(self, field: Tensor) -> Tensor:
@@ -74,11 +75,6 @@ class Rectified(Unit):
     def _scale(total: Tensor) -> Tensor:
         return torch.sigmoid(total).clamp(min=torch.finfo(total.dtype).tiny).sqrt()
 
-    @property
-    def fluctuation(self) -> float:
-        """One: the variance of an entry far above zero."""
-        return 1.0
-
     @torch.no_grad()
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Set the bias to the mean of the data, which is the mean of the units far above zero."""
@@ -90,18 +86,6 @@ class Rectified(Unit):
         low = float(x.detach().min())
         if low < 0:
             raise ValueError(f"layer '{layer}' has Rectified units and takes values from 0 upwards, got {low:g}")
-
-    def middle(self) -> Tensor:
-        """Return zero: values without an upper bound have no middle."""
-        return self.some_state()
-
-    def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Raise ValueError: values have no weights."""
-        self._no_distribution()
-
-    def statistic_bounds(self) -> tuple[float, float]:
-        """Zero, and no upper bound."""
-        return self.data_range
 
     def _no_distribution(self) -> NoReturn:
         raise ValueError(
