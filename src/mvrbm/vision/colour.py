@@ -5,13 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mvrbm.vision.images import check_image, round_to, to_dtype, white
-
-__all__ = ["LUMINANCE_GAIN", "from_ycbcr", "luminance", "to_ycbcr"]
-
-Array = NDArray[Any]
+from mvrbm.vision.images import Array, check_image, round_to, to_dtype, white
 
 # For R, G, B from 0 to 1; Y from 16 to 235 and Cb, Cr from 16 to 240, in units of a byte.
 _MATRIX = np.array([[65.481, 128.553, 24.966], [-37.797, -74.203, 112.0], [112.0, -93.786, -18.214]])

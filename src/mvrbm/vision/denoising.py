@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mvrbm.devices import sensible_threads
@@ -24,25 +23,15 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.units import Unit
 from mvrbm.validation import choice, number, whole_number
-from mvrbm.vision.images import check_grey_images, white
+from mvrbm.vision.images import Array, check_grey_images, white
 from mvrbm.vision.noise import NOISES, robust_sigma
 from mvrbm.vision.observations import OBSERVATIONS, Observation
 from mvrbm.vision.patches import PatchGrid
-
-__all__ = ["denoise", "estimate_level", "gibbs_mean", "mean_field"]
-
-Array = NDArray[Any]
-
-METHODS = ("mean-field", "gibbs")
-VALUES = ("auto", "binary", "grey")
 
 _PIXELS_AT_ONCE = 2**20  # pixels of patches that are inferred together, or that the noise is estimated from
 _PIXELS_PER_GROUP = 2**22  # pixels of images that are assembled from patches together
 _FIT_ROUNDS = 5
 _START = {"salt-and-pepper": 0.05, "gaussian": 0.02}
-
-
-# -- inference --------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -132,9 +121,6 @@ def gibbs_mean(
     return total / steps
 
 
-# -- images -----------------------------------------------------------------------------------------
-
-
 def denoise(
     model: Any,
     images: Any,
@@ -200,30 +186,24 @@ def denoise(
     >>> denoise(machine, noisy, level=0.2).shape
     (2, 8, 8)
     """
-    gibbs = choice(method, "method", METHODS) == "gibbs"
+    gibbs = choice(method, "method", ("mean-field", "gibbs")) == "gibbs"
     rounds, steps = whole_number(rounds, "rounds"), whole_number(steps, "steps")
     burn_in = whole_number(burn_in, "burn_in", 0)
     task = _Task(model, images, noise, level, stride, values)
-    rng = RandomSource(seed, device=task.machine.like.device)
-
-    def infer(y: Tensor) -> Tensor:
-        if gibbs:
-            return gibbs_mean(task.machine, task.observation, y, steps, burn_in, rng)
-        return mean_field(task.machine, task.observation, y, rounds)
-
+    rng, prior = RandomSource(seed, device=task.machine.like.device), (task.machine, task.observation)
     with sensible_threads(task.machine, task.patches_at_once):
         if task.observation.needs_fit:
             y = task.fit(max(rounds, _FIT_ROUNDS))
             if gibbs:
-                gibbs_mean(task.machine, task.observation, y, _FIT_ROUNDS, 0, rng, fit=True)
+                gibbs_mean(*prior, y, _FIT_ROUNDS, 0, rng, fit=True)
         out = np.empty(task.batch.shape, task.batch.dtype)
         for group in task.groups():
             grid = task.grid(len(task.batch[group]))
-            pieces = (
-                infer(task.tensor(grid.cut(task.batch[group], which))).cpu().numpy()
-                for which in task.numbers(len(grid))
+            noisy = (task.tensor(grid.cut(task.batch[group], which)) for which in task.numbers(len(grid)))
+            clean = (
+                gibbs_mean(*prior, y, steps, burn_in, rng) if gibbs else mean_field(*prior, y, rounds) for y in noisy
             )
-            out[group] = task.as_given(grid.average(pieces), task.batch[group])
+            out[group] = task.as_given(grid.average(y.cpu().numpy() for y in clean), task.batch[group])
     return out.reshape(np.shape(images))
 
 
@@ -253,14 +233,12 @@ def estimate_level(
 class _Task:
     """Checked arguments, and the conversion of images to tensors and back."""
 
-    def __init__(
-        self, model: Any, images: Any, noise: str, level: float | None, stride: int | None, values: str
-    ) -> None:
+    def __init__(self, model: Any, images: Any, noise: str, level: float | None, stride: Any, values: str) -> None:
         self.machine, unit = _prior(model)
         array = check_grey_images(images)
         self.batch = batch = array[None] if array.ndim == 2 else array  # (n, rows, columns)
         self.salty = choice(noise, "noise", NOISES) == "salt-and-pepper"
-        choice(values, "values", VALUES)
+        choice(values, "values", ("auto", "binary", "grey"))
         self.patch = (unit.shape[0], unit.shape[1])
         if any(size < side for size, side in zip(batch.shape[1:], self.patch, strict=True)):
             raise ValueError(f"images must be at least as large as the model's, {self.patch}, got {batch.shape[1:]}")
@@ -271,21 +249,19 @@ class _Task:
             number(level, "level", 0, 1 if self.salty else math.inf, exclude_low=True)
         self.white = white(batch.dtype)
         if self.salty and (batch.min() < 0 or batch.max() > self.white):
-            raise ValueError(
-                "images with salt-and-pepper noise must be from 0 (black) to 1 (white), got "
-                f"{batch.min():g} to {batch.max():g}"
-            )
+            found = f"{batch.min():g} to {batch.max():g}"
+            raise ValueError(f"images with salt-and-pepper noise must be from 0 (black) to 1 (white), got {found}")
         # Whether clean images lie between black and white.
         self.bounded = self.salty or not unit.gaussian or batch.dtype == np.uint8
         top = 255 * unit.byte_scale if batch.dtype == np.uint8 else 1.0
         kind = OBSERVATIONS[noise][self._pixels(unit, values)]
         self.observation = kind(unit, level, top, self._start(noise))
+        self.unit_of_model = self.white / top  # in the units of the images
 
     def _pixels(self, unit: Unit, values: str) -> str:
-        if unit.gaussian:
-            return "real"
-        if values != "auto":
-            return values
+        """Return the kind of the clean pixels."""
+        if unit.gaussian or values != "auto":
+            return "real" if unit.gaussian else values
         return "binary" if self.salty and not bool(self._grey(self.batch).any()) else "grey"
 
     def _start(self, noise: str) -> float:
@@ -323,13 +299,11 @@ class _Task:
 
     def tensor(self, patches: Array) -> Tensor:
         # Divided, not multiplied by a rounded 1/255: white has to be white exactly.
-        return torch.from_numpy(np.ascontiguousarray(patches)).to(self.machine.like) / (
-            self.white / self.observation.white
-        )
+        return torch.from_numpy(np.ascontiguousarray(patches)).to(self.machine.like) / self.unit_of_model
 
     def as_given(self, clean: Array, noisy: Array) -> Array:
         """Return clean images in the units and the type of the noisy ones."""
-        clean = clean * (self.white / self.observation.white)
+        clean = clean * self.unit_of_model
         if self.bounded:
             clean = np.clip(clean, 0, self.white)
         if noisy.dtype == np.uint8:
@@ -348,9 +322,7 @@ def _prior(model: Any) -> tuple[BoltzmannMachine, Unit]:
     (unit,) = machine.layers.values()
     binary = unit.levels == 2 and unit.entry_modes == 0
     if len(unit.shape) != 2 or not (unit.gaussian or binary):
-        raise ValueError(
-            "model must have a visible layer of matrices of binary or Gaussian units, got "
-            f"{unit.name} of shape {unit.shape}"
-        )
+        found = f"{unit.name} of shape {unit.shape}"
+        raise ValueError(f"model must have a visible layer of matrices of binary or Gaussian units, got {found}")
     machine.check_bounded()
     return machine, unit

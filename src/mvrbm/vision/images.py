@@ -11,30 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "check_grey_images",
-    "check_image",
-    "check_unit_range",
-    "round_to",
-    "to_dtype",
-    "turned",
-    "turned_back",
-    "white",
-]
-
 Array = NDArray[Any]
 
 
-def check_image(image: Any) -> Array:
-    """Return an image as an array (H, W) or (H, W, C), or raise ValueError for another shape or type."""
+def check_image(image: Any, *, unit_range: bool = False) -> Array:
+    """Return an image as an array (H, W) or (H, W, C), or raise ValueError for another shape or type.
+
+    With `unit_range`, images of floats must lie between 0 and 1.
+    """
     array = np.asarray(image)
     if array.ndim not in (2, 3) or 0 in array.shape:
-        raise ValueError(
-            "image must be an array (rows, columns) or (rows, columns, channels) that is not empty, got shape "
-            f"{array.shape}"
-        )
+        raise ValueError(f"image must be (rows, columns[, channels]) and not empty, got shape {array.shape}")
     if array.dtype not in (np.uint8, np.uint16) and array.dtype.kind != "f":
         raise ValueError(f"image must be of uint8, uint16 or floats, got {array.dtype}")
+    if unit_range and array.dtype.kind == "f" and not (array.min() >= 0 and array.max() <= 1):
+        raise ValueError(f"image of floats must be from 0 to 1, got {array.min():.4g} to {array.max():.4g}")
     return array
 
 
@@ -48,13 +39,6 @@ def check_grey_images(images: Any) -> Array:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"images must be finite, got {int((~np.isfinite(array)).sum())} entries that are not")
     return array
-
-
-def check_unit_range(image: Array) -> Array:
-    """Return the image, or raise ValueError if it has floats outside 0 to 1."""
-    if image.dtype.kind == "f" and not (image.min() >= 0 and image.max() <= 1):
-        raise ValueError(f"image of floats must be from 0 to 1, got {image.min():.4g} to {image.max():.4g}")
-    return image
 
 
 def white(dtype: np.dtype[Any]) -> float:

@@ -5,14 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mvrbm.validation import choice, number
-from mvrbm.vision.images import check_grey_images, white
-
-__all__ = ["NOISES", "add_noise", "robust_sigma"]
-
-Array = NDArray[Any]
+from mvrbm.vision.images import Array, check_grey_images, white
 
 #: The kinds of noise. The level of salt-and-pepper noise is the share of pixels that it replaces, half of them by
 #: black and half by white; the level of Gaussian noise is its standard deviation as a share of white.

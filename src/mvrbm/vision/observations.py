@@ -10,42 +10,37 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mvrbm.random import RandomSource
 from mvrbm.units import Gaussian, Unit
-from mvrbm.vision.grey_pixels import BIN_MEANS, GREYS, LOGITS, GreyPixels, count_by_mean, fit_grey_pixels
-
-__all__ = ["OBSERVATIONS", "Observation"]
+from mvrbm.vision.images import Array
 
 _SIGMA_BOUNDS = (1e-3, 10.0)
 _OBSERVED = 193  # observed values of which posteriors are tabulated
+# Means are counted in bins that are equally spaced in their log-odds, from -_LOGITS to _LOGITS.
+_LOGITS = 12.0
+_BINS = 129
+_BIN_MEANS = torch.sigmoid(torch.linspace(-_LOGITS, _LOGITS, _BINS, dtype=torch.float64))  # (bins,)
+
+# The grey levels of which probabilities are tabulated.
+_GREYS = torch.linspace(0, 1, 65, dtype=torch.float64)  # (levels,)
 
 
 class Observation(ABC):
     r"""Clean pixels given observed ones and the field of the hidden layer, :math:`p(x \mid y, f)`.
 
-    Parameters
-    ----------
-    unit : Unit
-        The visible layer of the machine, which gives :math:`p(x \mid f)`.
-    level : float, optional
-        Level of the noise; default: estimated by :meth:`fit`.
-    white : float
-        The value of white; black is 0.
-    start : float
-        Where the estimate of the level starts.
-
-    Attributes
-    ----------
-    level : float
-        The given level, or the latest estimate.
-    needs_fit : bool
-        Whether :meth:`fit` has anything to estimate.
+    The visible layer `unit` of the machine gives :math:`p(x \mid f)`. `level` is the level of the noise; default:
+    estimated by :meth:`fit`, from `start` on. Black is 0, and `white` is the value of white.
     """
+
+    #: Whether :meth:`fit` always, or never, has parameters to estimate; None: if the level is unknown.
+    fits: ClassVar[bool | None] = None
 
     def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
         self.unit = unit
@@ -53,7 +48,7 @@ class Observation(ABC):
         self.start = start
         self.level = start if level is None else level
         self.white = white
-        self.needs_fit = not self.known
+        self.needs_fit = not self.known if self.fits is None else self.fits
 
     def first_guess(self, y: Tensor) -> Tensor:
         """Return the clean images to start from: (n, I, J) -> (n, I, J)."""
@@ -67,9 +62,101 @@ class Observation(ABC):
     def sample(self, field: Tensor, y: Tensor, rng: RandomSource) -> Tensor:
         r"""Draw the clean pixels: fields and observed pixels (n, I, J) -> (n, I, J)."""
 
-    @abstractmethod
-    def fit(self, field: Tensor, y: Tensor) -> None:
+    def fit(self, field: Tensor, y: Tensor) -> None:  # noqa: B027  (some have nothing to estimate)
         """Estimate the unknown parameters of the noise and of the pixels from fields and observed pixels."""
+
+
+# -- grey pixels ------------------------------------------------------------------------------------
+
+
+class GreyPixels:
+    r"""Distribution of grey pixels of mean :math:`\mu`: black, white, or grey with a beta distribution.
+
+    Bernoulli units that were trained on grey data predict the mean of a pixel, but not how it is distributed around it.
+
+    .. math:: p(0 \mid \mu) = a_0 (1 - \mu)^{k_0}, \qquad p(1 \mid \mu) = a_1 \mu^{k_1},
+              \qquad 0 < a \le 1,\ k \ge 1.
+
+    This leaves room for grey pixels, whose mean makes :math:`E[x \mid \mu] = \mu`. With :math:`a = k = 1` pixels are
+    binary. With :math:`a = 1` and whole :math:`k` a grey value is like the mean of :math:`k` binary draws.
+
+    `parameters` are :math:`a_0, k_0, a_1, k_1`, numbers or, while they are being fitted, tensors of one number. Only
+    :meth:`levels` needs the concentration of the beta distribution.
+    """
+
+    # Centre of the weak prior of the fit; in images of digits few pixels are exactly 255.
+    usual = (0.95, 3.0, 0.3, 2.0)
+    usual_concentration = 1.5
+
+    def __init__(self, parameters: Sequence[Any] = usual, concentration: Any = None) -> None:
+        self.parameters = tuple(parameters)
+        self.concentration = concentration
+
+    def ends(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities of black and of white, each of the shape of the means."""
+        black, black_power, white, white_power = self.parameters
+        return black * (1 - mean) ** black_power, white * mean**white_power
+
+    def levels(self, mean: Tensor) -> Tensor:
+        """Return the probability of each of the grey levels: (bins,) -> (bins, levels)."""
+        black, white = self.ends(mean)
+        rest = (1 - black - white).clamp(min=1e-12)
+        centre = ((mean - white) / rest).clamp(1e-6, 1 - 1e-6)[:, None]
+        inner = _GREYS[1:-1]
+        up, down = centre * self.concentration - 1, (1 - centre) * self.concentration - 1
+        beta = torch.softmax(up * inner.log() + down * torch.log1p(-inner), 1)
+        return torch.cat([black[:, None], rest[:, None] * beta, white[:, None]], 1)
+
+
+def _count_by_mean(mean: Tensor, column: Tensor, n_columns: int) -> Tensor:
+    """Count pixels by the bin of their mean and by a column number: two tensors of one shape -> (bins, n_columns)."""
+    logit = torch.logit(mean, eps=1e-7)
+    row = ((logit + _LOGITS) / (2 * _LOGITS) * (_BINS - 1)).round().long().clamp(0, _BINS - 1)
+    counts = torch.bincount((row * n_columns + column).reshape(-1), minlength=_BINS * n_columns)
+    return counts.cpu().double().reshape(_BINS, n_columns)
+
+
+def _fit_grey_pixels(
+    log_likelihood: Callable[[GreyPixels, Any], Tensor],
+    level: float,
+    known: bool,
+    bounds: tuple[float, float],
+    *,
+    spread: bool = False,
+    usual_level: float | None = None,
+) -> tuple[GreyPixels, float]:
+    """Return the most probable distribution and, unless it is known, level of the noise.
+
+    The log-likelihood maps a distribution and a level to a scalar. `level` is the known one, or where the estimate
+    starts, within `bounds`; `spread` tells whether to fit the concentration too. All parameters are fitted on a
+    logarithmic scale with normal priors of standard deviation 1, as weak as a few pixels, around the values of
+    :class:`GreyPixels` and around `usual_level` (default: no prior of the level).
+    """
+    from scipy.optimize import minimize
+
+    usual = [*GreyPixels.usual, *([GreyPixels.usual_concentration] if spread else [])]
+    # Not from the last result: that of a first round may lie at a bound, from which convergence is slow.
+    start = [*usual, *([] if known else [level])]
+    limits = [(1e-3, 1), (1, 30), (1e-4, 1), (1, 30), *([(0.2, 50)] if spread else []), *([] if known else [bounds])]
+    usual += [] if known or usual_level is None else [usual_level]
+    centre = torch.tensor(usual, dtype=torch.float64).log()
+
+    def parts(values: Sequence[Any]) -> tuple[GreyPixels, Any]:
+        return GreyPixels(values[:4], values[4] if spread else None), level if known else values[-1]
+
+    def cost(logs: Array) -> tuple[float, Array]:
+        with torch.enable_grad():
+            free = torch.tensor(logs, dtype=torch.float64, requires_grad=True)
+            prior = 0.5 * ((free[: len(centre)] - centre) ** 2).sum()
+            total = -log_likelihood(*parts(free.exp().unbind())) + prior
+            total.backward()
+        assert free.grad is not None
+        return float(total.detach()), free.grad.numpy()
+
+    low, high = np.log(np.array(limits)).T
+    first = np.clip(np.log(start), low, high)
+    found = minimize(cost, first, jac=True, bounds=list(zip(low, high, strict=True)), method="L-BFGS-B")
+    return parts([float(value) for value in np.exp(found.x)])
 
 
 # -- salt-and-pepper noise --------------------------------------------------------------------------
@@ -135,11 +222,8 @@ class SaltAndPepperOnReal(SaltAndPepper):
 
     def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
         mean, scale = self.unit.mean(field), cast(Gaussian, self.unit).scale
-        half_step = self.white / 510
-        return (
-            torch.special.ndtr((half_step - mean) / scale),
-            torch.special.ndtr((mean - self.white + half_step) / scale),
-        )
+        below, above = self.white / 510 - mean, mean - self.white + self.white / 510
+        return torch.special.ndtr(below / scale), torch.special.ndtr(above / scale)
 
 
 class SaltAndPepperOnGrey(SaltAndPepper):
@@ -147,7 +231,7 @@ class SaltAndPepperOnGrey(SaltAndPepper):
 
     Grey data is read as means, so :math:`\mu = \sigma(b + f)` is the expected grey value, and the machine does not
     model how often a pixel is *exactly* black or white: few of the bright pixels of a digit are 255.
-    :class:`~mvrbm.vision.grey_pixels.GreyPixels` does. Its parameters, and the rate unless it is known, maximise the
+    :class:`GreyPixels` does. Its parameters, and the rate unless it is known, maximise the
     likelihood of black, grey and white,
 
     .. math:: p(\text{black}) = (1 - \rho)\, p(0 \mid \mu) + \rho / 2, \quad
@@ -155,24 +239,23 @@ class SaltAndPepperOnGrey(SaltAndPepper):
               p(\text{grey}) = (1 - \rho) (1 - p(0 \mid \mu) - p(1 \mid \mu)).
     """
 
-    def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
-        super().__init__(unit, level, white, start)
-        self.pixels, self.needs_fit = GreyPixels(), True
+    fits = True
+    pixels = GreyPixels()
 
     def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
         return self.pixels.ends(self.unit.mean(field))
 
     def fit(self, field: Tensor, y: Tensor) -> None:
         kind = torch.where(y <= 0, 0, torch.where(y >= self.white, 2, 1))
-        counts = count_by_mean(self.unit.mean(field), kind, 3)
+        counts = _count_by_mean(self.unit.mean(field), kind, 3)
 
         def log_likelihood(pixels: GreyPixels, level: Any) -> Tensor:
-            black, white = pixels.ends(BIN_MEANS)
+            black, white = pixels.ends(_BIN_MEANS)
             replaced, rest = level / 2, 1 - level
             kinds = torch.stack([rest * black + replaced, rest * (1 - black - white), rest * white + replaced], 1)
             return (counts * kinds.clamp(min=1e-12).log()).sum()
 
-        self.pixels, self.level = fit_grey_pixels(log_likelihood, self.level, self.known, (1e-5, 0.95))
+        self.pixels, self.level = _fit_grey_pixels(log_likelihood, self.level, self.known, (1e-5, 0.95))
 
 
 # -- Gaussian noise ---------------------------------------------------------------------------------
@@ -214,9 +297,7 @@ class GaussianNoiseOnReal(Observation):
     An unknown level stays where it starts, at :func:`~mvrbm.vision.noise.robust_sigma`.
     """
 
-    def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
-        super().__init__(unit, level, white, start)
-        self.needs_fit = False
+    fits = False
 
     def _weight(self) -> Tensor:
         """Return the weight of the observed pixel."""
@@ -230,14 +311,11 @@ class GaussianNoiseOnReal(Observation):
         spread = cast(Gaussian, self.unit).scale * torch.sqrt(1 - self._weight())
         return self.mean(field, y) + spread * rng.normal(y.shape, y)
 
-    def fit(self, field: Tensor, y: Tensor) -> None:
-        pass
-
 
 class GaussianNoiseOnGrey(Observation):
     r"""Gaussian noise on Bernoulli units whose means stand for grey values.
 
-    A clean pixel has the distribution of :class:`~mvrbm.vision.grey_pixels.GreyPixels`, with concentration
+    A clean pixel has the distribution of :class:`GreyPixels`, with concentration
     :math:`\varphi`,
 
     .. math:: p(x \mid \mu) = p_0 \delta_0(x) + p_1 \delta_1(x)
@@ -250,9 +328,11 @@ class GaussianNoiseOnGrey(Observation):
     over :math:`\mu` and y with linear interpolation. Samples are normal with these, clipped to 0 and 1.
     """
 
+    fits = True
+
     def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
         super().__init__(unit, level, white, start)
-        self.pixels, self.needs_fit = GreyPixels(concentration=GreyPixels.usual_concentration), True
+        self.pixels = GreyPixels(concentration=GreyPixels.usual_concentration)
         self.margin = max(1.0, 4 * self.level)  # of the tables, beyond black and beyond white
         self.clipped: bool | None = None
         self._tables: Tensor | None = None
@@ -271,13 +351,13 @@ class GaussianNoiseOnGrey(Observation):
         return (mean + spread * rng.normal(y.shape, y)).clamp(0, 1)
 
     def fit(self, field: Tensor, y: Tensor) -> None:
-        counts = count_by_mean(self.unit.mean(field), self._column(y).round().long(), _OBSERVED + 2)
+        counts = _count_by_mean(self.unit.mean(field), self._column(y).round().long(), _OBSERVED + 2)
 
         def log_likelihood(pixels: GreyPixels, level: Any) -> Tensor:
-            density = pixels.levels(BIN_MEANS) @ self._likelihood(level)
+            density = pixels.levels(_BIN_MEANS) @ self._likelihood(level)
             return (counts * density.clamp(min=1e-12).log()).sum()
 
-        self.pixels, self.level = fit_grey_pixels(
+        self.pixels, self.level = _fit_grey_pixels(
             log_likelihood, self.level, self.known, _SIGMA_BOUNDS, spread=True, usual_level=self.start
         )
         self._tables = None
@@ -294,17 +374,17 @@ class GaussianNoiseOnGrey(Observation):
     def _likelihood(self, level: Any) -> Tensor:
         """Return p(y | x) for each grey level and column, (levels, columns)."""
         # The steps of the table blur its contents: a narrower bell would fall between them.
-        sigma = (torch.as_tensor(level, dtype=torch.float64) ** 2 + (0.5 / (len(GREYS) - 1)) ** 2).sqrt()
+        sigma = (torch.as_tensor(level, dtype=torch.float64) ** 2 + (0.5 / (len(_GREYS) - 1)) ** 2).sqrt()
         observed = torch.linspace(-self.margin, 1 + self.margin, _OBSERVED, dtype=torch.float64)
-        density = torch.exp(-0.5 * ((observed - GREYS[:, None]) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
-        beyond = [torch.special.ndtr(-GREYS / sigma), torch.special.ndtr((GREYS - 1) / sigma)]
+        density = torch.exp(-0.5 * ((observed - _GREYS[:, None]) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
+        beyond = [torch.special.ndtr(-_GREYS / sigma), torch.special.ndtr((_GREYS - 1) / sigma)]
         return torch.cat([density, torch.stack(beyond, 1)], 1)
 
     def _look_up(self, field: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of p(x | y, mu) by interpolation, each (n, I, J)."""
         if self._tables is None:
             self._tables = self._make_tables(y)
-        row = ((self.unit.bias + field) / LOGITS).clamp(-1, 1)  # from -1 to 1, the coordinates of grid_sample
+        row = ((self.unit.bias + field) / _LOGITS).clamp(-1, 1)  # from -1 to 1, the coordinates of grid_sample
         column = self._column(y) * (2 / (_OBSERVED + 1)) - 1
         grid = torch.stack([column, row], -1).reshape(1, -1, y.shape[-1], 2)
         found = torch.nn.functional.grid_sample(self._tables, grid, align_corners=True)[0]
@@ -312,12 +392,12 @@ class GaussianNoiseOnGrey(Observation):
 
     def _make_tables(self, like: Tensor) -> Tensor:
         """Return mean and standard deviation of p(x | y, mu), (1, 2, bins, columns)."""
-        prior = self.pixels.levels(BIN_MEANS)  # (bins, levels)
+        prior = self.pixels.levels(_BIN_MEANS)  # (bins, levels)
         likelihood = self._likelihood(self.level)  # (levels, columns)
         likelihood = likelihood / likelihood.amax(0)  # far out all are tiny, and only their ratios matter
         total = prior @ likelihood
-        mean = prior @ (likelihood * GREYS[:, None]) / total
-        square = prior @ (likelihood * GREYS[:, None] ** 2) / total
+        mean = prior @ (likelihood * _GREYS[:, None]) / total
+        square = prior @ (likelihood * _GREYS[:, None] ** 2) / total
         return torch.stack([mean, (square - mean**2).clamp(min=0).sqrt()])[None].to(like)
 
 

@@ -5,43 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["PatchGrid"]
-
-Array = NDArray[Any]
+from mvrbm.vision.images import Array
 
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """All patches of n images of one size, numbered image by image and row by row.
+    """All patches of n images of one size, numbered image by image and row by row."""
 
-    Parameters
-    ----------
-    n : int
-        Number of images.
-    size : (int, int)
-        Rows and columns of an image.
-    patch : (int, int)
-        Rows and columns of a patch, at most those of an image.
-    stride : int
-        Pixels from one patch to the next; the last one is flush with the border.
-    """
-
-    n: int
-    size: tuple[int, int]
-    patch: tuple[int, int]
-    stride: int
+    n: int  # number of images
+    size: tuple[int, int]  # rows and columns of an image
+    patch: tuple[int, int]  # rows and columns of a patch, at most those of an image
+    stride: int  # pixels from one patch to the next; the last one is flush with the border
 
     def __post_init__(self) -> None:
-        if self.stride < 1 or self.stride > min(self.patch):
-            raise ValueError(
-                f"stride must be from 1 to the patch's smaller side, {min(self.patch)}, got {self.stride}: "
-                "patches have to cover the image"
-            )
+        if not 1 <= self.stride <= min(self.patch):
+            raise ValueError(f"stride must be from 1 to the patch's smaller side, {min(self.patch)}, got {self.stride}")
         if any(size < patch for size, patch in zip(self.size, self.patch, strict=True)):
             raise ValueError(f"images must be at least as large as a patch, {self.patch}, got {self.size}")
 
@@ -70,16 +51,9 @@ class PatchGrid:
         return np.asarray(images[number[:, None, None], rows, columns])
 
     def average(self, pieces: Iterable[Array]) -> Array:
-        r"""Put patches back into place; a pixel that several of them cover is their mean.
+        r"""Return images, float64 (n, \*size), in which each pixel is the mean of the patches that cover it.
 
-        Parameters
-        ----------
-        pieces : iterable of arrays
-            All patches in order, any number at a time: each (m, \*patch).
-
-        Returns
-        -------
-        float64 array (n, \*size)
+        `pieces` are all patches in order, any number at a time: each (m, \*patch).
         """
         # In double precision, n equal single-precision numbers add up to n times the number exactly.
         total, count = np.zeros((self.n, *self.size)), np.zeros(self.size)

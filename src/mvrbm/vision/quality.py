@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mvrbm.validation import choice
 from mvrbm.vision.colour import luminance
-from mvrbm.vision.images import check_image, white
+from mvrbm.vision.images import Array, check_image, white
 from mvrbm.vision.resampling import SCALES
-
-__all__ = ["PROTOCOLS", "Quality", "psnr", "psnr_ssim"]
-
-Array = NDArray[Any]
 
 #: `paper`: RGB is reduced, enlarged and compared by its luminance, up to the border. `literature`: luminance alone
 #: is reduced and enlarged, and as many pixels as the scale are removed from each side.
@@ -32,17 +27,7 @@ class Quality(NamedTuple):
 def psnr(truth: Array, image: Array, peak: float = 1.0) -> float:
     r"""Return the peak signal-to-noise ratio in dB, :math:`10 \log_{10}(\text{peak}^2 / \text{mean squared error})`.
 
-    Parameters
-    ----------
-    truth, image : arrays of one shape
-        The true image and the one to judge.
-    peak : float
-        Value of white.
-
-    Returns
-    -------
-    float
-        Infinite if the two are equal.
+    The two arrays have one shape, and `peak` is the value of white. It is infinite if the two are equal.
     """
     error = np.mean((np.asarray(truth, np.float64) - np.asarray(image, np.float64)) ** 2)
     with np.errstate(divide="ignore"):

@@ -8,35 +8,18 @@ of whole numbers are resampled in whole numbers and rounded half up along each a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mvrbm.validation import choice
-from mvrbm.vision.images import check_image
-
-__all__ = [
-    "SCALES",
-    "Taps",
-    "crop_to_multiple",
-    "enlarge_image",
-    "enlarge_rows",
-    "enlarging_taps",
-    "reduce_image",
-    "reducing_taps",
-    "taps_matrix",
-]
-
-Array = NDArray[Any]
+from mvrbm.vision.images import Array, check_image
 
 #: The scales that images are reduced and enlarged by.
 SCALES = (2, 3, 4)
 
 _ENTRIES_AT_ONCE = 2**20  # entries of the result that are computed together, which bounds the intermediate memory
-
-
-# -- images -----------------------------------------------------------------------------------------
 
 
 def reduce_image(image: Array, scale: int) -> Array:
@@ -87,19 +70,7 @@ def enlarge_image(image: Array, scale: int) -> Array:
 def enlarge_rows(image: Array, scale: int, rows: slice) -> NDArray[np.float32]:
     """Return some rows of an enlarged image, in single precision and without rounding.
 
-    Parameters
-    ----------
-    image : array (h, w) or (h, w, C)
-        The small image, of any type.
-    scale : {2, 3, 4}
-        The scale.
-    rows : slice
-        The rows of the enlarged image, from a start to a stop.
-
-    Returns
-    -------
-    float32 array (rows, w * scale) or (rows, w * scale, C)
-        In the units of the image.
+    The image (h, w) or (h, w, C) has any type; the result is (rows, w * scale) or (rows, w * scale, C), in its units.
     """
     height, width = image.shape[:2]
     taps = enlarging_taps(np.arange(rows.start, rows.stop), scale, height)
@@ -144,9 +115,6 @@ def _along_first(image: Array, taps: Taps) -> Array:
     return rounded.clip(0, np.iinfo(image.dtype).max).astype(image.dtype)
 
 
-# -- lines ------------------------------------------------------------------------------------------
-
-
 class Taps(NamedTuple):
     """The inputs that each output of a resampled line depends on, and their weights."""
 
@@ -158,20 +126,14 @@ class Taps(NamedTuple):
 def reducing_taps(outputs: NDArray[np.int64], scale: int, size: int | None = None) -> Taps:
     """Return the taps of these pixels (n,) of a reduced line.
 
-    Parameters
-    ----------
-    outputs : array (n,)
-        Numbers of the pixels.
-    scale : {2, 3, 4}
-        The scale.
-    size : int, optional
-        Length of the line that is resampled; default: infinite in both directions.
+    `size` is the length of the line that is resampled; default: infinite in both directions.
     """
     i = outputs[:, None]
     places = scale * i + np.arange(-2 * scale, 3 * scale)[None, :]
     twice = 2 * places - (2 * scale * i + scale - 1)  # twice the distance, in pixels of the large image
     # The kernel's values at steps of 1 sum to 1 wherever they start, those at steps of 1/k to k.
-    return Taps(_within(places, size), _kernel(twice, 2 * scale), 2 * (2 * scale) ** 3 * scale)
+    places = places if size is None else places.clip(0, size - 1)
+    return Taps(places, _kernel(twice, 2 * scale), 2 * (2 * scale) ** 3 * scale)
 
 
 def enlarging_taps(outputs: NDArray[np.int64], scale: int, size: int | None = None) -> Taps:
@@ -179,7 +141,8 @@ def enlarging_taps(outputs: NDArray[np.int64], scale: int, size: int | None = No
     j = outputs[:, None]
     places = j // scale + np.arange(-2, 3)[None, :]
     units = 2 * scale * places - (2 * j + 1 - scale)  # 2k times the distance, in pixels of the small image
-    return Taps(_within(places, size), _kernel(units, 2 * scale), 2 * (2 * scale) ** 3)
+    places = places if size is None else places.clip(0, size - 1)
+    return Taps(places, _kernel(units, 2 * scale), 2 * (2 * scale) ** 3)
 
 
 def taps_matrix(taps: Taps) -> tuple[NDArray[np.float64], int]:
@@ -190,10 +153,6 @@ def taps_matrix(taps: Taps) -> tuple[NDArray[np.float64], int]:
     rows, columns = np.nonzero(taps.weights)
     np.add.at(matrix, (rows, taps.places[rows, columns] - first), taps.weights[rows, columns] / taps.denominator)
     return matrix, first
-
-
-def _within(places: NDArray[np.int64], size: int | None) -> NDArray[np.int64]:
-    return places if size is None else places.clip(0, size - 1)
 
 
 def _kernel(distance: NDArray[np.int64], unit: int) -> NDArray[np.int64]:

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from mvrbm.vision.resampling import enlarging_taps, reducing_taps, taps_matrix
 
-__all__ = ["back_project", "error_projection"]
-
 _BLOCK = 128  # entries of a line that are computed by one product
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -30,7 +28,7 @@ from mvrbm.saving import load, read_machine, register, write_machine
 from mvrbm.units import Gaussian
 from mvrbm.validation import choice, number, whole_number
 from mvrbm.vision.colour import LUMINANCE_GAIN, luminance
-from mvrbm.vision.images import check_image, check_unit_range, to_dtype, turned, turned_back, white
+from mvrbm.vision.images import Array, check_image, to_dtype, turned, turned_back, white
 from mvrbm.vision.resampling import SCALES, enlarge_rows
 from mvrbm.vision.superres.back_projection import back_project
 from mvrbm.vision.superres.features import DERIVATIVES, HIGH, Geometry
@@ -38,9 +36,6 @@ from mvrbm.vision.superres.fine_tuning import image_loss, patch_loss
 from mvrbm.vision.superres.inference import Maps, Offsets, Tile, all_maps, feature_matrices
 from mvrbm.vision.superres.training_data import CROP_SIDE, TrainingPatches, cut_crops, cut_patches
 
-__all__ = ["SuperResolver"]
-
-Array = NDArray[Any]
 Progress = Callable[[int, int], None]
 
 _WEIGHTS = Path(__file__).parents[1] / "weights"  # trained models that come with the package
@@ -200,9 +195,8 @@ class SuperResolver(SavedEstimator):
             Whether to flip and turn the images.
         """
         check_is_fitted(self)
-        geometry, machine = self._geometry(), self.machine_
+        geometry, machine, n = self._geometry(), self.machine_, whole_number(n_samples, "n_samples")
         cut_seed, seed = self._seeds(4)[2:]
-        n = whole_number(n_samples, "n_samples")
         if choice(objective, "objective", ("patches", "images")) == "patches":
             patches = self._patches(images, geometry, n, cut_seed, augment=augment)
             loss, weights = patch_loss(machine, patches, geometry, self.cycles)
@@ -218,25 +212,23 @@ class SuperResolver(SavedEstimator):
     def fit_and_tune(
         self, images: Sequence[Any], *, tuning_patches: int = 100_000, tuning_epochs: int = 15, tuning_crops: int = 0
     ) -> Self:
-        """Fit and then fine-tune, first on patches and then on crops, with settings that suit photographs.
+        """Fit, and then fine-tune on patches and on crops, with settings that suit photographs.
 
         Parameters
         ----------
         images : sequence of arrays (H, W), (H, W, 3) or (H, W, 4)
             High-resolution images, as for `fit`. Alpha is ignored.
-        tuning_patches, tuning_epochs : int
-            Number of patches to fine-tune with, 0 for none, and number of epochs.
-        tuning_crops : int
-            Number of crops to fine-tune with, for example 20,000, for which a GPU is advisable; 0 for none.
+        tuning_patches, tuning_epochs, tuning_crops : int
+            Number of patches (0 for none) and of epochs to fine-tune with, and number of crops, for example 20,000, for
+            which a GPU is advisable.
         """
         choice(self.scale, "scale", SCALES)
         images = [check_image(image) for image in images]
         images = [image[..., :3] if image.ndim == 3 else image for image in images]
         side = CROP_SIDE * self.scale
         if tuning_crops and not any(min(image.shape[:2]) >= side for image in images):
-            raise ValueError(
-                f"tuning_crops: images must have at least {side} pixels per side, none of {len(images)} has"
-            )
+            none = f"none of {len(images)} has"
+            raise ValueError(f"tuning_crops: images must have at least {side} pixels per side, {none}")
         self.fit(images)
         if tuning_patches:
             self.fine_tune(images, n_samples=tuning_patches, n_epochs=tuning_epochs)
@@ -290,7 +282,7 @@ class SuperResolver(SavedEstimator):
         array (H * scale, W * scale, ...)
             Of the same type.
         """
-        image = check_unit_range(check_image(image))
+        image = check_image(image, unit_range=True)
         if image.ndim == 3 and image.shape[2] not in (3, 4):
             raise ValueError(f"image must be grey, RGB or RGBA, got {image.shape[2]} channels")
         top = np.float32(white(image.dtype))
@@ -314,50 +306,38 @@ class SuperResolver(SavedEstimator):
     ) -> NDArray[np.float32]:
         """Enlarge luminance (h, w), with white at 1, without rounding or clipping."""
         check_is_fitted(self)
-        geometry = self._geometry()
         with torch.no_grad():
-            maps = all_maps(self.machine_, feature_matrices(geometry, self.machine_.like))
-        turns = 8 if self_ensemble else 1
-
-        def report(turn: int, done: int, tiles: int) -> None:
-            if progress is not None:
-                progress(turn * tiles + done, turns * tiles)
-
-        def once(turn: int) -> NDArray[np.float32]:
-            small = np.ascontiguousarray(turned(low, turn), np.float32)
-            return turned_back(self._once(small, geometry, maps, functools.partial(report, turn)), turn)
-
-        total = once(0)
-        for turn in range(1, turns):
-            total += once(turn)
-        return total / np.float32(turns) if self_ensemble else total
+            maps = all_maps(self.machine_, feature_matrices(self._geometry(), self.machine_.like))
+        total = self._once(low, maps, progress, 0, 8 if self_ensemble else 1)
+        if self_ensemble:
+            for turn in range(1, 8):
+                total += self._once(low, maps, progress, turn, 8)
+            total /= np.float32(8)
+        return total
 
     @torch.no_grad()
-    def _once(self, low: Array, geometry: Geometry, maps: dict[Offsets, Maps], report: Progress) -> NDArray[np.float32]:
-        like, size = self.machine_.like, (low.shape[0], low.shape[1])
-        small = torch.from_numpy(low).to(like)
+    def _once(self, low: Array, maps: dict[Offsets, Maps], progress: Progress | None, turn: int, turns: int) -> Array:
+        """Enlarge luminance (h, w) that is flipped and turned, and turn the result back."""
+        geometry, like = self._geometry(), self.machine_.like
+        small = torch.from_numpy(np.ascontiguousarray(turned(low, turn), np.float32)).to(like)
+        size = (small.shape[0], small.shape[1])
         large = torch.empty(size[0] * self.scale, size[1] * self.scale, dtype=like.dtype, device=like.device)
         rows, columns = ([(first, min(first + _TILE, n)) for first in range(0, n, _TILE)] for n in large.shape)
         regions = [(down, across) for down in rows for across in columns]
-        for number_, (down, across) in enumerate(regions, start=1):
+        for done, (down, across) in enumerate(regions, start=1):
             tile = Tile(geometry, size, (down, across), like)
             view = tile.view(small[None])
             found = tile.difference(maps, view.around, view.scales, self.cycles)
             large[slice(*down), slice(*across)] = (view.bicubic + found)[0]
-            report(number_, len(regions))
+            if progress is not None:
+                progress(turn * len(regions) + done, turns * len(regions))
         high: Array = back_project(small, large, self.scale, self.back_projection).cpu().numpy()
-        return high.astype(np.float32, copy=False)
+        return turned_back(high.astype(np.float32, copy=False), turn)
 
     # -- files ------------------------------------------------------------------------------------
 
     @classmethod
-    def pretrained(
-        cls,
-        scale: int | None = None,
-        folder: str | os.PathLike[str] | None = None,
-        *,
-        device: str | torch.device = "auto",
-    ) -> SuperResolver:
+    def pretrained(cls, scale: int | None = None, folder: Any = None, *, device: Any = "auto") -> SuperResolver:
         """Load a trained model, from the package or from a folder.
 
         Parameters

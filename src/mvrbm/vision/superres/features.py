@@ -22,8 +22,6 @@ from torch import Tensor
 
 from mvrbm.vision.resampling import enlarging_taps, taps_matrix
 
-__all__ = ["DERIVATIVES", "HIGH", "MARGIN", "Geometry", "Phase", "centred", "feature_matrix", "features", "phase_of"]
-
 #: The visible layers: the true patch minus the bicubic one, and the derivatives of the bicubic one.
 HIGH = "X"
 DERIVATIVES = ("Z1", "Z2", "Z3", "Z4")

@@ -19,33 +19,16 @@ from mvrbm.vision.superres.features import Geometry
 from mvrbm.vision.superres.inference import Tile, all_maps, feature_matrices, infer
 from mvrbm.vision.superres.training_data import Crops, TrainingPatches
 
-__all__ = ["image_loss", "patch_loss"]
-
 _CROPS_AT_ONCE = 256
 
 
 def patch_loss(
     machine: BoltzmannMachine, data: Sequence[TrainingPatches], geometry: Geometry, cycles: int = 1
 ) -> tuple[Loss, Tensor]:
-    """Squared error of X, patch by patch.
+    """Return the squared error of X after `cycles` of mean field, patch by patch, and the weights of the patches.
 
-    Parameters
-    ----------
-    machine : BoltzmannMachine
-        The machine to train.
-    data : sequence of TrainingPatches
-        The same number of patches of each phase.
-    geometry : Geometry
-        How images are cut into patches.
-    cycles : int
-        Cycles of mean field.
-
-    Returns
-    -------
-    loss : callable
-        From row numbers (m,) to the sum of the errors of these patches, weighted by the square of their scales.
-    weights : Tensor (n,)
-        Sum of these weights over the phases.
+    The data holds the same number of patches of each phase. The loss maps row numbers (m,) to the sum of the errors of
+    these patches, weighted by the square of their scales; the weights (n,) are the sums over the phases.
     """
     like = machine.like
     matrices = feature_matrices(geometry, like)
@@ -73,10 +56,9 @@ def patch_loss(
 def image_loss(
     machine: BoltzmannMachine, crops: Crops, geometry: Geometry, cycles: int = 1, rounds: int = 0
 ) -> tuple[Loss, Tensor]:
-    """Squared error of the image that overlapping patches make, after `rounds` of back-projection.
+    """Return the squared error of the image that patches make, after `rounds` of back-projection, and weights of 1.
 
-    Other arguments are as for :func:`patch_loss`. The loss maps row numbers (m,) to the sum of the mean errors of these
-    crops; the weights (n,) are ones.
+    The loss maps row numbers (m,) to the sum of the mean errors of these crops; see :func:`patch_loss`.
     """
     like, side = machine.like, crops.truth.shape[1]
     low, truth = crops.low.to(like), crops.truth.to(like)

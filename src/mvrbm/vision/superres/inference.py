@@ -20,16 +20,11 @@ from mvrbm.units import Gaussian
 from mvrbm.vision.resampling import enlarging_taps, taps_matrix
 from mvrbm.vision.superres.features import DERIVATIVES, HIGH, MARGIN, Geometry, centred, feature_matrix, phase_of
 
-__all__ = ["Maps", "Offsets", "Tile", "View", "all_maps", "feature_matrices", "full_weights", "infer"]
-
 #: Where patches begin after a multiple of the scale: rows and columns.
 Offsets = tuple[int, int]
 
 # Hidden units of the patches that are inferred together, on a CPU (few enough for the cache) and on a GPU.
 _HIDDEN_AT_ONCE = (2**20, 2**27)
-
-
-# -- patches ----------------------------------------------------------------------------------------
 
 
 class Maps(NamedTuple):
@@ -81,9 +76,6 @@ def infer(maps: Maps, windows: Tensor, cycles: int = 1) -> Tensor:
     return x
 
 
-# -- images -----------------------------------------------------------------------------------------
-
-
 class _Side:
     """The patches that cover pixels start..stop of one side of an enlarged image."""
 
@@ -111,16 +103,8 @@ class View(NamedTuple):
 class Tile:
     """A region of an enlarged image, to be predicted for one low-resolution image or many of one size.
 
-    Parameters
-    ----------
-    geometry : Geometry
-        How it is cut into patches.
-    size : (int, int)
-        Size of the low-resolution images.
-    region : ((int, int), (int, int))
-        First and last row, exclusive, and first and last column, of the enlarged image.
-    like : Tensor
-        A tensor of the dtype and on the device to compute with.
+    `size` is that of the low-resolution images; `region` is first and last row, exclusive, and first and last column of
+    the enlarged image; the tensor `like` has the dtype and the device to compute with.
     """
 
     def __init__(

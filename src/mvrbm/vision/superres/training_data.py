@@ -7,38 +7,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mvrbm.vision.colour import luminance
-from mvrbm.vision.images import check_image, check_unit_range, turned, white
+from mvrbm.vision.images import Array, check_image, turned, white
 from mvrbm.vision.resampling import crop_to_multiple, reduce_image
 from mvrbm.vision.superres.features import DERIVATIVES, HIGH, MARGIN, Geometry, Phase, centred, features, phase_of
-
-__all__ = ["CROP_SIDE", "Crops", "TrainingPatches", "cut_crops", "cut_patches", "image_pair"]
-
-Array = NDArray[Any]
 
 #: Side of the middle of a crop, in low-resolution pixels.
 CROP_SIDE = 24
 
 
 def image_pair(image: Any, scale: int) -> tuple[Array, Array]:
-    """Make a low-resolution image from a high-resolution one.
+    """Return the low- and high-resolution luminance of an image, float32 (h, w) and (h * scale, w * scale).
 
-    Parameters
-    ----------
-    image : array (H, W) or (H, W, 3)
-        Bytes, 16-bit numbers or floats from 0 to 1.
-    scale : {2, 3, 4}
-        The scale.
-
-    Returns
-    -------
-    low, high : float32 arrays (h, w) and (h * scale, w * scale)
-        Luminance, with white at 1. The low-resolution image is rounded as its type is.
+    The image (H, W) or (H, W, 3) has bytes, 16-bit numbers or floats from 0 to 1; white is 1 in the results. The
+    low-resolution image is rounded to the type of the image.
     """
-    high = crop_to_multiple(luminance(check_unit_range(check_image(image))), scale)
+    high = crop_to_multiple(luminance(check_image(image, unit_range=True)), scale)
     top = white(high.dtype)
     return (reduce_image(high, scale) / top).astype(np.float32), (high / top).astype(np.float32)
 
@@ -46,9 +32,6 @@ def image_pair(image: Any, scale: int) -> tuple[Array, Array]:
 def _all_pairs(images: Sequence[Any], scale: int) -> list[tuple[Array, Array]]:
     """Return the pairs of all images but those too small for one low-resolution pixel."""
     return [image_pair(image, scale) for image in images if min(np.shape(image)[:2], default=0) >= scale]
-
-
-# -- patches ----------------------------------------------------------------------------------------
 
 
 class TrainingPatches(NamedTuple):
@@ -87,10 +70,8 @@ def cut_patches(
     ----------
     images : sequence of arrays (H, W) or (H, W, 3)
         High-resolution images.
-    scale : {2, 3, 4}
-        The scale.
-    patch : int
-        Side of a patch, in high-resolution pixels.
+    scale, patch : int
+        The scale, and the side of a patch in high-resolution pixels.
     n : int
         Number of patches; fewer are returned if the images have fewer.
     offsets : (int, int)
@@ -99,22 +80,33 @@ def cut_patches(
         Added to the scale of each patch.
     flat : float
         Patches whose derivatives have a smaller root mean square are left out.
-    augment : bool
-        Whether to use flipped and turned images too.
-    seed : int
-        Random seed.
+    augment, seed : bool, int
+        Whether to use flipped and turned images too, and the random seed.
     """
     rows, columns = (phase_of(scale, patch, offset) for offset in offsets)
+
+    def window(start: Tensor, phase: Phase, size: int) -> Tensor:
+        return (start[:, None] // scale + phase.first + torch.arange(phase.size)).clamp(0, size - 1)
+
+    def cut(low: Tensor, high: Tensor, top: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return windows, targets and scales of the patches of one image at these places, flat ones left out."""
+        y, x = window(top, rows, low.shape[0]), window(left, columns, low.shape[1])
+        windows = centred(low[y[:, :, None], x[:, None, :]])
+        middle = low[y[:, rows.size // 2], x[:, columns.size // 2]]
+        squares = sum(z.square().flatten(1).sum(1) for z in features(windows, rows, columns).values())
+        scales = torch.sqrt(torch.as_tensor(squares) / (len(DERIVATIVES) * patch**2)) + floor
+        busy = scales - floor >= flat
+        windows, scales, top, left, middle = (part[busy] for part in (windows, scales, top, left, middle))
+        down, across = top[:, None] + torch.arange(patch), left[:, None] + torch.arange(patch)
+        truth = high[down[:, :, None], across[:, None, :]] - middle[:, None, None]
+        missing = truth - rows.plain.to(windows) @ windows @ columns.plain.to(windows).mT
+        return windows / scales[:, None, None], missing / scales[:, None, None], scales
+
     random = np.random.default_rng(seed)
     pairs = _all_pairs(images, scale)
     sources = [(pair, turn) for pair in pairs for turn in (range(8) if augment else range(1))]
-    places = [
-        [
-            np.arange(offset, size - patch + 1, scale)
-            for size, offset in zip(turned(pair[1], turn).shape, offsets, strict=True)
-        ]
-        for pair, turn in sources
-    ]
+    shapes = [turned(pair[1], turn).shape for pair, turn in sources]
+    places = [[np.arange(o, n - patch + 1, scale) for n, o in zip(shape, offsets, strict=True)] for shape in shapes]
     room = np.array([len(tops) * len(lefts) for tops, lefts in places])
     if room.sum() == 0:
         raise ValueError(f"images must be larger than a patch of {patch} x {patch} pixels, none of {len(pairs)} is")
@@ -122,8 +114,8 @@ def cut_patches(
     for (pair, turn), (tops, lefts), mine in zip(sources, places, _choose(random, room, 2 * n), strict=True):
         if len(mine):
             low, high = (torch.from_numpy(np.ascontiguousarray(turned(part, turn))) for part in pair)
-            top, left = torch.from_numpy(tops[mine // len(lefts)]), torch.from_numpy(lefts[mine % len(lefts)])
-            found.append(_cut(low, high, top, left, rows, columns, scale, floor, flat))
+            down, across = np.divmod(mine, len(lefts))
+            found.append(cut(low, high, torch.from_numpy(tops[down]), torch.from_numpy(lefts[across])))
     windows, targets, scales = (torch.cat(parts) for parts in zip(*found, strict=True))
     if len(scales) == 0:
         raise ValueError("images must not be flat throughout: no patch is left to learn from")
@@ -137,38 +129,6 @@ def _choose(random: np.random.Generator, room: Array, n: int) -> list[Array]:
     numbers = np.arange(total) if n >= total else random.choice(total, n, replace=False)
     image = np.searchsorted(ends, numbers, side="right")
     return [np.sort(numbers[image == which] - (ends - room)[which]) for which in range(len(room))]
-
-
-def _cut(
-    low: Tensor,
-    high: Tensor,
-    top: Tensor,
-    left: Tensor,
-    rows: Phase,
-    columns: Phase,
-    scale: int,
-    floor: float,
-    flat: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return windows, targets and scales of the patches of one image at these places, flat ones left out."""
-
-    def window(start: Tensor, phase: Phase, size: int) -> Tensor:
-        return (start[:, None] // scale + phase.first + torch.arange(phase.size)).clamp(0, size - 1)
-
-    y, x = window(top, rows, low.shape[0]), window(left, columns, low.shape[1])
-    windows = centred(low[y[:, :, None], x[:, None, :]])
-    middle = low[y[:, rows.size // 2], x[:, columns.size // 2]]
-    patch = torch.arange(len(rows.plain))
-    squares = sum(z.square().flatten(1).sum(1) for z in features(windows, rows, columns).values())
-    scales = torch.sqrt(torch.as_tensor(squares) / (len(DERIVATIVES) * len(patch) ** 2)) + floor
-    busy = scales - floor >= flat
-    windows, scales, top, left, middle = (part[busy] for part in (windows, scales, top, left, middle))
-    truth = high[(top[:, None] + patch)[:, :, None], (left[:, None] + patch)[:, None, :]] - middle[:, None, None]
-    missing = truth - rows.plain.to(windows) @ windows @ columns.plain.to(windows).mT
-    return windows / scales[:, None, None], missing / scales[:, None, None], scales
-
-
-# -- crops ------------------------------------------------------------------------------------------
 
 
 class Crops(NamedTuple):
