@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import string
@@ -39,6 +40,9 @@ class Coupling(nn.Module, ABC):
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             COUPLINGS[cls.name] = cls
+
+    def __init__(self) -> None:  # without the arbitrary arguments of nn.Module, which are not in `config`
+        super().__init__()
 
     @property
     def connected(self) -> bool:
@@ -114,17 +118,9 @@ class Coupling(nn.Module, ABC):
 
     @abstractmethod
     def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        r"""Gradient of :math:`-\langle y, W x\rangle` for each parameter, averaged over the batch.
+        r"""Return the gradient of :math:`-\langle y, W x\rangle`, averaged over the batch, for each learned parameter.
 
-        Parameters
-        ----------
-        x : Tensor (n, \*visible_shape)
-        y : Tensor (n, \*hidden_shape)
-
-        Returns
-        -------
-        dict
-            Maps the name of each learned parameter to an array of its shape.
+        The arrays are x (n, \*visible_shape) and y (n, \*hidden_shape).
         """
 
     @property
@@ -153,21 +149,16 @@ class Coupling(nn.Module, ABC):
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build this coupling again, without shapes."""
-        return {}
+        """Return the arguments that build this coupling again, which are attributes of the same names."""
+        found = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def copy_without_shapes(self) -> Coupling:
         """Return a new coupling with the same arguments, which is not connected yet."""
         return type(self)(**self.config())
 
     def matrix_factors(self) -> tuple[Tensor, Tensor] | None:
-        r"""Return (U, V) where :math:`W X = \sum_r U_r X V_r^\top` and both are learned, else None.
-
-        Returns
-        -------
-        U : Tensor (R, K, I)
-        V : Tensor (R, L, J)
-        """
+        r"""Return U (R, K, I), V (R, L, J) if :math:`W X = \sum_r U_r X V_r^\top` and both are learned, else None."""
         return None
 
     def _arrow(self) -> str:
@@ -254,19 +245,14 @@ def equalise_norms(factors: Sequence[Tensor], keep: int | None) -> None:
     keep : int or None
         A mode whose slices are scaled one by one; None scales whole factors.
     """
-    norms = []
-    for factor in factors:
-        modes = [mode for mode in range(factor.ndim) if mode != keep]
-        norms.append(torch.linalg.vector_norm(factor, dim=modes, keepdim=True))
-    logs = [norm.log().movedim(keep, 0).reshape(-1) if keep is not None else norm.log().reshape(-1) for norm in norms]
+    others = [[mode for mode in range(factor.ndim) if mode != keep] for factor in factors]
+    norms = [torch.linalg.vector_norm(factor, dim=dim) for factor, dim in zip(factors, others, strict=True)]
+    logs = [norm.log() for norm in norms]
     target = torch.stack(logs).mean(0)
     for factor, log in zip(factors, logs, strict=True):
         # The product of a slice of zeros is zero whatever the scales.
         scale = torch.where(torch.isfinite(target), torch.exp(target - log), torch.ones_like(log))
-        shape = [1] * factor.ndim
-        if keep is not None:
-            shape[keep] = -1
-        factor.mul_(scale.reshape(shape))
+        factor.mul_(scale.reshape([-1 if mode == keep else 1 for mode in range(factor.ndim)]))
 
 
 class Chain(Coupling):

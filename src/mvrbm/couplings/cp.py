@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import string
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,8 +85,7 @@ class CP(Coupling):
     @property
     def operations(self) -> int:
         """One per visible entry and term at the first mode, fewer at the others."""
-        sizes = list(self.visible_shape)
-        total = sum(math.prod(sizes[mode:]) for mode in range(len(sizes)))
+        total = sum(math.prod(self.visible_shape[mode:]) for mode in range(len(self.visible_shape)))
         return self.rank * (total + self.hidden_shape[0])
 
     def gains(self) -> dict[str, Tensor]:
@@ -102,18 +100,8 @@ class CP(Coupling):
 
     def dense(self) -> Tensor:
         r"""Return the full :math:`W`, of shape (K, \*visible_shape)."""
-        terms = [
-            functools.reduce(
-                lambda a, b: torch.tensordot(a, b, dims=0),
-                [self.hidden_factor[:, r], *(factor[:, r] for factor in self.visible_factors)],
-            )
-            for r in range(self.rank)
-        ]
-        return torch.stack(terms).sum(0)
+        return self.to_visible(torch.eye(len(self.hidden_factor)).to(self.hidden_factor))
 
     def balance(self) -> None:
         """Give the factors of each term equal norms."""
         equalise_norms([self.hidden_factor, *self.visible_factors], keep=1)
-
-    def config(self) -> dict[str, Any]:
-        return {"rank": self.rank}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +86,3 @@ class Kronecker(Chain):
     def balance(self) -> None:
         """Give the learned factors of each term equal norms."""
         equalise_norms([factor for factor in self.factors if factor.requires_grad], keep=0)
-
-    def config(self) -> dict[str, Any]:
-        return {"rank": self.rank, "summed_modes": list(self.summed_modes)}

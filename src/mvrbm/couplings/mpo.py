@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +77,3 @@ class MPO(Chain):
     def balance(self) -> None:
         """Give all cores equal norms."""
         equalise_norms(list(self.factors), keep=None)
-
-    def config(self) -> dict[str, Any]:
-        return {"bond": self.bond if isinstance(self.bond, int) else list(self.bond)}

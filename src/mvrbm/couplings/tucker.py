@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,6 +87,3 @@ class Tucker(Coupling):
     def balance(self) -> None:
         """Give the core and all factors equal norms."""
         equalise_norms([self.core.weight, *self.compression.factors], keep=None)
-
-    def config(self) -> dict[str, Any]:
-        return {"rank": self.rank if isinstance(self.rank, int) else list(self.rank)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -281,8 +282,9 @@ class Unit(nn.Module, ABC):
     # -- description ------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build this unit again. Units with more arguments extend it."""
-        return {"shape": list(self.shape), "bias_shape": list(self.bias_shape)}
+        """Return the arguments that build this unit again, which are attributes of the same names."""
+        found = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def extra_repr(self) -> str:
         """Shape, the shape of a tied bias, and further arguments that are set."""

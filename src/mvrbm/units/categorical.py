@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,6 +101,3 @@ class Categorical(Unit):
         shares = value.T  # (k, n)
         values = categories[:, None].expand(-1, len(value), -1)
         return Alternatives(values, torch.zeros_like(shares), shares)
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "padded": self.padded}

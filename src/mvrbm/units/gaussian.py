@@ -143,6 +143,3 @@ class Gaussian(Unit):
         nodes = bias + scale * (low + (high - low) * steps)  # (a, n)
         log_spacing = torch.log(scale * (high - low) / wanted).expand(nodes.shape)
         return Alternatives.and_itself(nodes, log_spacing, value)
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "learn_variance": self.learn_variance}
