@@ -33,7 +33,7 @@ from mvrbm.learning.paths.triton import TritonPath
 from mvrbm.machine import BoltzmannMachine
 from studies.baselines import nearest_neighbour_error
 from studies.cells import Cell, Outcome, Place, Store
-from studies.digits.data import digits
+from studies.digits.data import digits, subset
 from studies.runner import run
 
 __all__ = ["CASES", "measure"]
@@ -152,8 +152,9 @@ def divergence(settings: Settings, place: Place) -> Outcome:
 
 def error(settings: Settings, place: Place) -> Outcome:
     """1-NN error on one subset, after training from the first start that does not diverge."""
-    data, lost = digits("mnist", None, place.data_dir), []
-    rows = np.random.default_rng(settings["seed"]).choice(len(data.train), settings["n"], replace=False)
+    data = digits("mnist", None, place.data_dir)
+    lost: list[int] = []
+    rows = subset(len(data.train), settings["n"], settings["seed"])
     for seed in itertools.count(settings["seed"], 100):
         machine = models.mvrbm((28, 28), (25, 25), seed=seed).cuda()
         path, states = _path([machine], RECIPES["paper"], [seed], data.train[rows], settings["precision"])
@@ -179,11 +180,10 @@ def _cells(only: str, learning: bool) -> Iterator[Cell]:
         return
     yield Cell("fit", "fit", fit_seconds, {"epochs": 3000}, alone=True)
     for name in ("fp16", "tf32", "ieee"):
-        settings = {"precision": name, "models": 128, "epochs": 20}
-        yield Cell(f"diverged-{name}", "diverged", divergence, settings)
+        yield Cell(f"diverged-{name}", "diverged", divergence, {"precision": name, "models": 128, "epochs": 20})
     for name, precision in (("fp16", "fp16"), ("tf32", "tf32"), (_GENERAL, None)):
         for seed in range(5):
-            settings = {"name": name, "precision": precision, "seed": seed, "epochs": 300, "n": 10_000}
+            settings: dict[str, Any] = {"name": name, "precision": precision, "seed": seed, "epochs": 300, "n": 10_000}
             yield Cell(f"error-{precision or 'general'}-{seed}", "error", error, settings)
 
 

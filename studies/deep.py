@@ -37,6 +37,7 @@ __all__ = ["COMMANDS", "PARTS"]
 Array = NDArray[Any]
 Settings = Mapping[str, Any]
 SIZES, SEEDS = (100, 600, 1000), range(5)
+HELD_OUT = 50_000  # the first training digit that is held out for choices
 CHOOSING_SEEDS = (100, 101)  # subsets of the first 50,000 digits, other ones than those of the table
 MOST_PARAMETERS = 160_000
 LONGER = 1.5  # epochs of the chosen candidate over those of the choice
@@ -64,7 +65,7 @@ def one(shape: tuple[int, int], rank: int, **settings: Any) -> Callable[[int, st
     )
 
 
-FULL = {
+FULL: dict[str, dict[str, Callable[[int, str], Any]]] = {
     "deep": {
         "two, distance 1.2, dropout 0": deep(TWO, perturbation=1.2, dropout=0.0),
         "two, distance 1.2, dropout 0.2": deep(TWO, perturbation=1.2, dropout=0.2),
@@ -130,9 +131,9 @@ def machine(mode: str, **settings: Any) -> Callable[[int, int, str], Any]:
     return make
 
 
-DROPPED = {"dropout": 0.5, "input_dropout": 0.2}
+DROPPED: dict[str, Any] = {"dropout": 0.5, "input_dropout": 0.2}
 # Rows of the table: candidates by name, each with its maker and its use of the digits without labels.
-FEW = {
+FEW: dict[str, dict[str, tuple[Callable[[int, int, str], Any], str | None]]] = {
     "unlabelled, semi-supervised": {
         "semi one, distance 1, certainty 1": (semi("one", perturbation=1.0, certainty=1.0), "digits"),
         "semi wide, distance 1.5, certainty 1": (semi("wide", perturbation=1.5, certainty=1.0), "digits"),
@@ -190,8 +191,8 @@ def choose(settings: Settings, place: Place) -> Outcome:
     """Validation error of a candidate."""
     images, labels = digits("train", place.data_dir)
     make = FULL[settings["kind"]][settings["candidate"]]
-    model = make(0, place.device).fit(images[:50_000], labels[:50_000])
-    wrong = error(model, images[50_000:], labels[50_000:])
+    model = make(0, place.device).fit(images[:HELD_OUT], labels[:HELD_OUT])
+    wrong = error(model, images[HELD_OUT:], labels[HELD_OUT:])
     numbers = {"kind": settings["kind"], "validation_error": wrong, "parameters": model.n_parameters_}
     return Outcome({**numbers, "loss": model.history_[-1]["loss"]})
 
@@ -248,7 +249,7 @@ def few(settings: Settings, place: Place) -> Outcome:
     if name is None:
         name = chosen_few(row, n, _rows(place, "choose-few"))
     images, labels = digits("train", place.data_dir)
-    size = 50_000 if held_out else 60_000
+    size = HELD_OUT if held_out else len(images)
     rows = subset(size, n, seed)
     make, uses = FEW[row][name]
     model, given = make(n, seed, place.device), {}
@@ -271,7 +272,7 @@ def chosen_few(row: str, n: int, cells: Mapping[str, Mapping[str, Any]]) -> str:
     most = max(map(len, errors.values()))
     if not most:
         raise CellError(f"nothing is chosen for '{row}' and {n} labels yet: run the part 'choose-few' first")
-    return min((name for name in errors if len(errors[name]) == most), key=lambda name: np.mean(errors[name]))
+    return min((name for name in errors if len(errors[name]) == most), key=lambda name: float(np.mean(errors[name])))
 
 
 def _logistic(seed: int, device: str) -> Any:

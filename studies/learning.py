@@ -86,7 +86,7 @@ class At(Callback):
 
 def relative_error(machine: BoltzmannMachine, data: Any) -> float:
     """Return the squared reconstruction error over the variance of the data."""
-    x = machine.as_layers(data)["visible"]
+    x = torch.as_tensor(data).to(machine.like)
     with torch.no_grad():
         rebuilt = mean_field(machine, x, 1)["visible"]
     return float(((rebuilt - x) ** 2).sum() / ((x - x.mean(0)) ** 2).sum())
@@ -266,6 +266,7 @@ def bars_and_stripes() -> dict[str, Array]:
 def likelihood(settings: Settings, place: Place) -> Outcome:
     """Exact log-likelihood during training with one negative phase."""
     data = bars_and_stripes()
+    states = {key: torch.as_tensor(value, dtype=torch.float32) for key, value in data.items()}
     many = {key: np.tile(value, (64,) + (1,) * (value.ndim - 1)) for key, value in data.items()}
     machine = BoltzmannMachine(
         {"image": Bernoulli((3, 3)), "label": Categorical(2)},
@@ -275,7 +276,7 @@ def likelihood(settings: Settings, place: Place) -> Outcome:
     curve: dict[str, float] = {}
 
     def measure(trainer: Trainer) -> None:
-        curve[str(trainer.update)] = float(log_likelihood(trainer.machine, data).mean())
+        curve[str(trainer.update)] = float(log_likelihood(machine, states).mean())
 
     epochs = UPDATES // 11 + 1
     # Persistent chains follow a model only as fast as they mix: the rate has to fall, as is usual.

@@ -233,7 +233,8 @@ def write_report(folder: Path, scale: str, store: Store, *, seeds: int, first_se
         Paths of ``results`` and ``report``.
     """
     from mvrbm.report import Page, Section
-    from studies.digits import findings as digits_findings
+    from studies.digits.evidence import Evidence as DigitsEvidence
+    from studies.digits.findings import results as digits_results
     from studies.digits.page import page_of as digits_page
     from studies.superres import findings as superres_findings
     from studies.superres.page import page_of as superres_page
@@ -241,9 +242,9 @@ def write_report(folder: Path, scale: str, store: Store, *, seeds: int, first_se
     seeded = {"seeds": seeds, "first_seed": first_seed}
     found: dict[str, Any] = {"scale": scale}
     pages: dict[str, Page] = {}
-    digits_evidence = digits_findings.Evidence(store, digits.SCALES[scale], **seeded)
+    digits_evidence = DigitsEvidence(store, digits.SCALES[scale], **seeded)
     if digits_evidence.stored:
-        found = {**digits_findings.results(digits_evidence, scale), **seeded}
+        found = {**digits_results(digits_evidence, scale), **seeded}
         pages["Digits"] = digits_page(found, digits_evidence, folder)
     superres_evidence = superres_findings.Evidence(store, superres.SCALES[scale], **seeded)
     if superres_evidence.stored:

@@ -169,7 +169,7 @@ def _one_pass_denoises(evidence: Evidence) -> tuple[bool, str] | None:
     if not numbers:
         return None
     noisy, passed, median = (numbers[f"psnr.{key}.psnr"].mean for key in ("noisy", "one-pass", "median"))
-    return passed > median, f"noisy {noisy:.2f} dB, one pass {passed:.2f} dB, 3x3 median filter {median:.2f} dB"
+    return passed > median, f"noisy {noisy:.2f} dB, the pass {passed:.2f} dB, 3x3 median filter {median:.2f} dB"
 
 
 CLAIMS: tuple[Claim, ...] = (

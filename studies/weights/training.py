@@ -68,7 +68,7 @@ def rows_of(place: Place) -> Rows:
 def paper(settings: Settings, place: Place) -> Outcome:
     """CD-1 alone, with and without back-projection."""
     patch, hidden = settings["patch"], settings["hidden"]
-    few = {"n_epochs": 30, **(_TINY if settings["tiny"] else {})}
+    few: dict[str, Any] = {"n_epochs": 30, **(_TINY if settings["tiny"] else {})}
     model = SuperResolver(patch=patch, hidden_shape=(hidden, hidden), device=place.device, **few)
     model.fit(training_images("scsr69", place.data_dir))
     row = {"patch": patch, "hidden": hidden}
@@ -107,7 +107,7 @@ def _start(
     stored = load_start(name, place)
     if stored is not None:
         return stored
-    few = {"n_patches": 20_000, "n_epochs": cd, **settings, **(_TINY if tiny else {})}
+    few: dict[str, Any] = {"n_patches": 20_000, "n_epochs": cd, **settings, **(_TINY if tiny else {})}
     return SuperResolver(scale, device=place.device, **few).fit(images)
 
 

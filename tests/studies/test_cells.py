@@ -18,7 +18,7 @@ def double(settings, place):
     return Outcome({"twice": 2 * settings["x"]}, {"x": torch.tensor([settings["x"]])})
 
 
-def add_up(settings, place):
+def sum_of_doubles(settings, place):
     CALLS.append("sum")
     return Outcome({"sum": sum(place.store.numbers(cell)["twice"] for cell in DOUBLES)})
 
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_no_result(place):
 
 
 def test_a_cell_waits_for_those_it_reads(place):
-    total = Cell("sum", "group", add_up, {}, after=DOUBLES)
+    total = Cell("sum", "group", sum_of_doubles, {}, after=DOUBLES)
     assert quietly([total, *DOUBLES], place).computed == ("cell-1", "cell-2", "sum")
     assert place.store.numbers(total) == {"sum": 6}
 

@@ -40,7 +40,7 @@ ASKED = [
     ("N = 50,000", [mvrbm(50_000, 2000)], 5),
     ("N = 600", [mvrbm(600, 3000)], 5),
     ("the comparison's T = 3,000", [mvrbm(n, 3000) for n in PAPER.all_sizes], 5),
-    ("raw pixels beside all", [settings_of(work.raw_pixels, n=n) for n in PAPER.all_sizes], 5),
+    ("raw pixels next to all", [settings_of(work.raw_pixels, n=n) for n in PAPER.all_sizes], 5),
     (
         "our recipe at every N",
         [settings_of(work.classify, model="mvrbm", recipe="default", n=n) for n in PAPER.all_sizes],

@@ -46,9 +46,9 @@ def test_haar_functions_score_one_whatever_their_sign_and_scale():
 
 
 def test_likeness_by_hand():
-    # Of (3, 1): boxes explain 9/10, 1/10 and (both) 16/20; the step (1, -1) explains 4/20.
+    # For (3, 1), boxes explain 9/10, 1/10 and (both) 16/20; the step (1, -1) explains 4/20.
     assert likeness([3.0, 1.0]) == pytest.approx(0.9)
-    # Of (2, -1): 4/5, 1/5, 1/10, and the step 9/10.
+    # For (2, -1), they explain 4/5, 1/5, 1/10, and the step 9/10.
     assert likeness([2.0, -1.0]) == pytest.approx(0.9)
 
 

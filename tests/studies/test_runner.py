@@ -82,7 +82,7 @@ def test_failures_are_raised_after_all_parts(place):
 
 # -- killed -----------------------------------------------------------------------------------------
 
-# Every cell writes to a log that it has begun, so that work that was lost is seen.
+# Every cell writes to a log that it has begun, so that lost work shows.
 WORKER = """
 import sys, time
 from pathlib import Path
