@@ -5,14 +5,13 @@ Bytes become floats batch by batch; the data is never copied as a whole. File fo
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
-import queue
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +29,11 @@ from mvrbm.random import RandomSource
 _MOMENT_SAMPLES = 2**15
 # Entries, and samples, that are checked together before training: a few copies of them are in memory at once.
 _ENTRIES_AT_ONCE, _SAMPLES_AT_ONCE = 2**19, 1024
+_AHEAD = 3  # batches that are read before they are needed
+_EMPTY = "the data is empty: at least one sample is needed"
+
+#: Numbers of samples, (n,).
+Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Batch(NamedTuple):
@@ -43,21 +47,9 @@ class Batch(NamedTuple):
         """Return the number of samples on this process."""
         return len(next(iter(self.visible.values())))
 
-    def with_total(self, total: int) -> Batch:
-        """Return the same samples as part of a batch of `total` samples on all processes."""
-        return Batch(self.visible, self.known, total)
-
 
 class Source(ABC):
-    """Data that can be iterated any number of times.
-
-    Parameters
-    ----------
-    machine : BoltzmannMachine
-        The machine, whose layers, dtype and device the batches must match.
-    nan_is_missing : bool
-        Whether NaN marks a missing entry. Otherwise it is an error.
-    """
+    """Data for a machine that can be iterated any number of times. NaN marks a missing entry, or is an error."""
 
     #: Number of samples, None if it is not known before an epoch ends.
     n_samples: int | None
@@ -65,10 +57,11 @@ class Source(ABC):
     resumable = True
     #: Whether every process reads all of the data, and takes its part of each batch.
     common = True
+    #: Whether reading takes long enough to be done in a thread of its own.
+    slow = False
 
     def __init__(self, machine: BoltzmannMachine, *, nan_is_missing: bool = False) -> None:
-        self.machine = machine
-        self.nan_is_missing = nan_is_missing
+        self.machine, self.nan_is_missing = machine, nan_is_missing
         self.world = World()
         #: Whether batches are checked. The trainer turns this off after the first complete epoch.
         self.check = True
@@ -77,13 +70,13 @@ class Source(ABC):
     def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of one epoch, in a new order drawn from `rng`, without the first `start` of them."""
 
-    #: Whether reading takes long enough to be done in a thread of its own.
-    slow = False
+    @abstractmethod
+    def head(self, count: int) -> Iterator[Batch]:
+        """Yield up to about `count` samples, evenly spaced where possible, the same ones every time."""
 
     def first_look(self) -> None:
         """Read the first samples, so that data that cannot be read is reported before training begins."""
-        for _ in self.head(1):
-            return
+        next(self.head(1), None)
 
     @property
     def whole(self) -> Mapping[str, Any]:
@@ -96,16 +89,6 @@ class Source(ABC):
             for _ in self.head(2**62):
                 pass
             self.check = False
-
-    @abstractmethod
-    def head(self, count: int) -> Iterator[Batch]:
-        """Yield up to about `count` samples, evenly spaced where possible, the same ones every time."""
-
-    def _pieces(self, count: int) -> list[slice]:
-        """Return slices of `count` samples that are small enough to be checked together."""
-        entries = sum(math.prod(unit.shape) for unit in self.machine.layers.values())
-        size = max(1, min(_SAMPLES_AT_ONCE, _ENTRIES_AT_ONCE // entries))
-        return [slice(first, first + size) for first in range(0, count, size)]
 
     def n_batches(self, batch_size: int) -> int | None:
         """Return the number of batches per epoch, None if it is not known."""
@@ -132,7 +115,7 @@ class Source(ABC):
                 piece = [x.sum(0), (x**2).sum(0), count]
                 sums[name] = [a + b for a, b in zip(sums[name], piece, strict=True)] if name in sums else piece
         if not sums and (self.common or self.world.size == 1):
-            raise ValueError("the data is empty: at least one sample is needed")
+            raise ValueError(_EMPTY)
         own = {name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()}
         if self.common:
             return own
@@ -163,11 +146,43 @@ class Source(ABC):
 
     def empty_batch(self, total: int) -> Batch:
         """Return an empty batch, for an update whose samples other processes have."""
-        like = self.machine.like
-        return Batch({name: like.new_zeros(0, *unit.shape) for name, unit in self.machine.layers.items()}, {}, total)
+        layers = self.machine.layers.items()
+        return Batch({name: self.machine.like.new_zeros(0, *unit.shape) for name, unit in layers}, {}, total)
 
 
-class ArraySource(Source):
+class RowSource(Source):
+    """Samples that can be read in any order, by their row numbers."""
+
+    def __init__(self, machine: BoltzmannMachine, n_samples: int, *, nan_is_missing: bool = False) -> None:
+        super().__init__(machine, nan_is_missing=nan_is_missing)
+        self.n_samples: int = n_samples
+        if n_samples == 0:
+            raise ValueError(_EMPTY)
+
+    def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
+        return self._load(self._parts(batch_size, rng, start))
+
+    def head(self, count: int) -> Iterator[Batch]:
+        own = slice(0, self.n_samples) if self.common else self.world.part_of(self.n_samples)
+        rows = np.unique(np.linspace(own.start, own.stop - 1, min(count, _length(own))).astype(np.int64))
+        entries = sum(math.prod(unit.shape) for unit in self.machine.layers.values())
+        size = max(1, min(_SAMPLES_AT_ONCE, _ENTRIES_AT_ONCE // entries))
+        pieces = (rows[first : first + size] for first in range(0, len(rows), size))
+        return self._load((piece, len(piece)) for piece in pieces)
+
+    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[Rows, int]]:
+        """Yield the rows of this process in each batch of an epoch, and the number of rows of all processes."""
+        order = rng.permutation(self.n_samples).cpu().numpy()
+        for first in range(start * batch_size, self.n_samples, batch_size):
+            rows = order[first : first + batch_size]
+            yield rows[self.world.part_of(len(rows))], len(rows)
+
+    @abstractmethod
+    def _load(self, parts: Iterable[tuple[Rows, int]]) -> Iterator[Batch]:
+        """Yield a batch for each of some rows, with its number of samples on all processes."""
+
+
+class ArraySource(RowSource):
     """Arrays or tensors by layer, in memory or memory-mapped: anything with `len`, `shape` and indexing."""
 
     def __init__(
@@ -178,46 +193,25 @@ class ArraySource(Source):
         *,
         nan_is_missing: bool = False,
     ) -> None:
-        super().__init__(machine, nan_is_missing=nan_is_missing)
         self.arrays, self.known = dict(arrays), dict(known)
         self.slow = any(not isinstance(array, Tensor) and type(array) is not np.ndarray for array in arrays.values())
         lengths = {name: len(array) for name, array in self.arrays.items()}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"all layers need the same number of samples, got {lengths}")
-        self.n_samples = next(iter(lengths.values()))
-        if self.n_samples == 0:
-            raise ValueError("the data is empty: at least one sample is needed")
+        super().__init__(machine, next(iter(lengths.values())), nan_is_missing=nan_is_missing)
         for name, mask in self.known.items():
-            if tuple(mask.shape) != tuple(self.arrays[name].shape):
-                raise ValueError(
-                    f"the mask of layer '{name}' must have the data's shape {tuple(self.arrays[name].shape)}, "
-                    f"got {tuple(mask.shape)}"
-                )
+            expected, shape = tuple(self.arrays[name].shape), tuple(mask.shape)
+            if shape != expected:
+                raise ValueError(f"the mask of layer '{name}' must have the data's shape {expected}, got {shape}")
 
     @property
     def whole(self) -> Mapping[str, Any]:
-        """The arrays, if no entry is missing."""
         return {} if self.known or self.nan_is_missing or not self.common else self.arrays
 
-    def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of one epoch in a new order."""
-        order = rng.permutation(len(self)).cpu().numpy()
-        for first in range(start * batch_size, len(self), batch_size):
-            rows = order[first : first + batch_size]
-            yield self._rows(rows[self.world.part_of(len(rows))], len(rows))
-
-    def head(self, count: int) -> Iterator[Batch]:
-        """Yield evenly spaced samples."""
-        rows = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
-        yield from (self._rows(rows[piece]) for piece in self._pieces(len(rows)))
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return self.n_samples or 0
-
-    def _rows(self, rows: np.ndarray[Any, np.dtype[np.int64]], total: int | None = None) -> Batch:
-        visible = {name: _take(array, rows) for name, array in self.arrays.items()}
-        return self._batch(visible, {name: _take(mask, rows) for name, mask in self.known.items()}, total)
+    def _load(self, parts: Iterable[tuple[Rows, int]]) -> Iterator[Batch]:
+        for rows, total in parts:
+            visible = {name: _take(array, rows) for name, array in self.arrays.items()}
+            yield self._batch(visible, {name: _take(mask, rows) for name, mask in self.known.items()}, total)
 
 
 class ShardSource(ArraySource):
@@ -225,32 +219,25 @@ class ShardSource(ArraySource):
 
     common = False
 
-    def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of this process's rows in a new order, as many as the other processes have."""
+    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[Rows, int]]:
+        """Yield batches of this process's rows, as many as the other processes have."""
         world, ranges = self.world, self._ranges(batch_size)
         # Ranges differ in length: a common random stream would get out of step.
         own = rng.split(1)[0].stream(world.size, world.rank)
-        first, count = ranges[world.rank][1:]
+        part, first, count = ranges[world.rank]
         order = first + own.permutation(count).cpu().numpy()
         for number in range(start, self.n_batches(batch_size) or 0):
             here = [max(0, min(size, count - number * size)) for size, _, count in ranges]
-            begin = number * ranges[world.rank][0]
-            yield self._rows(order[begin : begin + here[world.rank]], sum(here))
+            yield order[number * part : number * part + here[world.rank]], sum(here)
 
     def _ranges(self, batch_size: int) -> list[tuple[int, int, int]]:
         """Return, for each process, its part of a batch, its first row, and its number of rows in proportion."""
         found = []
         for rank in range(self.world.size):
             part = World(rank, self.world.size).part_of(batch_size)
-            first, end = (len(self) * edge // batch_size for edge in (part.start, part.stop))
+            first, end = (self.n_samples * edge // batch_size for edge in (part.start, part.stop))
             found.append((_length(part), first, end - first))
         return found
-
-    def head(self, count: int) -> Iterator[Batch]:
-        """Yield evenly spaced samples of this process."""
-        own = self.world.part_of(len(self))
-        rows = np.unique(np.linspace(own.start, own.stop - 1, min(count, _length(own))).astype(np.int64))
-        yield from (self._rows(rows[piece]) for piece in self._pieces(len(rows)))
 
     def n_batches(self, batch_size: int) -> int | None:
         """Return the number of batches of the process that has the most."""
@@ -261,56 +248,39 @@ def _length(part: slice) -> int:
     return int(part.stop - part.start)
 
 
-class DatasetSource(Source):
+class DatasetSource(RowSource):
     """A map-style PyTorch dataset whose items are arrays, mappings by layer, or tuples that begin with the array."""
 
     slow = True
 
     def __init__(self, machine: BoltzmannMachine, dataset: Dataset[Any], *, nan_is_missing: bool = False) -> None:
-        super().__init__(machine, nan_is_missing=nan_is_missing)
+        super().__init__(machine, len(dataset), nan_is_missing=nan_is_missing)  # type: ignore[arg-type]
         self.dataset = dataset
-        self.n_samples = len(dataset)  # type: ignore[arg-type]
-        if self.n_samples == 0:
-            raise ValueError("the data is empty: at least one sample is needed")
 
-    def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of one epoch in a new order."""
-        order = rng.permutation(self.n_samples or 0).tolist()
-        rows = [order[i : i + batch_size] for i in range(start * batch_size, len(order), batch_size)]
-        mine = [some[self.world.part_of(len(some))] for some in rows]
-        loaded = self._load([some for some in mine if some])
-        for some, own in zip(rows, mine, strict=True):
-            yield next(loaded).with_total(len(some)) if own else self.empty_batch(len(some))
-
-    def head(self, count: int) -> Iterator[Batch]:
-        """Yield evenly spaced samples."""
-        n = self.n_samples or 0
-        rows = np.unique(np.linspace(0, n - 1, min(count, n)).astype(np.int64)).tolist()
-        yield from self._load([rows[piece] for piece in self._pieces(len(rows))])
-
-    def _load(self, rows: list[list[int]]) -> Iterator[Batch]:
+    def _load(self, parts: Iterable[tuple[Rows, int]]) -> Iterator[Batch]:
+        parts = list(parts)
         # A loader draws a seed even without workers: not from the global generator.
-        for item in DataLoader(self.dataset, batch_sampler=rows, generator=torch.Generator()):
-            yield self._batch(layers_of(item, self.machine), {})
+        sampler = [rows.tolist() for rows, _ in parts if len(rows)]
+        items = iter(DataLoader(self.dataset, batch_sampler=sampler, generator=torch.Generator()))
+        for rows, total in parts:
+            yield self._batch(layers_of(next(items), self.machine), {}, total) if len(rows) else self.empty_batch(total)
 
 
 class LoaderSource(Source):
     """A loader, or any other iterable of batches that can be iterated more than once, in its own order."""
 
-    resumable = False
-    common = False
+    resumable = common = False
     slow = True
     n_samples = None
-
-    def first_look(self) -> None:
-        """Do nothing: a loader may deliver its first batch only once."""
 
     def __init__(self, machine: BoltzmannMachine, loader: Iterable[Any], *, nan_is_missing: bool = False) -> None:
         super().__init__(machine, nan_is_missing=nan_is_missing)
         self.loader = loader
 
+    def first_look(self) -> None:
+        """Do nothing: a loader may deliver its first batch only once."""
+
     def n_batches(self, batch_size: int) -> int | None:
-        """Return the length of the loader, None if it has none."""
         try:
             return len(self.loader)  # type: ignore[arg-type]
         except TypeError:
@@ -321,16 +291,13 @@ class LoaderSource(Source):
         return 1
 
     def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
-        """Yield the loader's batches; `batch_size` and `rng` are not used."""
         for item in itertools.islice(iter(self.loader), start, None):
             yield self._batch(layers_of(item, self.machine), {})
 
     def head(self, count: int) -> Iterator[Batch]:
-        """Yield the first batches."""
         seen = 0
         for item in self.loader:
-            batch = self._batch(layers_of(item, self.machine), {})
-            yield batch
+            yield (batch := self._batch(layers_of(item, self.machine), {}))
             seen += len(batch)
             if seen >= count:
                 return
@@ -356,13 +323,12 @@ def as_source(
     """
     if isinstance(data, Source):
         return data
-    foreign = isinstance(data, DataLoader | Dataset)
-    if mask is not None and foreign:
+    if mask is not None and isinstance(data, DataLoader | Dataset):
         raise ValueError("a mask goes with arrays: let the dataset mark missing entries as NaN instead")
+    if isinstance(data, IterableDataset):
+        data = DataLoader(data, batch_size=batch_size)
     if isinstance(data, DataLoader):
         return LoaderSource(machine, data, nan_is_missing=nan_is_missing)
-    if isinstance(data, IterableDataset):
-        return LoaderSource(machine, DataLoader(data, batch_size=batch_size), nan_is_missing=nan_is_missing)
     if isinstance(data, Dataset):
         return DatasetSource(machine, data, nan_is_missing=nan_is_missing)
     arrays = {name: _as_array(part) for name, part in layers_of(data, machine).items()}
@@ -399,21 +365,16 @@ def _masks_of(mask: Any, machine: BoltzmannMachine) -> dict[str, Any]:
 
 
 def _as_array(part: Any) -> Any:
-    if isinstance(part, str | os.PathLike) and is_folder_of_shards(part):
-        return Shards(part)
     if isinstance(part, str | os.PathLike):
-        return np.load(part, mmap_mode="r", allow_pickle=False)
+        return Shards(part) if is_folder_of_shards(part) else np.load(part, mmap_mode="r", allow_pickle=False)
     return part if hasattr(part, "shape") else np.asarray(part)
 
 
-def _take(array: Any, rows: Sequence[int] | np.ndarray[Any, Any]) -> Tensor:
+def _take(array: Any, rows: Rows) -> Tensor:
     if isinstance(array, Tensor):
         # Five times as fast as indexing, which copies entry by entry.
         return array.index_select(0, torch.as_tensor(rows, device=array.device))
     return torch.from_numpy(np.ascontiguousarray(array[rows]))
-
-
-_AHEAD = 2  # batches
 
 
 def read_ahead(batches: Iterator[Batch], slow: bool = True) -> Iterator[Batch]:
@@ -421,35 +382,11 @@ def read_ahead(batches: Iterator[Batch], slow: bool = True) -> Iterator[Batch]:
     if not slow:
         yield from batches
         return
-    ready: queue.Queue[tuple[Batch | None, BaseException | None]] = queue.Queue(_AHEAD)
-    over = threading.Event()
-
-    def put(item: tuple[Batch | None, BaseException | None]) -> bool:
-        while not over.is_set():
-            with contextlib.suppress(queue.Full):
-                ready.put(item, timeout=0.1)
-                return True
-        return False
-
-    def read() -> None:
+    with ThreadPoolExecutor(1, "mvrbm-reader") as reader:
+        ahead = deque(reader.submit(next, batches, None) for _ in range(_AHEAD))
         try:
-            for batch in batches:
-                if not put((batch, None)):
-                    return
-            put((None, None))
-        except BaseException as error:
-            put((None, error))
-
-    reader = threading.Thread(target=read, name="mvrbm-reader", daemon=True)
-    reader.start()
-    try:
-        while True:
-            batch, error = ready.get()
-            if error is not None:
-                raise error
-            if batch is None:
-                return
-            yield batch
-    finally:
-        over.set()
-        reader.join()
+            while (batch := ahead.popleft().result()) is not None:
+                ahead.append(reader.submit(next, batches, None))
+                yield batch
+        finally:
+            reader.shutdown(cancel_futures=True)

@@ -355,7 +355,7 @@ class Trainer:
             total = int(self.world.sum(0 if batch is None else len(batch)))
             if total == 0:
                 return
-            yield source.empty_batch(total) if batch is None else batch.with_total(total)
+            yield source.empty_batch(total) if batch is None else batch._replace(total=total)
 
     def _synchronise(self) -> None:
         """Bring the state up to date, and continue from it as a resumed training run would."""
