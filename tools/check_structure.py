@@ -148,7 +148,7 @@ def imports_of_package(package: str) -> dict[str, set[str]]:
     """Return what each module of a package imports from the package, imports for type checking included."""
     import grimp
 
-    graph = grimp.build_graph(package, exclude_type_checking_imports=False)
+    graph = grimp.build_graph(package, exclude_type_checking_imports=False, cache_dir=None)
     return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
 
 
