@@ -83,20 +83,23 @@ class PrivateNames(ast.NodeVisitor):
 
     `from module import _name` and `module._name` are uses of another module's names. `object._name` is one unless the
     same file gives something that name: methods may read private attributes of other objects of their own file's
-    classes, as in `other._rank == self._rank`.
+    classes, as in `other._rank == self._rank`. An object made by `cls(...)` or `type(self)(...)` is like self.
     """
 
     def __init__(self, tree: ast.AST) -> None:
         self.found: list[tuple[int, str]] = []
         self.imported: set[str] = set()
         self.own: set[str] = set()
+        self.selves = {"self", "cls"}
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self.imported |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self.own.add(node.name)
-            elif isinstance(node, ast.Attribute) and _is_self(node.value) and isinstance(node.ctx, ast.Store):
+            elif isinstance(node, ast.Attribute) and self._is_self(node.value) and isinstance(node.ctx, ast.Store):
                 self.own.add(node.attr)
+            elif isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(("cls(", "type(self)(")):
+                self.selves |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         for scope in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
             for node in scope.body:
                 targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -109,18 +112,17 @@ class PrivateNames(ast.NodeVisitor):
                 self.found.append((node.lineno, f"from {node.module} import {alias.name}"))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        if private(node.attr) and not _is_self(node.value):
+        if private(node.attr) and not self._is_self(node.value):
             of_module = isinstance(node.value, ast.Name) and node.value.id in self.imported
             if of_module or node.attr not in self.own | NAMED_TUPLE:
                 self.found.append((node.lineno, ast.unparse(node)))
         self.generic_visit(node)
 
-
-def _is_self(node: ast.expr) -> bool:
-    """Return whether an expression is self, cls, or super()."""
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id == "super"
-    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+    def _is_self(self, node: ast.expr) -> bool:
+        """Return whether an expression is the object or class of the method, or super()."""
+        if isinstance(node, ast.Call):
+            return isinstance(node.func, ast.Name) and node.func.id == "super"
+        return isinstance(node, ast.Name) and node.id in self.selves
 
 
 def check_private(root: Path) -> Iterator[str]:

@@ -64,6 +64,8 @@ USES = [
     ("an attribute of an attribute", "class A:\n    def f(self): return self.model._layers", True),
     ("self", "class A:\n    def f(self): return self._layers", False),
     ("the class", "class A:\n    @classmethod\n    def f(cls): return cls._layers", False),
+    ("an object of the same class", "class A(B):\n    def f(self):\n        a = type(self)(1)\n        a._x()", False),
+    ("an object of another class", "class A(B):\n    def f(self):\n        a = C(1)\n        a._x()", True),
     ("super", "class A(B):\n    def f(self): return super()._layers", False),
     ("an object of the own class", "class A:\n    def _x(self): ...\n    def f(self, a): return a._x()", False),
     ("an attribute set by the own class", "class A:\n    def f(self, a):\n        self._x = a._x", False),
