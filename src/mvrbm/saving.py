@@ -77,6 +77,7 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
     if not isinstance(described, dict) or not isinstance(described.get("class"), str):
         raise StorageError(f"{folder / CONFIG} is damaged: it does not name the class of the estimator")
     loader = _loader_of(described["class"], folder)
+    resolve_device(device)  # a device that does not exist is no damage
     try:
         return loader(folder, config, device)
     except StorageError:

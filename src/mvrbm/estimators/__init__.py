@@ -2,8 +2,9 @@
 
 from mvrbm.estimators.classification_rbm import ClassificationMVRBM
 from mvrbm.estimators.classifiers import DeepMVRBMClassifier, MVRBMClassifier
-from mvrbm.estimators.deep import DeepMVRBM, Layer
+from mvrbm.estimators.deep import DeepMVRBM
 from mvrbm.estimators.multimodal import MMVRBM
+from mvrbm.estimators.parameters import Layer
 from mvrbm.estimators.rbm import MVRBM, RBM, TVRBM
 from mvrbm.estimators.sweep import Candidate, Sweep
 

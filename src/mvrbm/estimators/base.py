@@ -6,11 +6,11 @@ Subclasses say which layers the data makes and how these are coupled. Input chec
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -42,8 +43,8 @@ _LARGEST_DENSE = 2**26
 class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerMixin, SavedEstimator):
     """Base class of the estimators. Its fitted attributes are described in :class:`~mvrbm.MVRBM`."""
 
-    machine_: BoltzmannMachine
-    trainer_: Trainer | None
+    machines_: list[BoltzmannMachine]  # several for stacks, one for all other estimators
+    trainers_: list[Trainer] | None
     history_: list[dict[str, float]]
     n_epochs_: int
     n_updates_: int
@@ -59,10 +60,14 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         """Return a new coupling of a layer, without shapes."""
         return Kronecker(self.rank) if self.coupling is None else unconnected(self.coupling)
 
-    def _hidden_shape(self, visible: Mapping[str, Unit]) -> tuple[int, ...]:
-        if self.hidden_shape is None:
-            return next(iter(visible.values())).shape
-        return as_shape(self.hidden_shape, "hidden_shape")
+    def _build(self, units: dict[str, Unit]) -> list[BoltzmannMachine]:
+        """Return new machines over visible units."""
+        first = next(iter(units.values()))
+        shape = first.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
+        links = {name: self._coupling(name) for name in units}
+        for name, unit in units.items():
+            _check_orders(links[name], unit.shape, shape)
+        return [BoltzmannMachine(units, unit_named(self.hidden, shape, "hidden"), links).to(first.bias.dtype)]
 
     @abstractmethod
     def _layers(self, X: Any, *, reset: bool) -> dict[str, Any]:
@@ -128,7 +133,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
     def _learn(
         self, X: Any, mask: Any, n_epochs: int, callbacks: Sequence[Callback], resume: Any, *, continues: bool
     ) -> Self:
-        trainer, layers, known = self._continue(X, mask) if continues else self.prepare(X, mask)
+        (trainer,), layers, known = self._start(X, mask, continues=continues)
         resumed = resume is not None and trainer.resume(resume)
         last = n_epochs if resumed else trainer.epoch + n_epochs
         self._train(trainer, layers, last, known, callbacks, initialise=not (continues or resumed))
@@ -139,53 +144,35 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
 
         Returns the trainer, and data and mask by layer, as :meth:`Trainer.fit <mvrbm.learning.Trainer.fit>` takes them.
         """
-        layers = self._layers(X, reset=True)
-        units, known = self._checked(layers, mask)
-        self.machine_ = self._build(units).to(resolve_device(self.device))
-        self.trainer_ = self._new_trainer(self.machine_, seed_of(self.random_state))
-        self.history_, self.n_epochs_, self.n_updates_, self.interrupted_ = [], 0, 0, False
-        return self.trainer_, layers, known
+        (trainer,), layers, known = self._start(X, mask, continues=False)
+        return trainer, layers, known
 
-    def _continue(self, X: Any, mask: Any) -> tuple[Trainer, dict[str, Any], dict[str, Tensor] | None]:
-        """Check data, and return them with a trainer that continues from the machine as it is."""
-        layers = self._layers(X, reset=False)
-        units, known = self._checked(layers, mask)
-        self._check_same([self._build(units)], [self.machine_])
-        if self.trainer_ is None or not self._trains(self.trainer_):
-            self.trainer_ = self._new_trainer(self.machine_, seed_of(self.random_state))
-        self.trainer_.restart_epoch()  # an epoch that was interrupted was of other data
-        return self.trainer_, layers, known
-
-    def _checked(self, layers: dict[str, Any], mask: Any) -> tuple[dict[str, Unit], dict[str, Tensor] | None]:
+    def _start(
+        self, X: Any, mask: Any, *, continues: bool
+    ) -> tuple[list[Trainer], dict[str, Any], dict[str, Tensor] | None]:
+        """Check data and mask and return them by layer, with trainers of new machines or of the fitted ones."""
+        layers = self._layers(X, reset=not continues)
         known = None if mask is None else masks(self._masks_by_layer(mask), layers, every_layer=True)
         units = self._units(layers)
         check_values(layers, units, known)
-        return units, known
-
-    def _build(self, units: dict[str, Unit]) -> BoltzmannMachine:
-        hidden = unit_named(self.hidden, self._hidden_shape(units), "hidden")
-        links = {name: self._coupling(name) for name in units}
-        for name, unit in units.items():
-            _check_orders(links[name], unit.shape, hidden.shape)
-        return BoltzmannMachine(units, hidden, links).to(next(iter(units.values())).bias.dtype)
-
-    @staticmethod
-    def _check_same(described: Sequence[BoltzmannMachine], fitted: Sequence[BoltzmannMachine]) -> None:
-        """Raise ValueError if machines differ in more than their dtype."""
-        ours, theirs = ([{**machine_config(m), "dtype": None} for m in machines] for machines in (described, fitted))
-        if ours != theirs:
+        machines, recipe = self._build(units), self._recipe()
+        if not continues:
+            self._adopt(machines)
+        elif [_without_dtype(machine) for machine in machines] != [_without_dtype(m) for m in self.machines_]:
             raise ValueError(
                 "training cannot continue: the parameters describe another model than the fitted one. Set them back, "
                 "or train a new model with warm_start=False"
             )
-
-    def _new_trainer(self, machine: BoltzmannMachine, seed: int) -> Trainer:
-        return Trainer(machine, self._recipe(), backend=self.backend, seed=seed)
-
-    def _trains(self, trainer: Trainer) -> bool:
-        """Return whether a trainer was made with the parameters as they are now, the number of epochs aside."""
-        asked, now = trainer.requested_recipe, self._recipe()
-        return trainer.backend == self.backend and dataclasses.replace(asked, n_epochs=now.n_epochs) == now
+        for trainer in self.trainers_ or []:
+            if (trainer.backend, replace(trainer.requested_recipe, n_epochs=recipe.n_epochs)) != (self.backend, recipe):
+                self.trainers_ = None
+                break
+            trainer.restart_epoch()  # an epoch that was interrupted was of other data
+        if self.trainers_ is None:
+            seeds = check_random_state(self.random_state).randint(2**31 - 1, size=len(machines)).tolist()
+            pairs = zip(self.machines_, seeds, strict=True)
+            self.trainers_ = [Trainer(machine, recipe, backend=self.backend, seed=seed) for machine, seed in pairs]
+        return self.trainers_, layers, known
 
     def _train(
         self, trainer: Trainer, data: Any, n_epochs: int, known: Any, callbacks: Sequence[Callback], *, initialise: bool
@@ -207,10 +194,19 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
     # -- parameters of the model ------------------------------------------------------------------
 
     @property
+    def machine_(self) -> BoltzmannMachine:
+        """The model; for stacks, the lowest machine."""
+        return self.machines_[0]
+
+    @property
+    def trainer_(self) -> Trainer | None:
+        """The trainer of the model. None after loading."""
+        return None if self.trainers_ is None else self.trainers_[0]
+
+    @property
     def _machines(self) -> list[BoltzmannMachine]:
-        """The machines, lowest first; one for all estimators but stacks."""
         check_is_fitted(self)
-        return [self.machine_]
+        return self.machines_
 
     @property
     def _n_features_out(self) -> int:
@@ -376,16 +372,20 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         write_machine(self.machine_, folder, extra)
 
+    def _read_machines(self, folder: Path) -> list[BoltzmannMachine]:
+        return [read_machine(folder)]
+
     def _description(self) -> dict[str, Any]:
         return {**super()._description(), "n_epochs": self.n_epochs_, "n_updates": self.n_updates_}
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
-        self._adopt(read_machine(folder).to(resolve_device(self.device)), described)
-
-    def _adopt(self, machine: BoltzmannMachine, described: Mapping[str, Any]) -> None:
-        """Take a machine as the fitted one."""
-        self.machine_, self.trainer_, self.history_, self.interrupted_ = machine, None, [], False
+        self._adopt(self._read_machines(folder))
         self.n_epochs_, self.n_updates_ = int(described.get("n_epochs", 0)), int(described.get("n_updates", 0))
+
+    def _adopt(self, machines: Sequence[BoltzmannMachine]) -> None:
+        """Take machines as the model, not yet trained."""
+        self.machines_, self.trainers_ = [machine.to(resolve_device(self.device)) for machine in machines], None
+        self.history_, self.interrupted_, self.n_epochs_, self.n_updates_ = [], False, 0, 0
 
     # -- helpers ----------------------------------------------------------------------------------
 
@@ -419,10 +419,15 @@ def _check_orders(link: Coupling, visible_shape: tuple[int, ...], hidden_shape: 
     """Raise an error that names parameters of the estimator where a Kronecker coupling would name layers."""
     if link.name == Kronecker.name and len(visible_shape) != len(hidden_shape):
         raise ValueError(
-            f"hidden_shape {hidden_shape} has {len(hidden_shape)} axes, but a sample has {len(visible_shape)}, "
+            f"hidden_shape {hidden_shape} has {len(hidden_shape)} {'axis' if len(hidden_shape) == 1 else 'axes'}, but "
+            f"a sample has {len(visible_shape)}, "
             f"{visible_shape}: both need the same number of axes"
             + (", or pass visible_shape if a row is an array" if len(visible_shape) == 1 else "")
         )
+
+
+def _without_dtype(machine: BoltzmannMachine) -> dict[str, Any]:
+    return {**machine_config(machine), "dtype": None}
 
 
 def _one_or_all(layers: Mapping[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 from mvrbm.devices import resolve_device, sensible_threads
 from mvrbm.errors import StorageError
-from mvrbm.estimators.deep import DeepMVRBM, Layer, build_stack, rebuilt_layers
+from mvrbm.estimators.deep import DeepMVRBM, build_stack
 from mvrbm.estimators.inputs import (
     ROWS_AT_ONCE,
     VISIBLE,
@@ -36,7 +36,7 @@ from mvrbm.estimators.inputs import (
     unit_named,
 )
 from mvrbm.estimators.network import StructuredNetwork, virtual_adversarial_loss
-from mvrbm.estimators.parameters import SavedEstimator, seed_of
+from mvrbm.estimators.parameters import Layer, SavedEstimator, seed_of
 from mvrbm.learning.backprop import Plan, assign, descend
 from mvrbm.learning.recipe import Recipe
 from mvrbm.machine import BoltzmannMachine
@@ -470,7 +470,3 @@ class DeepMVRBMClassifier(FineTunedClassifier):
 
     def _new_stack(self) -> DeepMVRBM:
         return self._stack_of(self.layers, self.feed)
-
-    @classmethod
-    def _rebuilt(cls, name: str, value: Any) -> Any:
-        return rebuilt_layers(value) if name == "layers" else super()._rebuilt(name, value)

@@ -10,17 +10,13 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from mvrbm.couplings import Coupling, Kronecker, make_coupling
-from mvrbm.devices import resolve_device
+from mvrbm.couplings import Kronecker
 from mvrbm.estimators.inputs import VISIBLE, Array, batches, unit_named
-from mvrbm.estimators.parameters import unconnected
+from mvrbm.estimators.parameters import Layer, unconnected
 from mvrbm.estimators.rbm import SingleLayerRBM
 from mvrbm.learning.callbacks import Callback
-from mvrbm.learning.trainer import Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, keep_known, sample
@@ -31,26 +27,6 @@ from mvrbm.validation import as_shape, choice, whole_number
 __all__ = ["DeepMVRBM", "Layer", "build_stack"]
 
 _FEEDS = ("mean", "sample")
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One hidden layer of a stack, and its coupling to the layer below.
-
-    Parameters
-    ----------
-    shape : int or sequence of int, optional
-        Shape of the layer. Default: the shape of the layer below.
-    coupling : Coupling or str, optional
-        A coupling without shapes, such as ``Dense()`` or ``Kronecker(rank=4)``, of which a copy is used. Default:
-        ``Kronecker`` with the `rank` of the stack.
-    hidden : str, optional
-        Name of the units. Default: those of the stack.
-    """
-
-    shape: int | Sequence[int] | None = None
-    coupling: Coupling | str | None = None
-    hidden: str | None = None
 
 
 @register("DeepMVRBM")
@@ -66,7 +42,9 @@ class DeepMVRBM(SingleLayerRBM):
     while features are passed upwards through the means, :math:`\hat Y_l = \mathrm{E}_l[Y_l \mid \hat Y_{l-1}]`. With
     ``Dense`` couplings it is the classic deep belief network of Hinton, Osindero and Teh (2006).
 
-    Machines are trained one after another, callbacks follow each. `fit` supports neither masks nor checkpoints.
+    `hidden_maps`, `transform`, `inverse_transform`, `reconstruct` and `components` take the number of a hidden `layer`:
+    0 is the lowest, -1 the top. Machines are trained one after another, and callbacks follow each; `fit` supports
+    neither masks nor checkpoints.
     `sample` runs Gibbs sampling in the top machine and draws once down through each of the others; `inpaint` draws up
     and down through the whole stack, which is an approximation.
 
@@ -91,8 +69,6 @@ class DeepMVRBM(SingleLayerRBM):
     machines_ : list of BoltzmannMachine
         The stack, lowest first. The visible layer of each has the shape of the hidden layer below and its units;
         Gaussian units in the place of rectified ones.
-    machine_ : BoltzmannMachine
-        The lowest of them.
     trainers_ : list of Trainer or None
         The trainers of the machines; None after loading.
     history_ : list of dict
@@ -118,10 +94,8 @@ class DeepMVRBM(SingleLayerRBM):
 
     # -- learning ---------------------------------------------------------------------------------
 
-    def _set_machines(self, machines: Sequence[BoltzmannMachine]) -> None:
-        self.machines_ = [machine.to(resolve_device(self.device)) for machine in machines]
-        self.machine_ = self.machines_[0]
-        self.trainers_: list[Trainer] | None = None
+    def _build(self, units: dict[str, Unit]) -> list[BoltzmannMachine]:
+        return build_stack(units[VISIBLE], self.layers, rank=self.rank, hidden=self.hidden)
 
     def _learn(
         self, X: Any, mask: Any, n_epochs: int, callbacks: Sequence[Callback], resume: Any, *, continues: bool
@@ -131,22 +105,12 @@ class DeepMVRBM(SingleLayerRBM):
         if mask is not None:
             raise ValueError("mask must be None: stacks learn from complete data, so fill in missing entries before")
         choice(self.feed, "feed", _FEEDS)
-        layers = self._layers(X, reset=not continues)
-        units, _ = self._checked(layers, None)
-        machines = build_stack(units[VISIBLE], self.layers, rank=self.rank, hidden=self.hidden)
-        if continues:
-            self._check_same(machines, self.machines_)
-        else:
-            self._set_machines(machines)
-            self.n_epochs_ = self.n_updates_ = 0
-        if self.trainers_ is None or not all(self._trains(trainer) for trainer in self.trainers_):
-            self.trainers_ = self._new_trainers()
+        trainers, layers, _ = self._start(X, None, continues=continues)
         drawing = self._rng().split(len(self.machines_))
         history: list[dict[str, float]] = []
-        done, earlier = self.n_epochs_, [trainer.epoch for trainer in self.trainers_]
+        done, earlier = self.n_epochs_, [trainer.epoch for trainer in trainers]
         try:
-            for number, trainer in enumerate(self.trainers_):
-                trainer.restart_epoch()  # an epoch that was interrupted was of other data
+            for number, trainer in enumerate(trainers):
                 last = trainer.epoch + n_epochs
                 # Draws are new in every epoch; data and means are the same in all of them.
                 drawn = bool(number) and self.feed == "sample"
@@ -156,16 +120,12 @@ class DeepMVRBM(SingleLayerRBM):
                 history += [{"layer": number, **row} for row in trainer.history]
         finally:
             self.history_ = history
-            self.n_epochs_ = done + min(t.epoch - before for t, before in zip(self.trainers_, earlier, strict=True))
+            self.n_epochs_ = done + min(t.epoch - before for t, before in zip(trainers, earlier, strict=True))
         return self
 
     def prepare(self, X: Any, mask: Any = None) -> NoReturn:
         """Not supported: each machine of a stack has its own trainer and data."""
         raise ValueError("a stack has no single trainer: use fit")
-
-    def _new_trainers(self) -> list[Trainer]:
-        seeds = check_random_state(self.random_state).randint(2**31 - 1, size=len(self.machines_))
-        return [self._new_trainer(m, int(seed)) for m, seed in zip(self.machines_, seeds, strict=True)]
 
     @torch.no_grad()
     def _feed(self, layers: Mapping[str, Any], number: int, rng: RandomSource) -> Any:
@@ -175,18 +135,12 @@ class DeepMVRBM(SingleLayerRBM):
         below, pieces = self.machines_[number - 1], []
         for batch in batches(layers, self.machine_.layers):
             x = self._up(batch[VISIBLE], number - 1)
-            fed = (
-                below.sample_hidden(x, rng, check=False) if self.feed == "sample" else below.hidden_mean(x, check=False)
-            )
+            field = below.hidden_field({VISIBLE: x})
+            fed = below.hidden.sample(field, rng) if self.feed == "sample" else below.hidden.mean(field)
             pieces.append(fed.cpu().numpy())
         return np.concatenate(pieces)
 
     # -- features ---------------------------------------------------------------------------------
-
-    @property
-    def _machines(self) -> list[BoltzmannMachine]:
-        check_is_fitted(self)
-        return self.machines_
 
     def _count(self, layer: int) -> int:
         """Return the number of machines up to a hidden layer, that layer's machine included."""
@@ -196,23 +150,19 @@ class DeepMVRBM(SingleLayerRBM):
         return layer % size + 1
 
     def hidden_maps(self, X: Any, layer: int = -1) -> Array:
-        r"""Means of a hidden layer (0 is the lowest, -1 the top) as arrays, (n, \*shape of the layer)."""
         count = self._count(layer)
         return self._of_each(X, lambda batch: self._up(batch[VISIBLE], count))
 
     def transform(self, X: Any, layer: int = -1) -> Array:
-        """Means of a hidden layer as rows, (n, n_hidden)."""
         maps = self.hidden_maps(X, layer)
         return maps.reshape(len(maps), -1)
 
     def inverse_transform(self, X: ArrayLike, layer: int = -1) -> Any:
-        """Visible means given the means of a hidden layer, as rows or as arrays, passed down through the means."""
         count = self._count(layer)
         with torch.no_grad():
             return self._outward(self._down(self._hidden_values(X, self.machines_[count - 1]), count))
 
     def reconstruct(self, X: Any, *, steps: int = 1, layer: int = -1) -> Any:
-        """Pass data up to a hidden layer and down again through the means, `steps` times."""
         count, pieces = self._count(layer), []
         whole_number(steps, "steps")
         with torch.no_grad():
@@ -224,20 +174,7 @@ class DeepMVRBM(SingleLayerRBM):
         return self._outward(torch.cat(pieces), like=X)
 
     def components(self, which: ArrayLike | None = None, layer: int = -1) -> Array:
-        r"""Filters of a hidden layer: its weights, passed down to the data by the couplings below.
-
-        Parameters
-        ----------
-        which : array of int, optional
-            Numbers of hidden units, counted row by row. Default: all.
-        layer : int
-            Number of the hidden layer: 0 is the lowest, -1 the top.
-
-        Returns
-        -------
-        array (n, \*visible_shape)
-            :math:`W_1^\top \cdots W_l^\top e_k`, the units in between taken as linear.
-        """
+        r"""Filters of a hidden layer, :math:`W_1^\top \cdots W_l^\top e_k`: units in between are taken as linear."""
         *below, top = self.machines_[: self._count(layer)]
         filters = self._weights(top, which)[VISIBLE]
         for machine in reversed(below):
@@ -316,13 +253,8 @@ class DeepMVRBM(SingleLayerRBM):
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         write_stack(self.machines_, folder, extra)
 
-    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
-        self._set_machines(read_stack(folder)[0])
-        self._adopt(self.machine_, described)
-
-    @classmethod
-    def _rebuilt(cls, name: str, value: Any) -> Any:
-        return rebuilt_layers(value) if name == "layers" else super()._rebuilt(name, value)
+    def _read_machines(self, folder: Path) -> list[BoltzmannMachine]:
+        return read_stack(folder)[0]
 
 
 # -- stacks -------------------------------------------------------------------------------------------
@@ -351,16 +283,3 @@ def _as_data(hidden: Unit, number: int) -> Unit:
     if hidden.stacked_as is None:
         raise ValueError(f"layer {number}: there can be no machine over a layer of {hidden.name} units")
     return make_unit(hidden.stacked_as, hidden.shape)
-
-
-def rebuilt_layers(saved: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the parameter `layers` from its saved form."""
-
-    def rebuilt(entry: Any) -> Any:
-        if isinstance(entry, Mapping):
-            shape = entry["shape"]
-            link = None if entry["coupling"] is None else make_coupling(entry["coupling"])
-            return Layer(tuple(shape) if isinstance(shape, list) else shape, link, entry["hidden"])
-        return tuple(entry) if isinstance(entry, list) else entry
-
-    return tuple(rebuilt(entry) for entry in saved)

@@ -70,7 +70,10 @@ def batches(
         for name, unit in units.items():
             tensor = unit.from_data(_as_tensor(layers[name][rows], copy=copy))
             if known is not None and name in known:
-                tensor = torch.where(known[name][rows].to(tensor.device), tensor, unit.some_state())
+                mask = known[name][rows].to(tensor.device)
+                if unit.entry_modes and not bool((mask == mask[..., :1]).all()):
+                    raise ValueError(f"the mask of layer '{name}' must mark one-hot rows as known wholly or not at all")
+                tensor = torch.where(mask, tensor, unit.some_state())
             unit.check(tensor, name)
             batch[name] = tensor
         yield batch
@@ -137,16 +140,18 @@ def by_modality(X: Any) -> dict[str, Any]:
     raise ValueError(f"several modalities are given as a dict or a tuple of arrays, got {type(X).__name__}")
 
 
-def read_modalities(X: Any, names: list[str] | None) -> dict[str, Array]:
-    """Check the shapes and dtypes of modalities, in the order of `names` (None: the order of the data)."""
+def read_modalities(X: Any, shapes: Mapping[str, tuple[int, ...]] | None) -> dict[str, Array]:
+    """Check dtypes and shapes of modalities, and return them in the order of `shapes`. None: any shapes."""
     parts = by_modality(X)
-    if names is not None and set(parts) != set(names):
-        raise ValueError(f"expected modalities {names}, got {list(parts)}")
+    if shapes is not None and set(parts) != set(shapes):
+        raise ValueError(f"expected modalities {list(shapes)}, got {list(parts)}")
     layers = {}
-    for name in names or parts:
+    for name in shapes or parts:
         array = np.asarray(parts[name])
         if array.ndim < 2:
             raise ValueError(f"modality '{name}' must have one sample along its first axis, got {array.shape}")
+        if shapes is not None and array.shape[1:] != shapes[name]:
+            raise ValueError(f"samples of modality '{name}' must have shape {shapes[name]}, got {array.shape[1:]}")
         layers[name] = array if array.dtype in (np.uint8, *_DTYPES) else array.astype(np.float64)
     lengths = {name: len(array) for name, array in layers.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,6 @@ from mvrbm.couplings import Coupling, Kronecker
 from mvrbm.estimators.base import ArrayRBM
 from mvrbm.estimators.inputs import Array, by_modality, is_named, model_dtype, read_modalities, unit_named
 from mvrbm.estimators.parameters import unconnected
-from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import register
 from mvrbm.units import Unit
 
@@ -53,7 +53,8 @@ class MMVRBM(ArrayRBM):
     coupling: Any = None
 
     def _layers(self, X: Any, *, reset: bool) -> dict[str, Array]:
-        layers = read_modalities(X, None if reset else self.modalities_)
+        shapes = None if reset else {name: unit.shape for name, unit in self.machine_.layers.items()}
+        layers = read_modalities(X, shapes)
         self.modalities_: list[str] = list(layers)
         return layers
 
@@ -72,13 +73,14 @@ class MMVRBM(ArrayRBM):
     def _to_user(self, layers: Mapping[str, Tensor], like: Any = None) -> dict[str, Array]:
         return {name: array.detach().cpu().numpy() for name, array in layers.items()}
 
-    def _adopt(self, machine: BoltzmannMachine, described: Mapping[str, Any]) -> None:
-        super()._adopt(machine, described)
-        kinds = _for_each(self.visible, list(machine.layers), "visible")
-        if not all(is_named(unit, kinds[name]) for name, unit in machine.layers.items()):
-            units = {name: unit.name for name, unit in machine.layers.items()}
+    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        super()._restore(folder, described)
+        layers = self.machine_.layers
+        kinds = _for_each(self.visible, list(layers), "visible")
+        if not all(is_named(unit, kinds[name]) for name, unit in layers.items()):
+            units = {name: unit.name for name, unit in layers.items()}
             raise ValueError(f"visible is {self.visible!r:.100}, but its units are {units}")
-        self.modalities_ = list(machine.layers)
+        self.modalities_ = list(layers)
 
 
 def _for_each(value: Any, names: Sequence[str], parameter: str) -> dict[str, Any]:

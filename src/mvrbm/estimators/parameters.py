@@ -1,4 +1,4 @@
-"""Parameters of the estimators: those that estimators share, each declared once, and how parameters are saved.
+"""Parameters of the estimators: shared parameters, each declared once, and how parameters are saved and loaded.
 
 Estimators are data classes in this one respect: their `__init__`, which scikit-learn inspects, is made from the fields
 of their bases and their own.
@@ -89,6 +89,26 @@ def unconnected(coupling: Any, what: str = "coupling") -> Coupling:
     return coupling.copy_without_shapes()
 
 
+@dataclass(frozen=True)
+class Layer:
+    """One hidden layer of a stack, and its coupling to the layer below.
+
+    Parameters
+    ----------
+    shape : int or sequence of int, optional
+        Shape of the layer. Default: the shape of the layer below.
+    coupling : Coupling or str, optional
+        A coupling without shapes, such as ``Dense()`` or ``Kronecker(rank=4)``, of which a copy is used. Default:
+        ``Kronecker`` with the `rank` of the stack.
+    hidden : str, optional
+        Name of the units. Default: those of the stack.
+    """
+
+    shape: int | Sequence[int] | None = None
+    coupling: Coupling | str | None = None
+    hidden: str | None = None
+
+
 # -- files --------------------------------------------------------------------------------------------
 
 
@@ -138,9 +158,10 @@ class SavedEstimator(BaseEstimator):
         if isinstance(value, Mapping):
             if name == "recipe":
                 return Recipe.from_config(value)
-            if isinstance(value.get("coupling"), str):
+            if isinstance(value.get("coupling"), str) and "hidden" not in value:
                 return make_coupling(value)
-            return {key: cls._rebuilt(name, entry) for key, entry in value.items()}
+            entries = {key: cls._rebuilt(name, entry) for key, entry in value.items()}
+            return Layer(**entries) if name == "layers" else entries
         return tuple(cls._rebuilt(name, entry) for entry in value) if isinstance(value, list) else value
 
 

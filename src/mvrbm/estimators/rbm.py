@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mvrbm.couplings import Coupling, Dense
-from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.estimators.base import ArrayRBM
 from mvrbm.estimators.inputs import VISIBLE, Array, ArrayInput, model_dtype, unit_named
 from mvrbm.estimators.parameters import unconnected
-from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import register
 from mvrbm.units import Bernoulli, Unit
 
@@ -42,11 +41,11 @@ class SingleLayerRBM(ArrayInput, ArrayRBM):
     def _description(self) -> dict[str, Any]:
         return {**super()._description(), **self._describe_input()}
 
-    def _adopt(self, machine: BoltzmannMachine, described: Mapping[str, Any]) -> None:
-        super()._adopt(machine, described)
-        if list(machine.layers) != [VISIBLE]:
-            raise StorageError(f"{type(self).__name__} needs one visible layer, got {list(machine.layers)}")
-        self._restore_input(machine.layers[VISIBLE], described)
+    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        super()._restore(folder, described)
+        if list(self.machine_.layers) != [VISIBLE]:
+            raise StorageError(f"{type(self).__name__} needs one visible layer, got {list(self.machine_.layers)}")
+        self._restore_input(self.machine_.layers[VISIBLE], described)
 
 
 @register("TVRBM")
@@ -66,6 +65,7 @@ class TVRBM(SingleLayerRBM):
 
 
 @register("MVRBM")
+@dataclass(eq=False, repr=False)
 class MVRBM(TVRBM):
     r"""Matrix-variate restricted Boltzmann machine.
 
@@ -183,12 +183,13 @@ class RBM(SingleLayerRBM):
             random_state=fitted.random_state,
             device=device,
         )
-        machine = BoltzmannMachine({VISIBLE: Bernoulli(weights.shape[1])}, Bernoulli(weights.shape[0]), Dense())
-        machine = machine.to(dtype=model_dtype({VISIBLE: weights}))
+        unit = Bernoulli(weights.shape[1]).to(model_dtype({VISIBLE: weights}))
+        estimator._adopt(estimator._build({VISIBLE: unit}))
+        machine = estimator.machine_
         with torch.no_grad():
             machine.links[VISIBLE].get_parameter("weight").copy_(torch.from_numpy(weights))
             machine.layers[VISIBLE].bias.copy_(torch.from_numpy(np.asarray(fitted.intercept_visible_)))
             machine.hidden.bias.copy_(torch.from_numpy(np.asarray(fitted.intercept_hidden_)))
         names = getattr(fitted, "feature_names_in_", None)
-        estimator._adopt(machine.to(resolve_device(device)), {"as_arrays": False, "feature_names": names})
+        estimator._restore_input(machine.layers[VISIBLE], {"as_arrays": False, "feature_names": names})
         return estimator

@@ -188,5 +188,5 @@ class Sweep:
             world.all_reduce(mine)
             parameter.data.copy_(mine)
         # The trainer belongs to one process. Further training starts anew, on all processes together.
-        estimator.trainer_, estimator.history_ = None, []
+        estimator.trainers_, estimator.history_ = None, []
         return estimator
