@@ -87,7 +87,14 @@ class BoltzmannMachine(nn.Module):
         for name, layer in layers.items():
             if reason := layer.unsupported_reason(hidden) or hidden.unsupported_reason(layer):
                 raise ValueError(f"layer '{name}' cannot be coupled with the hidden layer: {reason}")
-            _connect(links[name], name, layer, hidden, rng, std)
+            if not links[name].connected:
+                links[name].connect(layer.shape, hidden.shape, rng, std)
+            shapes = links[name].visible_shape, links[name].hidden_shape
+            if shapes != (layer.shape, hidden.shape):
+                raise ValueError(
+                    f"the coupling of layer '{name}' connects {shapes[0]} to {shapes[1]}, "
+                    f"but the layers have shapes {layer.shape} and {hidden.shape}"
+                )
         self.visible = nn.ModuleDict(layers)
         self.hidden = hidden
         self.couplings = nn.ModuleDict({name: links[name] for name in layers})
@@ -119,9 +126,8 @@ class BoltzmannMachine(nn.Module):
 
     def hidden_field(self, visible: Mapping[str, Tensor]) -> Tensor:
         r"""Field on the hidden layer, :math:`\sum_m W_m T_m(X_m)`: (n, \*hidden shape)."""
-        fields = [
-            coupling.to_hidden(self.layers[name].statistic(visible[name])) for name, coupling in self.links.items()
-        ]
+        units = self.layers
+        fields = [coupling.to_hidden(units[name].statistic(visible[name])) for name, coupling in self.links.items()]
         return functools.reduce(operator.add, fields)
 
     def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
@@ -132,21 +138,7 @@ class BoltzmannMachine(nn.Module):
     # -- energies ---------------------------------------------------------------------------------
 
     def energy(self, visible: Visible, hidden: Tensor, *, check: bool = True) -> Tensor:
-        """Return the energy of joint states.
-
-        Parameters
-        ----------
-        visible : Tensor or mapping of str to Tensor
-            Visible states, each (n, *layer shape).
-        hidden : Tensor (n, *hidden shape)
-            Hidden states.
-        check : bool
-            Whether to check the arguments.
-
-        Returns
-        -------
-        Tensor (n,)
-        """
+        r"""Energy :math:`E(X, Y)` of joint states, the hidden ones (n, \*hidden shape): (n,)."""
         layers = self.as_layers(visible, check=check)
         y = self._as_layer(hidden, "hidden", self.hidden, check)
         interaction = (self.hidden.statistic(y) * self.hidden_field(layers)).flatten(1).sum(1)
@@ -159,8 +151,7 @@ class BoltzmannMachine(nn.Module):
 
     def own_energy(self, visible: Mapping[str, Tensor]) -> Tensor:
         r"""Energy of the visible layers alone, :math:`\sum_m \varepsilon_m(X_m)`, without checks: (n,)."""
-        own = [unit.energy(visible[name]) for name, unit in self.layers.items()]
-        return functools.reduce(operator.add, own)
+        return functools.reduce(operator.add, [unit.energy(visible[name]) for name, unit in self.layers.items()])
 
     # -- conditionals -----------------------------------------------------------------------------
 
@@ -208,16 +199,9 @@ class BoltzmannMachine(nn.Module):
         return gradient
 
     def unit_gradient(self, visible: Mapping[str, Tensor], field: Tensor, hidden: Tensor) -> dict[str, Tensor]:
-        """Return the gradient of the mean free energy for the parameters of the units alone.
+        """Return the gradient of the mean free energy for the parameters of the units alone, without checks.
 
-        Parameters
-        ----------
-        visible : mapping of str to Tensor
-            Visible states, each (n, *layer shape). They are not checked.
-        field : Tensor (n, *hidden shape)
-            The hidden field of these states.
-        hidden : Tensor (n, *hidden shape)
-            The statistic of the hidden layer's mean in that field.
+        It takes the hidden field of the visible states and the statistic of the hidden mean in that field.
         """
         gradient = {f"hidden.{key}": -value for key, value in self.hidden.normaliser_gradient(field).items()}
         for name, unit in self.layers.items():
@@ -231,8 +215,7 @@ class BoltzmannMachine(nn.Module):
         """Set the parameters of the visible units to those of independent entries with the moments of the data."""
         layers = self.as_layers(visible)
         for name, unit in self.layers.items():
-            data = layers[name]
-            unit.initialise_from(data.mean(0), data.var(0, correction=0), len(data))
+            unit.initialise_from(layers[name].mean(0), layers[name].var(0, correction=0), len(layers[name]))
 
     # -- checks -----------------------------------------------------------------------------------
 
@@ -330,20 +313,9 @@ class BoltzmannMachine(nn.Module):
                 row = torch.as_tensor(column.reshape(1, -1)).to(self.like)
                 return cast("np.ndarray[Any, Any]", gram(row)[0].double().cpu().numpy())
 
-            start = np.ones(size)
             linear = LinearOperator((size, size), matvec=product, dtype=np.float64)
-            largest = float(eigsh(linear, k=1, v0=start, return_eigenvectors=False)[0])
+            largest = float(eigsh(linear, k=1, v0=np.ones(size), return_eigenvectors=False)[0])
         return float(np.sqrt(max(largest, 0.0)))
-
-
-def _connect(link: Coupling, name: str, layer: Unit, hidden: Unit, rng: RandomSource, std: float) -> None:
-    if not link.connected:
-        link.connect(layer.shape, hidden.shape, rng, std)
-    elif (link.visible_shape, link.hidden_shape) != (layer.shape, hidden.shape):
-        raise ValueError(
-            f"the coupling of layer '{name}' connects {link.visible_shape} to {link.hidden_shape}, "
-            f"but the layers have shapes {layer.shape} and {hidden.shape}"
-        )
 
 
 def _check_shape(tensor: Tensor, name: str, shape: tuple[int, ...]) -> None:

@@ -44,18 +44,11 @@ class Fields(Protocol):
     """What a Gibbs step needs: a machine, or a machine at another temperature."""
 
     @property
-    def layers(self) -> dict[str, Unit]:
-        """Visible units by name."""
-
+    def layers(self) -> dict[str, Unit]: ...
     @property
-    def hidden(self) -> Unit:
-        """Hidden unit."""
-
-    def hidden_field(self, visible: Layers) -> Tensor:
-        """Field on the hidden layer."""
-
-    def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
-        """Field on each visible layer."""
+    def hidden(self) -> Unit: ...
+    def hidden_field(self, visible: Layers) -> Tensor: ...
+    def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]: ...
 
 
 @torch.no_grad()
@@ -172,18 +165,18 @@ def sample(
             raise ValueError("a mask needs init: it marks which of its entries are known")
         return gibbs(machine, independent_sample(machine, n, rng), steps, rng, check=False)
     layers, _ = start_chains(machine, init, mask)
-    if len(next(iter(layers.values()))) != n:
-        raise ValueError(f"init must have n = {n} states, got {len(next(iter(layers.values())))}")
+    _check_count(layers, n, "n")
     return gibbs(machine, layers, steps, rng, mask=mask, check=False)
 
 
+def _check_count(layers: Layers, n: int, name: str) -> None:
+    given = len(next(iter(layers.values())))
+    if given != n:
+        raise ValueError(f"init must have {name} = {n} states, got {given}")
+
+
 def mean_field(
-    machine: BoltzmannMachine,
-    visible: Visible,
-    steps: int,
-    *,
-    mask: Visible | None = None,
-    check: bool = True,
+    machine: BoltzmannMachine, visible: Visible, steps: int, *, mask: Visible | None = None, check: bool = True
 ) -> dict[str, Tensor]:
     """Pass means up and down instead of samples. With one step it is the paper's reconstruction.
 
@@ -308,16 +301,7 @@ class Tempered:
     def __init__(self, path: TemperedPath, beta: float | Tensor) -> None:
         self._path = path
         self._beta = torch.as_tensor(beta, dtype=path.machine.like.dtype, device=path.machine.like.device)
-
-    @property
-    def layers(self) -> dict[str, Unit]:
-        """Visible units by name."""
-        return self._path.machine.layers
-
-    @property
-    def hidden(self) -> Unit:
-        """Hidden unit."""
-        return self._path.machine.hidden
+        self.layers, self.hidden = path.machine.layers, path.machine.hidden
 
     def hidden_field(self, visible: Layers) -> Tensor:
         """Field on the hidden layer."""
@@ -384,13 +368,7 @@ class ParallelTempering:
         if isinstance(betas, int):
             betas = torch.linspace(0, 1, betas, dtype=torch.float64)
         ladder = torch.as_tensor(betas, dtype=machine.like.dtype, device=machine.like.device)
-        if (
-            ladder.ndim != 1
-            or len(ladder) < 2
-            or float(ladder[0]) < 0
-            or float(ladder[-1]) != 1
-            or bool((ladder.diff() <= 0).any())
-        ):
+        if ladder.ndim != 1 or len(ladder) < 2 or ladder[0] < 0 or ladder[-1] != 1 or bool((ladder.diff() <= 0).any()):
             raise ValueError(
                 f"betas must be at least two numbers that increase from 0 or more to 1, got {ladder.tolist()}"
             )
@@ -404,11 +382,9 @@ class ParallelTempering:
             start = TemperedPath(machine, self.centre).base_sample(n_chains * len(ladder), rng)
         else:
             layers = machine.as_layers(init, check=check)
-            given = len(next(iter(layers.values())))
-            if given != n_chains:
-                raise ValueError(f"init must have n_chains = {n_chains} states, got {given}")
+            _check_count(layers, n_chains, "n_chains")
             start = {name: array.repeat(len(ladder), *([1] * (array.ndim - 1))) for name, array in layers.items()}
-        self.visible = {name: array.reshape(len(ladder), n_chains, *array.shape[1:]) for name, array in start.items()}
+        self.visible = {name: array.unflatten(0, (len(ladder), n_chains)) for name, array in start.items()}
         self._offers = torch.zeros(len(ladder) - 1)
         self._accepted = torch.zeros(len(ladder) - 1)
 
@@ -426,11 +402,8 @@ class ParallelTempering:
         every_beta = self.betas.repeat_interleave(n_chains)
         for _ in range(count):
             flat = {name: array.flatten(0, 1) for name, array in self.visible.items()}
-            masks = self.machine.as_masks(None, flat)
-            flat = gibbs_step(path.at(every_beta), flat, self.rng, masks).visible
-            self.visible = {
-                name: array.reshape(n_temperatures, n_chains, *array.shape[1:]) for name, array in flat.items()
-            }
+            flat = gibbs_step(path.at(every_beta), flat, self.rng, self.machine.as_masks(None, flat)).visible
+            self.visible = {name: array.unflatten(0, (n_temperatures, n_chains)) for name, array in flat.items()}
             self._exchange(path)
         return {name: array[-1] for name, array in self.visible.items()}
 
