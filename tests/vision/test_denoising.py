@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from mvrbm import CP, MMVRBM, MVRBM, Bernoulli, BoltzmannMachine, Gaussian, Kronecker, RandomSource
 from mvrbm.vision import NOISES, add_noise, denoise, estimate_level
-from mvrbm.vision.denoising import gibbs_mean, mean_field
+from mvrbm.vision.denoising import posterior_mean
 from mvrbm.vision.noise import robust_sigma
 from mvrbm.vision.observations import (
     GaussianNoiseOnBinary,
@@ -66,12 +66,13 @@ def test_gibbs_averages_to_the_exact_posterior_mean(_, kind, likelihood, level, 
     machine, chains = tiny(), 400
     y = observed.repeat_interleave(chains, 0)
     observation = kind(machine.layers["visible"], level, 1.0, 0.1)
-    means = gibbs_mean(machine, observation, y, 60, 40, RandomSource(1)).reshape(len(observed), chains, 2, 2)
+    means = posterior_mean(machine, observation, y, 60, burn_in=40, rng=RandomSource(1))
+    means = means.reshape(len(observed), chains, 2, 2)
     exact, _ = exact_posterior(machine, likelihood, level, observed)
     error = means.std(1) / chains**0.5
     assert bool(((means.mean(1) - exact).abs() < 5 * error).all())
     # The test can fail: it detects the difference between mean field and the exact posterior.
-    approximate = mean_field(machine, observation, observed, 50)
+    approximate = posterior_mean(machine, observation, observed, 50)
     assert bool(((approximate - exact).abs() > 5 * error).any())
 
 
@@ -100,7 +101,7 @@ def test_mean_field_raises_the_variational_bound_to_a_fixed_point_below_the_evid
     observation = kind(machine.layers["visible"], level, 1.0, 0.1)
     bounds = []
     for rounds in (1, 2, 3, 4, 8, 200):
-        x = mean_field(machine, observation, observed, rounds)
+        x = posterior_mean(machine, observation, observed, rounds)
         bounds.append(bound(machine, likelihood, level, observed, x, machine.hidden_mean(x)))
     bounds = torch.stack(bounds)
     assert bool((bounds.diff(dim=0) > -1e-10).all())
@@ -156,7 +157,7 @@ def test_shape_of_grey_pixels_and_rate_are_found(speckled):
     machine, _, clean = speckled
     y = torch.from_numpy(add_noise(clean, level=0.15, seed=1))
     observation = SaltAndPepperOnGrey(machine.layers["visible"], None, 1.0, 0.05)
-    mean_field(machine, observation, y, 3, fit=True)
+    posterior_mean(machine, observation, y, 3, fit=True)
     # 40,000 pixels: the rate's standard error is about 0.003, the powers' about 0.1.
     assert observation.level == pytest.approx(0.15, abs=0.012)
     assert observation.pixels.parameters[0] == pytest.approx(0.9, abs=0.06)
@@ -241,7 +242,8 @@ def test_gaussian_machine_and_gaussian_noise_have_a_closed_form():
     np.testing.assert_allclose(found, exact.numpy(), atol=1e-10)
     # 300 chains per image, 30 means: all within 5 standard errors but for a chance below 2e-5.
     observation = GaussianNoiseOnReal(unit, sigma, 1.0, 0.1)
-    means = gibbs_mean(machine, observation, y.repeat_interleave(300, 0), 30, 20, RandomSource(0)).reshape(5, 300, 2, 3)
+    means = posterior_mean(machine, observation, y.repeat_interleave(300, 0), 30, burn_in=20, rng=RandomSource(0))
+    means = means.reshape(5, 300, 2, 3)
     assert bool(((means.mean(1) - exact).abs() < 5 * means.std(1) / 300**0.5).all())
 
 

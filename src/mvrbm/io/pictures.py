@@ -5,14 +5,11 @@ How files are read (:class:`Picture`):
 =============================  ======================================================================
 file                           pixels
 =============================  ======================================================================
-grey, RGB, RGBA, 8 bits        unchanged
-grey, 16 bits                  unchanged
-RGB, RGBA, 16 bits             unchanged, from PNG and TIFF; Pillow alone would drop the low bytes
+grey, RGB, RGBA                unchanged: 8 bits, or 16 bits (colour from PNG and TIFF only)
 grey with alpha                RGBA, 8 bits
 1 bit                          grey, 8 bits
 palette                        RGB, or RGBA if it has transparent colours
-CMYK                           RGB, by the profile in the file if there is one
-YCbCr                          RGB
+CMYK, YCbCr                    RGB, CMYK by the profile in the file if there is one
 several pictures in a JPEG     the first one (phones hide previews and depth there)
 =============================  ======================================================================
 
@@ -69,24 +66,12 @@ _CONVERTED = {
 
 @dataclass(frozen=True)
 class Picture:
-    """An upright picture.
+    """An upright picture."""
 
-    Parameters
-    ----------
-    pixels : array (H, W), (H, W, 3) or (H, W, 4)
-        Grey, RGB or RGBA, in bytes or 16-bit numbers.
-    exif : bytes
-        EXIF without orientation, sizes and preview; empty if there is none.
-    profile : bytes
-        ICC profile of the pixels; empty if there is none.
-    notes : tuple of str
-        What was lost in reading, or could surprise.
-    """
-
-    pixels: Array
-    exif: bytes = b""
-    profile: bytes = b""
-    notes: tuple[str, ...] = ()
+    pixels: Array  # (H, W), (H, W, 3) or (H, W, 4): grey, RGB or RGBA, in bytes or 16-bit numbers
+    exif: bytes = b""  # EXIF without orientation, sizes and preview; empty if there is none
+    profile: bytes = b""  # ICC profile of the pixels; empty if there is none
+    notes: tuple[str, ...] = ()  # losses and surprises in reading
 
     @property
     def size(self) -> str:
@@ -107,25 +92,7 @@ class Picture:
 
 
 def read_picture(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Picture:
-    """Read a picture from a file.
-
-    Parameters
-    ----------
-    path : path
-        A file in any format that Pillow reads.
-    largest : int
-        Largest number of pixels.
-
-    Returns
-    -------
-    Picture
-        As described at the top of this module.
-
-    Raises
-    ------
-    InputError
-        If the file does not exist, or is not a picture that can be read. The message says why.
-    """
+    """Read a picture of up to `largest` pixels from a file, or raise InputError, as the top of this module says."""
     path = Path(path)
     with _as_input_errors(path), _opened(path) as image:
         if not 0 < image.width * image.height <= largest:
@@ -176,19 +143,17 @@ def _as_input_errors(path: Path) -> Iterator[None]:
         yield
     except (InputError, MemoryError):
         raise
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder: name an image") from None
-    except PermissionError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except Image.DecompressionBombError:
-        raise InputError(f"{path} claims far more than {LARGEST:,} pixels: a decompression bomb?") from None
-    except UnidentifiedImageError:
-        what = "is empty" if path.stat().st_size == 0 else "is not an image that can be read"
-        raise InputError(f"{path} {what}") from None
     except Exception as error:  # Pillow's readers raise nearly anything for a damaged file
-        raise InputError(f"{path} is damaged: {first_line(error)}") from error
+        known: dict[type[Exception], str] = {
+            FileNotFoundError: ": no such file",
+            IsADirectoryError: " is a folder: name an image",
+            PermissionError: f" cannot be read: {getattr(error, 'strerror', None)}",
+            Image.DecompressionBombError: f" claims far more than {LARGEST:,} pixels: a decompression bomb?",
+            UnidentifiedImageError: " is not an image that can be read",
+        }
+        text = known.get(type(error), f" is damaged: {first_line(error)}")
+        empty = path.is_file() and path.stat().st_size == 0
+        raise InputError(f"{path} is empty" if empty else f"{path}{text}") from error
 
 
 def _pixels(path: Path, image: Image.Image) -> tuple[Array, tuple[str, ...]]:
@@ -280,22 +245,7 @@ FORMATS: dict[str, Format] = {
 
 
 def check_format(path: str | os.PathLike[str], picture: Picture, scale: int = 1) -> tuple[str, ...]:
-    """Check, before a picture is enlarged, that the format of a file can hold the result.
-
-    Parameters
-    ----------
-    path : path
-        Output path; its suffix gives the format.
-    picture : Picture
-        The picture.
-    scale : int
-        Scale by which it will be enlarged.
-
-    Returns
-    -------
-    tuple of str
-        What will be lost.
-    """
+    """Return what the format of a file will lose of a picture enlarged by `scale`; InputError if it cannot hold it."""
     path, pixels = Path(path), picture.pixels
     form = FORMATS[path.suffix.lower()]
     if not form.alpha and picture.has_alpha and bool((pixels[..., 3] < np.iinfo(pixels.dtype).max).any()):
@@ -317,16 +267,9 @@ def check_format(path: str | os.PathLike[str], picture: Picture, scale: int = 1)
 
 
 def write_picture(path: str | os.PathLike[str], picture: Picture, force: bool = False) -> Path:
-    """Write a picture to a file, whole or not at all.
+    """Write a picture to a file, whole or not at all. With `force`, an existing file is replaced.
 
-    Parameters
-    ----------
-    path : path
-        Output path; its suffix, one of `FORMATS`, gives the format. JPEG and WebP are written at quality 95.
-    picture : Picture
-        The picture. 16-bit numbers become bytes if the format has no more; see :func:`check_format`.
-    force : bool
-        Whether to replace an existing file.
+    The suffix, one of `FORMATS`, gives the format; 16-bit numbers become bytes if it has no more.
     """
     path = check_output(path, force, tuple(FORMATS))
     check_format(path, picture)

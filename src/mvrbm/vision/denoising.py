@@ -10,8 +10,8 @@ the hidden units are independent of each other and of y. Mean field and Gibbs sa
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,19 @@ _START = {"salt-and-pepper": 0.05, "gaussian": 0.02}
 
 
 @torch.no_grad()
-def mean_field(
-    machine: BoltzmannMachine, observation: Observation, y: Tensor, rounds: int, *, fit: bool = False
+def posterior_mean(
+    machine: BoltzmannMachine,
+    observation: Observation,
+    y: Tensor,
+    rounds: int,
+    *,
+    burn_in: int = 0,
+    rng: RandomSource | None = None,
+    fit: bool = False,
 ) -> Tensor:
-    r"""Infer clean images by mean field.
+    r"""Infer clean images by mean field or, with a random source, by block Gibbs sampling: (n, I, J) -> (n, I, J).
 
-    The posterior is approximated by :math:`q(X) q(Y)`; each round updates the two in turn,
+    Mean field approximates the posterior by :math:`q(X) q(Y)`; each round updates the two in turn,
 
     .. math:: q(Y) = p\big(Y \mid \bar X\big), \qquad
               q(x_{ij}) \propto p(x_{ij} \mid f_{ij})\, p(y_{ij} \mid x_{ij}), \quad f = W^\top \bar Y,
@@ -49,76 +56,25 @@ def mean_field(
     bound :math:`E_q[-E(X, Y) + \log p(y \mid X)] + H(q)`, which no step lowers. For grey values in Bernoulli units the
     observation supplies the distribution of pixels given their mean, as the machine has none.
 
-    Parameters
-    ----------
-    machine : BoltzmannMachine
-        A machine with one visible layer.
-    observation : Observation
-        The noise and the kind of pixels.
-    y : Tensor (n, I, J)
-        Observed images, with black at 0.
-    rounds : int
-        Number of rounds.
-    fit : bool
-        Whether the observation estimates its unknown parameters in every round.
-
-    Returns
-    -------
-    Tensor (n, I, J)
-        Means of the clean images.
-    """
-    (name,) = machine.layers
-    x = observation.first_guess(y)
-    for _ in range(rounds):
-        hidden = machine.hidden.mean(machine.hidden_field({name: x}))
-        field = machine.visible_fields(hidden)[name]
-        if fit:
-            observation.fit(field, y)
-        x = observation.mean(field, y)
-    return x
-
-
-@torch.no_grad()
-def gibbs_mean(
-    machine: BoltzmannMachine,
-    observation: Observation,
-    y: Tensor,
-    steps: int,
-    burn_in: int,
-    rng: RandomSource,
-    *,
-    fit: bool = False,
-) -> Tensor:
-    r"""Infer clean images by block Gibbs sampling.
-
-    A step draws :math:`Y \sim p(Y \mid X)` and :math:`x_{ij} \sim p(x_{ij} \mid y_{ij}, f_{ij})`. The result averages
-    the means :math:`E[x_{ij} \mid y_{ij}, f_{ij}]`, which vary less than the samples.
-
-    Parameters
-    ----------
-    machine, observation, y, fit
-        As for :func:`mean_field`.
-    steps, burn_in : int
-        Number of steps to average over, and number of steps before these.
-    rng : RandomSource
-        Random source.
-
-    Returns
-    -------
-    Tensor (n, I, J)
-        Estimated posterior means of the clean images.
+    Gibbs sampling draws :math:`Y \sim p(Y \mid X)` and :math:`x_{ij} \sim p(x_{ij} \mid y_{ij}, f_{ij})`. The result
+    averages the means :math:`E[x_{ij} \mid y_{ij}, f_{ij}]`, which vary less than the samples, over `rounds` steps
+    after `burn_in` steps. With `fit`, the observation estimates its unknown parameters in every round.
     """
     (name,) = machine.layers
     x, total = observation.first_guess(y), torch.zeros_like(y)
-    for step in range(burn_in + steps):
-        hidden = machine.hidden.sample(machine.hidden_field({name: x}), rng)
+    for step in range(burn_in + rounds):
+        field = machine.hidden_field({name: x})
+        hidden = machine.hidden.mean(field) if rng is None else machine.hidden.sample(field, rng)
         field = machine.visible_fields(hidden)[name]
         if fit:
             observation.fit(field, y)
+        if rng is None:
+            x = observation.mean(field, y)
+            continue
         if step >= burn_in:
             total += observation.mean(field, y)
         x = observation.sample(field, y, rng)
-    return total / steps
+    return x if rng is None else total / rounds
 
 
 def denoise(
@@ -151,7 +107,7 @@ def denoise(
         Level of the noise: the share of pixels that it replaces, or its standard deviation as a share of white.
         Default: estimated, one level for all images.
     method : {"mean-field", "gibbs"}
-        Inference of the clean images: see :func:`mean_field` and :func:`gibbs_mean`.
+        Inference of the clean images: see :func:`posterior_mean`.
     rounds : int
         Rounds of mean field.
     steps, burn_in : int
@@ -190,20 +146,22 @@ def denoise(
     rounds, steps = whole_number(rounds, "rounds"), whole_number(steps, "steps")
     burn_in = whole_number(burn_in, "burn_in", 0)
     task = _Task(model, images, noise, level, stride, values)
-    rng, prior = RandomSource(seed, device=task.machine.like.device), (task.machine, task.observation)
+    rng = RandomSource(seed, device=task.machine.like.device)
+    how: dict[str, Any] = {"rounds": steps, "burn_in": burn_in, "rng": rng} if gibbs else {"rounds": rounds}
+    infer = functools.partial(posterior_mean, task.machine, task.observation)
     with sensible_threads(task.machine, task.patches_at_once):
         if task.observation.needs_fit:
             y = task.fit(max(rounds, _FIT_ROUNDS))
             if gibbs:
-                gibbs_mean(*prior, y, _FIT_ROUNDS, 0, rng, fit=True)
+                infer(y, _FIT_ROUNDS, rng=rng, fit=True)
         out = np.empty(task.batch.shape, task.batch.dtype)
-        for group in task.groups():
-            grid = task.grid(len(task.batch[group]))
-            noisy = (task.tensor(grid.cut(task.batch[group], which)) for which in task.numbers(len(grid)))
-            clean = (
-                gibbs_mean(*prior, y, steps, burn_in, rng) if gibbs else mean_field(*prior, y, rounds) for y in noisy
-            )
-            out[group] = task.as_given(grid.average(y.cpu().numpy() for y in clean), task.batch[group])
+        for first in range(0, len(out), task.images_at_once):
+            noisy = task.batch[first : first + task.images_at_once]
+            grid = task.grid(len(noisy))
+            starts = range(0, len(grid), task.patches_at_once)
+            numbers = (np.arange(start, min(start + task.patches_at_once, len(grid))) for start in starts)
+            pieces = (infer(task.tensor(grid.cut(noisy, which)), **how).cpu().numpy() for which in numbers)
+            out[first : first + task.images_at_once] = task.as_given(grid.average(pieces), noisy)
     return out.reshape(np.shape(images))
 
 
@@ -254,47 +212,35 @@ class _Task:
         # Whether clean images lie between black and white.
         self.bounded = self.salty or not unit.gaussian or batch.dtype == np.uint8
         top = 255 * unit.byte_scale if batch.dtype == np.uint8 else 1.0
-        kind = OBSERVATIONS[noise][self._pixels(unit, values)]
-        self.observation = kind(unit, level, top, self._start(noise))
+        self.patches_at_once = max(1, _PIXELS_AT_ONCE // math.prod(self.patch))
+        self.images_at_once = max(1, _PIXELS_PER_GROUP // math.prod(batch.shape[1:]))
+        if unit.gaussian:
+            values = "real"
+        elif values == "auto":
+            values = "binary" if self.salty and not bool(self._grey(batch).any()) else "grey"
+        self.observation = OBSERVATIONS[noise][values](unit, level, top, self._start(noise))
         self.unit_of_model = self.white / top  # in the units of the images
-
-    def _pixels(self, unit: Unit, values: str) -> str:
-        """Return the kind of the clean pixels."""
-        if unit.gaussian or values != "auto":
-            return "real" if unit.gaussian else values
-        return "binary" if self.salty and not bool(self._grey(self.batch).any()) else "grey"
 
     def _start(self, noise: str) -> float:
         """Return where the estimate of the level starts."""
         if self.salty:
             return _START[noise]
-        n = min(next(self.groups()).stop, len(self.batch))
+        n = min(self.images_at_once, len(self.batch))
         some = self.batch[np.unique(np.linspace(0, len(self.batch) - 1, n).astype(np.int64))]
         return max(robust_sigma(some) / self.white, _START[noise])
 
     def _grey(self, images: Array) -> Array:
         return np.asarray((images > 0) & (images < self.white))
 
-    @property
-    def patches_at_once(self) -> int:
-        return max(1, _PIXELS_AT_ONCE // math.prod(self.patch))
-
     def grid(self, n: int) -> PatchGrid:
         return PatchGrid(n, (self.batch.shape[1], self.batch.shape[2]), self.patch, self.stride)
-
-    def groups(self) -> Iterator[slice]:
-        n = max(1, _PIXELS_PER_GROUP // math.prod(self.batch.shape[1:]))
-        return (slice(first, first + n) for first in range(0, len(self.batch), n))
-
-    def numbers(self, n: int) -> Iterator[Array]:
-        return (np.arange(first, min(first + self.patches_at_once, n)) for first in range(0, n, self.patches_at_once))
 
     def fit(self, rounds: int) -> Tensor:
         """Fit the observation by mean field, and return the patches that it was fitted to, from all over the images."""
         grid = self.grid(len(self.batch))
         which = np.unique(np.linspace(0, len(grid) - 1, self.patches_at_once).astype(np.int64))
         y = self.tensor(grid.cut(self.batch, which))
-        mean_field(self.machine, self.observation, y, rounds, fit=True)
+        posterior_mean(self.machine, self.observation, y, rounds, fit=True)
         return y
 
     def tensor(self, patches: Array) -> Tensor:
