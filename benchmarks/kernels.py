@@ -41,6 +41,7 @@ __all__ = ["CASES", "measure"]
 Array = NDArray[Any]
 Settings = Mapping[str, Any]
 
+VISIBLE, HIDDEN = (28, 28), (25, 25)
 _RECIPES = {
     "paper recipe": RECIPES["paper"],
     "default recipe": RECIPES["default"],
@@ -90,7 +91,13 @@ def _path(
 
 
 def _orders(states: Sequence[TrainState], n: int) -> list[Tensor]:
-    return [torch.randperm(n, device="cuda") for _ in states]
+    return [torch.randperm(n, device=states[0].machine.like.device) for _ in states]
+
+
+def _now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _resized(images: Array, shape: tuple[int, ...]) -> Array:
@@ -105,19 +112,17 @@ def _resized(images: Array, shape: tuple[int, ...]) -> Array:
 def microseconds(settings: Settings, place: Place) -> Outcome:
     """Median time per update of all models of a case."""
     n_models, recipe, rank, precision, sizes = CASES[settings["case"]]
-    visible, hidden = sizes.get("visible", (28, 28)), sizes.get("hidden", (25, 25))
+    visible, hidden = sizes.get("visible", VISIBLE), sizes.get("hidden", HIDDEN)
     images = _resized(digits("mnist", None, place.data_dir).train[:20_000], visible)
-    machines = [models.mvrbm(visible, hidden, rank=rank, seed=seed).cuda() for seed in range(n_models)]
+    machines = [models.mvrbm(visible, hidden, rank=rank, seed=seed).to(place.device) for seed in range(n_models)]
     path, states = _path(machines, _RECIPES[recipe], range(n_models), images, _PRECISIONS[precision])
     orders = _orders(states, len(images))
     path.epoch(states, orders, lambda: False)  # compiles and captures
     times = []
     for _ in range(6):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
+        began = _now(place.device)
         made = path.epoch(states, orders, lambda: False)
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - began) / made * 1e6)
+        times.append((_now(place.device) - began) / made * 1e6)
     return Outcome({"microseconds": round(float(np.median(times)), 2)})
 
 
@@ -127,15 +132,13 @@ def fit_seconds(settings: Settings, place: Place) -> Outcome:
 
     def runs() -> Iterator[float]:
         for seed in range(100):
-            machine = models.mvrbm((28, 28), (25, 25), seed=seed).cuda()
-            torch.cuda.synchronize()
-            began = time.perf_counter()
+            machine = models.mvrbm(VISIBLE, HIDDEN, seed=seed).to(place.device)
+            began = _now(place.device)
             try:
                 Trainer(machine, "paper", seed=seed).fit(images, settings["epochs"], initialise=True)
             except DivergenceError:
                 continue
-            torch.cuda.synchronize()
-            yield round(time.perf_counter() - began, 3)
+            yield round(_now(place.device) - began, 3)
 
     return Outcome({"seconds": list(itertools.islice(runs(), 3))})
 
@@ -143,7 +146,7 @@ def fit_seconds(settings: Settings, place: Place) -> Outcome:
 def divergence(settings: Settings, place: Place) -> Outcome:
     """Number of starts of the paper's recipe that diverge within some epochs."""
     images, n_models = digits("mnist", None, place.data_dir).train[:20_000], settings["models"]
-    machines = [models.mvrbm((28, 28), (25, 25), seed=seed).cuda() for seed in range(n_models)]
+    machines = [models.mvrbm(VISIBLE, HIDDEN, seed=seed).to(place.device) for seed in range(n_models)]
     path, states = _path(machines, RECIPES["paper"], range(n_models), images, settings["precision"])
     for _ in range(settings["epochs"]):
         path.epoch(states, _orders(states, len(images)), lambda: False)
@@ -156,7 +159,7 @@ def error(settings: Settings, place: Place) -> Outcome:
     lost: list[int] = []
     rows = subset(len(data.train), settings["n"], settings["seed"])
     for seed in itertools.count(settings["seed"], 100):
-        machine = models.mvrbm((28, 28), (25, 25), seed=seed).cuda()
+        machine = models.mvrbm(VISIBLE, HIDDEN, seed=seed).to(place.device)
         path, states = _path([machine], RECIPES["paper"], [seed], data.train[rows], settings["precision"])
         try:
             for _ in range(settings["epochs"]):
@@ -166,7 +169,8 @@ def error(settings: Settings, place: Place) -> Outcome:
         except DivergenceError:
             lost.append(seed)
     with torch.no_grad():
-        here, there = (machine.hidden_mean(torch.as_tensor(x).cuda() / 255) for x in (data.train[rows], data.test))
+        images = (torch.as_tensor(part).to(place.device) / 255 for part in (data.train[rows], data.test))
+        here, there = (machine.hidden_mean(part) for part in images)
     return Outcome(
         {"error": nearest_neighbour_error(here, data.train_labels[rows], there, data.test_labels), "lost": lost}
     )

@@ -38,6 +38,16 @@ class Scale:
     scale: int = 2
 
 
+# Crops of photographs that come with scikit-image.
+_PACKAGED_IMAGES: dict[str, Any] = {
+    "train": PACKAGED,
+    "tuned_train": PACKAGED,
+    "compared": ("astronaut", "chelsea"),
+    "published": ("astronaut", "chelsea"),
+    "seeds": 2,
+    "fewer_seeds": {},
+}
+
 SCALES: dict[str, Scale] = {
     "paper": Scale(
         train="scsr69",
@@ -66,14 +76,8 @@ SCALES: dict[str, Scale] = {
             },
         ),
     ),
-    # Crops of photographs that come with scikit-image.
     "quick": Scale(
-        train=PACKAGED,
-        tuned_train=PACKAGED,
-        compared=("astronaut", "chelsea"),
-        published=("astronaut", "chelsea"),
-        seeds=2,
-        fewer_seeds={},
+        **_PACKAGED_IMAGES,
         patch=15,
         hidden=20,
         patches=(10, 15, 20),
@@ -85,12 +89,7 @@ SCALES: dict[str, Scale] = {
     ),
     # Too small to mean anything: for tests.
     "tiny": Scale(
-        train=PACKAGED,
-        tuned_train=PACKAGED,
-        compared=("astronaut", "chelsea"),
-        published=("astronaut", "chelsea"),
-        seeds=2,
-        fewer_seeds={},
+        **_PACKAGED_IMAGES,
         patch=6,
         hidden=4,
         patches=(4, 6),

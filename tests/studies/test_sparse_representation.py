@@ -190,7 +190,7 @@ def test_those_who_share_the_work_do_not_change_it(fitted):
 
 
 MISTAKES = [
-    ({"scale": 5}, "scale must be one of 2, 3, 4, got 5"),
+    ({"scale": 5}, r"scale must be one of \[2, 3, 4\], got 5"),
     ({"patch": 1}, "patch must be a whole number of at least 2, got 1"),
     ({"atoms": 0}, "atoms must be a whole number of at least 1, got 0"),
     ({"overlap": 5}, "overlap must be below patch, 5, got 5"),
