@@ -2,7 +2,7 @@
 
 Anyone can make the shipped weights again from open images::
 
-    python -m studies superres-weights collect
+    python -m studies superres-weights collect --work fresh
     python -m studies superres-weights starts --only open --device cpu --out fresh --work fresh
     python -m studies superres-weights ship --device cuda --tf32 --out fresh --work fresh
 
