@@ -70,14 +70,13 @@ def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, ma
     bits_visible = sum(_bits(unit, len(free[name])) for name, unit in machine.layers.items())
     bits_hidden = _bits(machine.hidden, machine.hidden.n_sites)
     _check_reach(min(bits_visible, bits_hidden))
+    total = _LogSum()
     if bits_hidden <= bits_visible:
-        total = _LogSum()
-        for y in _states(machine.hidden, torch.arange(machine.hidden.n_sites), machine.like, _entries(machine)):
-            fields = machine.visible_fields(y)
-            summed = _clamped_log_normaliser(machine, fields, fixed, known)
+        zeros = machine.like.new_zeros((1, *machine.hidden.shape))
+        for y in _states(machine, machine.hidden, torch.arange(machine.hidden.n_sites), zeros):
+            summed = _clamped_log_normaliser(machine, machine.visible_fields(y), fixed, known)
             total.add(summed - machine.hidden.energy(y))
         return total.value
-    total = _LogSum()
     for layers in _visible_states(machine, fixed, free, skip=[]):
         total.add(-machine.free_energy(layers, check=False))
     return total.value
@@ -133,32 +132,21 @@ class _LogSum:
         self.value = torch.logaddexp(self.value, torch.logsumexp(logs.double().cpu(), 0))
 
 
-def _digits(n_sites: int, levels: int, entries: int) -> Iterator[Tensor]:
-    """Yield all states of some sites as rows of digits, in pieces (m, n_sites)."""
-    count = levels**n_sites
-    piece = max(1, _CHUNK_ENTRIES // max(entries, 1))
-    powers = torch.tensor([levels**site for site in range(n_sites)], dtype=torch.int64)
+def _states(machine: BoltzmannMachine, unit: Unit, sites: Tensor, base: Tensor) -> Iterator[Tensor]:
+    """Yield all states of some sites of a layer, with the others as in `base` (1, *shape), in pieces (m, *shape)."""
+    if len(sites) == 0:
+        yield base
+        return
+    entries = sum(math.prod(each.shape) for each in (*machine.layers.values(), machine.hidden))
+    levels, piece = int(unit.levels), max(1, _CHUNK_ENTRIES // entries)
+    powers = torch.tensor([levels**site for site in range(len(sites))], dtype=torch.int64)
+    count = levels ** len(sites)
     for start in range(0, count, piece):
         numbers = torch.arange(start, min(start + piece, count))
-        yield torch.div(numbers[:, None], powers, rounding_mode="floor") % levels
-
-
-def _states(unit: Unit, sites: Tensor, like: Tensor, entries: int, base: Tensor | None = None) -> Iterator[Tensor]:
-    """Yield all states of some sites of a layer, with the others as in `base`, in pieces (m, *shape)."""
-    if len(sites) == 0:
-        yield like.new_zeros((1, *unit.shape)) if base is None else base.reshape(1, *unit.shape)
-        return
-    for digits in _digits(len(sites), int(unit.levels), entries):
-        flat = like.new_zeros((len(digits), unit.n_sites, *unit.entry_shape))
-        if base is not None:
-            flat[:] = base.reshape(1, unit.n_sites, *unit.entry_shape)
-        flat[:, sites] = unit.decode(digits.to(like.device)).to(like.dtype)
+        digits = torch.div(numbers[:, None], powers, rounding_mode="floor") % levels
+        flat = base.reshape(1, unit.n_sites, *unit.entry_shape).repeat(len(digits), 1, *(1 for _ in unit.entry_shape))
+        flat[:, sites] = unit.decode(digits.to(base.device)).to(base.dtype)
         yield flat.reshape(-1, *unit.shape)
-
-
-def _entries(machine: BoltzmannMachine) -> int:
-    """Return the number of entries of all layers together."""
-    return sum(math.prod(unit.shape) for unit in (*machine.layers.values(), machine.hidden))
 
 
 def _visible_states(
@@ -172,8 +160,7 @@ def _visible_states(
             yield chosen
             return
         name, *rest = names
-        unit = machine.layers[name]
-        for piece in _states(unit, free[name], machine.like, _entries(machine), fixed[name]):
+        for piece in _states(machine, machine.layers[name], free[name], fixed[name]):
             if rest:  # the last layer is enumerated in pieces, the others one state at a time
                 for row in piece:
                     yield from combine(rest, {**chosen, name: row[None]})
@@ -368,12 +355,7 @@ class PseudoLikelihood:
 
 @torch.no_grad()
 def pseudo_log_likelihood(
-    machine: BoltzmannMachine,
-    visible: Visible,
-    *,
-    n_sites: int | None = None,
-    seed: int = 0,
-    check: bool = True,
+    machine: BoltzmannMachine, visible: Visible, *, n_sites: int | None = None, seed: int = 0, check: bool = True
 ) -> PseudoLikelihood:
     """Compute the pseudo-log-likelihood of each sample. The result is deterministic.
 
@@ -427,8 +409,7 @@ def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tens
     absent = unit.absent(layers[name])
     if absent is None:
         return conditional
-    gone = _site_mask(unit, absent).reshape(n, -1)[:, site]
-    return torch.where(gone, torch.zeros_like(conditional), conditional)
+    return conditional.masked_fill(_site_mask(unit, absent).reshape(n, -1)[:, site], 0)
 
 
 def _site_columns(machine: BoltzmannMachine, name: str, site: int) -> tuple[Tensor, Tensor]:
@@ -445,8 +426,7 @@ def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, 
     """Return the lowest and highest likely field on a site with infinitely many values: (n,) each."""
     unit, n = machine.layers[name], len(field)
     if math.isfinite(unit.levels):
-        nothing = field.new_zeros(n)
-        return nothing, nothing
+        return field.new_zeros(n), field.new_zeros(n)
     column, _ = _site_columns(machine, name, site)  # (1, *hidden shape)
     low, high = machine.hidden.statistic_bounds()
     if math.isfinite(low) and math.isfinite(high):
@@ -492,8 +472,8 @@ def log_likelihood(
     """
     layers = machine.as_layers(visible)
     score = -machine.free_energy(layers, check=False)
-    absent = {name: unit.absent(layers[name]) for name, unit in machine.layers.items()}
-    padding = [mask.flatten(1) for mask in absent.values() if mask is not None]
+    absent = [unit.absent(layers[name]) for name, unit in machine.layers.items()]
+    padding = [mask.flatten(1) for mask in absent if mask is not None]
     if not callable(log_z):
         if any(bool((mask != mask[:1]).any()) for mask in padding):
             raise ValueError("samples of unequal length have no common log_z: pass a function that computes it")
@@ -503,8 +483,7 @@ def log_likelihood(
     patterns, which = torch.unique(torch.cat(padding, 1), dim=0, return_inverse=True)
     constants = []
     for pattern in range(len(patterns)):
-        first = int(torch.nonzero(which == pattern)[0])
-        example = {name: array[first : first + 1] for name, array in layers.items()}
+        example = {name: array[which == pattern][:1] for name, array in layers.items()}
         constants.append(_as_value(log_z(machine, clamp=example)))
     return score - torch.stack(constants).to(score)[which]
 
