@@ -15,19 +15,8 @@ def capture(
 ) -> torch.cuda.CUDAGraph | None:
     """Record work as a CUDA graph, without running it. It must have run before, and must not read results back.
 
-    Parameters
-    ----------
-    work : callable
-        What to record.
-    sources : sequence of RandomSource
-        Sources that the work draws from; every replay continues their streams.
-    what : str
-        What to call the work in a warning.
-
-    Returns
-    -------
-    CUDAGraph or None
-        None, with a warning, if the work cannot be captured. The sources are then as they were before.
+    `sources` are those that the work draws from: every replay continues their streams. If the work cannot be captured,
+    they are left as they were, and None is returned, with a warning that calls the work `what`.
     """
     graph = torch.cuda.CUDAGraph()
     before = [source.state_dict() for source in sources]

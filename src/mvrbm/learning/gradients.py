@@ -24,10 +24,7 @@ Shares = tuple[float, float]
 def contrast_by_autograd(
     machine: BoltzmannMachine, data: Layers, chain: Layers, shares: Shares = (1.0, 1.0)
 ) -> Gradient:
-    """Return the gradient of mean F(data) - mean F(chain) for every learned parameter: the reference.
-
-    With `shares` it is this process's part of the gradient.
-    """
+    """Return the gradient of mean F(data) - mean F(chain), or this process's part of it: the reference."""
     with torch.enable_grad():
         of_data, of_chain = machine.free_energy(data, check=False), machine.free_energy(chain, check=False)
         difference = shares[0] * _mean(of_data) - shares[1] * _mean(of_chain)
@@ -50,48 +47,33 @@ def contrast(
 ) -> Gradient:
     """Return the gradient of mean F(data) - mean F(chain) for every learned parameter, from the layers' statistics."""
     gradient: Gradient = {}
-    hidden = machine.hidden
-    sides = [
-        (states, field, share, hidden.statistic(hidden.mean(field)))
-        for states, field, share in ((data, data_field, shares[0]), (chain, chain_field, -shares[1]))
-        if len(field)
-    ]
-    for states, field, share, mean in sides:
+    hidden, sides = machine.hidden, []
+    for states, field, share in ((data, data_field, shares[0]), (chain, chain_field, -shares[1])):
+        if not len(field):
+            continue
+        mean = hidden.statistic(hidden.mean(field))
+        sides.append((states, share, mean))
         for key, part in machine.unit_gradient(states, field, mean).items():
-            _add(gradient, key, share * part)
+            gradient[key] = gradient[key] + share * part if key in gradient else share * part
     if not sides:
         return {name: torch.zeros_like(p) for name, p in machine.named_parameters() if p.requires_grad}
     # Statistics are bilinear and averaged over a batch: both sides go into one product, the chain's with a minus sign.
-    total = sum(len(field) for _, field, _, _ in sides)
-    weighed = torch.cat([mean * (share * total / len(mean)) for _, _, share, mean in sides])
+    total = sum(len(mean) for _, _, mean in sides)
+    weighed = torch.cat([mean * (share * total / len(mean)) for _, share, mean in sides])
     for name, unit in machine.layers.items():
-        seen = torch.cat([unit.statistic(states[name]) for states, _, _, _ in sides])
+        seen = torch.cat([unit.statistic(states[name]) for states, _, _ in sides])
         for key, part in machine.links[name].statistics(seen, weighed).items():
             gradient[f"couplings.{name}.{key}"] = part.contiguous()  # ranks may share memory
     return gradient
-
-
-def _add(gradient: Gradient, key: str, part: Tensor) -> None:
-    gradient[key] = part if key not in gradient else gradient[key] + part
 
 
 class Centring:
     r"""Learning from deviations: :math:`\langle T_h - \lambda, W (T - \mu)\rangle` not :math:`\langle T_h, W T\rangle`.
 
     The model is the same with other biases; its gradient is better conditioned, since a change of `W` no longer
-    changes every mean. The offsets are the data's mean, or zero for a layer that is not centred, and a running mean of
-    the hidden layer, or zero.
-
-    Parameters
-    ----------
-    machine : BoltzmannMachine
-        The model.
-    centre : mapping of str to Tensor
-        Offset of each visible layer, (1, *layer shape).
-    follow_hidden : bool
-        Whether the hidden layer has an offset.
-    all_reduce : callable, optional
-        Replaces a tensor by its sum over all processes, where several share the work.
+    changes every mean. The offsets are `centre`, (1, *layer shape) for each visible layer: the data's mean, or zero for
+    a layer that is not centred; and with `follow_hidden` a running mean of the hidden layer, for which `all_reduce`
+    replaces a tensor by its sum over all processes.
     """
 
     _DECAY = 0.99

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -36,14 +35,14 @@ def fit_together(
     groups: dict[Any, list[int]] = {}
     for number, (trainer, samples) in enumerate(zip(trainers, data, strict=True)):
         groups.setdefault(_group_key(trainer, samples, number), []).append(number)
-    outcome: dict[int, tuple[bool, float]] = {}
+    outcome = [(False, 0.0)] * len(trainers)
     for numbers in groups.values():
         began = time.perf_counter()
-        members = [trainers[number] for number in numbers]
-        _fit_group(members, [data[number] for number in numbers], initialise)
+        _fit_group([trainers[number] for number in numbers], [data[number] for number in numbers], initialise)
         seconds = (time.perf_counter() - began) / len(numbers)
-        outcome |= {number: (trainers[number].diverged, seconds) for number in numbers}
-    return [outcome[number] for number in range(len(trainers))]
+        for number in numbers:
+            outcome[number] = trainers[number].diverged, seconds
+    return outcome
 
 
 def _group_key(trainer: Trainer, samples: Any, number: int) -> Any:
@@ -60,8 +59,8 @@ def _group_key(trainer: Trainer, samples: Any, number: int) -> Any:
 def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialise: bool) -> None:
     """Train a group, and set `diverged` of each of its trainers."""
     first = trainers[0]
-    shared = all(samples is data[0] for samples in data)
     source = first.prepare(data[0], initialise=initialise)
+    shared = all(samples is data[0] for samples in data)
     for trainer, samples in zip(trainers[1:], data[1:], strict=True):
         trainer.prepare(source if shared else samples, initialise=initialise)
     first.group = list(trainers)
@@ -72,7 +71,7 @@ def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialise: boo
     finally:
         first.group = [first]
     for trainer in trainers:
-        with contextlib.suppress(DivergenceError):
+        try:
             check_size(trainer.machine, trainer.recipe, trainer.update)
-            continue
-        trainer.diverged = True
+        except DivergenceError:
+            trainer.diverged = True

@@ -21,19 +21,16 @@ class Moments:
 
 
 def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor) -> Moments:
-    """Return moments from sums over known entries of deviations from an origin.
-
-    Entries that are never known get the mean moments of the others.
-    """
+    """Return moments from sums over known entries; entries that are never known get the mean moments of the others."""
     known = counts.clamp(min=1)
     shift = total / known
     variance = (squares / known - shift**2).clamp(min=0)
     mean = origin + shift
     never = counts == 0
     if bool(never.any()):
-        some = ~never
-        fill_mean = mean[some].mean() if bool(some.any()) else mean.new_tensor(0.5)
-        fill_variance = variance[some].mean() if bool(some.any()) else mean.new_tensor(1.0)
+        fill_mean, fill_variance = mean.new_tensor(0.5), mean.new_tensor(1.0)
+        if not bool(never.all()):
+            fill_mean, fill_variance = mean[~never].mean(), variance[~never].mean()
         mean, variance = torch.where(never, fill_mean, mean), torch.where(never, fill_variance, variance)
     return Moments(mean, variance, int(counts.max()))
 

@@ -33,18 +33,15 @@ def build_optimizer(
     """
     if factories == (None, None):
         return None, None
-    learned = state.learned
-    factors = [p for name, p in learned.items() if is_factor(name)]
-    others = [p for name, p in learned.items() if not is_factor(name)]
+    factors: dict[str, Any] = {"params": [p for name, p in state.learned.items() if is_factor(name)]}
+    others = {"params": [p for name, p in state.learned.items() if not is_factor(name)], "weight_decay": 0.0}
+    # A factory decides on the learning rate, and on a weight decay unless the recipe has one. Biases never decay.
+    if recipe.weight_decay:
+        factors["weight_decay"] = recipe.weight_decay
     if factories.optimizer is None:
         rate = recipe.learning_rate
-        groups: list[dict[str, Any]] = [
-            {"params": factors, "lr": rate, "weight_decay": recipe.weight_decay},
-            {"params": others, "lr": recipe.bias_learning_rate or rate, "weight_decay": 0.0},
-        ]
+        groups = [{**factors, "lr": rate}, {**others, "lr": recipe.bias_learning_rate or rate}]
         optimizer: Optimizer = SGD(groups, momentum=recipe.momentum)
     else:
-        # The factory decides on the learning rate, and on a weight decay unless the recipe has one. Biases never decay.
-        decay = {"weight_decay": recipe.weight_decay} if recipe.weight_decay else {}
-        optimizer = factories.optimizer([{"params": factors, **decay}, {"params": others, "weight_decay": 0.0}])
+        optimizer = factories.optimizer([factors, others])
     return optimizer, None if factories.scheduler is None else factories.scheduler(optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mvrbm.learning.samplers import CD, PCD, NegativePhase, TemperedPCD
@@ -86,8 +86,7 @@ class Recipe:
 
     def config(self) -> dict[str, Any]:
         """Return the settings as plain values, which :meth:`from_config` takes."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "negative"}
-        return {**plain, "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
+        return {**asdict(self), "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Recipe:

@@ -6,9 +6,8 @@ training run. Sampling from a trained model is in :mod:`mvrbm.sampling`.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import torch
@@ -34,6 +33,11 @@ class NegativePhase(ABC):
     chain_axis: ClassVar[int] = 0
     #: Whether `draw` launches the same work every time but the first, without reading a number back.
     capturable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("n_chains", 1), ("n_temperatures", 2)):
+            if name in {field.name for field in fields(self)}:
+                whole_number(getattr(self, name), f"{name} of {type(self).__name__}", least)
 
     @property
     def steps(self) -> int:
@@ -75,14 +79,10 @@ class CD(NegativePhase):
 
     steps: int = 1
 
-    def __post_init__(self) -> None:
-        whole_number(self.steps, "steps of CD")
-
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        """Start at the batch. The first hidden draw uses its field."""
-        hidden = machine.hidden.sample(field, rng)
+        hidden = machine.hidden.sample(field, rng)  # from the field of the batch
         towards = machine.visible_fields(hidden)
         drawn = {name: unit.sample(towards[name], rng) for name, unit in machine.layers.items()}
         state = keep_known(batch, drawn, masks)
@@ -92,28 +92,40 @@ class CD(NegativePhase):
 
 
 @dataclass(frozen=True)
-class PCD(NegativePhase):
+class _Persistent(NegativePhase):
+    """Chains that continue from update to update, from the first batch on."""
+
+    n_chains: int = 100
+
+    def share(self, world: World) -> tuple[NegativePhase, float | None]:
+        if self.n_chains < world.size:
+            raise ValueError(f"n_chains must be at least the number of processes, {world.size}, got {self.n_chains}")
+        own = len(range(self.n_chains)[world.part_of(self.n_chains)])
+        return replace(self, n_chains=own), own / self.n_chains
+
+    def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> dict[str, Tensor]:
+        """Start at the samples of a batch, each as often as needed, or at draws from the biases if it has none."""
+        n = len(next(iter(batch.values())))
+        if n:
+            rows = torch.arange(self.n_chains) % n
+            return {name: array[rows.to(array.device)] for name, array in batch.items()}
+        fields = {name: machine.like.new_zeros(self.n_chains, *unit.shape) for name, unit in machine.layers.items()}
+        return {name: unit.sample(fields[name], rng) for name, unit in machine.layers.items()}
+
+
+@dataclass(frozen=True)
+class PCD(_Persistent):
     """Persistent contrastive divergence: `n_chains` chains that continue from update to update."""
 
     capturable: ClassVar[bool] = True
 
-    n_chains: int = 100
     steps: int = 1
-
-    def __post_init__(self) -> None:
-        whole_number(self.steps, "steps of PCD")
-        whole_number(self.n_chains, "n_chains of PCD")
-
-    def share(self, world: World) -> tuple[NegativePhase, float | None]:
-        """Return the phase with this process's chains, and their fraction of all chains."""
-        return _shared(self, self.n_chains, world)
 
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        """Continue the chains, which started at the first batch."""
         _check_no_padding(masks)
-        state = {name: chains[name] for name in batch} if chains else _begin(machine, batch, self.n_chains, rng)
+        state = {name: chains[name] for name in batch} if chains else self.start(machine, batch, rng)
         padding = machine.as_masks(None, state)
         for _ in range(self.steps):
             state = gibbs_step(machine, state, rng, padding).visible
@@ -122,37 +134,20 @@ class PCD(NegativePhase):
 
 
 @dataclass(frozen=True)
-class TemperedPCD(NegativePhase):
+class TemperedPCD(_Persistent):
     """Persistent chains at `n_temperatures` temperatures that exchange states; the coldest stand for the model."""
 
     chain_axis: ClassVar[int] = 1
 
-    n_chains: int = 100
     n_temperatures: int = 10
     steps: int = 1
-
-    def __post_init__(self) -> None:
-        whole_number(self.steps, "steps of TemperedPCD")
-        whole_number(self.n_chains, "n_chains of TemperedPCD")
-        whole_number(self.n_temperatures, "n_temperatures of TemperedPCD", 2)
-
-    def share(self, world: World) -> tuple[NegativePhase, float | None]:
-        """Return the phase with this process's chains, and their fraction of all chains."""
-        return _shared(self, self.n_chains, world)
 
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        """Continue all chains, which started at the first batch, and return the coldest."""
         _check_no_padding(masks)
-        tempering = ParallelTempering(
-            machine,
-            self.n_chains,
-            self.n_temperatures,
-            rng=rng,
-            init={name: chains[name][-1] for name in batch} if chains else _begin(machine, batch, self.n_chains, rng),
-            check=False,
-        )
+        start = {name: chains[name][-1] for name in batch} if chains else self.start(machine, batch, rng)
+        tempering = ParallelTempering(machine, self.n_chains, self.n_temperatures, rng=rng, init=start, check=False)
         if chains:
             tempering.visible = {name: chains[name] for name in batch}
             tempering.turn = int(chains[_TURN])
@@ -162,30 +157,7 @@ class TemperedPCD(NegativePhase):
         return {name: array.clone() for name, array in coldest.items()}
 
 
-def _shared(phase: PCD | TemperedPCD, n_chains: int, world: World) -> tuple[NegativePhase, float]:
-    if n_chains < world.size:
-        raise ValueError(f"n_chains must be at least the number of processes, {world.size}, got {n_chains}")
-    part = world.part_of(n_chains)
-    own = part.stop - part.start
-    return dataclasses.replace(phase, n_chains=own), own / n_chains
-
-
 def _check_no_padding(masks: Masks) -> None:
     # A model of documents has one log Z per length: chains of other lengths than the batch's would bias it.
     if any(mask is not None and bool(mask.any()) for mask in masks.values()):
         raise ValueError("persistent chains keep their lengths, but the data has rows of padding: use CD instead")
-
-
-def _begin(machine: BoltzmannMachine, batch: Layers, count: int, rng: RandomSource) -> dict[str, Tensor]:
-    """Start chains at the batch, or at draws from the biases where another process has the whole batch."""
-    if len(next(iter(batch.values()))):
-        return _spread(batch, count)
-    like = machine.like
-    return {name: unit.sample(like.new_zeros(count, *unit.shape), rng) for name, unit in machine.layers.items()}
-
-
-def _spread(batch: Layers, count: int) -> dict[str, Tensor]:
-    """Return `count` states from a batch, each of its samples as often as needed."""
-    n = len(next(iter(batch.values())))
-    rows = torch.arange(count) % n
-    return {name: array[rows.to(array.device)] for name, array in batch.items()}

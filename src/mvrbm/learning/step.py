@@ -28,12 +28,7 @@ LARGEST_FACTOR = 1e6
 def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
     r"""Return the learning rates of factors and of biases: :math:`\eta / \sqrt{1 + t / \text{rate\_decay}}`.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        Settings, with a learning rate.
-    update : int or Tensor
-        Number `t` of the update, from 0. The rates of a tensor are tensors, which a CUDA graph can compute.
+    The number `t` of the update counts from 0. The rates of a tensor are tensors, which a CUDA graph can compute.
     """
     rate = float(recipe.learning_rate or 0.0)
     bias_rate = recipe.bias_learning_rate or rate
@@ -58,13 +53,11 @@ def safe_gain(gain: Tensor) -> Tensor:
 
 def gains_of(machine: BoltzmannMachine, gradient: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Return the gradients of a machine's parameters with the gains that couplings and units report for them."""
-    parts = [
-        (f"couplings.{name}", {key: safe_gain(gain) for key, gain in link.gains().items()})
-        for name, link in machine.links.items()
-    ]
-    parts += [(f"visible.{name}", unit.gains()) for name, unit in machine.layers.items()]
-    parts.append(("hidden", machine.hidden.gains()))
-    return [(gradient[f"{prefix}.{key}"], gain) for prefix, gains in parts for key, gain in gains.items()]
+    found = {f"hidden.{key}": gain for key, gain in machine.hidden.gains().items()}
+    for name, unit in machine.layers.items():
+        found |= {f"visible.{name}.{key}": gain for key, gain in unit.gains().items()}
+        found |= {f"couplings.{name}.{key}": safe_gain(gain) for key, gain in machine.links[name].gains().items()}
+    return [(gradient[key], gain) for key, gain in found.items()]
 
 
 @torch.no_grad()

@@ -17,33 +17,15 @@ from mvrbm.learning.state import TrainState
 
 @dataclass(frozen=True)
 class Task:
-    """How the updates of a training run are to be made, apart from its state.
+    """How the updates of a training run are to be made, apart from its state."""
 
-    Parameters
-    ----------
-    recipe : Recipe
-        Settings, with a learning rate.
-    negative : NegativePhase
-        What the chains of this process do.
-    reference : bool
-        Whether gradients are computed by autograd.
-    optimizer : Optimizer, optional
-        An optimiser that was given to the trainer; without it steps follow the recipe.
-    all_reduce : callable
-        Replaces a flat gradient by its sum over all processes.
-    n_processes : int
-        Number of processes.
-    every_batch : bool
-        Whether a callback needs to see every batch.
-    """
-
-    recipe: Recipe
-    negative: NegativePhase
-    reference: bool
-    optimizer: Optimizer | None
-    all_reduce: Callable[[Tensor], None]
+    recipe: Recipe  # with a learning rate
+    negative: NegativePhase  # what the chains of this process do
+    reference: bool  # whether gradients are computed by autograd
+    optimizer: Optimizer | None  # one that was given to the trainer; without it steps follow the recipe
+    all_reduce: Callable[[Tensor], None]  # replaces a flat gradient by its sum over all processes
     n_processes: int
-    every_batch: bool
+    every_batch: bool  # whether a callback needs to see every batch
 
     def whole_epochs_unsupported_reason(self, source: Source) -> str | None:
         """Return why a path cannot be given a whole epoch at once, None if it can."""
@@ -67,18 +49,10 @@ class UpdatePath(ABC):
     def update(
         self, state: TrainState, batch: Mapping[str, Tensor], weight: float, shares: tuple[float, float]
     ) -> TrainState:
-        """Make one update.
+        """Make one update, which changes the state in place.
 
-        Parameters
-        ----------
-        state : TrainState
-            The state, changed in place.
-        batch : mapping of str to Tensor
-            Samples of every layer, each (n, *layer shape), without missing entries.
-        weight : float
-            Weight of the gradient: less than 1 for a batch shorter than the others.
-        shares : tuple of float
-            Fractions of all data and of all chains that this process has.
+        A batch has samples of every layer, each (n, *layer shape), without missing entries. The gradient's weight is
+        less than 1 for a batch shorter than the others; shares are this process's fractions of all data and chains.
         """
 
     def store(self, state: TrainState) -> TrainState:
@@ -99,14 +73,8 @@ class EpochPath(ABC):
     def epoch(self, states: Sequence[TrainState], orders: Sequence[Tensor], stopped: Callable[[], bool]) -> int:
         """Go through the data once from each state's batch on, and return the number of updates.
 
-        Parameters
-        ----------
-        states : sequence of TrainState
-            The states, changed in place.
-        orders : sequence of Tensor (n_samples,)
-            The order of the samples for each state.
-        stopped : callable
-            Whether to stop after the present update, where the path can.
+        The states are changed in place. Each has its order of the samples, (n_samples,). `stopped` returns whether to
+        stop after the present update, where the path can.
         """
 
     @abstractmethod
@@ -117,6 +85,8 @@ class EpochPath(ABC):
     def load(self, states: Sequence[TrainState]) -> None:
         """Continue from the states, which a callback may have changed."""
 
-    @abstractmethod
     def balance(self, states: Sequence[TrainState]) -> None:
         """Rescale the factors of each product to equal norms, without storing parameters that the path keeps itself."""
+        for state in states:
+            for link in state.machine.links.values():
+                link.balance()

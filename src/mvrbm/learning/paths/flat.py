@@ -8,12 +8,13 @@ Bernoulli layer has :math:`\tau = x`; a Gaussian one :math:`\tau = x / s - \mu`,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mvrbm.couplings.base import squared_norms
 from mvrbm.learning.paths.base import Task
 from mvrbm.learning.samplers import CD, PCD
 from mvrbm.learning.state import TrainState
@@ -37,6 +38,10 @@ class LayerPlan:
         """Number of entries of a sample."""
         return self.rows * self.columns
 
+    def states_of(self, all_states: Tensor) -> Tensor:
+        """Return the states of this layer, (..., area), among those of all layers, (..., states)."""
+        return all_states[..., self.states_at : self.states_at + self.area]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -57,7 +62,8 @@ class Plan:
         layers, parameters, states = [], 0, 0
         for name, unit in machine.layers.items():
             rows, columns = unit.shape
-            own = rank or _rank_of(machine, name)
+            factors = machine.links[name].matrix_factors()
+            own = rank or (0 if factors is None else len(factors[0]))
             layers.append(LayerPlan(name, rows, columns, own, unit.sampled_as == "gaussian", parameters, states))
             parameters += own * (K * rows + L * columns) + rows * columns
             states += rows * columns
@@ -86,47 +92,56 @@ class Plan:
         for p in self.layers:
             sizes = [p.rank * K * p.rows, p.rank * L * p.columns, p.area]
             U, V, bias = flat[p.parameters_at : p.parameters_at + sum(sizes)].split(sizes)
-            layers.append(
-                (U.view(p.rank, K, p.rows), V.view(p.rank, L, p.columns), bias.view(p.rows, p.columns)),
-            )
+            layers.append((U.view(p.rank, K, p.rows), V.view(p.rank, L, p.columns), bias.view(p.rows, p.columns)))
         return layers, flat[-self.hidden_area :].view(K, L)
+
+    def factors(self, flat: Tensor) -> list[Tensor]:
+        """Return views of U and V of each layer, one after another."""
+        return [part for U, V, _ in self.split(flat)[0] for part in (U, V)]
+
+
+def factor_gains(factors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gain of each of :meth:`Plan.factors`: the norm of its partner, as `Kronecker.gains` does."""
+    norms = [squared_norms(factor).sum() for factor in factors]
+    return [norms[number ^ 1] for number in range(len(norms))]
 
 
 class Packing:
     """Converts the parameters and momenta of a state to the flat form, and back.
 
-    Parameters
-    ----------
-    state : TrainState
-        A state of a training run that :func:`unsupported_reason` has nothing against.
-    plan : Plan
-        The machine's plan, perhaps with a larger rank; the terms beyond the machine's own are zero and stay zero,
-        since each factor's gradient is proportional to the other factor.
-    normalised : bool
-        Whether gradients are normalised.
+    The plan may have a larger rank than the machine; the terms beyond the machine's own are zero and stay zero, since
+    each factor's gradient is proportional to the other factor.
     """
 
     def __init__(self, state: TrainState, plan: Plan, *, normalised: bool) -> None:
-        self.plan, self._normalised = plan, normalised
-        machine = state.machine
-        centre = None if state.centring is None else state.centring.centre
-        self._inverse_scales = {name: unit.inverse_scale() for name, unit in machine.layers.items()}
-        self._hidden_inverse = machine.hidden.inverse_scale()
-        self._offsets = {
-            name: torch.zeros_like(inverse) if centre is None else centre[name][0] * inverse
-            for name, inverse in self._inverse_scales.items()
-        }
-        self._centred = centre is not None
+        machine, centring = state.machine, state.centring
+        self.plan, self._normalised, self._centred = plan, normalised, centring is not None
+        self._factor_names = [_factor_names(machine, p.name) for p in plan.layers]
+        # Scales of biases and offsets of layers, by the names of the biases.
+        self._scales = {f"visible.{name}.bias": unit.inverse_scale() for name, unit in machine.layers.items()}
+        self._offsets = {name: torch.zeros_like(scale) for name, scale in self._scales.items()}
+        if centring is not None:
+            for name, centre in centring.centre.items():
+                self._offsets[f"visible.{name}.bias"] = centre[0] * self._scales[f"visible.{name}.bias"]
+        self._scales["hidden.bias"] = machine.hidden.inverse_scale()
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return views of flat parameters (size,) by the names of the machine's, the hidden bias last."""
+        layers, hidden = self.plan.split(flat)
+        found: dict[str, Tensor] = {}
+        for p, (first, second), (U, V, bias) in zip(self.plan.layers, self._factor_names, layers, strict=True):
+            found |= {first: U, second: V, f"visible.{p.name}.bias": bias}
+        return {**found, "hidden.bias": hidden}
 
     @property
     def load_scale(self) -> Tensor:
         """Factor of the data, all layers one after another: (states,)."""
-        return torch.cat([self._inverse_scales[layer.name].reshape(-1) for layer in self.plan.layers])
+        return torch.cat([self._scales[f"visible.{p.name}.bias"].reshape(-1) for p in self.plan.layers])
 
     @property
     def load_shift(self) -> Tensor:
         """Offset that is then subtracted: (states,)."""
-        return torch.cat([self._offsets[layer.name].reshape(-1) for layer in self.plan.layers])
+        return torch.cat([self._offsets[f"visible.{p.name}.bias"].reshape(-1) for p in self.plan.layers])
 
     @property
     def multiplier(self) -> Tensor:
@@ -134,22 +149,11 @@ class Packing:
 
         A step of b is a step of b / s here, and the gradient of b has another 1 / s, unless it is normalised.
         """
-        flat = self._hidden_inverse.new_ones(self.plan.size)
+        flat = self._scales["hidden.bias"].new_ones(self.plan.size)
         if not self._normalised:
-            layers, hidden = self.plan.split(flat)
-            for p, (_, _, bias) in zip(self.plan.layers, layers, strict=True):
-                bias.copy_(self._inverse_scales[p.name] ** 2)
-            hidden.copy_(self._hidden_inverse**2)
-        return flat
-
-    @property
-    def gain_of(self) -> Tensor:
-        """Number of the factor that each parameter belongs to, -1 for biases: (size,), int32."""
-        flat = torch.full((self.plan.size,), -1, dtype=torch.int32, device=self._hidden_inverse.device)
-        layers, _ = self.plan.split(flat)
-        for number, (U, V, _) in enumerate(layers):
-            U.fill_(2 * number)
-            V.fill_(2 * number + 1)
+            views = self.named(flat)
+            for name, scale in self._scales.items():
+                views[name].copy_(scale**2)
         return flat
 
     @torch.no_grad()
@@ -157,70 +161,42 @@ class Packing:
         """Write a state's parameters and momenta into flat arrays (size,)."""
         params.zero_()
         momenta.zero_()
-        learned = state.learned
-        for name, value, momentum, scale in self._parts(state.machine, params, momenta):
-            rank = len(learned[name])
-            value[:rank] = learned[name] * scale
+        learned, values = state.learned, self.named(params)
+        for name, momentum in self.named(momenta).items():
+            rank, scale = len(learned[name]), self._scales.get(name, 1.0)
+            values[name][:rank] = learned[name] * scale
             if name in state.momenta:
                 momentum[:rank] = state.momenta[name] * scale
-        layers, hidden = self.plan.split(params)
-        for p, (_, _, bias) in zip(self.plan.layers, layers, strict=True):
-            bias.sub_(self._offsets[p.name])
+        for name, offset in self._offsets.items():
+            values[name].sub_(offset)
         if self._centred:
-            hidden.add_(self._field_of_offsets(state.machine))
+            values["hidden.bias"].add_(self._field_of_offsets(state.machine))
 
     @torch.no_grad()
     def unpack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
         """Write flat parameters and momenta back to a state."""
-        learned = state.learned
-        offsets = {f"visible.{name}.bias": offset for name, offset in self._offsets.items()}
-        for name, value, momentum, scale in self._parts(state.machine, params, momenta):
-            parameter = learned[name]
-            rank = len(parameter)
-            if name in offsets:
-                value = value + offsets[name]
+        learned, values = state.learned, self.named(params)
+        for name, momentum in self.named(momenta).items():
+            parameter, value, scale = learned[name], values[name], self._scales.get(name, 1.0)
+            if name in self._offsets:
+                value = value + self._offsets[name]
             elif name == "hidden.bias" and self._centred:
                 value = value - self._field_of_offsets(state.machine)  # the factors are in place by now
-            parameter.copy_(value[:rank] / scale)
-            state.momentum_of(name, parameter).copy_(momentum[:rank] / scale)
-
-    def _parts(
-        self, machine: BoltzmannMachine, params: Tensor, momenta: Tensor
-    ) -> Iterator[tuple[str, Tensor, Tensor, Tensor | float]]:
-        """Yield name, value, momentum and scale of every parameter, the hidden bias last."""
-        (layers, hidden), (layer_momenta, hidden_momentum) = self.plan.split(params), self.plan.split(momenta)
-        for p, (U, V, bias), (of_u, of_v, of_bias) in zip(self.plan.layers, layers, layer_momenta, strict=True):
-            first, second = factor_names(machine, p.name)
-            yield first, U, of_u, 1.0
-            yield second, V, of_v, 1.0
-            yield f"visible.{p.name}.bias", bias, of_bias, self._inverse_scales[p.name]
-        yield "hidden.bias", hidden, hidden_momentum, self._hidden_inverse
+            parameter.copy_(value[: len(parameter)] / scale)
+            state.momentum_of(name, parameter).copy_(momentum[: len(parameter)] / scale)
 
     def _field_of_offsets(self, machine: BoltzmannMachine) -> Tensor:
         """Return the field of the offsets on the hidden layer, for the machine's present factors."""
-        fields = [link.to_hidden(self._offsets[name][None])[0] for name, link in machine.links.items()]
-        return torch.stack(fields).sum(0)
+        offsets = {name: self._offsets[f"visible.{name}.bias"][None] for name in machine.layers}
+        return torch.stack([link.to_hidden(offsets[name])[0] for name, link in machine.links.items()]).sum(0)
 
 
-def factor_names(machine: BoltzmannMachine, layer: str) -> tuple[str, str]:
+def _factor_names(machine: BoltzmannMachine, layer: str) -> tuple[str, str]:
     """Return the names of the parameters U and V of a layer's coupling."""
     link = machine.links[layer]
-    factors = link.matrix_factors()
-    assert factors is not None
     names = {id(parameter): name for name, parameter in link.named_parameters()}
-    first, second = (f"couplings.{layer}.{names[id(factor)]}" for factor in factors)
+    first, second = (f"couplings.{layer}.{names[id(factor)]}" for factor in link.matrix_factors() or ())
     return first, second
-
-
-def _rank_of(machine: BoltzmannMachine, layer: str) -> int:
-    factors = machine.links[layer].matrix_factors()
-    assert factors is not None
-    return len(factors[0])
-
-
-def largest_rank(machine: BoltzmannMachine) -> int:
-    """Return the largest rank of a machine's couplings."""
-    return max(_rank_of(machine, name) for name in machine.layers)
 
 
 def unsupported_reason(task: Task, state: TrainState) -> str | None:

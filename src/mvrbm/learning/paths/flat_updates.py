@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mvrbm.couplings.base import squared_norms
 from mvrbm.learning.paths.base import Task, UpdatePath
-from mvrbm.learning.paths.flat import LayerPlan, Packing, Plan, factor_names
+from mvrbm.learning.paths.flat import LayerPlan, Packing, Plan, factor_gains
 from mvrbm.learning.samplers import PCD
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import Move, fail, first_not_finite, learning_rates, normalise, safe_gain, step
@@ -18,54 +17,39 @@ from mvrbm.validation import all_finite
 
 
 class FlatUpdates(UpdatePath):
-    """Computes updates on flat parameters.
-
-    Parameters
-    ----------
-    task : Task
-        How updates are made.
-    state : TrainState
-        The state to start from.
-    """
+    """Computes updates on flat parameters."""
 
     def __init__(self, task: Task, state: TrainState) -> None:
-        self.task, self.plan = task, Plan.of(state.machine)
+        self.task, self.plan, self._rng = task, Plan.of(state.machine), state.rng
         self._packing = Packing(state, self.plan, normalised=task.recipe.normalised)
-        like, negative = state.machine.like, task.negative
-        self._persistent, self._steps = isinstance(negative, PCD), int(negative.steps)
-        self._n_chains = int(getattr(negative, "n_chains", 0))
-        size = self.plan.size
-        self._params, self._momenta = like.new_zeros(size), like.new_zeros(size)
-        self._kept, self._gradient = like.new_zeros(size), like.new_zeros(size)
-        self._affine = self._affines()
+        self._persistent = task.negative if isinstance(task.negative, PCD) else None
+        self._steps, self._n_chains = int(task.negative.steps), int(getattr(task.negative, "n_chains", 0))
+        self._chains_started = False
+        self._params, self._momenta, self._kept, self._gradient = (
+            state.machine.like.new_zeros(self.plan.size) for _ in range(4)
+        )
+        self._split_params, self._split_gradient = self.plan.split(self._params), self.plan.split(self._gradient)
+        self._factors, self._factor_momenta, self._factor_gradients = (
+            self.plan.factors(flat) for flat in (self._params, self._momenta, self._gradient)
+        )
         self._multiplier = self._packing.multiplier
         self._even = bool((self._multiplier == 1).all())
-        self._split_params, self._split_gradient = self.plan.split(self._params), self.plan.split(self._gradient)
-        self._split_momenta, _ = self.plan.split(self._momenta)
-        self._chains_started = False
-        self._rng = state.rng
-
-    def _affines(self) -> list[tuple[Tensor, Tensor] | None]:
-        """Return what turns data into states, (I, J) each: a factor and an offset to subtract; None for nothing."""
-        scale, shift = self._packing.load_scale, self._packing.load_shift
-        affine: list[tuple[Tensor, Tensor] | None] = []
-        for p in self.plan.layers:
-            part = slice(p.states_at, p.states_at + p.area)
-            factor, offset = (array[part].view(p.rows, p.columns).to(self._params) for array in (scale, shift))
-            affine.append((factor, offset) if p.gaussian else None)
-        return affine
+        # What turns data into states, (I, J) each: a factor and an offset to subtract; None for nothing.
+        both = self._packing.load_scale.to(self._params), self._packing.load_shift.to(self._params)
+        self._affine: list[list[Tensor] | None] = [
+            [p.states_of(array).view(p.rows, p.columns) for array in both] if p.gaussian else None
+            for p in self.plan.layers
+        ]
 
     # -- from and to the state --------------------------------------------------------------------
 
     def load(self, state: TrainState) -> None:
-        """Take over parameters, momenta and chains from the state."""
         self._rng = state.rng
         self._packing.pack(state, self._params, self._momenta)
         if self._persistent and state.chains:
-            self._set_chains([state.chains[p.name] for p in self.plan.layers])
+            self._set_chains(state.chains)
 
     def store(self, state: TrainState) -> TrainState:
-        """Write parameters, momenta and chains to the state."""
         self._packing.unpack(state, self._params, self._momenta)
         if self._persistent and self._chains_started:
             for p, states, pair in zip(self.plan.layers, self._chain_states(), self._affine, strict=True):
@@ -78,24 +62,11 @@ class FlatUpdates(UpdatePath):
     def _chain_states(self) -> list[Tensor]:
         """Return views of the persistent chains of every layer, (I, n, J) each."""
 
-    def _set_chains(self, data: list[Tensor]) -> None:
-        """Continue from chains (n, I, J), in the units of the data."""
-        for states, some, pair in zip(self._chain_states(), data, self._affine, strict=True):
-            states.copy_((some if pair is None else some * pair[0] - pair[1]).transpose(0, 1))
-        self._chains_started = True
-
-    def _start_chains(self, batch: Mapping[str, Tensor]) -> None:
-        """Start persistent chains at the samples of a batch, as often as needed."""
-        if len(next(iter(batch.values()))):
-            rows = torch.arange(self._n_chains) % len(next(iter(batch.values())))
-            self._set_chains([batch[p.name][rows] for p in self.plan.layers])
-            return
-        # Another process has the whole batch: draw from the biases.
-        for p, states, (_, _, bias) in zip(self.plan.layers, self._chain_states(), self._split_params[0], strict=True):
-            shape = self._n_chains, p.rows, p.columns
-            rng, field = self._rng, bias.expand(shape)
-            drawn = field + rng.normal(shape, bias) if p.gaussian else rng.uniform(shape, bias) < torch.sigmoid(field)
-            states.copy_(drawn.transpose(0, 1))
+    def _set_chains(self, chains: Mapping[str, Tensor]) -> None:
+        """Continue from chains of every layer, (n, I, J), in the units of the data."""
+        for p, states, pair in zip(self.plan.layers, self._chain_states(), self._affine, strict=True):
+            data = chains[p.name]
+            states.copy_((data if pair is None else data * pair[0] - pair[1]).transpose(0, 1))
         self._chains_started = True
 
     # -- an update --------------------------------------------------------------------------------
@@ -104,9 +75,8 @@ class FlatUpdates(UpdatePath):
     def update(
         self, state: TrainState, batch: Mapping[str, Tensor], weight: float, shares: tuple[float, float]
     ) -> TrainState:
-        """Make one update; see :class:`UpdatePath`. The state's tensors follow when it is stored."""
-        if self._persistent and not self._chains_started:
-            self._start_chains(batch)
+        if self._persistent and not self._chains_started:  # the machine is still as it was loaded
+            self._set_chains(self._persistent.start(state.machine, batch, self._rng))
         self._contrast(batch, weight * shares[0], weight * shares[1])
         self.task.all_reduce(self._gradient)
         self._check("gradient", self._gradient, state)
@@ -130,32 +100,23 @@ class FlatUpdates(UpdatePath):
         return (self._rng.normal if gaussian else self._rng.uniform)(shape, self._params)
 
     def _step(self, update: int) -> None:
-        recipe = self.task.recipe
-        pairs = list(zip(self._split_params[0], self._split_gradient[0], strict=True))
+        recipe, factors, gradients = self.task.recipe, self._factors, self._factor_gradients
         if recipe.normalised:
-            for (U, V, _), (to_u, to_v, _) in pairs:
-                normalise([(to_u, safe_gain(squared_norms(V).sum())), (to_v, safe_gain(squared_norms(U).sum()))])
+            normalise(zip(gradients, map(safe_gain, factor_gains(factors)), strict=True))
         if not self._even:
             self._gradient.mul_(self._multiplier)
         self._kept.copy_(self._params)
         rate, bias_rate = learning_rates(recipe, update)
         moves: list[Move] = [(self._params, self._momenta, bias_rate)]
         if bias_rate != rate:
-            for (U, V, _), (of_u, of_v, _) in zip(self._split_params[0], self._split_momenta, strict=True):
-                moves += [(U, of_u, rate - bias_rate), (V, of_v, rate - bias_rate)]
-        factors = [both for own, to in pairs for both in zip(own[:2], to[:2], strict=True)]
-        step([self._gradient], [self._momenta], factors, moves, recipe)
+            moves += [(*both, rate - bias_rate) for both in zip(factors, self._factor_momenta, strict=True)]
+        step([self._gradient], [self._momenta], zip(factors, gradients, strict=True), moves, recipe)
 
     def _check(self, what: str, flat: Tensor, state: TrainState) -> None:
         """Raise DivergenceError for numbers that are not finite; the state is then as it was before this update."""
         if all_finite([flat]):
             return
-        layers, hidden = self.plan.split(flat)
-        named = {"hidden.bias": hidden}
-        for p, (U, V, bias) in zip(self.plan.layers, layers, strict=True):
-            first, second = factor_names(state.machine, p.name)
-            named |= {first: U, second: V, f"visible.{p.name}.bias": bias}
-        name = first_not_finite(named)
+        name = first_not_finite(dict(reversed(self._packing.named(flat).items())))
         if what == "parameter":
             self._params.copy_(self._kept)
         self.store(state)

@@ -7,7 +7,6 @@ and replayed: the data, the order of an epoch, the position in it and the step a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,15 +30,6 @@ class GraphPath(EpochPath):
 
     The first update of each batch size is made launch by launch, which also warms up the libraries; the second is
     captured. On a CPU, which is for tests, every update is made launch by launch.
-
-    Parameters
-    ----------
-    task : Task
-        How updates are made.
-    state : TrainState
-        The state to start from.
-    source : Source
-        The data.
     """
 
     def __init__(self, task: Task, state: TrainState, source: Source) -> None:
@@ -67,7 +57,6 @@ class GraphPath(EpochPath):
 
     @torch.no_grad()
     def epoch(self, states: Sequence[TrainState], orders: Sequence[Tensor], stopped: Callable[[], bool]) -> int:
-        """Go through the data once; see :class:`EpochPath`."""
         (state,), (order,) = states, orders
         self._order.copy_(order)
         self._position.fill_(state.batch * self.batch_size)
@@ -95,11 +84,6 @@ class GraphPath(EpochPath):
     def load(self, states: Sequence[TrainState]) -> None:
         """Take over chains and offsets that a callback may have replaced."""
         self._keep_in_place(states[0])
-
-    def balance(self, states: Sequence[TrainState]) -> None:
-        """Rescale factors in the machine, whose parameters are those that learn."""
-        for link in states[0].machine.links.values():
-            link.balance()
 
     # -- an update --------------------------------------------------------------------------------
 
@@ -170,9 +154,7 @@ class GraphPath(EpochPath):
     def _placed(self, name: str, tensor: Tensor) -> Tensor:
         if name not in self._in_place:
             self._in_place[name] = tensor.clone()
-        elif tensor is not self._in_place[name]:
-            self._in_place[name].copy_(tensor)
-        return self._in_place[name]
+        return self._in_place[name] if tensor is self._in_place[name] else self._in_place[name].copy_(tensor)
 
 
 def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
@@ -188,8 +170,7 @@ def not_capturable_reason(task: Task, state: TrainState, source: Source) -> str 
     like = state.machine.like
     if task.reference:
         return "the reference backend was requested"
-    reason = task.whole_epochs_unsupported_reason(source)
-    if reason is not None:
+    if (reason := task.whole_epochs_unsupported_reason(source)) is not None:
         return reason
     if not task.negative.capturable:
         return f"its chains are {type(task.negative).__name__}"
@@ -202,12 +183,8 @@ def not_capturable_reason(task: Task, state: TrainState, source: Source) -> str 
 
 def too_large_reason(source: Source, device: torch.device) -> str | None:
     """Return that the data is too large to be kept on a device, None if it is not."""
-    size = sum(_n_bytes(array) for array in source.whole.values())
+    size = sum(int(torch.as_tensor(array[:1]).nbytes) * len(array) for array in source.whole.values())
     # All memory, not the free memory: the same training run has to take the same path every time.
     if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:
         return f"its data, {size / 1e9:.1f} GB, would take more than half of the device's memory"
     return None
-
-
-def _n_bytes(array: Any) -> int:
-    return int(torch.as_tensor(array[:1]).nbytes) * len(array)

@@ -67,17 +67,7 @@ class _Job(ctypes.Structure):
 
 
 class NativeUpdates(FlatUpdates):
-    """Computes gradients by compiled code.
-
-    Parameters
-    ----------
-    task : Task
-        How updates are made.
-    state : TrainState
-        The state to start from.
-    threads : int
-        Largest number of threads. The result does not depend on it.
-    """
+    """Computes gradients by compiled code, with at most `threads` threads, on which the result does not depend."""
 
     def __init__(self, task: Task, state: TrainState, threads: int) -> None:
         super().__init__(task, state)
@@ -113,11 +103,8 @@ class NativeUpdates(FlatUpdates):
             job.states, job.products = job.states + I * Jp, job.products + R * K * Jp
             layer.v_at, layer.vt_at, layer.b_at = packed, packed + R * L * Jp, packed + R * (L * Jp + J * Lp)
             packed += R * (L * Jp + J * Lp) + I * Jp
-            layer.to_v_at, layer.to_b_at, layer.to_u_at = (
-                gradient,
-                gradient + R * L * Jp,
-                gradient + R * L * Jp + I * Jp,
-            )
+            layer.to_v_at, layer.to_b_at = gradient, gradient + R * L * Jp
+            layer.to_u_at = layer.to_b_at + I * Jp
             gradient += R * L * Jp + I * Jp + self._padded(R * K * I)
         job.K, job.L, job.gaussian, job.n_layers, job.steps = K, L, plan.hidden_gaussian, len(layers), self._steps
         job.layers = layers

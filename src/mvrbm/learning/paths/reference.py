@@ -25,7 +25,6 @@ class ReferencePath(UpdatePath):
     def update(
         self, state: TrainState, batch: Mapping[str, Tensor], weight: float, shares: tuple[float, float]
     ) -> TrainState:
-        """Make one update; see :class:`UpdatePath`."""
         return self.apply(state, gradient_of(state, self._task, batch, shares), weight)
 
     def apply(self, state: TrainState, gradient: Gradient, weight: float) -> TrainState:
@@ -57,19 +56,7 @@ class ReferencePath(UpdatePath):
 def gradient_of(
     state: TrainState, task: Task, batch: Mapping[str, Tensor], shares: tuple[float, float] = (1.0, 1.0)
 ) -> Gradient:
-    """Advance the chains, and return the gradient of one update for every learned parameter.
-
-    Parameters
-    ----------
-    state : TrainState
-        The state, whose chains and offsets are changed in place.
-    task : Task
-        How updates are made.
-    batch : mapping of str to Tensor
-        Samples of every layer, each (n, *layer shape), without missing entries.
-    shares : tuple of float
-        Fractions of all data and of all chains that this process has.
-    """
+    """Advance the chains and the offset, and return the gradient of one update for every learned parameter."""
     machine = state.machine
     field = machine.hidden_field(batch)
     chain = task.negative.draw(machine, batch, machine.as_masks(None, batch), field, state.rng, state.chains)
@@ -93,15 +80,12 @@ def gradient_of(
 def own_step(state: TrainState, gradient: Gradient, task: Task, weight: float, update: int | Tensor) -> None:
     """Make the recipe's step on the machine's parameters. A tensor as the number of the update suits CUDA graphs."""
     rate, bias_rate = learning_rates(task.recipe, update)
-    gradients, momenta, moves = [], [], []
-    factors: list[tuple[Tensor, Tensor]] = []
-    for name, parameter in state.learned.items():
-        part = gradient[name] * weight if weight != 1 else gradient[name]
-        momentum = state.momentum_of(name, parameter)
-        gradients.append(part)
-        momenta.append(momentum)
-        move: Move = (parameter, momentum, rate if is_factor(name) else bias_rate)
-        moves.append(move)
+    learned = state.learned
+    parts = [gradient[name] * weight if weight != 1 else gradient[name] for name in learned]
+    momenta = [state.momentum_of(name, parameter) for name, parameter in learned.items()]
+    factors, moves = [], list[Move]()
+    for name, part, momentum in zip(learned, parts, momenta, strict=True):
+        moves.append((learned[name], momentum, rate if is_factor(name) else bias_rate))
         if is_factor(name):
-            factors.append((parameter, part))
-    step(gradients, momenta, factors, moves, task.recipe)
+            factors.append((learned[name], part))
+    step(parts, momenta, factors, moves, task.recipe)

@@ -8,17 +8,17 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from mvrbm.couplings.base import equalise_norms, squared_norms
+from mvrbm.couplings.base import equalise_norms
 from mvrbm.learning.cuda_graphs import capture
 from mvrbm.learning.data import Source
 from mvrbm.learning.paths import flat
 from mvrbm.learning.paths.base import EpochPath, Task
-from mvrbm.learning.paths.flat import LayerPlan, Packing, Plan, largest_rank
+from mvrbm.learning.paths.flat import LayerPlan, Packing, Plan, factor_gains
 from mvrbm.learning.paths.graphs import too_large_reason
 from mvrbm.learning.samplers import PCD
 from mvrbm.learning.state import TrainState
@@ -42,20 +42,12 @@ _UPDATES_UNCHECKED = 5000
 
 
 class TritonPath(EpochPath):
-    """Computes epochs by fused kernels.
+    """Computes epochs by fused kernels, of one state or of several with machines of the same shapes, units and chains.
 
-    Parameters
-    ----------
-    tasks : sequence of Task
-        How the updates of each machine are made.
-    states : sequence of TrainState
-        One state, or several whose machines have the same shapes, units and kind of chains.
-    sources : sequence of Source
-        The data of each, which may be the same object for all.
-    precision : {"fp16", "tf32", "tf32x3", "ieee"}, optional
-        Precision of the products. The first two have operands of 11 bits and sums in float32, on tensor cores; states
-        above 65,504 do not fit fp16. The last is plain float32. Default: fp16 where all units are Bernoulli, whose
-        states are at most 1, and tf32 otherwise. Layers that are cut into tiles use tf32 instead of fp16.
+    The precision of the products is "fp16", "tf32", "tf32x3" or "ieee". The first two have operands of 11 bits and sums
+    in float32, on tensor cores; states above 65,504 do not fit fp16. The last is plain float32. The default is fp16
+    where all units are Bernoulli, whose states are at most 1, and tf32 otherwise. Layers that are cut into tiles use
+    tf32 instead of fp16.
     """
 
     def __init__(
@@ -75,7 +67,7 @@ class TritonPath(EpochPath):
         units = [first.machine.hidden, *first.machine.layers.values()]
         precision = precision or ("tf32" if any(unit.sampled_as == "gaussian" for unit in units) else "fp16")
         self._halves, self._precision = precision == "fp16", "tf32" if precision == "fp16" else precision
-        rank = max(largest_rank(state.machine) for state in states)
+        rank = max(layer.rank for state in states for layer in Plan.of(state.machine).layers)
         plan = self.plan = Plan.of(first.machine, rank if self._models > 1 else None)
         self._kept: tuple[tuple[Tensor, ...], int] = ((), 0)
         self._packings = [Packing(state, plan, normalised=recipe.normalised) for state in states]
@@ -104,18 +96,15 @@ class TritonPath(EpochPath):
         self._shared = all(source is sources[0] for source in sources)
         self._data, self._byte_scales = [], []
         for layer in self.plan.layers:
-            unit = states[0].machine.layers[layer.name]
+            scale = float(states[0].machine.layers[layer.name].byte_scale)
             parts = [source.whole[layer.name] for source in (sources[:1] if self._shared else sources)]
             tensors = [torch.as_tensor(part) for part in parts]
             is_bytes = all(tensor.dtype == torch.uint8 for tensor in tensors)
             if not is_bytes:
-                tensors = [
-                    tensor.float() * unit.byte_scale if tensor.dtype == torch.uint8 else tensor for tensor in tensors
-                ]
-            kind = torch.uint8 if is_bytes else torch.float32
-            stacked = [tensor.to(device=self._device, dtype=kind).reshape(-1) for tensor in tensors]
+                tensors = [some.float() * scale if some.dtype == torch.uint8 else some.float() for some in tensors]
+            stacked = [tensor.to(self._device).reshape(-1) for tensor in tensors]
             self._data.append(stacked[0].contiguous() if self._shared else torch.cat(stacked))
-            self._byte_scales.append(float(unit.byte_scale) if is_bytes else 1.0)
+            self._byte_scales.append(scale if is_bytes else 1.0)
 
     def _allocate(self, states: Sequence[TrainState]) -> None:
         models, size, like = self._models, self.plan.size, states[0].machine.like
@@ -135,14 +124,14 @@ class TritonPath(EpochPath):
         self._order = torch.zeros(models, self.n_samples, dtype=torch.int32, device=self._device)
         self._multiplier = like.new_zeros(models, self._stride)[:, :size]
         self._multiplier.copy_(torch.stack([packing.multiplier for packing in self._packings]))
-        self._gain_of = self._packings[0].gain_of
+        self._gain_of = torch.full((size,), -1, dtype=torch.int32, device=self._device)  # number of the factor, or bias
+        for number, factor in enumerate(self.plan.factors(self._gain_of)):
+            factor.fill_(number)
         self._load_scale = torch.stack([packing.load_scale for packing in self._packings])
         self._load_shift = torch.stack([packing.load_shift for packing in self._packings])
         self._chains = like.new_zeros(models, self._n_chains, self.plan.states)
-        self._recorded, self._recorded_size = (
-            like.new_zeros(1),
-            0,
-        )  # tests put random numbers here, this many per update
+        # Tests put random numbers here, so many per update.
+        self._recorded, self._recorded_size = like.new_zeros(1), 0
 
     def _choose(self) -> None:
         """Choose the kernel and its tiles."""
@@ -175,7 +164,6 @@ class TritonPath(EpochPath):
     # -- from and to the states -------------------------------------------------------------------
 
     def load(self, states: Sequence[TrainState]) -> None:
-        """Take over parameters, momenta and chains from the states."""
         for number, (state, packing, recipe) in enumerate(zip(states, self._packings, self._recipes, strict=True)):
             packing.pack(state, self._params[number], self._momenta[number])
             decay = 0.0 if recipe.rate_decay is None else 1 / recipe.rate_decay
@@ -183,24 +171,21 @@ class TritonPath(EpochPath):
             row = [rate, recipe.bias_learning_rate or rate, recipe.momentum, recipe.weight_decay, decay]
             self._rates[number] = self._rates.new_tensor(row)
             if self._persistent and state.chains:
-                for layer in self.plan.layers:
-                    self._chain_of(number, layer).copy_(self._to_states(state.chains[layer.name], number, layer))
+                self._set_chains(number, state.chains)
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
-        """Write parameters, momenta and chains to the states."""
         diverged = self._check(states)
         for number, (state, packing) in enumerate(zip(states, self._packings, strict=True)):
             packing.unpack(state, self._params[number], self._momenta[number])
             if self._persistent and state.update > 0:
-                state.chains = {
-                    layer.name: self._to_data(self._chain_of(number, layer), number, layer)
-                    for layer in self.plan.layers
-                }
+                for layer in self.plan.layers:
+                    scale, shift = self._affine(number, layer)
+                    data = (layer.states_of(self._chains[number]) + shift) / scale
+                    state.chains[layer.name] = data.reshape(-1, layer.rows, layer.columns)
         return diverged
 
     @torch.no_grad()
     def balance(self, states: Sequence[TrainState]) -> None:
-        """Rescale the factors of each product to equal norms, as the couplings do."""
         for params in self._params:
             for U, V, _ in self.plan.split(params)[0]:
                 equalise_norms([U, V], keep=0)
@@ -228,26 +213,21 @@ class TritonPath(EpochPath):
         for place, tensor in zip((self._params, self._momenta, self._chains), kept, strict=True):
             place.copy_(tensor)
 
-    def _chain_of(self, number: int, layer: LayerPlan) -> Tensor:
-        return self._chains[number, :, layer.states_at : layer.states_at + layer.area]
-
-    def _to_states(self, data: Tensor, number: int, layer: LayerPlan) -> Tensor:
-        scale, shift = self._affine(number, layer)
-        return data.reshape(len(data), -1) * scale - shift
-
-    def _to_data(self, states: Tensor, number: int, layer: LayerPlan) -> Tensor:
-        scale, shift = self._affine(number, layer)
-        return ((states + shift) / scale).reshape(-1, layer.rows, layer.columns)
+    def _set_chains(self, number: int, data: Mapping[str, Tensor]) -> None:
+        """Continue a machine's chains from data of every layer, (n_chains, ...)."""
+        for layer in self.plan.layers:
+            scale, shift = self._affine(number, layer)
+            states = data[layer.name].reshape(self._n_chains, -1) * scale - shift
+            layer.states_of(self._chains[number]).copy_(states)
 
     def _affine(self, number: int, layer: LayerPlan) -> tuple[Tensor, Tensor]:
-        part = slice(layer.states_at, layer.states_at + layer.area)
-        return self._load_scale[number, part], self._load_shift[number, part]
+        return layer.states_of(self._load_scale[number]), layer.states_of(self._load_shift[number])
 
     # -- an epoch ---------------------------------------------------------------------------------
 
     @torch.no_grad()
     def epoch(self, states: Sequence[TrainState], orders: Sequence[Tensor], stopped: Callable[[], bool]) -> int:
-        """Go through the data once; see :class:`EpochPath`. An epoch is not interrupted."""
+        """Go through the data once, without interruption."""
         n_batches, start = -(-self.n_samples // self.batch_size), states[0].batch
         for number, order in enumerate(orders):
             self._order[number].copy_(order, non_blocking=True)
@@ -268,21 +248,22 @@ class TritonPath(EpochPath):
         for number in range(self._models):
             rows = self._order[number, : self.batch_size].long()
             rows = rows[torch.arange(self._n_chains, device=self._device) % self.batch_size]
+            samples = {}
             for layer, data, scale in zip(self.plan.layers, self._data, self._byte_scales, strict=True):
                 block = data.view(-1, self.n_samples, layer.area)[0 if self._shared else number]
-                self._chain_of(number, layer).copy_(self._to_states(block[rows].float() * scale, number, layer))
+                samples[layer.name] = block[rows].float() * scale
+            self._set_chains(number, samples)
 
     def _replay(self, first: int, count: int) -> None:
         """Make `count` updates, batch `first` the first of them, by a graph where there is a GPU."""
-        key = (first, count)
-        if self._graphed and key not in self._graphs:
+        if self._graphed and (first, count) not in self._graphs:
             self._warm_up(first, count)
             graph = capture(lambda: self._launch_all(first, count))
             self._graphed = graph is not None
             if graph is not None:
-                self._graphs[key] = graph
+                self._graphs[first, count] = graph
         if self._graphed:
-            self._graphs[key].replay()
+            self._graphs[first, count].replay()
         else:
             self._launch_all(first, count)
 
@@ -374,24 +355,14 @@ class TritonPath(EpochPath):
 
     def _compute_gains(self) -> None:
         """Compute the gains of all factors, as `Kronecker.gains` does."""
-        for number in range(self._models):
-            layers, _ = self.plan.split(self._params[number])
-            for m, (U, V, _) in enumerate(layers):
-                self._all_gains[0, number, 2 * m].copy_(squared_norms(V).sum())
-                self._all_gains[0, number, 2 * m + 1].copy_(squared_norms(U).sum())
+        for gains, params in zip(self._all_gains[0], self._params, strict=True):
+            gains.copy_(torch.stack(factor_gains(self.plan.factors(params))))
 
 
 def fewest_waves(rows: int, models: int, at_a_time: int) -> int:
     """Return the number of samples per program with which the GPU finishes soonest.
 
-    Parameters
-    ----------
-    rows : int
-        Samples per model.
-    models : int
-        Number of models.
-    at_a_time : int
-        Number of programs that run on the GPU at a time.
+    Each model has `rows` samples, and `at_a_time` programs run on the GPU at a time.
     """
 
     def time(samples: int) -> float:
