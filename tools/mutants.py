@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         "machine.py",
-        "coupling.to_hidden(self.layers[name].statistic(visible[name])) for name",
+        "coupling.to_hidden(units[name].statistic(visible[name])) for name",
         "coupling.to_hidden(visible[name]) for name",
         "hidden field: statistic forgotten",
     ),
