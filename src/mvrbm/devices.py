@@ -51,20 +51,8 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
 def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool = True) -> Iterator[int]:
     """Use one thread inside the block if the products of a machine with a batch are small. Only on the CPU.
 
-    Parameters
-    ----------
-    machine : BoltzmannMachine
-        The machine that is computed with.
-    batch_size : int
-        Number of samples per product.
-    needed : bool
-        Whether PyTorch's threads do the work. If other threads do it, PyTorch's threads only get in their way: they
-        keep polling for work for some time.
-
-    Yields
-    ------
-    int
-        Number of threads that code with its own threads may use.
+    Without `needed`, other threads than PyTorch's do the work: then PyTorch's would only get in their way, because they
+    keep polling for work for some time. Yields the number of threads that such code may use.
     """
     work = batch_size * max(link.operations for link in machine.links.values())
     former = torch.get_num_threads()

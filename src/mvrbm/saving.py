@@ -8,10 +8,10 @@ written by :mod:`mvrbm.learning.checkpoint`, other formats by :mod:`mvrbm.export
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,9 +46,6 @@ _LOADERS: dict[str, Loader] = {}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _LARGEST_CONFIG = 16 * 2**20
 _STACKED = "machines."  # prefix of the tensors of a stack
-
-
-# -- saving and loading -----------------------------------------------------------------------------
 
 
 def register(name: str) -> Callable[[Registered], Registered]:
@@ -87,24 +84,15 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
 
 
 def save(model: Any, folder: str | os.PathLike[str]) -> Path:
-    """Save a machine or an estimator to a folder, which :func:`load` reads.
+    """Save a machine or an estimator to a folder, which :func:`mvrbm.load` reads, and return the folder.
 
     Parameters
     ----------
     model : BoltzmannMachine or estimator
         A machine, or any object with a method ``save(folder)``.
     folder : path
-        The folder to write. It may be missing, empty, or hold a model, which is replaced.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    StorageError
-        If the folder holds other files, or cannot be written.
+        The folder to write. It may be missing, empty, or hold a model, which is replaced. Other files in it raise
+        `StorageError`.
     """
     if isinstance(model, BoltzmannMachine):
         with replace_model(folder) as staging:
@@ -113,7 +101,7 @@ def save(model: Any, folder: str | os.PathLike[str]) -> Path:
         model.save(folder)
     else:
         raise StorageError(
-            f"a {type(model).__name__} cannot be saved: it is neither a machine nor has it a save method"
+            f"a {type(model).__name__} cannot be saved: neither is it a machine, nor has it a save method"
         )
     return Path(folder)
 
@@ -131,11 +119,9 @@ def _loader_of(name: str, folder: Path) -> Loader:
     return _LOADERS[name]
 
 
-@contextlib.contextmanager
-def replace_model(folder: str | os.PathLike[str]) -> Iterator[Path]:
+def replace_model(folder: str | os.PathLike[str]) -> AbstractContextManager[Path]:
     """Give a new folder to write a model into, which takes the place of `folder` if nothing failed."""
-    with replace_folder(folder, is_replaceable) as staging:
-        yield staging
+    return replace_folder(folder, is_replaceable)
 
 
 def is_replaceable(folder: Path) -> bool:
@@ -144,9 +130,6 @@ def is_replaceable(folder: Path) -> bool:
     if not names:
         return True
     return names <= {CONFIG, MODEL} and CONFIG in names and read_json(folder / CONFIG).get("format") == FORMAT
-
-
-# -- machines ---------------------------------------------------------------------------------------
 
 
 def write_machine(machine: BoltzmannMachine, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
@@ -216,9 +199,6 @@ def _check_size(
         raise StorageError(f"describes {described:,} numbers, but {weights.name} has only {stored:,} bytes: truncated?")
 
 
-# -- stacks of machines -----------------------------------------------------------------------------
-
-
 def write_stack(
     machines: Sequence[BoltzmannMachine],
     folder: Path,
@@ -260,9 +240,6 @@ def _check_joints(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
         (unit,) = machine.layers.values()
         if number and unit.shape != machines[number - 1].hidden.shape:
             raise StorageError(f"{folder}: machine {number} does not fit on the one below")
-
-
-# -- files ------------------------------------------------------------------------------------------
 
 
 def _write_config(config: Mapping[str, Any], folder: Path) -> None:

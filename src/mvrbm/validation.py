@@ -38,18 +38,9 @@ def number(
     exclude_low: bool = False,
     exclude_high: bool = True,
 ) -> float:
-    """Return `value` as a float, or raise ValueError if it lies outside `low` to `high`.
+    """Return `value` as a float, or raise ValueError if it is not finite or lies outside `low` to `high`.
 
-    Parameters
-    ----------
-    value : number
-        The argument.
-    name : str
-        Name of the argument, for the message.
-    low, high : float
-        Bounds.
-    exclude_low, exclude_high : bool
-        Whether the bounds themselves are excluded. NaN and infinite values are never accepted.
+    `exclude_low` and `exclude_high` tell whether the bounds themselves are excluded.
     """
     try:
         found = float(value)
@@ -86,7 +77,7 @@ def as_shape(shape: int | Sequence[int], name: str) -> tuple[int, ...]:
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether no entry is NaN or infinite.
 
-    A sum is finite unless an entry is not, or it all but overflows: in the usual case there is one number to look at.
+    A sum is finite unless an entry is not, or it overflows: usually one number has to be checked.
     """
     tensors = [tensor.detach() for tensor in tensors]
     total = functools.reduce(operator.add, (tensor.sum() for tensor in tensors))

@@ -50,8 +50,6 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
     n_updates_: int
     interrupted_: bool
 
-    # -- what subclasses decide -------------------------------------------------------------------
-
     hidden_shape: Any
     coupling: Any
     rank: int
@@ -84,8 +82,6 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
     @abstractmethod
     def _to_user(self, layers: Mapping[str, Tensor], like: Any = None) -> Any:
         """Return layers in the form in which data is given to this estimator, or in that of `like`."""
-
-    # -- learning ---------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -139,7 +135,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         self._train(trainer, layers, last, known, callbacks, initialise=not (continues or resumed))
         return self
 
-    def prepare(self, X: Any, mask: Any = None) -> tuple[Trainer, dict[str, Any], dict[str, Tensor] | None]:
+    def prepare(self, X: Any, mask: Any = None) -> tuple[Trainer, dict[str, Any], Any]:
         """Check data, and build a new machine and its trainer, without training them.
 
         Returns the trainer, and data and mask by layer, as :meth:`Trainer.fit <mvrbm.learning.Trainer.fit>` takes them.
@@ -147,9 +143,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         (trainer,), layers, known = self._start(X, mask, continues=False)
         return trainer, layers, known
 
-    def _start(
-        self, X: Any, mask: Any, *, continues: bool
-    ) -> tuple[list[Trainer], dict[str, Any], dict[str, Tensor] | None]:
+    def _start(self, X: Any, mask: Any, *, continues: bool) -> tuple[list[Trainer], dict[str, Any], Any]:
         """Check data and mask and return them by layer, with trainers of new machines or of the fitted ones."""
         layers = self._layers(X, reset=not continues)
         known = None if mask is None else masks(self._masks_by_layer(mask), layers, every_layer=True)
@@ -158,7 +152,9 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         machines, recipe = self._build(units), self._recipe()
         if not continues:
             self._adopt(machines)
-        elif [_without_dtype(machine) for machine in machines] != [_without_dtype(m) for m in self.machines_]:
+        elif [machine_config(m.to(self.machine_.like)) for m in machines] != [
+            machine_config(m) for m in self.machines_
+        ]:
             raise ValueError(
                 "training cannot continue: the parameters describe another model than the fitted one. Set them back, "
                 "or train a new model with warm_start=False"
@@ -190,8 +186,6 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         if trainer.interrupted:
             # Training has ended in good order. Its caller, such as a search or a script, must end as well.
             raise KeyboardInterrupt
-
-    # -- parameters of the model ------------------------------------------------------------------
 
     @property
     def machine_(self) -> BoltzmannMachine:
@@ -267,8 +261,6 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         chosen = torch.nn.functional.one_hot(numbers, size).reshape(-1, *machine.hidden.shape).to(machine.like)
         return {name: link.to_visible(chosen) for name, link in machine.links.items()}
 
-    # -- features ---------------------------------------------------------------------------------
-
     def hidden_maps(self, X: Any) -> Array:
         r"""Means of the hidden units as arrays, (n, \*hidden_shape); for Bernoulli units, their probabilities."""
         check_is_fitted(self)
@@ -295,8 +287,6 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         with torch.no_grad():
             pieces = [mean_field(self.machine_, batch, steps, check=False) for batch in self._batches(X)]
         return self._to_user(_joined(pieces), like=X)
-
-    # -- the generative side ----------------------------------------------------------------------
 
     def sample(self, n: int = 1, *, steps: int = 1000, init: Any = None, mask: Any = None) -> Any:
         """Draw from the model by Gibbs sampling.
@@ -367,8 +357,6 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         """Mean of `score_samples`."""
         return float(np.mean(self.score_samples(X)))
 
-    # -- files ------------------------------------------------------------------------------------
-
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         write_machine(self.machine_, folder, extra)
 
@@ -386,8 +374,6 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         """Take machines as the model, not yet trained."""
         self.machines_, self.trainers_ = [machine.to(resolve_device(self.device)) for machine in machines], None
         self.history_, self.interrupted_, self.n_epochs_, self.n_updates_ = [], False, 0, 0
-
-    # -- helpers ----------------------------------------------------------------------------------
 
     def _rng(self) -> RandomSource:
         return RandomSource(seed_of(self.random_state), device=self.machine_.like.device)
@@ -424,10 +410,6 @@ def _check_orders(link: Coupling, visible_shape: tuple[int, ...], hidden_shape: 
             f"{visible_shape}: both need the same number of axes"
             + (", or pass visible_shape if a row is an array" if len(visible_shape) == 1 else "")
         )
-
-
-def _without_dtype(machine: BoltzmannMachine) -> dict[str, Any]:
-    return {**machine_config(machine), "dtype": None}
 
 
 def _one_or_all(layers: Mapping[str, Any]) -> Any:

@@ -31,8 +31,6 @@ from mvrbm.saving import read_machine, register, write_machine
 from mvrbm.units import Categorical, Unit
 from mvrbm.validation import as_shape, choice, number
 
-__all__ = ["ClassificationMVRBM", "label_log_posterior"]
-
 _MODES = ("discriminative", "generative", "hybrid")
 _ROWS_AT_ONCE = 256  # times the number of labels
 
@@ -109,14 +107,8 @@ class ClassificationMVRBM(ArrayClassifier):
     ----------
     machine_ : BoltzmannMachine
         The model, with the layers ``"visible"`` and ``"label"``.
-    classes_ : array (n_classes,)
-        The labels, sorted.
-    history_ : list of dict
-        Loss after every epoch; empty for generative learning.
-    visible_shape_ : tuple of int
-        Shape of a sample.
-    n_parameters_ : int
-        Number of parameters of the machine.
+    classes_, history_, visible_shape_, n_parameters_
+        As for :class:`MVRBMClassifier`; the history of generative learning is empty.
     """
 
     hidden_shape: Any = None
@@ -133,21 +125,13 @@ class ClassificationMVRBM(ArrayClassifier):
 
     @property
     def n_parameters_(self) -> int:
-        """Number of parameters of the machine."""
         check_is_fitted(self)
         return self.machine_.n_parameters
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        r"""Learn from labelled data.
+        """Learn from data with labels and, optionally, weights; see :meth:`MVRBMClassifier.fit`.
 
-        Parameters
-        ----------
-        X : array of shape (n, \*visible_shape) or (n, n_features)
-            The data. Bytes are scaled to [0, 1] batch by batch for Bernoulli units.
-        y : array (n,)
-            Labels of any kind that can be sorted.
-        sample_weight : array (n,), optional
-            Weight of each sample. Generative learning requires equal weights.
+        Generative learning requires equal weights.
         """
         choice(self.mode, "mode", _MODES)
         number(self.blend, "blend")
@@ -234,25 +218,12 @@ class ClassificationMVRBM(ArrayClassifier):
         machine.hidden.absorb(-torch.tensordot(share, field, 1))
 
     def _log_probabilities(self, x: Tensor) -> Tensor:
-        parts = x.split(_ROWS_AT_ONCE)
-        return torch.cat([label_log_posterior(self.machine_, {VISIBLE: part}) for part in parts])
+        return torch.cat([label_log_posterior(self.machine_, {VISIBLE: part}) for part in x.split(_ROWS_AT_ONCE)])
 
     def sample(self, n: int = 1, *, label: Any = None, steps: int = 1000) -> tuple[Array, Array]:
-        r"""Draw data and labels by Gibbs sampling.
+        r"""Draw samples X, (n, \*visible_shape) or rows, and labels y, (n,), by `steps` steps of Gibbs sampling.
 
-        Parameters
-        ----------
-        n : int
-            Number of samples.
-        label : optional
-            One of `classes_` that is held fixed. Default: labels are drawn with the data.
-        steps : int
-            Gibbs steps of each chain.
-
-        Returns
-        -------
-        X : array (n, \*visible_shape), or rows if the training data was given as rows
-        y : array (n,)
+        With `label`, one of `classes_`, the label is held fixed.
         """
         check_is_fitted(self)
         machine, unit = self.machine_, self._unit
@@ -270,8 +241,6 @@ class ClassificationMVRBM(ArrayClassifier):
             state = sample(machine, n, steps, rng, init=init, mask=mask).visible
         labels: Array = self.classes_[state[LABEL].argmax(1).cpu().numpy()]
         return self._outward(state[VISIBLE]), labels
-
-    # -- files ------------------------------------------------------------------------------------
 
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         write_machine(self.machine_, folder, extra)

@@ -45,12 +45,7 @@ from mvrbm.saving import read_stack, register, write_stack
 from mvrbm.units import Unit
 from mvrbm.validation import number, whole_number
 
-__all__ = ["ArrayClassifier", "DeepMVRBMClassifier", "FineTunedClassifier", "MVRBMClassifier"]
-
 _TOP = {"top.weight": "weight", "top.bias": "bias"}  # names of the tensors of the softmax in files and in the network
-
-
-# -- what all classifiers share -----------------------------------------------------------------------
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -69,17 +64,10 @@ class ClassifierParameters:
     random_state: Any = None
     device: str | torch.device = "auto"
 
-    def _plan(self, learning_rate: float | None, patience: int | None = None) -> Plan:
+    def _plan(self, learning_rate: Any, patience: int | None = None) -> Plan:
         """Return the checked settings of backpropagation."""
-        plan = Plan(
-            n_epochs=self.n_epochs,
-            batch_size=self.batch_size,
-            learning_rate=learning_rate,  # type: ignore[arg-type]  # checked below
-            weight_decay=self.weight_decay,
-            schedule=self.schedule,
-            averaging=self.averaging,
-            patience=patience,
-        )
+        settings = (self.weight_decay, self.schedule, self.averaging)
+        plan = Plan(self.n_epochs, self.batch_size, learning_rate, *settings, patience)
         plan.check()
         return plan
 
@@ -139,9 +127,6 @@ class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEs
         return len(values)
 
 
-# -- networks -----------------------------------------------------------------------------------------
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class FineTunedClassifier(ArrayClassifier):
     """Base class of stacks with a softmax on top. Subclasses say which layers the stack has."""
@@ -173,18 +158,11 @@ class FineTunedClassifier(ArrayClassifier):
 
     @property
     def n_parameters_(self) -> int:
-        """Number of parameters that were fine-tuned."""
         check_is_fitted(self)
         return self.network_.n_parameters
 
     def fit(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any = None,
-        *,
-        unlabelled: Any = None,
-        stack: DeepMVRBM | None = None,
+        self, X: Any, y: Any, sample_weight: Any = None, *, unlabelled: Any = None, stack: DeepMVRBM | None = None
     ) -> Self:
         r"""Learn from labelled data.
 
@@ -278,12 +256,7 @@ class FineTunedClassifier(ArrayClassifier):
         return parts[0], parts[1]
 
     def _network(
-        self,
-        machines: Sequence[BoltzmannMachine],
-        data: Labelled,
-        unlabelled: Any,
-        fitted: DeepMVRBM | None,
-        rng: RandomSource,
+        self, machines: list[BoltzmannMachine], data: Labelled, unlabelled: Any, fitted: Any, rng: RandomSource
     ) -> StructuredNetwork:
         """Return the network that fine-tuning starts from, given the machines with parameters not yet set."""
         if unlabelled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
@@ -292,7 +265,7 @@ class FineTunedClassifier(ArrayClassifier):
                 "or perturbation positive"
             )
         n_classes = len(self.classes_)
-        self.stack_: DeepMVRBM | None = None
+        self.stack_ = None
         if fitted is None and not self.pretraining:
             network = StructuredNetwork([machine.to(data.weights) for machine in machines], n_classes)
             network.initialise(network.stack[0].layers[VISIBLE].from_data(data.samples), data.weights, rng)
@@ -328,8 +301,6 @@ class FineTunedClassifier(ArrayClassifier):
         r"""Activations of the top hidden layer after fine-tuning, (n, \*shape of the layer)."""
         with torch.no_grad():
             return np.concatenate([self.network_.features(batch).cpu().numpy() for batch in self._batches(X)])
-
-    # -- files ------------------------------------------------------------------------------------
 
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         top = {name: self.network_.get_parameter(own) for name, own in _TOP.items()}
@@ -373,10 +344,8 @@ class MVRBMClassifier(FineTunedClassifier):
         Another coupling instead, such as ``Dense()``.
     hidden : str
         Name of the hidden units: ``"rectified"``, ``"bernoulli"``, ...
-    visible : str
-        Name of the units of the data: ``"bernoulli"`` (0 to 1), ``"gaussian"`` (real), ...
-    visible_shape : tuple of int, optional
-        Shape of the array that a row of 2-D input stands for. Default: a row is a vector.
+    visible, visible_shape, random_state, device
+        As for :class:`~mvrbm.MVRBM`.
     pretraining : int
         Number of epochs of contrastive divergence for each layer before fine-tuning; 0 for a random start.
     recipe : str or Recipe
@@ -396,8 +365,7 @@ class MVRBMClassifier(FineTunedClassifier):
     weight_decay : float
         Decoupled weight decay of the weights; biases do not decay.
     averaging : float
-        Decay of the exponential moving average of the parameters, such as 0.999; predictions use the average. 0 for
-        none.
+        Decay of a moving average of the parameters, such as 0.999, which predictions use. 0 for none.
     perturbation : float
         Strength of virtual adversarial training: the loss includes the change of the predictions (KL divergence) when
         a sample moves by this distance in the direction in which they change most. For digits of 28x28 pixels, 1 to 2.
@@ -413,10 +381,6 @@ class MVRBMClassifier(FineTunedClassifier):
         Share of the samples that is held out.
     patience : int
         Number of epochs without improvement after which fine-tuning stops.
-    random_state : int, RandomState or None
-        Random seed.
-    device : str
-        ``"auto"`` is a GPU if there is one.
     verbose : int
         Whether to show the progress of pre-training.
 

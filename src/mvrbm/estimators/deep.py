@@ -24,8 +24,6 @@ from mvrbm.saving import read_stack, register, write_stack
 from mvrbm.units import Unit, make_unit
 from mvrbm.validation import as_shape, choice, whole_number
 
-__all__ = ["DeepMVRBM", "Layer", "build_stack"]
-
 _FEEDS = ("mean", "sample")
 
 
@@ -92,8 +90,6 @@ class DeepMVRBM(SingleLayerRBM):
     feed: str = "mean"
     visible_shape: Sequence[int] | None = None
 
-    # -- learning ---------------------------------------------------------------------------------
-
     def _build(self, units: dict[str, Unit]) -> list[BoltzmannMachine]:
         return build_stack(units[VISIBLE], self.layers, rank=self.rank, hidden=self.hidden)
 
@@ -139,8 +135,6 @@ class DeepMVRBM(SingleLayerRBM):
             fed = below.hidden.sample(field, rng) if self.feed == "sample" else below.hidden.mean(field)
             pieces.append(fed.cpu().numpy())
         return np.concatenate(pieces)
-
-    # -- features ---------------------------------------------------------------------------------
 
     def _count(self, layer: int) -> int:
         """Return the number of machines up to a hidden layer, that layer's machine included."""
@@ -202,8 +196,6 @@ class DeepMVRBM(SingleLayerRBM):
             hidden = self._as_hidden(drawn, number)
         return hidden
 
-    # -- the generative side ----------------------------------------------------------------------
-
     @torch.no_grad()
     def _draw(self, n: int, steps: int, rng: RandomSource, start: Any, known: Any) -> dict[str, Tensor]:
         """Run Gibbs sampling in the top machine, then draw once down through each of the others."""
@@ -248,16 +240,11 @@ class DeepMVRBM(SingleLayerRBM):
 
         return self._of_each(X, score)
 
-    # -- files ------------------------------------------------------------------------------------
-
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         write_stack(self.machines_, folder, extra)
 
     def _read_machines(self, folder: Path) -> list[BoltzmannMachine]:
         return read_stack(folder)[0]
-
-
-# -- stacks -------------------------------------------------------------------------------------------
 
 
 def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[BoltzmannMachine]:

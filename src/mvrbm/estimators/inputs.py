@@ -36,9 +36,6 @@ ROWS_AT_ONCE = 1024
 _DTYPES = [np.float64, np.float32]
 
 
-# -- values -----------------------------------------------------------------------------------------
-
-
 def unit_named(kind: Any, shape: tuple[int, ...], parameter: str = "visible") -> Unit:
     """Return a new unit by its name, which is the value of a parameter."""
     return make_unit(choice(kind, parameter, unit_names()), shape)
@@ -81,26 +78,18 @@ def batches(
 
 def check_values(layers: Mapping[str, Any], units: Mapping[str, Unit], known: Known | None = None) -> None:
     """Raise ValueError if an array holds values that its units cannot have, unknown entries aside."""
-    # Shards are checked by the trainer, batch by batch. Scaled bytes need no check where any byte is valid.
-    arrays = {name: array for name, array in layers.items() if not isinstance(array, Shards)}
-    arrays = {name: array for name, array in arrays.items() if not _every_byte_is_valid(array, units[name])}
-    if arrays:
-        for _ in batches(arrays, {name: units[name] for name in arrays}, known):
-            pass
-
-
-def _every_byte_is_valid(array: Array, unit: Unit) -> bool:
-    low, high = unit.data_range
-    return array.dtype == np.uint8 and not unit.entry_modes and low <= 0 and 255 * unit.byte_scale <= high
+    for name, unit in units.items():
+        low, high = unit.data_range
+        every_byte_is_valid = not unit.entry_modes and low <= 0 and 255 * unit.byte_scale <= high
+        if not (isinstance(layers[name], Shards) or (layers[name].dtype == np.uint8 and every_byte_is_valid)):
+            for _ in batches(layers, {name: unit}, known):
+                pass
 
 
 def _as_tensor(array: Array, *, copy: bool) -> Tensor:
     # PyTorch has no read-only tensors, no negative strides, and no strides that are not multiples of an entry.
     plain = array.flags.writeable and all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
     return torch.from_numpy(np.array(array) if copy or not plain else array)
-
-
-# -- masks ------------------------------------------------------------------------------------------
 
 
 def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bool = False) -> dict[str, Tensor]:
@@ -126,9 +115,6 @@ def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bo
     if not (all(found) if every_layer else any(found)):
         raise ValueError("no entry is known: the mask is False everywhere")
     return known
-
-
-# -- several modalities -----------------------------------------------------------------------------
 
 
 def by_modality(X: Any) -> dict[str, Any]:
@@ -157,9 +143,6 @@ def read_modalities(X: Any, shapes: Mapping[str, tuple[int, ...]] | None) -> dic
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(f"modalities need the same number of samples, at least one, got {lengths}")
     return layers
-
-
-# -- one layer: arrays or rows ----------------------------------------------------------------------
 
 
 class Labelled(NamedTuple):
@@ -220,26 +203,25 @@ class ArrayInput:
             raise ValueError("the data is empty: at least one sample is needed")
         if array_shape is not None and not reset and array_shape != self.visible_shape_:
             raise ValueError(f"samples must have shape {self.visible_shape_}, got {array_shape}")
-        rows, labels = self._as_rows(X, given, y, reset=reset)
-        shape = self._sample_shape(math.prod(rows.shape[1:]), array_shape) if reset else self.visible_shape_
-        if reset:
-            self._point_out_bits(rows, shape)
-            self.visible_shape_, self._takes_arrays = shape, array_shape is not None
-        return rows.reshape(len(rows), *shape), labels
-
-    def _as_rows(self, X: Any, given: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
-        """Return samples as rows, checked by scikit-learn except for their values, and the labels."""
         if isinstance(X, Shards):
-            n_features = math.prod(X.shape[1:])
-            if not reset and n_features != self.n_features_in_:
+            rows, labels = X, None
+            if not reset and math.prod(X.shape[1:]) != self.n_features_in_:
                 raise ValueError(f"samples must have shape {self.visible_shape_}, got {X.shape[1:]}")
-            self.n_features_in_ = n_features
-            return X, None
-        if given.ndim > 2:
-            X = np.asarray(given).reshape(len(given), -1)
-        dtype = None if getattr(given, "dtype", None) == np.uint8 else _DTYPES
-        checked = validate_data(self, X, y, reset=reset, dtype=dtype, ensure_all_finite=False)
-        return checked if isinstance(checked, tuple) else (checked, None)
+            self.n_features_in_ = math.prod(X.shape[1:])
+        else:
+            X = X if array_shape is None else np.asarray(given).reshape(len(given), -1)
+            dtype = None if getattr(given, "dtype", None) == np.uint8 else _DTYPES
+            checked = validate_data(self, X, y, reset=reset, dtype=dtype, ensure_all_finite=False)
+            rows, labels = checked if isinstance(checked, tuple) else (checked, None)
+        if reset:
+            self.visible_shape_ = self._sample_shape(self.n_features_in_, array_shape)
+            self._takes_arrays = array_shape is not None
+            if rows.dtype == np.uint8 and isinstance(rows, np.ndarray) and rows.max() <= 1:
+                scale = unit_named(self.visible, self.visible_shape_).byte_scale
+                if scale != 1:
+                    message = f"bytes are divided by {1 / scale:g}, but these are all 0 or 1: give them as floats"
+                    warnings.warn(message, stacklevel=4)
+        return rows.reshape(len(rows), *self.visible_shape_), labels
 
     def _sample_shape(self, n_features: int, array_shape: tuple[int, ...] | None) -> tuple[int, ...]:
         asked = None if self.visible_shape is None else as_shape(self.visible_shape, "visible_shape")
@@ -248,17 +230,11 @@ class ArrayInput:
         shape = array_shape or asked or (n_features,)
         if math.prod(shape) != n_features:
             raise ValueError(
-                f"visible_shape {shape} has {math.prod(shape)} entries, but the data has {n_features} features"
+                f"visible_shape {shape} has {math.prod(shape)} entries, but samples have {n_features} features"
             )
         if self.largest_order is not None and len(shape) > self.largest_order:
             raise ValueError(f"{type(self).__name__} takes matrices, got samples of shape {shape}: use TVRBM")
         return shape
-
-    def _point_out_bits(self, rows: Any, shape: tuple[int, ...]) -> None:
-        scale = unit_named(self.visible, shape).byte_scale
-        if scale != 1 and isinstance(rows, np.ndarray) and rows.dtype == np.uint8 and rows.max() <= 1:
-            message = f"bytes are divided by {1 / scale:g}, but these are all 0 or 1: give them as floats"
-            warnings.warn(message, stacklevel=5)
 
     def _outward(self, samples: Tensor, like: Any = None) -> Array:
         """Return samples in the form of `like`, default: of the training data."""

@@ -16,8 +16,6 @@ from mvrbm.estimators.parameters import unconnected
 from mvrbm.saving import register
 from mvrbm.units import Unit
 
-__all__ = ["MMVRBM"]
-
 
 @register("MMVRBM")
 @dataclass(eq=False, repr=False)

@@ -15,8 +15,6 @@ from mvrbm.estimators.inputs import VISIBLE
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
-__all__ = ["StructuredNetwork", "field_of", "virtual_adversarial_loss"]
-
 _ROWS_OF_A_START = 4096  # samples from which the spread of the fields of a random start is computed
 
 #: Applied to data (number -1) and activations (0, 1, ...).

@@ -109,9 +109,6 @@ class Layer:
     hidden: str | None = None
 
 
-# -- files --------------------------------------------------------------------------------------------
-
-
 class SavedEstimator(BaseEstimator):
     """Estimators that can be saved to a folder, parameters included, and are loaded by :func:`mvrbm.load`."""
 

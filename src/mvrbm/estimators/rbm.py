@@ -20,8 +20,6 @@ from mvrbm.estimators.parameters import unconnected
 from mvrbm.saving import register
 from mvrbm.units import Bernoulli, Unit
 
-__all__ = ["MVRBM", "RBM", "TVRBM", "SingleLayerRBM"]
-
 
 class SingleLayerRBM(ArrayInput, ArrayRBM):
     """Base class of the estimators with one visible layer: arrays or rows in, arrays or rows out."""

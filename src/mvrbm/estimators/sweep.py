@@ -17,40 +17,24 @@ from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
 
 from mvrbm.errors import DivergenceError
-from mvrbm.estimators.rbm import SingleLayerRBM
+from mvrbm.estimators.base import ArrayRBM
 from mvrbm.io.shards import Shards
 from mvrbm.learning import fit_together
 from mvrbm.learning.distributed import World, single_process
 from mvrbm.validation import number
-
-__all__ = ["Candidate", "Sweep"]
 
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
 
 
 @dataclass
 class Candidate:
-    """One training run of a sweep.
+    """One training run of a sweep."""
 
-    Attributes
-    ----------
-    params : dict
-        Its parameters, those of the grid only.
-    estimator : estimator or None
-        The fitted model. None if training diverged, or if another process has it.
-    score : float
-        Score on held-out samples, the larger the better. Minus infinity if training diverged.
-    diverged : bool
-        Whether training diverged.
-    seconds : float
-        Training time. The time of candidates that were trained together is divided evenly among them.
-    """
-
-    params: dict[str, Any]
-    estimator: Any = field(repr=False, default=None)
-    score: float = float("-inf")
+    params: dict[str, Any]  #: Its values of the parameters in the grid.
+    estimator: Any = field(repr=False, default=None)  #: None if training diverged, or if another process has it.
+    score: float = float("-inf")  #: On held-out samples, the larger the better.
     diverged: bool = False
-    seconds: float = float("nan")
+    seconds: float = float("nan")  #: Training time, divided evenly among candidates that were trained together.
 
 
 class Sweep:
@@ -93,26 +77,15 @@ class Sweep:
     best_score_: float
 
     def __init__(
-        self,
-        estimator: SingleLayerRBM,
-        grid: Grid,
-        *,
-        scoring: Any = None,
-        validation: float = 0.1,
-        random_state: int = 0,
+        self, estimator: ArrayRBM, grid: Grid, *, scoring: Any = None, validation: float = 0.1, random_state: int = 0
     ) -> None:
         self.estimator, self.grid, self.scoring = estimator, grid, scoring
         self.validation, self.random_state = validation, random_state
 
     def fit(self, X: Any, y: Any = None) -> Sweep:
-        """Train all candidates and score them.
+        """Train all candidates on samples X, (n, *visible_shape) or (n, n_features), and score them.
 
-        Parameters
-        ----------
-        X : array (n, *visible_shape) or (n, n_features)
-            Samples.
-        y : array (n,), optional
-            Labels, only for `scoring`.
+        Labels y (n,) are passed on to `scoring`.
         """
         number(self.validation, "validation", 0, 1, exclude_low=True)
         X = X[:] if isinstance(X, Shards) else np.asarray(X)
@@ -127,8 +100,9 @@ class Sweep:
         self._train(mine, X[kept])
         for candidate in mine:
             if not candidate.diverged:
-                labels = None if y is None else np.asarray(y)[held]
-                candidate.score = self._score(candidate.estimator, X[held], labels)
+                fitted, labels = candidate.estimator, None if y is None else np.asarray(y)[held]
+                scored = fitted.score(X[held]) if self.scoring is None else self.scoring(fitted, X[held], labels)
+                candidate.score = float(scored)
         self._share_scores(world)
         best = max(range(len(self.candidates_)), key=lambda index: self.candidates_[index].score)
         self.best_params_, self.best_score_ = self.candidates_[best].params, self.candidates_[best].score
@@ -136,9 +110,6 @@ class Sweep:
             raise DivergenceError(f"all {len(self.candidates_)} training runs diverged: lower the learning rates")
         self.best_estimator_ = self._best(best, world, X[kept])
         return self
-
-    def _score(self, estimator: Any, X: Any, y: Any) -> float:
-        return float(estimator.score(X) if self.scoring is None else self.scoring(estimator, X, y))
 
     def _train(self, candidates: Sequence[Candidate], X: Any) -> None:
         trainers, data = [], list[dict[str, Any]]()
@@ -163,24 +134,20 @@ class Sweep:
 
     def _share_scores(self, world: World) -> None:
         """Send the outcome of each candidate to all processes."""
-        if world.size == 1:
-            return
-        table = torch.zeros(len(self.candidates_), 3, dtype=torch.float64)
-        for index, candidate in enumerate(self.candidates_):
-            if index % world.size == world.rank:
-                score = max(candidate.score, -1e300)
-                table[index] = torch.tensor([score, float(candidate.diverged), candidate.seconds])
-        world.all_reduce(table)
-        for candidate, (score, diverged, seconds) in zip(self.candidates_, table.tolist(), strict=True):
-            candidate.score, candidate.diverged, candidate.seconds = score, diverged > 0, seconds
-            candidate.score = float("-inf") if candidate.diverged else candidate.score
+        mine = self.candidates_[world.rank :: world.size]
+        table = torch.tensor([(c.score, c.diverged, c.seconds) for c in mine], dtype=torch.float64).reshape(-1, 3)
+        for rank, part in enumerate(world.gather(table)):
+            for candidate, (score, diverged, seconds) in zip(
+                self.candidates_[rank :: world.size], part.tolist(), strict=True
+            ):
+                candidate.score, candidate.diverged, candidate.seconds = score, diverged > 0, seconds
 
     def _best(self, best: int, world: World, X: Any) -> Any:
         """Return the best estimator, on every process."""
         owner, candidate = best % world.size, self.candidates_[best]
-        if world.size == 1:
-            return candidate.estimator
         estimator = candidate.estimator
+        if world.size == 1:
+            return estimator
         if owner != world.rank:
             estimator, _, _ = self._prepared(candidate.params, X)
         for parameter in estimator.machine_.parameters():
