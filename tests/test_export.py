@@ -18,14 +18,13 @@ from sklearn.exceptions import NotFittedError
 
 from mvrbm import CP, MMVRBM, MPO, MVRBM, RBM, TVRBM, Bernoulli, BoltzmannMachine, Categorical, Dense, Kronecker
 from mvrbm.cli import main
-from mvrbm.estimators.classifiers import ClassificationMVRBM, DeepMVRBMClassifier, MVRBMClassifier
+from mvrbm.estimators import ClassificationMVRBM, DeepMVRBMClassifier, MVRBMClassifier
 from mvrbm.estimators.deep import DeepMVRBM, Layer
 from mvrbm.export import (
     OPSET,
     ExportError,
     Graph,
     compare_onnx,
-    contract,
     graph_of,
     in_double_precision,
     machine_graph,
@@ -119,7 +118,7 @@ def test_rows_a_full_matrix_and_double_precision(tmp_path):
 @needs_onnx
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_raw_units_do_not_drown_in_rounding(dtype, tmp_path):
-    """Thousands plus or minus some: what cancels in the field is larger than float32 can hold beside the rest."""
+    """Thousands plus or minus some: the terms that cancel in the field exceed the precision of float32."""
     draw = np.random.default_rng(0)
     X = (5000 + 300 * draw.normal(size=(60, 1, 1, 1)) + 100 * draw.normal(size=(60, 9, 9, 20))).astype(dtype)
     model = TVRBM((2, 2, 6), visible="gaussian", n_epochs=5, random_state=0).fit(X)
@@ -207,23 +206,10 @@ def test_couplings_that_no_estimator_has(machine, tmp_path):
             means = machine.visible_mean(machine.hidden_mean(X, check=False), check=False)
             return means["visible"].detach().numpy()
 
-        def _onnx_graph(self, method):
+        def onnx_graph(self, method):
             return machine_graph([machine], method)
 
     to_onnx(Offers(), tmp_path / "machine.onnx", "reconstruct")  # which compares
-
-
-def test_contractions_are_einsums():
-    draw = np.random.default_rng(0)
-    sizes = {"n": 4, "r": 3, "A": 2, "B": 5, "i": 6, "k": 7}
-    for equation in ("nrAiB,rki->nrAkB", "nrAi,rki->nAk", "nAi,rki->nrAk", "nri,rki->nk", "nkA,kr->nAr", "ni,ki->nk"):
-        letters = equation.split("->")[0].split(",")
-        state, factor = (torch.from_numpy(draw.normal(size=[sizes[c] for c in part])) for part in letters)
-        torch.testing.assert_close(contract(equation, state, factor), torch.einsum(equation, state, factor))
-    single = torch.from_numpy(draw.normal(size=(4, 1, 6)))  # a bond of size 1 before the first factor
-    factor = torch.from_numpy(draw.normal(size=(3, 7, 6)))
-    for equation in ("nri,rki->nrk", "nri,rki->nk"):
-        torch.testing.assert_close(contract(equation, single, factor), torch.einsum(equation, single, factor))
 
 
 # -- the file ---------------------------------------------------------------------------------------
@@ -281,7 +267,7 @@ class Offering(BaseEstimator):
     def transform(self, X):
         return 2 * np.asarray(X)
 
-    def _onnx_graph(self, method):
+    def onnx_graph(self, method):
         return Graph(self.module.eval(), {"X": torch.ones(3, 3)}, ("features",))
 
 
@@ -329,7 +315,7 @@ def test_another_model_is_told_from_the_right_one(digits, files):
 
 @needs_onnx
 def test_graphs_that_cannot_be_are_refused_and_nothing_is_written(tmp_path):
-    with pytest.raises(ExportError, match="'X' has a fixed number of samples"):
+    with pytest.raises(ExportError, match="number of samples must not be constant"):
         to_onnx(Offering(FixesTheBatch()), tmp_path / "model.onnx", check=False)
     with pytest.raises(ExportError, match="PyTorch cannot write this as ONNX"):
         to_onnx(Offering(Unwritable()), tmp_path / "model.onnx")
@@ -349,7 +335,9 @@ def test_nothing_is_left_when_writing_fails(tmp_path, monkeypatch):
 
 def test_bad_arguments(digits, tmp_path):
     model, _ = digits
-    with pytest.raises(ValueError, match=r"one of \['transform', 'reconstruct'\] for MVRBM, got 'predict_proba'"):
+    with pytest.raises(
+        ValueError, match=r"method of MVRBM must be one of \['transform', 'reconstruct'\], got 'predict_proba'"
+    ):
         to_onnx(model, tmp_path / "model.onnx", "predict_proba")
     with pytest.raises(ValueError, match=r"should end in one of \.onnx"):
         to_onnx(model, tmp_path / "model.pt")
@@ -357,7 +345,7 @@ def test_bad_arguments(digits, tmp_path):
         to_onnx(model, tmp_path / "absent" / "model.onnx")
     with pytest.raises(NotFittedError):
         to_onnx(MVRBM((3, 3)), tmp_path / "model.onnx")
-    with pytest.raises(ValueError, match="method must be one of"):
+    with pytest.raises(ValueError, match="method of object must be one of"):
         graph_of(object(), "transform")
     assert not list(tmp_path.iterdir())
 
@@ -388,7 +376,7 @@ def test_the_module_is_imported_without_onnx(monkeypatch):
 @needs_onnx
 def test_the_command(digits, files, tmp_path, capsys):
     model, _ = digits
-    folder, out = model.save_pretrained(tmp_path / "model"), tmp_path / "model.onnx"
+    folder, out = model.save(tmp_path / "model"), tmp_path / "model.onnx"
     assert main(["export", str(folder), str(out), "--method", "reconstruct", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == {
@@ -403,13 +391,13 @@ def test_the_command(digits, files, tmp_path, capsys):
 
 def test_the_command_refuses_in_one_line(digits, tmp_path, capsys, monkeypatch):
     model, _ = digits
-    folder, out = model.save_pretrained(tmp_path / "model"), tmp_path / "model.onnx"
+    folder, out = model.save(tmp_path / "model"), tmp_path / "model.onnx"
     out.write_bytes(b"here before")
     refused = [
         ([str(folder), str(out)], 1, "use --force to replace it"),
         ([str(folder), str(tmp_path / "model.txt")], 1, "should end in one of .onnx"),
         ([str(tmp_path / "none"), str(tmp_path / "new.onnx")], 1, "none"),
-        ([str(folder), str(tmp_path / "new.onnx"), "--method", "predict_proba"], 1, "for MVRBM, got 'predict_proba'"),
+        ([str(folder), str(tmp_path / "new.onnx"), "--method", "predict_proba"], 1, "method of MVRBM must be one of"),
         ([str(folder), str(tmp_path / "new.onnx"), "--method", "sample"], 2, "'sample' is not one of"),
     ]
     for arguments, code, reason in refused:
