@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import platform
 import sys
 import time
@@ -24,7 +23,6 @@ from mvrbm.vision import add_noise, psnr
 Array = NDArray[Any]
 _SHOWN = 20  # digits in each row of pictures
 _HIDDEN = (25, 25)
-_grid = functools.partial(image_grid, columns=10)
 
 
 class _Digits(NamedTuple):
@@ -138,37 +136,31 @@ def _pictures(model: MVRBM, digits: _Digits, seed: int) -> tuple[list[Section], 
     mask = np.broadcast_to(np.arange(28) < 14, (28, 28))
     half = np.where(mask, shown, 0.5).astype(shown.dtype)
     strongest = np.argsort(-np.abs(model.components()).max((1, 2)))[:100]
-    filters = _grid(
-        model.components(strongest),
-        "100 learned filters, bright and dark stripes and blobs",
-        "The 100 strongest of 625 filters; grey is zero.",
-        symmetric=True,
-    )
+    filters, inpainted = model.components(strongest), model.inpaint(half, mask)
     sections = [
-        Section("The filters", ["Each hidden unit has one, the product of a row of U and a row of V."], (), [filters]),
-        Section(
+        _section(
+            "The filters",
+            "Each hidden unit has a filter, the outer product of a row of U and a row of V.",
+            (filters, "100 filters, stripes and blobs", "The 100 strongest of 625 filters; grey is zero."),
+            symmetric=True,
+        ),
+        _section(
             "Reconstruction",
-            [f"Up to the hidden layer and down again: squared error {squared:.1f} per digit of 784 pixels."],
-            figures=[
-                _grid(shown, "20 held-out digits", "Held-out digits."),
-                _grid(reconstructed[:_SHOWN], "The same digits, slightly softer", "Their reconstructions."),
-            ],
+            f"Up to the hidden layer and down again: squared error {squared:.1f} per digit of 784 pixels.",
+            (shown, "20 held-out digits", "Held-out digits."),
+            (reconstructed[:_SHOWN], "The same digits, slightly softer", "Their reconstructions."),
         ),
-        Section(
+        _section(
             "Denoising",
-            [f"A tenth of the pixels made black or white ({before:.1f} dB), then reconstructed ({after:.1f} dB)."],
-            figures=[
-                _grid(noisy[:_SHOWN], "20 digits with black and white speckles", "Noisy digits."),
-                _grid(denoised[:_SHOWN], "The same digits with most speckles gone", "Their reconstructions."),
-            ],
+            f"A tenth of the pixels made black or white ({before:.1f} dB), then reconstructed ({after:.1f} dB).",
+            (noisy[:_SHOWN], "20 digits with black and white speckles", "Noisy digits."),
+            (denoised[:_SHOWN], "The same digits with most speckles gone", "Their reconstructions."),
         ),
-        Section(
+        _section(
             "Inpainting",
-            ["The right half is hidden from the model, which fills in its mean given the left half."],
-            figures=[
-                _grid(half, "20 digits whose right half is grey", "Input of the model."),
-                _grid(model.inpaint(half, mask), "20 digits with the right half filled in", "Its output."),
-            ],
+            "The right half is hidden from the model, which fills in its mean given the left half.",
+            (half, "20 digits whose right half is grey", "Input of the model."),
+            (inpainted, "20 digits with the right half filled in", "Its output."),
         ),
     ]
     return sections, {"reconstruction_error": squared, "psnr_noisy": before, "psnr_denoised": after}
@@ -182,38 +174,30 @@ def _samples(model: MVRBM, seconds: float, steps: int) -> Section:
         f"digits, so this model adds up eight of them ({model.machine_.n_parameters:,} parameters, {seconds:.0f} s of "
         "training), and was trained with persistent chains."
     )
-    return Section("Samples", [text], (), [_grid(drawn, "40 digit-like shapes", "40 samples, shown as probabilities.")])
+    return _section("Samples", text, (drawn, "40 digit-like shapes", "40 samples, shown as probabilities."))
 
 
-_CURVES = [
-    # columns of the history by label; label of the y axis; description; caption
-    (
-        {"training digits": "reconstruction_error", "held-out digits": "validation_error"},
+def _section(title: str, text: str, *grids: tuple[Array, str, str], symmetric: bool = False) -> Section:
+    return Section(title, [text], (), [image_grid(*each, columns=10, symmetric=symmetric) for each in grids])
+
+
+# by caption: label of the y axis, and columns of the history by label
+_CURVES: dict[str, tuple[str, dict[str, str]]] = {
+    "Reconstruction error: lower is better.": (
         "squared error per digit",
-        "Reconstruction error falls quickly and then slowly, alike for training and held-out digits",
-        "Reconstruction error: lower is better.",
+        {"training digits": "reconstruction_error", "held-out digits": "validation_error"},
     ),
-    (
-        {"pseudo-log-likelihood": "pseudo_log_likelihood"},
-        "nats per digit",
-        "The pseudo-log-likelihood rises",
-        "Pseudo-log-likelihood: higher is better.",
-    ),
-    (
-        {"free-energy gap": "free_energy_gap"},
-        "nats",
-        "The gap between held-out and training free energy stays near zero",
-        "Free energy of held-out digits minus that of training digits: a rise would indicate overfitting.",
-    ),
-]
+    "Pseudo-log-likelihood: higher is better.": ("nats per digit", {"pseudo-log-likelihood": "pseudo_log_likelihood"}),
+    "Free energy of held-out minus training digits: a rise means overfitting.": ("nats", {"gap": "free_energy_gap"}),
+}
 
 
 def _learning(history: list[dict[str, float]]) -> Section:
-    updates = [row["update"] for row in history]
     figures = []
-    for columns, y_label, alt, caption in _CURVES:
-        series = {label: (updates, [row[column] for row in history]) for label, column in columns.items()}
-        figures.append(curves(series, alt, caption, x_label="updates", y_label=y_label))
+    for caption, (y_label, columns) in _CURVES.items():
+        updates = [row["update"] for row in history]
+        series = {name: (updates, [row[key] for row in history]) for name, key in columns.items()}
+        figures.append(curves(series, caption, caption, x_label="updates", y_label=y_label))
     return Section("Learning", ["Measured during training on 500 training digits and 500 held-out ones."], (), figures)
 
 

@@ -10,17 +10,5 @@ from mvrbm.vision.quality import psnr, psnr_ssim
 from mvrbm.vision.resampling import enlarge_image, reduce_image
 from mvrbm.vision.superres import SuperResolver
 
-__all__ = [
-    "NOISES",
-    "SuperResolver",
-    "add_noise",
-    "denoise",
-    "enlarge_image",
-    "estimate_level",
-    "from_ycbcr",
-    "luminance",
-    "psnr",
-    "psnr_ssim",
-    "reduce_image",
-    "to_ycbcr",
-]
+__all__ = ["NOISES", "SuperResolver", "add_noise", "denoise", "enlarge_image", "estimate_level"]
+__all__ += ["from_ycbcr", "luminance", "psnr", "psnr_ssim", "reduce_image", "to_ycbcr"]

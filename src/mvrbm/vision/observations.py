@@ -43,11 +43,8 @@ class Observation(ABC):
     fits: ClassVar[bool | None] = None
 
     def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
-        self.unit = unit
-        self.known = level is not None
-        self.start = start
-        self.level = start if level is None else level
-        self.white = white
+        self.unit, self.white, self.start = unit, white, start
+        self.known, self.level = level is not None, start if level is None else level
         self.needs_fit = not self.known if self.fits is None else self.fits
 
     def first_guess(self, y: Tensor) -> Tensor:
@@ -66,9 +63,6 @@ class Observation(ABC):
         """Estimate the unknown parameters of the noise and of the pixels from fields and observed pixels."""
 
 
-# -- grey pixels ------------------------------------------------------------------------------------
-
-
 class GreyPixels:
     r"""Distribution of grey pixels of mean :math:`\mu`: black, white, or grey with a beta distribution.
 
@@ -77,11 +71,10 @@ class GreyPixels:
     .. math:: p(0 \mid \mu) = a_0 (1 - \mu)^{k_0}, \qquad p(1 \mid \mu) = a_1 \mu^{k_1},
               \qquad 0 < a \le 1,\ k \ge 1.
 
-    This leaves room for grey pixels, whose mean makes :math:`E[x \mid \mu] = \mu`. With :math:`a = k = 1` pixels are
-    binary. With :math:`a = 1` and whole :math:`k` a grey value is like the mean of :math:`k` binary draws.
-
-    `parameters` are :math:`a_0, k_0, a_1, k_1`, numbers or, while they are being fitted, tensors of one number. Only
-    :meth:`levels` needs the concentration of the beta distribution.
+    The mean of the grey pixels makes :math:`E[x \mid \mu] = \mu`. With :math:`a = k = 1` pixels are binary; with
+    :math:`a = 1` and whole :math:`k` a grey value is like the mean of :math:`k` binary draws. The parameters, a_0, k_0,
+    a_1 and k_1, are numbers, or tensors of one number while they are being fitted. Only :meth:`levels` needs the
+    concentration of the beta distribution.
     """
 
     # Centre of the weak prior of the fit; in images of digits few pixels are exactly 255.
@@ -89,8 +82,7 @@ class GreyPixels:
     usual_concentration = 1.5
 
     def __init__(self, parameters: Sequence[Any] = usual, concentration: Any = None) -> None:
-        self.parameters = tuple(parameters)
-        self.concentration = concentration
+        self.parameters, self.concentration = tuple(parameters), concentration
 
     def ends(self, mean: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probabilities of black and of white, each of the shape of the means."""
@@ -159,27 +151,19 @@ def _fit_grey_pixels(
     return parts([float(value) for value in np.exp(found.x)])
 
 
-# -- salt-and-pepper noise --------------------------------------------------------------------------
-
-
 class SaltAndPepper(Observation):
     r"""Salt-and-pepper noise of rate :math:`\rho` on binary pixels.
 
-    Noise leaves a pixel unchanged with probability :math:`1 - \rho` and makes it black or white with
-    :math:`\rho / 2` each. A grey pixel is unchanged. One observed as :math:`v`, black or white, is unchanged with
-    probability
+    Noise makes a pixel black or white with :math:`\rho / 2` each. One observed as black or white, :math:`v`, is
+    unchanged with probability
 
     .. math:: w = \frac{(1 - \rho)\, p(x = v \mid f)}{(1 - \rho)\, p(x = v \mid f) + \rho / 2},
 
-    and otherwise carries no information about the clean one: its mean is :math:`w v + (1 - w)\, E[x \mid f]`. Here the
-    pixels are binary, :math:`p(x = 1 \mid f) = \sigma(b + f)`, and all of this is exact. Subclasses have other
-    probabilities of black and white.
-
-    The rate is estimated by expectation maximisation: :math:`\rho` becomes the mean of :math:`1 - w`, where
-    :math:`w = 1` for grey pixels.
+    and otherwise carries no information about the clean one: its mean is :math:`w v + (1 - w)\, E[x \mid f]`. For grey
+    pixels :math:`w = 1`. Here pixels are binary, :math:`p(x = 1 \mid f) = \sigma(b + f)`, and all of this is exact;
+    subclasses have other probabilities of black and white. Expectation maximisation estimates :math:`\rho` as the mean
+    of :math:`1 - w`.
     """
-
-    em_rounds = 30
 
     def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probabilities that clean pixels are exactly black, and exactly white."""
@@ -197,8 +181,7 @@ class SaltAndPepper(Observation):
         return torch.lerp(self.unit.mean(field), y, self._unchanged(field, y))
 
     def sample(self, field: Tensor, y: Tensor, rng: RandomSource) -> Tensor:
-        unchanged = self._unchanged(field, y)
-        kept = rng.uniform(y.shape, y) < unchanged
+        kept = rng.uniform(y.shape, y) < self._unchanged(field, y)
         return torch.where(kept, y, self.unit.sample(field, rng))
 
     def fit(self, field: Tensor, y: Tensor) -> None:
@@ -207,7 +190,7 @@ class SaltAndPepper(Observation):
         black, white = self.ends(field)
         extreme = (y <= 0) | (y >= self.white)
         ends = torch.where(y <= 0, black, white)[extreme]
-        for _ in range(self.em_rounds):
+        for _ in range(30):
             replaced = self.level / 2 / ((1 - self.level) * ends + self.level / 2)
             # Half a pixel more of each kind keeps the rate between 0 and 1.
             self.level = (float(replaced.double().sum()) + 0.5) / (y.numel() + 1)
@@ -229,10 +212,8 @@ class SaltAndPepperOnReal(SaltAndPepper):
 class SaltAndPepperOnGrey(SaltAndPepper):
     r"""Salt-and-pepper noise on Bernoulli units whose means stand for grey values.
 
-    Grey data is read as means, so :math:`\mu = \sigma(b + f)` is the expected grey value, and the machine does not
-    model how often a pixel is *exactly* black or white: few of the bright pixels of a digit are 255.
-    :class:`GreyPixels` does. Its parameters, and the rate unless it is known, maximise the
-    likelihood of black, grey and white,
+    The machine gives the expected grey value :math:`\mu = \sigma(b + f)`, and :class:`GreyPixels` how often a pixel is
+    *exactly* black or white. Its parameters, and the rate unless it is known, maximise the likelihood
 
     .. math:: p(\text{black}) = (1 - \rho)\, p(0 \mid \mu) + \rho / 2, \quad
               p(\text{white}) = (1 - \rho)\, p(1 \mid \mu) + \rho / 2, \quad
@@ -256,9 +237,6 @@ class SaltAndPepperOnGrey(SaltAndPepper):
             return (counts * kinds.clamp(min=1e-12).log()).sum()
 
         self.pixels, self.level = _fit_grey_pixels(log_likelihood, self.level, self.known, (1e-5, 0.95))
-
-
-# -- Gaussian noise ---------------------------------------------------------------------------------
 
 
 class GaussianNoiseOnBinary(Observation):
@@ -315,17 +293,16 @@ class GaussianNoiseOnReal(Observation):
 class GaussianNoiseOnGrey(Observation):
     r"""Gaussian noise on Bernoulli units whose means stand for grey values.
 
-    A clean pixel has the distribution of :class:`GreyPixels`, with concentration
-    :math:`\varphi`,
+    A clean pixel has the distribution of :class:`GreyPixels`, with concentration :math:`\varphi`,
 
     .. math:: p(x \mid \mu) = p_0 \delta_0(x) + p_1 \delta_1(x)
               + (1 - p_0 - p_1)\, \mathrm{Beta}\big(x; g \varphi, (1 - g) \varphi\big),
               \qquad g = \frac{\mu - p_1}{1 - p_0 - p_1}.
 
     The likelihood is :math:`N(y; x, \sigma^2)`; in images that are clipped to black and white, pixels that are exactly
-    black or white have the probability of lying beyond. The parameters of the distribution and :math:`\sigma`, unless
-    it is known, maximise the likelihood. The mean and the standard deviation of :math:`p(x \mid y, \mu)` are two tables
-    over :math:`\mu` and y with linear interpolation. Samples are normal with these, clipped to 0 and 1.
+    black or white have the probability of lying beyond. Unknown parameters maximise the likelihood. The mean and the
+    standard deviation of :math:`p(x \mid y, \mu)` are two tables over :math:`\mu` and y with linear interpolation.
+    Samples are normal with these, clipped to 0 and 1.
     """
 
     fits = True
@@ -367,9 +344,8 @@ class GaussianNoiseOnGrey(Observation):
     def _column(self, y: Tensor) -> Tensor:
         """Return the columns of observed values in the tables, with a fraction."""
         place = ((y + self.margin) / (1 + 2 * self.margin) * (_OBSERVED - 1)).clamp(0, _OBSERVED - 1)
-        if not self.clipped:
-            return place
-        return torch.where(y <= 0, _OBSERVED, torch.where(y >= 1, _OBSERVED + 1, place))
+        ends = torch.where(y <= 0, _OBSERVED, torch.where(y >= 1, _OBSERVED + 1, place))
+        return ends if self.clipped else place
 
     def _likelihood(self, level: Any) -> Tensor:
         """Return p(y | x) for each grey level and column, (levels, columns)."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,15 +64,12 @@ def psnr_ssim(truth: Array, image: Array, protocol: str = "literature", scale: i
         raise ValueError(f"image must be larger than the border of {border} pixels, got {image.shape[:2]}")
     inner = (slice(border, rows - border), slice(border, columns - border))
     left, right, top = luminance(truth)[inner], luminance(image)[inner], white(image.dtype)
+    found = psnr(left, right, top)
     if min(left.shape) < 11:  # size of the window of sigma 1.5, which ends at 3.5 sigma
-        return Quality(psnr(left, right, top), float("nan"))
-    return Quality(psnr(left, right, top), _ssim(left, right, top))
-
-
-def _ssim(left: Array, right: Array, top: float) -> float:
+        return Quality(found, float("nan"))
     try:
-        metrics = importlib.import_module("skimage.metrics")
+        from skimage.metrics import structural_similarity
     except ImportError as error:
         raise ImportError("SSIM needs scikit-image: pip install 'mvrbm[data]'") from error
-    window = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
-    return float(metrics.structural_similarity(left, right, data_range=top, **window))
+    window: dict[str, Any] = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
+    return Quality(found, float(structural_similarity(left, right, data_range=top, **window)))

@@ -24,8 +24,7 @@ from mvrbm.vision.images import turned
 from mvrbm.vision.superres import estimator, inference
 from mvrbm.vision.superres.back_projection import back_project
 from mvrbm.vision.superres.features import DERIVATIVES, HIGH, Geometry
-from mvrbm.vision.superres.fine_tuning import image_loss, patch_loss
-from mvrbm.vision.superres.inference import full_weights
+from mvrbm.vision.superres.inference import full_weights, image_loss, patch_loss
 from mvrbm.vision.superres.training_data import cut_crops, cut_patches
 
 LAYERS = (HIGH, *DERIVATIVES)

@@ -11,7 +11,6 @@ and the rounds are computed at low resolution.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +21,8 @@ from mvrbm.vision.resampling import enlarging_taps, reducing_taps, taps_matrix
 _BLOCK = 128  # entries of a line that are computed by one product
 
 
-class _Block(NamedTuple):
-    """Some entries of a resampled line, as a product with some entries of the line."""
-
-    outputs: slice
-    inputs: slice
-    matrix: Tensor
+# Some entries of a resampled line, as a product with some entries of the line: outputs, inputs, matrix.
+_Block = tuple[slice, slice, Tensor]
 
 
 @torch.no_grad()
@@ -39,14 +34,14 @@ def back_project(low: Tensor, high: Tensor, scale: int, rounds: int) -> Tensor:
         [_blocks(kind, size, scale, low) for size in low.shape] for kind in ("reduce", "enlarge", "both")
     )
     error = torch.empty_like(low)
-    for rows in reducing[0]:
-        error[rows.outputs] = low[rows.outputs] - _across(rows.matrix @ high[rows.inputs], reducing[1])
+    for outputs, inputs, matrix in reducing[0]:
+        error[outputs] = low[outputs] - _across(matrix @ high[inputs], reducing[1])
     correction = error.clone()
     for _ in range(rounds - 1):
-        down = torch.cat([block.matrix @ correction[block.inputs] for block in both[0]])
+        down = torch.cat([matrix @ correction[inputs] for _, inputs, matrix in both[0]])
         correction += error - _across(down, both[1])
-    for rows in enlarging[0]:
-        high[rows.outputs] += rows.matrix @ _across(correction[rows.inputs], enlarging[1])
+    for outputs, inputs, matrix in enlarging[0]:
+        high[outputs] += matrix @ _across(correction[inputs], enlarging[1])
     return high
 
 
@@ -56,21 +51,19 @@ def _blocks(kind: str, size: int, scale: int, like: Tensor) -> list[_Block]:
     blocks = []
     for start in range(0, length, _BLOCK):
         outputs = np.arange(start, min(start + _BLOCK, length))
-        if kind == "enlarge":
-            matrix, first = taps_matrix(enlarging_taps(outputs, scale, size))
-        else:
-            matrix, first = taps_matrix(reducing_taps(outputs, scale, size * scale))
+        enlarging, reducing = enlarging_taps(outputs, scale, size), reducing_taps(outputs, scale, size * scale)
+        matrix, first = taps_matrix(enlarging if kind == "enlarge" else reducing)
         if kind == "both":
             between = np.arange(first, first + matrix.shape[1])
             inner, first = taps_matrix(enlarging_taps(between, scale, size))
             matrix = matrix @ inner
         inputs = slice(first, first + matrix.shape[1])
-        blocks.append(_Block(slice(start, start + len(outputs)), inputs, torch.from_numpy(matrix).to(like)))
+        blocks.append((slice(start, start + len(outputs)), inputs, torch.from_numpy(matrix).to(like)))
     return blocks
 
 
 def _across(image: Tensor, blocks: list[_Block]) -> Tensor:
-    return torch.cat([image[:, block.inputs] @ block.matrix.mT for block in blocks], 1)
+    return torch.cat([image[:, inputs] @ matrix.mT for _, inputs, matrix in blocks], 1)
 
 
 def error_projection(size: int, scale: int, rounds: int, like: Tensor) -> Callable[[Tensor], Tensor]:
@@ -81,9 +74,8 @@ def error_projection(size: int, scale: int, rounds: int, like: Tensor) -> Callab
     """
     if rounds == 0:
         return lambda error: error
-    reducing, _ = taps_matrix(reducing_taps(np.arange(size), scale, size * scale))
-    enlarging, _ = taps_matrix(enlarging_taps(np.arange(size * scale), scale, size))
-    down, up = torch.from_numpy(reducing), torch.from_numpy(enlarging)
+    down = torch.from_numpy(taps_matrix(reducing_taps(np.arange(size), scale, size * scale))[0])
+    up = torch.from_numpy(taps_matrix(enlarging_taps(np.arange(size * scale), scale, size))[0])
     both = down @ up
     units = torch.eye(size * size, dtype=torch.float64).reshape(-1, size, size)
     total = units

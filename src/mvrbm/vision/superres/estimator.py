@@ -32,8 +32,7 @@ from mvrbm.vision.images import Array, check_image, to_dtype, turned, turned_bac
 from mvrbm.vision.resampling import SCALES, enlarge_rows
 from mvrbm.vision.superres.back_projection import back_project
 from mvrbm.vision.superres.features import DERIVATIVES, HIGH, Geometry
-from mvrbm.vision.superres.fine_tuning import image_loss, patch_loss
-from mvrbm.vision.superres.inference import Maps, Offsets, Tile, all_maps, feature_matrices
+from mvrbm.vision.superres.inference import Maps, Offsets, Tile, all_maps, feature_matrices, image_loss, patch_loss
 from mvrbm.vision.superres.training_data import CROP_SIDE, TrainingPatches, cut_crops, cut_patches
 
 Progress = Callable[[int, int], None]
@@ -131,8 +130,6 @@ class SuperResolver(SavedEstimator):
     machine_: BoltzmannMachine = field(init=False)
     history_: list[dict[str, float]] = field(init=False)
 
-    # -- learning ---------------------------------------------------------------------------------
-
     def fit(self, images: Sequence[Any], y: Any = None, *, callbacks: Sequence[Callback] = ()) -> Self:
         """Learn from high-resolution images by contrastive divergence.
 
@@ -155,10 +152,8 @@ class SuperResolver(SavedEstimator):
         given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
         changes = {name: value for name, value in given.items() if value is not None}
         recipe = dataclasses.replace(as_recipe(self.recipe), **changes)
-        trainer = Trainer(
-            machine, recipe, callbacks=[*callbacks, *([ProgressBar()] if self.verbose else [])], seed=seed
-        )
-        trainer.fit(data, initialise=True)
+        callbacks = [*callbacks, ProgressBar()] if self.verbose else callbacks
+        trainer = Trainer(machine, recipe, callbacks=callbacks, seed=seed).fit(data, initialise=True)
         self.machine_, self.history_ = machine, list(trainer.history)
         if trainer.interrupted:
             # Training has ended in good order. Its caller must end as well.
@@ -223,8 +218,7 @@ class SuperResolver(SavedEstimator):
             which a GPU is advisable.
         """
         choice(self.scale, "scale", SCALES)
-        images = [check_image(image) for image in images]
-        images = [image[..., :3] if image.ndim == 3 else image for image in images]
+        images = [image[..., :3] if image.ndim == 3 else image for image in map(check_image, images)]
         side = CROP_SIDE * self.scale
         if tuning_crops and not any(min(image.shape[:2]) >= side for image in images):
             none = f"none of {len(images)} has"
@@ -243,9 +237,9 @@ class SuperResolver(SavedEstimator):
         """Return the same number of patches of every phase, n in all."""
         if len(images) == 0:
             raise ValueError("images must hold at least one image, got none")
-        share, floor = -(-n // len(geometry.offsets)), self.floor
-        settings: dict[str, Any] = {"floor": floor, "flat": 2 * floor, "augment": augment, "seed": seed}
-        cuts = [cut_patches(images, self.scale, self.patch, share, offsets=o, **settings) for o in geometry.offsets]
+        share = -(-n // len(geometry.offsets))
+        how: dict[str, Any] = {"floor": self.floor, "flat": 2 * self.floor, "augment": augment, "seed": seed}
+        cuts = [cut_patches(images, self.scale, self.patch, share, offsets=o, **how) for o in geometry.offsets]
         return [cut.first(min(len(cut.scales) for cut in cuts)) for cut in cuts]
 
     def _geometry(self) -> Geometry:
@@ -261,8 +255,6 @@ class SuperResolver(SavedEstimator):
 
     def _seeds(self, n: int) -> list[int]:
         return [int(seed) for seed in check_random_state(self.random_state).randint(2**31 - 1, size=n)]
-
-    # -- images -----------------------------------------------------------------------------------
 
     def upscale(self, image: Any, *, self_ensemble: bool = False, progress: Progress | None = None) -> Array:
         """Enlarge an image.
@@ -333,8 +325,6 @@ class SuperResolver(SavedEstimator):
                 progress(turn * len(regions) + done, turns * len(regions))
         high: Array = back_project(small, large, self.scale, self.back_projection).cpu().numpy()
         return turned_back(high.astype(np.float32, copy=False), turn)
-
-    # -- files ------------------------------------------------------------------------------------
 
     @classmethod
     def pretrained(cls, scale: int | None = None, folder: Any = None, *, device: Any = "auto") -> SuperResolver:

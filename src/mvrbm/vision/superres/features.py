@@ -75,9 +75,9 @@ def phase_of(scale: int, patch: int, offset: int) -> Phase:
 
 def features(windows: Tensor, rows: Phase, columns: Phase) -> dict[str, Tensor]:
     """Return the derivatives of the bicubic patches of windows: (n, w, w) -> (n, p, p) for each layer."""
-    left = {"Z1": rows.plain, "Z2": rows.slope, "Z3": rows.plain, "Z4": rows.bend}
-    right = {"Z1": columns.slope, "Z2": columns.plain, "Z3": columns.bend, "Z4": columns.plain}
-    return {name: left[name].to(windows) @ windows @ right[name].to(windows).mT for name in DERIVATIVES}
+    left = (rows.plain, rows.slope, rows.plain, rows.bend)
+    right = (columns.slope, columns.plain, columns.bend, columns.plain)
+    return {z: a.to(windows) @ windows @ b.to(windows).mT for z, a, b in zip(DERIVATIVES, left, right, strict=True)}
 
 
 @functools.lru_cache(maxsize=64)

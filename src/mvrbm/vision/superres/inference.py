@@ -1,12 +1,17 @@
-r"""Mean field over whole images, as products of a few large matrices.
+r"""Mean field over whole images, as products of a few large matrices, and the losses that fine-tune it.
 
 The hidden field of a patch is linear in its low-resolution window n, :math:`W_z G n / r` with r the scale of the patch,
 so the derivatives are never formed: :math:`A = W_z G` is computed once, and mean field up and down through the hidden
 layer takes two matrix products for all patches of a tile.
+
+Contrastive divergence makes a model of all five layers. Super-resolution only needs the mean of X given the other four,
+computed by one or a few cycles of mean field; the losses train the machine for that alone by backpropagation. Errors of
+patches are measured in grey levels, that is, weighted by the square of the scale of the patch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -15,16 +20,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mvrbm.couplings import Coupling
+from mvrbm.learning.backprop import Loss
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.units import Gaussian
 from mvrbm.vision.resampling import enlarging_taps, taps_matrix
+from mvrbm.vision.superres.back_projection import error_projection
 from mvrbm.vision.superres.features import DERIVATIVES, HIGH, MARGIN, Geometry, centred, feature_matrix, phase_of
+from mvrbm.vision.superres.training_data import Crops, TrainingPatches
 
 #: Where patches begin after a multiple of the scale: rows and columns.
 Offsets = tuple[int, int]
 
 # Hidden units of the patches that are inferred together, on a CPU (few enough for the cache) and on a GPU.
 _HIDDEN_AT_ONCE = (2**20, 2**27)
+_CROPS_AT_ONCE = 256
 
 
 class Maps(NamedTuple):
@@ -125,10 +134,7 @@ class Tile:
         return View(around, _scales(bicubic, self.geometry), bicubic[:, inner, inner][:, rows.region, columns.region])
 
     def difference(self, maps: dict[Offsets, Maps], around: Tensor, scales: Tensor, cycles: int = 1) -> Tensor:
-        """Return the mean of the true minus the bicubic image, (n, rows, columns); differentiable in the machine.
-
-        `around` and `scales` are those of :meth:`view`; `cycles` of mean field are computed.
-        """
+        """Return the mean of the true minus the bicubic image, (n, rows, columns), given a view; differentiable."""
         rows, columns = self._sides
         total = around.new_zeros(len(around), rows.length, columns.length)
         for offsets in self.geometry.offsets:
@@ -182,3 +188,57 @@ def _fold(patches: Tensor, grid: list[int] | tuple[int, ...], patch: int, stride
     """Add up overlapping patches (n, p p, patches) in place: (n, rows, columns)."""
     size = [(count - 1) * stride + patch for count in grid]
     return F.fold(patches, (size[0], size[1]), patch, stride=stride)[:, 0]
+
+
+def patch_loss(
+    machine: BoltzmannMachine, data: Sequence[TrainingPatches], geometry: Geometry, cycles: int = 1
+) -> tuple[Loss, Tensor]:
+    """Return the squared error of X after `cycles` of mean field, patch by patch, and the weights of the patches.
+
+    The data holds the same number of patches of each phase. The loss maps row numbers (m,) to the sum of the errors of
+    these patches, weighted by the square of their scales; the weights (n,) are the sums over the phases.
+    """
+    like = machine.like
+    matrices = feature_matrices(geometry, like)
+    offsets_of = [(each.rows.offset, each.columns.offset) for each in data]
+    tensors = [tuple(part.flatten(1).to(like) for part in (each.windows, each.targets)) for each in data]
+    squares = [each.scales.to(like).square() for each in data]
+
+    def loss(rows: Tensor) -> Tensor:
+        total, maps = like.new_zeros(()), all_maps(machine, {offsets: matrices[offsets] for offsets in offsets_of})
+        for offsets, (windows, targets), weights in zip(offsets_of, tensors, squares, strict=True):
+            x = infer(maps[offsets], windows.index_select(0, rows), cycles)
+            errors = (x - targets.index_select(0, rows)).square().mean(1)
+            total = total + (errors * weights.index_select(0, rows)).sum()
+        return total
+
+    return loss, torch.stack(squares).sum(0)
+
+
+def image_loss(
+    machine: BoltzmannMachine, crops: Crops, geometry: Geometry, cycles: int = 1, rounds: int = 0
+) -> tuple[Loss, Tensor]:
+    """Return the squared error of the image that patches make, after `rounds` of back-projection, and weights of 1.
+
+    The loss maps row numbers (m,) to the sum of the mean errors of these crops; see :func:`patch_loss`.
+    """
+    like, side = machine.like, crops.truth.shape[1]
+    low, truth = crops.low.to(like), crops.truth.to(like)
+    region = (crops.start, crops.start + side)
+    tile = Tile(geometry, (low.shape[1], low.shape[2]), (region, region), like)
+    # All that does not depend on the parameters is computed once.
+    views = [tile.view(part) for part in low.split(_CROPS_AT_ONCE)]
+    around, scales, bicubic = (torch.cat(parts) for parts in zip(*views, strict=True))
+    target = truth - bicubic
+    matrices = feature_matrices(geometry, like)
+    project = error_projection(side // geometry.scale, geometry.scale, rounds, like)
+    border = 2 * geometry.scale if rounds else 0
+    inner = slice(border, side - border)
+
+    def loss(rows: Tensor) -> Tensor:
+        maps = all_maps(machine, matrices)
+        found = tile.difference(maps, around.index_select(0, rows), scales.index_select(0, rows), cycles)
+        error = project(found - target.index_select(0, rows))
+        return error[:, inner, inner].square().mean((1, 2)).sum()
+
+    return loss, like.new_ones(len(low))
