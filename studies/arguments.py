@@ -229,7 +229,7 @@ def parse(
 
 
 def _parser(program: str, about: str, commands: Mapping[str, Command], default: str | None) -> argparse.ArgumentParser:
-    parser = _Parser(prog=program, description=about)
+    parser = _Parser(prog=program, description=about, allow_abbrev=False)
     found = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for name, command in commands.items():
         start = program if name == default else f"{program} {name}"
@@ -242,6 +242,7 @@ def _parser(program: str, about: str, commands: Mapping[str, Command], default: 
             description=command.help,
             epilog="\n\n".join(epilog),
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
         command.add(each)
     return parser

@@ -149,7 +149,8 @@ def _faster(evidence: Evidence) -> tuple[bool, str] | None:
     if found is None:
         return None
     updates = -(-evidence.scale.photographs // BATCH)
-    note = f"; an epoch has {updates} updates, and for small images the fixed cost of an epoch dominates"
+    count = f"{updates} update" + ("s" if updates > 1 else "")
+    note = f"; an epoch has {count}, and for small images the fixed cost of an epoch dominates"
     return found[0], found[1] + note
 
 
