@@ -7,6 +7,7 @@ appears at once. ``MVRBM_DEBUG=1`` shows the traceback of an error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -15,13 +16,13 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from mvrbm import __version__
 from mvrbm.cli import data, demo, images, models, train, use
-from mvrbm.cli.options import Interrupted, note
+from mvrbm.cli.options import Interrupted, new, note
 
 __all__ = ["app", "main"]
 
 _INTERRUPTED = 130
-
 _COMMANDS: list[tuple[Callable[..., None], str]] = [
     (train.train, "train digits.npy --hidden 25x25 --rank 1 --epochs 20 --out model/"),
     (models.info, "info model/"),
@@ -36,57 +37,40 @@ _COMMANDS: list[tuple[Callable[..., None], str]] = [
     (images.superres_train, "superres-train photos/ --out model/ --scale 2"),
     (models.export, "export model/ features.onnx --method transform"),
     (demo.demo, "demo --out report.html"),
+    (data.list_sets, "data list"),
+    (data.where, "data where mnist"),
+    (data.fetch, "data fetch mnist"),
 ]
-_DATA_COMMANDS: list[tuple[Callable[..., None], str, str]] = [
-    (data.list_sets, "list", "data list"),
-    (data.where, "where", "data where mnist"),
-    (data.fetch, "fetch", "data fetch mnist"),
-]
+_HELP = "Structured Boltzmann machines for arrays: train a model, inspect it, reconstruct, sample, fill in."
+
+
+_DATA_HELP = "Named data sets: list them, find them, download them."
 
 
 def _example(text: str) -> str:
     return f"\b\nExample:\n  mvrbm {text}"
 
 
-app = typer.Typer(
-    name="mvrbm",
-    help="Structured Boltzmann machines for arrays: train a model, inspect it, reconstruct, sample, fill in.",
-    epilog=_example("train mnist-5k --hidden 25x25 --out model/"),
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-_data_app = typer.Typer(
-    help="Named data sets: list them, find them, download them.",
-    epilog=_example("data fetch mnist"),
-    rich_markup_mode=None,
-)
+_GROUP: Any = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
+_GROUP |= {"context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}}
+app = typer.Typer(name="mvrbm", help=_HELP, epilog=_example("train mnist-5k --hidden 25x25 --out model/"), **_GROUP)
+_data = typer.Typer(name="data", help=_DATA_HELP, epilog=_example("data fetch mnist"), **_GROUP)
+app.add_typer(_data)
 for _function, _text in _COMMANDS:
-    app.command(_function.__name__.replace("_", "-"), epilog=_example(_text))(_function)
-for _function, _name, _text in _DATA_COMMANDS:
-    _data_app.command(_name, epilog=_example(_text))(_function)
-app.add_typer(_data_app, name="data")
+    _command = _text.split()[: 2 if _text.startswith("data ") else 1]
+    (_data if len(_command) > 1 else app).command(_command[-1], epilog=_example(_text))(_function)
 
 
-def _version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
-        import mvrbm
-
-        print(f"mvrbm {mvrbm.__version__}")
+        print(f"mvrbm {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _top(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
+def _top(version: Annotated[bool, new("Print the version.", callback=_print_version, is_eager=True)] = False) -> None:
     pass
 
-
-# -- entry ------------------------------------------------------------------------------------------
 
 # typer contains click or depends on it, according to its version: its classes are found through typer's own names.
 _UsageError, _ClickError = (cast("type[Exception]", base) for base in typer.BadParameter.__mro__[1:3])
@@ -94,7 +78,7 @@ _UsageError, _ClickError = (cast("type[Exception]", base) for base in typer.BadP
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
-    command = typer.main.get_command(app)
+    command, words = typer.main.get_command(app), sys.argv[1:] if args is None else args
     if "torch" not in sys.modules:
         # Threads that wait for work by spinning take the cores from threads that have some: on busy cores that
         # made a command ten times slower.
@@ -102,16 +86,12 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             _show_warnings_as_notes()
-            code = command.main(
-                list(sys.argv[1:] if args is None else args) or ["--help"], "mvrbm", standalone_mode=False
-            )
+            code = command.main(list(words) or ["--help"], "mvrbm", standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:
-        _silence()
+    except (BrokenPipeError, SystemExit):  # SystemExit: typer's answer to a broken pipe
+        with contextlib.suppress(OSError, ValueError):  # ValueError: standard output is not a real file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except SystemExit as stop:  # typer's answer to a broken pipe
-        _silence()
-        return stop.code if isinstance(stop.code, int) else 1
     except (KeyboardInterrupt, Interrupted) as error:
         return _complain(str(error) or "interrupted", _INTERRUPTED)
     except Exception as error:
@@ -120,9 +100,10 @@ def main(args: Sequence[str] | None = None) -> int:
         if getattr(error, "said_by_main", False):  # the main process of a distributed run prints it
             return 1
         if isinstance(error, _ClickError):
-            return _complain(_usage(error), 2 if isinstance(error, _UsageError) else 1)
-        reason = _reason(error)
-        if reason is None:
+            context = getattr(error, "ctx", None)
+            hint = "" if context is None else f" (see {context.command_path} --help)"
+            return _complain(cast("Any", error).format_message() + hint, 2 if isinstance(error, _UsageError) else 1)
+        if (reason := _reason(error)) is None:
             raise
         return _complain(reason, 1)
     if code == _INTERRUPTED:  # typer has caught Ctrl-C
@@ -137,12 +118,6 @@ def _show_warnings_as_notes() -> None:
     # Files have no column names, whatever the model was trained on.
     warnings.filterwarnings("ignore", message="X does not have valid feature names")
     warnings.showwarning = lambda message, *_, **__: note(" ".join(str(message).split()))
-
-
-def _usage(error: Any) -> str:
-    context = getattr(error, "ctx", None)
-    hint = f" (see {context.command_path} --help)" if context is not None else ""
-    return f"{error.format_message()}{hint}"
 
 
 def _reason(error: Exception) -> str | None:
@@ -162,12 +137,3 @@ def _reason(error: Exception) -> str | None:
 def _complain(reason: str, code: int) -> int:
     print(f"error: {' '.join(reason.split())}", file=sys.stderr)
     return code
-
-
-def _silence() -> None:
-    """Discard further output: nobody reads the pipe any more."""
-    with open(os.devnull, "w") as nowhere:
-        try:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        except (OSError, ValueError):  # not a real file
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -5,24 +5,21 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+from mvrbm.cli.options import AsJson, DataDir, argument, show, table
 
-from mvrbm.cli.options import AsJson, DataDir, show, table
-
-SetName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a data set.", show_default=False)]
+SetName = Annotated[str, argument("NAME", "Name of a data set.")]
 
 
 def list_sets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the named data sets, and whether they are on this machine."""
     from mvrbm.io import datasets
 
-    places = {name: datasets.where(name, data_dir) for name in datasets.NAMES}
-    result = {
-        name: {"description": datasets.describe(name), "path": None if place is None else str(place)}
-        for name, place in places.items()
-    }
-    rows = [(name, f"{'here' if place else 'absent':<8}{datasets.describe(name)}") for name, place in places.items()]
-    show({"sets": result}, as_json, table(rows))
+    sets, rows = {}, []
+    for name in datasets.NAMES:
+        place, description = datasets.where(name, data_dir), datasets.describe(name)
+        sets[name] = {"description": description, "path": place and str(place)}
+        rows.append((name, f"{'here' if place else 'absent':<8}{description}"))
+    show({"sets": sets}, as_json, table(rows))
 
 
 def where(name: SetName, data_dir: DataDir = None, as_json: AsJson = False) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +12,13 @@ import typer
 
 from mvrbm.cli import options as opt
 
+Scale = StrEnum("Scale", {"TWO": "2", "THREE": "3", "FOUR": "4"})
 NoiseKind = StrEnum("NoiseKind", {"SALT_AND_PEPPER": "salt-and-pepper", "GAUSSIAN": "gaussian"})
 Method = StrEnum("Method", {"MEAN_FIELD": "mean-field", "GIBBS": "gibbs"})
 
 _HIDDEN = opt.Shape((24, 24))
 _LEVEL_HELP = "Fraction of pixels hit, or standard deviation (black to white is 1); default: estimated."
 _STRIDE_HELP = "Pixels from patch to patch, for images larger than the model's; default: a quarter of a patch."
-_SUPERRES_MODEL_HELP = "Folder that superres-train wrote; default: the weights in the package."
-_ENSEMBLE_HELP = "Average over flips and turns: slightly better, 8 times slower."
 _CROPS_HELP = "Crops to fine-tune with after that, such as 20000: better, but slow without a GPU."
 
 
@@ -45,42 +42,27 @@ def denoise(
     """Remove noise from images with the model as the prior. A .npy input with two axes is one image."""
     opt.check_out(out, force)
     from mvrbm import vision
-    from mvrbm.io.arrays import read_samples, write_output
+    from mvrbm.io.arrays import write_output
 
     model = opt.load_model(model_folder, device, "inpaint")
-    images = read_samples(source, data_dir=data_dir)[:]
+    images = opt.read(source, data_dir)
     how = "estimated" if level is None else "given"
     if level is None:
         level = vision.estimate_level(model, images, noise=noise.value, stride=stride)
-    counts: Any = {"rounds": rounds, "steps": steps, "burn_in": burn_in}
-    clean = vision.denoise(
-        model, images, noise=noise.value, level=level, method=method.value, stride=stride, seed=seed, **counts
-    )
+    how_long: Any = {"method": method.value, "rounds": rounds, "steps": steps, "burn_in": burn_in, "seed": seed}
+    clean = vision.denoise(model, images, noise=noise.value, level=level, stride=stride, **how_long)
     write_output(out, clean if out.suffix.lower() == ".npy" or clean.ndim == 3 else clean[None], force)
     result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": noise.value, "level": level}
-    opt.show(
-        result, as_json, f"{out}: {opt.times(clean.shape)} {clean.dtype}, {noise.value} of level {level:.4g} ({how})"
-    )
-
-
-def _scale(scale: int | None) -> int | None:
-    if scale not in (None, 2, 3, 4):
-        raise typer.BadParameter(f"{scale} is not one of 2, 3, 4", param_hint="'--scale'")
-    return scale
+    text = f"{out}: {opt.times(clean.shape)} {clean.dtype}, {noise.value} of level {level:.4g} ({how})"
+    opt.show(result, as_json, text)
 
 
 def superres(
     source: Annotated[Path, opt.argument("IN", "An image.")],
     out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
-    scale: Annotated[
-        int | None, opt.new("Enlargement per side; default: the model's, or 2.", callback=_scale, metavar="2|3|4")
-    ] = None,
-    model_folder: Annotated[
-        Path | None, opt.new("Folder that superres-train wrote; default: the weights in the package.", "--model")
-    ] = None,
-    self_ensemble: Annotated[
-        bool, opt.new("Average over flips and turns: slightly better, 8 opt.times slower.", "--self-ensemble")
-    ] = False,
+    scale: Annotated[Scale | None, opt.new("Enlargement per side; default: the model's, or 2.")] = None,
+    model_folder: Annotated[Path | None, opt.new("Folder that superres-train wrote.", "--model")] = None,
+    self_ensemble: Annotated[bool, opt.new("Average over flips and turns: better, slower.", "--self-ensemble")] = False,
     device: opt.Where = opt.Device.AUTO,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
@@ -89,17 +71,24 @@ def superres(
 
     The result is upright, and keeps the ICC profile and EXIF data.
     """
+    from tqdm import tqdm
+
     from mvrbm.io.atomic import check_output
     from mvrbm.io.pictures import FORMATS, check_format, read_picture, write_picture
     from mvrbm.vision import SuperResolver
 
     check_output(out, force, tuple(FORMATS))
     picture = read_picture(source)
-    model = SuperResolver.pretrained(scale, model_folder, device=device.value)
+    model = SuperResolver.pretrained(None if scale is None else int(scale), model_folder, device=device.value)
     for text in (*picture.notes, *check_format(out, picture, model.scale)):
         opt.note(text)
     began = time.perf_counter()
-    with _progress("superres", "tile") as progress:
+    with tqdm(desc="superres", unit="tile", file=sys.stderr, disable=None, leave=False, delay=0.5) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
         large = picture.with_pixels(model.upscale(picture.pixels, self_ensemble=self_ensemble, progress=progress))
     seconds = time.perf_counter() - began
     write_picture(out, large, force)
@@ -108,33 +97,17 @@ def superres(
     opt.show(result, as_json, f"{out}: {picture.size} -> {large.size} in {seconds:.1f} s")
 
 
-@contextlib.contextmanager
-def _progress(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """Show progress on a terminal, if the work takes a while."""
-    from tqdm import tqdm
-
-    with tqdm(desc=what, unit=unit, file=sys.stderr, disable=None, leave=False, delay=0.5) as bar:
-
-        def update(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield update
-
-
 def superres_train(
     folder: Annotated[Path, opt.argument("FOLDER", "A folder of images.")],
     out: opt.ModelOut,
-    scale: Annotated[int, typer.Option(callback=_scale, metavar="2|3|4", help="Enlargement per side.")] = 2,
+    scale: Annotated[Scale, typer.Option(help="Enlargement per side.")] = Scale.TWO,
     patch: Annotated[int, typer.Option(min=1, help="Side of a patch of the large image.")] = 10,
     hidden: Annotated[opt.Shape, opt.new("Shape of the hidden layer; default: 24x24.", **opt.SHAPE)] = _HIDDEN,
     rank: Annotated[int, typer.Option(min=1, help="Number of Kronecker products in the sum.")] = 16,
     patches: Annotated[int, typer.Option(min=1, help="Patches for contrastive divergence.")] = 10_000,
     epochs: Annotated[int | None, opt.new("Epochs over them; default: the recipe's.", min=1)] = None,
     recipe: opt.RecipeOption = opt.Recipe.DEFAULT,
-    fine_tune: Annotated[
-        bool, typer.Option("--fine-tune/--no-fine-tune", help="Train inference by backpropagation afterwards.")
-    ] = True,
+    fine_tune: Annotated[bool, typer.Option(help="Train inference by backpropagation afterwards.")] = True,
     tuning_patches: Annotated[int, typer.Option(min=1, help="Patches to fine-tune with.")] = 100_000,
     tuning_epochs: Annotated[int, typer.Option(min=1, help="Epochs over them.")] = 15,
     tuning_crops: Annotated[int, typer.Option(min=0, help=_CROPS_HELP)] = 0,
@@ -156,14 +129,14 @@ def superres_train(
     images = [picture.pixels for picture in read_pictures(folder)]
     training: Any = {"n_patches": patches, "n_epochs": epochs, "recipe": recipe.value, "random_state": seed}
     training |= {"device": device.value, "verbose": int(not quiet)}
-    model = SuperResolver(scale, patch, (hidden[0], hidden[1]), rank, **training)
+    model = SuperResolver(int(scale), patch, (hidden[0], hidden[1]), rank, **training)
     tuning = {"tuning_patches": tuning_patches if fine_tune else 0, "tuning_epochs": tuning_epochs}
     began = time.perf_counter()
     model.fit_and_tune(images, **tuning, tuning_crops=tuning_crops)
     seconds = time.perf_counter() - began
     model.save(out)
     parameters = model.machine_.n_parameters
-    result = {"model": str(out), "scale": scale, "patch": patch, "hidden_shape": hidden, "rank": rank}
+    result = {"model": str(out), "scale": int(scale), "patch": patch, "hidden_shape": hidden, "rank": rank}
     result |= {"fine_tuned": fine_tune, "images": len(images), "parameters": parameters, "seconds": round(seconds, 3)}
     size = f"x{scale}, patches of {patch}x{patch} -> {hidden}, rank {rank}, {parameters:,} parameters"
     opt.show(result, as_json, f"{out}: {size}, from {len(images)} images in {seconds:.1f} s")

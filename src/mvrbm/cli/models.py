@@ -24,42 +24,24 @@ def info(model_folder: ModelFolder, as_json: AsJson = False) -> None:
     model = getattr(loaded, "machine", loaded)  # a trainer has one
     config = read_config(folder)
     machines: list[dict[str, Any]] = config.get("stack") or [config]
-    first, top = machines[0], machines[-1]
-    result = {
-        "model": str(folder),
-        "class": type(model).__name__,
-        "visible": first["visible"],
-        "hidden": top["hidden"],
-        "couplings": first["couplings"],
-        "stack": [{key: machine[key] for key in ("visible", "hidden", "couplings")} for machine in machines],
-        "parameters": model.n_parameters if hasattr(model, "n_parameters") else model.n_parameters_,
-        "dtype": first["dtype"],
-        "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
-    }
-    layers = [row for number, machine in enumerate(machines, 1) for row in _rows(machine, number, len(machines))]
-    lines = [
-        ("class", result["class"]),
-        *layers,
-        ("parameters", f"{result['parameters']:,}"),
-        ("dtype", result["dtype"]),
-        *((f"file {name}", f"{size:,} bytes") for name, size in result["files"].items()),
-    ]
-    show(result, as_json, table(lines))
+    parameters = model.n_parameters if hasattr(model, "n_parameters") else model.n_parameters_
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    result = {"model": str(folder), "class": type(model).__name__, "parameters": parameters, "files": files}
+    result |= {"stack": [{key: machine[key] for key in ("visible", "hidden", "couplings")} for machine in machines]}
+    result |= {key: machines[0][key] for key in ("visible", "hidden", "couplings", "dtype")}
+    rows = [("class", type(model).__name__)]
+    for number, machine in enumerate(machines, 1):
+        prefix = "" if len(machines) == 1 else f"{number}: "
+        rows += [(f"{prefix}visible '{name}'", _in_words(part)) for name, part in machine["visible"].items()]
+        rows += [(f"{prefix}hidden", _in_words(machine["hidden"]))]
+        rows += [(f"{prefix}coupling '{name}'", _in_words(part)) for name, part in machine["couplings"].items()]
+    rows += [("parameters", f"{parameters:,}"), ("dtype", machines[0]["dtype"])]
+    show(result, as_json, table([*rows, *((f"file {name}", f"{size:,} bytes") for name, size in files.items())]))
 
 
-def _rows(machine: dict[str, Any], number: int, total: int) -> list[tuple[str, str]]:
-    """Describe the layers of one machine; in a stack, its number comes first."""
-    prefix = "" if total == 1 else f"{number}: "
-    return [
-        *((f"{prefix}visible '{name}'", _in_words(part, "unit")) for name, part in machine["visible"].items()),
-        (f"{prefix}hidden", _in_words(machine["hidden"], "unit")),
-        *((f"{prefix}coupling '{name}'", _in_words(part, "coupling")) for name, part in machine["couplings"].items()),
-    ]
-
-
-def _in_words(part: dict[str, Any], kind: str) -> str:
-    shape = part.get("shape")
-    words = [str(part[kind])] if shape is None else [str(part[kind]), times(shape)]
+def _in_words(part: dict[str, Any]) -> str:
+    """Describe a unit or a coupling: its name, its shape, and its settings that are numbers or switched on."""
+    words = [str(part.get("unit") or part["coupling"]), *([times(part["shape"])] if "shape" in part else [])]
     words += [f"{key} {value}" for key, value in part.items() if isinstance(value, int) and value is not False]
     return " ".join(words)
 

@@ -78,9 +78,6 @@ Quiet = Annotated[bool, new("Show no progress.", "--quiet")]
 DataDir = Annotated[Path | None, new("Folder with local copies of data sets.", "--data-dir")]
 
 
-# -- models and files -------------------------------------------------------------------------------
-
-
 def load_model(folder: Path, device: str, method: str, seed: int | None = None) -> Any:
     """Load an estimator that has a method and takes one array per sample."""
     import mvrbm
@@ -101,13 +98,18 @@ def check_model_out(out: Path, force: bool) -> None:
     from mvrbm.io.atomic import check_folder
     from mvrbm.saving import is_replaceable
 
-    check_folder(out)
-    if not out.is_dir() or not any(out.iterdir()):
-        return
-    if not force:
+    full = check_folder(out).is_dir() and any(out.iterdir())
+    if full and not force:
         raise ValueError(f"{out} exists: use --force to replace the model in it")
-    if not is_replaceable(out):
+    if full and not is_replaceable(out):
         raise ValueError(f"{out} holds other files than a model: choose another folder")
+
+
+def read(source: str, data_dir: Path | None) -> Any:
+    """Read samples into memory."""
+    from mvrbm.io.arrays import read_samples
+
+    return read_samples(source, data_dir=data_dir)[:]
 
 
 def check_out(out: Path, force: bool, *, images: bool = True) -> None:
@@ -122,15 +124,11 @@ def write_samples(out: Path, array: NDArray[Any], shape: Sequence[int], force: b
     """Write samples of a shape to a .npy file or as a contact sheet, and show their shape and dtype."""
     from mvrbm.io.arrays import write_output
 
-    if out.suffix.lower() == ".npy":
-        write_output(out, array, force)
-    else:
-        write_output(out, array.reshape(-1, *shape), force, stretch=bool(array.min() < 0 or array.max() > 1))
+    plain = out.suffix.lower() == ".npy"
+    stretch = not plain and bool(array.min() < 0 or array.max() > 1)
+    write_output(out, array if plain else array.reshape(-1, *shape), force, stretch=stretch)
     result = {"out": str(out), "shape": array.shape, "dtype": str(array.dtype)}
     show(result, as_json, f"{out}: {times(array.shape)} {array.dtype}")
-
-
-# -- showing ----------------------------------------------------------------------------------------
 
 
 def show(result: dict[str, Any], as_json: bool, text: str) -> None:
@@ -142,11 +140,6 @@ def table(rows: Sequence[tuple[str, Any]]) -> str:
     """Align names and values in two columns."""
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
-
-
-def count(number: int, noun: str) -> str:
-    """Write a number with its noun: 1 epoch, 2 epochs."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def note(text: str) -> None:

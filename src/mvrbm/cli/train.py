@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import math
 import os
 import sys
 import time
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,10 +73,10 @@ def train(
     with world.raise_together(ValueError, OSError):
         resumed = _check_outputs(out, log, checkpoints, force)
         if init is not None:
-            model = _saved_model(init, device)
+            model = opt.load_model(init, device, "fit").set_params(warm_start=True)
         else:
             model = _new_model(hidden or opt.Shape(), rank, coupling, visible, hidden_unit)
-        samples, known = _samples(source, data_dir, shape, hidden, missing_nan)
+        samples, known = _samples(source, data_dir, shape, hidden or opt.Shape(), missing_nan)
         model.set_params(**params, device=device.value)
     if sweep is not None:
         if known is not None or any(path is not None for path in (init, log, checkpoints)):
@@ -84,16 +84,13 @@ def train(
         result, text = _sweep(model, sweep, samples, out)
     else:
         callbacks = _callbacks(samples, known, log, checkpoints, quiet)
-        result, text = _fit(model, samples, known, callbacks, checkpoints, out)
+        result, text = _fit(model, samples, out, mask=known, callbacks=callbacks, resume=checkpoints)
     leave()
     if world.is_main:
         opt.show({**result, "resumed": resumed}, as_json, text)
     if result.get("interrupted"):
         then = "the same command with --force resumes it" if checkpoints else "with --checkpoints it could be resumed"
         raise opt.Interrupted(f"interrupted after {result['updates']:,} updates: the model so far is in {out}; {then}")
-
-
-# -- the parts of it --------------------------------------------------------------------------------
 
 
 def _check_outputs(out: Path, log: Path | None, checkpoints: Path | None, force: bool) -> bool:
@@ -119,11 +116,7 @@ def _new_model(
     """Build the estimator for a hidden layer of this shape."""
     from mvrbm import MVRBM, RBM, TVRBM
     from mvrbm.couplings import make_coupling
-    from mvrbm.units import unit_names
 
-    for name, unit in (("--visible", visible), ("--hidden-unit", hidden_unit)):
-        if unit is not None and unit not in unit_names():
-            raise typer.BadParameter(f"{unit!r} is not one of {', '.join(unit_names())}", param_hint=f"'{name}'")
     if rank is not None and (coupling is not None or len(hidden) == 1):
         reason = "an RBM has full weights" if coupling is None else "--coupling has its own"
         raise typer.BadParameter(f"{reason}: leave it out", param_hint="'--rank'")
@@ -134,53 +127,38 @@ def _new_model(
     return (MVRBM if len(hidden) == 2 else TVRBM)(tuple(hidden), rank=rank or 1, **parts)
 
 
-def _saved_model(folder: Path, device: opt.Device) -> Any:
-    """Load a model to continue from."""
-    model = opt.load_model(folder, device, "fit")
-    if "warm_start" not in model.get_params():
-        raise ValueError(f"{folder} holds a model of class {type(model).__name__}, which cannot be trained further")
-    return model.set_params(warm_start=True)
-
-
 def _samples(
-    source: str, data_dir: Path | None, shape: opt.Shape | None, hidden: opt.Shape | None, missing_nan: bool
+    source: str, data_dir: Path | None, shape: opt.Shape | None, hidden: opt.Shape, missing_nan: bool
 ) -> tuple[Any, Any]:
     """Read samples and give them their shape: `shape`, their own, or a square. Returns them and the known entries."""
     from mvrbm.io.arrays import known_entries, read_samples
     from mvrbm.io.shards import Shards
 
     samples = read_samples(source, data_dir=data_dir)
-    own = samples.shape[1:]
-    if shape is None and len(own) == 1 and len(hidden or ()) > 1:
-        shape = opt.Shape((math.isqrt(own[0]),) * 2)
-        if len(hidden or ()) > 2 or math.prod(shape) != own[0]:
+    entries = math.prod(samples.shape[1:])
+    if shape is None and samples.ndim == 2 and len(hidden) > 1:
+        shape = opt.Shape((math.isqrt(entries),) * 2)
+        if len(hidden) > 2 or math.prod(shape) != entries:
             raise ValueError(
-                f"--hidden {hidden} has {len(hidden or ())} axes, but samples have 1 ({own[0]} entries): pass --shape"
+                f"--hidden {hidden} has {len(hidden)} axes, samples have 1 ({entries} entries): pass --shape"
             )
     if shape is not None:
-        if math.prod(shape) != math.prod(own):
-            raise ValueError(
-                f"--shape {shape} has {math.prod(shape)} entries, but samples of shape {opt.times(own)} have "
-                f"{math.prod(own)}"
-            )
+        if math.prod(shape) != entries:
+            raise ValueError(f"--shape {shape} has {math.prod(shape)} entries, but samples have {entries}")
         samples = samples.reshape(len(samples), *shape)
-    if isinstance(samples, Shards):
-        if missing_nan:
-            raise ValueError("--missing-nan does not support a folder of shards")
-        return samples, None
-    return samples, known_entries(samples, nan_is_missing=missing_nan)
+    if isinstance(samples, Shards) and missing_nan:
+        raise ValueError("--missing-nan does not support a folder of shards")
+    return samples, None if isinstance(samples, Shards) else known_entries(samples, nan_is_missing=missing_nan)
 
 
 def _callbacks(samples: Any, known: Any, log: Path | None, checkpoints: Path | None, quiet: bool) -> list[Callback]:
     from mvrbm.learning import Checkpoint, CSVLog, EpochLines, Monitor, ProgressBar
 
     callbacks: list[Callback] = []
-    if known is None or known.reshape(len(known), -1).all(1).any():
-        callbacks.append(Monitor.on(samples, known, pseudo_sites=0 if log is None else 32))
-    elif log is not None:
-        raise ValueError("--log needs at least one sample without missing entries to measure on")
     if log is not None:
-        callbacks.append(CSVLog(log))
+        callbacks += [Monitor.on(samples, known), CSVLog(log)]
+    elif known is None or known.reshape(len(known), -1).all(1).any():
+        callbacks.append(Monitor.on(samples, known, pseudo_sites=0))
     if not quiet:
         callbacks.append(ProgressBar() if sys.stderr.isatty() else EpochLines())
     if checkpoints is not None:
@@ -188,13 +166,11 @@ def _callbacks(samples: Any, known: Any, log: Path | None, checkpoints: Path | N
     return callbacks
 
 
-def _fit(
-    model: Any, samples: Any, known: Any, callbacks: Sequence[Callback], checkpoints: Path | None, out: Path
-) -> tuple[dict[str, Any], str]:
+def _fit(model: Any, samples: Any, out: Path, **settings: Any) -> tuple[dict[str, Any], str]:
     """Fit, save, and describe the result."""
     began = time.perf_counter()
     try:
-        model.fit(samples, mask=known, callbacks=callbacks, resume=checkpoints)
+        model.fit(samples, **settings)
     except KeyboardInterrupt:
         if not getattr(model, "interrupted_", False):
             raise  # a second Ctrl-C: at once
@@ -203,61 +179,38 @@ def _fit(
     kind, hidden, parameters = type(model).__name__, model.machine_.hidden.shape, model.machine_.n_parameters
     metrics = model.history_[-1] if model.history_ else {}
     result = {"model": str(out), "class": kind, "visible_shape": model.visible_shape_, "hidden_shape": hidden}
-    result |= {"parameters": parameters, "samples": len(samples), "epochs": model.n_epochs_}
-    result |= {"updates": model.n_updates_, "interrupted": model.interrupted_}
-    result |= {"seconds": round(seconds, 3), "metrics": metrics}
+    result |= {"parameters": parameters, "samples": len(samples), "seconds": round(seconds, 3), "metrics": metrics}
+    result |= {"epochs": model.n_epochs_, "updates": model.n_updates_, "interrupted": model.interrupted_}
     text = f"{out}: {kind} {opt.times(model.visible_shape_)} -> {opt.times(hidden)}, {parameters:,} parameters"
-    text += f", {opt.count(model.n_epochs_, 'epoch')} in {seconds:.1f} s"
+    text += f", {model.n_epochs_:,} epoch{'s' if model.n_epochs_ != 1 else ''} in {seconds:.1f} s"
     if "reconstruction_error" in metrics:
         text += f", squared reconstruction error {metrics['reconstruction_error']:.4g} per sample"
     return result, text
 
 
-# -- sweeps -----------------------------------------------------------------------------------------
-
-
 def _sweep(model: Any, text: str, samples: Any, out: Path) -> tuple[dict[str, Any], str]:
-    """Train one model per combination, save the best, and describe all."""
+    """Train one model per combination of 'name=value,value;name=value', save the best, and describe all."""
     from mvrbm.estimators.sweep import Sweep
 
-    fitted = Sweep(model, _grid(text, model)).fit(samples)
+    grid: dict[str, list[Any]] = {}
+    for part in filter(None, map(str.strip, text.split(";"))):
+        name, _, values = part.partition("=")
+        if not values.strip():
+            raise typer.BadParameter(f"'{part}' is not NAME=VALUE,VALUE", param_hint="'--sweep'")
+        grid[name.strip()] = [_value(value.strip()) for value in values.split(",")]
+    fitted = Sweep(model, grid).fit(samples)
     fitted.best_estimator_.save(out)
-    rows = [
-        {"params": one.params, "score": one.score, "diverged": one.diverged, "seconds": round(one.seconds, 3)}
-        for one in fitted.candidates_
-    ]
-    lines = [
-        f"{_in_words(one.params)}: " + ("diverged" if one.diverged else f"score {one.score:.6g}, {one.seconds:.1f} s")
-        for one in fitted.candidates_
-    ]
-    lines.append(f"{out}: the best of {len(rows)}, {_in_words(fitted.best_params_)}")
+    rows, lines = [], []
+    for one in fitted.candidates_:
+        rows.append({"params": one.params, "score": one.score, "diverged": one.diverged, "seconds": one.seconds})
+        words = ", ".join(f"{key}={value}" for key, value in one.params.items())
+        lines.append(f"{words}: " + ("diverged" if one.diverged else f"score {one.score:.6g}, {one.seconds:.1f} s"))
+    lines.append(f"{out}: the best of {len(rows)}, score {fitted.best_score_:.6g}")
     result = {"model": str(out), "best": fitted.best_params_, "score": fitted.best_score_, "candidates": rows}
     return result, "\n".join(lines)
 
 
-def _in_words(params: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in params.items())
-
-
-def _grid(text: str, model: Any) -> dict[str, list[Any]]:
-    """Read 'name=value,value;name=value' into values by parameter."""
-    grid: dict[str, list[Any]] = {}
-    names = sorted(model.get_params())
-    for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        name, _, values = (piece.strip() for piece in part.partition("="))
-        if not values:
-            raise typer.BadParameter(f"'{part}' is not NAME=VALUE,VALUE", param_hint="'--sweep'")
-        if name not in names:
-            reason = f"'{name}' is not a parameter: choose from {', '.join(names)}"
-            raise typer.BadParameter(reason, param_hint="'--sweep'")
-        grid[name] = [_value(value.strip()) for value in values.split(",")]
-    if not grid:
-        raise typer.BadParameter("no parameters are given", param_hint="'--sweep'")
-    return grid
-
-
 def _value(text: str) -> Any:
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
+    with contextlib.suppress(ValueError, SyntaxError):
+        return ast.literal_eval(text)
     return text

@@ -32,7 +32,7 @@ def _rows(command: str, method: str, description: str) -> Callable[..., None]:
     ) -> None:
         opt.check_out(out, force, images=False)
         model = opt.load_model(model_folder, device, method)
-        rows = getattr(model, method)(_read(source, data_dir))
+        rows = getattr(model, method)(opt.read(source, data_dir))
         opt.write_samples(out, rows, rows.shape[1:], force, as_json)
 
     run.__name__, run.__doc__ = command, description
@@ -57,7 +57,7 @@ def reconstruct(
     """Pass data up and down through the model, and write the reconstruction."""
     opt.check_out(out, force)
     model = opt.load_model(model_folder, device, "reconstruct")
-    back = model.reconstruct(_read(source, data_dir), steps=steps)
+    back = model.reconstruct(opt.read(source, data_dir), steps=steps)
     opt.write_samples(out, back, model.visible_shape_, force, as_json)
 
 
@@ -103,7 +103,7 @@ def inpaint(
     from mvrbm.io.arrays import half_mask, known_entries, read_mask
 
     model = opt.load_model(model_folder, device, "inpaint", seed)
-    samples = _read(source, data_dir)
+    samples = opt.read(source, data_dir)
     if mask is not None:
         known: Any = read_mask(mask, (len(samples), *model.visible_shape_))
     elif hide is not None:
@@ -114,9 +114,3 @@ def inpaint(
         raise ValueError(f"{source} has no NaN: there is nothing to fill in")
     filled = model.inpaint(samples, known, steps=steps, burn_in=burn_in)
     opt.write_samples(out, filled, model.visible_shape_, force, as_json)
-
-
-def _read(source: str, data_dir: Path | None) -> Any:
-    from mvrbm.io.arrays import read_samples
-
-    return read_samples(source, data_dir=data_dir)[:]

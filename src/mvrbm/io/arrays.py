@@ -21,20 +21,9 @@ from mvrbm.io.formats import IMAGE_SUFFIXES, LARGEST, first_line, images_in, ope
 from mvrbm.io.pictures import read_picture
 from mvrbm.io.shards import Shards, is_folder_of_shards
 
-__all__ = [
-    "contact_sheet",
-    "half_mask",
-    "known_entries",
-    "read_array",
-    "read_mask",
-    "read_samples",
-    "write_output",
-]
+__all__ = ["contact_sheet", "half_mask", "known_entries", "read_array", "read_mask", "read_samples", "write_output"]
 
 Array = NDArray[Any]
-
-
-# -- reading ----------------------------------------------------------------------------------------
 
 
 def read_array(
@@ -57,11 +46,6 @@ def read_array(
     -------
     array
         Booleans, integers or floats, samples along the first axis. Images become grey bytes.
-
-    Raises
-    ------
-    InputError
-        If the source does not exist or is damaged.
     """
     text = os.fspath(source)
     name, _, split = text.partition(":")
@@ -97,12 +81,7 @@ def read_array(
 def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array | Shards:
     """Read samples for an estimator: (n, ...) in bytes, single or double precision.
 
-    Parameters
-    ----------
-    source : str or path
-        As for :func:`read_array`, or a folder of ``.npy`` shards, which become :class:`~mvrbm.io.shards.Shards`.
-    data_dir : path, optional
-        Folder that is searched first for data sets.
+    A folder of ``.npy`` files becomes :class:`~mvrbm.io.shards.Shards`; otherwise see :func:`read_array`.
     """
     if is_folder_of_shards(source):
         return Shards(source)
@@ -131,16 +110,15 @@ def _tiles(cube: Array, size: int) -> Array:
 
 
 def _read_images(paths: list[Path], largest: int) -> Array:
-    first = _read_grey(paths[0])
-    if first.size * len(paths) > largest:
-        raise InputError(f"{len(paths):,} images of {_size(first)} are more than {largest:,} bytes")
-    images = np.empty((len(paths), *first.shape), np.uint8)
-    for number, path in enumerate(paths):
-        image = first if number == 0 else _read_grey(path)
-        if image.shape != first.shape:
-            raise InputError(f"{path} is {_size(image)}, but {paths[0].name} is {_size(first)}: all need one size")
-        images[number] = image
-    return images
+    images: list[NDArray[np.uint8]] = []
+    for path in paths:
+        images.append(_read_grey(path))
+        sizes = [f"{image.shape[1]}x{image.shape[0]}" for image in (images[0], images[-1])]
+        if sizes[0] != sizes[1]:
+            raise InputError(f"{path} is {sizes[1]}, but {paths[0].name} is {sizes[0]}: all need one size")
+        if images[0].size * len(paths) > largest:
+            raise InputError(f"{len(paths):,} images of {sizes[0]} are more than {largest:,} bytes")
+    return np.stack(images)
 
 
 def _read_grey(path: Path) -> NDArray[np.uint8]:
@@ -152,22 +130,13 @@ def _read_grey(path: Path) -> NDArray[np.uint8]:
     return pixels if pixels.ndim == 2 else np.asarray(Image.fromarray(pixels[..., :3]).convert("L"))
 
 
-def _size(image: Array) -> str:
-    return f"{image.shape[1]}x{image.shape[0]}"
-
-
 # -- masks: True where an entry is known -------------------------------------------------------------
 
 
 def known_entries(samples: Array, *, nan_is_missing: bool) -> NDArray[np.bool_] | None:
     """Return which entries are known, or None if all are.
 
-    Parameters
-    ----------
-    samples : array
-        Samples of any shape.
-    nan_is_missing : bool
-        Whether NaN marks a missing entry. Otherwise NaN is an error, as infinite entries always are.
+    NaN marks a missing entry if `nan_is_missing`. Otherwise it is an error, as infinite entries always are.
     """
     if samples.dtype.kind != "f" or np.isfinite(samples).all():
         return None
@@ -179,18 +148,9 @@ def known_entries(samples: Array, *, nan_is_missing: bool) -> NDArray[np.bool_] 
 
 
 def read_mask(source: str | os.PathLike[str], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Read a mask for samples of shape (n, ...): one for all, or one for each.
+    """Read a mask, true where an entry is known, for samples of shape (n, ...): one for all, or one for each.
 
-    Parameters
-    ----------
-    source : str or path
-        Array of booleans, or of 0 and 1, or of 0 and 255; true where an entry is known.
-    shape : tuple of int
-        Shape of the samples, their number first.
-
-    Returns
-    -------
-    bool array of shape `shape` or `shape[1:]`
+    The array holds booleans, or 0 and 1, or 0 and 255. The result has shape `shape` or `shape[1:]`.
     """
     array = np.asarray(read_array(source))
     sizes = {math.prod(whole): whole for whole in (shape[1:], shape)}
@@ -232,52 +192,36 @@ def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
         array = array.reshape(len(array), math.isqrt(array.shape[1]), -1)
     if array.ndim != 3:
         raise InputError(f"samples of shape {tuple(array.shape[1:])} are not images: write a .npy file instead")
+    if array.dtype != np.uint8:
+        values = array.astype(np.float64)
+        low, high = (float(values.min()), float(values.max())) if stretch else (0.0, 1.0)
+        array = np.rint(np.clip((values - low) / (high - low or 1.0), 0, 1) * 255).astype(np.uint8)
     n, rows, columns = array.shape
     across = math.ceil(math.sqrt(n))
     down = math.ceil(n / across)
-    if array.dtype == np.uint8:
-        grey = array
-    else:
-        values = array.astype(np.float64)
-        low, high = (float(values.min()), float(values.max())) if stretch else (0.0, 1.0)
-        grey = np.rint(np.clip((values - low) / (high - low or 1.0), 0, 1) * 255).astype(np.uint8)
-    sheet = np.full((down * (rows + 1) - 1, across * (columns + 1) - 1), 128, np.uint8)
-    for number, image in enumerate(grey):
-        top, left = (number // across) * (rows + 1), (number % across) * (columns + 1)
-        sheet[top : top + rows, left : left + columns] = image
-    return sheet
+    tiles = np.full((down * across, rows + 1, columns + 1), 128, np.uint8)  # each with a border below and to the right
+    tiles[:n, :rows, :columns] = array
+    sheet = tiles.reshape(down, across, rows + 1, columns + 1).swapaxes(1, 2).reshape(down * (rows + 1), -1)
+    return sheet[:-1, :-1]
 
 
 def write_output(path: str | os.PathLike[str], array: Array, force: bool = False, *, stretch: bool = False) -> Path:
-    """Write an array to a ``.npy`` file, or samples as a contact sheet to an image file.
+    """Write an array to a ``.npy`` file, or samples as a :func:`contact_sheet` to an image file.
 
-    Parameters
-    ----------
-    path : path
-        Output file; its ending decides the format.
-    array : array
-        The samples.
-    force : bool
-        Whether an existing file may be replaced.
-    stretch : bool
-        See :func:`contact_sheet`.
+    An existing file is replaced only with `force`.
     """
     path = check_output(path, force, (".npy", *IMAGE_SUFFIXES))
-    encoded = io.BytesIO()
-    if path.suffix.lower() != ".npy":
+    encoded = io.BytesIO()  # np.save to a file itself does not report why it could not be written
+    if path.suffix.lower() == ".npy":
+        np.save(encoded, array, allow_pickle=False)
+    else:
         from PIL import Image
 
-        kind = Image.registered_extensions()[path.suffix.lower()]
         try:
+            kind = Image.registered_extensions()[path.suffix.lower()]
             Image.fromarray(contact_sheet(array, stretch=stretch)).save(encoded, kind)
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: {first_line(error)}") from error
     with replace_file(path) as file:
-        if path.suffix.lower() == ".npy":
-            # np.save does not report why a file could not be written.
-            array = np.ascontiguousarray(array)
-            np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-            file.write(array.reshape(-1).view(np.uint8).data)
-        else:
-            file.write(encoded.getvalue())
+        file.write(encoded.getbuffer())
     return path

@@ -1,7 +1,7 @@
 """Output files and folders: checks before the work, atomic writes after it.
 
 A file or folder is written next to its place and then renamed, so that it is there whole or not at all.
-What is written is the business of `arrays`, `pictures` and :mod:`mvrbm.saving`.
+The contents are the business of `arrays`, `pictures` and :mod:`mvrbm.saving`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,15 @@ from mvrbm.errors import InputError, StorageError
 __all__ = ["check_folder", "check_output", "finish_folder", "replace_file", "replace_folder", "usual_mode"]
 
 
-# -- before the work --------------------------------------------------------------------------------
-
-
 def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: Sequence[str] = ()) -> Path:
-    """Raise InputError, before any work is done, if a file cannot be written.
-
-    Parameters
-    ----------
-    path : path
-        The output file.
-    force : bool
-        Whether an existing file may be replaced.
-    suffixes : sequence of str
-        Accepted endings of the name; any if empty.
-    """
+    """Raise InputError if a file cannot be written: it exists and not `force`, or has none of the `suffixes`."""
     path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes:
         raise InputError(f"{path} should end in one of {' '.join(suffixes)}")
-    if _exists(path):
-        if path.is_dir():
-            raise InputError(f"{path} is a folder: name a file to write to")
-        if not force:
-            raise InputError(f"{path} exists: use --force to replace it")
+    if _exists(path) and path.is_dir():
+        raise InputError(f"{path} is a folder: name a file to write to")
+    if _exists(path) and not force:
+        raise InputError(f"{path} exists: use --force to replace it")
     if not path.parent.is_dir():
         what = "is a file" if _exists(path.parent) else "does not exist"
         raise InputError(f"{path} cannot be written: {path.parent} {what}")
@@ -53,7 +39,7 @@ def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: Se
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:
-    """Raise InputError, before any work is done, if a folder does not exist and cannot be created."""
+    """Raise InputError if a folder does not exist and cannot be created."""
     folder = Path(folder)
     place = next(place for place in (folder, *folder.absolute().parents) if _exists(place))
     if not place.is_dir():
@@ -73,9 +59,6 @@ def _exists(path: Path) -> bool:
     return True
 
 
-# -- writing ----------------------------------------------------------------------------------------
-
-
 def usual_mode(mode: int) -> int:
     """Return the permissions that this process gives to a new file: `mode` without the bits of the umask."""
     mask = os.umask(0)
@@ -85,13 +68,7 @@ def usual_mode(mode: int) -> int:
 
 @contextlib.contextmanager
 def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a binary file for writing, which replaces `path` when the context ends without an error.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written.
-    """
+    """Open a binary file for writing, which replaces `path` when the context ends without an error."""
     path = Path(path)
     try:
         handle, staging = tempfile.mkstemp(prefix=".mvrbm-", dir=path.parent)
@@ -113,17 +90,7 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 def replace_folder(folder: str | os.PathLike[str], replaceable: Callable[[Path], bool]) -> Iterator[Path]:
     """Create a folder to write into, which replaces `folder` when the context ends without an error.
 
-    Parameters
-    ----------
-    folder : path
-        The folder to write. It may be missing or empty.
-    replaceable : callable
-        Returns whether a folder that is not empty may be replaced.
-
-    Raises
-    ------
-    StorageError
-        If the folder cannot be written, or holds files that must not be replaced.
+    Raises StorageError if `folder` holds files and is not `replaceable`, or cannot be written.
     """
     target = Path(folder)
     if target.exists() and not target.is_dir():

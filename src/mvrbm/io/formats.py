@@ -1,7 +1,6 @@
 """Binary array formats: .npy, .npz and idx files, and which files are images.
 
 Reading images is in `pictures`; choosing a reader for a file, a folder or a name is in `arrays`.
-
 Nothing is allocated before the size that a file claims has been compared with what it can hold. Pickles are never read.
 """
 
@@ -12,10 +11,8 @@ import gzip
 import math
 import os
 import struct
-import tokenize
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -28,22 +25,13 @@ from mvrbm.errors import InputError
 __all__ = ["IMAGE_SUFFIXES", "LARGEST", "first_line", "images_in", "open_npy", "read_idx", "read_npz"]
 
 Array = NDArray[Any]
-
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
 #: Largest array, in bytes, that is read into memory by default.
 LARGEST = 4 * 2**30
 
 _LARGEST_ORDER = 16
-_LARGEST_IDX_ORDER = 8
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _BEST_COMPRESSION = 1032  # bytes that one byte of a deflated stream can expand to
-# What NumPy's, zipfile's and gzip's parsers raise for a damaged file.
-# fmt: off
-_DAMAGE = (
-    ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, RecursionError, OverflowError,
-    NotImplementedError, RuntimeError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
-)
-# fmt: on
 
 
 def first_line(error: BaseException) -> str:
@@ -53,11 +41,11 @@ def first_line(error: BaseException) -> str:
 
 def images_in(folder: Path) -> list[Path]:
     """Return the image files in a folder, sorted by name. Hidden files are left out."""
-    found = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES]
-    visible = [path for path in found if not path.name.startswith(".")]
-    if not visible:
+    visible = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
+    found = [path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES]
+    if not found:
         raise InputError(f"{folder} holds no images: supported are {' '.join(IMAGE_SUFFIXES)}")
-    return visible
+    return found
 
 
 @contextlib.contextmanager
@@ -65,36 +53,16 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn everything that goes wrong while a file is read into an InputError that names it."""
     try:
         yield
-    except InputError:
+    except (InputError, MemoryError):
         raise
-    except EOFError as error:
+    except Exception as error:  # the parsers of NumPy, zipfile and gzip raise nearly anything for a damaged file
+        if isinstance(error, OSError) and error.strerror:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from error
         raise InputError(f"{path} is damaged or truncated: {first_line(error)}") from error
-    except gzip.BadGzipFile as error:  # an OSError, too
-        raise InputError(f"{path} is damaged: {first_line(error)}") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    except _DAMAGE as error:
-        raise InputError(f"{path} is damaged: {first_line(error)}") from error
-
-
-# -- NumPy ------------------------------------------------------------------------------------------
 
 
 def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False) -> Array:
-    """Memory-map a ``.npy`` file.
-
-    Parameters
-    ----------
-    path : path
-        The file.
-    allow_empty : bool
-        Whether an array without entries is accepted.
-
-    Returns
-    -------
-    array
-        Booleans, integers or floats, read-only.
-    """
+    """Memory-map a ``.npy`` file of booleans, integers or floats, read-only."""
     path = Path(path)
     with _reading(path), path.open("rb") as file:
         shape, by_column, dtype = _npy_header(file, str(path), allow_empty)
@@ -109,17 +77,7 @@ def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False) -> Arra
 
 
 def read_npz(path: str | os.PathLike[str], key: str | None = None, *, largest: int = LARGEST) -> Array:
-    """Read one array from a ``.npz`` archive.
-
-    Parameters
-    ----------
-    path : path
-        The archive.
-    key : str, optional
-        Name of the array; not needed if the archive holds only one.
-    largest : int
-        Largest array to read, in bytes.
-    """
+    """Read the array `key` of a ``.npz`` archive; without a key, its only one."""
     path = Path(path)
     with _reading(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -184,24 +142,8 @@ def _some(names: Iterable[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-# -- idx --------------------------------------------------------------------------------------------
-
-
 def read_idx(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Array:
-    """Read an array from an idx file (the format of MNIST), plain or compressed with gzip.
-
-    Parameters
-    ----------
-    path : path
-        The file.
-    largest : int
-        Largest array to read, in bytes.
-
-    Returns
-    -------
-    array
-        The entries in the machine's byte order.
-    """
+    """Read an array from an idx file (the format of MNIST), plain or compressed with gzip, up to `largest` bytes."""
     path = Path(path)
     with _reading(path), path.open("rb") as raw:
         size = os.fstat(raw.fileno()).st_size
@@ -209,10 +151,8 @@ def read_idx(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Array:
         raw.seek(0)
         if not size:
             raise InputError(f"{path} is empty")
-        if not compressed:
-            return _parse_idx(raw, path, size, largest)
-        with gzip.GzipFile(fileobj=raw) as file:
-            return _parse_idx(cast("IO[bytes]", file), path, size * _BEST_COMPRESSION, largest)
+        file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if compressed else raw
+        return _parse_idx(file, path, size * (_BEST_COMPRESSION if compressed else 1), largest)
 
 
 def _parse_idx(file: IO[bytes], path: Path, available: int, largest: int) -> Array:
@@ -220,8 +160,8 @@ def _parse_idx(file: IO[bytes], path: Path, available: int, largest: int) -> Arr
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES:
         raise InputError(f"{path} is not an idx file: it begins with {head.hex(' ') or 'nothing'}")
     dtype, order = np.dtype(_IDX_TYPES[head[2]]), head[3]
-    if not 1 <= order <= _LARGEST_IDX_ORDER:
-        raise InputError(f"{path} claims to have {order} dimensions: 1 to {_LARGEST_IDX_ORDER} are supported")
+    if not 1 <= order <= _LARGEST_ORDER:
+        raise InputError(f"{path} claims to have {order} dimensions: 1 to {_LARGEST_ORDER} are supported")
     sizes = file.read(4 * order)
     if len(sizes) < 4 * order:
         raise InputError(f"{path} is truncated: it ends within its header")

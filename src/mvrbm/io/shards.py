@@ -93,9 +93,6 @@ class Shards:
                 raise ShardError(f"{self.paths[file]} cannot be read: {error}") from error
         return out
 
-    def __repr__(self) -> str:
-        return f"Shards({len(self.paths)} files, shape {self.shape}, {self.dtype})"
-
 
 def _mapped(path: Path) -> Array:
     try:
