@@ -71,7 +71,7 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return _public_names()
+        return sorted([*_HOME_OF, *_exported_classes(), "load"])
     if name in _SUBMODULES:
         return importlib.import_module(f"mvrbm.{name}")
     if name in _HOME_OF:
@@ -86,9 +86,5 @@ def _exported_classes() -> dict[str, type]:
     return {name: value for name, value in entries.items() if isinstance(value, type)}
 
 
-def _public_names() -> list[str]:
-    return sorted([*_HOME_OF, *_exported_classes(), "load"])
-
-
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_SUBMODULES, *_public_names()})
+    return sorted({*globals(), *_SUBMODULES, *__getattr__("__all__")})

@@ -16,19 +16,11 @@ _WORTH_THREADS = 4 * 10**7
 
 
 def resolve_device(device: str | torch.device = "auto") -> torch.device:
-    """Return the device that a name stands for.
+    """Return the device that a name stands for. Raises ValueError for unknown names, and if there is no such GPU.
 
-    Parameters
-    ----------
-    device : str or torch.device
-        ``"auto"`` is the GPU of this process if there is one, otherwise the CPU; ``"cuda"`` is the GPU of this
-        process. Processes started by ``torchrun`` have one GPU each (``LOCAL_RANK``); other processes use PyTorch's
-        current GPU. Any other name is PyTorch's own, such as ``"cpu"`` or ``"cuda:1"``.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown, or names a GPU where there is none.
+    ``"auto"`` is the GPU of this process if there is one, otherwise the CPU; ``"cuda"`` is the GPU of this process.
+    Processes started by ``torchrun`` have one GPU each (``LOCAL_RANK``); other processes use PyTorch's current GPU. Any
+    other name is PyTorch's own, such as ``"cpu"`` or ``"cuda:1"``.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -64,7 +64,12 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         shape = first.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
         links = {name: self._coupling(name) for name in units}
         for name, unit in units.items():
-            _check_orders(links[name], unit.shape, shape)
+            if links[name].name == Kronecker.name and len(unit.shape) != len(shape):
+                hint = ", or pass visible_shape if a row is an array" if len(unit.shape) == 1 else ""
+                raise ValueError(
+                    f"hidden_shape {shape} has {len(shape)} {'axis' if len(shape) == 1 else 'axes'}, but a sample has "
+                    f"{len(unit.shape)}, {unit.shape}: both need the same number of axes{hint}"
+                )
         return [BoltzmannMachine(units, unit_named(self.hidden, shape, "hidden"), links).to(first.bias.dtype)]
 
     @abstractmethod
@@ -108,16 +113,10 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         resume : path, optional
             Folder of checkpoints. Training continues from the newest one, if there is one.
 
-        Returns
-        -------
-        self
-            With ``warm_start=True``, a fitted or loaded estimator is trained for `n_epochs` more epochs. Otherwise a
-            new model is trained.
-
-        Raises
-        ------
-        KeyboardInterrupt
-            After Ctrl-C, once training has stopped after an update. The estimator is fitted, `interrupted_` is True.
+        Notes
+        -----
+        With ``warm_start=True``, a fitted or loaded model is trained for `n_epochs` more epochs; otherwise a new model
+        is trained. Ctrl-C stops training after an update; `interrupted_` is True then, and KeyboardInterrupt is raised.
         """
         continues = self.warm_start and hasattr(self, "machine_")
         return self._learn(X, mask, self._recipe().n_epochs, callbacks, resume, continues=continues)
@@ -234,18 +233,10 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         return _out(hidden.bias.expand(hidden.shape).flatten())
 
     def components(self, which: ArrayLike | None = None) -> Any:
-        r"""Weights of each hidden unit, as visible arrays: the filters.
+        r"""Filters: weights of hidden units, as visible arrays (n, \*visible_shape), by modality if there are several.
 
-        Parameters
-        ----------
-        which : array of int, optional
-            Numbers of hidden units, counted row by row. Default: all.
-
-        Returns
-        -------
-        array (n, \*visible_shape)
-            For the MVRBM, filter (k, l) is the outer product of row k of U and row l of V. A dict of
-            such arrays for several modalities.
+        `which` are the numbers of the hidden units, counted row by row, default: all. For the MVRBM, filter (k, l) is
+        the outer product of row k of U and row l of V.
         """
         return _one_or_all({name: _out(rows) for name, rows in self._weights(self._machines[-1], which).items()})
 
@@ -399,17 +390,6 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-
-def _check_orders(link: Coupling, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
-    """Raise an error that names parameters of the estimator where a Kronecker coupling would name layers."""
-    if link.name == Kronecker.name and len(visible_shape) != len(hidden_shape):
-        raise ValueError(
-            f"hidden_shape {hidden_shape} has {len(hidden_shape)} {'axis' if len(hidden_shape) == 1 else 'axes'}, but "
-            f"a sample has {len(visible_shape)}, "
-            f"{visible_shape}: both need the same number of axes"
-            + (", or pass visible_shape if a row is an array" if len(visible_shape) == 1 else "")
-        )
 
 
 def _one_or_all(layers: Mapping[str, Any]) -> Any:

@@ -42,16 +42,8 @@ def label_log_posterior(machine: BoltzmannMachine, visible: Mapping[str, Tensor]
 
     .. math:: \log p(k \mid X) = b_k + A_h\Big(\sum_m W_m T_m(X_m) + D_k\Big) - \log \sum_{k'} \exp(\dots),
 
-    so the field of the other layers is computed once, and :math:`D_k`, the column of label `k`, is added to it.
-
-    Parameters
-    ----------
-    machine : BoltzmannMachine
-        A machine with a Categorical layer of one row, and any others.
-    visible : mapping of str to Tensor
-        The other layers, each (n, \*layer shape). They are not checked.
-    label : str
-        Name of the label's layer.
+    so the field of the other layers is computed once, and :math:`D_k`, the column of label `k`, is added to it. `label`
+    is the name of a Categorical layer of one row; `visible` holds the other layers, (n, \*layer shape), not checked.
     """
     unit, hidden = machine.layers[label], machine.hidden
     n_labels = unit.shape[-1]

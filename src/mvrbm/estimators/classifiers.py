@@ -97,10 +97,9 @@ class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEs
         labels: Array = self.classes_[codes]
         return labels
 
-    def _predictions(self, X: Any) -> Iterator[Tensor]:
-        for batch in self._batches(X):
-            with torch.no_grad():
-                yield self._log_probabilities(batch)
+    @torch.no_grad()
+    def _predictions(self, X: Any) -> list[Tensor]:
+        return [self._log_probabilities(batch) for batch in self._batches(X)]
 
     def _batches(self, X: Any) -> Iterator[Tensor]:
         check_is_fitted(self)
@@ -350,18 +349,12 @@ class MVRBMClassifier(FineTunedClassifier):
         Number of epochs of contrastive divergence for each layer before fine-tuning; 0 for a random start.
     recipe : str or Recipe
         Recipe of the pre-training.
-    n_epochs : int
-        Number of epochs of fine-tuning.
-    batch_size : int
-        Number of samples per update.
-    learning_rate : float
-        Initial learning rate of Adam.
+    n_epochs, batch_size, learning_rate
+        Number of epochs of fine-tuning, number of samples per update, and initial learning rate of Adam.
     schedule : {"cosine", "constant"}
         Whether the learning rate falls to zero along half a cosine.
-    dropout : float or sequence of float
-        Share of hidden units that an update leaves out, for all layers or for each.
-    input_dropout : float
-        Share of the entries of the data that an update leaves out.
+    dropout, input_dropout : float
+        Share of hidden units, and of entries of the data, that an update leaves out; `dropout` also as one per layer.
     weight_decay : float
         Decoupled weight decay of the weights; biases do not decay.
     averaging : float
@@ -375,12 +368,9 @@ class MVRBMClassifier(FineTunedClassifier):
         samples are rare.
     unlabelled_batch_size : int
         Number of unlabelled samples per update, where `fit` is given some and `perturbation` is positive.
-    early_stopping : bool
-        Whether to hold out some training samples, and keep the parameters of the epoch with the best result on them.
-    validation_fraction : float
-        Share of the samples that is held out.
-    patience : int
-        Number of epochs without improvement after which fine-tuning stops.
+    early_stopping, validation_fraction, patience : bool, float, int
+        Whether to hold out a share of the samples and keep the parameters of the epoch with the best result on them,
+        that share, and the number of epochs without improvement after which fine-tuning stops.
     verbose : int
         Whether to show the progress of pre-training.
 

@@ -180,21 +180,21 @@ class DeepMVRBM(SingleLayerRBM):
             x = machine.hidden_mean(x, check=False)
         return x
 
-    def _down(self, hidden: Tensor, count: int, stop: int = 0) -> Tensor:
-        """Pass means down through the machines from number `count` - 1 to number `stop`."""
+    def _down(self, hidden: Tensor, count: int, stop: int = 0, rng: RandomSource | None = None) -> Tensor:
+        """Pass means, or with `rng` draws, down through the machines from number `count` - 1 to number `stop`."""
         for number in reversed(range(stop, count)):
-            hidden = self._as_hidden(self.machines_[number].visible_mean(hidden, check=False)[VISIBLE], number)
+            machine = self.machines_[number]
+            below = (
+                machine.visible_mean(hidden, check=False)
+                if rng is None
+                else machine.sample_visible(hidden, rng, check=False)
+            )
+            hidden = self._as_hidden(below[VISIBLE], number)
         return hidden
 
     def _as_hidden(self, values: Tensor, number: int) -> Tensor:
         """Return visible values of machine `number` as values of the layer below, which may have narrower bounds."""
         return values.clamp(*self.machines_[number - 1].hidden.statistic_bounds()) if number else values
-
-    def _draw_down(self, hidden: Tensor, numbers: range, rng: RandomSource) -> Tensor:
-        for number in reversed(numbers):
-            drawn = self.machines_[number].sample_visible(hidden, rng, check=False)[VISIBLE]
-            hidden = self._as_hidden(drawn, number)
-        return hidden
 
     @torch.no_grad()
     def _draw(self, n: int, steps: int, rng: RandomSource, start: Any, known: Any) -> dict[str, Tensor]:
@@ -204,7 +204,7 @@ class DeepMVRBM(SingleLayerRBM):
         size, top = len(self.machines_), self.machines_[-1]
         init = None if start is None else {VISIBLE: self._up(start[VISIBLE], size - 1)}
         state = self._as_hidden(sample(top, n, steps, rng, init=init).visible[VISIBLE], size - 1)
-        return {VISIBLE: self._draw_down(state, range(size - 1), rng)}
+        return {VISIBLE: self._down(state, size - 1, rng=rng)}
 
     @torch.no_grad()
     def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
@@ -216,7 +216,7 @@ class DeepMVRBM(SingleLayerRBM):
         for step in range(burn_in + steps):
             for machine in self.machines_:
                 x = machine.sample_hidden(x, rng, check=False)
-            x = self._draw_down(x, range(1, len(self.machines_)), rng)
+            x = self._down(x, len(self.machines_), 1, rng)
             field = bottom.visible_fields(x)[VISIBLE]
             if step >= burn_in:
                 total += unit.mean(field)

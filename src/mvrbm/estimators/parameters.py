@@ -61,14 +61,9 @@ class TrainingParameters:
             phase = NEGATIVE_PHASES[choice(self.negative, "negative", NEGATIVE_PHASES)]()
         if self.n_chains is not None and not hasattr(phase, "n_chains"):
             raise ValueError("n_chains is the number of persistent chains: use it with negative='pcd' or 'tempered'")
-        settings = {"n_chains": self.n_chains, "steps": self.gibbs_steps}
-        given = {
-            "n_epochs": self.n_epochs,
-            "batch_size": self.batch_size,
-            "learning_rate": self.learning_rate,
-            "negative": dataclasses.replace(phase, **_without_none(settings)),
-        }
-        return dataclasses.replace(recipe, **_without_none(given))
+        phase = dataclasses.replace(phase, **_without_none({"n_chains": self.n_chains, "steps": self.gibbs_steps}))
+        given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
+        return dataclasses.replace(recipe, negative=phase, **_without_none(given))
 
 
 def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,8 +93,7 @@ class Layer:
     shape : int or sequence of int, optional
         Shape of the layer. Default: the shape of the layer below.
     coupling : Coupling or str, optional
-        A coupling without shapes, such as ``Dense()`` or ``Kronecker(rank=4)``, of which a copy is used. Default:
-        ``Kronecker`` with the `rank` of the stack.
+        A coupling without shapes, such as ``Dense()``, which is copied. Default: ``Kronecker`` with the stack's `rank`.
     hidden : str, optional
         Name of the units. Default: those of the stack.
     """
@@ -113,10 +107,7 @@ class SavedEstimator(BaseEstimator):
     """Estimators that can be saved to a folder, parameters included, and are loaded by :func:`mvrbm.load`."""
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Save the fitted model to a folder, which :func:`mvrbm.load` reads. A model that is there is replaced.
-
-        Of several processes (``torchrun``), the main one writes.
-        """
+        """Save the fitted model to a folder, which :func:`mvrbm.load` reads. A model that is there is replaced."""
         check_is_fitted(self)
         world = World.here()
         with world.raise_together(StorageError, OSError):

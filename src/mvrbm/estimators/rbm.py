@@ -78,29 +78,24 @@ class MVRBM(TVRBM):
         Number of bilinear maps whose sum is the coupling.
     coupling : Coupling or str, optional
         Another coupling instead, such as ``Dense()``, ``CP(8)`` or ``"mpo:3"``. Default: ``Kronecker(rank)``.
-    visible : str
-        Units of the data: ``"bernoulli"`` (0 to 1), ``"gaussian"`` (real), ``"gaussian-learned"`` (real, with learned
-        variances), ``"categorical"`` (one-hot along the last axis), or another of :func:`mvrbm.units.unit_names`.
-    hidden : str
-        Hidden units, likewise.
+    visible, hidden : str
+        Units of the data and hidden units: ``"bernoulli"`` (0 to 1), ``"gaussian"`` (real), ``"gaussian-learned"``
+        (with learned variances), ``"categorical"`` (one-hot along the last axis), or another of
+        :func:`mvrbm.units.unit_names`.
     visible_shape : tuple of int, optional
         Shape of the array that a row of 2-D input stands for. Default: a row is a vector. Not needed for input of
         shape (n, I, J).
-    n_epochs : int, optional
-        Number of epochs. Default: the recipe's value (10).
-    batch_size : int, optional
-        Number of samples per update. Default: the recipe's value (100).
-    learning_rate : float, optional
-        Step size. Default: the recipe's value (computed from the size of the layers).
+    n_epochs, batch_size, learning_rate : optional
+        Number of epochs, number of samples per update, and step size. Default: the recipe's values (10, 100, and a step
+        size computed from the size of the layers).
     recipe : str or Recipe
         ``"default"``, ``"paper"`` (Algorithm 1), or a :class:`~mvrbm.learning.Recipe`.
     negative : {"cd", "pcd", "tempered"}, optional
         Negative phase: contrastive divergence, persistent chains, or persistent chains with parallel tempering.
         Default: the recipe's (contrastive divergence).
-    n_chains : int, optional
-        Number of persistent chains, for ``"pcd"`` and ``"tempered"``. Default: 100, or the recipe's value.
-    gibbs_steps : int, optional
-        Number of Gibbs steps per update. Default: 1, or the recipe's value.
+    n_chains, gibbs_steps : int, optional
+        Number of persistent chains (for ``"pcd"`` and ``"tempered"``), and of Gibbs steps per update. Default: 100 and
+        1, or the recipe's values.
     warm_start : bool
         Whether `fit` continues to train a fitted or loaded model for `n_epochs` more epochs, instead of starting anew.
     backend : {"auto", "reference"}
@@ -114,10 +109,8 @@ class MVRBM(TVRBM):
 
     Attributes
     ----------
-    machine_ : BoltzmannMachine
-        The model.
-    trainer_ : Trainer or None
-        The trainer of the model; None after loading.
+    machine_, trainer_ : BoltzmannMachine, and Trainer or None
+        The model and its trainer, None after loading.
     history_ : list of dict
         The metrics that callbacks logged.
     visible_shape_ : tuple of int
@@ -127,8 +120,7 @@ class MVRBM(TVRBM):
     interrupted_ : bool
         Whether the last `fit` was ended by Ctrl-C.
     components_, intercept_visible_, intercept_hidden_ : array
-        Weights (n_hidden, n_visible_features) and biases, as of scikit-learn's `BernoulliRBM`. The weights are
-        available up to 67 million entries.
+        Weights (n_hidden, n_visible_features), up to 67 million, and biases, as of scikit-learn's `BernoulliRBM`.
     n_parameters_ : int
         Number of learned parameters.
 
