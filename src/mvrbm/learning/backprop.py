@@ -102,14 +102,11 @@ def descend(
         {"params": [p for p in learned if id(p) in with_decay], "weight_decay": plan.weight_decay},
         {"params": [p for p in learned if id(p) not in with_decay], "weight_decay": 0.0},
     ]
-    device = weights.device
-    on_gpu = device.type == "cuda"
+    device, n = weights.device, len(weights)
+    on_gpu, full = device.type == "cuda", min(plan.batch_size, n)
     rate = torch.tensor(plan.learning_rate, device=device) if on_gpu else plan.learning_rate
-    optimizer = torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=rate, fused=on_gpu or None, capturable=on_gpu
-    )
-    n = len(weights)
-    full = min(plan.batch_size, n)
+    groups = [group for group in groups if group["params"]]
+    optimizer = torch.optim.AdamW(groups, lr=rate, fused=on_gpu or None, capturable=on_gpu)
     scale = 1 / (full * float(weights.mean()))
     sum_of_losses = torch.zeros((), dtype=weights.dtype, device=device)
 
@@ -145,23 +142,24 @@ def descend(
         if not on_gpu or unchecked >= _UPDATES_UNCHECKED or epoch == plan.n_epochs:
             unchecked = 0
             _check(losses[-1], epoch, plan, learned, before)
-        row: dict[str, float] = {"epoch": epoch}
-        if score is not None:
-            with _averaged(learned, average):
-                found = score()
-                row |= {"validation_error": found[0], "validation_loss": found[1]}
-                if found < best:
-                    best, best_epoch = found, epoch
-                    best_state = [p.detach().clone() for p in learned]
-        history.append(row)
-        if score is not None and plan.patience is not None and epoch - best_epoch >= plan.patience:
+        history.append({"epoch": epoch, "loss": math.nan})
+        if score is None:
+            continue
+        with _averaged(learned, average):
+            found = score()
+            history[-1] |= {"validation_error": found[0], "validation_loss": found[1]}
+            if found < best:
+                best, best_epoch = found, epoch
+                best_state = [p.detach().clone() for p in learned]
+        if plan.patience is not None and epoch - best_epoch >= plan.patience:
             _check(losses[-1], epoch, plan, learned, before)
             break
     final = best_state if best_state is not None or average is None else _values(average)
     if final is not None:
         assign(learned, final)
-    means = torch.stack(losses).tolist() if losses else []
-    return [{"epoch": row.pop("epoch"), "loss": mean, **row} for row, mean in zip(history, means, strict=True)]
+    for row, mean in zip(history, losses, strict=True):
+        row["loss"] = float(mean)
+    return history
 
 
 def _check(loss: Tensor, epoch: int, plan: Plan, learned: Sequence[nn.Parameter], before: Sequence[Tensor]) -> None:
@@ -202,20 +200,9 @@ def _averaged(parameters: Sequence[nn.Parameter], average: AveragedModel | None)
 
 
 class Replayed:
-    """An update of a full batch as a CUDA graph.
+    """An update of a full batch, from row numbers (batch_size,), as a CUDA graph.
 
     The first updates are made launch by launch, which creates the optimiser's state; then one is captured.
-
-    Parameters
-    ----------
-    step : callable
-        The update, from row numbers (batch_size,).
-    batch_size : int
-        Number of rows.
-    device : torch.device
-        Device of the row numbers.
-    draws_from : sequence of RandomSource
-        Sources that the update draws from.
     """
 
     _EAGER_UPDATES = 3

@@ -88,10 +88,7 @@ class ProgressBar(Callback):
         file = self._file or sys.stderr
         self._bar = tqdm(total=total, initial=trainer.update, unit="update", file=file, mininterval=0.5, leave=True)
 
-    @property
-    def every_batch(self) -> bool:
-        """Return False: it is enough to move the bar at the end of an epoch."""
-        return False
+    every_batch = False  # it is enough to move the bar at the end of an epoch
 
     def on_epoch_end(self, trainer: Run, batch: Any = None) -> None:
         self._bar.update(trainer.update - self._bar.n)

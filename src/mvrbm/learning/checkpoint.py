@@ -14,7 +14,6 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from torch.optim import Optimizer
 
 from mvrbm.errors import StorageError
 from mvrbm.io.atomic import finish_folder
-from mvrbm.learning.callbacks import Callback
 from mvrbm.learning.recipe import Recipe
 from mvrbm.learning.state import TrainState, is_factor
 from mvrbm.saving import (
@@ -43,7 +41,6 @@ _NAME = re.compile(r"update-(\d{9,})")
 _STAGING = ".writing-"
 _COUNTER = "(counter)"
 _OWN_RULE = "recipe"  # instead of an optimiser's class
-
 
 #: The :class:`~mvrbm.learning.Trainer` that is saved: its module imports this one, so it is not named in the types.
 Run = Any
@@ -89,32 +86,42 @@ def _write(run: Run, target: Path, tensors: dict[str, Tensor], plain: dict[str, 
 
 
 def _tensors_of(run: Run) -> dict[str, Tensor]:
-    state, world = run.state, run.world
-    # Between epochs, and at an epoch's end, the stream of the order stands where the next epoch begins.
-    tensors = _prefixed("order", run.epoch_order)
-    own = state.rng.state_dict()
-    for name, part in own.items():
-        for rank, gathered in enumerate(world.gather(part.reshape(-1))):
-            tensors[f"noise.{rank}.{name}"] = gathered.reshape(part.shape)
-    tensors |= _prefixed("chains", {name: _chains_of_all(run, chain) for name, chain in state.chains.items()})
-    tensors |= _prefixed("momenta", state.momenta)
-    if state.centring is not None:
-        tensors |= _prefixed("centre", state.centring.centre)
-        if state.centring.hidden is not None:
-            tensors["hidden_offset"] = state.centring.hidden
+    state, axis = run.state, run.negative.chain_axis
+    chains = {name: chain for name, chain in state.chains.items() if chain.ndim}  # the others are counters
+    gathered = {name: torch.cat(run.world.gather(chain.movedim(axis, 0))) for name, chain in chains.items()}
+    groups = {
+        # Between epochs, and at an epoch's end, the stream of the order stands where the next epoch begins.
+        "order": run.epoch_order,
+        "chains": state.chains | {name: chain.movedim(0, axis).contiguous() for name, chain in gathered.items()},
+        "momenta": state.momenta,
+    }
+    for name, part in state.rng.state_dict().items():
+        for rank, own in enumerate(run.world.gather(part.reshape(-1))):
+            groups.setdefault(f"noise.{rank}", {})[name] = own.reshape(part.shape)
     if run.optimizer is not None:
         for index, entries in run.optimizer.state_dict()["state"].items():
-            tensors |= {
-                f"optimizer.{index}.{key}": value for key, value in entries.items() if isinstance(value, Tensor)
-            }
+            groups[f"optimizer.{index}"] = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
+    tensors = {}
+    if state.centring is not None:
+        groups["centre"] = state.centring.centre
+        if state.centring.hidden is not None:
+            tensors["hidden_offset"] = state.centring.hidden
+    for prefix, group in groups.items():
+        tensors |= {f"{prefix}.{name}": tensor for name, tensor in group.items()}
     return tensors
 
 
 def _plain_of(run: Run) -> dict[str, Any]:
     state, optimizer = run.state, run.optimizer
-    stored = {"kind": _OWN_RULE, "scalars": {}, "groups": []}
+    stored: dict[str, Any] = {"kind": _OWN_RULE, "scalars": {}, "groups": []}
     if optimizer is not None:
-        stored = _plain_optimizer(optimizer)
+        content = optimizer.state_dict()
+        stored["kind"] = type(optimizer).__name__
+        for index, entries in content["state"].items():
+            scalars = {key: value for key, value in entries.items() if not isinstance(value, Tensor)}
+            stored["scalars"][str(index)] = scalars
+        for group in content["param_groups"]:
+            stored["groups"].append({key: value for key, value in group.items() if key != "params"})
     return {
         "epoch": state.epoch,
         "batch": state.batch,
@@ -129,16 +136,6 @@ def _plain_of(run: Run) -> dict[str, Any]:
         "scheduler": None if run.scheduler is None else _to_plain(run.scheduler.state_dict()),
         "callbacks": [{"kind": type(call).__name__, "state": call.state_dict()} for call in run.callbacks],
     }
-
-
-def _plain_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    content = optimizer.state_dict()
-    scalars = {
-        str(index): {key: value for key, value in entries.items() if not isinstance(value, Tensor)}
-        for index, entries in content["state"].items()
-    }
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in content["param_groups"]]
-    return {"kind": type(optimizer).__name__, "scalars": scalars, "groups": groups}
 
 
 # -- reading ----------------------------------------------------------------------------------------
@@ -193,11 +190,7 @@ class Stored:
     def restore(self, run: Run) -> tuple[bool, bool]:
         """Set a training run to where the checkpoint was taken.
 
-        Returns
-        -------
-        tuple of bool
-            Whether the number of processes is the same as then, and whether the checkpoint was taken after the last
-            batch of an epoch.
+        Return whether the number of processes is the same, and whether it was taken after the last batch of an epoch.
         """
         plain, state, world = self.plain, run.state, run.world
         like = state.machine.like
@@ -208,8 +201,10 @@ class Stored:
             run.history = list(plain["history"])
             run.recipe = dataclasses.replace(run.recipe, learning_rate=plain["recipe"]["learning_rate"])
             same_world = bool(plain["processes"] == world.size)
-            chains = {name: _own_chains(run, chain) for name, chain in _under(self.tensors, "chains").items()}
-            state.chains = {name: chain.to(like.device) for name, chain in chains.items()}
+            state.chains, axis = {}, run.negative.chain_axis
+            for name, chain in _under(self.tensors, "chains").items():
+                own = chain.movedim(axis, 0)[world.part_of(chain.shape[axis])].movedim(0, axis) if chain.ndim else chain
+                state.chains[name] = own.to(like.device, copy=True, memory_format=torch.contiguous_format)
             if same_world:
                 state.rng.load_state_dict(_under(self.tensors, f"noise.{world.rank}"))
             else:
@@ -220,7 +215,12 @@ class Stored:
                 state.centring.centre = {n: t.to(like) for n, t in _under(self.tensors, "centre").items()}
                 offset = self.tensors.get("hidden_offset")
                 state.centring.hidden = None if offset is None else offset.to(like)
-            _restore_callbacks(run.callbacks, plain["callbacks"])
+            states = list(plain["callbacks"])
+            for callback in run.callbacks:  # some may be new, some may be gone
+                own_state = next((one for one in states if one["kind"] == type(callback).__name__), None)
+                if own_state is not None:
+                    states.remove(own_state)
+                    callback.load_state_dict(own_state["state"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StorageError(f"{self.path} does not fit this trainer: {error}") from error
         return same_world, plain["batch"] > 0 and plain["batch"] == plain.get("batches_per_epoch")
@@ -259,33 +259,7 @@ def _restore_optimizer(optimizer: Optimizer, plain: dict[str, Any], tensors: dic
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _restore_callbacks(callbacks: Sequence[Callback], stored: Sequence[dict[str, Any]]) -> None:
-    states = list(stored)
-    for callback in callbacks:  # some may be new, some may be gone
-        own = next((state for state in states if state["kind"] == type(callback).__name__), None)
-        if own is not None:
-            states.remove(own)
-            callback.load_state_dict(own["state"])
-
-
 # -- helpers ----------------------------------------------------------------------------------------
-
-
-def _chains_of_all(run: Run, chain: Tensor) -> Tensor:
-    """Return the chains of all processes."""
-    if chain.ndim == 0 or run.world.size == 1:
-        return chain
-    axis = run.negative.chain_axis
-    return torch.cat(run.world.gather(chain.movedim(axis, 0))).movedim(0, axis).contiguous()
-
-
-def _own_chains(run: Run, chain: Tensor) -> Tensor:
-    """Return this process's part of all chains."""
-    if chain.ndim == 0 or run.world.size == 1:
-        return chain
-    axis = run.negative.chain_axis
-    part = run.world.part_of(chain.shape[axis])
-    return chain.narrow(axis, part.start, part.stop - part.start).clone()
 
 
 def _to_plain(value: Any) -> Any:
@@ -304,10 +278,6 @@ def _from_plain(value: Any) -> Any:
             return Counter(dict(value[_COUNTER]))
         return {key: _from_plain(entry) for key, entry in value.items()}
     return [_from_plain(entry) for entry in value] if isinstance(value, list) else value
-
-
-def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -15,8 +15,8 @@ def capture(
 ) -> torch.cuda.CUDAGraph | None:
     """Record work as a CUDA graph, without running it. It must have run before, and must not read results back.
 
-    `sources` are those that the work draws from: every replay continues their streams. If the work cannot be captured,
-    they are left as they were, and None is returned, with a warning that calls the work `what`.
+    The work draws from `sources`, whose streams every replay continues. If the work cannot be captured, they are left
+    as they were, and None is returned, with a warning that calls the work `what`.
     """
     graph = torch.cuda.CUDAGraph()
     before = [source.state_dict() for source in sources]

@@ -119,9 +119,9 @@ class Source(ABC):
         own = {name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()}
         if self.common:
             return own
-        if not own:  # other processes have all samples
-            shapes = {name: torch.zeros(unit.shape, dtype=torch.float64) for name, unit in self.machine.layers.items()}
-            own = {name: Moments(zero, zero, 0) for name, zero in shapes.items()}
+        for name, unit in self.machine.layers.items():  # other processes may have all samples
+            zero = torch.zeros(unit.shape, dtype=torch.float64)
+            own.setdefault(name, Moments(zero, zero, 0))
         return merge_moments(own, self.world)
 
     def _batch(self, raw: Mapping[str, Any], known: Mapping[str, Any], total: int | None = None) -> Batch:
@@ -132,10 +132,8 @@ class Source(ABC):
         visible = {}
         for name, unit in self.machine.layers.items():
             array = unit.from_data(torch.as_tensor(raw[name]))
-            if self.nan_is_missing:
-                missing = torch.isnan(array)
-                if bool(missing.any()):
-                    masks[name] = masks[name] & ~missing if name in masks else ~missing
+            if self.nan_is_missing and bool((missing := torch.isnan(array)).any()):
+                masks[name] = masks[name] & ~missing if name in masks else ~missing
             if name in masks:
                 array = torch.where(masks[name], array, unit.some_state())  # the trainer draws these entries later
             visible[name] = array
@@ -306,20 +304,9 @@ class LoaderSource(Source):
 def as_source(
     data: Any, machine: BoltzmannMachine, *, mask: Any = None, nan_is_missing: bool = False, batch_size: int = 100
 ) -> Source:
-    """Return a source for data of any kind.
+    """Return a source for data of any kind; see :meth:`mvrbm.learning.Trainer.fit`.
 
-    Parameters
-    ----------
-    data : array, path, mapping, Dataset, DataLoader or Source
-        Arrays, tensors and ``.npy`` files hold all samples along their first axis; a mapping names layers.
-    machine : BoltzmannMachine
-        The model that the data is for.
-    mask : array or mapping, optional
-        True where an entry is known. For arrays only.
-    nan_is_missing : bool
-        Whether NaN marks a missing entry.
-    batch_size : int
-        Batch size of iterable datasets, which are divided into batches here.
+    A mask goes with arrays only. Iterable datasets are divided into batches of `batch_size` here.
     """
     if isinstance(data, Source):
         return data
@@ -336,7 +323,14 @@ def as_source(
         if mask is not None:
             raise ValueError("a mask goes with arrays: mark missing entries of shards as NaN instead")
         return ShardSource(machine, arrays, {}, nan_is_missing=nan_is_missing)
-    known = {} if mask is None else {name: _as_array(part) for name, part in _masks_of(mask, machine).items()}
+    masks = {}
+    if isinstance(mask, Mapping):
+        masks = dict(mask)
+        if foreign := set(masks) - set(machine.layers):
+            raise ValueError(f"mask names layers {sorted(foreign)}, but there are only {sorted(machine.layers)}")
+    elif mask is not None:
+        masks = layers_of(mask, machine)
+    known = {name: _as_array(part) for name, part in masks.items()}
     return ArraySource(machine, arrays, known, nan_is_missing=nan_is_missing)
 
 
@@ -344,8 +338,7 @@ def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
     """Return an item or batch by layer name: a mapping as it is, a tuple's first element, or the array itself."""
     names = list(machine.layers)
     if isinstance(item, Mapping):
-        missing = set(names) - set(item)
-        if missing:
+        if missing := set(names) - set(item):
             raise ValueError(f"the data lacks layers {sorted(missing)}, it has {sorted(item)}")
         return {name: item[name] for name in names}
     if isinstance(item, tuple | list) and len(names) == 1 and len(item) and hasattr(item[0], "shape"):
@@ -353,15 +346,6 @@ def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
     if len(names) > 1:
         raise ValueError(f"this machine has visible layers {names}: give data as a mapping from these names")
     return {names[0]: item}
-
-
-def _masks_of(mask: Any, machine: BoltzmannMachine) -> dict[str, Any]:
-    if isinstance(mask, Mapping):
-        foreign = set(mask) - set(machine.layers)
-        if foreign:
-            raise ValueError(f"mask names layers {sorted(foreign)}, but there are only {sorted(machine.layers)}")
-        return dict(mask)
-    return layers_of(mask, machine)
 
 
 def _as_array(part: Any) -> Any:

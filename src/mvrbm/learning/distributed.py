@@ -27,12 +27,10 @@ from mvrbm.errors import DistributedError
 __all__ = ["DistributedError", "World"]
 
 #: Seconds that a process waits for the others before it gives up, unless the environment variable is set.
-_PATIENCE = 600.0
-_PATIENCE_VARIABLE = "MVRBM_TIMEOUT"
+_PATIENCE, _PATIENCE_VARIABLE = 600.0, "MVRBM_TIMEOUT"
 _LONGEST_MESSAGE = 4096
 _JOINED = "MVRBM_JOINED"  # holds the number of the process that joined
 _FAREWELL = 0.2  # seconds
-
 
 _SINGLE: ContextVar[bool] = ContextVar("mvrbm_single_process", default=False)
 
@@ -49,15 +47,7 @@ def single_process() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class World:
-    """The processes that share a training run.
-
-    Parameters
-    ----------
-    rank : int
-        Number of this process.
-    size : int
-        Number of processes.
-    """
+    """The processes that share a training run: this one's number, and how many they are."""
 
     rank: int = 0
     size: int = 1
@@ -91,19 +81,11 @@ class World:
 
     def sum(self, number: float) -> float:
         """Return the sum of a number over all processes."""
-        if self.size == 1:
-            return number
-        tensor = torch.tensor([number], dtype=torch.float64, device=_message_device())
-        self.all_reduce(tensor)
-        return float(tensor)
+        return float(torch.cat(self.gather(torch.tensor([number], dtype=torch.float64))).sum())
 
     def broadcast_int(self, number: int) -> int:
         """Return the main process's number."""
-        if self.size == 1:
-            return number
-        tensor = torch.tensor([number], dtype=torch.int64, device=_message_device())
-        self.broadcast([tensor])
-        return int(tensor)
+        return number if self.size == 1 else int(self.gather(torch.tensor([number]))[0])
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by the main process's."""
@@ -128,8 +110,6 @@ class World:
 
     def broadcast_text(self, text: str) -> str:
         """Return the main process's text."""
-        if self.size == 1:
-            return text
         return _decoded(self.gather(_encoded(text))[0])
 
     @contextlib.contextmanager

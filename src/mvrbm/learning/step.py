@@ -31,12 +31,11 @@ def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] 
     The number `t` of the update counts from 0. The rates of a tensor are tensors, which a CUDA graph can compute.
     """
     rate = float(recipe.learning_rate or 0.0)
-    bias_rate = recipe.bias_learning_rate or rate
+    bias_rate, slowness = recipe.bias_learning_rate or rate, recipe.rate_decay or math.inf
     if isinstance(update, Tensor):
-        decay = 1.0 if recipe.rate_decay is None else (1 + update / recipe.rate_decay).rsqrt()
-        one = torch.ones_like(update)
-        return decay * rate * one, decay * bias_rate * one
-    decay = 1.0 if recipe.rate_decay is None else 1 / math.sqrt(1 + update / recipe.rate_decay)
+        decays = (1 + update / slowness).rsqrt()
+        return decays * rate, decays * bias_rate
+    decay = 1 / math.sqrt(1 + update / slowness)
     return rate * decay, bias_rate * decay
 
 
@@ -72,17 +71,9 @@ def step(
 
     .. math:: g \leftarrow g + \lambda p \text{ (factors)}, \quad m \leftarrow \mu m + g, \quad p \leftarrow p - \eta m
 
-    Parameters
-    ----------
-    gradients, momenta : sequence of Tensor
-        Normalised gradients, and momenta of the same shapes.
-    factors : iterable of (Tensor, Tensor)
-        Parameters of the couplings with their gradients: weight decay applies to these alone.
-    moves : iterable of (Tensor, Tensor, float)
-        Parameters, momenta and learning rates. Tensors may be views, and several moves may share a parameter: flat
-        parameters move at the rate of the biases, then the factors among them by the difference to their own.
-    recipe : Recipe
-        Momentum and weight decay.
+    Gradients are normalised. `factors` are the parameters of the couplings with their gradients: weight decay applies
+    to these alone. Tensors of moves may be views, and several moves may share a parameter: flat parameters move at the
+    rate of the biases, then the factors among them by the difference to their own.
     """
     if recipe.weight_decay:
         for parameter, gradient in factors:

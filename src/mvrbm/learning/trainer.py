@@ -93,8 +93,7 @@ class Trainer:
         self.missing_steps = whole_number(missing_steps, "missing_steps")
         self.recipe = as_recipe(recipe)
         self.requested_recipe = self.recipe  # before a learning rate was chosen for it
-        self.callbacks = callbacks
-        self.plateau_metric = plateau_metric
+        self.callbacks, self.plateau_metric = callbacks, plateau_metric
         self._factories = Factories(optimizer, scheduler)
         self.world = World.here() if world is None else world
         seed = self.world.broadcast_int(seed)
@@ -112,9 +111,8 @@ class Trainer:
         self.epoch_order = self.order_rng.state_dict()  # state of `order_rng` when the epoch began
         #: Trainers whose epochs are made together with this one's, itself first; see :func:`fit_together`.
         self.group: list[Trainer] = [self]
-        self.diverged = False
+        self.diverged = self._prepared = False
         self.source: Source | None = None
-        self._prepared = False
         self._current = True  # whether the state holds what the path has computed
         self._resumed: checkpoint.Stored | None = None
         self._path: UpdatePath | EpochPath | None = None
@@ -187,14 +185,19 @@ class Trainer:
         source = self.prepare(data, mask=mask, nan_is_missing=nan_is_missing, initialise=initialise)
         self.n_epochs = self.recipe.n_epochs if n_epochs is None else n_epochs
         self.stop = self.interrupted = self.broken = self._ending = False
-        task = self.task()
-        by_torch = native.unsupported_reason(task, self.state) is not None
+        tasks = [member.task() for member in self.group]
+        by_torch = native.unsupported_reason(tasks[0], self.state) is not None
         with (
             finish_on_interrupt(self._interrupt),
             sensible_threads(self.machine, self.recipe.batch_size, needed=by_torch) as threads,
         ):
             self._notify("on_train_begin")
-            self._path, self._current = self._choose_path(task, source, threads), True
+            if len(tasks) == 1:
+                self._path = choose_path(tasks[0], self.state, source, threads)
+            else:
+                sources = [member.source or source for member in self.group]
+                self._path = triton.TritonPath(tasks, [member.state for member in self.group], sources)
+            self._current = True
             self._agree()
             try:
                 # A checkpoint of the last update of an epoch has the end of that epoch still to come.
@@ -247,11 +250,9 @@ class Trainer:
             self.recipe = dataclasses.replace(self.recipe, learning_rate=rate)
         self.optimizer, self.scheduler = build_optimizer(self.state, self.recipe, self._factories)
         centre = initialisation.offsets(machine, self.recipe, moments)
-        follow_hidden = self.recipe.centring == "full"
-        if follow_hidden or any(bool(offset.any()) for offset in centre.values()):
-            self.state.centring = Centring(
-                machine, centre, follow_hidden=follow_hidden, all_reduce=self.world.all_reduce
-            )
+        full = self.recipe.centring == "full"
+        if full or any(bool(offset.any()) for offset in centre.values()):
+            self.state.centring = Centring(machine, centre, follow_hidden=full, all_reduce=self.world.all_reduce)
         self._prepared = True
 
     def task(self) -> Task:
@@ -266,27 +267,16 @@ class Trainer:
             every_batch=any(callback.every_batch for callback in self.callbacks),
         )
 
-    def _choose_path(self, task: Task, source: Source, threads: int) -> UpdatePath | EpochPath:
-        if len(self.group) == 1:
-            return choose_path(task, self.state, source, threads)
-        members = self.group
-        return triton.TritonPath(
-            [member.task() for member in members],
-            [member.state for member in members],
-            [member.source or source for member in members],
-        )
-
     def _one_epoch(self, source: Source) -> None:
         self.epoch_order = self.order_rng.state_dict()
         if self.scheduled_epochs < self.epoch:
+            # Not at the end of the last epoch: a checkpoint between them has the old rate.
             self._step_scheduler()
             self.scheduled_epochs = self.epoch
         self._notify("on_epoch_begin")
-        if isinstance(self._path, EpochPath):
-            whole = self._whole_epoch(source, self._path)
-        else:
-            whole = self._batch_by_batch(source)
-        if whole:
+        path = self._path
+        complete = self._whole_epoch(source, path) if isinstance(path, EpochPath) else self._batch_by_batch(source)
+        if complete:
             for member in self.group:
                 member.state.epoch, member.state.batch = member.epoch + 1, 0
             self._end_epoch()
@@ -298,10 +288,9 @@ class Trainer:
 
     def _batch_by_batch(self, source: Source) -> bool:
         """Make the updates of an epoch one by one, and return whether the epoch is complete."""
-        began, state = self.update, self.state
+        began, state, complete = self.update, self.state, True
         full = source.full_batch(self.recipe.batch_size)
         every_batch = any(callback.every_batch for callback in self.callbacks)
-        complete = True
         for batch in self._batches(source):
             self._notify("on_batch_begin", batch=batch)
             full = max(full, batch.total)
@@ -327,9 +316,8 @@ class Trainer:
         states = [member.state for member in self.group]
         for member in self.group:
             (member.source or source).check_all()
-        made = path.epoch(
-            states, [member.order_rng.permutation(path.n_samples) for member in self.group], lambda: self.stop
-        )
+        orders = [member.order_rng.permutation(path.n_samples) for member in self.group]
+        made = path.epoch(states, orders, lambda: self.stop)
         for state in states:
             state.batch += made
         self._ending = self.stop
@@ -380,9 +368,13 @@ class Trainer:
             self._path.load([member.state for member in self.group])
 
     def _step_scheduler(self) -> None:
-        # At the beginning of an epoch, not at the end of the last: a checkpoint between them has the old rate.
         if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(self._latest(self.plateau_metric))
+            values = [row[self.plateau_metric] for row in self.history if self.plateau_metric in row]
+            if not values:
+                raise ValueError(
+                    f"no callback logs '{self.plateau_metric}': add a Monitor for ReduceLROnPlateau to follow"
+                )
+            self.scheduler.step(values[-1])
         elif self.scheduler is not None:
             self.scheduler.step()
 
@@ -390,16 +382,7 @@ class Trainer:
 
     @torch.no_grad()
     def train_on(self, batch: Batch, weight: float = 1.0) -> None:
-        """Make one update.
-
-        Parameters
-        ----------
-        batch : Batch
-            Samples.
-        weight : float
-            Weight of the gradient: less than 1 for a batch shorter than the others, so that every sample counts
-            equally.
-        """
+        """Make one update. A batch shorter than others has a weight below 1, so that every sample counts equally."""
         path = self._path if isinstance(self._path, UpdatePath) else ReferencePath(self.task())
         if batch.known:
             self._synchronise()  # the machine draws the missing entries
@@ -419,17 +402,8 @@ class Trainer:
 
     def _agree(self) -> None:
         """Stop on all processes if one of them asks for it."""
-        if self.world.size > 1:
-            stop_flags = torch.tensor([float(self.stop), float(self.interrupted)], dtype=torch.float64)
-            self.world.all_reduce(stop_flags)
-            self._follow(stop_flags)
-        else:
-            self._ending = self.stop
-
-    def _follow(self, stop_flags: Tensor) -> None:
-        self._ending = bool(stop_flags[0] > 0)
-        # A flag that was set in the meantime counts the next time.
-        self.stop, self.interrupted = self.stop or self._ending, self.interrupted or bool(stop_flags[1] > 0)
+        self._ending = self.stop
+        self._all_reduce(torch.zeros(0, dtype=torch.float64))
 
     def _all_reduce(self, flat: Tensor) -> None:
         """Replace a gradient by its sum over all processes, and stop if one of them asks for it."""
@@ -438,26 +412,21 @@ class Trainer:
         message = torch.cat([flat, flat.new_tensor([float(self.stop), float(self.interrupted)])])
         self.world.all_reduce(message)
         flat.copy_(message[:-2])
-        self._follow(message[-2:])
+        self._ending = bool(message[-2] > 0)
+        # A flag that was set in the meantime counts the next time.
+        self.stop, self.interrupted = self.stop or self._ending, self.interrupted or bool(message[-1] > 0)
 
     # -- callbacks --------------------------------------------------------------------------------
 
     def log(self, row: dict[str, float]) -> None:
         """Add metrics to the history and pass them to the callbacks. Several processes log their mean together."""
-        counters = {"epoch": self.epoch, "update": self.update}
-        row = {**counters, **row}
         if self.world.size > 1:  # their samples may differ
             values = torch.tensor(list(row.values()), dtype=torch.float64)
             self.world.all_reduce(values)
-            row = {**dict(zip(row, (values / self.world.size).tolist(), strict=True)), **counters}
+            row = dict(zip(row, (values / self.world.size).tolist(), strict=True))
+        row = {"epoch": self.epoch, "update": self.update, **row}
         self.history.append(row)
         self._notify("on_log", row=row)
-
-    def _latest(self, metric: str) -> float:
-        for row in reversed(self.history):
-            if metric in row:
-                return row[metric]
-        raise ValueError(f"no callback logs '{metric}': add a Monitor callback for ReduceLROnPlateau to follow")
 
     def _notify(self, hook: str, **details: Any) -> None:
         for callback in self.callbacks:
@@ -478,10 +447,9 @@ class Trainer:
         with self.world.raise_together(StorageError):
             found = checkpoint.newest(folder) if self.world.is_main else None
         chosen = self.world.broadcast_text("" if found is None else found.name)
-        if not chosen:
-            return False
-        self.resume_from(Path(folder) / chosen)
-        return True
+        if chosen:
+            self.resume_from(Path(folder) / chosen)
+        return bool(chosen)
 
     def resume_from(self, path: Path) -> None:
         """Continue, at the next `fit`, from one checkpoint."""
