@@ -56,8 +56,8 @@ class Graph:
     Parameters
     ----------
     module : nn.Module
-        Takes one float32 tensor (n, \*shape) per input, in their order, and returns a tensor, or a tuple of tensors,
-        with n along the first axis. It is on the CPU. It may use n only through shapes: `len` would make n constant.
+        Module on the CPU that takes one float32 tensor (n, \*shape) per input and returns a tensor, or a tuple of
+        tensors, with n along the first axis. It may use n only through shapes: `len` would make n constant.
     inputs : dict of str to Tensor
         Examples of each input, at least two samples.
     outputs : tuple of str
@@ -139,7 +139,7 @@ def compare_onnx(path: str | os.PathLike[str], estimator: Any, X: Any, method: s
     method : str
         The method of the estimator.
     """
-    _check_method(estimator, method)
+    choice(method, "method", [name for name in METHODS if hasattr(estimator, name)])
     _require(("onnxruntime",))
     given = X if isinstance(X, Mapping) else {"X": X}
     samples = {name: np.asarray(part, np.float32) for name, part in given.items()}
@@ -148,7 +148,7 @@ def compare_onnx(path: str | os.PathLike[str], estimator: Any, X: Any, method: s
 
 def graph_of(estimator: Any, method: str) -> Graph:
     """Return the graph of one method of a fitted estimator."""
-    _check_method(estimator, method)
+    choice(method, f"method of {type(estimator).__name__}", [name for name in METHODS if hasattr(estimator, name)])
     check_is_fitted(estimator)
     if hasattr(estimator, "onnx_graph"):
         graph: Graph = estimator.onnx_graph(method)
@@ -161,24 +161,14 @@ def graph_of(estimator: Any, method: str) -> Graph:
     return machine_graph(machines, method, rows=not getattr(estimator, "takes_arrays", True))
 
 
-def _check_method(estimator: Any, method: str) -> None:
-    choice(method, f"method of {type(estimator).__name__}", [name for name in METHODS if hasattr(estimator, name)])
-
-
 # -- machines, and stacks of them --------------------------------------------------------------------
 
 
 def machine_graph(machines: Sequence[BoltzmannMachine], method: str, *, rows: bool = False) -> Graph:
-    """Return the graph of `transform` or `reconstruct` of a machine, or of a stack of machines.
+    """Return the graph of a machine, or of a stack of machines, lowest first.
 
-    Parameters
-    ----------
-    machines : sequence of BoltzmannMachine
-        One machine, or a stack, lowest first. They are copied.
-    method : {"transform", "reconstruct"}
-        Hidden means of the last machine as rows, or visible means of the first after one pass up and down.
-    rows : bool
-        Whether inputs and outputs of the visible layer are rows.
+    `transform` computes the hidden means of the last machine as rows, `reconstruct` the visible means of the first
+    after one pass up and down. `rows` is whether samples of the visible layer are rows.
     """
     choice(method, "method of a machine", METHODS[:2])
     inputs = {name: _examples(machines[0], name) for name in machines[0].layers}
@@ -213,20 +203,16 @@ class _MachineModule(nn.Module):
             return hidden.flatten(1)
         for below, machine in zip([first, *others][-2::-1], others[::-1], strict=True):
             # The units that stand for the layer below can exceed its bounds.
-            hidden = _down(machine, hidden)[0].clamp(*below.hidden.statistic_bounds())
-        means = [mean.flatten(1) if self.rows else mean for mean in _down(first, hidden)]
-        return tuple(means) if len(means) > 1 else means[0]
+            means = machine.visible_mean(hidden, check=False)
+            hidden = next(iter(means.values())).clamp(*below.hidden.statistic_bounds())
+        visible = first.visible_mean(hidden, check=False).values()
+        outputs = tuple(mean.flatten(1) if self.rows else mean for mean in visible)
+        return outputs if len(outputs) > 1 else outputs[0]
 
 
 def _up(machine: BoltzmannMachine, layers: Mapping[str, Tensor]) -> Tensor:
     r"""Return hidden means (n, \*hidden shape) of a centred machine, without checks, which would make n constant."""
     return machine.hidden.mean(machine.hidden_field({name: _deviation(machine, name, x) for name, x in layers.items()}))
-
-
-def _down(machine: BoltzmannMachine, hidden: Tensor) -> list[Tensor]:
-    r"""Return visible means, each (n, \*layer shape), in the order of the layers."""
-    fields = machine.visible_fields(hidden)
-    return [unit.mean(fields[name]) for name, unit in machine.layers.items()]
 
 
 def _centred(machine: BoltzmannMachine) -> BoltzmannMachine:
@@ -294,8 +280,7 @@ class _LabelPosterior(nn.Module):
         unit, link, hidden = self.machine.layers[VISIBLE], self.machine.links[VISIBLE], self.machine.hidden
         columns, own = self.get_buffer("columns"), self.get_buffer("own")
         fields = link.to_hidden(unit.statistic(_deviation(self.machine, VISIBLE, x))).unsqueeze(1) + columns
-        sites = hidden.site_log_normaliser(fields.flatten(0, 1))
-        return torch.softmax(sites.flatten(1).sum(1).reshape(-1, len(own)) + own, 1)
+        return torch.softmax(hidden.log_normaliser(fields.flatten(0, 1)).reshape(-1, len(own)) + own, 1)
 
 
 # -- writing ----------------------------------------------------------------------------------------

@@ -153,25 +153,17 @@ def _visible_states(
     machine: BoltzmannMachine, fixed: Layers, free: dict[str, Tensor], skip: list[str]
 ) -> Iterator[dict[str, Tensor]]:
     """Yield all joint states of the visible layers in pieces; skipped layers stay at `fixed`."""
+    # The layer with the most states is enumerated in pieces, the others one state at a time.
     names = [name for name in machine.layers if name not in skip]
-
-    def combine(names: list[str], chosen: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        if not names:
-            yield chosen
-            return
-        name, *rest = names
-        for piece in _states(machine, machine.layers[name], free[name], fixed[name]):
-            if rest:  # the last layer is enumerated in pieces, the others one state at a time
-                for row in piece:
-                    yield from combine(rest, {**chosen, name: row[None]})
-            else:
-                yield {**chosen, name: piece}
-
-    # The layer with the most states is last and enumerated in pieces.
     names.sort(key=lambda name: _bits(machine.layers[name], len(free[name])))
-    for layers in combine(names, {name: fixed[name] for name in skip}):
-        n = max(len(array) for array in layers.values())
-        yield {name: array.expand(n, *array.shape[1:]) for name, array in layers.items()}
+    *others, last = names or [skip[0]]
+    rows = [torch.cat(list(_states(machine, machine.layers[name], free[name], fixed[name]))) for name in others]
+    for states in itertools.product(*rows):
+        chosen = {name: row[None] for name, row in zip(others, states, strict=True)}
+        pieces = _states(machine, machine.layers[last], free[last], fixed[last]) if names else [fixed[last]]
+        for piece in pieces:
+            layers = {**fixed, **chosen, last: piece}
+            yield {name: layers[name].expand(len(piece), *layers[name].shape[1:]) for name in machine.layers}
 
 
 def _clamped_log_normaliser(machine: BoltzmannMachine, fields: Layers, fixed: Layers, known: Masks) -> Tensor:

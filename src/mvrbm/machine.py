@@ -222,14 +222,8 @@ class BoltzmannMachine(nn.Module):
     def as_layers(self, visible: Visible, *, check: bool = True, values: bool = True) -> dict[str, Tensor]:
         """Return a batch by layer name, with the dtype and on the device of the machine.
 
-        Parameters
-        ----------
-        visible : Tensor or mapping of str to Tensor
-            Data; anything that `torch.as_tensor` accepts.
-        check : bool
-            Whether to raise ValueError for wrong shapes and for values that a layer's units cannot have.
-        values : bool
-            Whether to check the values as well. Means of one-hot rows are not one-hot.
+        With `check` it raises ValueError for wrong shapes and, with `values`, for values that a layer cannot have:
+        means of one-hot rows, for example, are not one-hot.
         """
         if isinstance(visible, Mapping):
             batch: Mapping[str, Any] = visible

@@ -263,13 +263,6 @@ class TemperedPath:
     centre : mapping of str to Tensor, optional
         A visible state, each layer (1, *layer shape). Default: the middle of the values that every unit can have,
         which prefers none of several modes of the distribution.
-
-    Attributes
-    ----------
-    hidden_base : Tensor (1, *hidden shape)
-        Field on the hidden layer at :math:`\beta = 0`.
-    visible_base : dict of str to Tensor (1, *layer shape)
-        Field on each visible layer at :math:`\beta = 0`.
     """
 
     def __init__(self, machine: BoltzmannMachine, centre: Layers | None = None) -> None:
@@ -280,6 +273,7 @@ class TemperedPath:
             centre = machine.as_layers(centre, values=False)
             if any(len(array) != 1 for array in centre.values()):
                 raise ValueError("centre must be one visible state: each layer of shape (1, *layer shape)")
+            # Fields at beta = 0, on the hidden layer and on each visible layer: (1, *shape)
             self.hidden_base = machine.hidden_field(centre)
             self.visible_base = machine.visible_fields(machine.hidden.mean(self.hidden_base))
 

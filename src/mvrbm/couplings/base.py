@@ -92,16 +92,8 @@ class Coupling(nn.Module, ABC):
         """Draw the parameters so that the entries of `W` have standard deviation `std`.
 
         The gradient of each factor is proportional to the other factors, so all factors start at the same scale: zero
-        is a saddle point, which factors with standard deviation `std` themselves would leave only slowly.
-
-        Parameters
-        ----------
-        rng : RandomSource
-            Source of the draws.
-        std : float
-            Standard deviation of the entries of `W`.
-        factor_std : float, optional
-            Standard deviation of the parameters themselves, instead of `std`.
+        is a saddle point, which factors with standard deviation `std` themselves would leave only slowly. `factor_std`
+        sets the standard deviation of the parameters themselves instead.
         """
         factor_std = self._factor_std(std) if factor_std is None else factor_std
         for parameter in self.parameters():
@@ -162,8 +154,7 @@ class Coupling(nn.Module, ABC):
         return None
 
     def _arrow(self) -> str:
-        left = "x".join(map(str, self.visible_shape))
-        return f"{left} -> {'x'.join(map(str, self.hidden_shape))}"
+        return " -> ".join("x".join(map(str, shape)) for shape in (self.visible_shape, self.hidden_shape))
 
     def extra_repr(self) -> str:
         """Arguments and, once connected, shapes and number of parameters."""
@@ -236,18 +227,9 @@ def squared_norms(matrices: Tensor) -> Tensor:
 
 @torch.no_grad()
 def equalise_norms(factors: Sequence[Tensor], keep: int | None) -> None:
-    """Scale factors in place to equal norms without changing their product.
-
-    Parameters
-    ----------
-    factors : sequence of Tensor
-        The factors.
-    keep : int or None
-        A mode whose slices are scaled one by one; None scales whole factors.
-    """
+    """Scale factors in place to equal norms, slice by slice along the mode `keep`, without changing their product."""
     others = [[mode for mode in range(factor.ndim) if mode != keep] for factor in factors]
-    norms = [torch.linalg.vector_norm(factor, dim=dim) for factor, dim in zip(factors, others, strict=True)]
-    logs = [norm.log() for norm in norms]
+    logs = [torch.linalg.vector_norm(factor, dim=dim).log() for factor, dim in zip(factors, others, strict=True)]
     target = torch.stack(logs).mean(0)
     for factor, log in zip(factors, logs, strict=True):
         # The product of a slice of zeros is zero whatever the scales.

@@ -171,15 +171,7 @@ class Unit(nn.Module, ABC):
 
     @abstractmethod
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        r"""Set the parameters to those of independent sites with the moments of the data.
-
-        Parameters
-        ----------
-        mean, variance : Tensor (\*shape)
-            Moments of each entry.
-        count : int
-            Number of samples.
-        """
+        r"""Set the parameters to those of independent sites with the moments (\*shape) of `count` samples."""
 
     @torch.no_grad()
     def absorb(self, field: Tensor) -> None:
@@ -265,14 +257,8 @@ class Unit(nn.Module, ABC):
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
         """Return the values that one site can have, to normalise its distribution given all other sites.
 
-        Parameters
-        ----------
-        value : Tensor (n, *entry_shape)
-            Values of the site.
-        site : int
-            Number of the site in row-major order.
-        reach : pair of Tensor (n,)
-            Lowest and highest field that can act on the site; zeros if a site has finitely many values.
+        The site has values (n, *entry_shape) and its number in row-major order. `reach` is the lowest and the highest
+        field that can act on it, (n,) each; zeros if a site has finitely many values.
         """
 
     def statistic_bounds(self) -> tuple[float, float]:
@@ -294,17 +280,7 @@ class Unit(nn.Module, ABC):
 
 
 def make_unit(name: str, shape: int | Sequence[int], **options: Any) -> Unit:
-    """Build a unit by its name, such as ``"bernoulli"`` or ``"gaussian-learned"``.
-
-    Parameters
-    ----------
-    name : str
-        One of :func:`unit_names`.
-    shape : int or sequence of int
-        Shape of the layer.
-    **options
-        Further arguments of the unit's class.
-    """
+    """Build a unit by its name, one of :func:`unit_names`, with further arguments of its class."""
     return UNITS[choice(name, "unit", unit_names())](shape, **options)
 
 
@@ -315,7 +291,7 @@ def unit_names() -> list[str]:
 
 def sum_sites(values: Tensor) -> Tensor:
     r"""Sum over the sites of each sample: (n, \*site_shape) -> (n,)."""
-    return values.reshape(len(values), -1).sum(1)
+    return values.reshape(values.shape[0], -1).sum(1)  # `len` would make n constant in ONNX files
 
 
 def _broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
