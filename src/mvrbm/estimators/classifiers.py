@@ -143,13 +143,11 @@ class FineTunedClassifier(ArrayClassifier):
     patience: int = 10
     verbose: int = 0
 
-    @abstractmethod
     def _new_stack(self) -> DeepMVRBM:
-        """Return the stack to be pre-trained, not yet fitted."""
-
-    def _stack_of(self, layers: Any, feed: str = "mean") -> DeepMVRBM:
-        shared = ("rank", "hidden", "visible", "visible_shape", "recipe", "random_state", "device", "verbose")
-        return DeepMVRBM(layers, feed=feed, n_epochs=self.pretraining, **{name: getattr(self, name) for name in shared})
+        """Return the stack to be pre-trained, not yet fitted. Subclasses have `layers` and `feed`."""
+        same = ("rank", "hidden", "visible", "visible_shape", "recipe", "random_state", "device", "verbose")
+        settings = {name: getattr(self, name) for name in ("layers", "feed", *same)}
+        return DeepMVRBM(n_epochs=self.pretraining, **settings)
 
     @property
     def _unit(self) -> Unit:
@@ -394,8 +392,12 @@ class MVRBMClassifier(FineTunedClassifier):
     _: KW_ONLY
     coupling: Any = None
 
-    def _new_stack(self) -> DeepMVRBM:
-        return self._stack_of((Layer(self.hidden_shape, self.coupling),))
+    feed = "mean"
+
+    @property
+    def layers(self) -> tuple[Layer]:
+        """The only hidden layer."""
+        return (Layer(self.hidden_shape, self.coupling),)
 
 
 @register("DeepMVRBMClassifier")
@@ -421,6 +423,3 @@ class DeepMVRBMClassifier(FineTunedClassifier):
     layers: Sequence[Any] = (None, None)
     _: KW_ONLY
     feed: str = "mean"
-
-    def _new_stack(self) -> DeepMVRBM:
-        return self._stack_of(self.layers, self.feed)
