@@ -120,7 +120,7 @@ static void look_at_processor(void)
         if (processors[i].there) task = processors[i].task;
 }
 
-/* -- threads: tasks are taken by whoever is free, so that nobody waits for a thread that has not woken up yet -- */
+/* -- threads: idle threads take tasks, so that none waits for a thread that has not woken up yet -- */
 
 static struct {
     pthread_mutex_t lock;
@@ -167,7 +167,7 @@ static void *worker(void *number)
     return NULL;
 }
 
-/* Begin as many threads as are wanted beside the caller's; a process that was forked has none of its parent's. */
+/* Start the wanted threads in addition to the caller; a forked process has none of the threads of its parent. */
 static void hire(int wanted)
 {
     if (pool.process != getpid()) {
@@ -237,7 +237,7 @@ static void add_rows(float *into, const float *from, int64_t rows, int columns, 
         for (int c = 0; c < columns; c++) into[r * columns + c] += from[r * width + c];
 }
 
-/* Sum the tasks' gradients, always in the same order: whoever made them, the result is the same. */
+/* Sum the tasks' gradients, always in the same order, so that the result does not depend on the threads. */
 static void add_up(const Job *job)
 {
     const int K = job->K, L = job->L;

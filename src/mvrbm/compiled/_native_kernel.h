@@ -292,7 +292,7 @@ static void NAME(task)(const Job *job, const Scratch *own, int number)
         NAME(upwards)(job, own, STATES);
         NAME(slopes)(job, own, STATES, KEPT, -job->data_weight, gradient);
         COUNT_ONE()
-        if (!job->chains) { /* contrastive divergence: the chain goes on from the data's own field */
+        if (!job->chains) { /* contrastive divergence: the chain continues from the data's own field */
             NAME(gibbs)(job, own, s, STATES);
             NAME(slopes)(job, own, STATES, KEPT, job->chain_weight, gradient);
             COUNT_ONE()
