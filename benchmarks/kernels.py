@@ -42,6 +42,7 @@ Array = NDArray[Any]
 Settings = Mapping[str, Any]
 
 VISIBLE, HIDDEN = (28, 28), (25, 25)
+REPETITIONS = 6  # timed epochs
 _RECIPES = {
     "paper recipe": RECIPES["paper"],
     "default recipe": RECIPES["default"],
@@ -119,7 +120,7 @@ def microseconds(settings: Settings, place: Place) -> Outcome:
     orders = _orders(states, len(images))
     path.epoch(states, orders, lambda: False)  # compiles and captures
     times = []
-    for _ in range(6):
+    for _ in range(REPETITIONS):
         began = _now(place.device)
         made = path.epoch(states, orders, lambda: False)
         times.append((_now(place.device) - began) / made * 1e6)

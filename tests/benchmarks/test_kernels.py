@@ -15,10 +15,11 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
-    images, labels = random.integers(0, 256, (100, 6, 5), dtype=np.uint8), np.arange(100) % 10
-    monkeypatch.setattr(kernels, "digits", lambda *about: Digits(images, labels, images[:20], labels[:20]))
+    images, labels = random.integers(0, 256, (6, 6, 5), dtype=np.uint8), np.arange(6)
+    monkeypatch.setattr(kernels, "digits", lambda *about: Digits(images, labels, images[:4], labels[:4]))
     monkeypatch.setattr(kernels, "VISIBLE", (6, 5))
     monkeypatch.setattr(kernels, "HIDDEN", (4, 3))
+    monkeypatch.setattr(kernels, "REPETITIONS", 1)
     monkeypatch.setitem(kernels.CASES, "tiny", (2, "paper recipe", 1, "tf32", {}))
     return Place(Store(tmp_path), "cpu")
 
@@ -37,7 +38,7 @@ def test_divergence_is_counted(place):
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("precision", ["tf32", None])
 def test_errors_are_those_of_the_trained_machine(precision, place):
-    numbers = kernels.error({"precision": precision, "seed": 0, "epochs": 1, "n": 100}, place).numbers
+    numbers = kernels.error({"precision": precision, "seed": 0, "epochs": 1, "n": 6}, place).numbers
     assert 0 <= numbers["error"] < 0.9  # the test digits are among the training digits
     assert numbers["lost"] == []
 
