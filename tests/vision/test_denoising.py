@@ -10,8 +10,7 @@ from scipy.stats import norm
 
 from mvrbm import CP, MMVRBM, MVRBM, Bernoulli, BoltzmannMachine, Gaussian, Kronecker, RandomSource
 from mvrbm.vision import NOISES, add_noise, denoise, estimate_level
-from mvrbm.vision.denoising import posterior_mean
-from mvrbm.vision.noise import robust_sigma
+from mvrbm.vision.denoising import posterior_mean, robust_sigma
 from mvrbm.vision.observations import (
     GaussianNoiseOnBinary,
     GaussianNoiseOnGrey,

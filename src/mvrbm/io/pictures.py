@@ -88,9 +88,6 @@ class Picture:
         return replace(self, pixels=pixels)
 
 
-# -- reading ----------------------------------------------------------------------------------------
-
-
 def read_picture(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Picture:
     """Read a picture of up to `largest` pixels from a file, or raise InputError, as the top of this module says."""
     path = Path(path)
@@ -151,9 +148,9 @@ def _as_input_errors(path: Path) -> Iterator[None]:
             Image.DecompressionBombError: f" claims far more than {LARGEST:,} pixels: a decompression bomb?",
             UnidentifiedImageError: " is not an image that can be read",
         }
-        text = known.get(type(error), f" is damaged: {first_line(error)}")
-        empty = path.is_file() and path.stat().st_size == 0
-        raise InputError(f"{path} is empty" if empty else f"{path}{text}") from error
+        empty = isinstance(error, UnidentifiedImageError) and path.stat().st_size == 0
+        text = " is empty" if empty else known.get(type(error), f" is damaged: {first_line(error)}")
+        raise InputError(f"{path}{text}") from error
 
 
 def _pixels(path: Path, image: Image.Image) -> tuple[Array, tuple[str, ...]]:
@@ -218,9 +215,6 @@ def _exif(image: Image.Image) -> tuple[int, bytes]:
         return exif.get(_ORIENTATION, 1), kept.tobytes() if len(kept) else b""
     except Exception:  # a damaged EXIF does not make the pixels unreadable
         return 1, b""
-
-
-# -- writing ----------------------------------------------------------------------------------------
 
 
 class Format(NamedTuple):

@@ -4,8 +4,7 @@ Files are read by :mod:`mvrbm.io.pictures`; figures are drawn in :mod:`mvrbm.rep
 """
 
 from mvrbm.vision.colour import from_ycbcr, luminance, to_ycbcr
-from mvrbm.vision.denoising import denoise, estimate_level
-from mvrbm.vision.noise import NOISES, add_noise
+from mvrbm.vision.denoising import NOISES, add_noise, denoise, estimate_level
 from mvrbm.vision.quality import psnr, psnr_ssim
 from mvrbm.vision.resampling import enlarge_image, reduce_image
 from mvrbm.vision.superres import SuperResolver

@@ -272,7 +272,7 @@ class GaussianNoiseOnReal(Observation):
     .. math:: x \mid y, f \sim N\Big(\frac{m / s^2 + y / \sigma^2}{1 / s^2 + 1 / \sigma^2},\
               \frac{1}{1 / s^2 + 1 / \sigma^2}\Big).
 
-    An unknown level stays where it starts, at :func:`~mvrbm.vision.noise.robust_sigma`.
+    An unknown level stays where it starts, at :func:`~mvrbm.vision.denoising.robust_sigma`.
     """
 
     fits = False

@@ -51,10 +51,8 @@ def enlarge_image(image: Array, scale: int) -> Array:
 
     Parameters
     ----------
-    image : array (H, W) or (H, W, C)
+    image, scale : array (H, W) or (H, W, C), {2, 3, 4}
         As for :func:`reduce_image`.
-    scale : {2, 3, 4}
-        Side length, in pixels, of the square that one pixel becomes.
 
     Returns
     -------

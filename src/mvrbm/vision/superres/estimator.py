@@ -77,20 +77,14 @@ class SuperResolver(SavedEstimator):
         Cycles of mean field.
     floor : float
         Added to the scale of each patch, as a share of white, so that noise in flat patches is not amplified.
-    n_epochs : int, optional
-        Number of epochs; default: the recipe's value.
-    batch_size : int, optional
-        Patches per update; default: the recipe's value.
-    learning_rate : float, optional
-        Learning rate; default: the recipe's value.
+    n_epochs, batch_size, learning_rate : int, int, float, optional
+        Number of epochs, patches per update, and learning rate; default: the recipe's values.
     recipe : str or Recipe
         ``"default"``, ``"paper"``, or a :class:`~mvrbm.learning.Recipe`.
     random_state : int, RandomState or None
         Random seed.
-    device : str
-        ``"auto"`` is a GPU if there is one.
-    verbose : int
-        Whether to show progress.
+    device, verbose : str, int
+        Device, where ``"auto"`` is a GPU if there is one, and whether to show progress.
 
     Attributes
     ----------
@@ -156,8 +150,7 @@ class SuperResolver(SavedEstimator):
         trainer = Trainer(machine, recipe, callbacks=callbacks, seed=seed).fit(data, initialise=True)
         self.machine_, self.history_ = machine, list(trainer.history)
         if trainer.interrupted:
-            # Training has ended in good order. Its caller must end as well.
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # training has ended in good order; its caller must end as well
         return self
 
     def fine_tune(
@@ -184,10 +177,9 @@ class SuperResolver(SavedEstimator):
             Number of patches, or of crops of images, to learn from.
         n_epochs, batch_size, learning_rate : int, int, float
             Number of epochs, samples per update, and Adam's learning rate, which falls to zero along half a cosine.
-        averaging : float
-            Decay of a running average of the parameters, which replaces them at the end; 0 for no average.
-        augment : bool
-            Whether to flip and turn the images.
+        averaging, augment : float, bool
+            Decay of a running average of the parameters, which replaces them at the end (0 for no average), and
+            whether to flip and turn the images.
         """
         check_is_fitted(self)
         geometry, machine, n = self._geometry(), self.machine_, whole_number(n_samples, "n_samples")
@@ -332,12 +324,9 @@ class SuperResolver(SavedEstimator):
 
         Parameters
         ----------
-        scale : {2, 3, 4}, optional
-            Required scale. Default: 2 without a folder, that of the saved model with one.
-        folder : path, optional
-            Folder of a saved model. Default: the model in the package.
-        device : str
-            Device to compute on.
+        scale, folder, device : int, path, str
+            Required scale, default: 2 without a folder, that of the saved model with one; folder of a saved model,
+            default: the model in the package; device to compute on.
         """
         if folder is None:
             folder = _WEIGHTS / f"x{choice(2 if scale is None else scale, 'scale', SCALES)}"

@@ -110,8 +110,13 @@ def cut_patches(
     room = np.array([len(tops) * len(lefts) for tops, lefts in places])
     if room.sum() == 0:
         raise ValueError(f"images must be larger than a patch of {patch} x {patch} pixels, none of {len(pairs)} is")
+    # Numbers of up to 2 n places without repetition, over all images: some of them may be flat.
+    ends, total = np.cumsum(room), int(room.sum())
+    numbers = np.arange(total) if 2 * n >= total else random.choice(total, 2 * n, replace=False)
+    owner = np.searchsorted(ends, numbers, side="right")
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    for (pair, turn), (tops, lefts), mine in zip(sources, places, _choose(random, room, 2 * n), strict=True):
+    for which, ((pair, turn), (tops, lefts)) in enumerate(zip(sources, places, strict=True)):
+        mine = np.sort(numbers[owner == which] - (ends - room)[which])
         if len(mine):
             low, high = (torch.from_numpy(np.ascontiguousarray(turned(part, turn))) for part in pair)
             down, across = np.divmod(mine, len(lefts))
@@ -121,14 +126,6 @@ def cut_patches(
         raise ValueError("images must not be flat throughout: no patch is left to learn from")
     order = torch.from_numpy(random.permutation(len(scales))[:n])
     return TrainingPatches(rows, columns, windows[order], targets[order], scales[order])
-
-
-def _choose(random: np.random.Generator, room: Array, n: int) -> list[Array]:
-    """Return the numbers of up to n places without repetition, for each image."""
-    ends, total = np.cumsum(room), int(room.sum())
-    numbers = np.arange(total) if n >= total else random.choice(total, n, replace=False)
-    image = np.searchsorted(ends, numbers, side="right")
-    return [np.sort(numbers[image == which] - (ends - room)[which]) for which in range(len(room))]
 
 
 class Crops(NamedTuple):
