@@ -8,6 +8,8 @@ which finds its numbers among the stored cells, and a function `results`, which 
 
 from __future__ import annotations
 
+import base64
+import html
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,6 +60,7 @@ Numbers = Mapping[str, Any]
 DASH = "–"
 #: Colours.
 OURS, PAPERS, RAW = "#2a78c2", "#d1672a", "#777777"
+_DOTS_PER_INCH = 150
 
 
 # -- numbers ----------------------------------------------------------------------------------------
@@ -318,16 +321,28 @@ def legend_below(canvas: Canvas, axes: Sequence[Axes], columns: int) -> None:
 
 def draw_all(folder: Path, figures: Mapping[str, Any], evidence: Any) -> dict[str, Figure]:
     """Draw the figures for which there is evidence, save them under a folder, and return them for a page."""
-    from mvrbm.report import as_picture, save, styled
+    from mvrbm.report import styled
 
     found = {}
     with styled():
         for name, draw in figures.items():
             drawing = draw(evidence)
             if drawing is not None:
-                save(drawing.canvas, folder / "figures", name)
-                found[name] = as_picture(drawing.canvas, drawing.alt, drawing.caption)
+                found[name] = _saved(drawing, folder / "figures", name)
     return found
+
+
+def _saved(drawing: Drawing, folder: Path, name: str) -> Figure:
+    """Write a figure to `name.png` and `name.svg`, the same bytes every time, and return it for a page."""
+    from mvrbm.report import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    png = folder / f"{name}.png"
+    drawing.canvas.savefig(png, dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    drawing.canvas.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    data, width = base64.b64encode(png.read_bytes()).decode(), round(drawing.canvas.get_figwidth() * 96)
+    picture = f'<img src="data:image/png;base64,{data}" alt="{html.escape(drawing.alt)}" width="{width}">'
+    return Figure(picture, drawing.caption)
 
 
 # -- pages ------------------------------------------------------------------------------------------
