@@ -108,7 +108,7 @@ def test_a_killed_process_is_made_up_for(tmp_path):
     assert (tmp_path / "attempts-1").read_text() == "0\n1\n"
     killed, undisturbed = (load_file(tmp_path / f"{name}.safetensors") for name in ("killed", "undisturbed"))
     assert all(torch.equal(killed[key], value) for key, value in undisturbed.items())
-    # One process goes on from where two were, with all of the chains.
+    # One process continues from where two stopped, with all of the chains.
     trainer = long_training(tmp_path / "checkpoints", World())
     assert trainer.update == 30
     assert trainer.state.chains["visible"].shape[0] == 30

@@ -99,20 +99,29 @@ def never():
     return False
 
 
-def references(case, n, n_epochs, scale):
+class Single(RandomSource):
+    """Numbers that float32 can represent, whatever they are asked for, so that the kernels can have the same."""
+
+    def uniform(self, shape, like):
+        return super().uniform(shape, like.float()).to(like.dtype)
+
+    def normal(self, shape, like):
+        return super().normal(shape, like.float()).to(like.dtype)
+
+
+def references(case, n, n_epochs, scale, dtype):
     """Train by the reference, and return the trainer and every draw of every update, (updates, numbers)."""
     layers, hidden, ranks, recipe = case
     recipe = dataclasses.replace(recipe, batch_size=8)
     machine = machine_of({name: make() for name, make in layers.items()}, hidden(), ranks)
-    trainer = Trainer(machine, recipe, seed=5, backend="reference")
-    recorder = Recorder(RandomSource(11, device=DEVICE))
-    trainer.state.rng = recorder
-    draws, orders = [], []
     data = data_for(machine, n)
-    source = as_source(data, machine)
-    trainer.prepare(source, initialise=True)
+    Trainer(machine, recipe, seed=5, backend="reference").prepare(data, initialise=True)
     multiply(machine, scale)
     start = {key: value.clone() for key, value in machine.state_dict().items()}
+    trainer = Trainer(machine.to(dtype), recipe, seed=5, backend="reference")
+    trainer.state.rng = recorder = Recorder(Single(11, device=DEVICE))
+    source = trainer.prepare(data)
+    draws, orders = [], []
     for _ in range(n_epochs):
         state = trainer.order_rng.state_dict()
         orders.append(trainer.order_rng.permutation(n))
@@ -123,7 +132,7 @@ def references(case, n, n_epochs, scale):
             rows = recipe.negative.n_chains if isinstance(recipe.negative, PCD) else 8
             padded = []
             for draw in recorder.draws:
-                full = draw.new_zeros(rows, *draw.shape[1:])
+                full = draw.new_zeros(rows, *draw.shape[1:], dtype=torch.float32)
                 full[: len(draw)] = draw
                 padded.append(full.reshape(-1))
             draws.append(torch.cat(padded))
@@ -140,7 +149,7 @@ def trained(case, *, watched=False, **how):
 
 
 class Watcher(Callback):
-    """Wants to see every batch, and finds the machine up to date."""
+    """Asks for every batch, and requires the machine to be up to date."""
 
     def on_batch_end(self, trainer, batch):
         now = torch.cat([p.detach().flatten().clone() for p in trainer.machine.parameters()])
@@ -301,7 +310,9 @@ def trained_by_both(case, samples, late, precision, scale=1.0):
     # updates go round them, and the next epoch finds the first in use.
     n, n_epochs = (20, 1) if len(case[0]) > 1 or max(case[1]().shape) > 32 else (36, 2)
     n_batches = -(-n // 8)
-    reference, recipe, start, data, orders, draws = references(case, n, n_epochs, scale)
+    # Rounding of the reference itself would be ten times that of the kernels for centred data.
+    dtype = torch.float32 if precision == "fp16" else torch.float64
+    reference, recipe, start, data, orders, draws = references(case, n, n_epochs, scale, dtype)
     layers, hidden, ranks, _ = case
     machine = machine_of({key: make() for key, make in layers.items()}, hidden(), ranks)
     trainer = Trainer(machine, recipe, seed=5)
@@ -327,8 +338,8 @@ def trained_by_both(case, samples, late, precision, scale=1.0):
         assert set(state.momenta) == set(state.learned)
         results[results_of].update({f"momentum of {name}": momentum for name, momentum in state.momenta.items()})
         results[results_of].update({f"chains of {name}": chain for name, chain in state.chains.items()})
-    start.update({key: torch.zeros_like(value) for key, value in results[1].items() if key not in start})
-    return results
+    start.update({key: torch.zeros_like(value) for key, value in results[2].items() if key not in start})
+    return start, {key: value.float() for key, value in results[1].items()}, results[2]
 
 
 def multiply(machine, scale):
