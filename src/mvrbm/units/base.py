@@ -74,6 +74,8 @@ class Unit(nn.Module, ABC):
     arbitrary_zero: ClassVar[bool] = False
     #: Factor by which data of type uint8 is multiplied.
     byte_scale: ClassVar[float] = 1.0
+    #: Whether samples follow an energy. Otherwise free energies and likelihoods do not exist.
+    has_energy: ClassVar[bool] = True
     #: Number of trailing modes that make up one site.
     entry_modes: ClassVar[int] = 0
 

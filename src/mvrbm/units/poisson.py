@@ -24,9 +24,8 @@ class Poisson(Unit):
     Rates are bounded by :math:`10^6`: where :math:`b + f` exceeds :math:`\log 10^6`, the rate stays at this bound and
     the log-normaliser continues linearly, so that its derivative is still the mean. All formulas are exact below.
 
-    Such a layer can be coupled only with layers whose values are bounded (Bernoulli, categorical). Next to an
-    unbounded layer the sum over all states diverges for any positive weight, since :math:`x!` grows more slowly
-    than :math:`e^{x^2}`.
+    Next to Gaussian or Poisson units, whose values are unbounded as well, the sum over all states diverges for any
+    positive weight, since :math:`x!` grows more slowly than :math:`e^{x^2}`: machines of such layers raise ValueError.
     """
 
     name = "poisson"
@@ -79,7 +78,7 @@ class Poisson(Unit):
 
     def unsupported_reason(self, other: Unit) -> str | None:
         """Return that the energy is unbounded next to an unbounded layer."""
-        if all(math.isfinite(bound) for bound in other.statistic_bounds()):
+        if not other.has_energy or all(math.isfinite(bound) for bound in other.statistic_bounds()):
             return None
         return (
             f"the energy of Poisson units is unbounded next to {type(other).__name__} units: "

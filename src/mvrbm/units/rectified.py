@@ -37,6 +37,7 @@ class Rectified(Unit):
     data_range = (0.0, math.inf)
     field_spread = math.sqrt(2)
     stacked_as = "gaussian"
+    has_energy = False
     fluctuation = 1.0  # the variance of an entry far above zero
 
     @property
