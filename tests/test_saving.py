@@ -156,7 +156,7 @@ OCCUPIED = [
     ("other files", lambda folder: write(folder / "thesis.tex", "..."), "holds other files than a model"),
     ("another program's model", lambda folder: write(folder / "config.json", '{"model_type": "bert"}'), "holds other"),
     (
-        "notes beside the model",
+        "notes next to the model",
         lambda folder: (mvrbm.save(machine_of((3, 3), (2, 2)), folder), write(folder / "notes.txt", "...")),
         "holds other files than a model",
     ),

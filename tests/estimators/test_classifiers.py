@@ -187,7 +187,7 @@ def test_damaged_files_are_refused(digits, labels, tmp_path):
             mvrbm.load(folder)
 
 
-# -- manners ----------------------------------------------------------------------------------------------
+# -- inputs -----------------------------------------------------------------------------------------------
 
 
 def test_early_stopping_holds_out_a_share_of_every_class(digits, labels):
@@ -224,7 +224,7 @@ MISTAKES = [
     ({"learning_rate": 0.0}, "learning_rate must be positive"),
     ({"schedule": "linear"}, "schedule must be one of .*got 'linear'"),
     ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
-    ({"dropout": (0.1, 0.2)}, "dropout must be one number, or one for each of 1 layers"),
+    ({"dropout": (0.1, 0.2)}, r"dropout must be one number, or one per layer \(1 in all\)"),
     ({"input_dropout": -0.1}, "input_dropout must be at least 0"),
     ({"averaging": 1.0}, "averaging must be at least 0 and below 1"),
     ({"weight_decay": -1.0}, "weight_decay must be at least 0"),

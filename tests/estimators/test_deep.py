@@ -97,7 +97,7 @@ def test_samples_follow_the_network_from_the_top_down():
     exact = prior @ given
     drawn = torch.from_numpy(deep.sample(40_000, steps=30)).flatten(1)
     counts = (drawn[:, None] == x[None]).all(2).double().mean(0)
-    assert float(exact.max() - exact.min()) > 0.1  # else there is nothing to be seen
+    assert float(exact.max() - exact.min()) > 0.1  # otherwise the test would show nothing
     assert float((counts - exact).abs().sum() / 2) < 0.02
 
 
@@ -151,7 +151,7 @@ def test_rectified_stacks_learn(digits, visible):
 
 
 def test_filling_in_keeps_what_is_known_and_finds_the_rest():
-    """Stripes: a column is all ones or all zeros, so that two rows can be told from the other four."""
+    """Stripes: a column is all ones or all zeros, so that the other four rows determine two of them."""
     columns = (generator("stripes").random((600, 1, 6)) < 0.5).astype(np.float32)
     stripes = np.repeat(columns, 6, axis=1)
     deep = DeepMVRBM((Layer(24, Dense()), Layer(24, Dense())), n_epochs=40, random_state=0).fit(stripes)

@@ -58,7 +58,7 @@ def test_a_dense_network_is_a_multilayer_perceptron(digits, labels):
     first, second = model.network_.stack
     W1, c1 = first.links["visible"].weight.detach().numpy(), first.hidden.bias.detach().numpy()
     W2, c2 = second.links["visible"].weight.detach().numpy(), second.hidden.bias.detach().numpy()
-    s = second.layers["visible"].scale.detach().numpy()  # rectified layers are seen in units of their spread
+    s = second.layers["visible"].scale.detach().numpy()  # data of rectified layers is in units of their spread
     o = second.layers["visible"].bias.detach().numpy()
     z = np.maximum(0, digits.reshape(len(digits), -1) @ W1.T + c1)
     z = 1 / (1 + np.exp(-((z - o) / s @ W2.T + c2)))

@@ -1,4 +1,4 @@
-"""The scikit-learn face: what it returns, what it refuses, and that it fits in with scikit-learn's tools."""
+"""Estimators of one visible layer: outputs, parameters, continued training, and scikit-learn's tools."""
 
 import os
 import signal
@@ -339,3 +339,19 @@ def test_fit_resumes_from_checkpoints(digits, tmp_path):
     np.testing.assert_array_equal(resumed.components_, whole.components_)
     assert (resumed.n_epochs_, resumed.n_updates_) == (4, 72)
     np.testing.assert_array_equal(make(4).fit(digits, resume=tmp_path / "nothing").components_, whole.components_)
+
+
+def test_a_wrong_parameter_leaves_the_fitted_model(model, digits):
+    fitted = clone(model).set_params(n_epochs=1).fit(digits)
+    before = fitted.components_
+    for wrong in ({"backend": "gpu"}, {"n_epochs": -1}, {"hidden_shape": (3, 3, 3)}, {"recipe": "fast"}):
+        with pytest.raises(ValueError, match="must be|axes"):
+            clone(fitted).set_params(**wrong).fit(digits)
+        with pytest.raises(ValueError, match="must be|axes"):
+            fitted.set_params(**wrong).fit(digits)
+        fitted.set_params(**{name: model.get_params()[name] for name in wrong})
+        np.testing.assert_array_equal(fitted.components_, before)
+    unfitted = MVRBM(backend="gpu")
+    with pytest.raises(ValueError, match="backend must be one of"):
+        unfitted.fit(digits)
+    assert not hasattr(unfitted, "machine_")

@@ -1,7 +1,7 @@
 """scikit-learn's own checks, none of them expected to fail.
 
-Gaussian units take any real data, as the checks' data is. Bernoulli units refuse data outside [0, 1], so
-most checks stop at that refusal; `test_estimators.py` tests it.
+Gaussian units take any real data, as the checks use. Bernoulli units raise ValueError for data outside [0, 1], which
+`test_inputs.py` tests.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Many trainings at once are the same trainings as one by one."""
+"""Training runs of a sweep are the same as training runs one by one."""
 
 import dataclasses
 

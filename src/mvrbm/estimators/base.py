@@ -7,6 +7,7 @@ Subclasses say which layers the data makes and how these are coupled. Input chec
 from __future__ import annotations
 
 import math
+import operator
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -148,26 +149,28 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         known = None if mask is None else masks(self._masks_by_layer(mask), layers, every_layer=True)
         units = self._units(layers)
         check_values(layers, units, known)
-        machines, recipe = self._build(units), self._recipe()
-        if not continues:
-            self._adopt(machines)
-        elif [machine_config(m.to(self.machine_.like)) for m in machines] != [
-            machine_config(m) for m in self.machines_
-        ]:
-            raise ValueError(
-                "training cannot continue: the parameters describe another model than the fitted one. Set them back, "
-                "or train a new model with warm_start=False"
-            )
-        for trainer in self.trainers_ or []:
+        machines, recipe, trainers = self._build(units), self._recipe(), self.trainers_ if continues else None
+        if continues:
+            of_both = ([{**machine_config(m), "dtype": None} for m in some] for some in (machines, self.machines_))
+            if not operator.eq(*of_both):
+                raise ValueError(
+                    "training cannot continue: the parameters describe another model than the fitted one. Set them "
+                    "back, or train a new model with warm_start=False"
+                )
+        for trainer in trainers or []:
             if (trainer.backend, replace(trainer.requested_recipe, n_epochs=recipe.n_epochs)) != (self.backend, recipe):
-                self.trainers_ = None
+                trainers = None
                 break
             trainer.restart_epoch()  # an epoch that was interrupted was of other data
-        if self.trainers_ is None:
+        if trainers is None:
+            machines = self.machines_ if continues else [m.to(resolve_device(self.device)) for m in machines]
             seeds = check_random_state(self.random_state).randint(2**31 - 1, size=len(machines)).tolist()
-            pairs = zip(self.machines_, seeds, strict=True)
-            self.trainers_ = [Trainer(machine, recipe, backend=self.backend, seed=seed) for machine, seed in pairs]
-        return self.trainers_, layers, known
+            pairs = zip(machines, seeds, strict=True)
+            trainers = [Trainer(machine, recipe, backend=self.backend, seed=seed) for machine, seed in pairs]
+        if not continues:  # no parameter was wrong
+            self._adopt(machines)
+        self.trainers_ = trainers
+        return trainers, layers, known
 
     def _train(
         self, trainer: Trainer, data: Any, n_epochs: int, known: Any, callbacks: Sequence[Callback], *, initialise: bool

@@ -180,7 +180,7 @@ class FineTunedClassifier(ArrayClassifier):
         data = self._read_labelled(X, y, sample_weight, resolve_device(self.device))
         plan = self._plan(self.learning_rate, self.patience if self.early_stopping else None)
         whole_number(self.pretraining, "pretraining", 0)
-        unit = unit_named(self.visible, self.visible_shape_).to(data.weights)
+        unit = unit_named(self.visible, self.visible_shape_).to(data.weights.dtype)
         machines = build_stack(unit, self._new_stack().layers, rank=self.rank, hidden=self.hidden)
         shares = self._dropped_shares(len(machines))
         rng = RandomSource(seed_of(self.random_state), device=data.weights.device)
@@ -228,7 +228,7 @@ class FineTunedClassifier(ArrayClassifier):
         """Share of the data, and of each of `count` layers, that is dropped. Checks the other settings of noise too."""
         layers = list(self.dropout) if isinstance(self.dropout, Sequence) else [self.dropout] * count
         if len(layers) != count:
-            raise ValueError(f"dropout must be one number, or one for each of {count} layers, got {self.dropout!r}")
+            raise ValueError(f"dropout must be one number, or one per layer ({count} in all), got {self.dropout!r}")
         number(self.perturbation, "perturbation")
         number(self.certainty, "certainty")
         whole_number(self.unlabelled_batch_size, "unlabelled_batch_size")
