@@ -8,20 +8,15 @@ import html
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
-__all__ = ["Figure", "as_picture", "curves", "image_grid", "save", "styled"]
+__all__ = ["Figure", "curves", "image_grid", "styled"]
 
 _INK = "#010203"  # an otherwise unused colour, which is replaced by the text colour of the page
 _COLOURS = ("#2a78c2", "#d1672a", "#3a9460", "#a0508c")
-_DOTS_PER_INCH = 150
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mvrbm",  # the same identifiers, and so the same bytes, every time
@@ -108,24 +103,6 @@ def styled(changes: Mapping[Any, Any] | None = None) -> contextlib.AbstractConte
     import matplotlib
 
     return matplotlib.rc_context({**_STYLE, **(changes or {})})
-
-
-def save(canvas: Canvas, folder: Path, name: str) -> list[Path]:
-    """Write a matplotlib figure to `name.png` and `name.svg`, the same bytes every time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    with styled():
-        canvas.savefig(paths[0], dpi=_DOTS_PER_INCH, metadata={"Software": None})
-        canvas.savefig(paths[1], metadata={"Date": None, "Creator": None})
-    return paths
-
-
-def as_picture(canvas: Canvas, alt: str, caption: str) -> Figure:
-    """Return a matplotlib figure for a page, as a PNG on white."""
-    target = io.BytesIO()
-    with styled():
-        canvas.savefig(target, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
-    return Figure(_img(target, alt, f'width="{round(canvas.get_figwidth() * 96)}"'), caption)
 
 
 def _img(png: io.BytesIO, alt: str, attributes: str) -> str:
