@@ -67,8 +67,7 @@ def descend(
 
     An update follows the gradient of :math:`\sum w_i \ell_i / (\bar w m)` over a batch, `m` being the size of a full
     batch: every sample counts by its weight, in short batches too. With the cosine schedule the learning rate decays to
-    zero along half a cosine.
-    Within an epoch nothing waits for the device.
+    zero along half a cosine. Within an epoch nothing waits for the device.
 
     Parameters
     ----------
@@ -118,7 +117,8 @@ def descend(
         sum_of_losses.add_(value.detach())
 
     replayed = None if draws_from is None or not on_gpu else Replayed(step, full, device, draws_from)
-    total, update, unchecked = plan.n_epochs * -(-n // full), 0, 0
+    n_batches = -(-n // full)
+    total, update, unchecked = plan.n_epochs * n_batches, 0, 0
     average = _average_of(module, plan.averaging) if plan.averaging else None
     history: list[dict[str, float]] = []
     losses: list[Tensor] = []
@@ -138,7 +138,7 @@ def descend(
             if average is not None:
                 average.update_parameters(module)
         losses.append(sum_of_losses / weights.sum())
-        unchecked += -(-n // full)
+        unchecked += n_batches
         if not on_gpu or unchecked >= _UPDATES_UNCHECKED or epoch == plan.n_epochs:
             unchecked = 0
             _check(losses[-1], epoch, plan, learned, before)

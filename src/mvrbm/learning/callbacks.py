@@ -67,11 +67,30 @@ class Callback:
         """Continue from the state that `state_dict` returned."""
 
 
-class ProgressBar(Callback):
-    """A bar on standard error: updates done, time left, and the latest metrics.
+class Periodic(Callback):
+    """Does something regularly: every so many updates, or after every epoch."""
 
-    The time left is extrapolated from the latest updates; it is not shown where the number of batches is not known.
-    """
+    def __init__(self, every: int | None) -> None:
+        self.every = None if every is None else whole_number(every, "every")
+
+    def act(self, trainer: Run) -> None:
+        """Measure, save, or whatever the callback is for."""
+
+    @property
+    def every_batch(self) -> bool:
+        return self.every is not None
+
+    def on_batch_end(self, trainer: Run, batch: Any) -> None:
+        if self.every is not None and trainer.update % self.every == 0:
+            self.act(trainer)
+
+    def on_epoch_end(self, trainer: Run) -> None:
+        if self.every is None:
+            self.act(trainer)
+
+
+class ProgressBar(Callback):
+    """A bar on standard error: updates done, time left where the number of batches is known, and latest metrics."""
 
     main_process_only = True
     logs = False
@@ -115,7 +134,7 @@ class EpochLines(Callback):
         print(f"epoch {trainer.epoch} of {trainer.n_epochs}{detail}", file=sys.stderr, flush=True)
 
 
-class Monitor(Callback):
+class Monitor(Periodic):
     """Measures the progress of training, and logs it.
 
     Parameters
@@ -138,7 +157,7 @@ class Monitor(Callback):
     """
 
     def __init__(self, data: Any, validation: Any = None, *, every: int | None = None, pseudo_sites: int = 32) -> None:
-        self.every = None if every is None else whole_number(every, "every")
+        super().__init__(every)
         self.pseudo_sites = pseudo_sites
         self._given, self._given_validation = data, validation
         self._data: dict[str, Tensor] = {}
@@ -151,10 +170,8 @@ class Monitor(Callback):
 
         Parameters
         ----------
-        samples : array (n, ...)
-            The training data.
-        known : boolean array like samples, optional
-            True where an entry is known.
+        samples, known : arrays (n, ...)
+            The training data, and where its entries are known (default: everywhere).
         n_samples : int
             Largest number of samples.
         **options
@@ -167,23 +184,12 @@ class Monitor(Callback):
         return cls(samples[complete[np.unique(places)]], **options)
 
     def on_train_begin(self, trainer: Run) -> None:
-        """Convert the data to tensors."""
         self._data = _all_of(self._given, trainer)
         self._validation = None if self._given_validation is None else _all_of(self._given_validation, trainer)
         self._began = time.perf_counter()
 
-    @property
-    def every_batch(self) -> bool:
-        """Return whether it measures within epochs."""
-        return self.every is not None
-
-    def on_batch_end(self, trainer: Run, batch: Any) -> None:
-        if self.every is not None and trainer.update % self.every == 0:
-            trainer.log(self.measure(trainer))
-
-    def on_epoch_end(self, trainer: Run) -> None:
-        if self.every is None:
-            trainer.log(self.measure(trainer))
+    def act(self, trainer: Run) -> None:
+        trainer.log(self.measure(trainer))
 
     @torch.no_grad()
     def measure(self, trainer: Run) -> dict[str, float]:
@@ -229,23 +235,20 @@ class CSVLog(Callback):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._names: list[str] = []
 
     def on_train_begin(self, trainer: Run) -> None:
         """Write the history again: other rows in the file are of a run that was lost."""
         self.path.unlink(missing_ok=True)
+        self._names = []
         for row in trainer.history:
             self.on_log(trainer, row)
 
     def on_log(self, trainer: Run, row: dict[str, float]) -> None:
-        new = not self.path.exists()
-        if new:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            names = list(row)
-        else:
-            with self.path.open(newline="", encoding="utf-8") as file:
-                names = next(csv.reader(file))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=names, extrasaction="ignore")
+            new, self._names = not self._names, self._names or list(row)
+            writer = csv.DictWriter(file, fieldnames=self._names, extrasaction="ignore")
             if new:
                 writer.writeheader()
             writer.writerow(row)
@@ -306,11 +309,9 @@ class EarlyStopping(Callback):
         trainer.stop = trainer.stop or self.waited >= self.patience
 
     def on_log(self, trainer: Run, row: dict[str, float]) -> None:
-        """Compare with the best so far."""
         if self.metric not in row:
             raise ValueError(f"EarlyStopping follows '{self.metric}', but only {sorted(row)} are logged")
-        value = row[self.metric]
-        sign = 1 if self.larger_is_better else -1
+        value, sign = row[self.metric], 1 if self.larger_is_better else -1
         if self.best is None or sign * value > sign * self.best:
             self.best, self.waited = value, 0
         else:
@@ -318,14 +319,13 @@ class EarlyStopping(Callback):
             trainer.stop = trainer.stop or self.waited >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, and the number of measurements since."""
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best, self.waited = state["best"], state["waited"]
 
 
-class Checkpoint(Callback):
+class Checkpoint(Periodic):
     """Saves the training run regularly, and when it ends or is interrupted.
 
     Parameters
@@ -342,8 +342,8 @@ class Checkpoint(Callback):
     logs = False
 
     def __init__(self, folder: str | os.PathLike[str], *, every: int | None = None, keep: int = 2) -> None:
+        super().__init__(every)
         self.folder, self.keep = Path(folder), whole_number(keep, "keep")
-        self.every = None if every is None else whole_number(every, "every")
 
     def on_train_begin(self, trainer: Run) -> None:
         """Raise ValueError if a new training run would be mixed with an old one."""
@@ -353,20 +353,10 @@ class Checkpoint(Callback):
                     f"{self.folder} holds checkpoints of an earlier training run: resume it, or choose another folder"
                 )
 
-    @property
-    def every_batch(self) -> bool:
-        """Return whether it saves within epochs."""
-        return self.every is not None
-
-    def on_batch_end(self, trainer: Run, batch: Any) -> None:
-        if self.every is not None and trainer.update % self.every == 0:
-            trainer.save(self.folder, self.keep)
-
-    def on_epoch_end(self, trainer: Run) -> None:
-        if self.every is None:
-            trainer.save(self.folder, self.keep)
+    def act(self, trainer: Run) -> None:
+        trainer.save(self.folder, self.keep)
 
     def on_train_end(self, trainer: Run) -> None:
         """Save at the end of training, unless it failed."""
         if trainer.update > 0 and not trainer.broken:
-            trainer.save(self.folder, self.keep)
+            self.act(trainer)

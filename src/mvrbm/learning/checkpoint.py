@@ -46,9 +46,6 @@ _OWN_RULE = "recipe"  # instead of an optimiser's class
 Run = Any
 
 
-# -- writing ----------------------------------------------------------------------------------------
-
-
 def save(run: Run, folder: str | os.PathLike[str], keep: int) -> Path:
     """Write a checkpoint; see :meth:`Trainer.save`. All processes take part, and the main one writes."""
     target = Path(folder) / f"update-{run.state.update:09d}"
@@ -138,13 +135,9 @@ def _plain_of(run: Run) -> dict[str, Any]:
     }
 
 
-# -- reading ----------------------------------------------------------------------------------------
-
-
 def newest(folder: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint under a folder, None if there is none."""
-    found = _all(Path(folder))
-    return found[-1] if found else None
+    return next(reversed(_all(Path(folder))), None)
 
 
 def _all(home: Path) -> list[Path]:
@@ -257,9 +250,6 @@ def _restore_optimizer(optimizer: Optimizer, plain: dict[str, Any], tensors: dic
     current = optimizer.state_dict()["param_groups"]
     groups = [{**stored, "params": now["params"]} for stored, now in zip(plain["groups"], current, strict=True)]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-# -- helpers ----------------------------------------------------------------------------------------
 
 
 def _to_plain(value: Any) -> Any:

@@ -32,6 +32,8 @@ _ENTRIES_AT_ONCE, _SAMPLES_AT_ONCE = 2**19, 1024
 _AHEAD = 3  # batches that are read before they are needed
 _EMPTY = "the data is empty: at least one sample is needed"
 
+#: Arrays of any kind by layer.
+Arrays = Mapping[str, Any]
 #: Numbers of samples, (n,).
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -79,7 +81,7 @@ class Source(ABC):
         next(self.head(1), None)
 
     @property
-    def whole(self) -> Mapping[str, Any]:
+    def whole(self) -> Arrays:
         """The arrays themselves by layer, if there are any and no entry is missing; otherwise empty."""
         return {}
 
@@ -124,7 +126,7 @@ class Source(ABC):
             own.setdefault(name, Moments(zero, zero, 0))
         return merge_moments(own, self.world)
 
-    def _batch(self, raw: Mapping[str, Any], known: Mapping[str, Any], total: int | None = None) -> Batch:
+    def _batch(self, raw: Arrays, known: Arrays, total: int | None = None) -> Batch:
         """Return raw data as checked tensors of the machine's dtype and device."""
         masks = {name: torch.as_tensor(mask, device=self.machine.like.device) for name, mask in known.items()}
         if any(mask.dtype != torch.bool for mask in masks.values()):
@@ -161,8 +163,8 @@ class RowSource(Source):
         return self._load(self._parts(batch_size, rng, start))
 
     def head(self, count: int) -> Iterator[Batch]:
-        own = slice(0, self.n_samples) if self.common else self.world.part_of(self.n_samples)
-        rows = np.unique(np.linspace(own.start, own.stop - 1, min(count, _length(own))).astype(np.int64))
+        own = range(self.n_samples) if self.common else range(self.n_samples)[self.world.part_of(self.n_samples)]
+        rows = np.unique(np.linspace(own.start, own.stop - 1, min(count, len(own))).astype(np.int64))
         entries = sum(math.prod(unit.shape) for unit in self.machine.layers.values())
         size = max(1, min(_SAMPLES_AT_ONCE, _ENTRIES_AT_ONCE // entries))
         pieces = (rows[first : first + size] for first in range(0, len(rows), size))
@@ -184,12 +186,7 @@ class ArraySource(RowSource):
     """Arrays or tensors by layer, in memory or memory-mapped: anything with `len`, `shape` and indexing."""
 
     def __init__(
-        self,
-        machine: BoltzmannMachine,
-        arrays: Mapping[str, Any],
-        known: Mapping[str, Any],
-        *,
-        nan_is_missing: bool = False,
+        self, machine: BoltzmannMachine, arrays: Arrays, known: Arrays, *, nan_is_missing: bool = False
     ) -> None:
         self.arrays, self.known = dict(arrays), dict(known)
         self.slow = any(not isinstance(array, Tensor) and type(array) is not np.ndarray for array in arrays.values())
@@ -203,7 +200,7 @@ class ArraySource(RowSource):
                 raise ValueError(f"the mask of layer '{name}' must have the data's shape {expected}, got {shape}")
 
     @property
-    def whole(self) -> Mapping[str, Any]:
+    def whole(self) -> Arrays:
         return {} if self.known or self.nan_is_missing or not self.common else self.arrays
 
     def _load(self, parts: Iterable[tuple[Rows, int]]) -> Iterator[Batch]:
@@ -232,18 +229,14 @@ class ShardSource(ArraySource):
         """Return, for each process, its part of a batch, its first row, and its number of rows in proportion."""
         found = []
         for rank in range(self.world.size):
-            part = World(rank, self.world.size).part_of(batch_size)
+            part = range(batch_size)[World(rank, self.world.size).part_of(batch_size)]
             first, end = (self.n_samples * edge // batch_size for edge in (part.start, part.stop))
-            found.append((_length(part), first, end - first))
+            found.append((len(part), first, end - first))
         return found
 
     def n_batches(self, batch_size: int) -> int | None:
         """Return the number of batches of the process that has the most."""
         return max(-(-count // size) for size, _, count in self._ranges(batch_size))
-
-
-def _length(part: slice) -> int:
-    return int(part.stop - part.start)
 
 
 class DatasetSource(RowSource):
@@ -361,11 +354,8 @@ def _take(array: Any, rows: Rows) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array[rows]))
 
 
-def read_ahead(batches: Iterator[Batch], slow: bool = True) -> Iterator[Batch]:
+def read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yield the same batches, reading the next ones in a thread of its own."""
-    if not slow:
-        yield from batches
-        return
     with ThreadPoolExecutor(1, "mvrbm-reader") as reader:
         ahead = deque(reader.submit(next, batches, None) for _ in range(_AHEAD))
         try:

@@ -72,8 +72,6 @@ class World:
         """Return this process's part of `n` items: as many as the others have, or one more."""
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
-    # -- communication ----------------------------------------------------------------------------
-
     def all_reduce(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes, with the same bits on all of them."""
         if self.size > 1:
@@ -123,19 +121,13 @@ class World:
             yield
         except errors as error:
             problem = error
-        if self.size == 1:
-            if problem is not None:
-                raise problem
-            return
         messages = [_decoded(part) for part in self.gather(_encoded("" if problem is None else str(problem) or "?"))]
         first = next((rank for rank, message in enumerate(messages) if message), None)
-        if first is None:
-            return
-        if problem is None or first != self.rank:
-            problem = DistributedError(f"process {first} of {self.size}: {messages[first]}")
-        # One message is enough.
-        problem.said_by_main = not self.is_main  # type: ignore[attr-defined]
-        raise problem
+        if first is not None:
+            if problem is None or first != self.rank:
+                problem = DistributedError(f"process {first} of {self.size}: {messages[first]}")
+            problem.said_by_main = not self.is_main  # type: ignore[attr-defined]  # one message is enough
+            raise problem
 
 
 def _launched() -> bool:

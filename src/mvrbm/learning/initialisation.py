@@ -15,9 +15,7 @@ from mvrbm.random import RandomSource
 
 # Chosen on held-out training digits of MNIST and on patches of photographs: sizes 4x4 to 128x128, orders 1 to 4,
 # ranks 1 to 16. The tables are in docs/learning.md.
-_RATE = 3.0
-_LARGEST_RATE = 0.5
-_FIELD_SPREAD = 0.3
+_RATE, _LARGEST_RATE, _FIELD_SPREAD = 3.0, 0.5, 0.3
 
 
 @torch.no_grad()
@@ -39,11 +37,10 @@ def initialise(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
 
 def offsets(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> dict[str, Tensor]:
     """Return the offset of every visible layer: the mean of the layers that are centred, zero for the others."""
-    everything = recipe.centring == "full"
     centre = {}
     for name, unit in machine.layers.items():
         mean = moments[name].mean[None].to(machine.like)
-        centred = everything or (recipe.centring == "location" and unit.arbitrary_zero)
+        centred = recipe.centring == "full" or (recipe.centring == "location" and unit.arbitrary_zero)
         centre[name] = mean if centred else torch.zeros_like(mean)
     return centre
 
@@ -57,8 +54,8 @@ def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, M
     variance of all hidden units, :math:`v_h K`. A step is safe up to about the inverse of their sum.
     """
     hidden = machine.hidden
-    visible_fluctuation = max(unit.fluctuation for unit in machine.layers.values())
     rows = hidden.fluctuation * _power(machine, moments, offsets(machine, recipe, moments))
+    visible_fluctuation = max(unit.fluctuation for unit in machine.layers.values())
     columns = visible_fluctuation * hidden.fluctuation * math.prod(hidden.shape)
     return min(_LARGEST_RATE, _RATE / (rows + columns))
 

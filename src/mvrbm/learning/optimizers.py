@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -17,11 +17,8 @@ OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 
-class Factories(NamedTuple):
-    """What makes the optimiser and the scheduler of a training run, if the user gave them."""
-
-    optimizer: OptimizerFactory | None
-    scheduler: SchedulerFactory | None
+#: What makes the optimiser and the scheduler of a training run, if the user gave them.
+Factories = tuple[OptimizerFactory | None, SchedulerFactory | None]
 
 
 def build_optimizer(
@@ -31,17 +28,18 @@ def build_optimizer(
 
     A scheduler without an optimiser schedules SGD with the recipe's learning rates, momentum and weight decay.
     """
-    if factories == (None, None):
+    make_optimizer, make_scheduler = factories
+    if make_optimizer is None and make_scheduler is None:
         return None, None
     factors: dict[str, Any] = {"params": [p for name, p in state.learned.items() if is_factor(name)]}
     others = {"params": [p for name, p in state.learned.items() if not is_factor(name)], "weight_decay": 0.0}
     # A factory decides on the learning rate, and on a weight decay unless the recipe has one. Biases never decay.
     if recipe.weight_decay:
         factors["weight_decay"] = recipe.weight_decay
-    if factories.optimizer is None:
+    if make_optimizer is None:
         rate = recipe.learning_rate
         groups = [{**factors, "lr": rate}, {**others, "lr": recipe.bias_learning_rate or rate}]
         optimizer: Optimizer = SGD(groups, momentum=recipe.momentum)
     else:
-        optimizer = factories.optimizer([factors, others])
-    return optimizer, None if factories.scheduler is None else factories.scheduler(optimizer)
+        optimizer = make_optimizer([factors, others])
+    return optimizer, None if make_scheduler is None else make_scheduler(optimizer)

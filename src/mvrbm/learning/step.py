@@ -20,8 +20,7 @@ from mvrbm.machine import BoltzmannMachine
 #: A parameter, its momentum, and the rate at which the one follows the other.
 Move = tuple[Tensor, Tensor, float | Tensor]
 
-# A product of factors of this size saturates every unit. Large bursts from which training recovers are no error, so
-# only the result of a training run is compared with it.
+# A product of factors of this size saturates every unit. Training recovers from large bursts: only its result counts.
 LARGEST_FACTOR = 1e6
 
 

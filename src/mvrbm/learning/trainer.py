@@ -94,7 +94,7 @@ class Trainer:
         self.recipe = as_recipe(recipe)
         self.requested_recipe = self.recipe  # before a learning rate was chosen for it
         self.callbacks, self.plateau_metric = callbacks, plateau_metric
-        self._factories = Factories(optimizer, scheduler)
+        self._factories: Factories = optimizer, scheduler
         self.world = World.here() if world is None else world
         seed = self.world.broadcast_int(seed)
         self._start_rng, self.order_rng, self._common_rng = RandomSource(seed, device=machine.like.device).split(3)
@@ -225,13 +225,14 @@ class Trainer:
             source = as_source(data, self.machine, mask=mask, nan_is_missing=nan_is_missing, batch_size=own)
             source.world = world
             source.first_look()
-        self.batches_per_epoch = self._most_batches(source.n_batches(size))
+        n_batches = source.n_batches(size)
+        counts = [int(count) for count in world.gather(torch.tensor([-1 if n_batches is None else n_batches]))]
+        self.batches_per_epoch = None if min(counts) < 0 else max(counts)
         self.machine.check_bounded()
         if not self._prepared:
             self._begin(source, initialise)
         if self._resumed is not None:
-            same_world, epoch_done = self._resumed.restore(self)
-            self._resumed = None
+            (same_world, epoch_done), self._resumed = self._resumed.restore(self), None
             if epoch_done and self.batches_per_epoch is not None:
                 self.state.batch = self.batches_per_epoch
             elif not (source.resumable and (source.common or same_world)):
@@ -334,7 +335,7 @@ class Trainer:
     def _batches(self, source: Source) -> Iterator[Batch]:
         """Yield the batches of an epoch, read ahead; where their number is unknown, until no process has any left."""
         batches = source.batches(self.recipe.batch_size, self.order_rng, start=self.state.batch)
-        batches = read_ahead(batches, source.slow)
+        batches = read_ahead(batches) if source.slow else batches
         if self.world.size == 1 or source.n_samples is not None:
             yield from batches
             return
@@ -343,7 +344,7 @@ class Trainer:
             total = int(self.world.sum(0 if batch is None else len(batch)))
             if total == 0:
                 return
-            yield source.empty_batch(total) if batch is None else batch._replace(total=total)
+            yield source.empty_batch(total) if batch is None else Batch(batch.visible, batch.known, total)
 
     def _synchronise(self) -> None:
         """Bring the state up to date, and continue from it as a resumed training run would."""
@@ -392,13 +393,6 @@ class Trainer:
         self.state = path.update(self.state, data, weight, shares)
 
     # -- several processes ------------------------------------------------------------------------
-
-    def _most_batches(self, n_batches: int | None) -> int | None:
-        """Return the largest number of batches that a process has in an epoch; None if it is unknown."""
-        if self.world.size == 1:
-            return n_batches
-        numbers = torch.cat(self.world.gather(torch.tensor([-1 if n_batches is None else n_batches])))
-        return None if int(numbers.min()) < 0 else int(numbers.max())
 
     def _agree(self) -> None:
         """Stop on all processes if one of them asks for it."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from mvrbm.learning.data import Source
+from mvrbm.learning.gradients import Shares
 from mvrbm.learning.recipe import Recipe
 from mvrbm.learning.samplers import NegativePhase
 from mvrbm.learning.state import TrainState
+from mvrbm.sampling import Layers
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,7 @@ class Task:
             return "its data is not a plain array without missing entries"
         if self.every_batch:
             return "a callback needs every batch"
-        if self.n_processes > 1:
-            return "several processes share it"
-        return None
+        return "several processes share it" if self.n_processes > 1 else None
 
 
 class UpdatePath(ABC):
@@ -46,9 +46,7 @@ class UpdatePath(ABC):
     """
 
     @abstractmethod
-    def update(
-        self, state: TrainState, batch: Mapping[str, Tensor], weight: float, shares: tuple[float, float]
-    ) -> TrainState:
+    def update(self, state: TrainState, batch: Layers, weight: float, shares: Shares) -> TrainState:
         """Make one update, which changes the state in place.
 
         A batch has samples of every layer, each (n, *layer shape), without missing entries. The gradient's weight is

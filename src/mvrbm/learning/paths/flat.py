@@ -134,14 +134,11 @@ class Packing:
         return {**found, "hidden.bias": hidden}
 
     @property
-    def load_scale(self) -> Tensor:
-        """Factor of the data, all layers one after another: (states,)."""
-        return torch.cat([self._scales[f"visible.{p.name}.bias"].reshape(-1) for p in self.plan.layers])
-
-    @property
-    def load_shift(self) -> Tensor:
-        """Offset that is then subtracted: (states,)."""
-        return torch.cat([self._offsets[f"visible.{p.name}.bias"].reshape(-1) for p in self.plan.layers])
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """Factor of the data, and offset that is then subtracted, all layers one after another: (states,) each."""
+        names = [f"visible.{p.name}.bias" for p in self.plan.layers]
+        scale, shift = (torch.cat([by[name].reshape(-1) for name in names]) for by in (self._scales, self._offsets))
+        return scale, shift
 
     @property
     def multiplier(self) -> Tensor:

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from mvrbm.learning.gradients import Shares
 from mvrbm.learning.paths.base import Task, UpdatePath
 from mvrbm.learning.paths.flat import LayerPlan, Packing, Plan, factor_gains
 from mvrbm.learning.samplers import PCD
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import Move, fail, first_not_finite, learning_rates, normalise, safe_gain, step
+from mvrbm.sampling import Layers
 from mvrbm.validation import all_finite
 
 
@@ -35,13 +37,11 @@ class FlatUpdates(UpdatePath):
         self._multiplier = self._packing.multiplier
         self._even = bool((self._multiplier == 1).all())
         # What turns data into states, (I, J) each: a factor and an offset to subtract; None for nothing.
-        both = self._packing.load_scale.to(self._params), self._packing.load_shift.to(self._params)
+        both = [array.to(self._params) for array in self._packing.affine]
         self._affine: list[list[Tensor] | None] = [
             [p.states_of(array).view(p.rows, p.columns) for array in both] if p.gaussian else None
             for p in self.plan.layers
         ]
-
-    # -- from and to the state --------------------------------------------------------------------
 
     def load(self, state: TrainState) -> None:
         self._rng = state.rng
@@ -69,12 +69,8 @@ class FlatUpdates(UpdatePath):
             states.copy_((data if pair is None else data * pair[0] - pair[1]).transpose(0, 1))
         self._chains_started = True
 
-    # -- an update --------------------------------------------------------------------------------
-
     @torch.no_grad()
-    def update(
-        self, state: TrainState, batch: Mapping[str, Tensor], weight: float, shares: tuple[float, float]
-    ) -> TrainState:
+    def update(self, state: TrainState, batch: Layers, weight: float, shares: Shares) -> TrainState:
         if self._persistent and not self._chains_started:  # the machine is still as it was loaded
             self._set_chains(self._persistent.start(state.machine, batch, self._rng))
         self._contrast(batch, weight * shares[0], weight * shares[1])

@@ -63,19 +63,15 @@ class GemmUpdates(FlatUpdates):
                 states.mul_(pair[0][:, None]).sub_(pair[1][:, None])
         self._upwards(data)
         self._means(data)
+        chain = self._phase("chain", self._n_chains if self._persistent else n)
         if self._persistent:
-            chain = self._phase("chain", self._n_chains)
             self._upwards(chain)
-            field = chain.field
-        else:
-            chain, field = self._phase("chain", n), data.field
+        field = chain.field if self._persistent else data.field
         for _ in range(self._steps):
             self._gibbs(chain, field)
             field = chain.field
         self._means(chain)
         self._gradients(data, chain, of_data, of_chain)
-
-    # -- fields -----------------------------------------------------------------------------------
 
     def _upwards(self, phase: _Phase) -> None:
         """Compute the hidden field with bias, C + sum U_r X V_r'."""
@@ -128,15 +124,13 @@ class GemmUpdates(FlatUpdates):
             phase.mean.mul_(sign)
             h = phase.mean.view(self.plan.hidden_rows, n * L)
             _total(phase.mean, to_c, 1.0, add=add)
-            for m, (p, (U, _, _), (to_u, to_v, to_b)) in enumerate(
-                zip(self.plan.layers, self._split_params[0], layers, strict=True)
-            ):
-                halfway, back, x = phase.halfway[m], phase.back[m], phase.visible[m]
+            for m, (p, (to_u, to_v, to_b)) in enumerate(zip(self.plan.layers, layers, strict=True)):
+                U, back, x = self._split_params[0][m][0], phase.back[m], phase.visible[m]
+                halfway = phase.halfway[m].view(p.rank * p.rows, n * L).t()
                 if p.rank == 1:
-                    _times(h, halfway[0].view(p.rows, n * L).t(), to_u[0], add=add)
+                    _times(h, halfway, to_u[0], add=add)
                 else:
-                    wide = h @ halfway.view(p.rank * p.rows, n * L).t()
-                    wide = wide.view(-1, p.rank, p.rows).transpose(0, 1)
+                    wide = (h @ halfway).view(-1, p.rank, p.rows).transpose(0, 1)
                     to_u.copy_(to_u + wide if add else wide)
                 torch.mm(self._flat_u(p, U).t(), h, out=back.view(p.rank * p.rows, n * L))
                 for r in range(p.rank):

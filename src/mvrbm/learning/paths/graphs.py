@@ -53,8 +53,6 @@ class GraphPath(EpochPath):
             state.momentum_of(name, parameter)
         self._keep_in_place(state)
 
-    # -- an epoch ---------------------------------------------------------------------------------
-
     @torch.no_grad()
     def epoch(self, states: Sequence[TrainState], orders: Sequence[Tensor], stopped: Callable[[], bool]) -> int:
         (state,), (order,) = states, orders
@@ -85,30 +83,20 @@ class GraphPath(EpochPath):
         """Take over chains and offsets that a callback may have replaced."""
         self._keep_in_place(states[0])
 
-    # -- an update --------------------------------------------------------------------------------
-
     def _update(self, state: TrainState, n: int) -> None:
-        graph = self._graphs.get(n)
+        if self._capturing and n in self._graphs and self._graphs[n] is None:
+            self._graphs[n] = capture(lambda: self._compute(state, n), [state.rng], what="this machine")
+            if self._graphs[n] is None:
+                self._capturing = False
+                self._graphs = {}  # they draw from a generator that is no longer used
+                self._take_back(state)
+        graph = self._graphs.setdefault(n, None)
         if graph is not None:
             graph.replay()
-        elif self._capturing and n in self._graphs:
-            self._capture(state, n)
         else:
-            self._graphs[n] = None
             self._compute(state, n)
         if self.task.optimizer is not None:
             self._reference.apply(state, self._gradients[n], n / self.batch_size)
-
-    def _capture(self, state: TrainState, n: int) -> None:
-        graph = capture(lambda: self._compute(state, n), [state.rng], what="this machine")
-        if graph is None:
-            self._capturing = False
-            self._graphs = {}  # they draw from a generator that is no longer used
-            self._take_back(state)
-            self._update(state, n)
-            return
-        self._graphs[n] = graph
-        graph.replay()
 
     def _compute(self, state: TrainState, n: int) -> None:
         """Compute an update, or its gradient where an optimiser was given, without reading a number back."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -74,14 +75,12 @@ class NativeUpdates(FlatUpdates):
         code = library()
         assert code is not None
         self._code, self._pad = code, int(code.PAD)
+        self._padded = partial(_padded, pad=self._pad)
         work = task.recipe.batch_size * sum(link.operations for link in state.machine.links.values())
         self._threads = min(threads, _MOST_TASKS) if work >= _WORTH_THREADS else 1
         self._layers, self._job = self._laid_out()
         self._padded_chains = self._params.new_zeros(self._n_chains if self._persistent else 0, self._job.states)
         self.load(state)
-
-    def _padded(self, columns: int) -> int:
-        return _padded(columns, self._pad)
 
     def _laid_out(self) -> tuple[ctypes.Array[_Layer], _Job]:
         """Describe to the compiled code everything that stays the same from update to update."""

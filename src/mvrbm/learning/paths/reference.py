@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from mvrbm.learning.gradients import Gradient, contrast, contrast_by_autograd
+from mvrbm.learning.gradients import ALL, Gradient, Shares, contrast, contrast_by_autograd
 from mvrbm.learning.paths.base import Task, UpdatePath
 from mvrbm.learning.state import TrainState, is_factor
 from mvrbm.learning.step import Move, fail, first_not_finite, gains_of, learning_rates, normalise, step
+from mvrbm.sampling import Layers
 from mvrbm.validation import all_finite
 
 
@@ -22,9 +21,7 @@ class ReferencePath(UpdatePath):
         self._kept: dict[str, Tensor] = {}  # parameters before the last step, in the same memory every time
 
     @torch.no_grad()
-    def update(
-        self, state: TrainState, batch: Mapping[str, Tensor], weight: float, shares: tuple[float, float]
-    ) -> TrainState:
+    def update(self, state: TrainState, batch: Layers, weight: float, shares: Shares) -> TrainState:
         return self.apply(state, gradient_of(state, self._task, batch, shares), weight)
 
     def apply(self, state: TrainState, gradient: Gradient, weight: float) -> TrainState:
@@ -53,9 +50,7 @@ class ReferencePath(UpdatePath):
         return state
 
 
-def gradient_of(
-    state: TrainState, task: Task, batch: Mapping[str, Tensor], shares: tuple[float, float] = (1.0, 1.0)
-) -> Gradient:
+def gradient_of(state: TrainState, task: Task, batch: Layers, shares: Shares = ALL) -> Gradient:
     """Advance the chains and the offset, and return the gradient of one update for every learned parameter."""
     machine = state.machine
     field = machine.hidden_field(batch)

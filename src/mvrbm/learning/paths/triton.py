@@ -112,9 +112,7 @@ class TritonPath(EpochPath):
         # Two of each and three gradients: launches read one and write another. The first is current between launches.
         self._all_params, self._all_momenta = like.new_zeros(2, 2, models, self._stride)[..., :size]
         self._all_gradients = like.new_zeros(3, models, self._stride)[..., :size]
-        self._params, self._momenta, self._gradients = (
-            several[0] for several in (self._all_params, self._all_momenta, self._all_gradients)
-        )
+        self._params, self._momenta, self._gradients = self._all_params[0], self._all_momenta[0], self._all_gradients[0]
         self._n_gains = 2 * len(self.plan.layers)
         room = -(-models * self._n_gains // _ALIGNMENT) * _ALIGNMENT
         self._all_gains = like.new_ones(2, room)[:, : models * self._n_gains].unflatten(1, (models, self._n_gains))
@@ -127,23 +125,21 @@ class TritonPath(EpochPath):
         self._gain_of = torch.full((size,), -1, dtype=torch.int32, device=self._device)  # number of the factor, or bias
         for number, factor in enumerate(self.plan.factors(self._gain_of)):
             factor.fill_(number)
-        self._load_scale = torch.stack([packing.load_scale for packing in self._packings])
-        self._load_shift = torch.stack([packing.load_shift for packing in self._packings])
+        self._load_scale = torch.stack([packing.affine[0] for packing in self._packings])
+        self._load_shift = torch.stack([packing.affine[1] for packing in self._packings])
         self._chains = like.new_zeros(models, self._n_chains, self.plan.states)
         # Tests put random numbers here, so many per update.
         self._recorded, self._recorded_size = like.new_zeros(1), 0
 
     def _choose(self) -> None:
         """Choose the kernel and its tiles."""
-        plan, tile_of = self.plan, self._kernels.tile_of
-        first = plan.layers[0]
+        plan, tile_of, first = self.plan, self._kernels.tile_of, self.plan.layers[0]
         sizes = (first.rows, first.columns, plan.hidden_rows, plan.hidden_columns)
         self._tiles = tuple(tile_of(size) for size in sizes)
         self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE
         self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
-        processors = math.inf
-        if self._graphed:
-            processors = torch.cuda.get_device_properties(self._device).multi_processor_count
+        gpu = torch.cuda.get_device_properties(self._device) if self._graphed else None
+        processors = math.inf if gpu is None else gpu.multi_processor_count
         full = self._rows * self._models > _FULL * processors
         # Fits the registers of two warps: small tiles, and products that take no further registers.
         light = self._small and max(self._tiles) <= 32 and self._precision == "tf32"
@@ -154,10 +150,10 @@ class TritonPath(EpochPath):
             self._samples = fewest_waves(self._rows, self._models, at_a_time)
         # On a GPU that is not full, every program makes the step for itself: one launch less per update.
         self._late_steps = light and first.rank == 1 and not full
+        self._options = {"launch_pdl": True} if self._overlapping and self._small else {}
         if not self._small:
-            half = max(layer.rows for layer in plan.layers) * plan.hidden_columns
-            self._half = half
-            room = 2 * plan.states + 3 * plan.hidden_area + half
+            self._half = max(layer.rows for layer in plan.layers) * plan.hidden_columns
+            room = 2 * plan.states + 3 * plan.hidden_area + self._half
             self._scratch = self._params.new_zeros(self._models * self._rows * room)
             self._tile = min(_LARGEST_TILE, max(tile_of(max(layer.rows, layer.columns)) for layer in plan.layers))
 
@@ -257,7 +253,12 @@ class TritonPath(EpochPath):
     def _replay(self, first: int, count: int) -> None:
         """Make `count` updates, batch `first` the first of them, by a graph where there is a GPU."""
         if self._graphed and (first, count) not in self._graphs:
-            self._warm_up(first, count)
+            # Kernels are compiled before the capture, which leaves everything as it was.
+            kept = self._snapshot()
+            self._launch_all(first, min(count, 2))
+            torch.cuda.synchronize(self._device)
+            self._set_back(kept)
+            self._gradients.zero_()
             graph = capture(lambda: self._launch_all(first, count))
             self._graphed = graph is not None
             if graph is not None:
@@ -266,14 +267,6 @@ class TritonPath(EpochPath):
             self._graphs[first, count].replay()
         else:
             self._launch_all(first, count)
-
-    def _warm_up(self, first: int, count: int) -> None:
-        """Compile the kernels before the capture, and leave everything as it was."""
-        kept = self._snapshot()
-        self._launch_all(first, min(count, 2))
-        torch.cuda.synchronize(self._device)
-        self._set_back(kept)
-        self._gradients.zero_()
 
     def _launch_all(self, first: int, count: int) -> None:
         """Launch `count` updates, batch `first` the first of them."""
@@ -298,10 +291,8 @@ class TritonPath(EpochPath):
         plan, layer = self.plan, self.plan.layers[0]
         keeper = self._normalised or self._late_steps
         turn = number if self._late_steps else 0
-        params, momenta, gradients, gains = (
-            self._all_params, self._all_momenta, self._all_gradients, self._all_gains,
-        )  # fmt: skip
-        old = self._kept_by(turn - 1)
+        params, momenta, gradients, gains = self._all_params, self._all_momenta, self._all_gradients, self._all_gains
+        old = max(turn - 1, 0) % 2  # the set of parameters that is current
         programs = -(-self._rows // self._samples) + keeper
         self._kernels.small_step[(programs, self._models)](
             self._data[0], self._order, params[old], momenta[old], gradients[(turn - 1) % 3], gradients[turn % 3],
@@ -316,13 +307,8 @@ class TritonPath(EpochPath):
             STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
             HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
             RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, PENDING=turn > 0,
-            KEEPER=keeper, PDL=self._overlapping, num_warps=self._warps, **self._launch_options(),
+            KEEPER=keeper, PDL=self._overlapping, num_warps=self._warps, **self._options,
         )  # fmt: skip
-
-    @staticmethod
-    def _kept_by(turn: int) -> int:
-        """Return which of the two sets of parameters is current after update `turn` of a series."""
-        return max(turn, 0) % 2
 
     def _launch_tiled(self, batch: int, n_valid: int) -> None:
         plan = self.plan
@@ -342,16 +328,13 @@ class TritonPath(EpochPath):
 
     def _launch_apply(self, turn: int, batch: int) -> None:
         """Launch the step of batch `batch`, as update `turn` of a series would; parameters go to the first set."""
-        size, old = self.plan.size, self._kept_by(turn - 1)
+        size, last = self.plan.size, max(turn - 1, 0)
         self._kernels.apply[(self._kernels.n_programs(size, _APPLY_BLOCK), self._models)](
-            self._all_params[old], self._all_momenta[old], self._all_gradients[max(turn - 1, 0) % 3], self._params,
-            self._momenta, self._all_gains[max(turn - 1, 0) % 2], self._gain_of, self._multiplier, self._rates,
-            self._clock, batch, SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, NORMALISED=self._normalised,
-            BLOCK=_APPLY_BLOCK, PDL=self._overlapping and self._small, num_warps=2, **self._launch_options(),
+            self._all_params[last % 2], self._all_momenta[last % 2], self._all_gradients[last % 3], self._params,
+            self._momenta, self._all_gains[last % 2], self._gain_of, self._multiplier, self._rates, self._clock, batch,
+            SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, NORMALISED=self._normalised,
+            BLOCK=_APPLY_BLOCK, PDL=self._overlapping and self._small, num_warps=2, **self._options,
         )  # fmt: skip
-
-    def _launch_options(self) -> dict[str, bool]:
-        return {"launch_pdl": True} if self._overlapping and self._small else {}
 
     def _compute_gains(self) -> None:
         """Compute the gains of all factors, as `Kronecker.gains` does."""
@@ -372,22 +355,16 @@ def fewest_waves(rows: int, models: int, at_a_time: int) -> int:
     return min(range(1, rows + 1), key=time)
 
 
-def available(device: torch.device) -> bool:
-    """Return whether the kernels can run on a device: a GPU, or any device with Triton's interpreter."""
-    possible = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    return possible and importlib.util.find_spec("triton") is not None
-
-
 def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
     """Return why the kernels cannot compute a training run's updates, None if they can."""
     like = state.machine.like
     if like.dtype != torch.float32:
         return f"its parameters are {like.dtype}"
-    if not available(like.device):
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on any device
+    if not (like.is_cuda or interpreted) or importlib.util.find_spec("triton") is None:
         return f"there is no Triton for {like.device.type}"
     reason = task.whole_epochs_unsupported_reason(source) or flat.unsupported_reason(task, state)
     reason = reason or too_large_reason(source, like.device)
     units = [state.machine.hidden, *state.machine.layers.values()]
-    if reason is None and max(max(unit.shape) for unit in units) > _WIDEST:
-        reason = f"it has matrices wider than {_WIDEST}"
-    return reason
+    too_wide = max(max(unit.shape) for unit in units) > _WIDEST
+    return reason or (f"it has matrices wider than {_WIDEST}" if too_wide else None)

@@ -3,11 +3,8 @@ r"""The Triton kernels of one update for a single layer of matrices that fit one
 Parameters are one flat array per model, `STRIDE` numbers apart: for each visible layer its factors U (R, K, I) and V
 (R, L, J) and its bias (I, J), then the hidden bias (K, L). Layers are in *units of their statistic around the offset*
 (Gaussian: :math:`x / s - \mu`; Bernoulli: the values), in which every kind of unit has mean :math:`g(b + f)` with g the
-logistic function or the identity; :mod:`mvrbm.learning.paths.triton` converts.
-
-* :func:`small_step` computes the gradient of one layer whose four sizes fit one tile each: one sample after another,
-  all products in registers. Larger layers, and several of them, are in :mod:`mvrbm.learning.paths.triton_tiled`.
-* :func:`apply` makes the step from the gradient to new parameters: the rule of :mod:`mvrbm.learning.step`, in `_step`.
+logistic function or the identity; :mod:`mvrbm.learning.paths.triton` converts. Larger layers, and several of them, are
+in :mod:`mvrbm.learning.paths.triton_tiled`. The step is the rule of :mod:`mvrbm.learning.step`, in `_step`.
 
 A launch computes batch number `batch` of an epoch. Random numbers are a function of a model's key, the number of the
 update, the sample, the draw and the entry, or, in tests, are read from memory, `RECORDED` numbers per update. With
