@@ -126,18 +126,9 @@ def to_onnx(estimator: Any, path: str | os.PathLike[str], method: str = "transfo
 
 
 def compare_onnx(path: str | os.PathLike[str], estimator: Any, X: Any, method: str = "transform") -> float:
-    """Return the largest absolute difference between the results of an ONNX file and of the estimator.
+    """Return the largest absolute difference between the results of an ONNX file and of the fitted estimator.
 
-    Parameters
-    ----------
-    path : path
-        A file that `to_onnx` wrote.
-    estimator : estimator
-        The fitted estimator.
-    X : array, or mapping of str to array
-        Data as the file takes it. It is converted to float32, for both.
-    method : str
-        The method of the estimator.
+    `X` is an array, or a mapping from modalities to arrays, as the file takes it. It is converted to float32, for both.
     """
     choice(method, "method", [name for name in METHODS if hasattr(estimator, name)])
     _require(("onnxruntime",))
@@ -151,8 +142,7 @@ def graph_of(estimator: Any, method: str) -> Graph:
     choice(method, f"method of {type(estimator).__name__}", [name for name in METHODS if hasattr(estimator, name)])
     check_is_fitted(estimator)
     if hasattr(estimator, "onnx_graph"):
-        graph: Graph = estimator.onnx_graph(method)
-        return graph
+        return cast(Graph, estimator.onnx_graph(method))
     if method == "predict_proba":
         return _classifier_graph(estimator)
     machines = getattr(estimator, "machines_", None) or [getattr(estimator, "machine_", None)]
@@ -321,8 +311,7 @@ def _encode(graph: Graph, metadata: Mapping[str, str]) -> bytes:
         samples.dim_param = "n"
     onnx.helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model, full_check=True)
-    content: bytes = model.SerializeToString(deterministic=True)
-    return content
+    return cast(bytes, model.SerializeToString(deterministic=True))
 
 
 def _tidy(model: Any, names: Mapping[str, str]) -> None:
@@ -352,8 +341,7 @@ def _quiet() -> Iterator[None]:
     former = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.setLevel(former)

@@ -312,12 +312,8 @@ def annealed_importance_sampling(
             layers = gibbs_step(path.at(after), layers, rng, masks).visible
     log_z = torch.logsumexp(log_weights, 0) - math.log(n_chains)
     weights = torch.exp(log_weights - log_z)  # mean 1
-    return AnnealedEstimate(
-        log_z=float(log_z),
-        standard_error=float(weights.std() / math.sqrt(n_chains)),
-        effective_samples=float(weights.sum() ** 2 / (weights**2).sum()),
-        log_weights=log_weights.cpu(),
-    )
+    error, effective = weights.std() / math.sqrt(n_chains), weights.sum() ** 2 / (weights**2).sum()
+    return AnnealedEstimate(float(log_z), float(error), float(effective), log_weights.cpu())
 
 
 # -- pseudo-likelihood ------------------------------------------------------------------------------
@@ -470,15 +466,13 @@ def log_likelihood(
         if any(bool((mask != mask[:1]).any()) for mask in padding):
             raise ValueError("samples of unequal length have no common log_z: pass a function that computes it")
         return score - log_z
+
+    def constant(**clamp: Layers) -> Tensor:
+        found = log_z(machine, **clamp)
+        return score.new_tensor(found.log_z) if isinstance(found, AnnealedEstimate) else found.to(score)
+
     if not padding:
-        return score - _as_value(log_z(machine)).to(score)
+        return score - constant()
     patterns, which = torch.unique(torch.cat(padding, 1), dim=0, return_inverse=True)
-    constants = []
-    for pattern in range(len(patterns)):
-        example = {name: array[which == pattern][:1] for name, array in layers.items()}
-        constants.append(_as_value(log_z(machine, clamp=example)))
-    return score - torch.stack(constants).to(score)[which]
-
-
-def _as_value(found: Tensor | AnnealedEstimate) -> Tensor:
-    return torch.tensor(found.log_z, dtype=torch.float64) if isinstance(found, AnnealedEstimate) else found
+    examples = [{name: x[which == pattern][:1] for name, x in layers.items()} for pattern in range(len(patterns))]
+    return score - torch.stack([constant(clamp=example) for example in examples])[which]

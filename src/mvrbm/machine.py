@@ -176,19 +176,10 @@ class BoltzmannMachine(nn.Module):
     # -- learning ---------------------------------------------------------------------------------
 
     def free_energy_gradient(self, visible: Mapping[str, Tensor], field: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the gradient of the mean free energy for every learned parameter, without autograd.
+        """Return the gradient of the mean free energy for every learned parameter, without autograd and checks.
 
-        Parameters
-        ----------
-        visible : mapping of str to Tensor
-            Visible states, each (n, *layer shape). They are not checked.
-        field : Tensor (n, *hidden shape), optional
-            The hidden field of these states, if it has been computed already.
-
-        Returns
-        -------
-        dict
-            Maps the name of each parameter, as in `named_parameters`, to an array of its shape.
+        `field` is the hidden field of the visible states, if it has been computed already. The keys of the result are
+        names as in `named_parameters`.
         """
         field = self.hidden_field(visible) if field is None else field
         hidden = self.hidden.statistic(self.hidden.mean(field))
@@ -254,13 +245,8 @@ class BoltzmannMachine(nn.Module):
     def as_masks(self, mask: Visible | None, visible: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         """Return which entries of each layer are known, by name: (n, *layer shape), None if no entry is.
 
-        Parameters
-        ----------
-        mask : Tensor, mapping of str to Tensor, or None
-            True where the value is known. Layers that a mapping leaves out are unknown. A mask without the axis of
-            samples holds for every sample.
-        visible : mapping of str to Tensor
-            The states with the known entries. Padding counts as known.
+        A mask is True where the value is known; without the axis of samples it holds for every sample. Layers that a
+        mapping leaves out are unknown. Padding in `visible` counts as known.
         """
         if mask is not None and not isinstance(mask, Mapping):
             if len(self.visible) > 1:

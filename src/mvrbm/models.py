@@ -34,20 +34,9 @@ def mvrbm(
 def multimodal_mvrbm(
     visible: Mapping[str, Unit], hidden_shape: Sequence[int], rank: int = 1, *, seed: int | RandomSource = 0
 ) -> BoltzmannMachine:
-    r"""Multimodal MVRBM: modalities that share one hidden layer.
+    r"""Multimodal MVRBM: modalities, by name, that share one hidden layer.
 
     :math:`E = \sum_m [\varepsilon_m(X_m) - \langle Y, U_m T_m(X_m) V_m^\top\rangle] - \langle C, Y\rangle`.
-
-    Parameters
-    ----------
-    visible : mapping of str to Unit
-        The modalities by name.
-    hidden_shape : sequence of int
-        Shape of the hidden layer that they share.
-    rank : int
-        Rank of every coupling.
-    seed : int or RandomSource
-        Source of the initial weights.
     """
     couplings = {name: Kronecker(rank) for name in visible}
     return BoltzmannMachine(visible, Bernoulli(hidden_shape), couplings, seed=seed)

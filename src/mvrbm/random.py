@@ -112,10 +112,7 @@ class RandomSource:
         return int(sequence.generate_state(2, np.uint64)[1] >> 1)
 
     def split(self, count: int) -> list[RandomSource]:
-        """Return `count` new streams, independent of this one and of each other.
-
-        Splitting draws no number from this stream. Every call returns other streams.
-        """
+        """Return new independent streams, others at every call, without drawing numbers from this one."""
         first = self._children
         self._children += whole_number(count, "count")
         return [self._at((*self._key, child)) for child in range(first, self._children)]

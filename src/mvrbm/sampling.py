@@ -148,10 +148,8 @@ def sample(
     ----------
     machine : BoltzmannMachine
         The model.
-    n : int
-        Number of chains.
-    steps : int
-        Number of Gibbs steps.
+    n, steps : int
+        Number of chains and of Gibbs steps.
     rng : RandomSource
         Source of the draws.
     init : Tensor or mapping of str to Tensor, optional
@@ -188,10 +186,8 @@ def mean_field(
         Initial states.
     steps : int
         Number of passes up and down.
-    mask : Tensor or mapping of str to Tensor, optional
-        True where the value is known and must not change.
-    check : bool
-        Whether to check the arguments.
+    mask, check : optional
+        See :func:`gibbs`.
     """
     whole_number(steps, "steps")
     layers, masks = start_chains(machine, visible, mask, check=check)
@@ -225,10 +221,8 @@ def conditional_mean(
         True where the value is known.
     rng : RandomSource
         Source of the draws.
-    steps : int
-        Number of steps to average over.
-    burn_in : int
-        Number of steps before these.
+    steps, burn_in : int
+        Number of steps to average over, and before these.
     """
     whole_number(steps, "steps")
     whole_number(burn_in, "burn_in", 0)

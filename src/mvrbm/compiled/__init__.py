@@ -1,4 +1,4 @@
-"""The compiled code, `_native.c`, where it was built; nothing here depends on the rest of the package."""
+"""The compiled code of `_native.c`, if it was built; it is independent of the rest of the package."""
 
 from __future__ import annotations
 
@@ -20,17 +20,14 @@ def library() -> ModuleType | None:
 
 
 def uniform(bits: np.random.SFC64, out: Tensor) -> bool:
-    """Fill a contiguous float32 tensor on the CPU with the numbers that `RandomSource` makes of such words.
+    """Fill a contiguous float32 tensor on the CPU with the numbers of `RandomSource`, if there is compiled code.
 
-    Returns
-    -------
-    bool
-        Whether that was done: not where there is no compiled code.
+    Returns whether the tensor has been filled.
     """
     code = library()
     if code is None:
         return False
-    with bits.lock:  # as NumPy's own draws do: two threads never get the same numbers
+    with bits.lock:  # as NumPy does, so that two threads never draw the same numbers
         state = bits.state
         code.uniform(state["state"]["state"].ctypes.data, out.data_ptr(), out.numel())
         bits.state = state

@@ -56,17 +56,7 @@ class Coupling(nn.Module, ABC):
         rng: RandomSource | None = None,
         std: float = DEFAULT_STD,
     ) -> Coupling:
-        """Create the parameters for these shapes and draw them.
-
-        Parameters
-        ----------
-        visible_shape, hidden_shape : sequence of int
-            Shapes of the two layers.
-        rng : RandomSource, optional
-            Source of the draws. Default: the stream of seed 0.
-        std : float
-            Standard deviation of the entries of `W`.
-        """
+        """Create the parameters for these shapes and draw them, from `rng` or the stream of seed 0."""
         self.allocate(visible_shape, hidden_shape)
         self.initialise(rng or RandomSource(0), std)
         return self

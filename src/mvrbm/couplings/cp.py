@@ -90,13 +90,9 @@ class CP(Coupling):
 
     def gains(self) -> dict[str, Tensor]:
         """Return the sum over all terms of the product of the squared norms of the other factors."""
-        factors = {"hidden_factor": self.hidden_factor}
-        factors |= {f"visible_factors.{mode}": factor for mode, factor in enumerate(self.visible_factors)}
-        norms = {name: (factor**2).sum(0) for name, factor in factors.items()}
-        return {
-            name: functools.reduce(torch.mul, [norms[other] for other in factors if other != name]).sum()
-            for name in factors
-        }
+        norms = {name: (factor**2).sum(0) for name, factor in self.named_parameters()}
+        others = {name: [norms[other] for other in norms if other != name] for name in norms}
+        return {name: functools.reduce(torch.mul, parts).sum() for name, parts in others.items()}
 
     def dense(self) -> Tensor:
         r"""Return the full :math:`W`, of shape (K, \*visible_shape)."""

@@ -78,10 +78,8 @@ class Kronecker(Chain):
 
     def matrix_factors(self) -> tuple[Tensor, Tensor] | None:
         """Return U and V of an order-2 coupling."""
-        factors = list(self.factors)
-        if len(factors) != 2 or not all(factor.requires_grad for factor in factors):
-            return None
-        return factors[0], factors[1]
+        learned = [factor for factor in self.factors if factor.requires_grad]
+        return (learned[0], learned[1]) if len(learned) == len(self.factors) == 2 else None
 
     def balance(self) -> None:
         """Give the learned factors of each term equal norms."""

@@ -45,11 +45,8 @@ class MPO(Chain):
         self.factors = nn.ParameterList(
             nn.Parameter(torch.zeros(widths[d], hidden_shape[d], visible_shape[d], widths[d + 1])) for d in range(order)
         )
-        self._order, self._bonds = list(range(order)), ("b", "c")
-        if self._count(self._order[::-1], visible_shape, hidden_shape) < self._count(
-            self._order, visible_shape, hidden_shape
-        ):
-            self._order, self._bonds = self._order[::-1], ("c", "b")
+        ways = [(list(range(order)), ("b", "c")), (list(range(order))[::-1], ("c", "b"))]
+        self._order, self._bonds = min(ways, key=lambda way: self._count(way[0], visible_shape, hidden_shape))
 
     def _factor_std(self, std: float) -> float:
         paths = math.prod(factor.shape[0] for factor in self.factors)

@@ -89,7 +89,8 @@ class Unit(nn.Module, ABC):
         super().__init__()
         self.shape = as_shape(shape, f"{type(self).__name__} shape")
         self.bias_shape = self.shape if bias_shape is None else as_shape(bias_shape, "bias_shape")
-        if not _broadcasts(self.bias_shape, self.shape):
+        pairs = zip(self.bias_shape, self.shape, strict=False)
+        if len(self.bias_shape) != len(self.shape) or any(tied not in (1, size) for tied, size in pairs):
             raise ValueError(
                 f"bias_shape {self.bias_shape} does not broadcast to the layer's shape {self.shape}: "
                 "each mode must have its own size, or 1 to tie the bias along it"
@@ -294,7 +295,3 @@ def unit_names() -> list[str]:
 def sum_sites(values: Tensor) -> Tensor:
     r"""Sum over the sites of each sample: (n, \*site_shape) -> (n,)."""
     return values.reshape(values.shape[0], -1).sum(1)  # `len` would make n constant in ONNX files
-
-
-def _broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
-    return len(small) == len(large) and all(s in (1, size) for s, size in zip(small, large, strict=True))
