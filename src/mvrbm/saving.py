@@ -134,8 +134,7 @@ def is_replaceable(folder: Path) -> bool:
 
 def write_machine(machine: BoltzmannMachine, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
     """Write the two files of a machine into an existing folder, with further entries of the config."""
-    _write_config({**machine_config(machine), **(extra or {})}, folder)
-    write_tensors(machine.state_dict(), folder / MODEL)
+    _write({**machine_config(machine), **(extra or {})}, machine.state_dict(), folder)
 
 
 def read_machine(folder: Path) -> BoltzmannMachine:
@@ -203,12 +202,11 @@ def write_stack(
     machines: Sequence[BoltzmannMachine],
     folder: Path,
     extra: Mapping[str, Any],
-    tensors: Mapping[str, Tensor] | None = None,
+    more: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the two files of a stack into an existing folder, with further entries of the config and tensors."""
-    _write_config({"stack": [machine_config(machine) for machine in machines], **extra}, folder)
-    named = {f"{_STACKED}{name}": tensor for name, tensor in nn.ModuleList(machines).state_dict().items()}
-    write_tensors({**named, **(tensors or {})}, folder / MODEL)
+    own = {f"{_STACKED}{name}": tensor for name, tensor in nn.ModuleList(machines).state_dict().items()}
+    _write({"stack": [machine_config(machine) for machine in machines], **extra}, {**own, **(more or {})}, folder)
 
 
 def read_stack(
@@ -242,9 +240,10 @@ def _check_joints(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
             raise StorageError(f"{folder}: machine {number} does not fit on the one below")
 
 
-def _write_config(config: Mapping[str, Any], folder: Path) -> None:
+def _write(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> None:
     content = {"format": FORMAT, "format_version": FORMAT_VERSION, **config}
     (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_tensors(tensors, folder / MODEL)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ Subclasses say which layers the data makes and how these are coupled. Input chec
 from __future__ import annotations
 
 import math
-import operator
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +35,8 @@ from mvrbm.sampling import Layers, conditional_mean, mean_field, sample
 from mvrbm.saving import machine_config, read_machine, write_machine
 from mvrbm.units import Unit
 from mvrbm.validation import as_shape, whole_number
+
+AnyPath = str | os.PathLike[str]
 
 # Entries of the dense weights beyond which `components_` is not offered.
 _LARGEST_DENSE = 2**26
@@ -96,7 +97,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         *,
         mask: Any = None,
         callbacks: Sequence[Callback] = (),
-        resume: str | os.PathLike[str] | None = None,
+        resume: AnyPath | None = None,
     ) -> Self:
         r"""Learn from data.
 
@@ -151,12 +152,10 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         check_values(layers, units, known)
         machines, recipe, trainers = self._build(units), self._recipe(), self.trainers_ if continues else None
         if continues:
-            of_both = ([{**machine_config(m), "dtype": None} for m in some] for some in (machines, self.machines_))
-            if not operator.eq(*of_both):
-                raise ValueError(
-                    "training cannot continue: the parameters describe another model than the fitted one. Set them "
-                    "back, or train a new model with warm_start=False"
-                )
+            message = (
+                "training cannot continue: the parameters describe another model (use warm_start=False to train it)"
+            )
+            check_same(machines, self.machines_, message)
         for trainer in trainers or []:
             if (trainer.backend, replace(trainer.requested_recipe, n_epochs=recipe.n_epochs)) != (self.backend, recipe):
                 trainers = None
@@ -393,6 +392,13 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
+
+
+def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannMachine], message: str) -> None:
+    """Raise ValueError if machines differ in more than their parameters and dtype."""
+    one, other = ([{**machine_config(m), "dtype": None} for m in some] for some in (machines, others))
+    if one != other:
+        raise ValueError(message)
 
 
 def _one_or_all(layers: Mapping[str, Any]) -> Any:

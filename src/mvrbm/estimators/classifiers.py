@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 
 from mvrbm.devices import resolve_device, sensible_threads
 from mvrbm.errors import StorageError
+from mvrbm.estimators.base import check_same
 from mvrbm.estimators.deep import DeepMVRBM, build_stack
 from mvrbm.estimators.inputs import (
     ROWS_AT_ONCE,
@@ -269,13 +270,10 @@ class FineTunedClassifier(ArrayClassifier):
             return network
         if fitted is None:
             fitted = self._new_stack().fit(data.samples.cpu().numpy() if unlabelled is None else unlabelled)
-            what = "unlabelled must have samples of X's shape"
+            check_same(machines, fitted.machines_, "unlabelled must have samples of X's shape")
         else:
             check_is_fitted(fitted)
-            what = "stack must have the same layers"
-        expected, got = ([_outline(machine) for machine in some] for some in (machines, fitted.machines_))
-        if got != expected:
-            raise ValueError(f"{what}: expected {expected}, got {got}")
+            check_same(machines, fitted.machines_, "stack must have the same layers, units and couplings")
         self.stack_ = fitted
         copies = [copy.deepcopy(machine).to(data.weights) for machine in fitted.machines_]
         network = StructuredNetwork(copies, n_classes)
@@ -314,12 +312,6 @@ class FineTunedClassifier(ArrayClassifier):
         assign([network.get_parameter(own) for own in _TOP.values()], [top[name] for name in _TOP])
         self.network_, self.stack_ = network.to(resolve_device(self.device)), None
         self._restore_input(self._unit, described)
-
-
-def _outline(machine: BoltzmannMachine) -> str:
-    """Return units, shapes and coupling of a machine of a stack, as one line."""
-    unit, link = machine.layers[VISIBLE], machine.links[VISIBLE]
-    return f"{unit.name} {unit.shape} -> {machine.hidden.name} {machine.hidden.shape} by {link.name} {link.config()}"
 
 
 @register("MVRBMClassifier")

@@ -165,14 +165,8 @@ class RBM(SingleLayerRBM):
         """Return an RBM with the parameters of a fitted scikit-learn `BernoulliRBM`."""
         check_is_fitted(fitted, ["components_", "intercept_hidden_", "intercept_visible_"])
         weights = np.asarray(fitted.components_)
-        estimator = cls(
-            weights.shape[0],
-            n_epochs=fitted.n_iter,
-            batch_size=fitted.batch_size,
-            learning_rate=fitted.learning_rate,
-            random_state=fitted.random_state,
-            device=device,
-        )
+        same = {name: getattr(fitted, name) for name in ("batch_size", "learning_rate", "random_state")}
+        estimator = cls(weights.shape[0], n_epochs=fitted.n_iter, device=device, **same)
         unit = Bernoulli(weights.shape[1]).to(model_dtype({VISIBLE: weights}))
         estimator._adopt(estimator._build({VISIBLE: unit}))
         machine = estimator.machine_
