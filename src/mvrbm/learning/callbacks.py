@@ -89,11 +89,17 @@ class Periodic(Callback):
             self.act(trainer)
 
 
-class ProgressBar(Callback):
-    """A bar on standard error: updates done, time left where the number of batches is known, and latest metrics."""
+class Reporter(Callback):
+    """Shows or writes what others measure, on the main process."""
 
     main_process_only = True
     logs = False
+
+
+class ProgressBar(Reporter):
+    """A bar on standard error: updates done, time left where the number of batches is known, and latest metrics."""
+
+    every_batch = False  # it is enough to move the bar at the end of an epoch
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
@@ -102,12 +108,9 @@ class ProgressBar(Callback):
     def on_train_begin(self, trainer: Run) -> None:
         from tqdm import tqdm
 
-        per_epoch = trainer.batches_per_epoch
+        per_epoch, file = trainer.batches_per_epoch, self._file or sys.stderr
         total = None if per_epoch is None else per_epoch * trainer.n_epochs
-        file = self._file or sys.stderr
         self._bar = tqdm(total=total, initial=trainer.update, unit="update", file=file, mininterval=0.5, leave=True)
-
-    every_batch = False  # it is enough to move the bar at the end of an epoch
 
     def on_epoch_end(self, trainer: Run, batch: Any = None) -> None:
         self._bar.update(trainer.update - self._bar.n)
@@ -122,11 +125,8 @@ class ProgressBar(Callback):
         self._bar.close()
 
 
-class EpochLines(Callback):
+class EpochLines(Reporter):
     """Prints one line per epoch to standard error: for logs and pipes, where a progress bar is unreadable."""
-
-    main_process_only = True
-    logs = False
 
     def on_epoch_end(self, trainer: Run) -> None:
         error = trainer.history[-1].get("reconstruction_error") if trainer.history else None
@@ -227,11 +227,8 @@ def _reconstruction_error(trainer: Run, data: dict[str, Tensor]) -> float:
     return sum(float(((means[name] - x) ** 2).flatten(1).sum(1).mean()) for name, x in data.items())
 
 
-class CSVLog(Callback):
+class CSVLog(Reporter):
     """Writes the metrics to a CSV file. A resumed training run continues the same file."""
-
-    main_process_only = True
-    logs = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -254,11 +251,8 @@ class CSVLog(Callback):
             writer.writerow(row)
 
 
-class TensorBoard(Callback):
+class TensorBoard(Reporter):
     """Writes the metrics as TensorBoard scalars. Requires the package `tensorboard`, and a callback that logs."""
-
-    main_process_only = True
-    logs = False
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)

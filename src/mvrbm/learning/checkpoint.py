@@ -23,19 +23,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mvrbm import saving
 from mvrbm.errors import StorageError
 from mvrbm.io.atomic import finish_folder
 from mvrbm.learning.recipe import Recipe
 from mvrbm.learning.state import TrainState, is_factor
-from mvrbm.saving import (
-    machine_config,
-    read_config,
-    read_json,
-    read_machine,
-    read_tensors,
-    write_machine,
-    write_tensors,
-)
 
 _NAME = re.compile(r"update-(\d{9,})")
 _STAGING = ".writing-"
@@ -66,8 +58,8 @@ def _write(run: Run, target: Path, tensors: dict[str, Tensor], plain: dict[str, 
             return
         staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=home))
         try:
-            write_machine(run.state.machine, staging)
-            write_tensors(tensors, staging / "trainer.safetensors")
+            saving.write_machine(run.state.machine, staging)
+            saving.write_tensors(tensors, staging / "trainer.safetensors")
             (staging / "trainer.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
             finish_folder(staging)
             staging.rename(target)
@@ -77,9 +69,8 @@ def _write(run: Run, target: Path, tensors: dict[str, Tensor], plain: dict[str, 
             doomed = old.rename(home / f"{_STAGING}{old.name}")  # a folder with a checkpoint's name stays complete
             shutil.rmtree(doomed, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        raise StorageError(
-            f"checkpoint {target} cannot be written: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"checkpoint {target} cannot be written: {reason}") from error
 
 
 def _tensors_of(run: Run) -> dict[str, Tensor]:
@@ -149,7 +140,7 @@ def _all(home: Path) -> list[Path]:
 
 def read_plain(path: Path) -> dict[str, Any]:
     """Read the settings and counters of a checkpoint, and the requested recipe as a :class:`Recipe`."""
-    plain = read_json(path / "trainer.json", largest=None)  # it holds the history
+    plain = saving.read_json(path / "trainer.json", largest=None)  # it holds the history
     try:
         return {**plain, "recipe_asked": Recipe.from_config(plain["recipe_asked"])}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -159,16 +150,14 @@ def read_plain(path: Path) -> dict[str, Any]:
 def read(run: Run, path: Path) -> Stored:
     """Read a checkpoint of the same machine and recipe, and set the machine's parameters."""
     plain = read_plain(path)
-    tensors = read_tensors(path / "trainer.safetensors")
-    config, now = read_config(path), machine_config(run.state.machine)
-    different = [key for key, value in now.items() if config.get(key) != json.loads(json.dumps(value))]
-    if different:
+    tensors = saving.read_tensors(path / "trainer.safetensors")
+    config, now = saving.read_config(path), saving.machine_config(run.state.machine)
+    if different := [key for key, value in now.items() if config.get(key) != json.loads(json.dumps(value))]:
         raise StorageError(f"{path} is a checkpoint of another machine: its {', '.join(different)} differ")
     requested, stored = run.requested_recipe.config(), plain["recipe_asked"].config()
-    keys = sorted(key for key in requested if key != "n_epochs" and requested[key] != stored[key])
-    if keys:
+    if keys := sorted(key for key in requested if key != "n_epochs" and requested[key] != stored[key]):
         raise StorageError(f"{path} was made with another recipe: {', '.join(keys)} differ")
-    run.state.machine.load_state_dict(read_machine(path).state_dict())
+    run.state.machine.load_state_dict(saving.read_machine(path).state_dict())
     return Stored(plain, tensors, path)
 
 
@@ -188,7 +177,7 @@ class Stored:
         plain, state, world = self.plain, run.state, run.world
         like = state.machine.like
         try:
-            state.machine.load_state_dict(read_machine(self.path).state_dict())
+            state.machine.load_state_dict(saving.read_machine(self.path).state_dict())
             state.epoch, state.batch, state.update = plain["epoch"], plain["batch"], plain["update"]
             run.scheduled_epochs = plain["scheduled"]
             run.history = list(plain["history"])
