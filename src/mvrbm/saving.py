@@ -315,10 +315,6 @@ def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tenso
     return tensors
 
 
-# TEMPORARY names of 0.1.0, until their users have moved.
-save_pretrained = save
-finish_folder = __import__("mvrbm.io.atomic", fromlist=["finish_folder"]).finish_folder
-
-
-def from_pretrained(folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> BoltzmannMachine:
-    return read_machine(Path(folder)).to(device)
+# Only tests/learning still uses this name of 0.1.0: remove it together with those three lines.
+def from_pretrained(folder: str | os.PathLike[str]) -> BoltzmannMachine:
+    return read_machine(Path(folder))
