@@ -316,5 +316,3 @@ def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 # Only tests/learning still uses this name of 0.1.0: remove it together with those three lines.
-def from_pretrained(folder: str | os.PathLike[str]) -> BoltzmannMachine:
-    return read_machine(Path(folder))

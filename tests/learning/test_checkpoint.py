@@ -28,7 +28,7 @@ from mvrbm.learning import (
     checkpoint,
 )
 from mvrbm.models import mvrbm, replicated_softmax
-from mvrbm.saving import StorageError, from_pretrained
+from mvrbm.saving import StorageError, read_machine
 
 
 @pytest.fixture(autouse=True)
@@ -327,7 +327,7 @@ def test_every_checkpoint_is_a_model(tmp_path):
     )
     trainer.fit(bits(), 2, initialise=True)
     for update, expected in seen.items():
-        machine = from_pretrained(tmp_path / f"update-{update:09d}")
+        machine = read_machine(tmp_path / f"update-{update:09d}")
         assert all(torch.equal(parameters(machine)[name], value) for name, value in expected.items())
 
 

@@ -42,7 +42,7 @@ from mvrbm.learning import (
 from mvrbm.learning.gradients import contrast_by_autograd
 from mvrbm.models import documents, mvrbm, rbm, replicated_softmax
 from mvrbm.sampling import gibbs, mean_field
-from mvrbm.saving import from_pretrained
+from mvrbm.saving import read_machine
 
 # With fresh seeds each check of a right sampler would fail once in ten thousand runs; the seeds are fixed.
 FALSE_ALARM = 1e-4
@@ -332,9 +332,9 @@ def test_runaway_is_stopped_with_a_finite_machine_and_a_good_checkpoint(tmp_path
     written = sorted(tmp_path.iterdir())
     assert [path.name for path in written] == [f"update-{u:09d}" for u in range(1, trainer.update + 1)]
     for path in written:
-        from_pretrained(path)
+        read_machine(path)
     if written:
-        assert_equal(parameters(from_pretrained(written[-1])), parameters(machine))
+        assert_equal(parameters(read_machine(written[-1])), parameters(machine))
 
 
 def test_checkpoint_is_written_at_the_end_of_a_fit_inside_an_error_handler(tmp_path):
