@@ -69,31 +69,13 @@ def descend(
     batch: every sample counts by its weight, in short batches too. With the cosine schedule the learning rate decays to
     zero along half a cosine. Within an epoch nothing waits for the device.
 
-    Parameters
-    ----------
-    module : Module
-        The module that learns, in its parameters that require a gradient.
-    decaying : sequence of Parameter
-        The parameters that weight decay applies to.
-    loss : callable
-        From row numbers (m,) to the weighted sum of losses.
-    weights : Tensor (n,)
-        Weights of the samples.
-    plan : Plan
-        Settings.
-    rng : RandomSource
-        Source of the order of samples.
-    score : callable, optional
-        Returns error rate and cross-entropy of held-out samples. If given, the module ends with the parameters of the
-        epoch that was best in both, in this order, and descent stops after `plan.patience` epochs without a better one.
-    draws_from : sequence of RandomSource, optional
-        Sources that the loss draws from. If given, the loss must not read numbers back: on a GPU an update is captured
-        as a CUDA graph and replayed.
+    `loss` goes from row numbers (m,) to the weighted sum of losses, and `weights` (n,) are those of the samples. Weight
+    decay applies to the parameters `decaying`; `rng` draws the order of samples. With a `score`, the module ends with
+    the parameters of the epoch that was best in error rate, then in cross-entropy, and descent stops after
+    `plan.patience` epochs without a better one. `draws_from` are the sources that the loss draws from; if they are
+    given, the loss must not read numbers back: on a GPU an update is captured as a CUDA graph and replayed.
 
-    Returns
-    -------
-    list of dict
-        One row per epoch.
+    Return one row per epoch: its loss, and the scores.
     """
     learned = [p for p in module.parameters() if p.requires_grad]
     with_decay = {id(p) for p in decaying}

@@ -32,7 +32,7 @@ _ENTRIES_AT_ONCE, _SAMPLES_AT_ONCE = 2**19, 1024
 _AHEAD = 3  # batches that are read before they are needed
 _EMPTY = "the data is empty: at least one sample is needed"
 
-#: Arrays of any kind by layer.
+# Arrays of any kind by layer.
 Arrays = Mapping[str, Any]
 #: Numbers of samples, (n,).
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -297,9 +297,16 @@ class LoaderSource(Source):
 def as_source(
     data: Any, machine: BoltzmannMachine, *, mask: Any = None, nan_is_missing: bool = False, batch_size: int = 100
 ) -> Source:
-    """Return a source for data of any kind; see :meth:`mvrbm.learning.Trainer.fit`.
+    """Return a source for data of any kind.
 
-    A mask goes with arrays only. Iterable datasets are divided into batches of `batch_size` here.
+    Parameters
+    ----------
+    data, mask, nan_is_missing
+        See :meth:`mvrbm.learning.Trainer.fit`. A mask goes with arrays only.
+    machine : BoltzmannMachine
+        The machine that the data is for.
+    batch_size : int
+        Batch size of iterable datasets, which are divided into batches here.
     """
     if isinstance(data, Source):
         return data

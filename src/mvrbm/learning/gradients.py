@@ -19,10 +19,11 @@ from mvrbm.sampling import Layers
 Gradient = dict[str, Tensor]
 #: Fractions of all data and of all chains that this process has.
 Shares = tuple[float, float]
-ALL: Shares = (1.0, 1.0)
 
 
-def contrast_by_autograd(machine: BoltzmannMachine, data: Layers, chain: Layers, shares: Shares = ALL) -> Gradient:
+def contrast_by_autograd(
+    machine: BoltzmannMachine, data: Layers, chain: Layers, shares: Shares = (1.0, 1.0)
+) -> Gradient:
     """Return the gradient of mean F(data) - mean F(chain), or this process's part of it: the reference."""
     with torch.enable_grad():
         of_data, of_chain = machine.free_energy(data, check=False), machine.free_energy(chain, check=False)
@@ -42,7 +43,7 @@ def contrast(
     chain: Layers,
     data_field: Tensor,
     chain_field: Tensor,
-    shares: Shares = ALL,
+    shares: Shares = (1.0, 1.0),
 ) -> Gradient:
     """Return the gradient of mean F(data) - mean F(chain) for every learned parameter, from the layers' statistics."""
     gradient: Gradient = {}
@@ -96,7 +97,7 @@ class Centring:
         chain: Layers,
         data_field: Tensor,
         chain_field: Tensor,
-        shares: Shares = ALL,
+        shares: Shares = (1.0, 1.0),
     ) -> None:
         """Turn the couplings' gradients into those of the centred form, in place."""
         hidden = self.machine.hidden

@@ -70,9 +70,17 @@ def step(
 
     .. math:: g \leftarrow g + \lambda p \text{ (factors)}, \quad m \leftarrow \mu m + g, \quad p \leftarrow p - \eta m
 
-    Gradients are normalised. `factors` are the parameters of the couplings with their gradients: weight decay applies
-    to these alone. Tensors of moves may be views, and several moves may share a parameter: flat parameters move at the
-    rate of the biases, then the factors among them by the difference to their own.
+    Parameters
+    ----------
+    gradients, momenta : sequence of Tensor
+        Normalised gradients, and momenta of the same shapes.
+    factors : iterable of (Tensor, Tensor)
+        Parameters of the couplings with their gradients: weight decay applies to these alone.
+    moves : iterable of (Tensor, Tensor, float)
+        Parameters, momenta and learning rates. Tensors may be views, and several moves may share a parameter: flat
+        parameters move at the rate of the biases, then the factors among them by the difference to their own.
+    recipe : Recipe
+        Momentum and weight decay.
     """
     if recipe.weight_decay:
         for parameter, gradient in factors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mvrbm.learning.gradients import ALL, Gradient, Shares, contrast, contrast_by_autograd
+from mvrbm.learning.gradients import Gradient, Shares, contrast, contrast_by_autograd
 from mvrbm.learning.paths.base import Task, UpdatePath
 from mvrbm.learning.state import TrainState, is_factor
 from mvrbm.learning.step import Move, fail, first_not_finite, gains_of, learning_rates, normalise, step
@@ -50,7 +50,7 @@ class ReferencePath(UpdatePath):
         return state
 
 
-def gradient_of(state: TrainState, task: Task, batch: Layers, shares: Shares = ALL) -> Gradient:
+def gradient_of(state: TrainState, task: Task, batch: Layers, shares: Shares = (1.0, 1.0)) -> Gradient:
     """Advance the chains and the offset, and return the gradient of one update for every learned parameter."""
     machine = state.machine
     field = machine.hidden_field(batch)
