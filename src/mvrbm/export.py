@@ -244,7 +244,7 @@ def _examples(machine: BoltzmannMachine, name: str) -> Tensor:
 
 def _classifier_graph(estimator: Any) -> Graph:
     network = getattr(estimator, "network_", None)
-    machine = getattr(estimator, "machine_", None) if network is None else network.stack[0]
+    machine: Any = getattr(estimator, "machine_", None) if network is None else network.stack[0]
     if network is None and LABEL not in getattr(machine, "layers", {}):
         raise ValueError(f"{type(estimator).__name__} has neither a network, nor a layer of labels, nor onnx_graph")
     module = _LabelPosterior(machine) if network is None else nn.Sequential(_portable(network), nn.Softmax(1))
@@ -281,7 +281,8 @@ def _encode(graph: Graph, metadata: Mapping[str, str]) -> bytes:
     onnx = importlib.import_module("onnx")
     ins = [f"in_{number}" for number in range(len(graph.inputs))]
     outs = [f"out_{number}" for number in range(len(graph.outputs))]
-    tensors, batch, shapes = tuple(graph.inputs.values()), torch.export.Dim("n"), torch.export.ShapesCollection()
+    tensors, batch = tuple(graph.inputs.values()), torch.export.Dim("n")
+    shapes: Any = torch.export.ShapesCollection()
     for tensor in tensors:
         shapes[tensor] = {0: batch}
     try:
