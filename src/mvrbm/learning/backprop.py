@@ -5,9 +5,8 @@ Contrastive divergence is not here: see :class:`~mvrbm.learning.Trainer`.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -127,12 +126,17 @@ def descend(
         history.append({"epoch": epoch, "loss": math.nan})
         if score is None:
             continue
-        with _averaged(learned, average):
+        own = [p.detach().clone() for p in learned]
+        if average is not None:
+            assign(learned, _values(average))
+        try:
             found = score()
-            history[-1] |= {"validation_error": found[0], "validation_loss": found[1]}
             if found < best:
                 best, best_epoch = found, epoch
                 best_state = [p.detach().clone() for p in learned]
+        finally:
+            assign(learned, own)
+        history[-1] |= {"validation_error": found[0], "validation_loss": found[1]}
         if plan.patience is not None and epoch - best_epoch >= plan.patience:
             _check(losses[-1], epoch, plan, learned, before)
             break
@@ -165,20 +169,6 @@ def _average_of(module: nn.Module, averaging: float) -> AveragedModel:
 
 def _values(average: AveragedModel) -> list[Tensor]:
     return [p.detach() for p in average.module.parameters() if p.requires_grad]
-
-
-@contextlib.contextmanager
-def _averaged(parameters: Sequence[nn.Parameter], average: AveragedModel | None) -> Iterator[None]:
-    """Give parameters their averaged values within the context, if they are averaged."""
-    if average is None:
-        yield
-        return
-    own = [p.detach().clone() for p in parameters]
-    assign(parameters, _values(average))
-    try:
-        yield
-    finally:
-        assign(parameters, own)
 
 
 class Replayed:

@@ -293,9 +293,8 @@ class EarlyStopping(Callback):
 
     def __init__(self, metric: str = "validation_error", *, patience: int = 5, larger_is_better: bool = False) -> None:
         self.metric, self.patience = metric, whole_number(patience, "patience")
-        self.larger_is_better = larger_is_better
+        self.larger_is_better, self.waited = larger_is_better, 0
         self.best: float | None = None
-        self.waited = 0
 
     def on_train_begin(self, trainer: Run) -> None:
         """Check that metrics are logged. Training that was stopped stays stopped when it is resumed."""

@@ -19,6 +19,8 @@ from mvrbm.sampling import Layers
 Gradient = dict[str, Tensor]
 #: Fractions of all data and of all chains that this process has.
 Shares = tuple[float, float]
+# Replaces a tensor by its sum over all processes.
+Reduce = Callable[[Tensor], None]
 
 
 def contrast_by_autograd(
@@ -72,19 +74,13 @@ class Centring:
 
     The model is the same with other biases; its gradient is better conditioned, since a change of `W` no longer
     changes every mean. The offsets are `centre`, (1, *layer shape) for each visible layer: the data's mean, or zero for
-    a layer that is not centred; and with `follow_hidden` a running mean of the hidden layer, for which `all_reduce`
-    replaces a tensor by its sum over all processes.
+    a layer that is not centred; and with `follow_hidden` a running mean of the hidden layer, over all processes.
     """
 
     _DECAY = 0.99
 
     def __init__(
-        self,
-        machine: BoltzmannMachine,
-        centre: Layers,
-        *,
-        follow_hidden: bool = True,
-        all_reduce: Callable[[Tensor], None] | None = None,
+        self, machine: BoltzmannMachine, centre: Layers, *, follow_hidden: bool = True, all_reduce: Reduce | None = None
     ) -> None:
         self.machine, self.follow_hidden, self._all_reduce = machine, follow_hidden, all_reduce
         self.centre = {name: array.to(machine.like) for name, array in centre.items()}

@@ -370,16 +370,13 @@ class Trainer:
 
     def _step_scheduler(self) -> None:
         if isinstance(self.scheduler, ReduceLROnPlateau):
-            values = [row[self.plateau_metric] for row in self.history if self.plateau_metric in row]
+            metric = self.plateau_metric
+            values = [row[metric] for row in self.history if metric in row]
             if not values:
-                raise ValueError(
-                    f"no callback logs '{self.plateau_metric}': add a Monitor for ReduceLROnPlateau to follow"
-                )
+                raise ValueError(f"no callback logs '{metric}': add a Monitor callback for ReduceLROnPlateau to follow")
             self.scheduler.step(values[-1])
         elif self.scheduler is not None:
             self.scheduler.step()
-
-    # -- one update -------------------------------------------------------------------------------
 
     @torch.no_grad()
     def train_on(self, batch: Batch, weight: float = 1.0) -> None:
@@ -391,8 +388,6 @@ class Trainer:
         shares = share, share if self._chain_share is None else self._chain_share
         data = draw_missing(self.machine, batch, self.state.rng, self.missing_steps)
         self.state = path.update(self.state, data, weight, shares)
-
-    # -- several processes ------------------------------------------------------------------------
 
     def _agree(self) -> None:
         """Stop on all processes if one of them asks for it."""
@@ -409,8 +404,6 @@ class Trainer:
         self._ending = bool(message[-2] > 0)
         # A flag that was set in the meantime counts the next time.
         self.stop, self.interrupted = self.stop or self._ending, self.interrupted or bool(message[-1] > 0)
-
-    # -- callbacks --------------------------------------------------------------------------------
 
     def log(self, row: dict[str, float]) -> None:
         """Add metrics to the history and pass them to the callbacks. Several processes log their mean together."""

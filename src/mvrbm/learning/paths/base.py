@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mvrbm.learning.data import Source
-from mvrbm.learning.gradients import Shares
+from mvrbm.learning.gradients import Reduce, Shares
 from mvrbm.learning.recipe import Recipe
 from mvrbm.learning.samplers import NegativePhase
 from mvrbm.learning.state import TrainState
@@ -25,7 +25,7 @@ class Task:
     negative: NegativePhase  # what the chains of this process do
     reference: bool  # whether gradients are computed by autograd
     optimizer: Optimizer | None  # one that was given to the trainer; without it steps follow the recipe
-    all_reduce: Callable[[Tensor], None]  # replaces a flat gradient by its sum over all processes
+    all_reduce: Reduce
     n_processes: int
     every_batch: bool  # whether a callback needs to see every batch
 

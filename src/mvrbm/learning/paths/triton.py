@@ -89,8 +89,6 @@ class TritonPath(EpochPath):
         self.load(states)
         self._check(states)
 
-    # -- memory -----------------------------------------------------------------------------------
-
     def _load_data(self, states: Sequence[TrainState], sources: Sequence[Source]) -> None:
         """Copy the data to the device, bytes as bytes; once, if all models share it."""
         self._shared = all(source is sources[0] for source in sources)

@@ -87,10 +87,8 @@ def apply(
 
 @triton.jit
 def _fresh(at, inside):
-    """Load values that the previous launch wrote, zero outside.
-
-    They are not read from a multiprocessor's own cache: it may hold outdated values that the previous launch has read.
-    """
+    """Load values that the previous launch wrote, zero outside."""
+    # Not from a multiprocessor's own cache: it may hold outdated values that the previous launch has read.
     return tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
 
 
@@ -131,9 +129,9 @@ def small_step(
     zero, and computes the gains of normalised steps. Other programs still read the old values, so the new ones go
     elsewhere.
 
-    The order of products leaves matrices where tensor cores put them: a thread holds side by side what the next
-    product sums over, X' and Y' being the second operand of every product but
-    those of the gradient. Beyond a layer's edges states are arbitrary: factors are zero there.
+    The order of products leaves matrices where tensor cores put them: a thread holds side by side what the next product
+    sums over, X' and Y' being the second operand of every product but those of the gradient. Beyond a layer's edges
+    states are arbitrary: factors are zero there.
     """
     tl.static_assert(RANK == 1 or not PENDING, "pending steps require rank 1")
     program = tl.program_id(0)
@@ -305,21 +303,17 @@ def _keep(weights, momenta, cleared, at, inside, value, momentum):
 
 @triton.jit
 def _factor(factors, r, AREA: tl.constexpr, at, inside):
-    """Load factor r, zero beyond its edges.
-
-    A plain load, since it is made several times: steps are launches of their own here, which begin after all reads of
-    the old factors.
-    """
+    """Load factor r, zero beyond its edges."""
+    # A plain load, since it is made several times: steps are launches of their own here, which begin after all reads of
+    # the old factors.
     return tl.load(factors + r * AREA + at, mask=inside, other=0.0)
 
 
 @triton.jit
 def _operand(factor, HALVES: tl.constexpr):
-    """Return a factor as an operand, and the size that results are multiplied by.
-
-    16-bit numbers end at 65,504, which a training run may exceed for a while and recover. So factors are divided by
-    their largest entry; other operands are then at most as large as a tile is wide.
-    """
+    """Return a factor as an operand, and the size that results are multiplied by."""
+    # 16-bit numbers end at 65,504, which a training run may exceed for a while and recover. So factors are divided by
+    # their largest entry; other operands are then at most as large as a tile is wide.
     size = 1.0
     if HALVES:
         size = tl.maximum(tl.max(tl.abs(factor)), 1e-30)
