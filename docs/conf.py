@@ -8,13 +8,7 @@ author = "the mvrbm developers"
 copyright = "2026, the mvrbm developers"
 version = release = _version("mvrbm")
 
-extensions = [
-    "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
-    "numpydoc",
-    "myst_parser",
-]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.mathjax", "numpydoc", "myst_parser"]
 exclude_patterns = ["_build"]
 nitpicky = False
 

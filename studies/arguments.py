@@ -113,15 +113,8 @@ def names(text: str) -> list[str]:
 OPTIONS: dict[str, dict[str, Any]] = {
     "--out": {"type": Path, "metavar": "DIR", "help": "Output folder."},
     "--work": {"type": Path, "metavar": "DIR", "help": "Folder for cells, models and checkpoints."},
-    "--device": {
-        "choices": ("auto", "cpu", "cuda"),
-        "default": "auto",
-        "help": "Device to compute on. Default: auto.",
-    },
-    "--data-dir": {
-        "metavar": "DIR",
-        "help": "Folder with the data sets. Default: the folder that MVRBM_DATA names.",
-    },
+    "--device": {"choices": ("auto", "cpu", "cuda"), "default": "auto", "help": "Device to compute on. Default: auto."},
+    "--data-dir": {"metavar": "DIR", "help": "Folder with the data sets. Default: the folder that MVRBM_DATA names."},
     "--jobs": {"type": count, "default": 1, "metavar": "N", "help": "Number of processes. Default: 1."},
     "--budget": {"type": positive, "metavar": "SECONDS", "help": "Start no further cell after this many seconds."},
     "--only": {"metavar": "TEXT", "help": "Compute only the cells whose name contains TEXT."},

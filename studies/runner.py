@@ -55,12 +55,7 @@ class Summary:
 
 
 def run(
-    cells: Sequence[Cell],
-    place: Place,
-    *,
-    jobs: int = 1,
-    budget: float | None = None,
-    say: Callable[[str], None] = say,
+    cells: Sequence[Cell], place: Place, *, jobs: int = 1, budget: float | None = None, say: Callable[[str], None] = say
 ) -> Summary:
     """Compute, in order, the cells that are not stored.
 

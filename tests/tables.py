@@ -114,7 +114,7 @@ UNITS = {
 # Units whose draws follow no energy, so that only draws, means and files can be tested: what one normal number
 # makes of one entry in the total field t.
 DRAWN_UNITS: dict[str, tuple[type[Unit], Callable[[Any, Any], Any]]] = {
-    "rectified": (Rectified, lambda t, normal: np.maximum(0, t + normal / np.sqrt(1 + np.exp(-t)))),
+    "rectified": (Rectified, lambda t, normal: np.maximum(0, t + normal / np.sqrt(1 + np.exp(-t))))
 }
 
 VARIANTS = {

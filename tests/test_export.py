@@ -20,16 +20,7 @@ from mvrbm import CP, MMVRBM, MPO, MVRBM, RBM, TVRBM, Bernoulli, BoltzmannMachin
 from mvrbm.cli import main
 from mvrbm.estimators import ClassificationMVRBM, DeepMVRBMClassifier, MVRBMClassifier
 from mvrbm.estimators.deep import DeepMVRBM, Layer
-from mvrbm.export import (
-    OPSET,
-    ExportError,
-    Graph,
-    compare_onnx,
-    graph_of,
-    in_double_precision,
-    machine_graph,
-    to_onnx,
-)
+from mvrbm.export import OPSET, ExportError, Graph, compare_onnx, graph_of, in_double_precision, machine_graph, to_onnx
 
 MISSING = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (extra 'onnx')")

@@ -351,10 +351,7 @@ GIGANTIC = [
             {"unit": "bernoulli", "shape": [40_000]}, {"unit": "bernoulli", "shape": [40_000]}, {"coupling": "dense"}
         ),
     ),
-    (
-        "visible layer",
-        gigantic({"unit": "gaussian", "shape": [2_000_000_000, 1]}, SMALL, {"coupling": "kronecker"}),
-    ),
+    ("visible layer", gigantic({"unit": "gaussian", "shape": [2_000_000_000, 1]}, SMALL, {"coupling": "kronecker"})),
     ("hidden layer", gigantic(SMALL, {"unit": "bernoulli", "shape": [10**6, 10**5]}, {"coupling": "kronecker"})),
     (
         "layer with a tied bias",

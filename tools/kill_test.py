@@ -157,10 +157,7 @@ def main() -> int:
             launch(folder, result, every, n_epochs, None)
             wrong = different(undisturbed / f"end-{every}", result)
             failures += len(wrong)
-            print(
-                f"     run {run} ends {'DIFFERENT in ' + ', '.join(wrong) if wrong else 'identical'}",
-                flush=True,
-            )
+            print(f"     run {run} ends {'DIFFERENT in ' + ', '.join(wrong) if wrong else 'identical'}", flush=True)
     print(f"{kills} kills, {caught_writing} of them while a checkpoint was being written: {failures} failures")
     return 1 if failures else 0
 

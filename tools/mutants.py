@@ -220,10 +220,7 @@ MUTANTS = [
         "hidden field: statistic forgotten",
     ),
     Mutant(
-        "machine.py",
-        "return known if absent is None else known | absent",
-        "return known",
-        "mask: padding is not held",
+        "machine.py", "return known if absent is None else known | absent", "return known", "mask: padding is not held"
     ),
     # sampling and likelihood
     Mutant(

@@ -1,7 +1,5 @@
 """The demo: it trains on 5,000 digits, and shows on one page what the model can do."""
 
-from __future__ import annotations
-
 import platform
 import sys
 import time
@@ -33,23 +31,9 @@ class _Digits(NamedTuple):
 
 
 def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) -> dict[str, Any]:
-    """Train, measure, and write the report.
+    """Train, measure, and write the report to `out`; return its numbers, and its path under "report".
 
-    Parameters
-    ----------
-    out : Path
-        Path of the HTML page.
-    seed : int
-        Random seed.
-    device : str
-        Device to train on.
-    quick : bool
-        Whether to use fewer digits, epochs and steps: for tests.
-
-    Returns
-    -------
-    dict
-        The numbers in the report, and its path under "report".
+    With `quick`, fewer digits, epochs and Gibbs steps are used: for tests.
     """
     began = time.perf_counter()
     digits = _load(seed, quick)

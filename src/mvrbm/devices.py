@@ -1,7 +1,5 @@
 """Devices and threads: which device a model lives on, and how many threads small products deserve."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

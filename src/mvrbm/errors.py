@@ -1,7 +1,5 @@
 """Every exception that the package raises on its own account. All share one base class, :class:`MVRBMError`."""
 
-from __future__ import annotations
-
 
 class MVRBMError(Exception):
     """Base class of all exceptions of this package."""

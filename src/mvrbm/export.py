@@ -4,8 +4,6 @@ Each method is exported as a :class:`Graph`, a small torch module with example i
 and classifiers are built here; any other class can provide its own by a method ``onnx_graph(method)``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import importlib
@@ -51,19 +49,10 @@ _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 @dataclass(frozen=True)
 class Graph:
-    r"""One method of an estimator, as a module.
+    r"""One method of an estimator, as a module on the CPU, with examples of its inputs (at least two samples each).
 
-    Parameters
-    ----------
-    module : nn.Module
-        Module on the CPU that takes one float32 tensor (n, \*shape) per input and returns a tensor, or a tuple of
-        tensors, with n along the first axis. It may use n only through shapes: `len` would make n constant.
-    inputs : dict of str to Tensor
-        Examples of each input, at least two samples.
-    outputs : tuple of str
-        Names of the outputs.
-    metadata : dict of str to str
-        Further entries of the metadata of the file.
+    The module takes one float32 tensor (n, \*shape) per input and returns a tensor, or a tuple of tensors, with n along
+    the first axis. It may use n only through shapes: `len` would make n constant.
     """
 
     module: nn.Module

@@ -4,8 +4,6 @@ A *clamp* fixes some visible entries: log Z is then the logarithm of the sum ove
 clamp of padding gives the log Z of documents of one length.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ It adds up energies and fields and checks data. Distributions are in `units`, we
 `sampling`.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Mapping

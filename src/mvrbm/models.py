@@ -1,7 +1,5 @@
 """Functions that build the named models, each a choice of units and couplings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -6,8 +6,6 @@ registers its loader here (:func:`register`); this module imports none of it. Ch
 written by :mod:`mvrbm.learning.checkpoint`, other formats by :mod:`mvrbm.export`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +61,7 @@ def register(name: str) -> Callable[[Registered], Registered]:
 
 
 def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") -> Any:
-    """Load whatever was saved in a folder, by its registered loader; see :func:`mvrbm.load`."""
+    """Load whatever was saved in a folder by a class that is registered by now; see :func:`mvrbm.load`."""
     folder = Path(folder)
     if _is_checkpoint(folder):
         return _loader_of(CHECKPOINT, folder)(folder, {}, device)

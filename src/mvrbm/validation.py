@@ -3,8 +3,6 @@
 Checks of data arrays are in :mod:`mvrbm.estimators.inputs`; checks of values that a layer can take are the units' own.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

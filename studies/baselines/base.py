@@ -339,10 +339,7 @@ class Descent:
 def adam(parameters: Iterable[nn.Parameter], rate: float, device: torch.device) -> torch.optim.Adam:
     """Return Adam with a rate that can be changed inside a CUDA graph."""
     return torch.optim.Adam(
-        parameters,
-        lr=torch.tensor(rate, device=device),
-        fused=True,
-        capturable=device.type == "cuda",
+        parameters, lr=torch.tensor(rate, device=device), fused=True, capturable=device.type == "cuda"
     )
 
 

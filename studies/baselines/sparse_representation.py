@@ -24,11 +24,12 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from mvrbm.validation import choice, number, whole_number
-from mvrbm.vision import enlarge_image, from_ycbcr, reduce_image, to_ycbcr
+from mvrbm.vision import enlarge_image, reduce_image
 from mvrbm.vision.images import check_image, to_dtype, white
 from mvrbm.vision.patches import PatchGrid
 from mvrbm.vision.resampling import SCALES
 from mvrbm.vision.superres.training_data import image_pair
+from studies.baselines.ycbcr import from_ycbcr, to_ycbcr
 
 __all__ = ["SparseRepresentation"]
 

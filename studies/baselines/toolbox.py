@@ -22,12 +22,7 @@ from torch.optim import SGD, Optimizer
 from studies.baselines.base import Descent, Layer, NetworkClassifier
 from studies.baselines.networks import image_shape
 
-__all__ = [
-    "ToolboxAutoencoder",
-    "ToolboxConvolutionalNetwork",
-    "ToolboxDeepBeliefNetwork",
-    "ToolboxDropoutNetwork",
-]
+__all__ = ["ToolboxAutoencoder", "ToolboxConvolutionalNetwork", "ToolboxDeepBeliefNetwork", "ToolboxDropoutNetwork"]
 
 _HIDDEN = 100
 _BATCH = 100

@@ -322,10 +322,7 @@ def growth(evidence: Evidence) -> Drawing | None:
     canvas = blank(11.0, 4.2)
     axes = canvas.subplots(1, len(panels))
     for ax, (key, label, factor) in zip(axes, panels, strict=True):
-        for model, title, colour, mark in (
-            ("mvrbm", "MVRBM", OURS, "o"),
-            ("rbm", "classic RBM", PAPERS, "s"),
-        ):
+        for model, title, colour, mark in (("mvrbm", "MVRBM", OURS, "o"), ("rbm", "classic RBM", PAPERS, "s")):
             values = evidence.growth(model, key)
             ax.plot(list(values), [factor * v for v in values.values()], mark + "-", color=colour, label=title)
         ax.set_xscale("log")

@@ -115,12 +115,7 @@ def _filters(found: Mapping[str, Any]) -> list[Table]:
     runs = {name: numbers for name, numbers in found["filters"].items() if numbers}
     if not runs:
         return []
-    kinds = {
-        "mean": "our filters",
-        "scrambled": "as smooth, without edges",
-        "white": "white noise",
-        "dct": "cosines",
-    }
+    kinds = {"mean": "our filters", "scrambled": "as smooth, without edges", "white": "white noise", "dct": "cosines"}
     rows = [
         [title, *(mean(numbers.get(f"filters.{key}"), 3) for numbers in runs.values())] for key, title in kinds.items()
     ]

@@ -214,11 +214,7 @@ def _classifier(model: Any, settings: Settings, place: Place) -> Outcome:
     seconds = _now(device) - began
     wrong = np.asarray(model.predict(data.test)) != data.test_labels
     return Outcome(
-        {
-            "error": float(wrong.mean()),
-            "parameters": int(model.n_parameters_),
-            "training_seconds": round(seconds, 4),
-        }
+        {"error": float(wrong.mean()), "parameters": int(model.n_parameters_), "training_seconds": round(seconds, 4)}
     )
 
 

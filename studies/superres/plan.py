@@ -128,13 +128,7 @@ def _learned(group: str, scale: Scale, patch: int, hidden: int, seed: int) -> Ce
         "n_patches": scale.n_patches,
         **scale.learning,
     }
-    settings = {
-        "train": scale.train,
-        "image": scale.compared[0],
-        "model": model,
-        "recipe": _recipe(),
-        "seed": seed,
-    }
+    settings = {"train": scale.train, "image": scale.compared[0], "model": model, "recipe": _recipe(), "seed": seed}
     return Cell(f"superres-cd-p{patch:02d}-h{hidden:02d}-s{seed}", group, work.learn, settings, needs=_NEEDS)
 
 

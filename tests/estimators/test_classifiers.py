@@ -12,15 +12,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvrbm
-from mvrbm import (
-    MVRBM,
-    ClassificationMVRBM,
-    DeepMVRBM,
-    DeepMVRBMClassifier,
-    Dense,
-    MVRBMClassifier,
-    RandomSource,
-)
+from mvrbm import MVRBM, ClassificationMVRBM, DeepMVRBM, DeepMVRBMClassifier, Dense, MVRBMClassifier, RandomSource
 from mvrbm.errors import StorageError
 from mvrbm.estimators import Layer
 from mvrbm.estimators.network import virtual_adversarial_loss

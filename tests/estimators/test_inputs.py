@@ -104,11 +104,7 @@ REFUSED = [
     ("unknown backend", lambda: MVRBM(backend="gpu").fit(IMAGES), "backend must be"),
     ("order 3 for matrices", lambda: MVRBM().fit(np.zeros((5, 2, 2, 2))), "use TVRBM"),
     ("shape that does not fit", lambda: MVRBM(visible_shape=(5, 5)).fit(np.zeros((9, 24))), "25 entries.*24 features"),
-    (
-        "shape that contradicts",
-        lambda: MVRBM(visible_shape=(4, 6)).fit(IMAGES),
-        r"\(4, 6\), but samples",
-    ),
+    ("shape that contradicts", lambda: MVRBM(visible_shape=(4, 6)).fit(IMAGES), r"\(4, 6\), but samples"),
     (
         "vectors for a matrix",
         lambda: MVRBM((3, 3)).fit(np.zeros((9, 24))),

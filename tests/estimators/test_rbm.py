@@ -345,9 +345,9 @@ def test_a_wrong_parameter_leaves_the_fitted_model(model, digits):
     fitted = clone(model).set_params(n_epochs=1).fit(digits)
     before = fitted.components_
     for wrong in ({"backend": "gpu"}, {"n_epochs": -1}, {"hidden_shape": (3, 3, 3)}, {"recipe": "fast"}):
-        with pytest.raises(ValueError, match="must be|axes"):
+        with pytest.raises(ValueError, match=r"must be|axes"):
             clone(fitted).set_params(**wrong).fit(digits)
-        with pytest.raises(ValueError, match="must be|axes"):
+        with pytest.raises(ValueError, match=r"must be|axes"):
             fitted.set_params(**wrong).fit(digits)
         fitted.set_params(**{name: model.get_params()[name] for name in wrong})
         np.testing.assert_array_equal(fitted.components_, before)

@@ -109,10 +109,7 @@ def test_logged_rows_reach_the_history_and_the_callbacks():
     assert (
         trainer.history
         == seen
-        == [
-            {"epoch": 1, "update": 3, "answer": 42.0},
-            {"epoch": 2, "update": 6, "answer": 42.0},
-        ]
+        == [{"epoch": 1, "update": 3, "answer": 42.0}, {"epoch": 2, "update": 6, "answer": 42.0}]
     )
 
 

@@ -219,10 +219,7 @@ BAD = [
     (lambda: quick().set_params(epochs=0).fit(DIGITS[:5], LABELS[:5]), "epochs must be None or a whole number"),
     (lambda: quick().set_params(batch_size=1.5).fit(DIGITS[:5], LABELS[:5]), "batch_size must be None or a whole"),
     (lambda: quick().set_params(learning_rate=0).fit(DIGITS[:5], LABELS[:5]), "learning_rate must be positive, got 0"),
-    (
-        lambda: quick().set_params(device="abacus").fit(DIGITS[:5], LABELS[:5]),
-        "device must be 'auto'.* got 'abacus'",
-    ),
+    (lambda: quick().set_params(device="abacus").fit(DIGITS[:5], LABELS[:5]), "device must be 'auto'.* got 'abacus'"),
     (lambda: quick().fit(DIGITS[:9], LABELS[:9]).predict(DIGITS[:9, :, :7]), "64 features|shape"),
     (
         lambda: quick().fit(DIGITS[:9], LABELS[:9]).predict(DIGITS[:9].reshape(9, 4, 16)),
@@ -234,10 +231,7 @@ BAD = [
     (lambda: nearest(np.zeros((0, 2)), np.zeros((1, 2))), "train must have at least one sample"),
     (lambda: nearest([1.0], [[1.0]]), r"train must have one sample per row, got shape \(1,\)"),
     (lambda: nearest([[np.nan]], [[1.0]]), "train must be finite"),
-    (
-        lambda: nearest_neighbour_error([[1.0]], [1, 2], [[1.0]], [1]),
-        r"train_labels must have shape \(1,\), got",
-    ),
+    (lambda: nearest_neighbour_error([[1.0]], [1, 2], [[1.0]], [1]), r"train_labels must have shape \(1,\), got"),
 ]
 
 

@@ -70,11 +70,7 @@ MISTAKES = [
     ("digits --out x --report-only", 1, "x has no run.json: there is nothing to report on"),
     ("digits --out x --report-only --no-report", 2, "pass one of --report-only and --no-report, not both"),
     ("digits --out x --scale paper", 1, "'mnist' is not on this machine"),
-    (
-        "superres --out x --scale paper",
-        1,
-        "not on this machine: point MVRBM_DATA or --data-dir at",
-    ),
+    ("superres --out x --scale paper", 1, "not on this machine: point MVRBM_DATA or --data-dir at"),
     ("digits --out file", 1, "file cannot be written"),
     ("learning nonsense", 2, "argument PART: unknown part 'nonsense': choose from defaults, seeds,"),
     ("learning grid --report-only --out x", 1, "x has no results of grid"),

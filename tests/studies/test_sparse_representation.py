@@ -6,7 +6,6 @@ from scipy.signal import convolve2d
 from sklearn.base import clone
 
 from mvrbm.vision import enlarge_image, psnr_ssim, reduce_image
-from mvrbm.vision.colour import to_ycbcr
 from studies.baselines.sparse_representation import (
     SparseRepresentation,
     _back_project,
@@ -15,6 +14,7 @@ from studies.baselines.sparse_representation import (
     _learn_atoms,
     _unit,
 )
+from studies.baselines.ycbcr import to_ycbcr
 
 RANDOM = np.random.default_rng(0)
 SMALL = {"atoms": 48, "samples": 3000, "overlap": 2, "rounds": 5}

@@ -5,7 +5,8 @@ from math import floor
 import numpy as np
 import pytest
 
-from mvrbm.vision import from_ycbcr, luminance, to_ycbcr
+from mvrbm.vision import luminance
+from studies.baselines.ycbcr import from_ycbcr, to_ycbcr
 
 
 @pytest.fixture

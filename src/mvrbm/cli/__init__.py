@@ -5,8 +5,6 @@ parse arguments, make one library call and show the result. They import the libr
 appears at once. ``MVRBM_DEBUG=1`` shows the traceback of an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """The commands ``mvrbm data``: list, find and download the named data sets of :mod:`mvrbm.io.datasets`."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

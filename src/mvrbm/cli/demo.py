@@ -1,7 +1,5 @@
 """The command ``mvrbm demo``, which runs :mod:`mvrbm.demo`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Commands for images: denoise, superres and superres-train."""
 
-from __future__ import annotations
-
 import sys
 import time
 from enum import StrEnum

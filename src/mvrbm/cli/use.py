@@ -3,8 +3,6 @@
 Each calls the estimator's method and works for every model that has it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from enum import StrEnum

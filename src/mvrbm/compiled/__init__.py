@@ -1,7 +1,5 @@
 """The compiled code of `_native.c`, if it was built; it is independent of the rest of the package."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from types import ModuleType

@@ -1,7 +1,5 @@
 """CP couplings: weights that are canonical polyadic tensors, for hidden vectors."""
 
-from __future__ import annotations
-
 import functools
 import math
 import string

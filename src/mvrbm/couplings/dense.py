@@ -1,7 +1,5 @@
 """Dense couplings: weights that are a full matrix."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Kronecker couplings: sums of Kronecker products, from the paper's bilinear map to the full matrix."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """MPO couplings: weights that are matrix-product operators."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Tucker couplings: one factor per visible mode, followed by a full core."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

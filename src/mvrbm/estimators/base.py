@@ -4,8 +4,6 @@ Subclasses say which layers the data makes and how these are coupled. Input chec
 :mod:`mvrbm.estimators.inputs`, shared parameters and saving in :mod:`mvrbm.estimators.parameters`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """The classification RBM: the label is one more visible layer, and p(label | data) is exact."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

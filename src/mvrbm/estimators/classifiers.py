@@ -5,8 +5,6 @@ Here is also what all classifiers share (:class:`ArrayClassifier`). The network 
 as a layer in :mod:`mvrbm.estimators.classification_rbm`.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """Stacks of machines: the matrix-variate deep belief network. Stacks with a softmax on top are classifiers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Every estimator and classifier reads its data here, once. Shapes and dtypes are 
 batches of it are made (the units say which values they accept); for shards, the trainer checks values batch by batch.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Mapping

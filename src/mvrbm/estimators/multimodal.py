@@ -1,7 +1,5 @@
 """The multimodal MVRBM: several arrays per sample, one hidden layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Networks of structured layers: the upward pass of a stack of machines with a softmax on top, for backpropagation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import cast

@@ -4,8 +4,6 @@ Estimators are data classes in this one respect: their `__init__`, which scikit-
 of their bases and their own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from abc import abstractmethod

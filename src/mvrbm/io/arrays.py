@@ -3,8 +3,6 @@
 The file formats themselves are in `formats`, images that keep their colours and metadata in `pictures`.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -4,8 +4,6 @@ A file or folder is written next to its place and then renamed, so that it is th
 The contents are the business of `arrays`, `pictures` and :mod:`mvrbm.saving`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

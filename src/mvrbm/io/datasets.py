@@ -4,8 +4,6 @@
 How files are read is in `formats`.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os
@@ -31,19 +29,11 @@ _LARGEST_DOWNLOAD = 256 * 2**20
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples and their labels.
+    """A named data set: its samples, its labels, and one line about it.
 
-    Parameters
-    ----------
-    name : str
-        Name of the data set.
-    arrays : array
-        The samples, along the first axis, in the dtype in which they are stored. A tuple of arrays of
-        different sizes for ``"natural-images"``, and one cube (rows, columns, bands) for ``"indian-pines"``.
-    labels : array or None
-        One label per sample; one per pixel for ``"indian-pines"``; None for ``"natural-images"``.
-    description : str
-        One line about the data set.
+    `arrays` has the samples along the first axis, in the dtype in which they are stored; it is a tuple of arrays of
+    different sizes for ``"natural-images"``, and one cube (rows, columns, bands) for ``"indian-pines"``. `labels` has
+    one label per sample, one per pixel for ``"indian-pines"``, and is None for ``"natural-images"``.
     """
 
     name: str

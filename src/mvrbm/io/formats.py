@@ -4,8 +4,6 @@ Reading images is in `pictures`; choosing a reader for a file, a folder or a nam
 Nothing is allocated before the size that a file claims has been compared with what it can hold. Pickles are never read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import math

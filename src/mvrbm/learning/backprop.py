@@ -3,8 +3,6 @@
 Contrastive divergence is not here: see :class:`~mvrbm.learning.Trainer`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -166,16 +166,9 @@ class Monitor(Periodic):
 
     @classmethod
     def on(cls, samples: Any, known: Any = None, *, n_samples: int = 500, **options: Any) -> Monitor:
-        """Return a monitor of up to `n_samples` evenly spaced training samples that have no missing entries.
+        """Return a monitor of up to `n_samples` evenly spaced training samples (n, ...) without missing entries.
 
-        Parameters
-        ----------
-        samples, known : arrays (n, ...)
-            The training data, and where its entries are known (default: everywhere).
-        n_samples : int
-            Largest number of samples.
-        **options
-            Other arguments of the class.
+        `known` is True where an entry is known (default: everywhere); other options are those of the class.
         """
         complete = np.arange(len(samples)) if known is None else np.flatnonzero(known.reshape(len(known), -1).all(1))
         if not len(complete):

@@ -1,7 +1,5 @@
 """Capture of CUDA graphs: work of many small launches is recorded once and replayed with one."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 

@@ -3,8 +3,6 @@
 Bytes become floats batch by batch; the data is never copied as a whole. File formats are in :mod:`mvrbm.io`.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -5,8 +5,6 @@ Contrastive divergence is the gradient of ``mean F(data) - mean F(chain)``, the 
 statistics, which is faster. The step that follows is in :mod:`mvrbm.learning.step`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Several training runs at once: machines of the same shapes share the kernels of one GPU. For sweeps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The start of training: initial parameters from the data's moments, offsets, and a safe learning rate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

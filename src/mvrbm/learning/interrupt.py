@@ -1,7 +1,5 @@
 """Ctrl-C during training: the first one lets the present batch finish, a second one interrupts immediately."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Loading of checkpoints for :func:`mvrbm.load`: a trainer that continues where the checkpoint was taken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training with missing entries: the model draws them, given the known ones, before they count as data."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

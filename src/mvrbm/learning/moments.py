@@ -1,7 +1,5 @@
 """Mean and variance of every entry of the data: from sums, and merged over processes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Optimisers and schedulers of `torch.optim` that a user gives to the trainer, instead of the recipe's own steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ How an update is made is in :mod:`mvrbm.learning.recipe` (settings), :mod:`mvrbm
 :mod:`mvrbm.learning.paths` (ways to compute it).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from torch import Tensor

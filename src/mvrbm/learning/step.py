@@ -4,8 +4,6 @@ Every path that computes updates in Python calls these functions. The Triton ker
 :mod:`mvrbm.learning.paths.triton_kernels`) and are tested equal to it; the C code computes gradients only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn

@@ -1,7 +1,5 @@
 """Figures as HTML for a page: PNG for pictures and for matplotlib figures, SVG for simple curves."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import html
@@ -38,18 +36,10 @@ class Figure:
 
 
 def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, symmetric: bool = False) -> Figure:
-    """Arrange small images in a grid.
+    """Arrange images (n, height, width), with values from 0 (black) to 1 (white), in a grid of some columns.
 
-    Parameters
-    ----------
-    images : array (n, height, width)
-        Values from 0 (black) to 1 (white).
-    alt, caption : str
-        Description for readers who cannot see the picture, and caption.
-    columns : int
-        Images per row.
-    symmetric : bool
-        Whether to scale each image by itself, with zero at middle grey: for filters.
+    `alt` describes the picture for readers who cannot see it. With `symmetric`, each image is scaled by itself, with
+    zero at middle grey: for filters.
     """
     from PIL import Image
 
@@ -70,12 +60,7 @@ def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, sy
 
 
 def curves(
-    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    alt: str,
-    caption: str,
-    *,
-    x_label: str,
-    y_label: str,
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]], alt: str, caption: str, *, x_label: str, y_label: str
 ) -> Figure:
     """Draw lines, given as x and y values by name, as an SVG in the colours of the page."""
     from matplotlib.figure import Figure as Canvas

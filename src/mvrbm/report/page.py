@@ -1,7 +1,5 @@
 """The page: sections of text, tables and figures, written as one HTML file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Bernoulli units: binary entries."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus

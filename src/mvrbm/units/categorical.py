@@ -1,7 +1,5 @@
 """Categorical units: one-hot rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Gaussian units: real entries with a fixed or learned variance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Counts: whole numbers from 0 upwards that follow a Poisson distribution."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Rectified units: noisy rectified linear entries, which can be sampled but have no exact distribution."""
 
-from __future__ import annotations
-
 import math
 from typing import NoReturn
 

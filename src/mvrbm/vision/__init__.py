@@ -3,11 +3,11 @@
 Files are read by :mod:`mvrbm.io.pictures`; figures are drawn in :mod:`mvrbm.report`.
 """
 
-from mvrbm.vision.colour import from_ycbcr, luminance, to_ycbcr
+from mvrbm.vision.colour import luminance
 from mvrbm.vision.denoising import NOISES, add_noise, denoise, estimate_level
 from mvrbm.vision.quality import psnr, psnr_ssim
 from mvrbm.vision.resampling import enlarge_image, reduce_image
 from mvrbm.vision.superres import SuperResolver
 
 __all__ = ["NOISES", "SuperResolver", "add_noise", "denoise", "enlarge_image", "estimate_level"]
-__all__ += ["from_ycbcr", "luminance", "psnr", "psnr_ssim", "reduce_image", "to_ycbcr"]
+__all__ += ["luminance", "psnr", "psnr_ssim", "reduce_image"]

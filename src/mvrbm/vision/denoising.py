@@ -9,8 +9,6 @@ Given Y the pixels are independent, with the distribution of an :class:`~mvrbm.v
 the hidden units are independent of each other and of y. Mean field and Gibbs sampling need no more than that.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -4,8 +4,6 @@ Images are NumPy arrays (rows, columns) or (rows, columns, channels) of bytes, 1
 at 0 and white at 255, 65535 or 1. Files are read and written by :mod:`mvrbm.io.pictures`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ gives :math:`p(y \mid x)` of the observed pixel. An :class:`Observation` combine
 :mod:`mvrbm.vision.denoising`.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Overlapping patches: cutting them out of images, and averaging them to images again."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Agreement of an image with the truth: PSNR, and PSNR and SSIM on luminance in the two protocols of the literature."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

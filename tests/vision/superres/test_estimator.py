@@ -19,13 +19,14 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.random import RandomSource
 from mvrbm.units import Bernoulli
-from mvrbm.vision import SuperResolver, enlarge_image, from_ycbcr, luminance, psnr_ssim, reduce_image, to_ycbcr
+from mvrbm.vision import SuperResolver, enlarge_image, luminance, psnr_ssim, reduce_image
 from mvrbm.vision.images import turned
 from mvrbm.vision.superres import estimator, inference
 from mvrbm.vision.superres.back_projection import back_project
 from mvrbm.vision.superres.features import DERIVATIVES, HIGH, Geometry
 from mvrbm.vision.superres.inference import full_weights, image_loss, patch_loss
 from mvrbm.vision.superres.training_data import cut_crops, cut_patches
+from studies.baselines.ycbcr import from_ycbcr, to_ycbcr
 
 LAYERS = (HIGH, *DERIVATIVES)
 

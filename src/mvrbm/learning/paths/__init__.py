@@ -5,8 +5,6 @@ the CPU, `triton` for matrices on a GPU. The special paths are tested equal to t
 the trainer: each takes a state and data, and returns the state.
 """
 
-from __future__ import annotations
-
 from mvrbm.learning.data import Source
 from mvrbm.learning.paths import gemm, graphs, native, triton
 from mvrbm.learning.paths.base import EpochPath, Task, UpdatePath

@@ -1,7 +1,5 @@
 """What every path needs to know about a training run, and what every path offers to the trainer."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the CPU paths on flat parameters share: chains, random numbers and the step. They differ in the gradient."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 

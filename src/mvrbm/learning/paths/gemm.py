@@ -5,8 +5,6 @@ the batch is part of the other side of one large product. The products :math:`X 
 and the gradient, and all arrays are allocated once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -4,8 +4,6 @@ An update of small arrays is some eighty launches, and launching takes most of t
 and replayed: the data, the order of an epoch, the position in it and the step all stay on the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

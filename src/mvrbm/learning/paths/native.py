@@ -4,8 +4,6 @@ The matrices of one sample are too small for a general matrix product to be effi
 sample while it is in the first-level cache, and distributes samples over threads dynamically.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping
 from functools import partial

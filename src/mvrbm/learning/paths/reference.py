@@ -1,7 +1,5 @@
 """The path for every machine: gradients from the layers' statistics, or by autograd, which is the reference."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Several machines of the same shapes can be trained together. The kernels are in `triton_kernels` and `triton_tiled`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os

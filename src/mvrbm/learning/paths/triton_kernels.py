@@ -14,8 +14,6 @@ results.
 
 # mypy: ignore-errors
 # ruff: noqa: E741
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from triton.language.extra import cuda

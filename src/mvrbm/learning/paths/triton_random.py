@@ -1,8 +1,6 @@
 """Random numbers and draws of a layer in Triton kernels: Philox, a function of key, update, sample, draw and entry."""
 
 # mypy: ignore-errors
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
@@ -17,13 +15,7 @@ def uniform(key, update, sample, draw, base, ROWS: tl.constexpr, COLS: tl.conste
     columns = tl.arange(0, COLS // 2)[None, :]
     entry = (base + rows * (COLS // 2) + columns).to(tl.uint32)
     nothing = entry * 0
-    a, b, c, d = tl.philox(
-        key,
-        entry,
-        nothing + sample.to(tl.uint32),
-        nothing + update.to(tl.uint32),
-        nothing + draw,
-    )
+    a, b, c, d = tl.philox(key, entry, nothing + sample.to(tl.uint32), nothing + update.to(tl.uint32), nothing + draw)
     words = tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), [ROWS // 2 // DEEP, DEEP, COLS // 2, 2, 2])
     words = tl.reshape(tl.permute(words, [0, 3, 1, 2, 4]), [ROWS, COLS])
     return (words >> 9).to(tl.int32).to(tl.float32) * (1.0 / 8388608.0) + (1.0 / 16777216.0)

@@ -5,8 +5,6 @@ The form of the parameters is that of :mod:`mvrbm.learning.paths.triton_kernels`
 
 # mypy: ignore-errors
 # ruff: noqa: E741
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

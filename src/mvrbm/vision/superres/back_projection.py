@@ -8,8 +8,6 @@ enlarging. All that is ever added is an enlarged image, so H stays :math:`H_0 + 
 and the rounds are computed at low resolution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

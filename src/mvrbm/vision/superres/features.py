@@ -10,8 +10,6 @@ So nothing large is ever computed patch by patch. Beyond its edges an image cont
 as for bicubic interpolation, so that borders need no special case.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import NamedTuple

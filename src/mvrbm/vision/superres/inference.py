@@ -9,8 +9,6 @@ computed by one or a few cycles of mean field; the losses train the machine for 
 patches are measured in grey levels, that is, weighted by the square of the scale of the patch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 

@@ -64,24 +64,11 @@ def cut_patches(
     augment: bool = False,
     seed: int = 0,
 ) -> TrainingPatches:
-    """Cut random patches of one phase, and their low-resolution windows, out of high-resolution images.
+    """Cut up to `n` random patches of one phase, and their low-resolution windows, out of high-resolution images.
 
-    Parameters
-    ----------
-    images : sequence of arrays (H, W) or (H, W, 3)
-        High-resolution images.
-    scale, patch : int
-        The scale, and the side of a patch in high-resolution pixels.
-    n : int
-        Number of patches; fewer are returned if the images have fewer.
-    offsets : (int, int)
-        Where patches begin, rows and columns, after a multiple of the scale.
-    floor : float
-        Added to the scale of each patch.
-    flat : float
-        Patches whose derivatives have a smaller root mean square are left out.
-    augment, seed : bool, int
-        Whether to use flipped and turned images too, and the random seed.
+    Patches have `patch` x `patch` pixels and begin `offsets` (rows, columns) after a multiple of the scale. `floor` is
+    added to the scale of each patch; patches whose derivatives have a root mean square below `flat` are left out.
+    With `augment`, flipped and turned images are used too.
     """
     rows, columns = (phase_of(scale, patch, offset) for offset in offsets)
 
