@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call
 
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Dense, Gaussian, Kronecker
-from mvrbm.learning import step
+from mvrbm.learning import step as rule
 from mvrbm.learning.gradients import Centring, contrast, contrast_by_autograd
 from mvrbm.models import mvrbm
 from tables import CONNECTED, MACHINES, full_matrix, generator, machine_named, random_states
@@ -274,7 +274,7 @@ def test_normalised_step_of_the_matrix_does_not_depend_on_who_carries_the_scale(
     def step():
         with torch.no_grad():
             gradient = analytic(machine, data, chain)
-            step.normalise(step.gains_of(machine, gradient))
+            rule.normalise(rule.gains_of(machine, gradient))
         return sum(change_of_matrix(link, key, gradient[f"couplings.visible.{key}"]) for key in gains_of(link))
 
     before = step()
@@ -316,7 +316,7 @@ def test_factors_of_zero_give_finite_gains_and_steps(name):
     rng = np.random.default_rng(0)
     with torch.no_grad():
         gradient = analytic(machine, random_states(machine, 5, rng), random_states(machine, 5, rng))
-        step.normalise(step.gains_of(machine, gradient))
+        rule.normalise(rule.gains_of(machine, gradient))
     assert all(bool(torch.isfinite(slope).all()) for slope in gradient.values())
 
 
@@ -331,7 +331,7 @@ def test_gaussian_bias_moves_in_standard_deviations():
         data, chain = ({"visible": unit * torch.from_numpy(rng.standard_normal((n, 3)))} for n in (6, 4))
         with torch.no_grad():
             gradient = analytic(machine, data, chain)
-            step.normalise(step.gains_of(machine, gradient))
+            rule.normalise(rule.gains_of(machine, gradient))
         steps.append(gradient["visible.visible.bias"] / unit)
     torch.testing.assert_close(*steps)
 
@@ -342,6 +342,6 @@ def test_normalising_leaves_the_biases_of_bits_alone():
     with torch.no_grad():
         gradient = analytic(machine, random_states(machine, 5, rng), random_states(machine, 5, rng))
         plain = {key: value.clone() for key, value in gradient.items()}
-        step.normalise(step.gains_of(machine, gradient))
+        rule.normalise(rule.gains_of(machine, gradient))
     for key, value in plain.items():
         assert torch.equal(gradient[key], value) != key.startswith("couplings.")

@@ -484,7 +484,7 @@ def test_gaps_are_refused_unless_they_are_announced():
     rows = np.zeros((5, 2, 3))
     rows[..., 0] = 1
     rows[0, 0, 1] = np.nan
-    with pytest.raises(ValueError, match="wholly or not at all"):
+    with pytest.raises(ValueError, match="must be the same for all entries of a one-hot row"):
         Trainer(BoltzmannMachine(Categorical((2, 3)), Bernoulli(2), Dense())).fit(
             rows, 1, nan_is_missing=True, initialise=True
         )
