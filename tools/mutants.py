@@ -172,8 +172,8 @@ MUTANTS = [
     ),
     Mutant(
         "couplings/mpo.py",
-        'self._order, self._bonds = self._order[::-1], ("c", "b")',
-        'self._order, self._bonds = self._order[::-1], ("b", "c")',
+        '(list(range(order))[::-1], ("c", "b"))]',
+        '(list(range(order))[::-1], ("b", "c"))]',
         "MPO going back: bonds in the wrong order",
     ),
     Mutant(
@@ -262,8 +262,8 @@ MUTANTS = [
     ),
     Mutant(
         "likelihood.py",
-        "standard_error=float(weights.std() / math.sqrt(n_chains))",
-        "standard_error=float(weights.std() / n_chains)",
+        "error, effective = weights.std() / math.sqrt(n_chains)",
+        "error, effective = weights.std() / n_chains",
         "annealing: standard error too small",
     ),
     Mutant(
