@@ -311,6 +311,3 @@ def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tenso
         if not bool(torch.isfinite(tensor).all()):
             raise StorageError(f"{path}: '{name}' has entries that are not finite")
     return tensors
-
-
-# Only tests/learning still uses this name of 0.1.0: remove it together with those three lines.

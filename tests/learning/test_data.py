@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
 from mvrbm.learning import Callback, Recipe, Trainer
+from mvrbm.learning.data import as_source
 from mvrbm.models import mvrbm
 
 RECIPE = Recipe(batch_size=16)
@@ -295,3 +296,8 @@ def test_pickled_arrays_are_not_opened(tmp_path):
     np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="Python objects"):
         Trainer(mvrbm((3, 4), (2, 3))).fit(tmp_path / "objects.npy", 1, initialise=True)
+
+
+def test_a_mask_in_which_nothing_is_known_is_an_error():
+    with pytest.raises(ValueError, match="no entry is known"):
+        as_source(np.zeros((4, 2, 2)), mvrbm((2, 2), (2, 2)), mask=np.zeros((4, 2, 2), bool))

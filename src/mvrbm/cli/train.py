@@ -36,7 +36,7 @@ def train(
     rank: Annotated[int | None, opt.new("Number of Kronecker products in the sum; default: 1.", min=1)] = None,
     coupling: Annotated[str | None, opt.new("Other coupling: cp:4, mpo:3, tucker:4x4, dense.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs.")] = 20,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples per update.")] = 100,
+    batch_size: Annotated[int | None, opt.new("Samples per update; default: the recipe's.", min=1)] = None,
     visible: Annotated[str | None, opt.new("Unit of the data, such as gaussian; default: bernoulli, 0 to 1.")] = None,
     hidden_unit: Annotated[str | None, opt.new("Unit of the hidden layer; default: bernoulli.")] = None,
     recipe: opt.RecipeOption = opt.Recipe.DEFAULT,
@@ -67,23 +67,28 @@ def train(
         raise typer.BadParameter(reason, param_hint="'--init'")
     from mvrbm.learning.distributed import World, leave
 
-    params = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "recipe": recipe.value}
+    own = init is not None and recipe is opt.Recipe.DEFAULT  # a saved model keeps its recipe
+    params: dict[str, Any] = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     params |= {"negative": negative and negative.value, "n_chains": chains, "gibbs_steps": steps, "random_state": seed}
+    params["recipe"] = None if own else recipe.value
     world = World.here()  # one process, unless torchrun started several
     with world.raise_together(ValueError, OSError):
         resumed = _check_outputs(out, log, checkpoints, force)
         if init is not None:
             model = opt.load_model(init, device, "fit").set_params(warm_start=True)
+            shape = shape or opt.Shape(model.visible_shape_)
         else:
             model = _new_model(hidden or opt.Shape(), rank, coupling, visible, hidden_unit)
         samples, known = _samples(source, data_dir, shape, hidden or opt.Shape(), missing_nan)
-        model.set_params(**params, device=device.value)
+        model.set_params(**{key: value for key, value in params.items() if value is not None}, device=device.value)
     if sweep is not None:
         if known is not None or any(path is not None for path in (init, log, checkpoints)):
             raise ValueError("--sweep cannot be combined with --init, --missing-nan, --log or --checkpoints")
         result, text = _sweep(model, sweep, samples, out)
     else:
         callbacks = _callbacks(samples, known, log, checkpoints, quiet)
+        if len(getattr(model, "machines_", ())) > 1:  # a monitor of the data suits the lowest machine of a stack only
+            callbacks = [callback for callback in callbacks if not callback.logs]
         result, text = _fit(model, samples, out, mask=known, callbacks=callbacks, resume=checkpoints)
     leave()
     if world.is_main:

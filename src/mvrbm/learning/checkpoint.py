@@ -211,7 +211,7 @@ class Stored:
         """Restore momenta, or the state of an optimiser and a scheduler."""
         plain, state = self.plain["optimizer"], run.state
         if run.optimizer is None:
-            if plain["kind"] not in (_OWN_RULE, "SGD"):
+            if plain["kind"] != _OWN_RULE and "n_iter" not in self.plain["recipe"]:  # version 0.1 always wrote SGD
                 raise ValueError(f"its optimiser is {plain['kind']}, but no optimiser was given")
             momenta = _under(self.tensors, "momenta") or self._momenta_of_version_0_1(state)
             state.momenta = {name: momentum.to(state.machine.like) for name, momentum in momenta.items()}

@@ -196,6 +196,8 @@ class ArraySource(RowSource):
             expected, shape = tuple(self.arrays[name].shape), tuple(mask.shape)
             if shape != expected:
                 raise ValueError(f"the mask of layer '{name}' must have the data's shape {expected}, got {shape}")
+        if set(self.known) == set(self.arrays) and not any(bool(mask.any()) for mask in self.known.values()):
+            raise ValueError("no entry is known: the mask is False everywhere")
 
     @property
     def whole(self) -> Arrays:

@@ -19,7 +19,7 @@ from mvrbm.machine import BoltzmannMachine
 Move = tuple[Tensor, Tensor, float | Tensor]
 
 # A product of factors of this size saturates every unit. Training recovers from large bursts: only its result counts.
-LARGEST_FACTOR = 1e6
+LARGEST_FACTOR, LARGEST_WEIGHT = 1e6, 1e7
 
 
 def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
@@ -116,9 +116,9 @@ def first_not_finite(named: Mapping[str, Tensor]) -> str:
 def check_size(machine: BoltzmannMachine, recipe: Recipe, update: int) -> None:
     """Raise DivergenceError if training has ended with factors so large that no unit can respond to its data."""
     for name, link in machine.links.items():
-        largest = max((float(p.detach().abs().max()) for p in link.parameters() if p.numel()), default=0.0)
-        if largest > LARGEST_FACTOR:
+        sizes = sorted(float(p.detach().abs().max()) for p in link.parameters())
+        if sizes[-1] > LARGEST_FACTOR or math.prod(sizes) > LARGEST_WEIGHT:
             raise DivergenceError(
-                f"update {update}: the coupling of layer '{name}' has factors of up to {largest:.3g}, which saturate "
+                f"update {update}: the coupling of layer '{name}' has factors of up to {sizes[-1]:.3g}, which saturate "
                 f"every unit. Lower the learning rate ({recipe.learning_rate:g}), or use the default recipe"
             )

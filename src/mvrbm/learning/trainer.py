@@ -427,6 +427,8 @@ class Trainer:
 
     def save(self, folder: str | PathLike[str], keep: int = 2) -> Path:
         """Write a checkpoint under `folder` and return its path; all but the last `keep` are removed."""
+        if self._resumed is not None:
+            raise StorageError("this trainer resumes a checkpoint at its next fit: call fit before saving")
         return checkpoint.save(self, folder, keep)
 
     def resume(self, folder: str | PathLike[str]) -> bool:
