@@ -31,7 +31,7 @@ class _Digits(NamedTuple):
 
 
 def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) -> dict[str, Any]:
-    """Train, measure, and write the report to `out`; return its numbers. With `quick`, it uses little data: for tests."""
+    """Train, measure, and write the report to `out`; return its numbers. With `quick`, it uses little data."""
     began = time.perf_counter()
     digits = _load(seed, quick)
     settings: dict[str, Any] = {"n_epochs": 2 if quick else 40, "random_state": seed, "device": device}
