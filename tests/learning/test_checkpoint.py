@@ -377,7 +377,7 @@ def test_failed_write_leaves_the_old_checkpoints_and_nothing_else(tmp_path, monk
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, broken, full)
+    monkeypatch.setattr(checkpoint if broken == "finish_folder" else checkpoint.saving, broken, full)
     with pytest.raises(StorageError, match="cannot be written: No space left on device"):
         trainer.fit(bits(), 3, initialise=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
