@@ -29,7 +29,7 @@ bench: $(STAMP)  ## measure speed, such as make bench ARGS="--quick --out runs/b
 	$(BIN)/python -m benchmarks $(or $(ARGS),--quick)
 
 test: lint  ## lint, then all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)  ## style, types, layers, structure, spelling and plain English, changing nothing
 	$(BIN)/ruff check
