@@ -48,3 +48,20 @@ def mvrbm(place, capfd):
         return code, out, err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def stripes():
+    """A model of striped binary images, with one hidden unit per row, and such images."""
+    from mvrbm import MVRBM
+
+    random = np.random.default_rng(0)
+    images = np.broadcast_to(random.random((100, 8, 1)) < 0.5, (100, 8, 8)).astype(np.float32)
+    model = MVRBM((8, 1), n_epochs=0, random_state=0, device="cpu").fit(images)
+    with torch.no_grad():
+        down, across = model.machine_.links["visible"].parameters()  # (1, 8, 8) and (1, 1, 8)
+        down.copy_(torch.eye(8)[None] * 10)
+        across.fill_(1)
+        model.machine_.layers["visible"].bias.fill_(-5)
+        model.machine_.hidden.bias.fill_(-40)
+    return model, images

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from mvrbm import CP, MMVRBM, MVRBM, Bernoulli, BoltzmannMachine, Gaussian, Kronecker, RandomSource
+from mvrbm import CP, MMVRBM, Bernoulli, BoltzmannMachine, Gaussian, Kronecker, RandomSource
 from mvrbm.vision import NOISES, add_noise, denoise, estimate_level
 from mvrbm.vision.denoising import posterior_mean, robust_sigma
 from mvrbm.vision.observations import (
@@ -271,21 +271,6 @@ def test_salt_and_pepper_on_gaussian_units_weighs_the_tail_beyond_black():
 
 
 # -- how much noise ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def stripes():
-    """A model of striped binary images, with one hidden unit per row, and such images."""
-    random = np.random.default_rng(0)
-    images = np.broadcast_to(random.random((100, 8, 1)) < 0.5, (100, 8, 8)).astype(np.float32)
-    model = MVRBM((8, 1), n_epochs=0, random_state=0, device="cpu").fit(images)
-    with torch.no_grad():
-        down, across = model.machine_.links["visible"].parameters()  # (1, 8, 8) and (1, 1, 8)
-        down.copy_(torch.eye(8)[None] * 10)
-        across.fill_(1)
-        model.machine_.layers["visible"].bias.fill_(-5)
-        model.machine_.hidden.bias.fill_(-40)
-    return model, images
 
 
 @pytest.mark.parametrize("level", [0.05, 0.2])
