@@ -1,6 +1,7 @@
 import importlib
 import importlib.util
 import os
+import re
 import signal
 
 import numpy as np
@@ -65,3 +66,29 @@ def stripes():
         model.machine_.layers["visible"].bias.fill_(-5)
         model.machine_.hidden.bias.fill_(-40)
     return model, images
+
+
+def _there(folder):
+    """Everything under a folder, with the contents of files."""
+    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def mistake(mvrbm, place):
+    """Make a mistake on the command line, and check that it is one clear line and leaves nothing behind."""
+
+    def make(before, command, code, says):
+        if before is not None:
+            before()
+        former = _there(place)
+        gave, out, err = mvrbm(command)
+        assert gave == code, err
+        assert out == ""
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert err.endswith("\n")
+        assert re.search(says, err), err
+        assert "Traceback" not in err
+        assert _there(place) == former
+
+    return make

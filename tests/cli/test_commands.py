@@ -255,19 +255,8 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("before", "command", "code", "says"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
-def test_a_mistake_is_one_clear_line_and_leaves_nothing_behind(mvrbm, place, before, command, code, says):
-    if before is not None:
-        before()
-    former = there(place)
-    gave, out, err = mvrbm(command)
-    assert gave == code, err
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert err.endswith("\n")
-    assert re.search(says, err), err
-    assert "Traceback" not in err
-    assert there(place) == former
+def test_a_mistake_is_one_clear_line_and_leaves_nothing_behind(mistake, before, command, code, says):
+    mistake(before, command, code, says)
 
 
 def test_there_are_twenty_kinds_of_mistakes_and_more():

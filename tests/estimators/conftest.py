@@ -1,7 +1,9 @@
 """Fixtures of the tests of the estimators."""
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +23,13 @@ def by_finite_differences():
         return found
 
     return gradient
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return (load_digits().images[:600] / 16).astype(np.float32)  # (600, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def labels():
+    return load_digits().target[:600]

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 import mvrbm
 from enumeration import Written
@@ -11,16 +10,6 @@ from mvrbm import Bernoulli, BoltzmannMachine, Categorical, ClassificationMVRBM,
 from mvrbm.estimators.classification_rbm import label_log_posterior
 from mvrbm.learning import Recipe, Trainer
 from tables import generator, machine_named, random_states, randomise
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return (load_digits().images[:600] / 16).astype(np.float32)  # (600, 8, 8)
-
-
-@pytest.fixture(scope="module")
-def labels():
-    return load_digits().target[:600]
 
 
 @pytest.mark.parametrize(("name", "label"), [("image and label", "label"), ("three kinds over bits", "word")])

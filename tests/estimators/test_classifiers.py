@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.datasets import load_digits
 from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -18,17 +17,6 @@ from mvrbm.estimators import Layer
 from mvrbm.estimators.network import virtual_adversarial_loss
 from mvrbm.learning import DivergenceError
 from mvrbm.learning.backprop import Replayed
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return (load_digits().images[:600] / 16).astype(np.float32)  # (600, 8, 8)
-
-
-@pytest.fixture(scope="module")
-def labels():
-    return load_digits().target[:600]
-
 
 FAST = {"n_epochs": 8, "batch_size": 20, "learning_rate": 0.02, "random_state": 0}
 EVERY_KIND = {

@@ -5,22 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from mvrbm import DeepMVRBM, DeepMVRBMClassifier, Dense, MVRBMClassifier, RandomSource
 from mvrbm.estimators import Layer
 from mvrbm.estimators.network import StructuredNetwork, field_of, virtual_adversarial_loss
 from tables import CONNECTED, generator, randomise
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return (load_digits().images[:600] / 16).astype(np.float32)  # (600, 8, 8)
-
-
-@pytest.fixture(scope="module")
-def labels():
-    return load_digits().target[:600]
 
 
 @pytest.mark.parametrize("hidden", ["bernoulli", "rectified"])
