@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from mvrbm.cuda_graphs import capture
 from mvrbm.errors import DivergenceError
-from mvrbm.learning.cuda_graphs import capture
 from mvrbm.random import RandomSource
 from mvrbm.validation import choice, number, whole_number
 

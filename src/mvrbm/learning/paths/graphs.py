@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mvrbm.learning.cuda_graphs import capture
+from mvrbm.cuda_graphs import capture
 from mvrbm.learning.data import Source
 from mvrbm.learning.paths.base import EpochPath, Task
 from mvrbm.learning.paths.reference import ReferencePath, gradient_of, own_step

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.couplings.base import equalise_norms
-from mvrbm.learning.cuda_graphs import capture
+from mvrbm.cuda_graphs import capture
 from mvrbm.learning.data import Source
 from mvrbm.learning.paths import flat
 from mvrbm.learning.paths.base import EpochPath, Task

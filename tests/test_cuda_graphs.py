@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mvrbm.learning.cuda_graphs import capture
+from mvrbm.cuda_graphs import capture
 from mvrbm.random import RandomSource
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
