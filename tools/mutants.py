@@ -160,9 +160,9 @@ MUTANTS = [
     ),
     Mutant(
         "couplings/kronecker.py",
-        "for r in range(self.rank)]",
-        "for r in range(max(1, self.rank - 1))]",
-        "Kronecker dense: a rank term missing",
+        "product = (first.T @ last)",
+        "product = (first[:1].T @ last[:1])",
+        "Kronecker dense: rank terms missing",
     ),
     Mutant(
         "couplings/kronecker.py",

@@ -99,6 +99,19 @@ def test_statistics_are_the_gradient(name, n):
 
 @pytest.mark.parametrize("name", CONNECTED)
 @torch.no_grad()
+def test_gradient_of_the_full_matrix_gives_that_of_the_parameters(name):
+    coupling = connected(name)
+    x, y = arrays(coupling)
+    of_matrix = torch.tensordot(y, -x / len(x), dims=([0], [0]))
+    found, expected = coupling.from_dense_gradient(of_matrix), coupling.statistics(x, y)
+    assert set(found) == set(expected)
+    for key, gradient in expected.items():
+        torch.testing.assert_close(found[key], gradient, **TOLERANCE)
+        assert not found[key].requires_grad
+
+
+@pytest.mark.parametrize("name", CONNECTED)
+@torch.no_grad()
 def test_balance_leaves_the_map_and_evens_the_norms(name):
     coupling = connected(name)
     first = next(p for p in coupling.parameters() if p.requires_grad)

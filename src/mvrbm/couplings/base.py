@@ -112,7 +112,17 @@ class Coupling(nn.Module, ABC):
 
     @abstractmethod
     def dense(self) -> Tensor:
-        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape), for tests and inspection."""
+        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
+
+    def from_dense_gradient(self, gradient: Tensor) -> dict[str, Tensor]:
+        r"""Return the gradient for each learned parameter from that for :math:`W`, (\*hidden_shape, \*visible_shape).
+
+        It is the adjoint of the derivative of :meth:`dense`.
+        """
+        learned = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+        with torch.enable_grad():
+            parts = torch.autograd.grad(self.dense(), list(learned.values()), gradient)
+        return dict(zip(learned, parts, strict=True))
 
     @abstractmethod
     def gains(self) -> dict[str, Tensor]:

@@ -62,17 +62,23 @@ class Kronecker(Chain):
 
     def gains(self) -> dict[str, Tensor]:
         """Return the sum over all terms of the product of the squared norms of the other factors."""
-        norms = torch.stack([squared_norms(factor) for factor in self.factors])  # (D, R)
+        norms = [squared_norms(factor) for factor in self.factors]  # (R,) each
         gains = {}
         for mode, factor in enumerate(self.factors):
             if factor.requires_grad:
-                others = torch.cat([norms[:mode], norms[mode + 1 :]])
-                gains[f"factors.{mode}"] = others.prod(0).sum()
+                others = norms[:mode] + norms[mode + 1 :] or [torch.ones_like(norms[mode])]
+                gains[f"factors.{mode}"] = functools.reduce(torch.mul, others).sum()
         return gains
 
     def dense(self) -> Tensor:
-        terms = [functools.reduce(torch.kron, [factor[r] for factor in self.factors]) for r in range(self.rank)]
-        return torch.stack(terms).sum(0).reshape(*self.hidden_shape, *self.visible_shape)
+        # With modes ordered k_1, i_1, .., k_D, i_D it is a sum of outer products: one product of two matrices.
+        *others, last = [factor.flatten(1) for factor in self.factors]  # (R, K_d I_d) each
+        others = others or [last.new_ones(self.rank, 1)]
+        first = functools.reduce(lambda left, right: (left[:, :, None] * right[:, None]).flatten(1), others)
+        pairs = zip(self.hidden_shape, self.visible_shape, strict=True)
+        order = len(self.factors)
+        product = (first.T @ last).reshape([size for pair in pairs for size in pair])
+        return product.permute(*range(0, 2 * order, 2), *range(1, 2 * order, 2))
 
     def matrix_factors(self) -> tuple[Tensor, Tensor] | None:
         """Return U and V of an order-2 coupling."""
