@@ -160,8 +160,8 @@ MUTANTS = [
     ),
     Mutant(
         "couplings/kronecker.py",
-        "product = (first.T @ last)",
-        "product = (first[:1].T @ last[:1])",
+        ": Tensor = (first.T @ last)",
+        ": Tensor = (first[:1].T @ last[:1])",
         "Kronecker dense: rank terms missing",
     ),
     Mutant(

@@ -77,7 +77,7 @@ class Kronecker(Chain):
         first = functools.reduce(lambda left, right: (left[:, :, None] * right[:, None]).flatten(1), others)
         pairs = zip(self.hidden_shape, self.visible_shape, strict=True)
         order = len(self.factors)
-        product = (first.T @ last).reshape([size for pair in pairs for size in pair])
+        product: Tensor = (first.T @ last).reshape([size for pair in pairs for size in pair])
         return product.permute(*range(0, 2 * order, 2), *range(1, 2 * order, 2))
 
     def matrix_factors(self) -> tuple[Tensor, Tensor] | None:
