@@ -65,8 +65,8 @@ class Unit(nn.Module, ABC):
     #: Name of the unit that stands for this layer as the visible layer of the next machine of a stack; None if
     #: there is none, so that only the last hidden layer of a stack can have such units.
     stacked_as: ClassVar[str | None] = None
-    #: Name of the kind of unit, "bernoulli" or "gaussian", as which the fast paths can draw a layer with one bias
-    #: per entry and no other learned parameter; None if they cannot.
+    #: Name of the kind of unit, "bernoulli", "gaussian" or "categorical", as which the fast paths can draw a layer with
+    #: one bias per entry and no other learned parameter; None if they cannot.
     sampled_as: ClassVar[str | None] = None
     #: Whether the entries are real with quadratic energy, so that the energy of two such layers can be unbounded.
     gaussian: ClassVar[bool] = False

@@ -25,6 +25,7 @@ class Categorical(Unit):
     name = "categorical"
     entry_modes = 1
     data_range = (0.0, 1.0)
+    sampled_as = "categorical"
     fluctuation = 0.25
 
     def __init__(

@@ -208,7 +208,7 @@ def unsupported_reason(task: Task, state: TrainState) -> str | None:
     if type(recipe.negative) not in (CD, PCD):  # a subclass may draw in another way
         return f"its chains are {type(recipe.negative).__name__}"
     units = [machine.hidden, *machine.layers.values()]
-    if any(unit.sampled_as is None or unit.shape != unit.bias_shape for unit in units):
+    if any(unit.sampled_as not in ("bernoulli", "gaussian") or unit.shape != unit.bias_shape for unit in units):
         return "it has units other than Bernoulli and Gaussian ones with one bias per entry"
     if not all(unit.bias.requires_grad for unit in units):
         return "some of its biases are frozen"
