@@ -92,7 +92,7 @@ SIDES = [
 @torch.no_grad()
 def test_states_in_small_pieces(_, visible, hidden, monkeypatch):
     machine = randomise(BoltzmannMachine(visible, hidden, Dense()), generator("pieces"))
-    monkeypatch.setattr(likelihood, "_CHUNK_ENTRIES", 11)
+    monkeypatch.setattr(likelihood.exact, "_CHUNK_ENTRIES", 11)
     torch.testing.assert_close(log_partition(machine), Written(machine).log_partition(), **TOLERANCE)
 
 
@@ -356,7 +356,7 @@ def test_too_much_work_falls_back_to_a_subset(monkeypatch):
     machine = machine_named("image and label")
     data = random_states(machine, 2, generator("subset"))
     assert pseudo_log_likelihood(machine, data).exact
-    monkeypatch.setattr(likelihood, "_PSEUDO_BUDGET", 1)
+    monkeypatch.setattr(likelihood.pseudo, "_PSEUDO_BUDGET", 1)
     found = pseudo_log_likelihood(machine, data)
     assert (found.sites, found.exact) == (1, False)
     assert torch.equal(found.values, pseudo_log_likelihood(machine, data, n_sites=1).values)

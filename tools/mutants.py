@@ -249,19 +249,19 @@ MUTANTS = [
         "conditional mean: divided by the wrong number",
     ),
     Mutant(
-        "likelihood.py",
+        "likelihood/annealing.py",
         "log_weights = log_z_base.double().expand(n_chains).clone()",
         "log_weights = torch.zeros(n_chains, dtype=torch.float64)",
         "annealing: log Z of the base missing",
     ),
     Mutant(
-        "likelihood.py",
+        "likelihood/annealing.py",
         "log_weights += (here - there).double()",
         "log_weights += (there - here).double()",
         "annealing: sign of the weights",
     ),
     Mutant(
-        "likelihood.py",
+        "likelihood/annealing.py",
         "error, effective = weights.std() / math.sqrt(n_chains)",
         "error, effective = weights.std() / n_chains",
         "annealing: standard error too small",

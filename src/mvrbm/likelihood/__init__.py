@@ -1,0 +1,19 @@
+"""Likelihoods: exact log Z of small machines, annealed importance sampling, log-likelihood and pseudo-likelihood.
+
+A *clamp* fixes some visible entries: log Z is then the logarithm of the sum over all states that agree with them. A
+clamp of padding gives the log Z of documents of one length.
+"""
+
+from mvrbm.likelihood.annealing import AnnealedEstimate, annealed_importance_sampling
+from mvrbm.likelihood.exact import log_partition
+from mvrbm.likelihood.of_data import log_likelihood
+from mvrbm.likelihood.pseudo import PseudoLikelihood, pseudo_log_likelihood
+
+__all__ = [
+    "AnnealedEstimate",
+    "PseudoLikelihood",
+    "annealed_importance_sampling",
+    "log_likelihood",
+    "log_partition",
+    "pseudo_log_likelihood",
+]

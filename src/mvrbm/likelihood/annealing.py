@@ -1,0 +1,93 @@
+"""Annealed importance sampling: an unbiased estimate of Z, with its error."""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mvrbm.likelihood.exact import as_clamp, clamped_log_normaliser
+from mvrbm.machine import BoltzmannMachine, Visible
+from mvrbm.random import RandomSource
+from mvrbm.sampling import Layers, TemperedPath, gibbs_step, keep_known
+from mvrbm.validation import whole_number
+
+
+@dataclass(frozen=True)
+class AnnealedEstimate:
+    """An estimate of log Z.
+
+    Attributes
+    ----------
+    log_z : float
+        The estimate: the logarithm of the mean importance weight, whose expectation is exactly Z.
+    standard_error : float
+        Standard error, from the variance of the weights.
+    effective_samples : float
+        Effective number of equal weights; if it is near 1, the standard error itself is unreliable.
+    log_weights : Tensor (n_chains,)
+        Logarithms of the weights.
+    """
+
+    log_z: float
+    standard_error: float
+    effective_samples: float
+    log_weights: Tensor = field(repr=False)
+
+
+@torch.no_grad()
+def annealed_importance_sampling(
+    machine: BoltzmannMachine,
+    rng: RandomSource,
+    *,
+    n_chains: int = 100,
+    n_steps: int = 1000,
+    centre: Layers | None = None,
+    clamp: Visible | None = None,
+    mask: Visible | None = None,
+) -> AnnealedEstimate:
+    """Estimate log Z by annealing chains from independent units to the machine.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The model.
+    rng : RandomSource
+        Source of the draws.
+    n_chains : int
+        Number of chains; the standard error is inversely proportional to its square root.
+    n_steps : int
+        Number of temperatures; more of them reduce the variance of the weights.
+    centre : mapping of str to Tensor, optional
+        See :class:`~mvrbm.sampling.TemperedPath`. With a centre in one of several modes, chains that end in another
+        mode are rare and have large weights, and the standard error is too small.
+    clamp, mask : optional
+        See :func:`~mvrbm.likelihood.log_partition`.
+
+    Returns
+    -------
+    AnnealedEstimate
+    """
+    whole_number(n_chains, "n_chains", 2)
+    whole_number(n_steps, "n_steps")
+    machine.check_bounded()
+    fixed, known = as_clamp(machine, clamp, mask)
+    path = TemperedPath(machine, centre)
+    # At beta = 0 the layers are independent, so log Z is a sum over layers.
+    log_z_base = clamped_log_normaliser(machine, path.visible_base, fixed, known)
+    log_z_base = log_z_base + machine.hidden.log_normaliser(path.hidden_base)
+    masks = {name: None if held is None else held.expand(n_chains, *held.shape[1:]) for name, held in known.items()}
+    start = {name: array.expand(n_chains, *array.shape[1:]) for name, array in fixed.items()}
+    layers = keep_known(start, path.base_sample(n_chains, rng), masks)
+    log_weights = log_z_base.double().expand(n_chains).clone()
+    betas = torch.linspace(0, 1, n_steps + 1, dtype=torch.float64).tolist()
+    for before, after in itertools.pairwise(betas):
+        here, there = path.at(before).free_energy(layers), path.at(after).free_energy(layers)
+        log_weights += (here - there).double()
+        if after < 1:
+            layers = gibbs_step(path.at(after), layers, rng, masks).visible
+    log_z = torch.logsumexp(log_weights, 0) - math.log(n_chains)
+    weights = torch.exp(log_weights - log_z)  # mean 1
+    error, effective = weights.std() / math.sqrt(n_chains), weights.sum() ** 2 / (weights**2).sum()
+    return AnnealedEstimate(float(log_z), float(error), float(effective), log_weights.cpu())
