@@ -309,7 +309,7 @@ def test_inverse_scale_is_that_of_the_statistic(variant, shape):
 def test_units_that_can_be_stacked_are_stacked_as_units_that_exist(name):
     unit = make_unit(name, 3)
     assert unit.stacked_as in (None, *unit_names())
-    assert unit.sampled_as in (None, "bernoulli", "gaussian")
+    assert unit.sampled_as in (None, "bernoulli", "gaussian", "categorical")
     assert unit.activation(torch.zeros(2, 3)).shape == (2, 3)
 
 

@@ -149,9 +149,17 @@ class Coupling(nn.Module, ABC):
         """Return a new coupling with the same arguments, which is not connected yet."""
         return type(self)(**self.config())
 
+    def mode_factors(self) -> list[Tensor] | None:
+        """Return factors (R, K_d, I_d) if `W` is a sum of R Kronecker products of learned matrices, else None.
+
+        There is one factor per mode. A full matrix is a single factor, of layers with all modes in one.
+        """
+        return None
+
     def matrix_factors(self) -> tuple[Tensor, Tensor] | None:
         r"""Return U (R, K, I), V (R, L, J) if :math:`W X = \sum_r U_r X V_r^\top` and both are learned, else None."""
-        return None
+        factors = self.mode_factors() or []
+        return (factors[0], factors[1]) if len(factors) == 2 else None
 
     def _arrow(self) -> str:
         return " -> ".join("x".join(map(str, shape)) for shape in (self.visible_shape, self.hidden_shape))

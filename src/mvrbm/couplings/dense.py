@@ -39,5 +39,8 @@ class Dense(Coupling):
         """One: the weight is `W`."""
         return {"weight": self.weight.new_ones(())}
 
+    def mode_factors(self) -> list[Tensor] | None:
+        return [self.weight[None]] if self.weight.requires_grad else None
+
     def dense(self) -> Tensor:
         return self.weight.reshape(*self.hidden_shape, *self.visible_shape)

@@ -80,10 +80,9 @@ class Kronecker(Chain):
         product: Tensor = (first.T @ last).reshape([size for pair in pairs for size in pair])
         return product.permute(*range(0, 2 * order, 2), *range(1, 2 * order, 2))
 
-    def matrix_factors(self) -> tuple[Tensor, Tensor] | None:
-        """Return U and V of an order-2 coupling."""
-        learned = [factor for factor in self.factors if factor.requires_grad]
-        return (learned[0], learned[1]) if len(learned) == len(self.factors) == 2 else None
+    def mode_factors(self) -> list[Tensor] | None:
+        """Return all factors, unless some modes are summed over."""
+        return list(self.factors) if all(factor.requires_grad for factor in self.factors) else None
 
     def balance(self) -> None:
         """Give the learned factors of each term equal norms."""
