@@ -3,24 +3,19 @@
 Several machines of the same shapes can be trained together. The kernels are in `triton_kernels` and `triton_tiled`.
 """
 
-import importlib.util
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from mvrbm.couplings.base import equalise_norms
-from mvrbm.cuda_graphs import capture
 from mvrbm.learning.data import Source
-from mvrbm.learning.paths import flat
-from mvrbm.learning.paths.base import EpochPath, Task
+from mvrbm.learning.paths import flat, kernels
+from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.flat import LayerPlan, Packing, Plan, factor_gains
-from mvrbm.learning.paths.graphs import too_large_reason
-from mvrbm.learning.samplers import PCD
+from mvrbm.learning.paths.kernels import KernelPath
 from mvrbm.learning.state import TrainState
-from mvrbm.learning.step import fail
 
 # Matrices up to this size are one tile per product; larger ones are cut into tiles of this size.
 _LARGEST_TILE = 64
@@ -30,16 +25,12 @@ _FULL = 2
 _PROGRAMS_PER_PROCESSOR, _FREE = 4, 0.95
 # At 256, products of one sample by one program are slower than PyTorch's of whole batches; at 128, much faster.
 _WIDEST = 128
-# Launches per graph: enough to make the graph's own launch negligible, few enough to be captured quickly.
-_LAUNCHES_PER_GRAPH = 1000
 _APPLY_BLOCK = 256
 # Every model's parameters begin at a multiple of this: numbers are read four at a time.
 _ALIGNMENT = 16
-# Reading the parameters back means waiting for the GPU.
-_UPDATES_UNCHECKED = 5000
 
 
-class TritonPath(EpochPath):
+class TritonPath(KernelPath):
     """Computes epochs by fused kernels, of one state or of several with machines of the same shapes, units and chains.
 
     The precision of the products is "fp16", "tf32", "tf32x3" or "ieee". The first two have operands of 11 bits and sums
@@ -47,6 +38,9 @@ class TritonPath(EpochPath):
     where all units are Bernoulli, whose states are at most 1, and tf32 otherwise. Layers that are cut into tiles use
     tf32 instead of fp16.
     """
+
+    updates_per_graph = 1000
+    _packings: list[Packing]
 
     def __init__(
         self,
@@ -58,29 +52,15 @@ class TritonPath(EpochPath):
     ) -> None:
         from mvrbm.learning.paths import triton_kernels, triton_tiled
 
+        super().__init__(tasks, states, sources)
         self._kernels, self._tiled = triton_kernels, triton_tiled
-        self._recipes = [task.recipe for task in tasks]
-        self._models, first = len(states), states[0]
-        recipe, negative = tasks[0].recipe, tasks[0].negative
+        first = states[0]
         units = [first.machine.hidden, *first.machine.layers.values()]
         precision = precision or ("tf32" if any(unit.sampled_as == "gaussian" for unit in units) else "fp16")
         self._halves, self._precision = precision == "fp16", "tf32" if precision == "fp16" else precision
         rank = max(layer.rank for state in states for layer in Plan.of(state.machine).layers)
         plan = self.plan = Plan.of(first.machine, rank if self._models > 1 else None)
-        self._kept: tuple[tuple[Tensor, ...], int] = ((), 0)
-        self._packings = [Packing(state, plan, normalised=recipe.normalised) for state in states]
-        self._device = first.machine.like.device
-        self._graphed = self._device.type == "cuda"
-        # Launches overlap on Hopper and later.
-        self._overlapping = (
-            self._graphed and torch.version.hip is None and torch.cuda.get_device_capability(self._device) >= (9, 0)
-        )
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self._persistent, self._steps = isinstance(negative, PCD), int(negative.steps)
-        self.n_samples = int(sources[0].n_samples or 0)
-        self.batch_size = min(recipe.batch_size, self.n_samples)
-        self._normalised = recipe.normalised
-        self._n_chains = negative.n_chains if isinstance(negative, PCD) else self.batch_size
+        self._packings = [Packing(state, plan, normalised=self._normalised) for state in states]
         self._load_data(states, sources)
         self._allocate(states)
         self._choose()
@@ -89,7 +69,6 @@ class TritonPath(EpochPath):
 
     def _load_data(self, states: Sequence[TrainState], sources: Sequence[Source]) -> None:
         """Copy the data to the device, bytes as bytes; once, if all models share it."""
-        self._shared = all(source is sources[0] for source in sources)
         self._data, self._byte_scales = [], []
         for layer in self.plan.layers:
             scale = float(states[0].machine.layers[layer.name].byte_scale)
@@ -112,10 +91,8 @@ class TritonPath(EpochPath):
         self._n_gains = 2 * len(self.plan.layers)
         room = -(-models * self._n_gains // _ALIGNMENT) * _ALIGNMENT
         self._all_gains = like.new_ones(2, room)[:, : models * self._n_gains].unflatten(1, (models, self._n_gains))
-        self._rates = like.new_zeros(models, self._kernels.N_RATES.value)
+        self._rates = self.rates(self._kernels.N_RATES.value)
         self._clock = torch.zeros((), dtype=torch.int64, device=self._device)
-        self._seeds = torch.tensor([state.rng.key for state in states], device=self._device)
-        self._order = torch.zeros(models, self.n_samples, dtype=torch.int32, device=self._device)
         self._multiplier = like.new_zeros(models, self._stride)[:, :size]
         self._multiplier.copy_(torch.stack([packing.multiplier for packing in self._packings]))
         self._gain_of = torch.full((size,), -1, dtype=torch.int32, device=self._device)  # number of the factor, or bias
@@ -124,8 +101,6 @@ class TritonPath(EpochPath):
         self._load_scale = torch.stack([packing.affine[0] for packing in self._packings])
         self._load_shift = torch.stack([packing.affine[1] for packing in self._packings])
         self._chains = like.new_zeros(models, self._n_chains, self.plan.states)
-        # Tests put random numbers here, so many per update.
-        self._recorded, self._recorded_size = like.new_zeros(1), 0
 
     def _choose(self) -> None:
         """Choose the kernel and its tiles."""
@@ -153,60 +128,21 @@ class TritonPath(EpochPath):
             self._scratch = self._params.new_zeros(self._models * self._rows * room)
             self._tile = min(_LARGEST_TILE, max(tile_of(max(layer.rows, layer.columns)) for layer in plan.layers))
 
-    # -- from and to the states -------------------------------------------------------------------
-
-    def load(self, states: Sequence[TrainState]) -> None:
-        for number, (state, packing, recipe) in enumerate(zip(states, self._packings, self._recipes, strict=True)):
-            packing.pack(state, self._params[number], self._momenta[number])
-            decay = 0.0 if recipe.rate_decay is None else 1 / recipe.rate_decay
-            rate = float(recipe.learning_rate or 0.0)
-            row = [rate, recipe.bias_learning_rate or rate, recipe.momentum, recipe.weight_decay, decay]
-            self._rates[number] = self._rates.new_tensor(row)
-            if self._persistent and state.chains:
-                self._set_chains(number, state.chains)
-
-    def store(self, states: Sequence[TrainState]) -> list[bool]:
-        diverged = self._check(states)
-        for number, (state, packing) in enumerate(zip(states, self._packings, strict=True)):
-            packing.unpack(state, self._params[number], self._momenta[number])
-            if self._persistent and state.update > 0:
-                for layer in self.plan.layers:
-                    scale, shift = self._affine(number, layer)
-                    data = (layer.states_of(self._chains[number]) + shift) / scale
-                    state.chains[layer.name] = data.reshape(-1, layer.rows, layer.columns)
-        return diverged
-
     @torch.no_grad()
     def balance(self, states: Sequence[TrainState]) -> None:
         for params in self._params:
             for U, V, _ in self.plan.split(params)[0]:
                 equalise_norms([U, V], keep=0)
 
-    def _check(self, states: Sequence[TrainState]) -> list[bool]:
-        """Return which parameters are not finite.
-
-        A single machine is set back to the last check, and DivergenceError is raised. One of several is left as it is.
-        """
-        self._unchecked = 0
-        finite = torch.isfinite(self._params.sum(1)).tolist()
-        if self._models == 1 and not finite[0]:
-            kept, update = self._kept
-            self._set_back(kept)
-            self._packings[0].unpack(states[0], self._params[0], self._momenta[0])
-            states[0].update = update
-            fail(self._recipes[0], update + 1)
-        self._kept = self._snapshot(), states[0].update
-        return [not one for one in finite]
-
-    def _snapshot(self) -> tuple[Tensor, ...]:
-        return self._params.clone(), self._momenta.clone(), self._chains.clone()
-
-    def _set_back(self, kept: tuple[Tensor, ...]) -> None:
-        for place, tensor in zip((self._params, self._momenta, self._chains), kept, strict=True):
-            place.copy_(tensor)
+    def _chain_data(self, number: int) -> dict[str, Tensor]:
+        found = {}
+        for layer in self.plan.layers:
+            scale, shift = self._affine(number, layer)
+            data = (layer.states_of(self._chains[number]) + shift) / scale
+            found[layer.name] = data.reshape(-1, layer.rows, layer.columns)
+        return found
 
     def _set_chains(self, number: int, data: Mapping[str, Tensor]) -> None:
-        """Continue a machine's chains from data of every layer, (n_chains, ...)."""
         for layer in self.plan.layers:
             scale, shift = self._affine(number, layer)
             states = data[layer.name].reshape(self._n_chains, -1) * scale - shift
@@ -215,54 +151,18 @@ class TritonPath(EpochPath):
     def _affine(self, number: int, layer: LayerPlan) -> tuple[Tensor, Tensor]:
         return layer.states_of(self._load_scale[number]), layer.states_of(self._load_shift[number])
 
-    # -- an epoch ---------------------------------------------------------------------------------
+    # -- updates ----------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def epoch(self, states: Sequence[TrainState], orders: Sequence[Tensor], stopped: Callable[[], bool]) -> int:
-        """Go through the data once, without interruption."""
-        n_batches, start = -(-self.n_samples // self.batch_size), states[0].batch
-        for number, order in enumerate(orders):
-            self._order[number].copy_(order, non_blocking=True)
-        if self._persistent and states[0].update == 0 and start == 0 and not states[0].chains:
-            self._start_chains()
-        self._clock.fill_(states[0].update - start)
-        for done in range(start, n_batches, _LAUNCHES_PER_GRAPH):
-            self._replay(done, min(_LAUNCHES_PER_GRAPH, n_batches - done))
-        for state in states:
-            state.update += n_batches - start
-        self._unchecked += n_batches - start
-        if self._unchecked >= _UPDATES_UNCHECKED:
-            self._check(states)
-        return n_batches - start
+    def _start_chains(self, number: int, rows: Tensor) -> None:
+        samples = {}
+        for layer, data, scale in zip(self.plan.layers, self._data, self._byte_scales, strict=True):
+            block = data.view(-1, self.n_samples, layer.area)[0 if self._shared else number]
+            samples[layer.name] = block[self._cycle(rows)].float() * scale
+        self._set_chains(number, samples)
 
-    def _start_chains(self) -> None:
-        """Start persistent chains at the samples of the first batch, as often as needed."""
-        for number in range(self._models):
-            rows = self._order[number, : self.batch_size].long()
-            rows = rows[torch.arange(self._n_chains, device=self._device) % self.batch_size]
-            samples = {}
-            for layer, data, scale in zip(self.plan.layers, self._data, self._byte_scales, strict=True):
-                block = data.view(-1, self.n_samples, layer.area)[0 if self._shared else number]
-                samples[layer.name] = block[rows].float() * scale
-            self._set_chains(number, samples)
-
-    def _replay(self, first: int, count: int) -> None:
-        """Make `count` updates, batch `first` the first of them, by a graph where there is a GPU."""
-        if self._graphed and (first, count) not in self._graphs:
-            # Kernels are compiled before the capture, which leaves everything as it was.
-            kept = self._snapshot()
-            self._launch_all(first, min(count, 2))
-            torch.cuda.synchronize(self._device)
-            self._set_back(kept)
-            self._gradients.zero_()
-            graph = capture(lambda: self._launch_all(first, count))
-            self._graphed = graph is not None
-            if graph is not None:
-                self._graphs[first, count] = graph
-        if self._graphed:
-            self._graphs[first, count].replay()
-        else:
-            self._launch_all(first, count)
+    def _make_updates(self, first: int, count: int, update: int) -> None:
+        self._clock.fill_(update - first)
+        self._replay((first, count), lambda n: self._launch_all(first, n), count)
 
     def _launch_all(self, first: int, count: int) -> None:
         """Launch `count` updates, batch `first` the first of them."""
@@ -328,14 +228,14 @@ class TritonPath(EpochPath):
         self._kernels.apply[(self._kernels.n_programs(size, _APPLY_BLOCK), self._models)](
             self._all_params[last % 2], self._all_momenta[last % 2], self._all_gradients[last % 3], self._params,
             self._momenta, self._all_gains[last % 2], self._gain_of, self._multiplier, self._rates, self._clock, batch,
-            SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, NORMALISED=self._normalised,
+            SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, TERMS=1, NORMALISED=self._normalised,
             BLOCK=_APPLY_BLOCK, PDL=self._overlapping and self._small, num_warps=2, **self._options,
         )  # fmt: skip
 
     def _compute_gains(self) -> None:
         """Compute the gains of all factors, as `Kronecker.gains` does."""
         for gains, params in zip(self._all_gains[0], self._params, strict=True):
-            gains.copy_(torch.stack(factor_gains(self.plan.factors(params))))
+            gains.copy_(torch.stack(factor_gains([factors for *factors, _ in self.plan.split(params)[0]])))
 
 
 def fewest_waves(rows: int, models: int, at_a_time: int) -> int:
@@ -353,14 +253,8 @@ def fewest_waves(rows: int, models: int, at_a_time: int) -> int:
 
 def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
     """Return why the kernels cannot compute a training run's updates, None if they can."""
-    like = state.machine.like
-    if like.dtype != torch.float32:
-        return f"its parameters are {like.dtype}"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on any device
-    if not (like.is_cuda or interpreted) or importlib.util.find_spec("triton") is None:
-        return f"there is no Triton for {like.device.type}"
-    reason = task.whole_epochs_unsupported_reason(source) or flat.unsupported_reason(task, state)
-    reason = reason or too_large_reason(source, like.device)
+    reason = kernels.unsupported_reason(task, state, source) or flat.unsupported_reason(task, state)
+    reason = reason or flat.not_only_matrices_reason(state)
     units = [state.machine.hidden, *state.machine.layers.values()]
     too_wide = max(max(unit.shape) for unit in units) > _WIDEST
     return reason or (f"it has matrices wider than {_WIDEST}" if too_wide else None)

@@ -51,17 +51,20 @@ def _schatten(matrix):
 @triton.jit(do_not_specialize=["batch"])
 def apply(
     weights, momenta, gradients, new_weights, new_momenta, gains, gain_of, multiplier, rates, clock, batch,
-    SIZE: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr, NORMALISED: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    SIZE: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr, TERMS: tl.constexpr, NORMALISED: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Make the step of batch `batch` from the gradient, and set the gradient to zero."""
+    """Make the step of batch `batch` from the gradient, and set the gradient to zero.
+
+    The gain of a factor is the sum of `TERMS` numbers.
+    """
     model = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
     which = tl.load(gain_of + at, mask=inside, other=-1)  # number of the factor, -1 for a bias
     factor = which >= 0
     factor_rate, bias_rate, keep, decay = _rates_of(rates, model, clock, batch)
-    at += model * STRIDE
+    at += model.to(tl.int64) * STRIDE
     scale = tl.load(multiplier + at, mask=inside, other=0.0)
     if PDL:
         cuda.gdc_wait()
@@ -73,8 +76,10 @@ def apply(
     )
     gradient *= scale
     if NORMALISED:
-        gain = tl.where(factor, _fresh(gains + model * N_GAINS + which, factor), 1.0)
-        gradient = gradient / tl.maximum(gain, 1e-12)
+        gain = tl.zeros([BLOCK], tl.float32)
+        for term in range(TERMS):
+            gain += _fresh(gains + (model * N_GAINS + which) * TERMS + term, factor)
+        gradient = gradient / tl.where(factor, tl.maximum(gain, 1e-12), 1.0)
     value, momentum = _step(
         value, momentum, gradient, tl.where(factor, factor_rate, bias_rate), keep, tl.where(factor, decay, 0.0)
     )
