@@ -275,14 +275,14 @@ MUTANTS = [
     # the update rule
     Mutant(
         "learning/step.py",
-        "gradient.add_(parameter, alpha=recipe.weight_decay)",
-        "gradient.sub_(parameter, alpha=recipe.weight_decay)",
+        "torch._foreach_add_(parts, parameters, alpha=recipe.weight_decay)",
+        "torch._foreach_sub_(parts, parameters, alpha=recipe.weight_decay)",
         "step: sign of the weight decay",
     ),
     Mutant(
         "learning/step.py",
-        "torch.add(gradient, momentum, alpha=recipe.momentum, out=momentum)",
-        "torch.add(gradient, momentum, alpha=1 - recipe.momentum, out=momentum)",
+        "torch._foreach_mul_(momenta, recipe.momentum)",
+        "torch._foreach_mul_(momenta, 1 - recipe.momentum)",
         "step: wrong fraction of the momentum",
     ),
     Mutant(

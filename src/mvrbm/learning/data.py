@@ -81,7 +81,13 @@ class Source(ABC):
     @property
     def whole(self) -> Arrays:
         """The arrays themselves by layer, if there are any and no entry is missing; otherwise empty."""
-        return {}
+        arrays, known = self.with_masks
+        return {} if known or self.nan_is_missing else arrays
+
+    @property
+    def with_masks(self) -> tuple[Arrays, Arrays]:
+        """The arrays by layer, if there are any, and where they are known, for layers with a mask."""
+        return {}, {}
 
     def check_all(self) -> None:
         """Check every sample now, if that has not been done: for paths that read the arrays themselves."""
@@ -200,8 +206,8 @@ class ArraySource(RowSource):
             raise ValueError("no entry is known: the mask is False everywhere")
 
     @property
-    def whole(self) -> Arrays:
-        return {} if self.known or self.nan_is_missing or not self.common else self.arrays
+    def with_masks(self) -> tuple[Arrays, Arrays]:
+        return (self.arrays, self.known) if self.common else ({}, {})
 
     def _load(self, parts: Iterable[tuple[Rows, int]]) -> Iterator[Batch]:
         for rows, total in parts:

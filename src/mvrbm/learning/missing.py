@@ -6,7 +6,7 @@ from torch import Tensor
 from mvrbm.learning.data import Batch
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
-from mvrbm.sampling import gibbs_step, keep_known
+from mvrbm.sampling import Layers, Masks, gibbs_step, keep_known
 
 
 def draw_missing(machine: BoltzmannMachine, batch: Batch, rng: RandomSource, steps: int) -> dict[str, Tensor]:
@@ -17,8 +17,15 @@ def draw_missing(machine: BoltzmannMachine, batch: Batch, rng: RandomSource, ste
     masks = machine.as_masks(batch.known, data)
     for name in set(data) - set(batch.known):  # a layer without a mask is known completely
         masks[name] = torch.ones_like(data[name], dtype=torch.bool)
+    return draw_unknown(machine, data, masks, rng, steps)
+
+
+def draw_unknown(
+    machine: BoltzmannMachine, data: Layers, masks: Masks, rng: RandomSource, steps: int
+) -> dict[str, Tensor]:
+    """Return data whose entries outside the masks are drawn from the model, without checks; they may be NaN before."""
     drawn = {name: unit.sample(torch.zeros_like(data[name]), rng) for name, unit in machine.layers.items()}
-    data = keep_known(data, drawn, masks)
+    state = keep_known(data, drawn, masks)
     for _ in range(steps):
-        data = gibbs_step(machine, data, rng, masks).visible
-    return data
+        state = gibbs_step(machine, state, rng, masks).visible
+    return state

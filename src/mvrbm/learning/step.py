@@ -4,6 +4,7 @@ Every path that computes updates in Python calls these functions. The Triton ker
 :mod:`mvrbm.learning.paths.triton_kernels`) and are tested equal to it; the C code computes gradients only.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
@@ -25,13 +26,16 @@ LARGEST_FACTOR, LARGEST_WEIGHT = 1e6, 1e7
 def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
     r"""Return the learning rates of factors and of biases: :math:`\eta / \sqrt{1 + t / \text{rate\_decay}}`.
 
-    The number `t` of the update counts from 0. The rates of a tensor are tensors, which a CUDA graph can compute.
+    The number `t` of the update counts from 0. If it is a tensor, so are rates that decay: a CUDA graph computes them.
     """
     rate = float(recipe.learning_rate or 0.0)
-    bias_rate, slowness = recipe.bias_learning_rate or rate, recipe.rate_decay or math.inf
+    bias_rate, slowness = recipe.bias_learning_rate or rate, recipe.rate_decay
+    if slowness is None:
+        return rate, bias_rate
     if isinstance(update, Tensor):
         decays = (1 + update / slowness).rsqrt()
-        return decays * rate, decays * bias_rate
+        decayed = decays * rate
+        return decayed, decayed if bias_rate == rate else decays * bias_rate
     decay = 1 / math.sqrt(1 + update / slowness)
     return rate * decay, bias_rate * decay
 
@@ -80,16 +84,19 @@ def step(
     recipe : Recipe
         Momentum and weight decay.
     """
-    if recipe.weight_decay:
-        for parameter, gradient in factors:
-            gradient.add_(parameter, alpha=recipe.weight_decay)
-    for gradient, momentum in zip(gradients, momenta, strict=True):
-        torch.add(gradient, momentum, alpha=recipe.momentum, out=momentum)
-    for parameter, momentum, rate in moves:
-        if isinstance(rate, Tensor):
-            parameter.sub_(momentum * rate)
+    factors = list(factors)
+    if recipe.weight_decay and factors:
+        parameters, parts = zip(*factors, strict=True)
+        torch._foreach_add_(parts, parameters, alpha=recipe.weight_decay)
+    torch._foreach_mul_(momenta, recipe.momentum)
+    torch._foreach_add_(momenta, gradients)
+    # One launch for all neighbours that move at the same rate.
+    for _, group in itertools.groupby(moves, key=lambda move: id(move[2])):
+        parameters, followed, rates = zip(*group, strict=True)
+        if isinstance(rates[0], Tensor):
+            torch._foreach_sub_(parameters, torch._foreach_mul(followed, rates[0]))
         else:
-            parameter.add_(momentum, alpha=-rate)
+            torch._foreach_add_(parameters, followed, alpha=-rates[0])
 
 
 def balance(machine: BoltzmannMachine, recipe: Recipe) -> None:

@@ -23,8 +23,9 @@ from mvrbm.learning.gradients import Centring
 from mvrbm.learning.interrupt import finish_on_interrupt
 from mvrbm.learning.missing import draw_missing
 from mvrbm.learning.optimizers import Factories, OptimizerFactory, SchedulerFactory, build_optimizer
-from mvrbm.learning.paths import EpochPath, Task, UpdatePath, choose_path, native, triton
+from mvrbm.learning.paths import EpochPath, Task, UpdatePath, choose_path, native
 from mvrbm.learning.paths.reference import ReferencePath
+from mvrbm.learning.paths.triton import TritonPath
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import balance, check_size
@@ -116,6 +117,11 @@ class Trainer:
         self._current = True  # whether the state holds what the path has computed
         self._resumed: checkpoint.Stored | None = None
         self._path: UpdatePath | EpochPath | None = None
+        self._last_path: EpochPath | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return everything but the path of the last `fit`, whose graphs cannot be copied."""
+        return {**self.__dict__, "_last_path": None}
 
     @property
     def machine(self) -> BoltzmannMachine:
@@ -192,11 +198,7 @@ class Trainer:
             sensible_threads(self.machine, self.recipe.batch_size, needed=by_torch) as threads,
         ):
             self._notify("on_train_begin")
-            if len(tasks) == 1:
-                self._path = choose_path(tasks[0], self.state, source, threads)
-            else:
-                sources = [member.source or source for member in self.group]
-                self._path = triton.TritonPath(tasks, [member.state for member in self.group], sources)
+            self._path = self._path_for(tasks, source, threads)
             self._current = True
             self._agree()
             try:
@@ -211,6 +213,8 @@ class Trainer:
                 self.broken = True
                 raise
             finally:
+                # Data and graphs stay on the GPU: another `fit` need not capture them again.
+                self._last_path = self._path if isinstance(self._path, EpochPath) and not self.broken else None
                 self._path = None
                 self._notify("on_train_end")
         return self
@@ -266,7 +270,20 @@ class Trainer:
             all_reduce=self._all_reduce,
             n_processes=self.world.size,
             every_batch=any(callback.every_batch for callback in self.callbacks),
+            missing_steps=self.missing_steps,
         )
+
+    def _path_for(self, tasks: Sequence[Task], source: Source, threads: int) -> UpdatePath | EpochPath:
+        """Return the path of the last `fit` where it can continue with this data, otherwise the fastest one."""
+        states, sources = [member.state for member in self.group], [member.source or source for member in self.group]
+        last, self._last_path = self._last_path, None
+        if last is not None and last.continues_with(tasks, states, sources):
+            return last
+        del last  # its data leaves the GPU before other data comes
+        return self._choose_path(tasks[0], source, threads) if len(tasks) == 1 else TritonPath(tasks, states, sources)
+
+    def _choose_path(self, task: Task, source: Source, threads: int) -> UpdatePath | EpochPath:
+        return choose_path(task, self.state, source, threads)
 
     def _one_epoch(self, source: Source) -> None:
         self.epoch_order = self.order_rng.state_dict()

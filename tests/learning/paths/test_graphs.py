@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from mvrbm import BoltzmannMachine
 from mvrbm.couplings import CP, MPO, Dense, Kronecker
 from mvrbm.learning import CD, PCD, Callback, DivergenceError, Recipe, TemperedPCD, Trainer
 from mvrbm.learning.data import as_source
-from mvrbm.learning.paths import choose_path, graphs, triton
+from mvrbm.learning.paths import choose_path, formed, graphs, triton
 from mvrbm.learning.paths.reference import ReferencePath
 from mvrbm.units import Bernoulli, Categorical, Gaussian, Rectified
 
@@ -79,12 +80,12 @@ class Plain(Trainer):
         return ReferencePath(task)
 
 
-def train(kind, case, n_epochs=3, **changes):
+def train(kind, case, n_epochs=3, prepare=lambda data: {}):
     make, recipe, optimizer = case
     machine = make().to(DEVICE, torch.float64)
-    recipe = dataclasses.replace(recipe, **changes)
-    trainer = kind(machine, recipe, optimizer=optimizer, seed=5)
-    return trainer.fit(data_for(machine, 36), n_epochs, initialise=True)  # batches of 8, 8, 8, 8 and 4
+    trainer = kind(machine, recipe, optimizer=optimizer, seed=5, missing_steps=2)
+    data = data_for(machine, 36)  # batches of 8, 8, 8, 8 and 4
+    return trainer.fit(data, n_epochs, initialise=True, **prepare(data))
 
 
 def assert_same(left, right, **tolerance):
@@ -107,6 +108,144 @@ def test_graphs_train_as_updates_launch_by_launch_do(name):
     start = CASES[name][0]().to(DEVICE, torch.float64).state_dict()
     moved = [float((value - start[key]).abs().max()) for key, value in graphed.machine.state_dict().items()]
     assert max(moved) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["two layers, a variance learned", "order 3", "CP", "MPO", "shared bias"])
+def test_large_couplings_are_not_formed_and_train_alike(name, monkeypatch):
+    monkeypatch.setattr(formed, "worth_forming", lambda link, n: False)
+    assert_same(train(Graphed, CASES[name]), train(Plain, CASES[name]))
+
+
+def masked(data):
+    """Some entries of the images, and all labels, are known."""
+    known = {"x": torch.rand(data["x"].shape, generator=torch.Generator().manual_seed(1)) < 0.7}
+    data["x"][~known["x"]] = torch.nan
+    return {"mask": known}
+
+
+def with_nan(data):
+    del masked(data)["mask"]
+    return {"nan_is_missing": True}
+
+
+def labels_masked(data):
+    return {"mask": {"label": (torch.arange(36) % 3 > 0)[:, None].expand(36, 3)}}
+
+
+@pytest.mark.parametrize("prepare", [masked, with_nan, labels_masked])
+def test_missing_entries_are_drawn_as_launch_by_launch(prepare):
+    recipe = dataclasses.replace(DEFAULT, negative=PCD(11), centring="full")
+    graphed, plain = (train(kind, (with_label, recipe, None), prepare=prepare) for kind in (Graphed, Plain))
+    assert_same(graphed, plain)
+    assert all(bool(torch.isfinite(p).all()) for p in graphed.machine.parameters())
+
+
+def test_mask_that_divides_a_one_hot_row_is_an_error():
+    def divided(data):
+        return {"mask": {"label": torch.tensor([True, False, True]).expand(36, 3)}}
+
+    with pytest.raises(ValueError, match="one-hot row"):
+        train(Graphed, (with_label, DEFAULT, None), prepare=divided)
+
+
+# -- the rule for full matrices ---------------------------------------------------------------------------
+
+
+def test_small_couplings_are_formed_and_large_ones_where_it_saves_products():
+    def worth(n, visible, hidden, coupling):
+        return formed.worth_forming(coupling.connect(visible, hidden), n)
+
+    assert worth(512, (32, 32), (32, 32), Kronecker(1))  # 2**20 entries, 2**29 products
+    assert not worth(513, (32, 32), (32, 32), Kronecker(1))
+    assert not worth(1, (32, 33), (32, 32), Kronecker(1))
+    # 32 * 33 * 32 * R products twice, for 32 * 32 * 32 * 33 entries
+    assert worth(10**6, (32, 33), (32, 32), Kronecker(17))
+    assert not worth(10**6, (32, 33), (32, 32), Kronecker(15))
+    assert not worth(1, (4, 4), (4, 4), Dense())
+
+
+def test_memory_bounds_what_is_formed():
+    coupling = Kronecker(200).connect((64, 64), (64, 128))  # 2**25 entries
+    assert formed.worth_forming(coupling, 1)
+    assert not formed.worth_forming(Kronecker(400).connect((96, 96), (96, 96)), 1)  # more than 2**26
+
+
+# -- tensor cores, and graphs that are used again -----------------------------------------------------------
+
+
+def test_tensor_cores_are_allowed_inside_the_block_alone():
+    matmul = torch.backends.cuda.matmul
+    assert matmul.allow_tf32 is False
+    with graphs.tensor_cores():
+        assert matmul.allow_tf32 is True
+    with pytest.raises(ZeroDivisionError), graphs.tensor_cores():
+        raise ZeroDivisionError
+    assert matmul.allow_tf32 is False
+
+
+def test_epochs_allow_tensor_cores_unless_they_have_to_be_exact():
+    seen = []
+
+    class Looking(CD):
+        def draw(self, *arguments):
+            seen.append(torch.backends.cuda.matmul.allow_tf32)
+            return super().draw(*arguments)
+
+    recipe = dataclasses.replace(DEFAULT, negative=Looking())
+    for exact in (False, True):
+        machine = classic().to(DEVICE)
+        trainer = Trainer(machine, recipe)
+        source = trainer.prepare(data_for(machine, 8), initialise=True)
+        path = graphs.GraphPath(trainer.task(), trainer.state, source, exact=exact)
+        path.epoch([trainer.state], [torch.arange(8)], lambda: False)
+    assert seen == [True, False]
+
+
+class Counting(Graphed):
+    """Counts the paths that it takes."""
+
+    built = 0
+
+    def _choose_path(self, task, source, threads):
+        self.built += 1
+        return super()._choose_path(task, source, threads)
+
+
+@pytest.mark.parametrize(
+    "name", ["dense, PCD", "dense, hidden layer centred", "Adam", "two layers, a variance learned"]
+)
+def test_another_fit_uses_the_path_again(name):
+    make, recipe, optimizer = CASES[name]
+    trainers = []
+    for kind in (Counting, Plain):
+        machine = make().to(DEVICE, torch.float64)
+        trainer = kind(machine, recipe, optimizer=optimizer, seed=5)
+        first, second = data_for(machine, 36), {key: array.flip(0) for key, array in data_for(machine, 36).items()}
+        trainer.fit(first, 2, initialise=True)
+        with torch.no_grad():
+            machine.hidden.bias.add_(0.1)
+        trainers.append(trainer.fit(second, 4))
+    assert_same(*trainers)
+    assert trainers[0].built == 1
+
+
+def test_a_new_path_is_built_where_the_old_one_does_not_fit():
+    make, recipe, _ = CASES["dense, PCD"]
+    machine = make().to(DEVICE)
+    data = data_for(machine, 36)
+    trainer = Counting(machine, recipe, seed=5).fit(data, 1, initialise=True)
+    trainer.fit({"visible": data["visible"][:30]}, 2)
+    assert trainer.built == 2
+    trainer.fit({"visible": data["visible"][:30].float() / 255}, 3)
+    assert trainer.built == 3
+    machine.hidden.bias.data = machine.hidden.bias.data.clone()
+    trainer.fit({"visible": data["visible"][:30].float() / 255}, 4)
+    assert trainer.built == 4
+    trainer.fit({"visible": data["visible"][:30].float() / 255}, 5, mask=torch.ones(30, 5, 6, dtype=torch.bool))
+    assert trainer.built == 5
+    again = pickle.loads(pickle.dumps(trainer))  # graphs cannot be copied
+    again.fit({"visible": data["visible"][:30].float() / 255}, 6)
+    assert again.built == 6
 
 
 def test_training_is_taken_up_where_it_was_left(tmp_path):
@@ -148,10 +287,14 @@ def test_stop_is_heard_between_updates():
     assert (trainer.epoch, trainer.state.batch, trainer.update) == (1, 1, 6)
 
 
+class EveryBatch(Callback):
+    every_batch = True
+
+
 UNSUPPORTED = {
     "gradient": (DEFAULT, {"backend": "reference"}, {}, "reference backend"),
     "chains": (dataclasses.replace(DEFAULT, negative=TemperedPCD(4, 2)), {}, {}, "its chains are TemperedPCD"),
-    "mask": (DEFAULT, {}, {"mask": torch.ones(36, 5, 6, dtype=torch.bool)}, "not a plain array"),
+    "callback": (DEFAULT, {"callbacks": [EveryBatch()]}, {}, "a callback needs every batch"),
 }
 
 

@@ -26,11 +26,12 @@ class Task:
     all_reduce: Reduce
     n_processes: int
     every_batch: bool  # whether a callback needs to see every batch
+    missing_steps: int = 5  # Gibbs steps that draw missing entries
 
-    def whole_epochs_unsupported_reason(self, source: Source) -> str | None:
-        """Return why a path cannot be given a whole epoch at once, None if it can."""
-        if not source.whole:
-            return "its data is not a plain array without missing entries"
+    def whole_epochs_unsupported_reason(self, source: Source, *, masked: bool = False) -> str | None:
+        """Return why a path cannot be given a whole epoch at once, None if it can; `masked` if it draws entries."""
+        if not (source.with_masks[0] if masked else source.whole):
+            return "its data is not a plain array" + ("" if masked else " without missing entries")
         if self.every_batch:
             return "a callback needs every batch"
         return "several processes share it" if self.n_processes > 1 else None
@@ -72,6 +73,13 @@ class EpochPath(ABC):
         The states are changed in place. Each has its order of the samples, (n_samples,). `stopped` returns whether to
         stop after the present update, where the path can.
         """
+
+    def continues_with(self, tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source]) -> bool:
+        """Continue from the states with other data, and return True; or return False if that takes a new path.
+
+        Work that has been compiled and captured is used again.
+        """
+        return False
 
     @abstractmethod
     def store(self, states: Sequence[TrainState]) -> list[bool]:

@@ -1,20 +1,29 @@
 """The path for every machine on a GPU: updates of :mod:`mvrbm.learning.paths.reference`, replayed as CUDA graphs.
 
-An update of small arrays is some eighty launches, and launching takes most of the time. Here an update is captured once
-and replayed: the data, the order of an epoch, the position in it and the step all stay on the device.
+An update of small arrays is dozens of launches, and launching takes most of the time. Here an update is captured once
+and replayed: the data, the order of an epoch, the position in it and the step all stay on the device. Small couplings
+are formed as full matrices (:mod:`mvrbm.learning.paths.formed`), and products of float32 use tensor cores (TF32).
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mvrbm.cuda_graphs import capture
 from mvrbm.learning.data import Source
+from mvrbm.learning.gradients import Centring, Gradient
+from mvrbm.learning.missing import draw_unknown
 from mvrbm.learning.paths.base import EpochPath, Task
-from mvrbm.learning.paths.reference import ReferencePath, gradient_of, own_step
+from mvrbm.learning.paths.formed import FormedMachine
+from mvrbm.learning.paths.reference import ReferencePath, own_gradient, own_step
 from mvrbm.learning.state import TrainState
-from mvrbm.learning.step import fail
+from mvrbm.learning.step import fail, gains_of, normalise
 from mvrbm.random import RandomSource
 
 # Reading the parameters back means waiting for the GPU.
@@ -27,15 +36,19 @@ class GraphPath(EpochPath):
     """Computes epochs by replaying updates.
 
     The first update of each batch size is made launch by launch, which also warms up the libraries; the second is
-    captured. On a CPU, which is for tests, every update is made launch by launch.
+    captured. On a CPU, which is for tests, every update is made launch by launch. With `exact`, products of float32 are
+    those of float32.
     """
 
-    def __init__(self, task: Task, state: TrainState, source: Source) -> None:
-        self.task = task
+    def __init__(self, task: Task, state: TrainState, source: Source, *, exact: bool = False) -> None:
+        self.task, self._exact = task, exact
         device = state.machine.like.device
         self.n_samples = int(source.n_samples or 0)
         self.batch_size = min(task.recipe.batch_size, self.n_samples)
-        self._data = {name: torch.as_tensor(array).to(device) for name, array in source.whole.items()}
+        arrays, known = source.with_masks
+        self._data = {name: torch.as_tensor(array).to(device) for name, array in arrays.items()}
+        self._nan_is_missing = source.nan_is_missing
+        self._known = self._masks(state, known)
         self._order = torch.zeros(self.n_samples, dtype=torch.int64, device=device)
         self._within = torch.arange(self.batch_size, device=device)
         self._position = torch.zeros((), dtype=torch.int64, device=device)
@@ -49,7 +62,22 @@ class GraphPath(EpochPath):
         self._in_place: dict[str, Tensor] = {}
         for name, parameter in state.learned.items() if task.optimizer is None else ():
             state.momentum_of(name, parameter)
+        self._kept = [torch.empty_like(parameter) for parameter in state.learned.values()]
+        n_chains = int(getattr(task.negative, "n_chains", self.batch_size))
+        self._formed = FormedMachine(state.machine, self.batch_size + n_chains)
         self._keep_in_place(state)
+        self._memory = _memory_of(state)
+
+    def _masks(self, state: TrainState, given: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return which entries of the data are known, for every layer if for any, or nothing if all are known."""
+        known = {name: torch.as_tensor(mask).to(self._data[name].device) for name, mask in given.items()}
+        for name, array in self._data.items() if self._nan_is_missing else ():
+            there = ~torch.isnan(array)
+            if not bool(there.all()):
+                known[name] = known[name] & there if name in known else there
+        state.machine.as_masks(known, self._data)  # checks them
+        everything = torch.ones((), dtype=torch.bool, device=state.machine.like.device)
+        return {name: known.get(name, everything) for name in self._data if known}
 
     @torch.no_grad()
     def epoch(self, states: Sequence[TrainState], orders: Sequence[Tensor], stopped: Callable[[], bool]) -> int:
@@ -57,17 +85,37 @@ class GraphPath(EpochPath):
         self._order.copy_(order)
         self._position.fill_(state.batch * self.batch_size)
         made = 0
-        for first in range(state.batch * self.batch_size, self.n_samples, self.batch_size):
-            self._update(state, min(self.batch_size, self.n_samples - first))
-            made += 1
-            if stopped():
-                break
+        with contextlib.nullcontext() if self._exact else tensor_cores():
+            for first in range(state.batch * self.batch_size, self.n_samples, self.batch_size):
+                self._update(state, min(self.batch_size, self.n_samples - first))
+                made += 1
+                if stopped():
+                    break
         if self.task.optimizer is None:
             state.update += made
             self._unchecked += made
             if self._unchecked >= _UPDATES_UNCHECKED:
                 self.store(states)
         return made
+
+    def continues_with(self, tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source]) -> bool:
+        """Take over data of the same shapes and types if the graphs still read and write the memory of the state."""
+        (arrays, known), state = sources[0].with_masks, states[0]
+        new = {name: torch.as_tensor(array) for name, array in arrays.items()}
+        same = _layout(new) == _layout(self._data) and sources[0].nan_is_missing == self._nan_is_missing
+        if list(tasks) != [self.task] or _memory_of(state) != self._memory or not same:
+            return False
+        for name, array in new.items():
+            self._data[name].copy_(array)
+        masks = self._masks(state, known)
+        if _layout(masks) != _layout(self._known):
+            return False
+        for name, mask in masks.items():
+            self._known[name].copy_(mask)
+        self._clock.fill_(state.update)
+        self._alive.fill_(True)
+        self._keep_in_place(state)
+        return True
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
         """Raise DivergenceError if a parameter is not finite; the parameters are already in the machine."""
@@ -101,26 +149,43 @@ class GraphPath(EpochPath):
         rows = self._order[self._position + self._within[:n]]
         layers = state.machine.layers
         batch = {name: unit.from_data(self._data[name].index_select(0, rows)) for name, unit in layers.items()}
-        gradient = gradient_of(state, self.task, batch)
+        formed = self._formed_state(state)
+        self._formed.refresh()
+        if self._known:
+            masks = {name: known.index_select(0, rows) if known.ndim else known for name, known in self._known.items()}
+            batch = draw_unknown(formed.machine, batch, masks, state.rng, self.task.missing_steps)
+        gradient = self._formed.pull_back(own_gradient(formed, self.task, batch))
+        if state.centring is not None and formed.centring is not None:
+            state.centring.hidden = formed.centring.hidden
+        if self.task.recipe.normalised:
+            normalise(gains_of(state.machine, gradient))
         if self.task.optimizer is None:
-            self._step(state, gradient, n / self.batch_size)
+            self._step(state, formed.centring, gradient, n / self.batch_size)
         else:
             self._gradients[n] = gradient
         self._position.add_(n)
         self._keep_in_place(state)
 
-    def _step(self, state: TrainState, gradient: dict[str, Tensor], weight: float) -> None:
+    def _formed_state(self, state: TrainState) -> TrainState:
+        """Return the state with matrices instead of small couplings; it shares everything else."""
+        machine, centring = self._formed.machine, copy.copy(state.centring)
+        if centring is not None:
+            centring.machine = machine
+        return dataclasses.replace(state, machine=machine, centring=centring)
+
+    def _step(self, state: TrainState, centring: Centring | None, gradient: Gradient, weight: float) -> None:
         """Make the recipe's step; after the first number that is not finite nothing changes any more."""
-        learned, centring = state.learned, state.centring
-        kept = {name: p.clone() for name, p in learned.items()}
+        learned = list(state.learned.values())
+        torch._foreach_copy_(self._kept, learned)
         before = None if centring is None else centring.fields()
-        own_step(state, gradient, self.task, weight, self._clock)
+        own_step(state, gradient, self.task, weight, self._clock.to(state.machine.like.dtype))
         if centring is not None and before is not None:
+            self._formed.refresh()
             centring.follow(before)
-        total = torch.stack([p.detach().sum() for p in learned.values()]).sum()
-        self._alive.logical_and_(torch.isfinite(total))
-        for name, parameter in learned.items():
-            parameter.copy_(torch.where(self._alive, parameter, kept[name]))
+        total = torch.stack(torch._foreach_norm(learned, math.inf)).sum()
+        self._alive.logical_and_(total < math.inf)  # False for NaN too
+        for parameter, kept in zip(learned, self._kept, strict=True):
+            torch.where(self._alive, parameter, kept, out=parameter)
         self._clock.add_(self._alive)
 
     def _keep_in_place(self, state: TrainState) -> None:
@@ -143,6 +208,32 @@ class GraphPath(EpochPath):
         return self._in_place[name] if tensor is self._in_place[name] else self._in_place[name].copy_(tensor)
 
 
+def _layout(arrays: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
+
+
+def _memory_of(state: TrainState) -> list[int]:
+    """Return what has to stay the same for graphs of updates of a state to be used again."""
+    tensors = [*state.learned.values(), *state.momenta.values()]
+    return [id(state.rng), id(state.centring), *(tensor.data_ptr() for tensor in tensors)]
+
+
+@contextlib.contextmanager
+def tensor_cores() -> Iterator[None]:
+    """Let products of float32 on GPUs use tensor cores inside the block: operands of 11 bits, sums in float32."""
+    matmul = torch.backends.cuda.matmul
+    try:
+        former = matmul.allow_tf32
+    except RuntimeError:  # the user has allowed it by another of PyTorch's switches, which must not be mixed
+        yield
+        return
+    matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = former
+
+
 def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
     """Return why graphs cannot make a training run's updates, None if they can."""
     device = state.machine.like.device
@@ -156,7 +247,7 @@ def not_capturable_reason(task: Task, state: TrainState, source: Source) -> str 
     like = state.machine.like
     if task.reference:
         return "the reference backend was requested"
-    if (reason := task.whole_epochs_unsupported_reason(source)) is not None:
+    if (reason := task.whole_epochs_unsupported_reason(source, masked=True)) is not None:
         return reason
     if not task.negative.capturable:
         return f"its chains are {type(task.negative).__name__}"
@@ -169,7 +260,10 @@ def not_capturable_reason(task: Task, state: TrainState, source: Source) -> str 
 
 def too_large_reason(source: Source, device: torch.device) -> str | None:
     """Return that the data is too large to be kept on a device, None if it is not."""
-    size = sum(int(torch.as_tensor(array[:1]).nbytes) * len(array) for array in source.whole.values())
+    arrays, known = source.with_masks
+    masks = known.values() if not source.nan_is_missing else arrays.values()  # one byte per entry
+    size = sum(int(torch.as_tensor(array[:1]).nbytes) * len(array) for array in arrays.values())
+    size += sum(math.prod(mask.shape) for mask in masks)
     # All memory, not the free memory: the same training run has to take the same path every time.
     if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:
         return f"its data, {size / 1e9:.1f} GB, would take more than half of the device's memory"

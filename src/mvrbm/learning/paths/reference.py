@@ -50,6 +50,19 @@ class ReferencePath(UpdatePath):
 
 def gradient_of(state: TrainState, task: Task, batch: Layers, shares: Shares = (1.0, 1.0)) -> Gradient:
     """Advance the chains and the offset, and return the gradient of one update for every learned parameter."""
+    gradient = own_gradient(state, task, batch, shares)
+    if task.n_processes > 1:
+        flat = torch.cat([part.reshape(-1) for part in gradient.values()])
+        task.all_reduce(flat)
+        pieces = flat.split([part.numel() for part in gradient.values()])
+        gradient = {name: piece.view(gradient[name].shape) for name, piece in zip(gradient, pieces, strict=True)}
+    if task.recipe.normalised:
+        normalise(gains_of(state.machine, gradient))
+    return gradient
+
+
+def own_gradient(state: TrainState, task: Task, batch: Layers, shares: Shares = (1.0, 1.0)) -> Gradient:
+    """Advance the chains and the offset, and return this process's gradient, before it is normalised."""
     machine = state.machine
     field = machine.hidden_field(batch)
     chain = task.negative.draw(machine, batch, machine.as_masks(None, batch), field, state.rng, state.chains)
@@ -60,13 +73,6 @@ def gradient_of(state: TrainState, task: Task, batch: Layers, shares: Shares = (
         gradient = contrast(machine, batch, chain, field, chain_field, shares)
     if state.centring is not None:
         state.centring.apply(gradient, batch, chain, field, chain_field, shares)
-    if task.n_processes > 1:
-        flat = torch.cat([part.reshape(-1) for part in gradient.values()])
-        task.all_reduce(flat)
-        pieces = flat.split([part.numel() for part in gradient.values()])
-        gradient = {name: piece.view(gradient[name].shape) for name, piece in zip(gradient, pieces, strict=True)}
-    if task.recipe.normalised:
-        normalise(gains_of(machine, gradient))
     return gradient
 
 
