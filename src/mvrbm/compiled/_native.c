@@ -1,4 +1,4 @@
-/* Contrastive divergence of matrices on the processor, and uniform numbers: see native.py, which lays out the arrays.
+/* Contrastive divergence of matrices, and of further layers with full weights, on the processor, and uniform numbers: see native.py, which lays out the arrays.
  *
  * Plain C with vector types, which GCC and Clang have for every processor. On x86 the same code is compiled for three
  * kinds of processor, and the best one that is there is taken.
@@ -15,25 +15,31 @@
 #include <string.h>
 #include <unistd.h>
 
-#define INTERFACE 1 /* grows with every change of what native.py has to know */
+#define INTERFACE 2 /* grows with every change of what native.py has to know */
 #define INLINE static inline __attribute__((always_inline))
 #define PAD 16 /* floats: a cache line, and a whole number of vectors of every kind */
 #define PADDED(n) (((n) + PAD - 1) / PAD * PAD)
 #define PART(n, number, parts) ((int)((long)(n) * (number) / (parts)))
 
-/* Where things of a layer begin; lengths in floats. native.py has the same fields in the same order. */
+enum { BERNOULLI, GAUSSIAN, CATEGORICAL };
+
+/* Where things of a layer begin; lengths in floats. native.py has the same fields in the same order.
+ * A layer with full weights is one row, I = 1, and V are its weights: (K, L, J), without U. */
 typedef struct {
-    int32_t I, J, rank, gaussian;
-    const float *U;              /* (rank, K, I) */
+    int32_t I, J, rank, kind;
+    int32_t categories;          /* of a categorical layer: a row has J / categories sites. 1 otherwise */
+    const float *U;              /* (rank, K, I), or NULL */
     const float *V;              /* (rank, L, J) */
     const float *B;              /* (I, J) */
     const float *data;           /* (n_data, I, J) */
-    const float *scale, *shift;  /* (I, J) each, or neither: data * scale - shift are states */
+    const float *scale, *shift;  /* (I, J) each, or neither: data * scale - shift are states, and so are draws - shift */
     int64_t states_at;           /* in a sample's states: (I, Jp) */
     int64_t products_at;         /* in a sample's products: (rank, K, Jp) */
-    int64_t v_at, vt_at, b_at;   /* in `packed`: (rank, L, Jp), (rank, J, Lp), (I, Jp) */
-    int64_t to_u_at, to_v_at, to_b_at; /* in a gradient: (rank, K, I), (rank, L, Jp), (I, Jp) */
+    int64_t v_at, vt_at, b_at;   /* in `packed`: (rank, L, Jp), (rank, J, Lp), (I, Jp); of full weights vt (J, K, Lp) */
+    int64_t to_u_at, to_v_at, to_b_at; /* in a gradient: (rank, K, I), (rank, L, Jp) or like vt, (I, Jp) */
+    int64_t to_s_at;             /* (I, Jp), where variances are learned */
     float *to_U, *to_V, *to_B;   /* the result, like U, V and B */
+    float *to_S;                 /* (I, J): the sum of w t (f - t), see FlatUpdates; NULL where no variance is learned */
 } Layer;
 
 typedef struct {
@@ -46,14 +52,17 @@ typedef struct {
     float *packed;               /* parameters in padded rows; given as zeros at first */
     float *gradients;            /* (tasks, gradient_size) */
     float *scratch;              /* (threads, scratch_size) */
-    float *to_C;
-    int64_t states, products, c_at, to_c_at, gradient_size, scratch_size;
+    float *to_C;                 /* (K, L) */
+    float *data_mean;            /* (K, L): data_weight times the sum of the hidden means of the data */
+    int64_t states, products, c_at, to_c_at, to_mean_at, gradient_size, scratch_size;
 } Job;
 
 typedef struct {
     float *states, *kept;                                  /* of a group of samples */
     float *products, *field, *hidden, *half, *spare;       /* of one sample */
 } Scratch;
+
+INLINE void clear(float *into, int64_t count) { memset(into, 0, sizeof(float) * count); }
 
 /* -- the kernels, for each kind of processor ------------------------------------------------------------------ */
 
@@ -221,9 +230,15 @@ static void pack(const Job *job)
     for (int m = 0; m < job->n_layers; m++) {
         const Layer *layer = job->layers + m;
         const int J = layer->J;
-        pad_rows(job->packed + layer->v_at, layer->V, (int64_t)layer->rank * L, J);
         pad_rows(job->packed + layer->b_at, layer->B, layer->I, J);
         float *vt = job->packed + layer->vt_at;
+        if (!layer->U) {
+            for (int k = 0; k < job->K; k++)
+                for (int l = 0; l < L; l++)
+                    for (int j = 0; j < J; j++) vt[((int64_t)j * job->K + k) * Lp + l] = layer->V[((int64_t)k * L + l) * J + j];
+            continue;
+        }
+        pad_rows(job->packed + layer->v_at, layer->V, (int64_t)layer->rank * L, J);
         for (int r = 0; r < layer->rank; r++)
             for (int l = 0; l < L; l++)
                 for (int j = 0; j < J; j++) vt[((int64_t)r * J + j) * Lp + l] = layer->V[((int64_t)r * L + l) * J + j];
@@ -241,23 +256,38 @@ static void add_rows(float *into, const float *from, int64_t rows, int columns, 
 static void add_up(const Job *job)
 {
     const int K = job->K, L = job->L;
-    memset(job->to_C, 0, sizeof(float) * K * L);
+    clear(job->to_C, K * L);
+    clear(job->data_mean, K * L);
     for (int m = 0; m < job->n_layers; m++) {
         const Layer *layer = job->layers + m;
-        memset(layer->to_U, 0, sizeof(float) * layer->rank * K * layer->I);
-        memset(layer->to_V, 0, sizeof(float) * layer->rank * L * layer->J);
-        memset(layer->to_B, 0, sizeof(float) * layer->I * layer->J);
+        if (layer->U) clear(layer->to_U, (int64_t)layer->rank * K * layer->I);
+        clear(layer->to_V, (int64_t)(layer->U ? layer->rank : K) * L * layer->J);
+        clear(layer->to_B, layer->I * layer->J);
+        if (layer->to_S) clear(layer->to_S, layer->I * layer->J);
     }
     for (int number = 0; number < job->tasks; number++) {
         const float *gradient = job->gradients + number * job->gradient_size;
         add_rows(job->to_C, gradient + job->to_c_at, K, L, PADDED(L));
+        add_rows(job->data_mean, gradient + job->to_mean_at, K, L, PADDED(L));
         for (int m = 0; m < job->n_layers; m++) {
             const Layer *layer = job->layers + m;
-            const int I = layer->I, J = layer->J, Jp = PADDED(J);
-            add_rows(layer->to_U, gradient + layer->to_u_at, (int64_t)layer->rank * K, I, I);
-            add_rows(layer->to_V, gradient + layer->to_v_at, (int64_t)layer->rank * L, J, Jp);
+            const int I = layer->I, J = layer->J, Jp = PADDED(J), Lp = PADDED(L);
+            const float *to_v = gradient + layer->to_v_at;
+            if (layer->U) {
+                add_rows(layer->to_U, gradient + layer->to_u_at, (int64_t)layer->rank * K, I, I);
+                add_rows(layer->to_V, to_v, (int64_t)layer->rank * L, J, Jp);
+            } else
+                for (int k = 0; k < K; k++)
+                    for (int l = 0; l < L; l++)
+                        for (int j = 0; j < J; j++)
+                            layer->to_V[((int64_t)k * L + l) * J + j] += to_v[((int64_t)j * K + k) * Lp + l];
             add_rows(layer->to_B, gradient + layer->to_b_at, I, J, Jp);
+            if (layer->to_S) add_rows(layer->to_S, gradient + layer->to_s_at, I, J, Jp);
         }
+    }
+    for (int at = 0; at < K * L; at++) {
+        job->to_C[at] += job->data_mean[at];
+        job->data_mean[at] *= -1;
     }
 }
 

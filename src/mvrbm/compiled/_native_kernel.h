@@ -157,6 +157,25 @@ INLINE const float *NAME(numbers)(const float *all, int sample, int samples, int
     return spare;
 }
 
+/* Draw one of some categories from fields with a number: their places are overwritten by zeros and a one. */
+INLINE void NAME(draw_category)(int categories, float *field, float number)
+{
+    float most = field[0], total = 0, sum = 0;
+    int chosen = 0;
+    for (int c = 1; c < categories; c++) most = field[c] > most ? field[c] : most;
+    for (int at = 0; at < categories; at += LANES) { /* not to be read beyond the last one */
+        const size_t bytes = sizeof(float) * (categories - at < LANES ? categories - at : LANES);
+        vec own = {};
+        memcpy(&own, field + at, bytes);
+        own = NAME(exp_minus)(most - own);
+        memcpy(field + at, &own, bytes);
+    }
+    for (int c = 0; c < categories; c++) total += field[c];
+    for (int c = 0; c < categories - 1; c++) chosen += number * total >= (sum += field[c]);
+    memset(field, 0, sizeof(float) * categories);
+    field[chosen] = 1;
+}
+
 /* Draw a layer (rows, columns) from fields (rows, width), into which it may be written; `into` is like `field`. */
 static void NAME(draw)(int gaussian, int rows, int columns, int width, const float *field, const float *numbers, float *into)
 {
@@ -172,7 +191,8 @@ static void NAME(draw)(int gaussian, int rows, int columns, int width, const flo
 
 /* -- a sample ------------------------------------------------------------------------------------------------ */
 
-/* Hidden field (K, Lp) of states, C + sum U X V'. Products U X are kept for the gradient. */
+/* Hidden field (K, Lp) of states, C + sum U X V'. Products U X are kept for the gradient. Full weights are one long row for
+ * every visible entry. */
 static void NAME(upwards)(const Job *job, const Scratch *own, const float *states)
 {
     const int K = job->K, Lp = PADDED(job->L);
@@ -180,6 +200,10 @@ static void NAME(upwards)(const Job *job, const Scratch *own, const float *state
     for (int m = 0; m < job->n_layers; m++) {
         const Layer *layer = job->layers + m;
         const int Jp = PADDED(layer->J);
+        if (!layer->U) {
+            NAME(product)(1, layer->J, K * Lp, states + layer->states_at, 0, 1, job->packed + layer->vt_at, own->field, 1);
+            continue;
+        }
         for (int r = 0; r < layer->rank; r++) {
             float *ux = own->products + layer->products_at + (long)r * K * Jp;
             NAME(product)(K, layer->I, Jp, layer->U + (long)r * K * layer->I, layer->I, 1, states + layer->states_at, ux, 0);
@@ -197,12 +221,22 @@ static void NAME(downwards)(const Job *job, const Scratch *own, const float *hid
         const int I = layer->I, J = layer->J, Jp = PADDED(J);
         float *x = states + layer->states_at;
         memcpy(x, job->packed + layer->b_at, sizeof(float) * I * Jp);
-        for (int r = 0; r < layer->rank; r++) {
+        if (!layer->U) NAME(outer)(J, 1, 1, K * Lp, job->packed + layer->vt_at, 0, hidden, 0, x);
+        for (int r = 0; layer->U && r < layer->rank; r++) {
             NAME(product)(K, L, Jp, hidden, Lp, 1, job->packed + layer->v_at + (long)r * L * Jp, own->half, 0);
             NAME(product)(I, K, Jp, layer->U + (long)r * K * I, 1, I, own->half, x, 1);
         }
+        const int sites = I * J / layer->categories;
         const float *all = job->numbers[step * (1 + job->n_layers) + 1 + m];
-        NAME(draw)(layer->gaussian, I, J, Jp, x, NAME(numbers)(all, sample, job->n_chains, I * J, own->spare), x);
+        const float *numbers = NAME(numbers)(all, sample, job->n_chains, sites, own->spare);
+        if (layer->kind == CATEGORICAL)
+            for (int site = 0, across = J / layer->categories; site < sites; site++)
+                NAME(draw_category)(layer->categories, x + site / across * Jp + site % across * layer->categories, numbers[site]);
+        else
+            NAME(draw)(layer->kind == GAUSSIAN, I, J, Jp, x, numbers, x);
+        if (layer->scale && layer->kind != GAUSSIAN)
+            for (int i = 0; i < I; i++)
+                for (int j = 0; j < J; j++) x[i * Jp + j] -= layer->shift[i * J + j];
     }
 }
 
@@ -219,11 +253,27 @@ static void NAME(gibbs)(const Job *job, const Scratch *own, int sample, float *s
     }
 }
 
-/* Add one sample's part to the gradients of all biases and V, and keep what those of U need, h V. */
-static void NAME(slopes)(const Job *job, const Scratch *own, const float *states, float *kept, float weight, float *gradient)
+/* Add the sums of a sample for the gradient of variances: the field is in `own->spare` then. */
+static void NAME(spread)(const Job *job, const Scratch *own, const Layer *layer, const float *x, const float *kept,
+                         float weight, float *to_s)
+{
+    const int K = job->K, I = layer->I, J = layer->J, Jp = PADDED(J);
+    clear(own->spare, I * Jp);
+    if (!layer->U) NAME(outer)(J, 1, 1, K * PADDED(job->L), job->packed + layer->vt_at, 0, own->hidden, 0, own->spare);
+    for (int r = 0; layer->U && r < layer->rank; r++)
+        NAME(product)(I, K, Jp, layer->U + (long)r * K * I, 1, I, kept + layer->products_at + (long)r * K * Jp, own->spare, 1);
+    for (int at = 0; at < I * Jp; at += LANES) {
+        vec t = NAME(load)(x + at), field = NAME(load)(own->spare + at);
+        NAME(store)(to_s + at, NAME(load)(to_s + at) + t * (field - weight * t));
+    }
+}
+
+/* Add one sample's part to the gradients of all biases and V, and keep what those of U need, h V. Of the hidden bias, the
+ * part of the data stands at a place of its own. */
+static void NAME(slopes)(const Job *job, const Scratch *own, const float *states, float *kept, float weight, float *gradient,
+                         float *to_c)
 {
     const int K = job->K, L = job->L, Lp = PADDED(L);
-    float *to_c = gradient + job->to_c_at;
     for (int at = 0; at < K * Lp; at += LANES) {
         vec field = NAME(load)(own->field + at);
         vec mean = weight * (job->gaussian ? field : 1.0f / (1.0f + NAME(exp_minus)(field)));
@@ -237,12 +287,14 @@ static void NAME(slopes)(const Job *job, const Scratch *own, const float *states
         float *to_b = gradient + layer->to_b_at;
         for (int at = 0; at < layer->I * Jp; at += LANES)
             NAME(store)(to_b + at, NAME(load)(to_b + at) + weight * NAME(load)(x + at));
-        for (int r = 0; r < layer->rank; r++) {
+        if (!layer->U) NAME(product)(layer->J, 1, K * Lp, x, 1, 0, own->hidden, gradient + layer->to_v_at, 1);
+        for (int r = 0; layer->U && r < layer->rank; r++) {
             const float *ux = own->products + layer->products_at + (long)r * K * Jp;
             const float *v = job->packed + layer->v_at + (long)r * L * Jp;
             NAME(product)(L, K, Jp, own->hidden, 1, Lp, ux, gradient + layer->to_v_at + (long)r * L * Jp, 1);
             NAME(product)(K, L, Jp, own->hidden, Lp, 1, v, kept + layer->products_at + (long)r * K * Jp, 0);
         }
+        if (layer->to_S) NAME(spread)(job, own, layer, x, kept, weight, gradient + layer->to_s_at);
     }
 }
 
@@ -270,7 +322,7 @@ static void NAME(flush)(const Job *job, const Scratch *own, int count, float *gr
     for (int m = 0; m < job->n_layers; m++) {
         const Layer *layer = job->layers + m;
         const int Jp = PADDED(layer->J);
-        for (int r = 0; r < layer->rank; r++)
+        for (int r = 0; layer->U && r < layer->rank; r++)
             NAME(outer)(job->K, layer->I, count, Jp, own->kept + layer->products_at + (long)r * job->K * Jp, job->products,
                         own->states + layer->states_at, job->states,
                         gradient + layer->to_u_at + (long)r * job->K * layer->I);
@@ -290,11 +342,11 @@ static void NAME(task)(const Job *job, const Scratch *own, int number)
     for (int s = data_from; s < data_to; s++) {
         NAME(read)(job, s, STATES);
         NAME(upwards)(job, own, STATES);
-        NAME(slopes)(job, own, STATES, KEPT, -job->data_weight, gradient);
+        NAME(slopes)(job, own, STATES, KEPT, -job->data_weight, gradient, gradient + job->to_mean_at);
         COUNT_ONE()
         if (!job->chains) { /* contrastive divergence: the chain continues from the data's own field */
             NAME(gibbs)(job, own, s, STATES);
-            NAME(slopes)(job, own, STATES, KEPT, job->chain_weight, gradient);
+            NAME(slopes)(job, own, STATES, KEPT, job->chain_weight, gradient, gradient + job->to_c_at);
             COUNT_ONE()
         }
     }
@@ -304,7 +356,7 @@ static void NAME(task)(const Job *job, const Scratch *own, int number)
             NAME(upwards)(job, own, chain);
             NAME(gibbs)(job, own, s, chain);
             memcpy(STATES, chain, sizeof(float) * job->states);
-            NAME(slopes)(job, own, STATES, KEPT, job->chain_weight, gradient);
+            NAME(slopes)(job, own, STATES, KEPT, job->chain_weight, gradient, gradient + job->to_c_at);
             COUNT_ONE()
         }
     if (count) NAME(flush)(job, own, count, gradient);

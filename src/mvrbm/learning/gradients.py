@@ -98,11 +98,7 @@ class Centring:
         on_data = shares[0] * _mean(hidden.statistic(hidden.mean(data_field)))[None]
         on_chain = shares[1] * _mean(hidden.statistic(hidden.mean(chain_field)))[None]
         if self.follow_hidden:
-            everywhere = on_data.clone()
-            if self._all_reduce is not None:
-                self._all_reduce(everywhere)
-            before = everywhere if self.hidden is None else self.hidden
-            self.hidden = self._DECAY * before + (1 - self._DECAY) * everywhere
+            self.advance(on_data)
         for name, unit in self.machine.layers.items():
             offset = unit.statistic(self.centre[name])
             shift = shares[0] * _mean(unit.statistic(data[name])) - shares[1] * _mean(unit.statistic(chain[name]))
@@ -112,6 +108,18 @@ class Centring:
             by_visible = link.statistics(shift[None], self._offset())
             for key in by_hidden:
                 gradient[f"couplings.{name}.{key}"] -= by_hidden[key] + by_visible[key]
+
+    def advance(self, on_data: Tensor) -> Tensor:
+        """Continue the running mean of the hidden layer with its mean over this process's data, (1, *hidden shape).
+
+        It returns the running mean, which is the offset from now on.
+        """
+        everywhere = on_data.clone()
+        if self._all_reduce is not None:
+            self._all_reduce(everywhere)
+        before = everywhere if self.hidden is None else self.hidden
+        self.hidden = self._DECAY * before + (1 - self._DECAY) * everywhere
+        return self.hidden
 
     def fields(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the fields of the offsets on both sides, for the present `W`."""

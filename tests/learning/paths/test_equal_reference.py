@@ -3,6 +3,7 @@
 The Triton kernels run in the interpreter, or on a GPU where there is one.
 """
 
+import copy
 import dataclasses
 import importlib.util
 
@@ -10,11 +11,11 @@ import pytest
 import torch
 
 from mvrbm import BoltzmannMachine
-from mvrbm.couplings import Kronecker
+from mvrbm.couplings import Dense, Kronecker
 from mvrbm.learning import CD, PCD, Callback, Recipe, Trainer
 from mvrbm.learning.data import as_source
 from mvrbm.random import RandomSource, Recorder
-from mvrbm.units import Bernoulli, Gaussian
+from mvrbm.units import Bernoulli, Categorical, Gaussian
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -34,7 +35,10 @@ G = Gaussian
 
 
 def machine_of(layers, hidden, ranks):
-    links = {name: Kronecker(rank) for name, rank in zip(layers, ranks, strict=True)}
+    links = {
+        name: Kronecker(rank) if isinstance(rank, int) else copy.deepcopy(rank)
+        for name, rank in zip(layers, ranks, strict=True)
+    }
     return BoltzmannMachine(layers, hidden, links, std=0.3).to(DEVICE)
 
 
@@ -43,7 +47,10 @@ def data_for(machine, n, seed=3):
     data = {}
     for name, unit in machine.layers.items():
         grey = torch.rand((n, *unit.shape), generator=generator)
-        data[name] = (5 + 3 * grey) if unit.gaussian else (grey * 255).to(torch.uint8)
+        if unit.entry_modes:
+            data[name] = torch.nn.functional.one_hot(grey.argmax(-1), unit.shape[-1]).float()
+        else:
+            data[name] = (5 + 3 * grey) if unit.gaussian else (grey * 255).to(torch.uint8)
     return data
 
 
@@ -85,6 +92,47 @@ CASES = {
     ),
     "more than a tile": (
         {"x": lambda: B((66, 3))}, lambda: B((4, 66)), [2], dataclasses.replace(PAPER, factor_std=0.1),
+    ),
+}  # fmt: skip
+
+FULL = dataclasses.replace(DEFAULT, centring="full", negative=PCD(9, 2))
+PERSISTENT = dataclasses.replace(DEFAULT, negative=PCD(9, 2))
+C = Categorical
+
+
+def learning(shape):
+    """Gaussian units that learn their variances."""
+    unit = G(shape, learn_variance=True)
+    unit.log_variance.data.copy_(spread(shape).log_variance.data)
+    return unit
+
+
+#: Further machines that the paths on the CPU can compute.
+ON_CPU = {
+    "dense": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [Dense()], DEFAULT),
+    "dense, paper": ({"x": lambda: B(11)}, lambda: B(7), [Dense()], PAPER),
+    "dense of other orders": ({"x": lambda: G((3, 2, 4))}, lambda: B((5, 2)), [Dense()], PERSISTENT),
+    "categories": ({"x": lambda: C((6, 5))}, lambda: B((4, 7)), [2], DEFAULT),
+    "labels": ({"x": lambda: B((6, 5)), "label": lambda: C(3)}, lambda: B((4, 7)), [2, Dense()], PERSISTENT),
+    "labels, paper": ({"label": lambda: C(3), "x": lambda: B((6, 5))}, lambda: G((4, 7)), [Dense(), 1], PAPER),
+    "order 3": ({"x": lambda: B((3, 4, 5))}, lambda: B((4, 2, 3)), [1], DEFAULT),
+    "order 3, rank 2": ({"x": lambda: G((3, 4, 5))}, lambda: B((2, 4, 3)), [2], PERSISTENT),
+    "order 4": ({"x": lambda: B((3, 2, 1, 3))}, lambda: B((2, 3, 2, 1)), [3], PAPER),
+    "order 1": ({"x": lambda: B(6)}, lambda: B(4), [3], PAPER),
+    "orders": (
+        {"x": lambda: B((3, 4, 5)), "y": lambda: C((2, 3)), "z": lambda: B(4)}, lambda: B((4, 2, 3)),
+        [2, Dense(), Dense()], PERSISTENT,
+    ),
+    "variances": ({"x": lambda: learning((6, 5))}, lambda: B((4, 7)), [2], DEFAULT),
+    "variances, PCD": ({"x": lambda: learning((6, 5))}, lambda: B((4, 7)), [1], PERSISTENT),
+    "variances, paper": (
+        {"x": lambda: learning((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(PAPER, learning_rate=0.0005),
+    ),
+    "centred": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [2], FULL),
+    "centred, CD": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(PAPER, centring="full")),
+    "everything": (
+        {"x": lambda: learning((6, 5)), "y": lambda: C((2, 3)), "z": lambda: B((3, 8)), "w": lambda: learning(4)},
+        lambda: B((4, 7)), [2, Dense(), 1, Dense()], FULL,
     ),
 }  # fmt: skip
 
@@ -159,9 +207,10 @@ class Watcher(Callback):
 
 
 @pytest.mark.parametrize("watched", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *ON_CPU])
 def test_plain_products_train_as_the_reference_does(name, watched):
-    reference, fast = trained(CASES[name], backend="reference"), trained(CASES[name], watched=watched)
+    case = {**CASES, **ON_CPU}[name]
+    reference, fast = trained(case, backend="reference"), trained(case, watched=watched)
     assert gemm.unsupported_reason(fast.task(), fast.state) is None
     assert gemm.unsupported_reason(reference.task(), reference.state) == "the reference backend was requested"
     for key, value in reference.machine.state_dict().items():

@@ -1,5 +1,6 @@
 """The compiled code against PyTorch in float64, given the same numbers, for every kind of processor that is here."""
 
+import copy
 import dataclasses
 import shutil
 import subprocess
@@ -14,11 +15,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from mvrbm import BoltzmannMachine, RandomSource, compiled
-from mvrbm.couplings import Kronecker
+from mvrbm.couplings import Dense, Kronecker
 from mvrbm.learning import CD, PCD, Callback, DivergenceError, Recipe, Trainer
 from mvrbm.learning.paths import gemm, native
 from mvrbm.random import Recorder, Replay
-from mvrbm.units import Bernoulli, Gaussian
+from mvrbm.units import Bernoulli, Categorical, Gaussian
 
 CODE = compiled.library()
 PROCESSORS = [] if CODE is None else CODE.processors()
@@ -32,7 +33,7 @@ if CODE is None:
         "there is no compiled code: it needs a C compiler when the package is installed", allow_module_level=True
     )
 
-B, G = Bernoulli, Gaussian
+B, C, G = Bernoulli, Categorical, Gaussian
 
 
 @pytest.fixture(params=PROCESSORS)
@@ -43,7 +44,10 @@ def processor(request):
 
 
 def trainer_of(layers, hidden, ranks, recipe, *, std=0.3, seed=3):
-    links = {name: Kronecker(rank) for name, rank in zip(layers, ranks, strict=True)}
+    links = {
+        name: Kronecker(rank) if isinstance(rank, int) else copy.deepcopy(rank)
+        for name, rank in zip(layers, ranks, strict=True)
+    }
     machine = BoltzmannMachine({n: unit() for n, unit in layers.items()}, hidden(), links, std=std, seed=seed)
     rng = np.random.default_rng(seed)
     for unit in (machine.hidden, *machine.layers.values()):
@@ -53,14 +57,23 @@ def trainer_of(layers, hidden, ranks, recipe, *, std=0.3, seed=3):
 
 def data_for(machine, n, seed=3):
     rng = np.random.default_rng(seed)
-    return {
-        name: (3 + 2 * rng.standard_normal((n, *unit.shape))) if unit.gaussian else rng.random((n, *unit.shape))
-        for name, unit in machine.layers.items()
-    }
+
+    def samples(unit):
+        if unit.entry_modes:
+            return np.eye(unit.shape[-1])[rng.integers(0, unit.shape[-1], (n, *unit.shape[:-1]))]
+        return (3 + 2 * rng.standard_normal((n, *unit.shape))) if unit.gaussian else rng.random((n, *unit.shape))
+
+    return {name: samples(unit) for name, unit in machine.layers.items()}
+
+
+def learning(shape):
+    """Gaussian units that learn their variances."""
+    return G(shape, learn_variance=True)
 
 
 SMALL, DEEP = Recipe(learning_rate=0.01), Recipe(learning_rate=0.01, negative=CD(3))
 CHAINS = Recipe(learning_rate=0.01, negative=PCD(7, 2))
+FULL = dataclasses.replace(CHAINS, centring="full")
 CASES = {
     "one entry": ({"x": lambda: B((1, 1))}, lambda: B((1, 1)), [1], SMALL, 3),
     "one sample": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], SMALL, 1),
@@ -78,6 +91,19 @@ CASES = {
         CHAINS, 20,
     ),
     "layers, CD": ({"x": lambda: G((11, 5)), "z": lambda: B((3, 18))}, lambda: B((9, 4)), [3, 1], DEEP, 40),
+    "labels": ({"x": lambda: B((6, 5)), "y": lambda: C(10)}, lambda: B((4, 7)), [2, Dense()], CHAINS, 20),
+    "one label": ({"y": lambda: C(1), "x": lambda: B((1, 1))}, lambda: B((1, 1)), [Dense(), 1], CHAINS, 3),
+    "categories": ({"x": lambda: C((6, 19))}, lambda: B((4, 7)), [2], DEEP, 20),
+    "dense layers": (
+        {"u": lambda: C((5, 7)), "x": lambda: B((9, 8)), "v": lambda: G((2, 3, 3)), "w": lambda: B(17)},
+        lambda: B((9, 18)), [Dense(), 1, Dense(), Dense()], DEEP, 20,
+    ),
+    "variances": ({"x": lambda: learning((6, 19))}, lambda: B((9, 7)), [2], DEEP, 20),
+    "variances, chains": (
+        {"x": lambda: learning((6, 5)), "y": lambda: learning(4)}, lambda: B((4, 7)), [2, Dense()], CHAINS, 20,
+    ),
+    "centred": ({"x": lambda: B((6, 5)), "y": lambda: C((2, 10))}, lambda: B((4, 7)), [2, Dense()], FULL, 20),
+    "centred, variances": ({"x": lambda: learning((16, 16))}, lambda: B((4, 7)), [2], FULL, 20),
     "more than one group": ({"x": lambda: B((40, 40))}, lambda: B((30, 30)), [6], SMALL, 60),
 }  # fmt: skip
 

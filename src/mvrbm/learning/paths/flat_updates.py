@@ -9,6 +9,7 @@ from torch import Tensor
 from mvrbm.learning.gradients import Shares
 from mvrbm.learning.paths.base import Task, UpdatePath
 from mvrbm.learning.paths.flat import LayerPlan, Packing, Plan, factor_gains
+from mvrbm.learning.paths.modes import ModeProducts
 from mvrbm.learning.samplers import PCD
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import Move, fail, first_not_finite, learning_rates, normalise, safe_gain, step
@@ -25,21 +26,28 @@ class FlatUpdates(UpdatePath):
         self._persistent = task.negative if isinstance(task.negative, PCD) else None
         self._steps, self._n_chains = int(task.negative.steps), int(getattr(task.negative, "n_chains", 0))
         self._chains_started = False
-        self._params, self._momenta, self._kept, self._gradient = (
-            state.machine.like.new_zeros(self.plan.size) for _ in range(4)
-        )
+        like = state.machine.like
+        self._params, self._momenta, self._kept, self._gradient = (like.new_zeros(self.plan.size) for _ in range(4))
         self._split_params, self._split_gradient = self.plan.split(self._params), self.plan.split(self._gradient)
-        self._factors, self._factor_momenta, self._factor_gradients = (
-            self.plan.factors(flat) for flat in (self._params, self._momenta, self._gradient)
+        self._factors = [list(factors) for *factors, _ in self._split_params[0]]  # of each layer
+        self._factor_moves, self._factor_gradients = (
+            list(zip(self.plan.factors(self._params), self.plan.factors(other), strict=True))
+            for other in (self._momenta, self._gradient)
         )
         self._multiplier = self._packing.multiplier
-        self._even = bool((self._multiplier == 1).all())
-        # What turns data into states, (I, J) each: a factor and an offset to subtract; None for nothing.
-        both = [array.to(self._params) for array in self._packing.affine]
-        self._affine: list[list[Tensor] | None] = [
-            [p.states_of(array).view(p.rows, p.columns) for array in both] if p.gaussian else None
-            for p in self.plan.layers
+        self._even = bool((self._multiplier == 1).all()) and not self._variances
+        self._data_mean = like.new_zeros(self.plan.hidden_shape)  # of the hidden layer, over the last batch
+        # What turns data into states, (area,) each: a factor and an offset to subtract; None for nothing.
+        pairs = [[p.states_of(array) for array in self._packing.affine] for p in self.plan.layers]
+        self._affine = [
+            pair if p.gaussian or bool(pair[1].any()) else None for p, pair in zip(self.plan.layers, pairs, strict=True)
         ]
+        self._single = [ModeProducts(p.factors, 1, like) for p in self.plan.layers]  # products with one sample
+
+    @property
+    def _variances(self) -> list[int]:
+        """The numbers of the layers that learn their variances."""
+        return [m for m, p in enumerate(self.plan.layers) if p.learns_variance]
 
     def load(self, state: TrainState) -> None:
         self._rng = state.rng
@@ -51,20 +59,19 @@ class FlatUpdates(UpdatePath):
         self._packing.unpack(state, self._params, self._momenta)
         if self._persistent and self._chains_started:
             for p, states, pair in zip(self.plan.layers, self._chain_states(), self._affine, strict=True):
-                data = states.transpose(0, 1)
-                data = data if pair is None else (data + pair[1]) / pair[0]
+                data = states if pair is None else (states + pair[1].view(p.shape)) / pair[0].view(p.shape)
                 state.chains[p.name] = data.clone(memory_format=torch.contiguous_format)
         return state
 
     @abstractmethod
     def _chain_states(self) -> list[Tensor]:
-        """Return views of the persistent chains of every layer, (I, n, J) each."""
+        """Return views of the persistent chains of every layer, (n, *layer shape) each."""
 
     def _set_chains(self, chains: Mapping[str, Tensor]) -> None:
-        """Continue from chains of every layer, (n, I, J), in the units of the data."""
+        """Continue from chains of every layer, (n, *layer shape), in the units of the data."""
         for p, states, pair in zip(self.plan.layers, self._chain_states(), self._affine, strict=True):
             data = chains[p.name]
-            states.copy_((data if pair is None else data * pair[0] - pair[1]).transpose(0, 1))
+            states.copy_(data if pair is None else data * pair[0].view(p.shape) - pair[1].view(p.shape))
         self._chains_started = True
 
     @torch.no_grad()
@@ -72,39 +79,107 @@ class FlatUpdates(UpdatePath):
         if self._persistent and not self._chains_started:  # the machine is still as it was loaded
             self._set_chains(self._persistent.start(state.machine, batch, self._rng))
         self._contrast(batch, weight * shares[0], weight * shares[1])
+        offset = None  # of the hidden layer
+        if state.centring is not None and state.centring.follow_hidden:
+            offset = state.centring.advance(self._data_mean.view(1, *self.plan.hidden_shape) / weight)
         self.task.all_reduce(self._gradient)
         self._check("gradient", self._gradient, state)
+        self._finish_variances()
+        before = [] if offset is None else self._centre(offset)
         self._step(state.update)
         self._check("parameter", self._params, state)
+        self._rescale()
+        if offset is not None:
+            self._follow(offset, before)
         state.update += 1
         return state
 
     @abstractmethod
     def _contrast(self, batch: Mapping[str, Tensor], of_data: float, of_chain: float) -> None:
-        """Advance the chains, and compute the gradient of of_data * mean F(data) - of_chain * mean F(chain)."""
+        """Advance the chains, and compute the gradient of of_data * mean F(data) - of_chain * mean F(chain).
+
+        In the place of the gradient of a log-variance it leaves a sum over all samples, with the weights w that the
+        gradients of the biases have, of w t (f - t), where t are states and f the fields of hidden means, without bias.
+        It also leaves of_data times the mean of the hidden layer over the data.
+        """
 
     def _numbers(self, n: int, p: LayerPlan | None) -> Tensor:
-        """Return random numbers to draw n samples of a layer, None for the hidden one: (n, rows, columns).
+        """Return random numbers to draw n samples of a layer, None for the hidden one.
 
         They are drawn in the order of the units, so that all paths follow the same random numbers.
         """
         plan = self.plan
-        shape = (n, plan.hidden_rows, plan.hidden_columns) if p is None else (n, p.rows, p.columns)
-        gaussian = plan.hidden_gaussian if p is None else p.gaussian
-        return (self._rng.normal if gaussian else self._rng.uniform)(shape, self._params)
+        shape, gaussian = (plan.hidden_shape, plan.hidden_gaussian) if p is None else (p.numbers_shape, p.gaussian)
+        return (self._rng.normal if gaussian else self._rng.uniform)((n, *shape), self._params)
+
+    # -- learned variances ------------------------------------------------------------------------
+
+    def _finish_variances(self) -> None:
+        r"""Compute the gradients of log-variances from what `_contrast` left of them.
+
+        They are :math:`-\tfrac12 \sum w \{(t + \mu) f - (t - b)^2\}`, and all weights together are zero.
+        """
+        layers, to_c = self._split_gradient
+        for m in self._variances:
+            p, mean_field = self.plan.layers[m], torch.empty_like(layers[m][-1])
+            self._single[m].down(self._factors[m], to_c.reshape(-1, 1), mean_field)
+            shift, bias, total = p.states_of(self._packing.affine[1]), self._split_params[0][m][-1], layers[m][-1]
+            gradient = self.plan.log_variance(self._gradient, p)
+            gradient.add_(shift.view(p.shape) * mean_field + 2 * bias * total).mul_(-0.5)
+
+    def _rescale(self) -> None:
+        """Measure biases, their momenta and chains of layers whose variances have changed in their new units."""
+        for m in self._variances:
+            p = self.plan.layers[m]
+            scale = p.states_of(self._packing.affine[0]).view(p.shape)
+            ratio = torch.exp(-0.5 * self.plan.log_variance(self._params, p)) / scale
+            self._packing.measure({p.name: scale * ratio})
+            measured = [self.plan.split(flat)[0][m][-1] for flat in (self._params, self._momenta)]
+            if self._persistent:
+                measured.append(self._chain_states()[m])
+            for array in measured:
+                array.mul_(ratio)
+        if self._variances:
+            self._multiplier.copy_(self._packing.multiplier)
+
+    # -- a centred hidden layer -------------------------------------------------------------------
+
+    def _centre(self, offset: Tensor) -> list[Tensor]:
+        """Let the factors learn from deviations of the hidden layer, and return minus the fields of its offset."""
+        fields = self._fields(-offset)  # the products that are left are those of the gradient
+        unused = torch.empty_like(offset).view(-1, 1)
+        for m, (*to_factors, to_b) in enumerate(self._split_gradient[0]):
+            self._single[m].up(self._factors[m], to_b.view(1, -1), unused, add=False)
+            self._single[m].gradients(to_factors, add=True)
+        return fields
+
+    def _fields(self, hidden: Tensor) -> list[Tensor]:
+        """Return the field of one hidden state on every visible layer."""
+        fields = [torch.empty_like(bias) for *_, bias in self._split_params[0]]
+        for products, factors, field in zip(self._single, self._factors, fields, strict=True):
+            products.down(factors, hidden.reshape(-1, 1), field)
+        return fields
+
+    def _follow(self, offset: Tensor, before: list[Tensor]) -> None:
+        """Let biases compensate for what the step did to the fields of the offset."""
+        for (*_, bias), old, new in zip(self._split_params[0], before, self._fields(-offset), strict=True):
+            bias.add_(new - old)
+
+    # -- the step ---------------------------------------------------------------------------------
 
     def _step(self, update: int) -> None:
-        recipe, factors, gradients = self.task.recipe, self._factors, self._factor_gradients
+        recipe, gradients = self.task.recipe, self._factor_gradients
         if recipe.normalised:
-            normalise(zip(gradients, map(safe_gain, factor_gains(factors)), strict=True))
+            gains = factor_gains(self._factors)
+            normalise((gradient, safe_gain(gain)) for (_, gradient), gain in zip(gradients, gains, strict=True))
         if not self._even:
             self._gradient.mul_(self._multiplier)
         self._kept.copy_(self._params)
         rate, bias_rate = learning_rates(recipe, update)
         moves: list[Move] = [(self._params, self._momenta, bias_rate)]
         if bias_rate != rate:
-            moves += [(*both, rate - bias_rate) for both in zip(factors, self._factor_momenta, strict=True)]
-        step([self._gradient], [self._momenta], zip(factors, gradients, strict=True), moves, recipe)
+            moves += [(*both, rate - bias_rate) for both in self._factor_moves]
+        step([self._gradient], [self._momenta], gradients, moves, recipe)
 
     def _check(self, what: str, flat: Tensor, state: TrainState) -> None:
         """Raise DivergenceError for numbers that are not finite; the state is then as it was before this update."""

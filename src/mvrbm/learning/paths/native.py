@@ -14,7 +14,7 @@ from torch import Tensor
 from mvrbm.compiled import library
 from mvrbm.learning.paths import gemm
 from mvrbm.learning.paths.base import Task
-from mvrbm.learning.paths.flat import Plan
+from mvrbm.learning.paths.flat import LayerPlan, Plan
 from mvrbm.learning.paths.flat_updates import FlatUpdates
 from mvrbm.learning.state import TrainState
 
@@ -32,20 +32,23 @@ _FEW_ROWS, _WASTE = 8, 2.5
 # Random numbers of all Gibbs steps, which are drawn before an update: 64 MB.
 _MOST_NUMBERS = 2**24
 _LARGEST = 2**26  # entries of a matrix: the compiled code counts in 32 bits
-_INTERFACE = 1  # version of the compiled code that this file requires
+# Full weights, which are read from the second-level cache for every sample, or their share of all multiplications.
+_MOST_WEIGHTS, _WEIGHTS_SHARE = 2**14, 0.2
+_INTERFACE = 2  # version of the compiled code that this file requires
 
 _FLOATS = ctypes.c_void_p
+_KINDS = ("bernoulli", "gaussian", "categorical")  # as _native.c counts them
 
 
 class _Layer(ctypes.Structure):
     """`Layer` of _native.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("I", "J", "rank", "gaussian")),
+        *((name, ctypes.c_int32) for name in ("I", "J", "rank", "kind", "categories")),
         *((name, _FLOATS) for name in ("U", "V", "B", "data", "scale", "shift")),
         *((name, ctypes.c_int64) for name in ("states_at", "products_at", "v_at", "vt_at", "b_at")),
-        *((name, ctypes.c_int64) for name in ("to_u_at", "to_v_at", "to_b_at")),
-        *((name, _FLOATS) for name in ("to_U", "to_V", "to_B")),
+        *((name, ctypes.c_int64) for name in ("to_u_at", "to_v_at", "to_b_at", "to_s_at")),
+        *((name, _FLOATS) for name in ("to_U", "to_V", "to_B", "to_S")),
     )
 
 
@@ -59,8 +62,8 @@ class _Job(ctypes.Structure):
         ("layers", ctypes.POINTER(_Layer)),
         *((name, _FLOATS) for name in ("C", "chains")),
         ("numbers", ctypes.POINTER(ctypes.c_void_p)),
-        *((name, _FLOATS) for name in ("packed", "gradients", "scratch", "to_C")),
-        *((name, ctypes.c_int64) for name in ("states", "products", "c_at", "to_c_at")),
+        *((name, _FLOATS) for name in ("packed", "gradients", "scratch", "to_C", "data_mean")),
+        *((name, ctypes.c_int64) for name in ("states", "products", "c_at", "to_c_at", "to_mean_at")),
         *((name, ctypes.c_int64) for name in ("gradient_size", "scratch_size")),
     )
 
@@ -90,27 +93,34 @@ class NativeUpdates(FlatUpdates):
         for layer, p, own, gradients, pair in zip(
             layers, plan.layers, self._split_params[0], self._split_gradient[0], self._affine, strict=True
         ):
-            R, I, J, Jp = p.rank, p.rows, p.columns, self._padded(p.columns)  # noqa: E741
-            layer.I, layer.J, layer.rank, layer.gaussian = I, J, R, p.gaussian
-            layer.U, layer.V, layer.B = (part.data_ptr() for part in own)
-            layer.to_U, layer.to_V, layer.to_B = (part.data_ptr() for part in gradients)
+            R, (I, J) = p.rank, _matrix(p)  # noqa: E741
+            Jp = self._padded(J)
+            layer.I, layer.J, layer.rank, layer.kind = I, J, R, _KINDS.index(p.kind)
+            layer.categories = p.shape[-1] if p.kind == "categorical" else 1
+            *U, layer.V, layer.B = (part.data_ptr() for part in own)
+            *to_U, layer.to_V, layer.to_B = (part.data_ptr() for part in gradients)
+            layer.U, layer.to_U = (*U, None)[0], (*to_U, None)[0]
+            layer.to_S = plan.log_variance(self._gradient, p).data_ptr() if p.learns_variance else None
             if pair is not None:
                 layer.scale, layer.shift = (part.data_ptr() for part in pair)
             layer.states_at, layer.products_at = job.states, job.products
-            job.states, job.products = job.states + I * Jp, job.products + R * K * Jp
-            layer.v_at, layer.vt_at, layer.b_at = packed, packed + R * L * Jp, packed + R * (L * Jp + J * Lp)
-            packed += R * (L * Jp + J * Lp) + I * Jp
-            layer.to_v_at, layer.to_b_at = gradient, gradient + R * L * Jp
-            layer.to_u_at = layer.to_b_at + I * Jp
-            gradient += R * L * Jp + I * Jp + self._padded(R * K * I)
+            rows, transposed = (R * L * Jp, R * J * Lp) if p.is_matrix else (0, J * K * Lp)
+            job.states, job.products = job.states + I * Jp, job.products + (R * K * Jp if p.is_matrix else 0)
+            layer.v_at, layer.vt_at, layer.b_at = packed, packed + rows, packed + rows + transposed
+            packed = layer.b_at + I * Jp
+            layer.to_v_at, layer.to_b_at = gradient, gradient + (rows or transposed)
+            layer.to_s_at = layer.to_b_at + I * Jp
+            layer.to_u_at = layer.to_s_at + I * Jp * p.learns_variance
+            gradient = layer.to_u_at + (self._padded(R * K * I) if p.is_matrix else 0)
         job.K, job.L, job.gaussian, job.n_layers, job.steps = K, L, plan.hidden_gaussian, len(layers), self._steps
         job.layers = layers
         job.c_at = packed
-        job.to_c_at, job.gradient_size = gradient, gradient + K * Lp
+        job.to_c_at, job.to_mean_at, job.gradient_size = gradient, gradient + K * Lp, gradient + 2 * K * Lp
         job.C, job.to_C = self._split_params[1].data_ptr(), self._split_gradient[1].data_ptr()
+        job.data_mean = self._data_mean.data_ptr()
         job.threads = self._threads
         job.group = max(2, min(_LARGEST_GROUP, _GROUP_BYTES // (4 * (job.states + job.products))))
-        spare = max(K * L, *(p.area for p in plan.layers)) + self._pad
+        spare = max(K * Lp, job.states) + self._pad
         job.scratch_size = self._padded(job.group * (job.states + job.products) + 2 * (job.products + K * Lp) + spare)
         new = self._params.new_zeros
         self._buffers = new(packed + K * Lp), new(_MOST_TASKS * job.gradient_size), new(job.threads * job.scratch_size)
@@ -120,18 +130,18 @@ class NativeUpdates(FlatUpdates):
     def _chain_states(self) -> list[Tensor]:
         states = []
         for layer, p in zip(self._layers, self.plan.layers, strict=True):
-            width = self._padded(p.columns)
-            own = self._padded_chains[:, layer.states_at : layer.states_at + p.rows * width]
-            states.append(own.view(-1, p.rows, width)[..., : p.columns].transpose(0, 1))
+            (rows, columns), width = _matrix(p), self._padded(_matrix(p)[1])
+            own = self._padded_chains[:, layer.states_at : layer.states_at + rows * width]
+            states.append(own.view(-1, rows, width)[..., :columns].view(-1, *p.shape))
         return states
 
     def _contrast(self, batch: Mapping[str, Tensor], of_data: float, of_chain: float) -> None:
         job, plan = self._job, self.plan
         samples = [batch[p.name].to(self._params).contiguous() for p in plan.layers]
         for layer, p, some in zip(self._layers, plan.layers, samples, strict=True):
-            if some.shape != (len(samples[0]), p.rows, p.columns):
+            if some.shape != (len(samples[0]), *p.shape):
                 raise ValueError(
-                    f"layer '{p.name}' needs samples of shape {(p.rows, p.columns)}, as many as every other layer, "
+                    f"layer '{p.name}' needs samples of shape {p.shape}, as many as every other layer, "
                     f"got an array {tuple(some.shape)} where the first has {len(samples[0])}"
                 )
             layer.data = some.data_ptr()
@@ -157,6 +167,11 @@ def unsupported_reason(task: Task, state: TrainState) -> str | None:
     return gemm.unsupported_reason(task, state) or _slower_reason(task, state, int(code.PAD))
 
 
+def _matrix(p: LayerPlan) -> tuple[int, int]:
+    """Return rows and columns of a layer for the compiled code; one with full weights is a row."""
+    return (p.rows, p.columns) if p.is_matrix else (1, p.area)
+
+
 def _padded(columns: int, pad: int) -> int:
     return -(-columns // pad) * pad
 
@@ -164,15 +179,20 @@ def _padded(columns: int, pad: int) -> int:
 def _slower_reason(task: Task, state: TrainState, pad: int) -> str | None:
     """Return why general matrix products are faster for a training run, None if they are not."""
     plan, negative = Plan.of(state.machine), task.negative
+    matrices, others = [p for p in plan.layers if p.is_matrix], [p for p in plan.layers if not p.is_matrix]
+    if not matrices or any(len(p.factors) > 1 or p.rank > 1 for p in others):
+        return "not all of its layers are matrices, or next to matrices and with full weights"
     K, L, steps = plan.hidden_rows, plan.hidden_columns, int(negative.steps)
     n = max(task.recipe.batch_size, int(getattr(negative, "n_chains", 0)))
-    if max(max(K * p.rows, L * p.columns, K * p.columns, plan.hidden_area, p.area) for p in plan.layers) > _LARGEST:
+    if max(max(K * p.rows, L * p.columns, K * p.columns, plan.hidden_area, p.area) for p in matrices) > _LARGEST:
         return "its layers are too large"
     if steps > 1 and steps * n * (plan.hidden_area + plan.states) > _MOST_NUMBERS:
         return "its chains need too many random numbers per update"
-    ours = sum(p.rank * K * (p.rows * _padded(p.columns, pad) + p.columns * _padded(L, pad)) for p in plan.layers)
-    theirs = sum(p.rank * p.rows * L * (p.columns + K) for p in plan.layers)
-    few_rows = min(K, *(p.rows for p in plan.layers)) < _FEW_ROWS
+    ours = sum(p.rank * K * (p.rows * _padded(p.columns, pad) + p.columns * _padded(L, pad)) for p in matrices)
+    theirs = sum(p.rank * p.rows * L * (p.columns + K) for p in matrices)
+    few_rows = min(K, *(p.rows for p in matrices)) < _FEW_ROWS
     if n * ours > _LITTLE and (few_rows or ours > _WASTE * theirs):
         return "its matrices are too narrow"
+    if sum(p.area for p in others) * plan.hidden_area > max(_MOST_WEIGHTS, _WEIGHTS_SHARE * ours):
+        return "it has too many full weights, which are read for every sample"
     return None

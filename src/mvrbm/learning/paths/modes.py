@@ -1,0 +1,82 @@
+"""Products of a batch with the factors of a coupling, one mode after another, as plain matrix products (GEMM).
+
+A visible batch is (n, I_1, .., I_D), a hidden one (K_1, .., K_D, n). Upwards, the last mode goes first: a product with
+a factor takes the last mode away and puts the new one in front, so that (n, I, J) becomes (L, n, I) and then (K, L, n).
+Downwards is the way back. So no array is ever permuted, and the batch is part of the long side of every product.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class ModeProducts:
+    """Products of `n` samples with factors of given shapes (R, K_d, I_d); buffers are allocated once.
+
+    The arrays between the modes, which the gradients need, are kept until the next call.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, int, int]], n: int, like: Tensor) -> None:
+        last = len(shapes) - 1
+        visible, hidden = [shape[2] for shape in shapes], [shape[1] for shape in shapes]
+        self._ups, self._downs = list[Tensor](), list[Tensor]()
+        for mode, (rank, _, _) in enumerate(shapes):
+            around = n * math.prod(visible[:mode]) * math.prod(hidden[mode + 1 :])
+            up = (rank, hidden[mode], around) if mode > 0 else (0,)
+            down = (rank, around, visible[mode]) if mode < last else (0,)
+            self._ups.append(like.new_empty(up))
+            self._downs.append(like.new_empty(down))
+        # What a factor is multiplied with upwards, (R or 1, .., I_d), and downwards, (R or 1, K_d, ..).
+        self._before, self._after = [like] * len(shapes), [like] * len(shapes)
+
+    def up(self, factors: Sequence[Tensor], x: Tensor, out: Tensor, *, add: bool) -> None:
+        """Write W x of a batch (n, area) to `out` (hidden area, n), or add it."""
+        state = x
+        for mode in reversed(range(len(factors))):
+            factor = factors[mode]
+            rank, K, I = factor.shape  # noqa: E741
+            state = self._before[mode] = state.view(1 if state is x else rank, -1, I)
+            if mode == 0:
+                for r in range(rank):
+                    times(factor[r], state[r % len(state)].t(), out.view(K, -1), add=add or r > 0)
+            elif len(state) == 1:
+                torch.mm(factor.view(rank * K, I), state[0].t(), out=self._ups[mode].view(rank * K, -1))
+            else:
+                for r in range(rank):
+                    torch.mm(factor[r], state[r].t(), out=self._ups[mode][r])
+            state = self._ups[mode]
+
+    def down(self, factors: Sequence[Tensor], y: Tensor, out: Tensor | None) -> None:
+        """Write W' y of a batch (hidden area, n) to `out` (n, area). None: only what the gradients need."""
+        state, last = y, len(factors) - 1
+        for mode, factor in enumerate(factors):
+            rank, K, I = factor.shape  # noqa: E741
+            state = self._after[mode] = state.view(1 if state is y else rank, K, -1)
+            if mode < last:
+                for r in range(rank):
+                    torch.mm(state[r % len(state)].t(), factor[r], out=self._downs[mode][r])
+                state = self._downs[mode]
+            elif out is not None and len(state) == rank:
+                torch.mm(state.view(rank * K, -1).t(), factor.view(rank * K, I), out=out.view(-1, I))
+            elif out is not None:  # a single mode: all terms have the same hidden states
+                torch.mm(state[0].t(), factor.sum(0), out=out)
+
+    def gradients(self, into: Sequence[Tensor], *, add: bool) -> None:
+        """Write the sum over the batch of the gradients of <y, W x>, x and y as in the last calls, or add it."""
+        for mode, target in enumerate(into):
+            before, after, (rank, K, I) = self._before[mode], self._after[mode], target.shape  # noqa: E741
+            if len(before) == 1 and len(after) == rank:
+                times(after.view(rank * K, -1), before[0], target.view(rank * K, I), add=add)
+            else:
+                for r in range(rank):
+                    times(after[r % len(after)], before[r % len(before)], target[r], add=add)
+
+
+def times(a: Tensor, b: Tensor, into: Tensor, *, add: bool) -> None:
+    """Write a matrix product to `into`, or add it."""
+    if add:
+        into.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=into)
