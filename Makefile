@@ -11,7 +11,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # torch comes first: it is the largest, and everything else has to agree with it.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mvrbm/compiled/_native*.[ch])
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mvrbm/compiled/*.[ch])
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("mvrbm needs Python 3.11 or newer, but $(PYTHON) is %d.%d: try make PYTHON=python3.11" % v[:2])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): the first time takes a few minutes"

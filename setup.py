@@ -14,14 +14,15 @@ supported = os.name == "posix" and not sysconfig.get_config_var("Py_GIL_DISABLED
 setup(
     ext_modules=[
         Extension(
-            "mvrbm.compiled._native",
-            [FOLDER + "_native.c"],
-            depends=[FOLDER + "_native_kernel.h"],
+            f"mvrbm.compiled.{name}",
+            [f"{FOLDER}{name}.c"],
+            depends=[FOLDER + header for header in headers],
             extra_compile_args=FAST,
             extra_link_args=["-pthread"],
             py_limited_api=True,
             optional=True,
         )
+        for name, headers in {"_native": ["_native_kernel.h"], "_pseudo": []}.items()
     ]
     if supported
     else [],

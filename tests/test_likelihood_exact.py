@@ -9,6 +9,8 @@ from scipy import integrate
 
 from enumeration import Written, every_visible_state
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, likelihood
+from mvrbm.compiled import library
+from mvrbm.compiled.pseudo import log_odds
 from mvrbm.likelihood import log_likelihood, log_partition, pseudo_log_likelihood
 from tables import MACHINES, MULTIMODAL, generator, machine_named, random_layer, random_states, randomise
 
@@ -352,12 +354,32 @@ def test_subsets_average_to_the_whole():
 
 
 @torch.no_grad()
-def test_too_much_work_falls_back_to_a_subset(monkeypatch):
+def test_the_estimate_visits_every_part_of_the_image():
     machine = machine_named("image and label")
-    data = random_states(machine, 2, generator("subset"))
-    assert pseudo_log_likelihood(machine, data).exact
-    monkeypatch.setattr(likelihood.pseudo, "_PSEUDO_BUDGET", 1)
-    found = pseudo_log_likelihood(machine, data)
-    assert (found.sites, found.exact) == (1, False)
-    assert torch.equal(found.values, pseudo_log_likelihood(machine, data, n_sites=1).values)
-    assert torch.equal(found.values[:1], pseudo_log_likelihood(machine, {k: x[:1] for k, x in data.items()}).values)
+    data = random_states(machine, 3, generator("subset"))
+    found = pseudo_log_likelihood(machine, data, n_sites=2)
+    # It depends on no other sample.
+    assert torch.equal(
+        found.values[:1], pseudo_log_likelihood(machine, {k: x[:1] for k, x in data.items()}, n_sites=2).values
+    )
+    for n_sites in (5, 100):
+        assert pseudo_log_likelihood(machine, data, n_sites=n_sites).exact
+
+
+@pytest.mark.parametrize("hidden_size", [1, 31, 32, 70])
+@pytest.mark.parametrize("size", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("grey", [False, True])
+@pytest.mark.skipif(library("_pseudo") is None, reason="no compiled code")
+@torch.no_grad()
+def test_compiled_log_odds_are_differences_of_free_energies(hidden_size, size, grey):
+    rng = generator(f"odds {hidden_size} {size}")
+    machine = BoltzmannMachine(Bernoulli(9), Bernoulli(hidden_size), Dense())
+    randomise(machine, rng)
+    machine.couplings.visible.weight.mul_(size)
+    x = torch.from_numpy(rng.random((21, 9)))
+    x = torch.where(x < 0.3, 0.0, torch.where(x > 0.6, 1.0, x if grey else 1.0))
+    expected = pseudo_log_likelihood(machine, x).values  # float64: without the compiled code
+    machine.float()
+    parts = machine.hidden_field({"visible": x.float()}), machine.hidden.bias, machine.couplings.visible.weight.T
+    assert log_odds(*parts, x.float()) is not None
+    torch.testing.assert_close(pseudo_log_likelihood(machine, x).values.double(), expected, rtol=1e-5, atol=1e-4 * size)

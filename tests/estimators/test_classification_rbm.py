@@ -38,6 +38,7 @@ def test_classification_machine_predicts_what_enumeration_says():
         pairs = [{"visible": torch.from_numpy(X), "label": eye[k].expand(12, 3)} for k in range(3)]
         energies = torch.stack([written.free_energy(pair) for pair in pairs], 1)
     np.testing.assert_allclose(model.predict_proba(X), torch.softmax(-energies, 1), rtol=1e-10)
+    np.testing.assert_allclose(model.free_energy(X), -torch.logsumexp(-energies, 1), rtol=1e-10)
     assert model.classes_.tolist() == ["a", "b", "c"]
     np.testing.assert_array_equal(model.predict(X), model.classes_[(-energies).argmax(1)])
 

@@ -15,9 +15,11 @@ from sklearn.neural_network import BernoulliRBM
 from sklearn.pipeline import make_pipeline
 
 import mvrbm
-from mvrbm import CP, MPO, MVRBM, RBM, TVRBM, Dense, Kronecker
+from enumeration import Written
+from mvrbm import CP, MMVRBM, MPO, MVRBM, RBM, TVRBM, DeepMVRBM, Dense, Kronecker
 from mvrbm.learning import CD, PCD, Callback, Checkpoint, Monitor, Recipe, TemperedPCD
 from mvrbm.likelihood import pseudo_log_likelihood
+from tables import generator, randomise
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +86,31 @@ def test_scores_are_deterministic_and_rise_with_learning(digits):
     end = MVRBM((6, 5), n_epochs=20, random_state=0).fit(digits)
     np.testing.assert_array_equal(end.score_samples(digits[:50]), end.score_samples(digits[:50]))
     assert end.score(digits[:200]) > start.score(digits[:200]) + 1
-    direct = pseudo_log_likelihood(end.machine_, torch.from_numpy(digits[:50])).values
-    np.testing.assert_allclose(end.score_samples(digits[:50]), direct.numpy(), rtol=1e-5)
+    x = torch.from_numpy(digits[:50])
+    for exact, n_sites in ((True, None), (False, 16)):
+        direct = pseudo_log_likelihood(end.machine_, x, n_sites=n_sites).values
+        np.testing.assert_allclose(end.score_samples(digits[:50], exact=exact), direct.numpy(), rtol=1e-5)
+    assert end.score(digits[:50], exact=True) == pytest.approx(end.score(digits[:50]), rel=0.1)
+
+
+FREE_ENERGIES = {
+    "RBM": lambda X: RBM(2, n_epochs=1).fit(X.reshape(len(X), -1)),
+    "MVRBM": lambda X: MVRBM((2, 1), n_epochs=1).fit(X),
+    "TVRBM": lambda X: TVRBM((2, 1, 1), visible_shape=(2, 2, 1), n_epochs=1).fit(X.reshape(len(X), -1)),
+    "MMVRBM": lambda X: MMVRBM((2, 1), n_epochs=1).fit({"a": X, "b": X}),
+    "stack: of its lowest machine": lambda X: DeepMVRBM(((2, 1), (1, 1)), n_epochs=1).fit(X),
+}
+
+
+@pytest.mark.parametrize("name", FREE_ENERGIES)
+def test_free_energy_sums_out_the_hidden_layer(name):
+    X = (generator("free energy").random((5, 2, 2)) < 0.5).astype(np.float64)
+    model = FREE_ENERGIES[name](X)
+    machine = randomise(model.machine_, generator("free energy"))
+    layers = {key: torch.from_numpy(X).reshape(5, *unit.shape) for key, unit in machine.layers.items()}
+    given = dict.fromkeys(layers, X) if len(layers) > 1 else X.reshape(5, *model.visible_shape_)
+    expected = Written(machine).free_energy(layers).detach().numpy()
+    np.testing.assert_allclose(model.free_energy(given), expected, rtol=1e-10)
 
 
 def test_inpainting_keeps_the_known_and_beats_the_mean(digits):

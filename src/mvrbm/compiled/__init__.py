@@ -1,4 +1,4 @@
-"""The compiled code of `_native.c`, if it was built; it is independent of the rest of the package."""
+"""The compiled code, if it was built; it is independent of the rest of the package."""
 
 import functools
 import importlib
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 @functools.cache
-def library() -> ModuleType | None:
-    """Return the compiled code, None where there is none."""
+def library(name: str = "_native") -> ModuleType | None:
+    """Return the compiled code of a C file, None where there is none."""
     try:
-        return importlib.import_module("mvrbm.compiled._native")
+        return importlib.import_module(f"mvrbm.compiled.{name}")
     except ImportError:
         return None
 

@@ -38,6 +38,8 @@ AnyPath = str | os.PathLike[str]
 
 # Entries of the dense weights beyond which `components_` is not offered.
 _LARGEST_DENSE = 2**26
+# Sites whose conditional probability is computed exactly by the default score.
+_SCORED_SITES = 16
 
 
 class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerMixin, SavedEstimator):
@@ -335,18 +337,37 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
     def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
         return conditional_mean(self.machine_, batch, known, rng, steps=steps, burn_in=burn_in)
 
-    def score_samples(self, X: Any) -> Array:
+    def score_samples(self, X: Any, *, exact: bool = False) -> Array:
         """Pseudo-log-likelihood of each sample, (n,). Deterministic.
 
-        It is exact for small models, and otherwise estimated from a fixed subset of entries; see
-        :func:`mvrbm.likelihood.pseudo_log_likelihood`.
+        By default, models with more than 16 entries are scored by an unbiased estimate, which computes the exact
+        conditional probability of 16 entries and approximates the others; see
+        :func:`mvrbm.likelihood.pseudo_log_likelihood`. It takes less time than an epoch of training.
+
+        Parameters
+        ----------
+        X : array
+            Data, as for :meth:`fit`.
+        exact : bool
+            Whether to compute the conditional probability of every entry.
         """
         check_is_fitted(self)
-        return self._of_each(X, lambda batch: pseudo_log_likelihood(self.machine_, batch, check=False).values)
+        n_sites = None if exact else _SCORED_SITES
+        return self._of_each(
+            X, lambda batch: pseudo_log_likelihood(self.machine_, batch, n_sites=n_sites, check=False).values
+        )
 
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, *, exact: bool = False) -> float:
         """Mean of `score_samples`."""
-        return float(np.mean(self.score_samples(X)))
+        return float(np.mean(self.score_samples(X, exact=exact)))
+
+    def free_energy(self, X: Any) -> Array:
+        """Free energy of each sample, (n,): the negative log-likelihood minus log Z, in nats.
+
+        Differences between samples are differences of log-likelihood. For stacks it is that of the lowest machine.
+        """
+        check_is_fitted(self)
+        return self._of_each(X, lambda batch: self.machine_.free_energy(batch, check=False))
 
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         write_machine(self.machine_, folder, extra)

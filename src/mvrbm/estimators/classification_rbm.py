@@ -43,6 +43,11 @@ def label_log_posterior(machine: BoltzmannMachine, visible: Mapping[str, Tensor]
     so the field of the other layers is computed once, and :math:`D_k`, the column of label `k`, is added to it. `label`
     is the name of a Categorical layer of one row; `visible` holds the other layers, (n, \*layer shape), not checked.
     """
+    return torch.log_softmax(_label_scores(machine, visible, label), 1)
+
+
+def _label_scores(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str = LABEL) -> Tensor:
+    """Negative free energy of data with each label, without the own energy of the data: (n, n_labels)."""
     unit, hidden = machine.layers[label], machine.hidden
     n_labels = unit.shape[-1]
     parts = [
@@ -54,8 +59,7 @@ def label_log_posterior(machine: BoltzmannMachine, visible: Mapping[str, Tensor]
     every = torch.eye(n_labels, dtype=field.dtype, device=field.device).reshape(n_labels, *unit.shape)
     columns = machine.links[label].to_hidden(every)  # (labels, *hidden shape)
     joint = (field[:, None] + columns).reshape(-1, *hidden.shape)
-    scores = hidden.log_normaliser(joint).reshape(len(field), n_labels) - unit.energy(every)
-    return torch.log_softmax(scores, 1)
+    return hidden.log_normaliser(joint).reshape(len(field), n_labels) - unit.energy(every)
 
 
 @register("ClassificationMVRBM")
@@ -209,6 +213,15 @@ class ClassificationMVRBM(ArrayClassifier):
 
     def _log_probabilities(self, x: Tensor) -> Tensor:
         return torch.cat([label_log_posterior(self.machine_, {VISIBLE: part}) for part in x.split(_ROWS_AT_ONCE)])
+
+    @torch.no_grad()
+    def free_energy(self, X: Any) -> Array:
+        """Free energy of each sample, (n,), with the label summed out: the negative log-likelihood minus log Z."""
+        check_is_fitted(self)
+        parts = [part for batch in self._batches(X) for part in batch.split(_ROWS_AT_ONCE)]
+        sums = [torch.logsumexp(_label_scores(self.machine_, {VISIBLE: part}), 1) for part in parts]
+        found = [self._unit.energy(part) - each for part, each in zip(parts, sums, strict=True)]
+        return torch.cat(found).cpu().numpy()
 
     def sample(self, n: int = 1, *, label: Any = None, steps: int = 1000) -> tuple[Array, Array]:
         r"""Draw samples X, (n, \*visible_shape) or rows, and labels y, (n,), by `steps` steps of Gibbs sampling.

@@ -221,11 +221,11 @@ class DeepMVRBM(SingleLayerRBM):
             x = keep_known(batch, {VISIBLE: unit.sample(field, rng)}, known)[VISIBLE]
         return keep_known(batch, {VISIBLE: total / steps}, known)
 
-    def score_samples(self, X: Any) -> Array:
+    def score_samples(self, X: Any, *, exact: bool = False) -> Array:
         r"""Log-probability of each sample given its own reconstruction of the lowest hidden layer, (n,). Deterministic.
 
         It is :math:`\log p_1(X \mid \hat Y_1)`, with :math:`\hat Y_1` the means that the layers above send back: a
-        measure of reconstruction, not a likelihood of the model.
+        measure of reconstruction, not a likelihood of the model. It is never estimated, so `exact` has no effect.
         """
         size = len(self._machines)
         unit, bottom = self.machine_.layers[VISIBLE], self.machine_
