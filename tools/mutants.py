@@ -49,16 +49,11 @@ MUTANTS = [
         "return torch.sigmoid(field)",
         "Bernoulli mean: bias missing",
     ),
+    Mutant("units/bernoulli.py", ".lt_(mean.detach())", ".gt_(mean.detach())", "Bernoulli sample: comparison reversed"),
     Mutant(
         "units/bernoulli.py",
-        "(rng.uniform(mean.shape, mean) < mean)",
-        "(rng.uniform(mean.shape, mean) > mean)",
-        "Bernoulli sample: comparison reversed",
-    ),
-    Mutant(
-        "units/bernoulli.py",
-        "(rng.uniform(mean.shape, mean) < mean)",
-        "(0.5 < mean)",
+        "rng.uniform(mean.shape, mean).lt_",
+        "torch.full_like(mean, 0.5).lt_",
         "Bernoulli sample: random numbers dropped",
     ),
     Mutant(
@@ -87,8 +82,8 @@ MUTANTS = [
     ),
     Mutant(
         "units/gaussian.py",
-        "each = 0.5 * (self.statistic(x) * field - deviation**2)",
-        "each = 0.5 * (self.statistic(x) * field + deviation**2)",
+        "each = x / scale * field - deviation**2",
+        "each = x / scale * field + deviation**2",
         "Gaussian variance gradient: sign",
     ),
     Mutant(

@@ -180,22 +180,26 @@ class BoltzmannMachine(nn.Module):
         names as in `named_parameters`.
         """
         field = self.hidden_field(visible) if field is None else field
-        hidden = self.hidden.statistic(self.hidden.mean(field))
-        gradient = self.unit_gradient(visible, field, hidden)
+        mean = self.hidden.mean(field)
+        gradient, hidden = self.unit_gradient(visible, field, mean), self.hidden.statistic(mean)
         for name, unit in self.layers.items():
             for key, value in self.links[name].statistics(unit.statistic(visible[name]), hidden).items():
                 gradient[f"couplings.{name}.{key}"] = value
         return gradient
 
-    def unit_gradient(self, visible: Mapping[str, Tensor], field: Tensor, hidden: Tensor) -> dict[str, Tensor]:
+    def unit_gradient(
+        self, visible: Mapping[str, Tensor], field: Tensor, mean: Tensor, weights: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Return the gradient of the mean free energy for the parameters of the units alone, without checks.
 
-        It takes the hidden field of the visible states and the statistic of the hidden mean in that field.
+        It takes the hidden field of the visible states and the hidden mean in that field. With weights (n,) it is the
+        gradient of the weighted sum of the free energies.
         """
-        gradient = {f"hidden.{key}": -value for key, value in self.hidden.normaliser_gradient(field).items()}
+        of_hidden = self.hidden.normaliser_gradient(field, weights, mean)
+        gradient = {f"hidden.{key}": -value for key, value in of_hidden.items()}
         for name, unit in self.layers.items():
-            field_back = self.links[name].to_visible(hidden) if unit.learns_statistic else None
-            for key, value in unit.energy_gradient(visible[name], field_back).items():
+            back = self.links[name].to_visible(self.hidden.statistic(mean)) if unit.learns_statistic else None
+            for key, value in unit.energy_gradient(visible[name], back, weights).items():
                 gradient[f"visible.{name}.{key}"] = value
         return gradient
 

@@ -99,11 +99,15 @@ def test_gradients_are_those_of_autograd(variant, shape):
     x, field = random_layer(unit, 5, generator("x")), field_for(unit, 5)
     learned = {key: p for key, p in unit.named_parameters() if p.requires_grad}
     pull = (unit.statistic(x) * field).flatten(1).sum(1)
+    weights = torch.tensor([0.5, -1.0, 0.0, 2.0, 0.3], dtype=x.dtype)
+    own, normaliser, mean = unit.energy(x) - pull, unit.log_normaliser(field), unit.mean(field)
     for value, analytic in [
-        ((unit.energy(x) - pull).mean(), unit.energy_gradient(x, field)),
-        (unit.log_normaliser(field).mean(), unit.normaliser_gradient(field)),
+        (own.mean(), unit.energy_gradient(x, field)),
+        (own @ weights, unit.energy_gradient(x, field, weights)),
+        (normaliser.mean(), unit.normaliser_gradient(field)),
+        (normaliser @ weights, unit.normaliser_gradient(field, weights, mean)),
     ]:
-        expected = torch.autograd.grad(value, list(learned.values()))
+        expected = torch.autograd.grad(value, list(learned.values()), retain_graph=True)
         assert list(analytic) == list(learned)
         for key, gradient in zip(learned, expected, strict=True):
             torch.testing.assert_close(analytic[key], gradient, **TOLERANCE)

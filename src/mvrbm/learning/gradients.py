@@ -46,23 +46,23 @@ def contrast(
     shares: Shares = (1.0, 1.0),
 ) -> Gradient:
     """Return the gradient of mean F(data) - mean F(chain) for every learned parameter, from the layers' statistics."""
-    gradient: Gradient = {}
-    hidden, sides = machine.hidden, []
-    for states, field, share in ((data, data_field, shares[0]), (chain, chain_field, -shares[1])):
-        if not len(field):
-            continue
-        mean = hidden.statistic(hidden.mean(field))
-        sides.append((states, share, mean))
-        for key, part in machine.unit_gradient(states, field, mean).items():
-            gradient[key] = gradient[key] + share * part if key in gradient else share * part
+    sides = [
+        (states, field, share / max(1, len(field)))
+        for states, field, share in ((data, data_field, shares[0]), (chain, chain_field, -shares[1]))
+        if len(field)
+    ]
     if not sides:
         return {name: torch.zeros_like(p) for name, p in machine.named_parameters() if p.requires_grad}
-    # Statistics are bilinear and averaged over a batch: both sides go into one product, the chain's with a minus sign.
-    total = sum(len(mean) for _, _, mean in sides)
-    weighed = torch.cat([mean * (share * total / len(mean)) for _, share, mean in sides])
+    # The gradient is a weighted sum over samples: both sides go into one, the chain's with a minus sign.
+    weights = torch.cat([field.new_full((len(field),), weight) for _, field, weight in sides])
+    field = torch.cat([field for _, field, _ in sides])
+    seen = {name: torch.cat([states[name] for states, _, _ in sides]) for name in machine.layers}
+    mean = machine.hidden.mean(field)
+    gradient = machine.unit_gradient(seen, field, mean, weights)
+    hidden = machine.hidden.statistic(mean)
+    weighed = hidden * (len(hidden) * weights).reshape(-1, *[1] * (hidden.ndim - 1))  # statistics are averaged
     for name, unit in machine.layers.items():
-        seen = torch.cat([unit.statistic(states[name]) for states, _, _ in sides])
-        for key, part in machine.links[name].statistics(seen, weighed).items():
+        for key, part in machine.links[name].statistics(unit.statistic(seen[name]), weighed).items():
             gradient[f"couplings.{name}.{key}"] = part.contiguous()  # ranks may share memory
     return gradient
 

@@ -161,16 +161,22 @@ class Unit(nn.Module, ABC):
 
     # These two hold for units with energy -<b, x> and T(x) = x; other units override them.
 
-    def energy_gradient(self, x: Tensor, field: Tensor | None) -> dict[str, Tensor]:
+    def energy_gradient(self, x: Tensor, field: Tensor | None, weights: Tensor | None = None) -> dict[str, Tensor]:
         r"""Gradient of :math:`\varepsilon(x) - \langle T(x), f\rangle` for each learned parameter, batch mean.
 
-        `field` may be None for units whose statistic has no learned parameter.
+        `field` may be None for units whose statistic has no learned parameter. With weights (n,) it is the weighted sum
+        over the batch instead of the mean.
         """
-        return {"bias": self._tie(-x.mean(0))}
+        return {"bias": self._tie(-average(x, weights))}
 
-    def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
-        """Gradient of :math:`A(f)` for each learned parameter, averaged over the batch."""
-        return {"bias": self._tie(self.mean(field).mean(0))}
+    def normaliser_gradient(
+        self, field: Tensor, weights: Tensor | None = None, mean: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Gradient of :math:`A(f)` for each learned parameter, averaged over the batch, or summed with weights (n,).
+
+        `mean` is the mean in the field, if it has been computed already.
+        """
+        return {"bias": self._tie(average(self.mean(field) if mean is None else mean, weights))}
 
     @abstractmethod
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
@@ -290,6 +296,11 @@ def make_unit(name: str, shape: int | Sequence[int], **options: Any) -> Unit:
 def unit_names() -> list[str]:
     """Return the names of all units, sorted."""
     return sorted(UNITS)
+
+
+def average(values: Tensor, weights: Tensor | None) -> Tensor:
+    r"""Return the mean over samples, or their sum with weights (n,): (n, \*shape) -> (\*shape)."""
+    return values.mean(0) if weights is None else torch.tensordot(weights, values, dims=1)
 
 
 def sum_sites(values: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Bernoulli(Unit):
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Return 1 where a uniform number is below the mean."""
         mean = self.mean(field)
-        return (rng.uniform(mean.shape, mean) < mean).to(mean.dtype)
+        return rng.uniform(mean.shape, mean).lt_(mean.detach())  # in place: the dtype stays
 
     @torch.no_grad()
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:

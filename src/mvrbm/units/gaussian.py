@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mvrbm.random import RandomSource
-from mvrbm.units.base import Alternatives, Unit
+from mvrbm.units.base import Alternatives, Unit, average
 
 # Variances are at least a hundredth of the median variance of the layer: constant and almost constant entries
 # must not be divided by almost zero.
@@ -85,19 +85,23 @@ class Gaussian(Unit):
         mean = self.mean(field)
         return mean + self.scale * rng.normal(mean.shape, mean)
 
-    def energy_gradient(self, x: Tensor, field: Tensor | None) -> dict[str, Tensor]:
-        deviation = (x - self.bias) / self.scale
-        gradient = {"bias": self._tie((-deviation / self.scale).mean(0))}
+    def energy_gradient(self, x: Tensor, field: Tensor | None, weights: Tensor | None = None) -> dict[str, Tensor]:
+        scale = self.scale
+        deviation = (x - self.bias) / scale
+        gradient = {"bias": self._tie(-average(deviation, weights) / scale)}
         if self.learn_variance and field is not None:
-            each = 0.5 * (self.statistic(x) * field - deviation**2)
-            gradient["log_variance"] = self._tie(each.mean(0))
+            each = x / scale * field - deviation**2
+            gradient["log_variance"] = self._tie(0.5 * average(each, weights))
         return gradient
 
-    def normaliser_gradient(self, field: Tensor) -> dict[str, Tensor]:
-        mean_field = field.mean(0)
-        gradient = {"bias": self._tie(mean_field / self.scale)}
+    def normaliser_gradient(
+        self, field: Tensor, weights: Tensor | None = None, mean: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        mean_field, scale = average(field, weights), self.scale
+        gradient = {"bias": self._tie(mean_field / scale)}
         if self.learn_variance:
-            gradient["log_variance"] = self._tie(0.5 * (1 - self.bias / self.scale * mean_field))
+            total = 1 if weights is None else weights.sum()
+            gradient["log_variance"] = self._tie(0.5 * (total - self.bias / scale * mean_field))
         return gradient
 
     def gains(self) -> dict[str, Tensor]:
