@@ -35,6 +35,8 @@ class Coupling(nn.Module, ABC):
     name: ClassVar[str]
     visible_shape: tuple[int, ...]
     hidden_shape: tuple[int, ...]
+    #: Whether the only parameter is the full matrix, (hidden entries, visible entries).
+    is_full: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -12,6 +12,7 @@ class Dense(Coupling):
     r"""The full matrix: :math:`\langle y, W x\rangle = \mathrm{vec}(y)^\top W \mathrm{vec}(x)`, the classic RBM."""
 
     name = "dense"
+    is_full = True
     weight: nn.Parameter  # (prod K, prod I)
 
     def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:

@@ -56,7 +56,7 @@ def apply(
 ):  # fmt: skip
     """Make the step of batch `batch` from the gradient, and set the gradient to zero.
 
-    The gain of a factor is the sum of `TERMS` numbers.
+    The gain of a factor is the sum of `TERMS` numbers, a power of two.
     """
     model = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -76,10 +76,11 @@ def apply(
     )
     gradient *= scale
     if NORMALISED:
-        gain = tl.zeros([BLOCK], tl.float32)
-        for term in range(TERMS):
-            gain += _fresh(gains + (model * N_GAINS + which) * TERMS + term, factor)
-        gradient = gradient / tl.where(factor, tl.maximum(gain, 1e-12), 1.0)
+        gain = tl.full([BLOCK], 1.0, tl.float32)
+        for number in tl.static_range(N_GAINS):
+            terms = gains + (model * N_GAINS + number) * TERMS + tl.arange(0, TERMS)
+            gain = tl.where(which == number, tl.maximum(tl.sum(_fresh(terms, True)), 1e-12), gain)
+        gradient = gradient / gain
     value, momentum = _step(
         value, momentum, gradient, tl.where(factor, factor_rate, bias_rate), keep, tl.where(factor, decay, 0.0)
     )

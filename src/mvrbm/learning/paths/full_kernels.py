@@ -1,0 +1,392 @@
+r"""The Triton kernels of updates whose couplings are formed as full matrices: products of whole batches.
+
+A coupling of rank R takes R products of small matrices per sample. From some rank on, one product with the full matrix
+:math:`W` takes less time, and its gradient :math:`G` gives those of the factors:
+:math:`\partial U_r = \sum_{lj} G_{kl,ij} V_r^{lj}` and :math:`\partial V_r = \sum_{ki} G_{kl,ij} U_r^{ki}`.
+
+Layers are in units of their statistic (Gaussian: x / s). All visible layers are columns of one array, (rows, VISIBLE),
+each from a multiple of `TILE` on and padded with zeros; `W` is (HIDDEN, VISIBLE), also padded. The flat parameters of a
+model, `STRIDE` numbers apart, are those of all couplings, the padded visible bias, the padded hidden bias, and then
+room for full matrices: the full `W` of couplings that this file has no product for, and in the gradient its `G`.
+
+An update is: `upwards` (means of the data, draws of the chains), `downwards`, `upwards` (means of the chains),
+`gradients`, `contract`, the step (`triton_kernels.apply`), and `build`. A row of `LAYERS`, by position:
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: E741
+import triton
+import triton.language as tl
+
+from mvrbm.learning.paths.triton_random import draw_layer, mean, normal, uniform
+
+#: Widths of layers are padded to multiples of this, which all tiles divide.
+TILE = 64
+#: Kinds of units, by :attr:`mvrbm.units.Unit.sampled_as`.
+KINDS = ("bernoulli", "gaussian", "categorical")
+
+KIND = tl.constexpr(0)  # number in `KINDS`
+FIRST = tl.constexpr(1)  # first column
+WIDTH = tl.constexpr(2)  # number of columns, with padding
+ROWS, COLUMNS = tl.constexpr(3), tl.constexpr(4)  # sizes I and J of a sample, whose entry (i, j) ...
+PITCH = tl.constexpr(5)  # ... has column FIRST + i PITCH + j
+RANK = tl.constexpr(6)  # number of Kronecker products; 0 for a coupling that is given as a full matrix
+FACTORS = tl.constexpr(7)  # position of U (R, K, I), then V (R, L, J), in the flat parameters
+FULL = tl.constexpr(8)  # position of the full matrix (H, I J); its gradient is (K I, L J) where there are factors
+NUMBERS = tl.constexpr(9)  # numbers drawn per chain before this layer's
+GAINS = tl.constexpr(10)  # position of the terms of the gain of U; those of V follow
+
+
+@triton.jit(do_not_specialize=["batch", "n_valid"])
+def gather(
+    data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, N: tl.constexpr,
+    ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Copy the samples of batch `batch` to the first rows of the states, and sum them up."""
+    _gather(
+        data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tl.program_id(0),
+        tl.program_id(1), N, ALL_ROWS, VISIBLE, BM, BN,
+    )  # fmt: skip
+
+
+@triton.jit
+def _gather(
+    data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tile_n, model, N: tl.constexpr,
+    ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    columns = tile_n * BN + tl.arange(0, BN)
+    order += model * order_stride + (tl.load(clock + 1) + batch) * N
+    total = tl.zeros([BN], tl.float32)
+    for m in range(0, N, BM):
+        rows = m + tl.arange(0, BM)
+        row = tl.load(order + rows, mask=rows < n_valid, other=0).to(tl.int64) + model.to(tl.int64) * data_stride
+        x = tl.load(data + row[:, None] * VISIBLE + columns[None, :], mask=(rows < n_valid)[:, None], other=0.0)
+        target = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + columns[None, :]
+        tl.store(target, x, mask=(rows < N)[:, None])
+        total += tl.sum(x.to(tl.float32), 0)
+    tl.store(sums + model * (2 * VISIBLE) + columns, total)
+
+
+@triton.jit(do_not_specialize=["batch", "n_valid", "draw"])
+def upwards(
+    states, weight, bias, means, samples, sums, recorded, seeds, clock, batch, n_valid, draw, numbers_at,
+    CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
+    VISIBLE: tl.constexpr, UNITS: tl.constexpr, STRIDE: tl.constexpr, GAUSSIAN: tl.constexpr,
+    PERSISTENT: tl.constexpr, FIRST_TILE: tl.constexpr, DRAW_DATA: tl.constexpr, DRAW_CHAINS: tl.constexpr,
+    RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Compute means or draws of the hidden layer for tiles of states, from `FIRST_TILE` on.
+
+    States from row `CHAINS_AT` on are chains. Means are in rows like those of the states, draws in `samples`.
+    """
+    tile_m, tile_n, model = tl.program_id(0) + FIRST_TILE, tl.program_id(1), tl.program_id(2)
+    of_data = tile_m * BM < CHAINS_AT
+    columns = tile_n * BN + tl.arange(0, BN)
+    within = tl.arange(0, BK)
+    rows = tile_m * BM + tl.arange(0, BM)
+    x = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + within[None, :]
+    w = weight + (model.to(tl.int64) * HIDDEN + columns[None, :]) * VISIBLE + within[:, None]
+    field = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, VISIBLE, BK):
+        field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
+    field += tl.load(bias + model * STRIDE + columns)[None, :]
+    own = rows if of_data else rows - CHAINS_AT
+    n_chains = CHAINS if PERSISTENT else n_valid
+    exists = (columns < UNITS)[None, :] & (own < (n_valid if of_data else n_chains))[:, None]
+    drawing = tl.where(of_data, 1 if DRAW_DATA else 0, 1 if DRAW_CHAINS else 0)
+    if of_data | (drawing == 0):
+        value = tl.where(exists, mean(field, GAUSSIAN), 0.0)
+        target = means + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * HIDDEN + columns[None, :]
+        tl.store(target, value.to(means.dtype.element_ty))
+        total = sums + model * (2 * HIDDEN) + (0 if of_data else HIDDEN) + columns
+        tl.atomic_add(total, tl.sum(value, 0), mask=columns < UNITS, sem="relaxed")
+    if drawing > 0:
+        numbers = recorded + (tl.load(clock + 1) + batch) * RECORDED + numbers_at
+        drawn = _draw(
+            field, tl.load(seeds + model), tl.load(clock) + batch, draw, tile_m * tl.num_programs(1) + tile_n,
+            numbers + own[:, None] * UNITS + columns[None, :], exists, GAUSSIAN, RECORDED, BM, BN,
+        )  # fmt: skip
+        target = samples + (model.to(tl.int64) * (ALL_ROWS - CHAINS_AT) + own[:, None]) * HIDDEN + columns[None, :]
+        tl.store(target, drawn.to(samples.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _draw(field, key, update, draw, tile, recorded, exists, GAUSSIAN: tl.constexpr, RECORDED: tl.constexpr,
+          BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Draw a tile of a layer in a field that includes its bias."""
+    if RECORDED:
+        numbers = tl.load(recorded, mask=exists, other=0.5)
+    elif GAUSSIAN:
+        numbers = normal(key, update, tile, draw, 0, BM, BN)
+    else:
+        numbers = uniform(key, update, tile, draw, 0, BM, BN)
+    return draw_layer(field, numbers, GAUSSIAN)
+
+
+@triton.jit
+def _draw_categories(field, key, update, draw, tile, recorded, at, exists, SITES: tl.constexpr, PITCH_: tl.constexpr,
+                     RECORDED: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+    """Draw one-hot rows, by inverting the distribution function at one uniform number per site."""
+    high = tl.max(tl.where(exists, field, float("-inf")), axis=2)[:, :, None]
+    mass = tl.where(exists, tl.exp(field - high), 0.0)
+    sums = tl.cumsum(mass, axis=2)
+    total = tl.sum(mass, axis=2)
+    if RECORDED:
+        numbers = tl.load(recorded, mask=tl.max(exists.to(tl.int32), axis=2) > 0, other=0.5)
+    else:
+        # Numbers come in fours.
+        numbers = tl.reshape(uniform(key, update, tile, draw, 0, BM, 2 * SITES), [BM, SITES, 2])
+        numbers = tl.max(numbers * (tl.arange(0, 2) == 0).to(tl.float32)[None, None, :], axis=2)
+    level = (numbers * total)[:, :, None]
+    first = (sums > level) & (sums - mass <= level)
+    return tl.where(first & exists, 1.0, 0.0)
+
+
+@triton.jit(do_not_specialize=["batch", "n_valid", "draw"])
+def downwards(
+    samples, weight, bias, states, sums, recorded, seeds, clock, batch, n_valid, draw, numbers_at,
+    CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
+    VISIBLE: tl.constexpr, STRIDE: tl.constexpr, LAYERS: tl.constexpr, PERSISTENT: tl.constexpr, LAST: tl.constexpr,
+    RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Draw all visible layers of the chains, given draws of the hidden layer, and sum up the `LAST` draws."""
+    tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    rows = tile_m * BM + tl.arange(0, BM)
+    columns = tile_n * BN + tl.arange(0, BN)
+    within = tl.arange(0, BK)
+    y = samples + (model.to(tl.int64) * (ALL_ROWS - CHAINS_AT) + rows[:, None]) * HIDDEN + within[None, :]
+    w = weight + (model.to(tl.int64) * HIDDEN + within[:, None]) * VISIBLE + columns[None, :]
+    field = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, HIDDEN, BK):
+        field = tl.dot(tl.load(y + k), tl.load(w + k * VISIBLE), acc=field, input_precision=PRECISION)
+    field += tl.load(bias + model * STRIDE + columns)[None, :]
+    inside = rows < (CHAINS if PERSISTENT else n_valid)
+    key, update = tl.load(seeds + model), tl.load(clock) + batch
+    tile = tile_m * tl.num_programs(1) + tile_n
+    target = states + (model.to(tl.int64) * ALL_ROWS + CHAINS_AT + rows[:, None]) * VISIBLE + columns[None, :]
+    sums += model * (2 * VISIBLE) + VISIBLE + columns
+    recorded += (tl.load(clock + 1) + batch) * RECORDED + numbers_at
+    for m in tl.static_range(len(LAYERS)):
+        if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
+            own = columns - LAYERS[m][FIRST]
+            site, place = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
+            exists = (inside[:, None]) & ((site < LAYERS[m][ROWS]) & (place < LAYERS[m][COLUMNS]))[None, :]
+            numbers = recorded + CHAINS * LAYERS[m][NUMBERS]
+            if LAYERS[m][KIND] == 2:
+                SITES: tl.constexpr = BN // LAYERS[m][PITCH]
+                first_site = (tile_n * BN - LAYERS[m][FIRST]) // LAYERS[m][PITCH] + tl.arange(0, SITES)
+                numbers += rows[:, None] * LAYERS[m][ROWS] + first_site[None, :]
+                categories = tl.arange(0, LAYERS[m][PITCH]) < LAYERS[m][COLUMNS]
+                there = (
+                    inside[:, None, None] & (first_site < LAYERS[m][ROWS])[None, :, None] & categories[None, None, :]
+                )
+                drawn = _draw_categories(
+                    tl.reshape(field, [BM, SITES, LAYERS[m][PITCH]]), key, update, draw, tile, numbers, rows, there,
+                    SITES, LAYERS[m][PITCH], RECORDED, BM,
+                )  # fmt: skip
+                _keep_draws(tl.reshape(drawn, [BM, BN]), exists, target, sums, LAST)
+            else:
+                numbers += rows[:, None] * (LAYERS[m][ROWS] * LAYERS[m][COLUMNS]) + own[None, :]
+                drawn = _draw(field, key, update, draw, tile, numbers, exists, LAYERS[m][KIND] == 1, RECORDED, BM, BN)
+                _keep_draws(drawn, exists, target, sums, LAST)
+
+
+@triton.jit
+def _keep_draws(drawn, exists, target, sums, LAST: tl.constexpr):
+    """Store draws, zeros where there are none, and add them to their sums."""
+    drawn = tl.where(exists, drawn, 0.0)
+    tl.store(target, drawn.to(target.dtype.element_ty))
+    if LAST:
+        tl.atomic_add(sums, tl.sum(drawn, 0), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["n_valid"])
+def gradients(
+    states, means, visible_sums, hidden_sums, gradient, offset, new_offset, centre, n_valid,
+    N: tl.constexpr, CHAINS: tl.constexpr, PERSISTENT: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr,
+    HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr,
+    VISIBLE_BIAS: tl.constexpr, LAYERS: tl.constexpr, CENTRED: tl.constexpr, FOLLOWS: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    r"""Compute the gradient of biases and full matrices: minus the mean over data plus that over chains.
+
+    With `CENTRED`, that of the matrices is :math:`G - s_h \mu^\top - \lambda s^\top`, where s and :math:`s_h` are the
+    gradients of the biases, :math:`\mu` is the centre and :math:`\lambda` the hidden offset, which `FOLLOWS` the data.
+    """
+    tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    units = tile_m * BM + tl.arange(0, BM)
+    columns = tile_n * BN + tl.arange(0, BN)
+    within = tl.arange(0, BK)
+    h = means + (model.to(tl.int64) * ALL_ROWS + within[None, :]) * HIDDEN + units[:, None]
+    x = states + (model.to(tl.int64) * ALL_ROWS + within[:, None]) * VISIBLE + columns[None, :]
+    G = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, CHAINS_AT, BK):
+        G = tl.dot(tl.load(h + k * HIDDEN), tl.load(x + k * VISIBLE), acc=G, input_precision=PRECISION)
+    # A short batch counts in proportion.
+    per_sample = 1.0 / N
+    per_chain = per_sample
+    if PERSISTENT:
+        per_chain = n_valid.to(tl.float32) / (N * CHAINS)
+    G *= -per_sample / per_chain
+    for k in range(CHAINS_AT, ALL_ROWS, BK):
+        G = tl.dot(tl.load(h + k * HIDDEN), tl.load(x + k * VISIBLE), acc=G, input_precision=PRECISION)
+    G *= per_chain
+    visible_sums += model * (2 * VISIBLE) + columns
+    hidden_sums += model * (2 * HIDDEN) + units
+    of_data = tl.load(hidden_sums)
+    of_visible = per_chain * tl.load(visible_sums + VISIBLE) - per_sample * tl.load(visible_sums)
+    of_hidden = per_chain * tl.load(hidden_sums + HIDDEN) - per_sample * of_data
+    gradient += model.to(tl.int64) * STRIDE
+    if tile_m == 0:
+        tl.store(gradient + VISIBLE_BIAS + columns, of_visible)
+    if tile_n == 0:
+        tl.store(gradient + VISIBLE_BIAS + VISIBLE + units, of_hidden)
+    if CENTRED:
+        mu = tl.load(centre + model * VISIBLE + columns)
+        G -= of_hidden[:, None] * mu[None, :]
+        if FOLLOWS:
+            old = tl.load(offset + model * HIDDEN + units)
+            # Zero as long as there is no running mean.
+            keep = tl.where(tl.load(offset + tl.num_programs(2) * HIDDEN + model) > 0, 0.99, 0.0)
+            follow = keep * old + (1 - keep) * of_data / n_valid
+            G -= follow[:, None] * of_visible[None, :]
+            if tile_n == 0:
+                tl.store(new_offset + model * HIDDEN + units, follow)
+    for m in tl.static_range(len(LAYERS)):
+        if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
+            own = columns - LAYERS[m][FIRST]
+            i, j = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
+            exists = (units < UNITS)[:, None] & ((i < LAYERS[m][ROWS]) & (j < LAYERS[m][COLUMNS]))[None, :]
+            J: tl.constexpr = LAYERS[m][COLUMNS]
+            if LAYERS[m][RANK] > 0:
+                across = ((units // L) * LAYERS[m][ROWS] * L + units % L) * J
+                at = across[:, None] + (i * (L * J) + j)[None, :]
+            else:
+                at = units[:, None] * (LAYERS[m][ROWS] * J) + (i * J + j)[None, :]
+            tl.store(gradient + LAYERS[m][FULL] + at, G, mask=exists)
+
+
+@triton.jit
+def contract(
+    weights, gradient, STRIDE: tl.constexpr, FACTORS_AT: tl.constexpr, FULL_AT: tl.constexpr, KI: tl.constexpr,
+    LJ: tl.constexpr, R: tl.constexpr, RANKS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    """Add the gradients of U (R, K I) and V (R, L J) that follow from the gradient of their product, (K I, L J)."""
+    model = tl.program_id(2).to(tl.int64)
+    a = tl.program_id(0) * BM + tl.arange(0, BM)
+    b = tl.program_id(1) * BN + tl.arange(0, BN)
+    r = tl.arange(0, RANKS)
+    u_at, in_u = r[:, None] * KI + a[None, :], (r < R)[:, None] & (a < KI)[None, :]
+    v_at, in_v = R * KI + r[:, None] * LJ + b[None, :], (r < R)[:, None] & (b < LJ)[None, :]
+    weights += model * STRIDE + FACTORS_AT
+    gradient += model * STRIDE
+    at = gradient + FULL_AT + a[:, None] * LJ + b[None, :]
+    inside = (a < KI)[:, None] & (b < LJ)[None, :]
+    U = tl.load(weights + u_at, mask=in_u, other=0.0)
+    V = tl.load(weights + v_at, mask=in_v, other=0.0)
+    G = tl.load(at, mask=inside, other=0.0)
+    gradient += FACTORS_AT
+    of_u = tl.dot(V, tl.trans(G), input_precision=PRECISION)
+    tl.atomic_add(gradient + u_at, of_u, mask=in_u, sem="relaxed")
+    of_v = tl.dot(U, G, input_precision=PRECISION)
+    tl.atomic_add(gradient + v_at, of_v, mask=in_v, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["batch", "n_next"])
+def build(
+    weights, weight, gains, offset, new_offset, centre, data, order, states, visible_sums, hidden_sums, clock, batch,
+    n_next, order_stride, data_stride, N: tl.constexpr, ALL_ROWS: tl.constexpr,
+    HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+    STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, N_GAINS: tl.constexpr, LAYERS: tl.constexpr,
+    COMPENSATE: tl.constexpr, FOLLOWS: tl.constexpr, NORMALISED: tl.constexpr, TERMS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Form the full matrices of all couplings, as operands, and the norms of their factors; fetch the next batch.
+
+    With `COMPENSATE`, the biases are adjusted for what the change of `W` does to the fields of the offsets. The next
+    batch, number `batch`, has `n_next` samples; none if it is zero. Sums over hidden means and chains begin anew.
+    """
+    program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    V_TILES: tl.constexpr = VISIBLE // BN
+    TILES: tl.constexpr = (HIDDEN // BM) * V_TILES
+    weights += model * STRIDE
+    if program < V_TILES:
+        if n_next > 0:
+            _gather(
+                data, order, states, visible_sums, clock, batch, n_next, order_stride, data_stride, program, model, N,
+                ALL_ROWS, VISIBLE, 32, BN,
+            )  # fmt: skip
+        columns = program * BN + tl.arange(0, BN)
+        tl.store(visible_sums + model * (2 * VISIBLE) + VISIBLE + columns, tl.zeros([BN], tl.float32))
+        for start in range(0, 2 * HIDDEN, VISIBLE):
+            at = start + columns
+            tl.store(hidden_sums + model * (2 * HIDDEN) + at, tl.zeros([BN], tl.float32), mask=at < 2 * HIDDEN)
+    program -= V_TILES
+    if program < 0:
+        pass
+    elif program < TILES:
+        units = (program // V_TILES) * BM + tl.arange(0, BM)
+        columns = (program % V_TILES) * BN + tl.arange(0, BN)
+        k, l = units // L, units % L
+        at = weight + model * HIDDEN * VISIBLE + units[:, None] * VISIBLE + columns[None, :]
+        for m in tl.static_range(len(LAYERS)):
+            start = (program % V_TILES) * BN
+            if (start >= LAYERS[m][FIRST]) & (start < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
+                I: tl.constexpr = LAYERS[m][ROWS]
+                J: tl.constexpr = LAYERS[m][COLUMNS]
+                own = columns - LAYERS[m][FIRST]
+                i, j = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
+                exists = (units < UNITS)[:, None] & ((i < I) & (j < J))[None, :]
+                W = tl.zeros([BM, BN], tl.float32)
+                if LAYERS[m][RANK] > 0:
+                    u = weights + LAYERS[m][FACTORS] + k[:, None] * I + i[None, :]
+                    v = weights + LAYERS[m][FACTORS] + LAYERS[m][RANK] * K * I + l[:, None] * J + j[None, :]
+                    for r in range(LAYERS[m][RANK]):
+                        of_u = tl.load(u + r * (K * I), mask=exists, other=0.0)
+                        of_v = tl.load(v + r * (L * J), mask=exists, other=0.0)
+                        W += of_u * of_v
+                else:
+                    full = weights + LAYERS[m][FULL] + units[:, None] * (I * J) + (i * J + j)[None, :]
+                    W = tl.load(full, mask=exists, other=0.0)
+                if weight.dtype.element_ty == tl.float16:
+                    # Beyond this, numbers of 16 bits end, and every unit is saturated.
+                    W = tl.minimum(tl.maximum(W, -60000.0), 60000.0)
+                W = W.to(weight.dtype.element_ty)
+                if COMPENSATE:
+                    change = W.to(tl.float32) - tl.load(at).to(tl.float32)
+                    mu = tl.load(centre + model * VISIBLE + columns)
+                    to_hidden = weights + VISIBLE_BIAS + VISIBLE + units
+                    tl.atomic_add(to_hidden, -tl.sum(change * mu[None, :], 1), mask=units < UNITS, sem="relaxed")
+                    if FOLLOWS:
+                        lam = tl.load(new_offset + model * HIDDEN + units)
+                        of_visible = -tl.sum(change * lam[:, None], 0)
+                        tl.atomic_add(weights + VISIBLE_BIAS + columns, of_visible, sem="relaxed")
+                        if program % V_TILES == 0:
+                            tl.store(offset + model * HIDDEN + units, lam)
+                        if program == 0:
+                            tl.store(offset + tl.num_programs(1) * HIDDEN + model, 1.0)
+                tl.store(at, W, mask=exists)
+    elif NORMALISED:
+        number = program - TILES
+        row, column = tl.arange(0, EDGE)[:, None], tl.arange(0, EDGE)[None, :]
+        for m in tl.static_range(len(LAYERS)):
+            if LAYERS[m][RANK] > 0:
+                R: tl.constexpr = LAYERS[m][RANK]
+                first = number - LAYERS[m][GAINS]
+                if (first >= 0) & (first < 2 * TERMS) & (first % TERMS < R):
+                    r = first % TERMS
+                    if first < TERMS:
+                        inside = (row < K) & (column < LAYERS[m][ROWS])
+                        place = LAYERS[m][FACTORS] + r * (K * LAYERS[m][ROWS]) + row * LAYERS[m][ROWS] + column
+                    else:
+                        inside = (row < L) & (column < LAYERS[m][COLUMNS])
+                        place = R * K * LAYERS[m][ROWS] + r * (L * LAYERS[m][COLUMNS])
+                        place += LAYERS[m][FACTORS] + row * LAYERS[m][COLUMNS] + column
+                    matrix = tl.load(weights + place, mask=inside, other=0.0)
+                    gram = tl.dot(matrix, tl.trans(matrix), input_precision="ieee")
+                    gram = tl.dot(gram, gram, input_precision="ieee")
+                    norm = tl.sqrt(tl.sqrt(tl.sum(gram * gram)))
+                    # The norms of U make the gain of V, and those of V the gain of U.
+                    partner = first + TERMS if first < TERMS else first - TERMS
+                    tl.store(gains + model * N_GAINS + LAYERS[m][GAINS] + partner, norm)
