@@ -231,8 +231,8 @@ def squared_norms(matrices: Tensor) -> Tensor:
     """
     wide = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
     gram = wide @ wide.mT
-    gram = gram @ gram
-    return (gram * gram).sum((-2, -1)) ** 0.25
+    norms: Tensor = torch.linalg.vector_norm(gram @ gram, dim=(-2, -1))
+    return norms.sqrt()
 
 
 @torch.no_grad()
@@ -278,9 +278,17 @@ class Chain(Coupling):
             factor = self.factors[mode]
             if factor.requires_grad:
                 equation = f"n{left}{self._modes(mode, 'i')},n{right}{self._modes(mode, 'k')}->{self._subscripts}"
-                product = torch.einsum(equation, x_side, y_side)
+                product = self._pair(equation, x_side, y_side, mode)
                 gradients[f"factors.{mode}"] = (product / -len(x)).expand_as(factor)
         return gradients
+
+    def _pair(self, equation: str, x: Tensor, y: Tensor, mode: int) -> Tensor:
+        """Return the sum of products of states on both sides of a factor, over everything but its own indices."""
+        return torch.einsum(equation, x, y)
+
+    def _apply_factor(self, equation: str, state: Tensor, mode: int, *, to_hidden: bool) -> Tensor:
+        """Return the state after a factor."""
+        return torch.einsum(equation, state, self.factors[mode])
 
     def _walk(
         self, array: Tensor, modes: Sequence[int], change: str, bonds: tuple[str, str], whole: bool = True
@@ -291,8 +299,8 @@ class Chain(Coupling):
         for step, mode in enumerate(modes, start=1):
             bond = "" if whole and step == len(modes) else bonds[1]
             equation = f"n{bonds[0]}{self._modes(mode, old)},{self._subscripts}->n{bond}{self._modes(mode, new)}"
-            state = torch.einsum(equation, states[-1], self.factors[mode])
-            states.append(state if bond else state.unsqueeze(1))
+            state = self._apply_factor(equation, states[-1], mode, to_hidden=old == "i")
+            states.append(state if state.ndim == states[0].ndim else state.unsqueeze(1))
         return states
 
     @property

@@ -60,6 +60,30 @@ class Kronecker(Chain):
         free = len(self.factors) - len(self.summed_modes)
         return float((std / math.sqrt(self.rank)) ** (1 / free))
 
+    # A single term is applied by products of the arrays as they are; `einsum` would copy them to move modes.
+
+    def _apply_factor(self, equation: str, state: Tensor, mode: int, *, to_hidden: bool) -> Tensor:
+        if self.rank > 1:
+            return super()._apply_factor(equation, state, mode, to_hidden=to_hidden)
+        matrix = self.factors[mode][0] if to_hidden else self.factors[mode][0].T  # (new, old)
+        new = list(state.shape)
+        new[mode + 2] = len(matrix)
+        before, old, after = _around(state, mode)
+        if after == 1:
+            product = state.reshape(before, old) @ matrix.T
+        else:
+            product = torch.bmm(matrix.expand(before, *matrix.shape), state.reshape(before, old, after))
+        return product.reshape(new)
+
+    def _pair(self, equation: str, x: Tensor, y: Tensor, mode: int) -> Tensor:
+        (before, i, after), k = _around(x, mode), y.shape[mode + 2]
+        # One product per sample and a sum, where that moves less memory than gathering the mode of all samples.
+        if self.rank > 1 or 1 < after < k * i / (k + i):
+            return super()._pair(equation, x, y, mode)
+        x, y = x.reshape(before, i, after), y.reshape(before, k, after)
+        product: Tensor = y[..., 0].T @ x[..., 0] if after == 1 else torch.bmm(y, x.mT).sum(0)
+        return product[None]
+
     def gains(self) -> dict[str, Tensor]:
         """Return the sum over all terms of the product of the squared norms of the other factors."""
         norms = [squared_norms(factor) for factor in self.factors]  # (R,) each
@@ -87,3 +111,8 @@ class Kronecker(Chain):
     def balance(self) -> None:
         """Give the learned factors of each term equal norms."""
         equalise_norms([factor for factor in self.factors if factor.requires_grad], keep=0)
+
+
+def _around(state: Tensor, mode: int) -> tuple[int, int, int]:
+    """Return the sizes before, at and after a mode of a state (n, 1, m_1 .. m_D)."""
+    return math.prod(state.shape[: mode + 2]), state.shape[mode + 2], math.prod(state.shape[mode + 3 :])

@@ -6,7 +6,7 @@ Every path that computes updates in Python calls these functions. The Triton ker
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 import torch
@@ -19,6 +19,8 @@ from mvrbm.machine import BoltzmannMachine
 #: A parameter, its momentum, and the rate at which the one follows the other.
 Move = tuple[Tensor, Tensor, float | Tensor]
 
+# Where all other factors are zero, any finite step will do.
+SMALLEST_GAIN = 1e-12
 # A product of factors of this size saturates every unit. Training recovers from large bursts: only its result counts.
 LARGEST_FACTOR, LARGEST_WEIGHT = 1e6, 1e7
 
@@ -47,8 +49,8 @@ def normalise(gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def safe_gain(gain: Tensor) -> Tensor:
-    """Return a gain that gradients can be divided by: where all other factors are zero, any finite step will do."""
-    return gain.clamp(min=1e-12)
+    """Return a gain that gradients can be divided by."""
+    return gain.clamp(min=SMALLEST_GAIN)
 
 
 def gains_of(machine: BoltzmannMachine, gradient: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -56,14 +58,16 @@ def gains_of(machine: BoltzmannMachine, gradient: Mapping[str, Tensor]) -> list[
     found = {f"hidden.{key}": gain for key, gain in machine.hidden.gains().items()}
     for name, unit in machine.layers.items():
         found |= {f"visible.{name}.{key}": gain for key, gain in unit.gains().items()}
-        found |= {f"couplings.{name}.{key}": safe_gain(gain) for key, gain in machine.links[name].gains().items()}
+        gains = machine.links[name].gains()
+        safe = torch._foreach_clamp_min(list(gains.values()), SMALLEST_GAIN)
+        found |= {f"couplings.{name}.{key}": gain for key, gain in zip(gains, safe, strict=True)}
     return [(gradient[key], gain) for key, gain in found.items()]
 
 
 @torch.no_grad()
 def step(
-    gradients: Sequence[Tensor],
-    momenta: Sequence[Tensor],
+    gradients: list[Tensor],
+    momenta: list[Tensor],
     factors: Iterable[tuple[Tensor, Tensor]],
     moves: Iterable[Move],
     recipe: Recipe,
@@ -74,7 +78,7 @@ def step(
 
     Parameters
     ----------
-    gradients, momenta : sequence of Tensor
+    gradients, momenta : list of Tensor
         Normalised gradients, and momenta of the same shapes.
     factors : iterable of (Tensor, Tensor)
         Parameters of the couplings with their gradients: weight decay applies to these alone.
