@@ -1,14 +1,55 @@
-"""Capture of CUDA graphs: replays continue the random streams, and a failed capture leaves them as they were."""
+"""CUDA graphs: repeated steps are counted, replays continue the streams, a failed capture leaves them as they were."""
 
 import pytest
 import torch
 
-from mvrbm.cuda_graphs import capture
-from mvrbm.random import RandomSource
+from mvrbm import cuda_graphs
+from mvrbm.cuda_graphs import capture, repeat
+from mvrbm.likelihood import annealed_importance_sampling, log_partition
+from mvrbm.models import mvrbm
+from mvrbm.random import RandomSource, Recorder
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+class FakeGraph:
+    def __init__(self, work):
+        self.replay = work
+
+
+@pytest.mark.parametrize("captured", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 19, 39, 40, 41, 60, 61, 1000])
+def test_repeated_steps_are_counted_with_and_without_a_graph(monkeypatch, count, captured):
+    taken, graphs = [], []
+
+    def fake(work, sources, *, what):
+        assert taken, "the step must have run before it is recorded"
+        graphs.append(FakeGraph(work))
+        return graphs[-1] if captured else None
+
+    class OnGPU(RandomSource):
+        capturable = True
+
+    monkeypatch.setattr(cuda_graphs, "capture", fake)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: torch.Stream("cpu"))
+    repeat(lambda: taken.append(len(taken) % 2), count, OnGPU(0), torch.device("cuda"))
+    assert taken == [i % 2 for i in range(count)]
+    assert len(graphs) == (count >= 40)
+    repeat(lambda: taken.append(0), count, Recorder(RandomSource(0)), torch.device("cuda"))
+    assert len(taken) == 2 * count
+    assert len(graphs) == (count >= 40)
+
+
+@needs_gpu
+def test_annealing_with_a_graph_agrees_with_enumeration():
+    machine = mvrbm((3, 3), (3, 3), rank=2)
+    for link in machine.links.values():
+        link.initialise(RandomSource(1), 0.5)
+    found = annealed_importance_sampling(machine.cuda(), RandomSource(0, device="cuda"), n_chains=500, n_steps=500)
+    assert abs(found.log_z - float(log_partition(machine))) < 4 * found.standard_error + 1e-3
+
+
+@needs_gpu
 def test_replays_continue_the_stream_as_calls_do():
     out, source, plain = torch.zeros(100, device="cuda"), RandomSource(3, device="cuda"), RandomSource(3, device="cuda")
 
@@ -23,6 +64,7 @@ def test_replays_continue_the_stream_as_calls_do():
         assert torch.equal(out, plain.uniform((100,), out))
 
 
+@needs_gpu
 def test_work_that_reads_a_number_back_gives_a_warning_and_leaves_the_stream():
     out, source, plain = torch.zeros(100, device="cuda"), RandomSource(3, device="cuda"), RandomSource(3, device="cuda")
 

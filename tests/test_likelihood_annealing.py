@@ -18,7 +18,7 @@ from scipy.special import logsumexp
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource
 from mvrbm.likelihood import annealed_importance_sampling, log_likelihood, log_partition
 from mvrbm.models import documents, replicated_softmax
-from mvrbm.sampling import Tempered, TemperedPath, sample
+from mvrbm.sampling import TemperedPath, sample
 
 FALSE_ALARM = 1e-4
 
@@ -173,20 +173,19 @@ def test_short_runs_are_unbiased(name, n_steps):
     assert mean_weight_p_value(UNBIASED[name](), n_steps) > FALSE_ALARM
 
 
-between = Tempered._between
+between, energies = TemperedPath.between, TemperedPath.energies
 
 
 def sample_without_bias(self, field, rng):
     return (rng.uniform(field.shape, field) < torch.sigmoid(field)).to(field.dtype)
 
 
-def base_not_faded(self, base, field):
-    return between(self, base, field) + self._beta * base
+def base_not_faded(self, base, field, beta):
+    return base + between(self, torch.zeros_like(base), field, beta)
 
 
-def pull_forgotten(self, visible):
-    energy = -self.hidden.log_normaliser(self.hidden_field(visible))
-    return energy + sum(unit.energy(visible[name]) for name, unit in self.layers.items())
+def pull_forgotten(self, betas, field, pull):
+    return energies(self, betas, field, torch.zeros_like(pull))
 
 
 def base_from_elsewhere(self, n, rng):
@@ -200,8 +199,8 @@ def base_from_elsewhere(self, n, rng):
     ("place", "name", "wrong", "n_steps"),
     [
         (Bernoulli, "sample", sample_without_bias, 8),
-        (Tempered, "_between", base_not_faded, 8),
-        (Tempered, "free_energy", pull_forgotten, 8),
+        (TemperedPath, "between", base_not_faded, 8),
+        (TemperedPath, "energies", pull_forgotten, 8),
         (TemperedPath, "base_sample", base_from_elsewhere, 1),  # later steps would make good for it
     ],
 )

@@ -6,7 +6,9 @@ check returns a p-value. A right sampler must stay above `FALSE_ALARM`, one brok
 below it.
 """
 
+import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from scipy import stats
 from scipy.special import expit, logsumexp, softmax
 
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource, sampling
+from mvrbm.likelihood import annealed_importance_sampling
 from mvrbm.models import multimodal_mvrbm, replicated_softmax
 from mvrbm.sampling import ParallelTempering, TemperedPath, conditional_mean, gibbs, mean_field, sample
 from tables import UNITS
@@ -412,11 +415,11 @@ def test_false_alarms_are_as_rare_as_stated():
 # -- the same checks on broken samplers -------------------------------------------------------------
 
 right = {
-    "between": sampling.Tempered._between,
+    "between": TemperedPath.between,
     "gibbs_step": sampling.gibbs_step,
     "hidden_field": BoltzmannMachine.hidden_field,
     "keep_known": sampling.keep_known,
-    "pair_energy": ParallelTempering._free_energy,
+    "energies": TemperedPath.energies,
     "visible_fields": BoltzmannMachine.visible_fields,
 }
 
@@ -478,34 +481,31 @@ def mask_ignored(known, other, masks):
 def known_is_not_seen(fields, visible, rng, masks):
     seen = {n: x if masks[n] is None else x.masked_fill(masks[n], 0) for n, x in visible.items()}
     state = right["gibbs_step"](fields, seen, rng, masks)
-    return sampling.State(right["keep_known"](visible, state.visible, masks), state.hidden)
+    return dataclasses.replace(state, visible=right["keep_known"](visible, state.visible, masks))
 
 
-def always_exchanged(self, path, temperature, states):
-    return torch.zeros(len(states), next(iter(self.visible.values())).shape[1], dtype=torch.float64)
+def always_exchanged(self, betas, field, pull):
+    return torch.zeros(2, len(field), dtype=torch.float64)
 
 
-def energies_negated(self, path, temperature, states):
-    return -right["pair_energy"](self, path, temperature, states)
+def energies_negated(self, betas, field, pull):
+    return -right["energies"](self, betas, field, pull)
 
 
-def beta_squared(self, path, temperature, states):
-    layers = {name: array[states].flatten(0, 1) for name, array in self.visible.items()}
-    n = next(iter(self.visible.values())).shape[1]
-    return path.at((self.betas[temperature] ** 2).repeat_interleave(n)).free_energy(layers).reshape(-1, n)
+def beta_squared(self, betas, field, pull):
+    return right["energies"](self, betas**2, field, pull)
 
 
-def base_pull_forgotten(self, visible):
-    energy = -self.hidden.log_normaliser(self.hidden_field(visible))
-    return energy + sum(unit.energy(visible[name]) for name, unit in self.layers.items())
+def base_pull_forgotten(self, betas, field, pull):
+    return right["energies"](self, betas, field, torch.zeros_like(pull))
 
 
-def base_field_not_faded(self, base, field):
-    return base + self._beta.reshape(-1, *([1] * (field.ndim - 1))) * field
+def base_field_not_faded(self, base, field, beta):
+    return base + right["between"](self, torch.zeros_like(base), field, beta)
 
 
-def base_field_forgotten(self, base, field):
-    return right["between"](self, torch.zeros_like(base), field)
+def base_field_forgotten(self, base, field, beta):
+    return right["between"](self, torch.zeros_like(base), field, beta)
 
 
 def no_padding(self, x):
@@ -540,18 +540,18 @@ BROKEN = [
     (clamped_real, REAL["gaussian"], sampling, "keep_known", mask_inverted),
     (clamped_real, REAL["gaussian"], sampling, "gibbs_step", known_is_not_seen),
     (clamped_real, REAL["gaussian"], Gaussian, "sample", gaussian_without_noise),
-    (tempering_discrete, DISCRETE["strong"], ParallelTempering, "_free_energy", always_exchanged),
-    (tempering_discrete, DISCRETE["strong"], ParallelTempering, "_free_energy", energies_negated),
-    (tempering_discrete, DISCRETE["strong"], ParallelTempering, "_free_energy", beta_squared),
-    (tempering_discrete, DISCRETE["matrix"], sampling.Tempered, "free_energy", base_pull_forgotten),
-    (tempering_discrete, DISCRETE["matrix"], sampling.Tempered, "_between", base_field_not_faded),
-    (tempering_discrete, DISCRETE["matrix"], sampling.Tempered, "_between", base_field_forgotten),
-    (tempering_discrete, DISCRETE["categorical hidden"], ParallelTempering, "_free_energy", always_exchanged),
-    (tempering_real, REAL["gaussian"], ParallelTempering, "_free_energy", always_exchanged),
-    (tempering_real, REAL["gaussian"], ParallelTempering, "_free_energy", beta_squared),
-    (tempering_real, REAL["gaussian"], sampling.Tempered, "free_energy", base_pull_forgotten),
+    (tempering_discrete, DISCRETE["strong"], TemperedPath, "energies", always_exchanged),
+    (tempering_discrete, DISCRETE["strong"], TemperedPath, "energies", energies_negated),
+    (tempering_discrete, DISCRETE["strong"], TemperedPath, "energies", beta_squared),
+    (tempering_discrete, DISCRETE["matrix"], TemperedPath, "energies", base_pull_forgotten),
+    (tempering_discrete, DISCRETE["matrix"], TemperedPath, "between", base_field_not_faded),
+    (tempering_discrete, DISCRETE["matrix"], TemperedPath, "between", base_field_forgotten),
+    (tempering_discrete, DISCRETE["categorical hidden"], TemperedPath, "energies", always_exchanged),
+    (tempering_real, REAL["gaussian"], TemperedPath, "energies", always_exchanged),
+    (tempering_real, REAL["gaussian"], TemperedPath, "energies", beta_squared),
+    (tempering_real, REAL["gaussian"], TemperedPath, "energies", base_pull_forgotten),
     (tempering_documents, topics, Categorical, "absent", no_padding),
-    (tempering_documents, topics, ParallelTempering, "_free_energy", always_exchanged),
+    (tempering_documents, topics, TemperedPath, "energies", always_exchanged),
 ]
 
 
@@ -798,6 +798,26 @@ def test_same_seed_same_samples():
         left, right_, other = draw(1), draw(1), draw(2)
         assert all(torch.equal(left[name], right_[name]) for name in left)
         assert not all(torch.equal(left[name], other[name]) for name in left)
+
+
+@pytest.mark.parametrize("make", [DISCRETE["matrix"], two_layers, REAL["gaussian matrix"]])
+def test_full_matrices_give_the_same_chains(monkeypatch, make):
+    machine, rng = make(), RandomSource
+    start = sample(machine, 6, 1, rng(1)).visible
+    mask = {
+        name: torch.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1)).expand(x.shape) < 3 for name, x in start.items()
+    }
+    results = []
+    for worth in (math.inf, 0):
+        monkeypatch.setattr(sampling, "_WORTH_MULTIPLYING", worth)
+        assert (sampling.multiplied_out(machine) is machine) == (worth == 0)
+        tempered = ParallelTempering(machine, 5, 4, rng=rng(2)).step(5)
+        filled = conditional_mean(machine, start, mask, rng(4), steps=4, burn_in=2)
+        weights = annealed_importance_sampling(machine, rng(5), n_chains=7, n_steps=6).log_weights
+        results.append([gibbs(machine, start, 4, rng(3)).visible, tempered, filled, {"weights": weights}])
+    for full, factors in zip(*results, strict=True):
+        for name, array in full.items():
+            torch.testing.assert_close(array, factors[name], rtol=1e-10, atol=1e-10)
 
 
 def test_steps_in_two_calls_are_the_steps_in_one():

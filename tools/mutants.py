@@ -226,14 +226,14 @@ MUTANTS = [
     ),
     Mutant(
         "sampling.py",
-        "return (1 - beta) * base + beta * field",
-        "return base + beta * field",
+        "return torch.lerp(base, field, beta.reshape(*beta.shape, *([1] * (base.ndim - 1))))",
+        "return base + field * beta.reshape(*beta.shape, *([1] * (base.ndim - 1)))",
         "tempering: (1 - beta) dropped from the fields",
     ),
     Mutant(
         "sampling.py",
-        "energy = energy + unit.energy(visible[name]) - (1 - self._beta) * pull",
-        "energy = energy + unit.energy(visible[name]) - pull",
+        "return (betas - 1) * pull - sums",
+        "return -pull - sums",
         "tempering: (1 - beta) dropped from the free energy",
     ),
     Mutant("sampling.py", "< stay - move", "< move - stay", "exchange: Metropolis rule reversed"),
@@ -251,8 +251,8 @@ MUTANTS = [
     ),
     Mutant(
         "likelihood/annealing.py",
-        "log_weights += (here - there).double()",
-        "log_weights += (there - here).double()",
+        "log_weights.add_(here - there)",
+        "log_weights.add_(there - here)",
         "annealing: sign of the weights",
     ),
     Mutant(

@@ -7,6 +7,8 @@ import torch
 
 from mvrbm.random import RandomSource
 
+_STEPS_PER_GRAPH = 20  # an even number: tempering alternates between two kinds of steps
+
 
 def capture(
     work: Callable[[], None], sources: Sequence[RandomSource] = (), *, what: str = "this model"
@@ -31,3 +33,34 @@ def capture(
         warnings.warn(f"{what} runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=3)
         return None
     return graph
+
+
+def repeat(step: Callable[[], None], count: int, rng: RandomSource, device: torch.device) -> None:
+    """Take a step `count` times. On a GPU, a graph of several steps is recorded once and replayed.
+
+    Parameters
+    ----------
+    step : callable
+        Changes tensors in place, draws from `rng`, reads no number back and does the same at every even or odd call.
+    count : int
+        Number of steps.
+    rng : RandomSource
+        Source of the draws. Only one that draws on the GPU itself can be part of a graph.
+    device : torch.device
+        Where the tensors are.
+    """
+    replays = 0
+    if device.type == "cuda" and rng.capturable and count >= 2 * _STEPS_PER_GRAPH:
+        replays = (count - 1) // _STEPS_PER_GRAPH
+
+    def steps(number: int) -> None:
+        for _ in range(number):
+            step()
+
+    steps(count - replays * _STEPS_PER_GRAPH)  # at least one, before the steps are recorded
+    if not replays:
+        return
+    graph = capture(lambda: steps(_STEPS_PER_GRAPH), [rng], what="this sampler")
+    for _ in range(replays):
+        graph.replay() if graph is not None else steps(_STEPS_PER_GRAPH)
+    torch.cuda.current_stream(device).synchronize()  # the memory of the graph is freed here

@@ -96,6 +96,11 @@ class RandomSource:
         """Return the integers 0..n-1 in random order, on the device of this source."""
         return torch.randperm(n, generator=self._generator, device=self.device)
 
+    @property
+    def capturable(self) -> bool:
+        """Whether CUDA graphs can draw from this stream."""
+        return self.device.type == "cuda"
+
     def register_with(self, graph: torch.cuda.CUDAGraph) -> None:
         """Let a CUDA graph draw from this stream, from its current position at every replay."""
         graph.register_generator_state(self._generator)
@@ -174,6 +179,10 @@ class Recorder(RandomSource):
 
     def permutation(self, n: int) -> Tensor:
         return self._keep(self._source.permutation(n))
+
+    @property
+    def capturable(self) -> bool:
+        return False  # a graph would not record the draws of its replays
 
     def split(self, count: int) -> list[RandomSource]:
         raise ValueError("a Recorder cannot be split: record each stream by itself")

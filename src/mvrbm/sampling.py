@@ -5,6 +5,9 @@ Masks are True where a value is known; known entries never change. The chains of
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mvrbm.couplings import Coupling, Dense
+from mvrbm.cuda_graphs import repeat
 from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.random import RandomSource
 from mvrbm.units.base import Unit
@@ -28,16 +33,22 @@ __all__ = [
     "sample",
 ]
 
+# Couplings are multiplied out to full matrices of at most so many entries on a GPU, where one large product is faster
+# than several small ones; on the CPU, of at most so many times the multiplications of the coupling itself.
+_LARGEST_ON_GPU = 2**23
+_WORTH_MULTIPLYING = 2.5
+
 Layers = Mapping[str, Tensor]
 Masks = Mapping[str, Tensor | None]
 
 
 @dataclass(frozen=True)
 class State:
-    """Visible arrays by name, and the hidden array given which they were drawn."""
+    """Visible arrays by name, and the hidden array given which they were drawn, with its fields on them."""
 
     visible: dict[str, Tensor]  # each (n, *layer shape)
     hidden: Tensor  # (n, *hidden shape)
+    fields: dict[str, Tensor]  # each (n, *layer shape)
 
 
 class Fields(Protocol):
@@ -85,10 +96,40 @@ def gibbs(
     """
     whole_number(steps, "steps")
     layers, masks = start_chains(machine, visible, mask, check=check)
-    for _ in range(steps):
-        state = gibbs_step(machine, layers, rng, masks)
-        layers = state.visible
-    return state
+    fast = multiplied_out(machine)
+    states = _copies(layers)
+
+    def step() -> None:
+        _write(gibbs_step(fast, states, rng, masks).visible, states)
+
+    repeat(step, steps - 1, rng, machine.like.device)
+    return gibbs_step(fast, states, rng, masks)
+
+
+def multiplied_out(machine: BoltzmannMachine) -> BoltzmannMachine:
+    """Return the same machine with the full matrices of its couplings, or itself where these would be slower."""
+    sizes = {name: math.prod((*unit.shape, *machine.hidden.shape)) for name, unit in machine.layers.items()}
+    gpu = machine.like.device.type == "cuda"
+    small = all(
+        sizes[name] <= (_LARGEST_ON_GPU if gpu else _WORTH_MULTIPLYING * link.operations)
+        for name, link in machine.links.items()
+    )
+    if not small:
+        return machine
+    full: dict[str, Coupling] = {name: Dense() for name in machine.layers}
+    for name, link in machine.links.items():
+        full[name].allocate(link.visible_shape, link.hidden_shape)
+        full[name].weight = torch.nn.Parameter(link.dense().reshape(-1, math.prod(link.visible_shape)), False)
+    return BoltzmannMachine(machine.layers, machine.hidden, full)
+
+
+def _copies(layers: Layers) -> dict[str, Tensor]:
+    return {name: array.clone(memory_format=torch.contiguous_format) for name, array in layers.items()}
+
+
+def _write(values: Layers, states: Layers) -> None:
+    for name, state in states.items():
+        state.copy_(values[name])
 
 
 def start_chains(
@@ -113,8 +154,13 @@ def gibbs_step(fields: Fields, visible: Layers, rng: RandomSource, masks: Masks)
     """Sample hidden given visible, then the unknown entries of visible given hidden, without checks."""
     hidden = fields.hidden.sample(fields.hidden_field(visible), rng)
     towards = fields.visible_fields(hidden)
-    drawn = {name: unit.sample(towards[name], rng) for name, unit in fields.layers.items()}
-    return State(keep_known(visible, drawn, masks), hidden)
+    return State(draw_visible(fields, towards, visible, rng, masks), hidden, towards)
+
+
+def draw_visible(model: Fields, fields: Layers, visible: Layers, rng: RandomSource, masks: Masks) -> dict[str, Tensor]:
+    """Sample the unknown entries of visible in the given fields."""
+    drawn = {name: unit.sample(fields[name], rng) for name, unit in model.layers.items()}
+    return keep_known(visible, drawn, masks)
 
 
 def keep_known(known: Layers, other: Layers, masks: Masks) -> dict[str, Tensor]:
@@ -228,14 +274,22 @@ def conditional_mean(
     whole_number(burn_in, "burn_in", 0)
     machine.check_bounded()
     layers, masks = start_chains(machine, visible, mask)
-    total: dict[str, Tensor] = {}
-    for step in range(burn_in + steps):
-        state = gibbs_step(machine, layers, rng, masks)
-        layers = state.visible
-        if step >= burn_in:
-            means = machine.visible_mean(state.hidden, check=False)
-            total = {name: total[name] + mean if total else mean for name, mean in means.items()}
-    return keep_known(layers, {name: value / steps for name, value in total.items()}, masks)
+    fast = multiplied_out(machine)
+    states = _copies(layers)
+    total = {name: torch.zeros_like(array) for name, array in states.items()}
+
+    def step() -> None:
+        _write(gibbs_step(fast, states, rng, masks).visible, states)
+
+    def counted_step() -> None:
+        state = gibbs_step(fast, states, rng, masks)
+        _write(state.visible, states)
+        for name, unit in fast.layers.items():
+            total[name] += unit.mean(state.fields[name])
+
+    repeat(step, burn_in, rng, machine.like.device)
+    repeat(counted_step, steps, rng, machine.like.device)
+    return keep_known(states, {name: value / steps for name, value in total.items()}, masks)
 
 
 class TemperedPath:
@@ -282,35 +336,58 @@ class TemperedPath:
             for name, unit in self.machine.layers.items()
         }
 
+    def pull(self, visible: Layers) -> Tensor:
+        r"""Return :math:`\sum_m \langle T_m(x_m), f_m\rangle` of visible states in the fields at beta = 0: (n,)."""
+        pulls = [
+            unit.statistic(visible[name]).flatten(1) @ self.visible_base[name].flatten()
+            for name, unit in self.machine.layers.items()
+        ]
+        return functools.reduce(operator.add, pulls)
+
+    def energies(self, betas: Tensor, field: Tensor, pull: Tensor) -> Tensor:
+        """Return free energies at several temperatures, without the own energy of the visible layers: (k, n).
+
+        The inverse temperatures are (k, n) or (k, 1), the states are given by their hidden field in the machine,
+        (n, *hidden shape), and their pull, (n,).
+        """
+        fields = self.between(self.hidden_base, field, betas)  # (k, n, *hidden shape)
+        sums = self.machine.hidden.log_normaliser(fields.flatten(0, 1)).reshape(fields.shape[:2])
+        return (betas - 1) * pull - sums
+
+    def between(self, base: Tensor, field: Tensor, beta: Tensor) -> Tensor:
+        """Return the field at an inverse temperature, given those at 0 and 1; `beta` has the leading axes."""
+        return torch.lerp(base, field, beta.reshape(*beta.shape, *([1] * (base.ndim - 1))))
+
 
 class Tempered:
     """A machine on a :class:`TemperedPath`, at one inverse temperature or one per sample."""
 
     def __init__(self, path: TemperedPath, beta: float | Tensor) -> None:
         self._path = path
-        self._beta = torch.as_tensor(beta, dtype=path.machine.like.dtype, device=path.machine.like.device)
+        like = path.machine.like
+        self._beta = torch.as_tensor(beta, dtype=like.dtype, device=like.device).reshape(-1)
         self.layers, self.hidden = path.machine.layers, path.machine.hidden
 
     def hidden_field(self, visible: Layers) -> Tensor:
         """Field on the hidden layer."""
-        return self._between(self._path.hidden_base, self._path.machine.hidden_field(visible))
+        return self.tempered(self._path.machine.hidden_field(visible))
+
+    def tempered(self, field: Tensor) -> Tensor:
+        """Field on the hidden layer, given that of the machine."""
+        return self._path.between(self._path.hidden_base, field, self._beta)
 
     def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
         """Field on each visible layer."""
         fields = self._path.machine.visible_fields(hidden)
-        return {name: self._between(self._path.visible_base[name], field) for name, field in fields.items()}
+        return {
+            name: self._path.between(self._path.visible_base[name], field, self._beta) for name, field in fields.items()
+        }
 
     def free_energy(self, visible: Layers) -> Tensor:
         """Free energy of visible states, shape (n,)."""
-        energy = -self.hidden.log_normaliser(self.hidden_field(visible))
-        for name, unit in self.layers.items():
-            pull = (unit.statistic(visible[name]) * self._path.visible_base[name]).flatten(1).sum(1)
-            energy = energy + unit.energy(visible[name]) - (1 - self._beta) * pull
-        return energy
-
-    def _between(self, base: Tensor, field: Tensor) -> Tensor:
-        beta = self._beta.reshape(-1, *([1] * (field.ndim - 1)))
-        return (1 - beta) * base + beta * field
+        path = self._path
+        tempered = path.energies(self._beta[None], path.machine.hidden_field(visible), path.pull(visible))[0]
+        return path.machine.own_energy(visible) + tempered
 
 
 class ParallelTempering:
@@ -353,13 +430,18 @@ class ParallelTempering:
         centre: Layers | None = None,
         check: bool = True,
     ) -> None:
+        # A number of temperatures, unlike a list, makes a ladder without a host read, which a CUDA graph could not do.
+        like = machine.like
         if isinstance(betas, int):
-            betas = torch.linspace(0, 1, betas, dtype=torch.float64)
-        ladder = torch.as_tensor(betas, dtype=machine.like.dtype, device=machine.like.device)
-        if ladder.ndim != 1 or len(ladder) < 2 or ladder[0] < 0 or ladder[-1] != 1 or bool((ladder.diff() <= 0).any()):
-            raise ValueError(
-                f"betas must be at least two numbers that increase from 0 or more to 1, got {ladder.tolist()}"
-            )
+            ladder = torch.linspace(0, 1, max(betas, 1), dtype=torch.float64, device=like.device)
+            valid = betas >= 2
+        else:
+            ladder = torch.as_tensor(betas, dtype=torch.float64, device="cpu")
+            valid = ladder.ndim == 1 and len(ladder) >= 2 and bool(ladder[0] >= 0 and ladder[-1] == 1)
+            valid = valid and not bool((ladder.diff() <= 0).any())
+        if not valid:
+            raise ValueError(f"betas must be at least two numbers that increase from 0 or more to 1, got {betas}")
+        ladder = ladder.to(dtype=like.dtype, device=like.device)
         whole_number(n_chains, "n_chains")
         if check:
             machine.check_bounded()
@@ -373,47 +455,48 @@ class ParallelTempering:
             _check_count(layers, n_chains, "n_chains")
             start = {name: array.repeat(len(ladder), *([1] * (array.ndim - 1))) for name, array in layers.items()}
         self.visible = {name: array.unflatten(0, (len(ladder), n_chains)) for name, array in start.items()}
-        self._offers = torch.zeros(len(ladder) - 1)
-        self._accepted = torch.zeros(len(ladder) - 1)
+        self._offers, self._accepted = ladder.new_zeros(2, len(ladder) - 1)
 
     @property
     def acceptance(self) -> Tensor:
         """Share of accepted exchanges so far between each pair of neighbouring temperatures."""
-        return self._accepted / self._offers.clamp(min=1)
+        share: Tensor = self._accepted / self._offers.clamp(min=1)
+        return share.cpu()
 
     @torch.no_grad()
     def step(self, count: int = 1) -> dict[str, Tensor]:
         """Take steps and return the visible states of the coldest chains, each (n_chains, *layer shape)."""
         # The path is built at every call, because the machine may have changed since the last one.
-        path = TemperedPath(self.machine, self.centre)
-        n_temperatures, n_chains = next(iter(self.visible.values())).shape[:2]
-        every_beta = self.betas.repeat_interleave(n_chains)
-        for _ in range(count):
-            flat = {name: array.flatten(0, 1) for name, array in self.visible.items()}
-            flat = gibbs_step(path.at(every_beta), flat, self.rng, self.machine.as_masks(None, flat)).visible
-            self.visible = {name: array.unflatten(0, (n_temperatures, n_chains)) for name, array in flat.items()}
+        path = TemperedPath(multiplied_out(self.machine), self.centre)
+        self.visible = _copies(self.visible)
+        flat = {name: array.flatten(0, 1) for name, array in self.visible.items()}  # the same memory
+        tempered = path.at(self.betas.repeat_interleave(next(iter(self.visible.values())).shape[1]))
+
+        def step() -> None:
+            _write(gibbs_step(tempered, flat, self.rng, self.machine.as_masks(None, flat)).visible, flat)
             self._exchange(path)
-        return {name: array[-1] for name, array in self.visible.items()}
+
+        repeat(step, count, self.rng, self.betas.device)
+        return {name: array[-1].clone() for name, array in self.visible.items()}
 
     def _exchange(self, path: TemperedPath) -> None:
-        hot = torch.arange(self.turn, len(self.betas) - 1, 2)
+        """Propose to exchange the states of every second pair of neighbouring temperatures."""
+        first, pairs = self.turn, (len(self.betas) - self.turn) // 2
         self.turn = 1 - self.turn
-        if len(hot) == 0:
+        if not pairs:
             return
-        cold = hot + 1
-        stay = self._free_energy(path, hot, hot) + self._free_energy(path, cold, cold)
-        move = self._free_energy(path, hot, cold) + self._free_energy(path, cold, hot)
+        # Slices of neighbours are views, so that nothing is read back from the device: (pairs, 2, n_chains, ...)
+        two = {name: array[first : first + 2 * pairs].unflatten(0, (pairs, 2)) for name, array in self.visible.items()}
+        flat = {name: array.flatten(0, 2) for name, array in two.items()}
+        betas = self.betas[first : first + 2 * pairs].reshape(pairs, 2, 1).expand(next(iter(two.values())).shape[:3])
+        # The own energy of a state is the same at both temperatures.
+        both = torch.stack([betas.flatten(), betas.flip(1).flatten()])
+        stay, move = (
+            path.energies(both, path.machine.hidden_field(flat), path.pull(flat)).unflatten(1, betas.shape).sum(2)
+        )
         accept = torch.log(self.rng.uniform(stay.shape, stay)) < stay - move  # (pairs, n_chains)
-        for array in self.visible.values():
-            swap = accept.reshape(*accept.shape, *([1] * (array.ndim - 2)))
-            low, high = array[hot], array[cold]
-            array[hot], array[cold] = torch.where(swap, high, low), torch.where(swap, low, high)
-        self._offers[hot] += accept.shape[1]
-        self._accepted[hot] += accept.sum(1).cpu()
-
-    def _free_energy(self, path: TemperedPath, temperature: Tensor, states: Tensor) -> Tensor:
-        """Return the free energy, at some temperatures, of the states at other temperatures: (pairs, n_chains)."""
-        layers = {name: array[states].flatten(0, 1) for name, array in self.visible.items()}
-        n_chains = next(iter(self.visible.values())).shape[1]
-        beta = self.betas[temperature].repeat_interleave(n_chains)
-        return path.at(beta).free_energy(layers).reshape(len(states), n_chains)
+        for array in two.values():
+            swap = accept.reshape(pairs, 1, -1, *([1] * (array.ndim - 3)))
+            array.copy_(torch.where(swap, array.flip(1), array))
+        self._offers[first::2] += accept.shape[1]
+        self._accepted[first::2] += accept.sum(1)

@@ -1,16 +1,16 @@
 """Annealed importance sampling: an unbiased estimate of Z, with its error."""
 
-import itertools
 import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from mvrbm.cuda_graphs import repeat
 from mvrbm.likelihood.exact import as_clamp, clamped_log_normaliser
 from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.random import RandomSource
-from mvrbm.sampling import Layers, TemperedPath, gibbs_step, keep_known
+from mvrbm.sampling import Layers, TemperedPath, draw_visible, keep_known, multiplied_out
 from mvrbm.validation import whole_number
 
 
@@ -73,7 +73,7 @@ def annealed_importance_sampling(
     whole_number(n_steps, "n_steps")
     machine.check_bounded()
     fixed, known = as_clamp(machine, clamp, mask)
-    path = TemperedPath(machine, centre)
+    path = TemperedPath(multiplied_out(machine), centre)
     # At beta = 0 the layers are independent, so log Z is a sum over layers.
     log_z_base = clamped_log_normaliser(machine, path.visible_base, fixed, known)
     log_z_base = log_z_base + machine.hidden.log_normaliser(path.hidden_base)
@@ -81,12 +81,29 @@ def annealed_importance_sampling(
     start = {name: array.expand(n_chains, *array.shape[1:]) for name, array in fixed.items()}
     layers = keep_known(start, path.base_sample(n_chains, rng), masks)
     log_weights = log_z_base.double().expand(n_chains).clone()
-    betas = torch.linspace(0, 1, n_steps + 1, dtype=torch.float64).tolist()
-    for before, after in itertools.pairwise(betas):
-        here, there = path.at(before).free_energy(layers), path.at(after).free_energy(layers)
-        log_weights += (here - there).double()
-        if after < 1:
-            layers = gibbs_step(path.at(after), layers, rng, masks).visible
+    betas = torch.linspace(0, 1, n_steps + 1, dtype=torch.float64).to(machine.like)
+    ladder = torch.stack([betas[:-1], betas[1:]], 1)  # (n_steps, 2): before and after each step
+    position = torch.zeros(1, dtype=torch.int64, device=betas.device)
+
+    def weigh() -> tuple[Tensor, Tensor]:
+        """Multiply the weights by the ratio of the next two temperatures; return the field and the second of these."""
+        pair = ladder.index_select(0, position).T  # (2, 1)
+        field = path.machine.hidden_field(layers)
+        here, there = path.energies(pair, field, path.pull(layers))
+        log_weights.add_(here - there)
+        return field, pair[1]
+
+    def step() -> None:
+        field, beta = weigh()
+        tempered = path.at(beta)
+        hidden = tempered.hidden.sample(tempered.tempered(field), rng)
+        drawn = draw_visible(tempered, tempered.visible_fields(hidden), layers, rng, masks)
+        for name, array in layers.items():
+            array.copy_(drawn[name])
+        position.add_(1)
+
+    repeat(step, n_steps - 1, rng, betas.device)
+    weigh()
     log_z = torch.logsumexp(log_weights, 0) - math.log(n_chains)
     weights = torch.exp(log_weights - log_z)  # mean 1
     error, effective = weights.std() / math.sqrt(n_chains), weights.sum() ** 2 / (weights**2).sum()
