@@ -70,7 +70,7 @@ class Kronecker(Chain):
         new[mode + 2] = len(matrix)
         before, old, after = _around(state, mode)
         if after == 1:
-            product = state.reshape(before, old) @ matrix.T
+            product: Tensor = state.reshape(before, old) @ matrix.T
         else:
             product = torch.bmm(matrix.expand(before, *matrix.shape), state.reshape(before, old, after))
         return product.reshape(new)

@@ -31,7 +31,7 @@ class NegativePhase(ABC):
 
     #: The axis of the arrays in `chains` along which the chains are counted.
     chain_axis: ClassVar[int] = 0
-    #: Whether `draw` launches the same work every time but the first, without reading a number back.
+    #: Whether `draw` launches the same work every time but the first, without reading a number back from a GPU.
     capturable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -47,6 +47,13 @@ class NegativePhase(ABC):
     def share(self, world: World) -> tuple[NegativePhase, float | None]:
         """Return the phase of one of several processes, and its fraction of all chains; None: as for the data."""
         return self, None
+
+    def turn(self, chains: Chains) -> int:
+        """Return which kind of work the next `draw` does, where kinds take turns."""
+        return 0
+
+    def pass_turn(self, chains: Chains) -> None:  # noqa: B027  (one kind of work has no turns)
+        """Count a `draw` that was replayed: its work has been done, but the turn has not been counted."""
 
     @abstractmethod
     def draw(
@@ -138,9 +145,17 @@ class TemperedPCD(_Persistent):
     """Persistent chains at `n_temperatures` temperatures that exchange states; the coldest stand for the model."""
 
     chain_axis: ClassVar[int] = 1
+    capturable: ClassVar[bool] = True
 
     n_temperatures: int = 10
     steps: int = 1
+
+    def turn(self, chains: Chains) -> int:
+        """Return which pairs of temperatures the next exchange begins with."""
+        return int(chains[_TURN]) if chains else 0
+
+    def pass_turn(self, chains: Chains) -> None:
+        chains[_TURN] = torch.tensor((self.turn(chains) + self.steps) % 2)
 
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
@@ -150,10 +165,10 @@ class TemperedPCD(_Persistent):
         tempering = ParallelTempering(machine, self.n_chains, self.n_temperatures, rng=rng, init=start, check=False)
         if chains:
             tempering.visible = {name: chains[name] for name in batch}
-            tempering.turn = int(chains[_TURN])
+            tempering.turn = self.turn(chains)
         coldest = tempering.step(self.steps)
+        self.pass_turn(chains)
         chains.update(tempering.visible)
-        chains[_TURN] = torch.tensor(tempering.turn)
         return {name: array.clone() for name, array in coldest.items()}
 
 

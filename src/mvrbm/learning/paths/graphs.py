@@ -35,9 +35,9 @@ _SHARE_OF_MEMORY = 0.5
 class GraphPath(EpochPath):
     """Computes epochs by replaying updates.
 
-    The first update of each batch size is made launch by launch, which also warms up the libraries; the second is
-    captured. On a CPU, which is for tests, every update is made launch by launch. With `exact`, products of float32 are
-    those of float32.
+    The first update of each kind (batch size and turn of the chains) is made launch by launch, which also warms up the
+    libraries; the second is captured. On a CPU, which is for tests, every update is made launch by launch. With
+    `exact`, products of float32 are those of float32.
     """
 
     def __init__(self, task: Task, state: TrainState, source: Source, *, exact: bool = False) -> None:
@@ -54,8 +54,9 @@ class GraphPath(EpochPath):
         self._position = torch.zeros((), dtype=torch.int64, device=device)
         self._clock = torch.full((), state.update, dtype=torch.float64, device=device)  # updates made
         self._alive = torch.ones((), dtype=torch.bool, device=device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
-        self._gradients: dict[int, dict[str, Tensor]] = {}  # for each batch size, where its graph leaves them
+        # By the batch size and the turn of the chains. Graphs leave gradients in the same memory every time.
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
+        self._gradients: dict[tuple[int, int], Gradient] = {}
         self._unchecked = 0
         self._capturing = device.type == "cuda"
         self._reference = ReferencePath(task)
@@ -130,22 +131,29 @@ class GraphPath(EpochPath):
         self._keep_in_place(states[0])
 
     def _update(self, state: TrainState, n: int) -> None:
-        if self._capturing and n in self._graphs and self._graphs[n] is None:
-            self._graphs[n] = capture(lambda: self._compute(state, n), [state.rng], what="this machine")
-            if self._graphs[n] is None:
+        kind = n, self.task.negative.turn(state.chains)
+        if self._capturing and kind in self._graphs and self._graphs[kind] is None:
+            before = dict(state.chains)
+            self._graphs[kind] = capture(lambda: self._compute(state, kind), [state.rng], what="this machine")
+            # Only what is in place has been computed, or is by replays.
+            state.chains.update(before)
+            if state.centring is not None and "offset" in self._in_place:
+                state.centring.hidden = self._in_place["offset"]
+            if self._graphs[kind] is None:
                 self._capturing = False
                 self._graphs = {}  # they draw from a generator that is no longer used
-                self._take_back(state)
-        graph = self._graphs.setdefault(n, None)
+        graph = self._graphs.setdefault(kind, None)
         if graph is not None:
             graph.replay()
+            self.task.negative.pass_turn(state.chains)
         else:
-            self._compute(state, n)
+            self._compute(state, kind)
         if self.task.optimizer is not None:
-            self._reference.apply(state, self._gradients[n], n / self.batch_size)
+            self._reference.apply(state, self._gradients[kind], n / self.batch_size)
 
-    def _compute(self, state: TrainState, n: int) -> None:
+    def _compute(self, state: TrainState, kind: tuple[int, int]) -> None:
         """Compute an update, or its gradient where an optimiser was given, without reading a number back."""
+        n = kind[0]
         rows = self._order[self._position + self._within[:n]]
         layers = state.machine.layers
         batch = {name: unit.from_data(self._data[name].index_select(0, rows)) for name, unit in layers.items()}
@@ -162,7 +170,7 @@ class GraphPath(EpochPath):
         if self.task.optimizer is None:
             self._step(state, formed.centring, gradient, n / self.batch_size)
         else:
-            self._gradients[n] = gradient
+            self._gradients[kind] = gradient
         self._position.add_(n)
         self._keep_in_place(state)
 
@@ -191,16 +199,10 @@ class GraphPath(EpochPath):
     def _keep_in_place(self, state: TrainState) -> None:
         """Keep chains and offsets in the memory that the graphs read and write."""
         for name, chain in list(state.chains.items()):
-            state.chains[name] = self._placed(f"chains.{name}", chain)
+            if chain.ndim:  # not a turn, which no graph reads
+                state.chains[name] = self._placed(f"chains.{name}", chain)
         if state.centring is not None and state.centring.hidden is not None:
             state.centring.hidden = self._placed("offset", state.centring.hidden)
-
-    def _take_back(self, state: TrainState) -> None:
-        """Undo what a failed capture did to the state, whose tensors were never computed."""
-        for name in state.chains:
-            state.chains[name] = self._in_place[f"chains.{name}"]
-        if state.centring is not None and "offset" in self._in_place:
-            state.centring.hidden = self._in_place["offset"]
 
     def _placed(self, name: str, tensor: Tensor) -> Tensor:
         if name not in self._in_place:
