@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define INTERFACE 2 /* grows with every change of what native.py has to know */
+#define INTERFACE 3 /* grows with every change of what native.py has to know */
 #define INLINE static inline __attribute__((always_inline))
 #define PAD 16 /* floats: a cache line, and a whole number of vectors of every kind */
 #define PADDED(n) (((n) + PAD - 1) / PAD * PAD)
@@ -135,7 +135,9 @@ static struct {
     pthread_mutex_t lock;
     pthread_mutex_t owner; /* who gives the present job; another one meanwhile does all of its own alone */
     pthread_cond_t begin, end;
-    const Job *job;
+    void (*work)(const void *job, atomic_int *next, int place);
+    const void *job; /* NULL while there is none */
+    int threads;
     atomic_int next;
     int workers, active;
     unsigned generation;
@@ -143,8 +145,9 @@ static struct {
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .owner = PTHREAD_MUTEX_INITIALIZER,
           .begin = PTHREAD_COND_INITIALIZER, .end = PTHREAD_COND_INITIALIZER};
 
-static void work(const Job *job, atomic_int *next, int place)
+static void work(const void *given, atomic_int *next, int place)
 {
+    const Job *job = given;
     const int K = job->K, area = PADDED(job->L) * K;
     float *at = job->scratch + place * job->scratch_size;
     Scratch own;
@@ -164,12 +167,12 @@ static void *worker(void *number)
     unsigned seen = 0;
     pthread_mutex_lock(&pool.lock);
     for (;;) {
-        while (!pool.job || seen == pool.generation || place >= pool.job->threads) pthread_cond_wait(&pool.begin, &pool.lock);
-        const Job *job = pool.job;
+        while (!pool.job || seen == pool.generation || place >= pool.threads) pthread_cond_wait(&pool.begin, &pool.lock);
+        const void *job = pool.job;
         seen = pool.generation;
         pool.active++;
         pthread_mutex_unlock(&pool.lock);
-        work(job, &pool.next, place);
+        pool.work(job, &pool.next, place);
         pthread_mutex_lock(&pool.lock);
         if (--pool.active == 0) pthread_cond_signal(&pool.end);
     }
@@ -198,11 +201,16 @@ static void hire(int wanted)
     pthread_sigmask(SIG_SETMASK, &former, NULL);
 }
 
-static void share(const Job *job)
+static void share(void (*work)(const void *, atomic_int *, int), const void *job, int threads)
 {
-    hire(job->threads - 1);
+    if (threads < 2 || pthread_mutex_trylock(&pool.owner)) {
+        atomic_int next = 0;
+        work(job, &next, 0);
+        return;
+    }
+    hire(threads - 1);
     pthread_mutex_lock(&pool.lock);
-    pool.job = job;
+    pool.work = work, pool.job = job, pool.threads = threads;
     pool.generation++;
     atomic_store(&pool.next, 0);
     pthread_cond_broadcast(&pool.begin);
@@ -212,6 +220,7 @@ static void share(const Job *job)
     pool.job = NULL; /* who wakes up now goes back to sleep */
     while (pool.active) pthread_cond_wait(&pool.end, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
+    pthread_mutex_unlock(&pool.owner);
 }
 
 /* -- an update ------------------------------------------------------------------------------------------------ */
@@ -294,14 +303,39 @@ static void add_up(const Job *job)
 static void contrast(const Job *job)
 {
     pack(job);
-    if (job->threads > 1 && job->tasks > 1 && pthread_mutex_trylock(&pool.owner) == 0) {
-        share(job);
-        pthread_mutex_unlock(&pool.owner);
-    } else {
-        atomic_int next = 0;
-        work(job, &next, 0);
-    }
+    share(work, job, job->tasks > 1 ? job->threads : 1);
     add_up(job);
+}
+
+/* -- a step of gradient descent: see step.py, of which this is the rule in one pass over the memory ------------- */
+
+#define PIECE 65536
+
+typedef struct {
+    float *params, *momenta, *gradient;
+    int64_t count;
+    float momentum, rate, decay;
+    atomic_int *broken;
+} Step;
+
+/* Make pieces of a step; the gradient is overwritten by the parameters as they were. */
+static void step_pieces(const void *given, atomic_int *next, int place)
+{
+    const Step *step = given;
+    const float momentum = step->momentum, rate = step->rate, decay = step->decay;
+    for (int64_t from; (from = (int64_t)atomic_fetch_add(next, 1) * PIECE) < step->count;) {
+        const int64_t count = step->count - from < PIECE ? step->count - from : PIECE;
+        float *restrict p = step->params + from, *restrict m = step->momenta + from, *restrict g = step->gradient + from;
+        float nothing = 0; /* or NaN */
+        for (int64_t i = 0; i < count; i++) {
+            const float old = p[i];
+            m[i] = momentum * m[i] + (g[i] + decay * old);
+            p[i] = old - rate * m[i];
+            g[i] = old;
+        }
+        for (int64_t i = 0; i < count; i++) nothing += 0 * p[i];
+        if (nothing != 0) atomic_store(step->broken, 1);
+    }
 }
 
 /* -- uniform numbers ------------------------------------------------------------------------------------------ */
@@ -331,6 +365,24 @@ static PyObject *py_contrast(PyObject *module, PyObject *address)
     contrast(job);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
+}
+
+static PyObject *py_step(PyObject *module, PyObject *args)
+{
+    unsigned long long params, momenta, gradient;
+    int threads;
+    atomic_int broken = 0;
+    Py_ssize_t count;
+    Step step = {.broken = &broken};
+    if (!PyArg_ParseTuple(args, "KKKnfffi", &params, &momenta, &gradient, &count, &step.momentum, &step.rate, &step.decay,
+                          &threads))
+        return NULL;
+    step.params = (float *)(uintptr_t)params, step.momenta = (float *)(uintptr_t)momenta;
+    step.gradient = (float *)(uintptr_t)gradient, step.count = count;
+    Py_BEGIN_ALLOW_THREADS
+    share(step_pieces, &step, count > 4 * PIECE ? threads : 1);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(!broken);
 }
 
 static PyObject *py_uniform(PyObject *module, PyObject *args)
@@ -375,6 +427,8 @@ static PyMethodDef methods[] = {
     {"processors", py_processors, METH_NOARGS, "Kinds of processor that this code was made for and runs on, the best last."},
     {"use", py_use, METH_O, "Take the code for one of these kinds, for tests; the best is taken if nothing is said."},
     {"contrast", py_contrast, METH_O, "Gradient of one update; the address of a Job."},
+    {"step", py_step, METH_VARARGS, "Make a step: addresses of parameters, momenta and gradient, their number, momentum, rate, "
+     "weight decay, threads. The gradient becomes the former parameters. Returns whether all parameters are finite."},
     {"uniform", py_uniform, METH_VARARGS, "Fill floats from an SFC64 state: addresses of state and floats, their number."},
     {NULL, NULL, 0, NULL},
 };

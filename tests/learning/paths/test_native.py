@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 from mvrbm import BoltzmannMachine, RandomSource, compiled
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.learning import CD, PCD, Callback, DivergenceError, Recipe, Trainer
-from mvrbm.learning.paths import gemm, native
+from mvrbm.learning.paths import flat_updates, gemm, native
+from mvrbm.learning.step import step
 from mvrbm.random import Recorder, Replay
 from mvrbm.units import Bernoulli, Categorical, Gaussian
 
@@ -108,6 +109,18 @@ CASES = {
 }  # fmt: skip
 
 
+def before_step(path):
+    """Return a list to which the gradients of a path will be added, which steps overwrite."""
+    seen, step = [], path._step
+
+    def watched(update):
+        seen.append(path._gradient.clone())
+        return step(update)
+
+    path._step = watched
+    return seen
+
+
 def contrasts(case, threads=1):
     """Return gradients and chains after three updates by the compiled code, and by plain products in float64."""
     layers, hidden, ranks, recipe, n = case
@@ -121,6 +134,7 @@ def contrasts(case, threads=1):
     slow, quick = gemm.GemmUpdates(exact.task(), exact.state), native.NativeUpdates(fast.task(), fast.state, threads)
     assert "float64" in native.unsupported_reason(exact.task(), exact.state)
     found = []
+    seen = {path: before_step(path) for path in (slow, quick)}
     for _ in range(3):
         slow._rng = recorder = Recorder(rng)
         with torch.no_grad():
@@ -130,7 +144,8 @@ def contrasts(case, threads=1):
             # What is drawn in float64 near its limit could fall on the other side in float32: none of these do.
             quick.update(fast.state, {name: array.float() for name, array in data.items()}, 0.7, (0.5, 0.8))
         assert replay._position == len(recorder.draws)
-        found.append((quick._gradient.clone(), slow._gradient.clone()))
+        found.append((seen[quick].pop(), seen[slow].pop()))
+        torch.testing.assert_close(quick._params.double(), slow._params, rtol=1e-4, atol=1e-5)
     assert exact.update == fast.update == 3
     slow.store(exact.state)
     quick.store(fast.state)
@@ -343,3 +358,40 @@ def test_large_fields_neither_overflow_nor_hang():
         trainer.fit(data_for(trainer.machine, 20)["x"], 1)
     assert trainer.update == 1
     assert all(bool(torch.isfinite(p).all()) for p in trainer.machine.parameters())
+
+
+@pytest.mark.parametrize("count", [1, 1000, 5 * 65536 + 7])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_steps_are_those_of_the_rule(count, threads):
+    generator = torch.Generator().manual_seed(0)
+    params, momenta, gradient = before = [torch.randn(count, generator=generator) for _ in range(3)]
+    places = [array.clone() for array in before]
+    recipe = Recipe(momentum=0.7, weight_decay=0.1)
+    assert CODE.step(*(array.data_ptr() for array in places), count, 0.7, 0.2, 0.1, threads) is True
+    assert torch.equal(places[2], params)
+    step([gradient], [momenta], [(params, gradient)], [(params, momenta, 0.2)], recipe)
+    for place, exact in zip(places[:2], (params, momenta), strict=True):
+        torch.testing.assert_close(place, exact, rtol=1e-5, atol=1e-6)
+    for bad in (float("nan"), float("inf")):
+        broken = [array.clone() for array in before]
+        broken[2][-1] = bad
+        assert CODE.step(*(array.data_ptr() for array in broken), count, 0.7, 0.2, 0.1, threads) is False
+
+
+def test_without_compiled_code_steps_are_the_same(monkeypatch):
+    def trained():
+        trainer = trainer_of(*CASES["labels"][:3], CHAINS)
+        trainer.prepare(data_for(trainer.machine, 20))
+        trainer.state.rng = RandomSource(4)
+        path = gemm.GemmUpdates(trainer.task(), trainer.state)
+        batch = {name: torch.from_numpy(array).float() for name, array in data_for(trainer.machine, 20).items()}
+        path.update(trainer.state, batch, 1.0, (1.0, 1.0))
+        return path
+
+    fast = trained()
+    monkeypatch.setattr(flat_updates, "compiled_code", lambda: None)
+    slow = trained()
+    assert fast._code is CODE
+    assert slow._code is None
+    for mine, true in ((fast._params, slow._params), (fast._momenta, slow._momenta)):
+        torch.testing.assert_close(mine, true, rtol=1e-5, atol=1e-6)

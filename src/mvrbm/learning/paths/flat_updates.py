@@ -1,11 +1,14 @@
 """What the CPU paths on flat parameters share: chains, random numbers and the step. They differ in the gradient."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from mvrbm import compiled
 from mvrbm.learning.gradients import Shares
 from mvrbm.learning.paths.base import Task, UpdatePath
 from mvrbm.learning.paths.flat import LayerPlan, Packing, Plan, factor_gains
@@ -15,6 +18,14 @@ from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import Move, fail, first_not_finite, learning_rates, normalise, safe_gain, step
 from mvrbm.sampling import Layers
 from mvrbm.validation import all_finite
+
+_INTERFACE = 3  # version of the compiled code that the paths require
+
+
+def compiled_code() -> ModuleType | None:
+    """Return the compiled code, None where there is none of this version."""
+    code = compiled.library()
+    return None if code is None or code.INTERFACE != _INTERFACE else code
 
 
 class FlatUpdates(UpdatePath):
@@ -27,13 +38,15 @@ class FlatUpdates(UpdatePath):
         self._steps, self._n_chains = int(task.negative.steps), int(getattr(task.negative, "n_chains", 0))
         self._chains_started = False
         like = state.machine.like
-        self._params, self._momenta, self._kept, self._gradient = (like.new_zeros(self.plan.size) for _ in range(4))
+        self._params, self._momenta, self._gradient = (like.new_zeros(self.plan.size) for _ in range(3))
         self._split_params, self._split_gradient = self.plan.split(self._params), self.plan.split(self._gradient)
         self._factors = [list(factors) for *factors, _ in self._split_params[0]]  # of each layer
         self._factor_moves, self._factor_gradients = (
             list(zip(self.plan.factors(self._params), self.plan.factors(other), strict=True))
             for other in (self._momenta, self._gradient)
         )
+        self._runs = self._all_runs()
+        self._code = compiled_code() if like.dtype == torch.float32 and like.device.type == "cpu" else None
         self._multiplier = self._packing.multiplier
         self._even = bool((self._multiplier == 1).all()) and not self._variances
         self._data_mean = like.new_zeros(self.plan.hidden_shape)  # of the hidden layer, over the last batch
@@ -83,11 +96,10 @@ class FlatUpdates(UpdatePath):
         if state.centring is not None and state.centring.follow_hidden:
             offset = state.centring.advance(self._data_mean.view(1, *self.plan.hidden_shape) / weight)
         self.task.all_reduce(self._gradient)
-        self._check("gradient", self._gradient, state)
+        self._check(all_finite([self._gradient]), "gradient", self._gradient, state)
         self._finish_variances()
         before = [] if offset is None else self._centre(offset)
-        self._step(state.update)
-        self._check("parameter", self._params, state)
+        self._check(self._step(state.update), "parameter", self._params, state)
         self._rescale()
         if offset is not None:
             self._follow(offset, before)
@@ -167,26 +179,48 @@ class FlatUpdates(UpdatePath):
 
     # -- the step ---------------------------------------------------------------------------------
 
-    def _step(self, update: int) -> None:
+    def _step(self, update: int) -> bool:
+        """Make the recipe's step, and return whether all parameters are finite.
+
+        The gradient is overwritten by the parameters as they were.
+        """
         recipe, gradients = self.task.recipe, self._factor_gradients
         if recipe.normalised:
             gains = factor_gains(self._factors)
             normalise((gradient, safe_gain(gain)) for (_, gradient), gain in zip(gradients, gains, strict=True))
         if not self._even:
             self._gradient.mul_(self._multiplier)
-        self._kept.copy_(self._params)
         rate, bias_rate = learning_rates(recipe, update)
+        if self._code is not None:
+            threads, finite = torch.get_num_threads(), True
+            for count, decays, *places in self._runs:
+                how = (recipe.momentum, rate, recipe.weight_decay) if decays else (recipe.momentum, bias_rate, 0.0)
+                finite &= self._code.step(*places, count, *how, threads)
+            return finite
+        before = self._params.clone()
         moves: list[Move] = [(self._params, self._momenta, bias_rate)]
         if bias_rate != rate:
             moves += [(*both, rate - bias_rate) for both in self._factor_moves]
         step([self._gradient], [self._momenta], gradients, moves, recipe)
+        self._gradient.copy_(before)
+        return all_finite([self._params])
 
-    def _check(self, what: str, flat: Tensor, state: TrainState) -> None:
+    def _all_runs(self) -> list[tuple[int, ...]]:
+        """Return the runs of flat parameters with one rate: their length, whether they are factors, their addresses."""
+        found = []
+        for p in self.plan.layers:
+            factors = sum(map(math.prod, p.factors))
+            found += [(p.parameters_at, factors, True), (p.parameters_at + factors, p.size - factors, False)]
+        found.append((self.plan.size - self.plan.hidden_area, self.plan.hidden_area, False))
+        arrays = self._params, self._momenta, self._gradient
+        return [(count, decays, *(array[at:].data_ptr() for array in arrays)) for at, count, decays in found]
+
+    def _check(self, finite: bool, what: str, flat: Tensor, state: TrainState) -> None:
         """Raise DivergenceError for numbers that are not finite; the state is then as it was before this update."""
-        if all_finite([flat]):
+        if finite:
             return
         name = first_not_finite(dict(reversed(self._packing.named(flat).items())))
         if what == "parameter":
-            self._params.copy_(self._kept)
+            self._params.copy_(self._gradient)
         self.store(state)
         fail(self.task.recipe, state.update + 1, f"the {what} of '{name}'")

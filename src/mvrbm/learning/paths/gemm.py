@@ -53,10 +53,9 @@ class GemmUpdates(FlatUpdates):
     def _contrast(self, batch: Mapping[str, Tensor], of_data: float, of_chain: float) -> None:
         n = len(next(iter(batch.values())))
         data = self._phase("data", n)
-        for p, states, pair in zip(self.plan.layers, data.visible, self._affine, strict=True):
-            states.copy_(batch[p.name].reshape(n, p.area))
-            if pair is not None:
-                states.mul_(pair[0]).sub_(pair[1])
+        for m, (p, pair) in enumerate(zip(self.plan.layers, self._affine, strict=True)):
+            states = batch[p.name].to(self._params).reshape(n, p.area)
+            data.visible[m] = states if pair is None else states * pair[0] - pair[1]
         self._upwards(data)
         self._means(data)
         chain = self._phase("chain", self._n_chains if self._persistent else n)
@@ -84,7 +83,8 @@ class GemmUpdates(FlatUpdates):
     def _gibbs(self, chain: _Phase, field: Tensor) -> None:
         """Draw the hidden layer from its field, then the visible layers, and compute their hidden field."""
         y = chain.mean  # overwritten here: the mean is needed only after the last step
-        numbers = self._numbers(chain.n, None).view(chain.n, -1).t()
+        # A copy: numbers that lie across the states' memory would be read much more slowly than they are copied.
+        numbers = self._numbers(chain.n, None).view(chain.n, -1).t().contiguous()
         _draw("gaussian" if self.plan.hidden_gaussian else "bernoulli", field, numbers, y)
         for m, p in enumerate(self.plan.layers):
             states, pair = chain.visible[m], self._affine[m]

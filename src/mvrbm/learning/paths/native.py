@@ -11,11 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mvrbm.compiled import library
 from mvrbm.learning.paths import gemm
 from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.flat import LayerPlan, Plan
-from mvrbm.learning.paths.flat_updates import FlatUpdates
+from mvrbm.learning.paths.flat_updates import FlatUpdates, compiled_code
 from mvrbm.learning.state import TrainState
 
 # Bytes kept of samples for the gradient of U: they have to fit in the second-level cache.
@@ -34,7 +33,6 @@ _MOST_NUMBERS = 2**24
 _LARGEST = 2**26  # entries of a matrix: the compiled code counts in 32 bits
 # Full weights, which are read from the second-level cache for every sample, or their share of all multiplications.
 _MOST_WEIGHTS, _WEIGHTS_SHARE = 2**14, 0.2
-_INTERFACE = 2  # version of the compiled code that this file requires
 
 _FLOATS = ctypes.c_void_p
 _KINDS = ("bernoulli", "gaussian", "categorical")  # as _native.c counts them
@@ -73,9 +71,9 @@ class NativeUpdates(FlatUpdates):
 
     def __init__(self, task: Task, state: TrainState, threads: int) -> None:
         super().__init__(task, state)
-        code = library()
+        code = compiled_code()
         assert code is not None
-        self._code, self._pad = code, int(code.PAD)
+        self._kernels, self._pad = code, int(code.PAD)
         self._padded = partial(_padded, pad=self._pad)
         work = task.recipe.batch_size * sum(link.operations for link in state.machine.links.values())
         self._threads = min(threads, _MOST_TASKS) if work >= _WORTH_THREADS else 1
@@ -152,15 +150,15 @@ class NativeUpdates(FlatUpdates):
         job.data_weight, job.chain_weight = of_data / max(1, job.n_data), of_chain / max(1, job.n_chains)
         drawn = [self._numbers(job.n_chains, p).contiguous() for _ in range(self._steps) for p in (None, *plan.layers)]
         job.numbers = (ctypes.c_void_p * len(drawn))(*(numbers.data_ptr() for numbers in drawn))
-        self._code.contrast(ctypes.addressof(job))
+        self._kernels.contrast(ctypes.addressof(job))
 
 
 def unsupported_reason(task: Task, state: TrainState) -> str | None:
     """Return why this path cannot compute a training run's updates, None if it can."""
-    code, dtype = library(), state.machine.like.dtype
+    code, dtype = compiled_code(), state.machine.like.dtype
     if code is None:
-        return "there is no compiled code"
-    if (code.INTERFACE, code.job_size, code.layer_size) != (_INTERFACE, ctypes.sizeof(_Job), ctypes.sizeof(_Layer)):
+        return "there is no compiled code of this version"
+    if (code.job_size, code.layer_size) != (ctypes.sizeof(_Job), ctypes.sizeof(_Layer)):
         return "the compiled code is of another version: install the package again"
     if dtype != torch.float32:
         return f"its numbers are {dtype}, not torch.float32"
