@@ -27,14 +27,16 @@ def contrast_by_autograd(
     """Return the gradient of mean F(data) - mean F(chain), or this process's part of it: the reference."""
     with torch.enable_grad():
         of_data, of_chain = machine.free_energy(data, check=False), machine.free_energy(chain, check=False)
-        difference = shares[0] * _mean(of_data) - shares[1] * _mean(of_chain)
+        difference = _share(of_data, shares[0]) - _share(of_chain, shares[1])
         learned = {name: p for name, p in machine.named_parameters() if p.requires_grad}
         gradients = torch.autograd.grad(difference, list(learned.values()))
     return dict(zip(learned, gradients, strict=True))
 
 
-def _mean(values: Tensor) -> Tensor:
-    return values.sum(0) / max(1, len(values))  # 0 for no samples
+def _share(values: Tensor, share: float) -> Tensor:
+    """Return a fraction of the mean over samples, 0 for no samples."""
+    mean = values.mean(0) if len(values) else values.sum(0)
+    return mean if share == 1 else share * mean
 
 
 def contrast(
@@ -95,13 +97,14 @@ class Centring:
     ) -> None:
         """Turn the couplings' gradients into those of the centred form, in place."""
         hidden = self.machine.hidden
-        on_data = shares[0] * _mean(hidden.statistic(hidden.mean(data_field)))[None]
-        on_chain = shares[1] * _mean(hidden.statistic(hidden.mean(chain_field)))[None]
+        on_data = _share(hidden.statistic(hidden.mean(data_field)), shares[0])[None]
+        on_chain = _share(hidden.statistic(hidden.mean(chain_field)), shares[1])[None]
         if self.follow_hidden:
             self.advance(on_data)
         for name, unit in self.machine.layers.items():
             offset = unit.statistic(self.centre[name])
-            shift = shares[0] * _mean(unit.statistic(data[name])) - shares[1] * _mean(unit.statistic(chain[name]))
+            seen, drawn = unit.statistic(data[name]), unit.statistic(chain[name])
+            shift = _share(seen, shares[0]) - _share(drawn, shares[1])
             link = self.machine.links[name]
             # <t h> - mu <h> - <t> lambda: two products of single arrays instead of whole batches of deviations.
             by_hidden = link.statistics(offset, on_data - on_chain)
@@ -118,7 +121,7 @@ class Centring:
         if self._all_reduce is not None:
             self._all_reduce(everywhere)
         before = everywhere if self.hidden is None else self.hidden
-        self.hidden = self._DECAY * before + (1 - self._DECAY) * everywhere
+        self.hidden = torch.lerp(before, everywhere, 1 - self._DECAY)
         return self.hidden
 
     def fields(self) -> tuple[Tensor, dict[str, Tensor]]:

@@ -50,7 +50,7 @@ class FormedMachine:
 
 def worth_forming(link: Coupling, n: int) -> bool:
     """Return whether products of `n` samples with a coupling are faster with its full matrix."""
-    if isinstance(link, Dense):  # it is its matrix
+    if link.is_full:
         return False
     entries = math.prod(link.hidden_shape) * math.prod(link.visible_shape)
     fewer_products = entries <= min(link.operations, _LARGEST)
