@@ -16,18 +16,39 @@ from mvrbm.learning.paths.modes import ModeProducts
 from mvrbm.learning.state import TrainState
 
 # Buffers are kept for so many sizes of batches: a loader may deliver batches of any size.
-_MOST_PHASES = 6
+_MOST_SIDES = 3
 
 
 class _Phase:
-    """States of one side of the contrast, and the products that its gradient uses again."""
+    """States of some samples, and the products that their gradient uses again."""
 
-    def __init__(self, plan: Plan, n: int, like: Tensor) -> None:
-        self.n = n
-        self.visible = [like.new_zeros(n, p.area) for p in plan.layers]
-        self.field = like.new_zeros(plan.hidden_area, n)
-        self.mean = like.new_zeros(plan.hidden_area, n)
-        self.products = [ModeProducts(p.factors, n, like) for p in plan.layers]
+    def __init__(self, plan: Plan, visible: list[Tensor], field: Tensor, mean: Tensor) -> None:
+        self.n = field.shape[1]
+        self.visible, self.field, self.mean = visible, field, mean  # (n, area) of each layer, (hidden area, n)
+        self.products = [ModeProducts(p.factors, self.n, field) for p in plan.layers]
+
+
+class _Sides:
+    """Both sides of the contrast: the data and the chains.
+
+    Full weights take samples in any order in memory. So machines that have no other couplings have the samples of both
+    sides one after another, `both`, and the hidden states of a sample together: the weights are then read less often.
+    """
+
+    def __init__(self, plan: Plan, n: int, n_chains: int, like: Tensor) -> None:
+        visible = [like.new_zeros(n + n_chains, p.area) for p in plan.layers]
+        parts = slice(0, n), slice(n, n + n_chains)
+        if all(len(p.factors) == 1 for p in plan.layers):
+            field, mean = (like.new_zeros(n + n_chains, plan.hidden_area).t() for _ in range(2))
+            self.both: _Phase | None = _Phase(plan, visible, field, mean)
+            hidden = [(field[:, part], mean[:, part]) for part in parts]
+        else:
+            self.both = None
+            hidden = [(like.new_zeros(plan.hidden_area, m), like.new_zeros(plan.hidden_area, m)) for m in (n, n_chains)]
+        self.data, self.chain = (
+            _Phase(plan, [states[part] for states in visible], field, mean)
+            for part, (field, mean) in zip(parts, hidden, strict=True)
+        )
 
 
 class GemmUpdates(FlatUpdates):
@@ -35,33 +56,38 @@ class GemmUpdates(FlatUpdates):
 
     def __init__(self, task: Task, state: TrainState) -> None:
         super().__init__(task, state)
-        self._phases: dict[tuple[str, int], _Phase] = {}
+        self._sides: dict[int, _Sides] = {}
+        self._current = self._sides_of(0)
         self.load(state)
 
-    def _phase(self, what: str, n: int) -> _Phase:
+    def _sides_of(self, n: int) -> _Sides:
         """Return the buffers for `n` samples, which are kept: an epoch has batches of one size, and one shorter."""
-        if (what, n) not in self._phases:
-            if len(self._phases) >= _MOST_PHASES:
-                self._phases = {key: phase for key, phase in self._phases.items() if key == ("chain", self._n_chains)}
-            self._phases[what, n] = _Phase(self.plan, n, self._params)
-        return self._phases[what, n]
+        if n not in self._sides:
+            if len(self._sides) >= _MOST_SIDES:
+                self._sides.clear()
+            self._sides[n] = _Sides(self.plan, n, self._n_chains if self._persistent else n, self._params)
+        return self._sides[n]
 
     def _chain_states(self) -> list[Tensor]:
-        chain = self._phase("chain", self._n_chains)
-        return [states.view(-1, *p.shape) for p, states in zip(self.plan.layers, chain.visible, strict=True)]
+        states = self._current.chain.visible
+        return [own.view(-1, *p.shape) for p, own in zip(self.plan.layers, states, strict=True)]
 
     def _contrast(self, batch: Mapping[str, Tensor], of_data: float, of_chain: float) -> None:
         n = len(next(iter(batch.values())))
-        data = self._phase("data", n)
-        for m, (p, pair) in enumerate(zip(self.plan.layers, self._affine, strict=True)):
-            states = batch[p.name].to(self._params).reshape(n, p.area)
-            data.visible[m] = states if pair is None else states * pair[0] - pair[1]
-        self._upwards(data)
+        before, self._current = self._current, self._sides_of(n)
+        data, chain, both = self._current.data, self._current.chain, self._current.both
+        if self._persistent and self._current is not before:
+            for states, old in zip(chain.visible, before.chain.visible, strict=True):
+                states.copy_(old)
+        for p, states, pair in zip(self.plan.layers, data.visible, self._affine, strict=True):
+            states.copy_(batch[p.name].reshape(n, p.area))
+            if pair is not None:
+                states.mul_(pair[0]).sub_(pair[1])
+        starts = [data, chain] if self._persistent else [data]
+        for phase in [both] if both is not None and self._persistent else starts:
+            self._upwards(phase)
         self._means(data)
-        chain = self._phase("chain", self._n_chains if self._persistent else n)
-        if self._persistent:
-            self._upwards(chain)
-        field = chain.field if self._persistent else data.field
+        field = starts[-1].field
         for _ in range(self._steps):
             self._gibbs(chain, field)
             field = chain.field
@@ -83,8 +109,9 @@ class GemmUpdates(FlatUpdates):
     def _gibbs(self, chain: _Phase, field: Tensor) -> None:
         """Draw the hidden layer from its field, then the visible layers, and compute their hidden field."""
         y = chain.mean  # overwritten here: the mean is needed only after the last step
-        # A copy: numbers that lie across the states' memory would be read much more slowly than they are copied.
-        numbers = self._numbers(chain.n, None).view(chain.n, -1).t().contiguous()
+        numbers = self._numbers(chain.n, None).view(chain.n, -1).t()
+        if y.is_contiguous():  # numbers that lie across the states' memory are read more slowly than they are copied
+            numbers = numbers.contiguous()
         _draw("gaussian" if self.plan.hidden_gaussian else "bernoulli", field, numbers, y)
         for m, p in enumerate(self.plan.layers):
             states, pair = chain.visible[m], self._affine[m]
@@ -117,8 +144,9 @@ class GemmUpdates(FlatUpdates):
                     products.gradients(to_factors, add=add)
         for m, (*to_factors, _) in enumerate(layers):
             if len(to_factors) == 1:  # as large as W: written once, for both sides
-                means = torch.cat([data.mean, chain.mean], 1)
-                states = torch.cat([data.visible[m], chain.visible[m]])
+                both = self._current.both
+                means = torch.cat([data.mean, chain.mean], 1) if both is None else both.mean
+                states = torch.cat([data.visible[m], chain.visible[m]]) if both is None else both.visible[m]
                 torch.mm(means, states, out=to_factors[0][0])
                 to_factors[0][1:] = to_factors[0][0]
 
