@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ from mvrbm.learning.step import balance, check_size
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.validation import choice, whole_number
+
+#: Returns the trainer that keeps the path of its last `fit`, None if there is none.
+_keeper: Callable[[], Trainer | None] = lambda: None  # noqa: E731
 
 
 class Trainer:
@@ -213,9 +217,7 @@ class Trainer:
                 self.broken = True
                 raise
             finally:
-                # Data and graphs stay on the GPU: another `fit` need not capture them again.
-                self._last_path = self._path if isinstance(self._path, EpochPath) and not self.broken else None
-                self._path = None
+                self._keep_path()
                 self._notify("on_train_end")
         return self
 
@@ -279,8 +281,17 @@ class Trainer:
         last, self._last_path = self._last_path, None
         if last is not None and last.continues_with(tasks, states, sources):
             return last
-        del last  # its data leaves the GPU before other data comes
+        del last
+        if (former := _keeper()) is not None:
+            former._last_path = None  # its data leaves the GPU before other data comes
         return self._choose_path(tasks[0], source, threads) if len(tasks) == 1 else TritonPath(tasks, states, sources)
+
+    def _keep_path(self) -> None:
+        """Keep data and graphs on the GPU for another `fit`; those of one trainer at a time, to limit the memory."""
+        global _keeper
+        path, self._path = self._path, None
+        if isinstance(path, EpochPath) and not self.broken:
+            self._last_path, _keeper = path, weakref.ref(self)
 
     def _choose_path(self, task: Task, source: Source, threads: int) -> UpdatePath | EpochPath:
         return choose_path(task, self.state, source, threads)

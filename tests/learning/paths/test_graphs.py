@@ -260,6 +260,20 @@ def test_another_fit_uses_the_path_again(name):
     assert trainers[0].built == 1
 
 
+def test_the_path_of_one_trainer_is_kept_at_a_time():
+    def trained():
+        machine = classic().to(DEVICE)
+        return Counting(machine, DEFAULT, seed=5).fit(data_for(machine, 36), 1, initialise=True)
+
+    first, second = trained(), trained()
+    assert first._last_path is None
+    assert second._last_path is not None
+    second.fit(data_for(second.machine, 36), 2)
+    first.fit(data_for(first.machine, 36), 2)
+    assert (first.built, second.built) == (2, 1)
+    assert second._last_path is None
+
+
 def test_a_new_path_is_built_where_the_old_one_does_not_fit():
     make, recipe, _ = CASES["dense, PCD"]
     machine = make().to(DEVICE)

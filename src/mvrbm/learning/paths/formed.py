@@ -2,6 +2,8 @@
 
 import math
 
+import torch
+
 from mvrbm.couplings import Coupling, Dense
 from mvrbm.learning.gradients import Gradient
 from mvrbm.machine import BoltzmannMachine
@@ -30,9 +32,11 @@ class FormedMachine:
                 matrix = Dense()
                 matrix.allocate(link.visible_shape, link.hidden_shape)
                 self._formed[name] = link, matrix.to(original.like)
+        self.refresh()
         links = {name: self._formed[name][1] if name in self._formed else link for name, link in original.links.items()}
         self.machine = BoltzmannMachine(original.layers, original.hidden, links)
 
+    @torch.no_grad()
     def refresh(self) -> None:
         """Form the matrices of the present factors."""
         for link, matrix in self._formed.values():
