@@ -23,7 +23,7 @@ from mvrbm.learning.samplers import CD, PCD
 from mvrbm.learning.state import TrainState, is_factor
 from mvrbm.machine import BoltzmannMachine
 
-_TILE = 64  # as in `full_kernels`
+_TILE, _ROWS = 64, 128  # columns as in `full_kernels`; all tiles of rows divide the other
 # Entries of W: more than this leave the second-level cache.
 _LARGEST = 2**24
 # Factors up to this size have a kernel for their norms.
@@ -97,8 +97,8 @@ class FullPlan:
         return self.size + layer.room_at if layer.rank else layer.parameters_at
 
 
-def _padded(size: int) -> int:
-    return -(-size // _TILE) * _TILE
+def _padded(size: int, tile: int = _TILE) -> int:
+    return -(-size // tile) * tile
 
 
 def _power_of_two(size: int) -> int:
@@ -245,13 +245,13 @@ class FullMatrixPath(KernelPath):
                 self._gain_of[at : at + plan.n_hidden * area] = layer.factor
                 self._gains[:, layer.factor, 0] = 1
         # Rows of data, then rows of chains, each padded with zeros.
-        self._chains_at = _padded(self.batch_size)
-        self._all_rows = self._chains_at + _padded(self._n_chains)
+        self._chains_at = _padded(self.batch_size, _ROWS)
+        self._all_rows = self._chains_at + _padded(self._n_chains, _ROWS)
 
         def operands(*shape: int) -> Tensor:
             return torch.zeros(models, *shape, dtype=self._dtype, device=self._device)
 
-        self._weight = operands(plan.hidden, plan.visible)
+        self._weight, self._new_weight = operands(plan.hidden, plan.visible), operands(plan.hidden, plan.visible)
         self._states, self._means = operands(self._all_rows, plan.visible), operands(self._all_rows, plan.hidden)
         self._samples = operands(self._all_rows - self._chains_at, plan.hidden)
         self._chains = self._states[:, self._chains_at : self._chains_at + self._n_chains]
@@ -271,15 +271,23 @@ class FullMatrixPath(KernelPath):
     def _choose(self) -> None:
         """Choose tiles, and describe the layers to the kernels."""
         plan = self.plan
-        self._layers = tuple(
-            (
+        first, rows = plan.visible // self._kernels.GATHERED.value, list[tuple[object, ...]]()
+        for layer in plan.layers:
+            sizes = plan.n_hidden, layer.rows * layer.columns
+            if layer.rank:
+                sizes = plan.hidden_rows * layer.rows, plan.hidden_columns * layer.columns
+            last = first + math.prod(-(-size // _TILE) for size in sizes)
+            rows.append((
                 self._kernels.KINDS.index(layer.kind), layer.first, layer.width, layer.rows, layer.columns,
-                layer.pitch, layer.rank, layer.parameters_at, plan.full_at(layer), layer.numbers_at, layer.factor * self._terms,
-            )
-            for layer in plan.layers
-        )  # fmt: skip
-        sizes = [(plan.hidden_rows, plan.hidden_columns, p.rows, p.columns) for p in plan.layers if p.rank]
-        self._edge = max(16, _power_of_two(max((max(each) for each in sizes), default=1)))
+                layer.pitch, layer.rank, layer.parameters_at, plan.full_at(layer), layer.numbers_at,
+                layer.factor * self._terms, first, last,
+            ))  # fmt: skip
+            first = last
+        self._layers = tuple(rows)
+        self._n_tiles = first
+        self._gathered = min(256, _power_of_two(self.batch_size))
+        edges = [max(plan.hidden_rows, plan.hidden_columns, p.rows, p.columns) for p in plan.layers if p.rank]
+        self._edge = max(16, _power_of_two(max(edges, default=1)))
         processors = torch.cuda.get_device_properties(self._device).multi_processor_count if self._graphed else 1
         self._tile_up = tile_of(self._n_chains, plan.hidden, self._models, processors)
         self._tile_down = tile_of(self._n_chains, plan.visible, self._models, processors)
@@ -303,7 +311,7 @@ class FullMatrixPath(KernelPath):
             self._offset[self._models * self.plan.hidden + number] = 0.0 if offset is None else 1.0
             if offset is not None:
                 self._offsets(self._offset)[number] = offset.flatten()
-        self._build()
+        self._build(self._weight)
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
         diverged = super().store(states)
@@ -326,7 +334,7 @@ class FullMatrixPath(KernelPath):
                 for params in self._params:
                     U, V = params[layer.parameters_at : layer.parameters_at + sum(sizes)].split(sizes)
                     equalise_norms([U.view(layer.rank, -1), V.view(layer.rank, -1)], keep=0)
-        self._build()
+        self._build(self._weight)
 
     def _changing(self) -> tuple[Tensor, ...]:
         return *super()._changing(), self._weight, self._gains, self._offset
@@ -355,9 +363,9 @@ class FullMatrixPath(KernelPath):
         sizes.append(min(self.batch_size, self.n_samples - (first + count - 1) * self.batch_size))
 
         def launch(n: int) -> None:
-            self._kernels.gather[(self.plan.visible // _TILE, self._models)](
+            self._kernels.gather[(self.plan.visible // self._kernels.GATHERED.value, self._models)](
                 self._data, self._order, self._states, self._visible_sums, self._clock, 0, sizes[0], *self._strides,
-                N=self.batch_size, ALL_ROWS=self._all_rows, VISIBLE=self.plan.visible, BM=32, BN=_TILE,
+                N=self.batch_size, ALL_ROWS=self._all_rows, VISIBLE=self.plan.visible, BG=self._gathered,
             )  # fmt: skip
             for batch in range(n):
                 self._launch(batch, sizes[batch], 0 if batch == n - 1 else sizes[batch + 1])
@@ -400,7 +408,7 @@ class FullMatrixPath(KernelPath):
             self._states, self._means, self._visible_sums, self._hidden_sums, self._all_gradients, self._offset,
             self._new_offset, self._centre, n_valid, N=self.batch_size, UNITS=plan.n_hidden, L=plan.hidden_columns,
             VISIBLE_BIAS=plan.visible_bias, LAYERS=self._layers, CENTRED=self._centred, FOLLOWS=self._follows,
-            BM=BM, BN=BN, **shared, **self._product,
+            BM=BM, BN=BN, **shared, **{**self._product, "BK": _TILE},
         )  # fmt: skip
         for layer in plan.layers:
             if layer.rank:
@@ -415,21 +423,26 @@ class FullMatrixPath(KernelPath):
             self._multiplier, self._rates, self._clock, batch, SIZE=plan.size, STRIDE=self._stride,
             N_GAINS=plan.n_factors, TERMS=self._terms, NORMALISED=self._normalised, BLOCK=_APPLY_BLOCK, PDL=False,
         )  # fmt: skip
-        self._build(batch + 1, n_next, compensate=self._centred)
+        self._build(self._new_weight if self._centred else self._weight, batch + 1, n_next)
+        if self._centred:
+            BM, BN = 64, 64
+            self._kernels.compensate[(plan.hidden // BM, plan.visible // BN, self._models)](
+                self._params, self._weight, self._new_weight, self._offset, self._new_offset, self._centre,
+                HIDDEN=plan.hidden, VISIBLE=plan.visible, UNITS=plan.n_hidden, STRIDE=self._stride,
+                VISIBLE_BIAS=plan.visible_bias, FOLLOWS=self._follows, BM=BM, BN=BN,
+            )  # fmt: skip
 
-    def _build(self, batch: int = 0, n_next: int = 0, *, compensate: bool = False) -> None:
+    def _build(self, weight: Tensor, batch: int = 0, n_next: int = 0) -> None:
         """Launch the full matrices of the present factors, and the copy of the next batch, of `n_next` samples."""
-        plan, BM, BN = self.plan, 32, 64
-        tiles = (plan.hidden // BM + 1) * (plan.visible // BN)
+        plan = self.plan
         norms = plan.n_factors * self._terms if self._normalised else 0
-        self._kernels.build[(tiles + norms, self._models)](
-            self._params, self._weight, self._gains, self._offset, self._new_offset, self._centre, self._data,
-            self._order, self._states, self._visible_sums, self._hidden_sums, self._clock, batch, n_next,
-            *self._strides, N=self.batch_size, ALL_ROWS=self._all_rows, HIDDEN=plan.hidden,
-            VISIBLE=plan.visible, UNITS=plan.n_hidden, K=plan.hidden_rows, L=plan.hidden_columns, STRIDE=self._stride,
-            VISIBLE_BIAS=plan.visible_bias, N_GAINS=plan.n_factors * self._terms, LAYERS=self._layers,
-            COMPENSATE=compensate, FOLLOWS=self._follows, NORMALISED=self._normalised, TERMS=self._terms,
-            BM=BM, BN=BN, EDGE=self._edge,
+        self._kernels.build[(self._n_tiles + norms, self._models)](
+            self._params, weight, self._gains, self._data, self._order, self._states, self._visible_sums,
+            self._hidden_sums, self._clock, batch, n_next, *self._strides, N=self.batch_size, ALL_ROWS=self._all_rows,
+            HIDDEN=plan.hidden, VISIBLE=plan.visible, UNITS=plan.n_hidden, K=plan.hidden_rows, L=plan.hidden_columns,
+            STRIDE=self._stride, N_GAINS=plan.n_factors * self._terms, LAYERS=self._layers,
+            NORMALISED=self._normalised, TERMS=self._terms, PRECISION="ieee" if self._precision == "ieee" else "tf32x3",
+            BG=self._gathered, BM=_TILE, BN=_TILE, EDGE=self._edge,
         )  # fmt: skip
 
 

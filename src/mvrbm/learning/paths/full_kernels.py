@@ -10,7 +10,8 @@ model, `STRIDE` numbers apart, are those of all couplings, the padded visible bi
 room for full matrices: the full `W` of couplings that this file has no product for, and in the gradient its `G`.
 
 An update is: `upwards` (means of the data, draws of the chains), `downwards`, `upwards` (means of the chains),
-`gradients`, `contract`, the step (`triton_kernels.apply`), and `build`. A row of `LAYERS`, by position:
+`gradients`, `contract`, the step (`triton_kernels.apply`), `build`, and, for centred layers, `compensate`. A row of
+`LAYERS`, by position:
 """
 
 # mypy: ignore-errors
@@ -22,6 +23,8 @@ from mvrbm.learning.paths.triton_random import draw_layer, mean, normal, uniform
 
 #: Widths of layers are padded to multiples of this, which all tiles divide.
 TILE = 64
+#: Columns of data per program: few, so that many programs share the rows.
+GATHERED = tl.constexpr(16)
 #: Kinds of units, by :attr:`mvrbm.units.Unit.sampled_as`.
 KINDS = ("bernoulli", "gaussian", "categorical")
 
@@ -35,30 +38,31 @@ FACTORS = tl.constexpr(7)  # position of U (R, K, I), then V (R, L, J), in the f
 FULL = tl.constexpr(8)  # position of the full matrix (H, I J); its gradient is (K I, L J) where there are factors
 NUMBERS = tl.constexpr(9)  # numbers drawn per chain before this layer's
 GAINS = tl.constexpr(10)  # position of the terms of the gain of U; those of V follow
+PROGRAMS, END = tl.constexpr(11), tl.constexpr(12)  # number of its first program in `build`, and the first beyond
 
 
 @triton.jit(do_not_specialize=["batch", "n_valid"])
 def gather(
     data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, N: tl.constexpr,
-    ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """Copy the samples of batch `batch` to the first rows of the states, and sum them up."""
     _gather(
         data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tl.program_id(0),
-        tl.program_id(1), N, ALL_ROWS, VISIBLE, BM, BN,
+        tl.program_id(1), N, ALL_ROWS, VISIBLE, BG,
     )  # fmt: skip
 
 
 @triton.jit
 def _gather(
-    data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tile_n, model, N: tl.constexpr,
-    ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tile, model, N: tl.constexpr,
+    ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
-    columns = tile_n * BN + tl.arange(0, BN)
+    columns = tile * GATHERED + tl.arange(0, GATHERED)
     order += model * order_stride + (tl.load(clock + 1) + batch) * N
-    total = tl.zeros([BN], tl.float32)
-    for m in range(0, N, BM):
-        rows = m + tl.arange(0, BM)
+    total = tl.zeros([GATHERED], tl.float32)
+    for m in range(0, N, BG):
+        rows = m + tl.arange(0, BG)
         row = tl.load(order + rows, mask=rows < n_valid, other=0).to(tl.int64) + model.to(tl.int64) * data_stride
         x = tl.load(data + row[:, None] * VISIBLE + columns[None, :], mask=(rows < n_valid)[:, None], other=0.0)
         target = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + columns[None, :]
@@ -88,7 +92,13 @@ def upwards(
     w = weight + (model.to(tl.int64) * HIDDEN + columns[None, :]) * VISIBLE + within[:, None]
     field = tl.zeros([BM, BN], tl.float32)
     for k in range(0, VISIBLE, BK):
-        field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
+        if VISIBLE % BK == 0:
+            field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
+        else:
+            inside = k + within < VISIBLE
+            left = tl.load(x + k, mask=inside[None, :], other=0.0)
+            right = tl.load(w + k, mask=inside[:, None], other=0.0)
+            field = tl.dot(left, right, acc=field, input_precision=PRECISION)
     field += tl.load(bias + model * STRIDE + columns)[None, :]
     own = rows if of_data else rows - CHAINS_AT
     n_chains = CHAINS if PERSISTENT else n_valid
@@ -158,9 +168,15 @@ def downwards(
     w = weight + (model.to(tl.int64) * HIDDEN + within[:, None]) * VISIBLE + columns[None, :]
     field = tl.zeros([BM, BN], tl.float32)
     for k in range(0, HIDDEN, BK):
-        field = tl.dot(tl.load(y + k), tl.load(w + k * VISIBLE), acc=field, input_precision=PRECISION)
+        if HIDDEN % BK == 0:
+            field = tl.dot(tl.load(y + k), tl.load(w + k * VISIBLE), acc=field, input_precision=PRECISION)
+        else:
+            inside = k + within < HIDDEN
+            left = tl.load(y + k, mask=inside[None, :], other=0.0)
+            right = tl.load(w + k * VISIBLE, mask=inside[:, None], other=0.0)
+            field = tl.dot(left, right, acc=field, input_precision=PRECISION)
     field += tl.load(bias + model * STRIDE + columns)[None, :]
-    inside = rows < (CHAINS if PERSISTENT else n_valid)
+    exist = rows < (CHAINS if PERSISTENT else n_valid)
     key, update = tl.load(seeds + model), tl.load(clock) + batch
     tile = tile_m * tl.num_programs(1) + tile_n
     target = states + (model.to(tl.int64) * ALL_ROWS + CHAINS_AT + rows[:, None]) * VISIBLE + columns[None, :]
@@ -170,7 +186,7 @@ def downwards(
         if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
             site, place = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
-            exists = (inside[:, None]) & ((site < LAYERS[m][ROWS]) & (place < LAYERS[m][COLUMNS]))[None, :]
+            exists = exist[:, None] & ((site < LAYERS[m][ROWS]) & (place < LAYERS[m][COLUMNS]))[None, :]
             numbers = recorded + CHAINS * LAYERS[m][NUMBERS]
             if LAYERS[m][KIND] == 2:
                 SITES: tl.constexpr = BN // LAYERS[m][PITCH]
@@ -178,7 +194,7 @@ def downwards(
                 numbers += rows[:, None] * LAYERS[m][ROWS] + first_site[None, :]
                 categories = tl.arange(0, LAYERS[m][PITCH]) < LAYERS[m][COLUMNS]
                 there = (
-                    inside[:, None, None] & (first_site < LAYERS[m][ROWS])[None, :, None] & categories[None, None, :]
+                    exist[:, None, None] & (first_site < LAYERS[m][ROWS])[None, :, None] & categories[None, None, :]
                 )
                 drawn = _draw_categories(
                     tl.reshape(field, [BM, SITES, LAYERS[m][PITCH]]), key, update, draw, tile, numbers, rows, there,
@@ -295,98 +311,109 @@ def contract(
 
 @triton.jit(do_not_specialize=["batch", "n_next"])
 def build(
-    weights, weight, gains, offset, new_offset, centre, data, order, states, visible_sums, hidden_sums, clock, batch,
-    n_next, order_stride, data_stride, N: tl.constexpr, ALL_ROWS: tl.constexpr,
-    HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-    STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, N_GAINS: tl.constexpr, LAYERS: tl.constexpr,
-    COMPENSATE: tl.constexpr, FOLLOWS: tl.constexpr, NORMALISED: tl.constexpr, TERMS: tl.constexpr,
+    weights, weight, gains, data, order, states, visible_sums, hidden_sums, clock, batch, n_next, order_stride,
+    data_stride, N: tl.constexpr, ALL_ROWS: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr,
+    UNITS: tl.constexpr, K: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr,
+    LAYERS: tl.constexpr, NORMALISED: tl.constexpr, TERMS: tl.constexpr, PRECISION: tl.constexpr, BG: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """Form the full matrices of all couplings, as operands, and the norms of their factors; fetch the next batch.
 
-    With `COMPENSATE`, the biases are adjusted for what the change of `W` does to the fields of the offsets. The next
-    batch, number `batch`, has `n_next` samples; none if it is zero. Sums over hidden means and chains begin anew.
+    The next batch, number `batch`, has `n_next` samples; none if it is zero. Sums over hidden means and over chains
+    begin anew.
     """
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    V_TILES: tl.constexpr = VISIBLE // BN
-    TILES: tl.constexpr = (HIDDEN // BM) * V_TILES
     weights += model * STRIDE
-    if program < V_TILES:
+    weight += model * HIDDEN * VISIBLE
+    if program < VISIBLE // GATHERED:
         if n_next > 0:
             _gather(
                 data, order, states, visible_sums, clock, batch, n_next, order_stride, data_stride, program, model, N,
-                ALL_ROWS, VISIBLE, 32, BN,
+                ALL_ROWS, VISIBLE, BG,
             )  # fmt: skip
-        columns = program * BN + tl.arange(0, BN)
-        tl.store(visible_sums + model * (2 * VISIBLE) + VISIBLE + columns, tl.zeros([BN], tl.float32))
+        columns = program * GATHERED + tl.arange(0, GATHERED)
+        nothing = tl.zeros([GATHERED], tl.float32)
+        tl.store(visible_sums + model * (2 * VISIBLE) + VISIBLE + columns, nothing)
         for start in range(0, 2 * HIDDEN, VISIBLE):
-            at = start + columns
-            tl.store(hidden_sums + model * (2 * HIDDEN) + at, tl.zeros([BN], tl.float32), mask=at < 2 * HIDDEN)
-    program -= V_TILES
-    if program < 0:
-        pass
-    elif program < TILES:
-        units = (program // V_TILES) * BM + tl.arange(0, BM)
-        columns = (program % V_TILES) * BN + tl.arange(0, BN)
-        k, l = units // L, units % L
-        at = weight + model * HIDDEN * VISIBLE + units[:, None] * VISIBLE + columns[None, :]
-        for m in tl.static_range(len(LAYERS)):
-            start = (program % V_TILES) * BN
-            if (start >= LAYERS[m][FIRST]) & (start < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
-                I: tl.constexpr = LAYERS[m][ROWS]
-                J: tl.constexpr = LAYERS[m][COLUMNS]
-                own = columns - LAYERS[m][FIRST]
-                i, j = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
-                exists = (units < UNITS)[:, None] & ((i < I) & (j < J))[None, :]
-                W = tl.zeros([BM, BN], tl.float32)
-                if LAYERS[m][RANK] > 0:
-                    u = weights + LAYERS[m][FACTORS] + k[:, None] * I + i[None, :]
-                    v = weights + LAYERS[m][FACTORS] + LAYERS[m][RANK] * K * I + l[:, None] * J + j[None, :]
-                    for r in range(LAYERS[m][RANK]):
-                        of_u = tl.load(u + r * (K * I), mask=exists, other=0.0)
-                        of_v = tl.load(v + r * (L * J), mask=exists, other=0.0)
-                        W += of_u * of_v
-                else:
-                    full = weights + LAYERS[m][FULL] + units[:, None] * (I * J) + (i * J + j)[None, :]
-                    W = tl.load(full, mask=exists, other=0.0)
-                if weight.dtype.element_ty == tl.float16:
-                    # Beyond this, numbers of 16 bits end, and every unit is saturated.
-                    W = tl.minimum(tl.maximum(W, -60000.0), 60000.0)
-                W = W.to(weight.dtype.element_ty)
-                if COMPENSATE:
-                    change = W.to(tl.float32) - tl.load(at).to(tl.float32)
-                    mu = tl.load(centre + model * VISIBLE + columns)
-                    to_hidden = weights + VISIBLE_BIAS + VISIBLE + units
-                    tl.atomic_add(to_hidden, -tl.sum(change * mu[None, :], 1), mask=units < UNITS, sem="relaxed")
-                    if FOLLOWS:
-                        lam = tl.load(new_offset + model * HIDDEN + units)
-                        of_visible = -tl.sum(change * lam[:, None], 0)
-                        tl.atomic_add(weights + VISIBLE_BIAS + columns, of_visible, sem="relaxed")
-                        if program % V_TILES == 0:
-                            tl.store(offset + model * HIDDEN + units, lam)
-                        if program == 0:
-                            tl.store(offset + tl.num_programs(1) * HIDDEN + model, 1.0)
-                tl.store(at, W, mask=exists)
-    elif NORMALISED:
-        number = program - TILES
+            tl.store(hidden_sums + model * (2 * HIDDEN) + start + columns, nothing, mask=start + columns < 2 * HIDDEN)
+    for m in tl.static_range(len(LAYERS)):
+        if (program >= LAYERS[m][PROGRAMS]) & (program < LAYERS[m][END]):
+            own = program - LAYERS[m][PROGRAMS]
+            I: tl.constexpr = LAYERS[m][ROWS]
+            J: tl.constexpr = LAYERS[m][COLUMNS]
+            R: tl.constexpr = LAYERS[m][RANK]
+            if R > 0:
+                KI: tl.constexpr = K * I
+                LJ: tl.constexpr = L * J
+                ACROSS: tl.constexpr = (LJ + BN - 1) // BN
+                a = own // ACROSS * BM + tl.arange(0, BM)
+                b = own % ACROSS * BN + tl.arange(0, BN)
+                r = tl.arange(0, TERMS if TERMS > 16 else 16)
+                U = tl.load(
+                    weights + LAYERS[m][FACTORS] + a[:, None] + r[None, :] * KI,
+                    mask=(a < KI)[:, None] & (r < R)[None, :], other=0.0,
+                )  # fmt: skip
+                V = tl.load(
+                    weights + LAYERS[m][FACTORS] + R * KI + r[:, None] * LJ + b[None, :],
+                    mask=(r < R)[:, None] & (b < LJ)[None, :], other=0.0,
+                )  # fmt: skip
+                W = tl.dot(U, V, input_precision=PRECISION)
+                at = (a // I * (L * VISIBLE) + a % I * LAYERS[m][PITCH])[:, None] + (b // J * VISIBLE + b % J)[None, :]
+                inside = (a < KI)[:, None] & (b < LJ)[None, :]
+            else:
+                ACROSS: tl.constexpr = (I * J + BN - 1) // BN
+                a = own // ACROSS * BM + tl.arange(0, BM)
+                b = own % ACROSS * BN + tl.arange(0, BN)
+                inside = (a < UNITS)[:, None] & (b < I * J)[None, :]
+                full = weights + LAYERS[m][FULL] + a[:, None] * (I * J) + b[None, :]
+                W = tl.load(full, mask=inside, other=0.0)
+                at = a[:, None] * VISIBLE + (b // J * LAYERS[m][PITCH] + b % J)[None, :]
+            if weight.dtype.element_ty == tl.float16:
+                # Numbers of 16 bits end beyond this, where every unit is saturated.
+                W = tl.minimum(tl.maximum(W, -60000.0), 60000.0)
+            tl.store(weight + LAYERS[m][FIRST] + at, W.to(weight.dtype.element_ty), mask=inside)
+    number = program - LAYERS[len(LAYERS) - 1][END]
+    if NORMALISED and number >= 0:
         row, column = tl.arange(0, EDGE)[:, None], tl.arange(0, EDGE)[None, :]
         for m in tl.static_range(len(LAYERS)):
             if LAYERS[m][RANK] > 0:
-                R: tl.constexpr = LAYERS[m][RANK]
                 first = number - LAYERS[m][GAINS]
-                if (first >= 0) & (first < 2 * TERMS) & (first % TERMS < R):
-                    r = first % TERMS
-                    if first < TERMS:
-                        inside = (row < K) & (column < LAYERS[m][ROWS])
-                        place = LAYERS[m][FACTORS] + r * (K * LAYERS[m][ROWS]) + row * LAYERS[m][ROWS] + column
-                    else:
-                        inside = (row < L) & (column < LAYERS[m][COLUMNS])
-                        place = R * K * LAYERS[m][ROWS] + r * (L * LAYERS[m][COLUMNS])
-                        place += LAYERS[m][FACTORS] + row * LAYERS[m][COLUMNS] + column
-                    matrix = tl.load(weights + place, mask=inside, other=0.0)
-                    gram = tl.dot(matrix, tl.trans(matrix), input_precision="ieee")
-                    gram = tl.dot(gram, gram, input_precision="ieee")
+                if (first >= 0) & (first < 2 * TERMS) & (first % TERMS < LAYERS[m][RANK]):
+                    height, width = K, LAYERS[m][ROWS]
+                    place = LAYERS[m][FACTORS]
+                    if first >= TERMS:
+                        place += LAYERS[m][RANK] * K * LAYERS[m][ROWS]
+                        height, width = L, LAYERS[m][COLUMNS]
+                    at = place + (first % TERMS * height + row) * width + column
+                    matrix = tl.load(weights + at, mask=(row < height) & (column < width), other=0.0)
+                    gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
+                    gram = tl.dot(gram, gram, input_precision=PRECISION)
                     norm = tl.sqrt(tl.sqrt(tl.sum(gram * gram)))
                     # The norms of U make the gain of V, and those of V the gain of U.
-                    partner = first + TERMS if first < TERMS else first - TERMS
+                    partner = tl.where(first < TERMS, first + TERMS, first - TERMS)
                     tl.store(gains + model * N_GAINS + LAYERS[m][GAINS] + partner, norm)
+
+
+@triton.jit
+def compensate(
+    weights, weight, new_weight, offset, new_offset, centre, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr,
+    UNITS: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, FOLLOWS: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    """Take over new matrices, and adjust the biases for what the change does to the fields of the offsets."""
+    tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    units, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
+    at = (model.to(tl.int64) * HIDDEN + units[:, None]) * VISIBLE + columns[None, :]
+    new = tl.load(new_weight + at)
+    change = new.to(tl.float32) - tl.load(weight + at).to(tl.float32)
+    tl.store(weight + at, new)
+    weights += model.to(tl.int64) * STRIDE + VISIBLE_BIAS
+    mu = tl.load(centre + model * VISIBLE + columns)
+    tl.atomic_add(weights + VISIBLE + units, -tl.sum(change * mu[None, :], 1), mask=units < UNITS, sem="relaxed")
+    if FOLLOWS:
+        follow = tl.load(new_offset + model * HIDDEN + units)
+        tl.atomic_add(weights + columns, -tl.sum(change * follow[:, None], 0), sem="relaxed")
+        if tile_n == 0:
+            tl.store(offset + model * HIDDEN + units, follow)
+            if tile_m == 0:
+                tl.store(offset + tl.num_programs(2) * HIDDEN + model, 1.0)
