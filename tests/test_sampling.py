@@ -7,6 +7,7 @@ below it.
 """
 
 import dataclasses
+import importlib.util
 import itertools
 import math
 
@@ -798,6 +799,49 @@ def test_same_seed_same_samples():
         left, right_, other = draw(1), draw(1), draw(2)
         assert all(torch.equal(left[name], right_[name]) for name in left)
         assert not all(torch.equal(left[name], other[name]) for name in left)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("make", [DISCRETE["matrix"], two_layers, REAL["gaussian matrix"], DISCRETE["strong"]])
+def test_kernels_give_the_same_chains(monkeypatch, interpreted, make):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tempered_kernels = importlib.import_module("mvrbm.tempered_kernels")
+    machine = make().float().to(device)
+    calls = []
+    for name in ("draw", "energies"):
+        kernel = getattr(tempered_kernels, name)
+        monkeypatch.setattr(tempered_kernels, name, lambda *parts, kernel=kernel: calls.append(1) or kernel(*parts))
+    results = []
+    for chosen in (sampling._kernels, lambda unit, field: None):
+        monkeypatch.setattr(sampling, "_kernels", chosen)
+        before = len(calls)
+        tempered = ParallelTempering(machine, 5, 4, rng=RandomSource(2)).step(3)
+        estimate = annealed_importance_sampling(machine, RandomSource(5), n_chains=7, n_steps=6)
+        results.append({**tempered, "weights": estimate.log_weights})
+        assert (len(calls) > before) == (len(results) == 1)
+    for name, array in results[0].items():
+        torch.testing.assert_close(array, results[1][name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("width", [3, 1500])
+def test_kernels_compute_what_units_compute(interpreted, width):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tempered_kernels = importlib.import_module("mvrbm.tempered_kernels")
+    unit, rng = Bernoulli(width).to(device), RandomSource(0)
+    with torch.no_grad():
+        unit.bias.copy_(rng.normal(unit.bias.shape, unit.bias))
+        field, base = (3 * rng.normal((n, width), unit.bias) for n in (4, 1))
+        for beta in (rng.uniform((4,), field), rng.uniform((1,), field)):
+            numbers = rng.uniform(field.shape, field)
+            between = (1 - beta[:, None]) * base + beta[:, None] * field
+            expected = (numbers < unit.mean(between)).float()
+            assert torch.equal(tempered_kernels.draw(field, base, unit.bias, beta, numbers), expected)
+            pull = rng.normal((4,), field)
+            betas = torch.stack([beta, beta / 2])
+            both = [(b - 1) * pull - unit.log_normaliser((1 - b[:, None]) * base + b[:, None] * field) for b in betas]
+            found = tempered_kernels.energies(field, base, unit.bias, betas, pull)
+            torch.testing.assert_close(found, torch.stack(both), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [DISCRETE["matrix"], two_layers, REAL["gaussian matrix"]])

@@ -51,13 +51,14 @@ def repeat(step: Callable[[], None], count: int, rng: RandomSource, device: torc
     """
     replays = 0
     if device.type == "cuda" and rng.capturable and count >= 2 * _STEPS_PER_GRAPH:
-        replays = (count - 1) // _STEPS_PER_GRAPH
+        # Steps that are part of another graph already need none of their own.
+        replays = 0 if torch.cuda.is_current_stream_capturing() else (count - 2) // _STEPS_PER_GRAPH
 
     def steps(number: int) -> None:
         for _ in range(number):
             step()
 
-    steps(count - replays * _STEPS_PER_GRAPH)  # at least one, before the steps are recorded
+    steps(count - replays * _STEPS_PER_GRAPH)  # at least two, an even and an odd one, before they are recorded
     if not replays:
         return
     graph = capture(lambda: steps(_STEPS_PER_GRAPH), [rng], what="this sampler")

@@ -5,11 +5,15 @@ Masks are True where a value is known; known entries never change. The chains of
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib.util
 import math
 import operator
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Protocol
 
 import torch
@@ -51,13 +55,19 @@ class State:
     fields: dict[str, Tensor]  # each (n, *layer shape)
 
 
+class Drawn(Protocol):
+    """A layer that can be drawn in a field: a unit, or a unit at another temperature."""
+
+    def sample(self, field: Tensor, rng: RandomSource) -> Tensor: ...
+
+
 class Fields(Protocol):
     """What a Gibbs step needs: a machine, or a machine at another temperature."""
 
     @property
-    def layers(self) -> dict[str, Unit]: ...
+    def layers(self) -> Mapping[str, Drawn]: ...
     @property
-    def hidden(self) -> Unit: ...
+    def hidden(self) -> Drawn: ...
     def hidden_field(self, visible: Layers) -> Tensor: ...
     def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]: ...
 
@@ -120,7 +130,10 @@ def multiplied_out(machine: BoltzmannMachine) -> BoltzmannMachine:
     for name, link in machine.links.items():
         full[name].allocate(link.visible_shape, link.hidden_shape)
         full[name].weight = torch.nn.Parameter(link.dense().reshape(-1, math.prod(link.visible_shape)), False)
-    return BoltzmannMachine(machine.layers, machine.hidden, full)
+    # A copy that shares the units. The constructor would check again that the energy is bounded, which takes time.
+    twin = copy.copy(machine)
+    twin._modules = {**machine._modules, "couplings": torch.nn.ModuleDict(full)}
+    return twin
 
 
 def _copies(layers: Layers) -> dict[str, Tensor]:
@@ -350,8 +363,12 @@ class TemperedPath:
         The inverse temperatures are (k, n) or (k, 1), the states are given by their hidden field in the machine,
         (n, *hidden shape), and their pull, (n,).
         """
+        hidden = self.machine.hidden
+        if (kernels := _kernels(hidden, field)) is not None:
+            found: Tensor = kernels.energies(field, self.hidden_base, hidden.bias, betas, pull)
+            return found
         fields = self.between(self.hidden_base, field, betas)  # (k, n, *hidden shape)
-        sums = self.machine.hidden.log_normaliser(fields.flatten(0, 1)).reshape(fields.shape[:2])
+        sums = hidden.log_normaliser(fields.flatten(0, 1)).reshape(fields.shape[:2])
         return (betas - 1) * pull - sums
 
     def between(self, base: Tensor, field: Tensor, beta: Tensor) -> Tensor:
@@ -359,28 +376,51 @@ class TemperedPath:
         return torch.lerp(base, field, beta.reshape(*beta.shape, *([1] * (base.ndim - 1))))
 
 
+def _kernels(unit: Unit, field: Tensor) -> ModuleType | None:
+    """Return the Triton kernels of tempered layers, where there are some for a unit: on a GPU, or interpreted."""
+    on_gpu = field.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return _triton() if on_gpu and unit.sampled_as == "bernoulli" and field.dtype == torch.float32 else None
+
+
+@functools.cache
+def _triton() -> ModuleType | None:
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from mvrbm import tempered_kernels
+
+    return tempered_kernels
+
+
+class TemperedLayer:
+    """A layer at one inverse temperature or one per sample, (1,) or (n,): it is drawn in a field of the machine."""
+
+    def __init__(self, path: TemperedPath, unit: Unit, base: Tensor, beta: Tensor) -> None:
+        self._path, self._unit, self._base, self._beta = path, unit, base, beta
+
+    def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
+        """Sample in the field between that at beta = 0 and the given one: (n, *shape) -> (n, *shape)."""
+        if (kernels := _kernels(self._unit, field)) is not None:
+            numbers = rng.uniform(field.shape, field)
+            drawn: Tensor = kernels.draw(field, self._base, self._unit.bias, self._beta, numbers)
+            return drawn
+        return self._unit.sample(self._path.between(self._base, field, self._beta), rng)
+
+
 class Tempered:
-    """A machine on a :class:`TemperedPath`, at one inverse temperature or one per sample."""
+    """A machine on a :class:`TemperedPath`, at one inverse temperature or one per sample.
+
+    Its fields are those of the machine; its layers are drawn in the fields at its temperature.
+    """
 
     def __init__(self, path: TemperedPath, beta: float | Tensor) -> None:
+        machine = path.machine
         self._path = path
-        like = path.machine.like
-        self._beta = torch.as_tensor(beta, dtype=like.dtype, device=like.device).reshape(-1)
-        self.layers, self.hidden = path.machine.layers, path.machine.hidden
-
-    def hidden_field(self, visible: Layers) -> Tensor:
-        """Field on the hidden layer."""
-        return self.tempered(self._path.machine.hidden_field(visible))
-
-    def tempered(self, field: Tensor) -> Tensor:
-        """Field on the hidden layer, given that of the machine."""
-        return self._path.between(self._path.hidden_base, field, self._beta)
-
-    def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
-        """Field on each visible layer."""
-        fields = self._path.machine.visible_fields(hidden)
-        return {
-            name: self._path.between(self._path.visible_base[name], field, self._beta) for name, field in fields.items()
+        self._beta = torch.as_tensor(beta, dtype=machine.like.dtype, device=machine.like.device).reshape(-1)
+        self.hidden_field, self.visible_fields = machine.hidden_field, machine.visible_fields
+        self.hidden = TemperedLayer(path, machine.hidden, path.hidden_base, self._beta)
+        self.layers = {
+            name: TemperedLayer(path, unit, path.visible_base[name], self._beta)
+            for name, unit in machine.layers.items()
         }
 
     def free_energy(self, visible: Layers) -> Tensor:

@@ -96,7 +96,7 @@ def annealed_importance_sampling(
     def step() -> None:
         field, beta = weigh()
         tempered = path.at(beta)
-        hidden = tempered.hidden.sample(tempered.tempered(field), rng)
+        hidden = tempered.hidden.sample(field, rng)
         drawn = draw_visible(tempered, tempered.visible_fields(hidden), layers, rng, masks)
         for name, array in layers.items():
             array.copy_(drawn[name])

@@ -1,0 +1,72 @@
+"""Triton kernels for binary layers at a temperature: draws, and free energies at several temperatures.
+
+A layer at inverse temperature beta is in the field base + beta (field - base). Each kernel replaces several launches,
+which on a GPU take longer than the work.
+"""
+
+# mypy: ignore-errors
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 1024
+
+
+# Numbers of samples are not specialised: a new one would be compiled, which cannot happen while a graph is recorded.
+@triton.jit(do_not_specialize=["total"])
+def _draw(field, base, bias, beta, numbers, out, total, WIDTH: tl.constexpr, PER_SAMPLE: tl.constexpr,
+          BLOCK: tl.constexpr):  # fmt: skip
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < total
+    column = at % WIDTH
+    here = tl.load(base + column, inside, 0.0)
+    strength = tl.load(beta + at // WIDTH, inside, 0.0) if PER_SAMPLE else tl.load(beta)
+    field_here = tl.load(bias + column, inside, 0.0) + here + strength * (tl.load(field + at, inside, 0.0) - here)
+    mean = 1.0 / (1.0 + tl.exp(-field_here))
+    tl.store(out + at, tl.where(tl.load(numbers + at, inside, 1.0) < mean, 1.0, 0.0), inside)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _energies(field, base, bias, betas, pull, out, n, WIDTH: tl.constexpr, PER_SAMPLE: tl.constexpr,
+              BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0)  # of (temperatures, n)
+    sample = row % n
+    beta = tl.load(betas + row) if PER_SAMPLE else tl.load(betas + row // n)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, WIDTH, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        inside = column < WIDTH
+        here = tl.load(base + column, inside, 0.0)
+        there = tl.load(field + sample * WIDTH + column, inside, 0.0)
+        field_here = tl.load(bias + column, inside, 0.0) + here + beta * (there - here)
+        growth = tl.maximum(field_here, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(field_here)))
+        total += tl.where(inside, growth, 0.0)
+    tl.store(out + row, (beta - 1.0) * tl.load(pull + sample) - tl.sum(total, 0))
+
+
+def draw(field: Tensor, base: Tensor, bias: Tensor, beta: Tensor, numbers: Tensor) -> Tensor:
+    r"""Draw binary entries where uniform numbers are below their mean: (n, \*shape).
+
+    Field and numbers are (n, \*shape), base (1, \*shape), the bias broadcasts to this, beta is (n,) or (1,).
+    """
+    field, out = field.contiguous(), torch.empty_like(field, memory_format=torch.contiguous_format)
+    grid = (-(-out.numel() // _BLOCK),)
+    _draw[grid](
+        field, base.contiguous(), bias.expand(base.shape).contiguous(), beta.contiguous(), numbers.contiguous(), out,
+        out.numel(), WIDTH=base.numel(), PER_SAMPLE=len(beta) > 1, BLOCK=_BLOCK,
+    )  # fmt: skip
+    return out
+
+
+def energies(field: Tensor, base: Tensor, bias: Tensor, betas: Tensor, pull: Tensor) -> Tensor:
+    r"""Return (beta - 1) pull minus the log-normaliser of binary entries, at several temperatures: (k, n).
+
+    Betas are (k, n) or (k, 1), pull is (n,), the others are as for :func:`draw`.
+    """
+    out = torch.empty(len(betas), len(field), dtype=field.dtype, device=field.device)
+    _energies[(out.numel(),)](
+        field.contiguous(), base.contiguous(), bias.expand(base.shape).contiguous(), betas.contiguous(), pull, out,
+        len(field), WIDTH=base.numel(), PER_SAMPLE=betas.shape[1] > 1, BLOCK=_BLOCK,
+    )  # fmt: skip
+    return out
