@@ -192,7 +192,8 @@ def test_any_optimiser_is_given_the_gradient_and_no_more(kind):
                 parameter.grad = gradient[name]
             optimiser.step()
     for name, value in parameters(machine).items():
-        torch.testing.assert_close(value, parameters(other)[name], rtol=1e-9, atol=1e-10)
+        # Adagrad magnifies gradients that are zero up to rounding.
+        torch.testing.assert_close(value, parameters(other)[name], rtol=1e-9, atol=1e-8)
 
 
 class Rates(Callback):
