@@ -22,7 +22,7 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
     os.environ["TRITON_INTERPRET"] = "1"
     importlib.import_module("mvrbm.learning.paths.triton_kernels")
     importlib.import_module("mvrbm.learning.paths.triton_tiled")
-    importlib.import_module("mvrbm.tempered_kernels")
+    importlib.import_module("mvrbm.sampling.tempered_kernels")
     del os.environ["TRITON_INTERPRET"]
 
 

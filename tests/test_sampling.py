@@ -17,10 +17,11 @@ import torch
 from scipy import stats
 from scipy.special import expit, logsumexp, softmax
 
-from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource, sampling
+from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource
 from mvrbm.likelihood import annealed_importance_sampling
 from mvrbm.models import multimodal_mvrbm, replicated_softmax
-from mvrbm.sampling import ParallelTempering, TemperedPath, conditional_mean, gibbs, mean_field, sample
+from mvrbm.sampling import ParallelTempering, TemperedPath, conditional_mean, gibbs, mean_field, sample, tempering
+from mvrbm.sampling import chains as sampling
 from tables import UNITS
 
 # With fresh seeds each check of a right sampler would fail once in ten thousand runs; the seeds are fixed.
@@ -805,15 +806,15 @@ def test_same_seed_same_samples():
 @pytest.mark.parametrize("make", [DISCRETE["matrix"], two_layers, REAL["gaussian matrix"], DISCRETE["strong"]])
 def test_kernels_give_the_same_chains(monkeypatch, interpreted, make):
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tempered_kernels = importlib.import_module("mvrbm.tempered_kernels")
+    tempered_kernels = importlib.import_module("mvrbm.sampling.tempered_kernels")
     machine = make().float().to(device)
     calls = []
     for name in ("draw", "energies"):
         kernel = getattr(tempered_kernels, name)
         monkeypatch.setattr(tempered_kernels, name, lambda *parts, kernel=kernel: calls.append(1) or kernel(*parts))
     results = []
-    for chosen in (sampling._kernels, lambda unit, field: None):
-        monkeypatch.setattr(sampling, "_kernels", chosen)
+    for chosen in (tempering._kernels, lambda unit, field: None):
+        monkeypatch.setattr(tempering, "_kernels", chosen)
         before = len(calls)
         tempered = ParallelTempering(machine, 5, 4, rng=RandomSource(2)).step(3)
         estimate = annealed_importance_sampling(machine, RandomSource(5), n_chains=7, n_steps=6)
@@ -827,7 +828,7 @@ def test_kernels_give_the_same_chains(monkeypatch, interpreted, make):
 @pytest.mark.parametrize("width", [3, 1500])
 def test_kernels_compute_what_units_compute(interpreted, width):
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tempered_kernels = importlib.import_module("mvrbm.tempered_kernels")
+    tempered_kernels = importlib.import_module("mvrbm.sampling.tempered_kernels")
     unit, rng = Bernoulli(width).to(device), RandomSource(0)
     with torch.no_grad():
         unit.bias.copy_(rng.normal(unit.bias.shape, unit.bias))

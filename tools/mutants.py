@@ -219,26 +219,26 @@ MUTANTS = [
     ),
     # sampling and likelihood
     Mutant(
-        "sampling.py",
+        "sampling/chains.py",
         "torch.where(masks[name], known[name], array)",
         "torch.where(masks[name], array, known[name])",
         "mask inverted",
     ),
     Mutant(
-        "sampling.py",
+        "sampling/tempering.py",
         "return torch.lerp(base, field, beta.reshape(*beta.shape, *([1] * (base.ndim - 1))))",
         "return base + field * beta.reshape(*beta.shape, *([1] * (base.ndim - 1)))",
         "tempering: (1 - beta) dropped from the fields",
     ),
     Mutant(
-        "sampling.py",
+        "sampling/tempering.py",
         "return (betas - 1) * pull - sums",
         "return -pull - sums",
         "tempering: (1 - beta) dropped from the free energy",
     ),
-    Mutant("sampling.py", "< stay - move", "< move - stay", "exchange: Metropolis rule reversed"),
+    Mutant("sampling/tempering.py", "< stay - move", "< move - stay", "exchange: Metropolis rule reversed"),
     Mutant(
-        "sampling.py",
+        "sampling/chains.py",
         "{name: value / steps for name, value in total.items()}",
         "{name: value / (steps + burn_in) for name, value in total.items()}",
         "conditional mean: divided by the wrong number",

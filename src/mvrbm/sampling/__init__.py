@@ -1,0 +1,42 @@
+"""Markov chains: block Gibbs sampling with known entries clamped, mean field, and parallel tempering.
+
+Masks are True where a value is known; known entries never change. The chains of training are in `learning.samplers`.
+"""
+
+from mvrbm.sampling.chains import (
+    Fields,
+    Layers,
+    Masks,
+    State,
+    conditional_mean,
+    draw_visible,
+    gibbs,
+    gibbs_step,
+    independent_sample,
+    keep_known,
+    mean_field,
+    multiplied_out,
+    sample,
+    start_chains,
+)
+from mvrbm.sampling.tempering import ParallelTempering, Tempered, TemperedPath
+
+__all__ = [
+    "Fields",
+    "Layers",
+    "Masks",
+    "ParallelTempering",
+    "State",
+    "Tempered",
+    "TemperedPath",
+    "conditional_mean",
+    "draw_visible",
+    "gibbs",
+    "gibbs_step",
+    "independent_sample",
+    "keep_known",
+    "mean_field",
+    "multiplied_out",
+    "sample",
+    "start_chains",
+]
