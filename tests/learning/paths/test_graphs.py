@@ -255,6 +255,7 @@ def test_another_fit_uses_the_path_again(name):
         trainer.fit(first, 2, initialise=True)
         with torch.no_grad():
             machine.hidden.bias.add_(0.1)
+        trainer.state.update += 100  # the learning rate decays with it
         trainers.append(trainer.fit(second, 4))
     assert_same(*trainers)
     assert trainers[0].built == 1
