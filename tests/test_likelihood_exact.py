@@ -8,7 +8,7 @@ import torch
 from scipy import integrate
 
 from enumeration import Written, every_visible_state
-from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, likelihood
+from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource, likelihood
 from mvrbm.compiled import library
 from mvrbm.compiled.pseudo import log_odds
 from mvrbm.likelihood import log_likelihood, log_partition, pseudo_log_likelihood
@@ -366,8 +366,8 @@ def test_the_estimate_visits_every_part_of_the_image():
         assert pseudo_log_likelihood(machine, data, n_sites=n_sites).exact
 
 
-@pytest.mark.parametrize("hidden_size", [1, 31, 32, 70])
-@pytest.mark.parametrize("size", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("hidden_size", [1, 31, 32, 700])
+@pytest.mark.parametrize("size", [0.01, 1.0, 18.0])
 @pytest.mark.parametrize("grey", [False, True])
 @pytest.mark.skipif(library("_pseudo") is None, reason="no compiled code")
 @torch.no_grad()
@@ -383,3 +383,30 @@ def test_compiled_log_odds_are_differences_of_free_energies(hidden_size, size, g
     parts = machine.hidden_field({"visible": x.float()}), machine.hidden.bias, machine.couplings.visible.weight.T
     assert log_odds(*parts, x.float()) is not None
     torch.testing.assert_close(pseudo_log_likelihood(machine, x).values.double(), expected, rtol=1e-5, atol=1e-4 * size)
+
+
+@pytest.mark.skipif(library("_pseudo") is None, reason="no compiled code")
+def test_compiled_log_odds_do_not_depend_on_threads_and_leave_some_cases_to_others(monkeypatch):
+    rng = RandomSource(0)
+    like = torch.empty(0)
+    field, weights, bias = 300 * rng.normal((40, 33), like), rng.normal((5, 33), like), torch.zeros(33)
+    x = rng.uniform((40, 5), like).round()
+    alone = log_odds(field, bias, weights, x)
+    monkeypatch.setattr("mvrbm.compiled.pseudo._WORTH_A_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert torch.equal(log_odds(field, bias, weights, x), alone)
+    assert log_odds(field.double(), bias, weights, x) is None
+    assert log_odds(field, bias, 61 * torch.ones_like(weights), x) is None
+    assert log_odds(field.index_fill(0, torch.tensor(3), math.nan), bias, weights, x) is None
+    assert log_odds(field, bias, weights * math.inf, x) is None
+
+
+@pytest.mark.parametrize("name", ["image and label", "bernoulli | gaussian-learned | dense() (2, 2)->(3,)"])
+@torch.no_grad()
+def test_pseudo_likelihood_piece_by_piece(monkeypatch, name):
+    machine = machine_named(name)
+    data = random_states(machine, 3, generator("pieces"))
+    whole = pseudo_log_likelihood(machine, data).values
+    monkeypatch.setattr(likelihood.pseudo, "_MOST_WEIGHTS", 9)
+    monkeypatch.setattr(likelihood.pseudo, "_MOST_FIELDS", 1)
+    torch.testing.assert_close(pseudo_log_likelihood(machine, data).values, whole, **TOLERANCE)

@@ -35,7 +35,7 @@ def capture(
     return graph
 
 
-def repeat(step: Callable[[], None], count: int, rng: RandomSource, device: torch.device) -> None:
+def repeat(step: Callable[[], object], count: int, rng: RandomSource, device: torch.device) -> None:
     """Take a step `count` times. On a GPU, a graph of several steps is recorded once and replayed.
 
     Parameters

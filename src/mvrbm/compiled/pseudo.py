@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mvrbm.compiled import library
 
-_LARGEST_WEIGHT = 80.0  # the exponential of which a float can hold
+_RANGE = 80.0  # logarithm of the largest product that a float holds safely; fields are cut off there
+_LARGEST_WEIGHT = 60.0  # next to which what is cut off is nothing
 _WORTH_A_THREAD = 4096  # log-odds that take longer than starting a thread
 _LONGEST_GROUP = 16  # factors that are multiplied before the exponent of their product is taken out
 
@@ -17,7 +18,7 @@ _LONGEST_GROUP = 16  # factors that are multiplied before the exponent of their 
 def log_odds(field: Tensor, bias: Tensor, weights: Tensor, x: Tensor) -> Tensor | None:
     r"""Return how a binary hidden layer changes the log-odds of binary sites, (n, sites), or None if it cannot.
 
-    Without compiled code, for other numbers than float32 on the CPU, and for weights beyond 80, it returns None.
+    Without compiled code, for other numbers than float32 on the CPU, and for weights beyond 60, it returns None.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ def log_odds(field: Tensor, bias: Tensor, weights: Tensor, x: Tensor) -> Tensor 
     if not (largest <= _LARGEST_WEIGHT and math.isfinite(float(field.sum() + bias.sum()))):
         return None
     (n, hidden), sites = field.shape, len(weights)
-    group = int(min(_LONGEST_GROUP, _LARGEST_WEIGHT / max(largest, 1.0)))
+    group = int(min(_LONGEST_GROUP, _RANGE / max(largest, 1.0)))
     rows = torch.nn.functional.pad(weights, (0, -hidden % int(code.PAD)))
     field, bias, x = (t.contiguous() for t in (field, bias, x))
     shared = (bias, rows, torch.exp(rows), torch.exp(-rows))

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mvrbm.couplings import Kronecker
+from mvrbm.cuda_graphs import repeat
 from mvrbm.estimators.inputs import VISIBLE, Array, batches, unit_named
 from mvrbm.estimators.parameters import Layer, unconnected
 from mvrbm.estimators.rbm import SingleLayerRBM
@@ -211,14 +212,17 @@ class DeepMVRBM(SingleLayerRBM):
         unit = bottom.layers[VISIBLE]
         x = keep_known(batch, {VISIBLE: unit.sample(torch.zeros_like(batch[VISIBLE]), rng)}, known)[VISIBLE]
         total = torch.zeros_like(x)
-        for step in range(burn_in + steps):
+
+        def step() -> Tensor:
+            hidden = x
             for machine in self.machines_:
-                x = machine.sample_hidden(x, rng, check=False)
-            x = self._down(x, len(self.machines_), 1, rng)
-            field = bottom.visible_fields(x)[VISIBLE]
-            if step >= burn_in:
-                total += unit.mean(field)
-            x = keep_known(batch, {VISIBLE: unit.sample(field, rng)}, known)[VISIBLE]
+                hidden = machine.sample_hidden(hidden, rng, check=False)
+            field = bottom.visible_fields(self._down(hidden, len(self.machines_), 1, rng))[VISIBLE]
+            x.copy_(keep_known(batch, {VISIBLE: unit.sample(field, rng)}, known)[VISIBLE])
+            return field
+
+        repeat(step, burn_in, rng, x.device)
+        repeat(lambda: total.add_(unit.mean(step())), steps, rng, x.device)
         return keep_known(batch, {VISIBLE: total / steps}, known)
 
     def score_samples(self, X: Any, *, exact: bool = False) -> Array:
