@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define INTERFACE 3 /* grows with every change of what native.py has to know */
+#define INTERFACE 4 /* grows with every change of what native.py has to know */
 #define INLINE static inline __attribute__((always_inline))
 #define PAD 16 /* floats: a cache line, and a whole number of vectors of every kind */
 #define PADDED(n) (((n) + PAD - 1) / PAD * PAD)
@@ -31,7 +31,8 @@ typedef struct {
     const float *U;              /* (rank, K, I), or NULL */
     const float *V;              /* (rank, L, J) */
     const float *B;              /* (I, J) */
-    const float *data;           /* (n_data, I, J) */
+    float *data;                 /* (n_data, I, J) */
+    const uint8_t *known;        /* like data: which entries are not to be drawn; NULL for all of them */
     const float *scale, *shift;  /* (I, J) each, or neither: data * scale - shift are states, and so are draws - shift */
     int64_t states_at;           /* in a sample's states: (I, Jp) */
     int64_t products_at;         /* in a sample's products: (rank, K, Jp) */
@@ -42,13 +43,16 @@ typedef struct {
     float *to_S;                 /* (I, J): the sum of w t (f - t), see FlatUpdates; NULL where no variance is learned */
 } Layer;
 
+/* The gradient of an update; or, where `filling`, draws of the unknown entries of the data. */
 typedef struct {
-    int32_t K, L, gaussian, n_layers, n_data, n_chains, steps, tasks, group, threads;
+    int32_t filling, K, L, gaussian, n_layers, n_data, n_chains, steps, tasks, group, threads;
     float data_weight, chain_weight;
     const Layer *layers;
     const float *C;              /* (K, L) */
     float *chains;               /* persistent ones, (n_chains, states), or NULL */
-    const float *const *numbers; /* for each step those of the hidden layer, (n_chains, K, L), then of each visible one */
+    /* For each step those of the hidden layer, (n_chains, K, L), then of each visible one. When filling, before all steps
+     * those of each visible layer alone, as if they were another step. */
+    const float *const *numbers;
     float *packed;               /* parameters in padded rows; given as zeros at first */
     float *gradients;            /* (tasks, gradient_size) */
     float *scratch;              /* (threads, scratch_size) */
@@ -304,7 +308,7 @@ static void contrast(const Job *job)
 {
     pack(job);
     share(work, job, job->tasks > 1 ? job->threads : 1);
-    add_up(job);
+    if (!job->filling) add_up(job);
 }
 
 /* -- a step of gradient descent: see step.py, of which this is the rule in one pass over the memory ------------- */
@@ -426,7 +430,7 @@ static PyMethodDef methods[] = {
     {"workers", py_workers, METH_NOARGS, "Number of threads that wait for work in this process."},
     {"processors", py_processors, METH_NOARGS, "Kinds of processor that this code was made for and runs on, the best last."},
     {"use", py_use, METH_O, "Take the code for one of these kinds, for tests; the best is taken if nothing is said."},
-    {"contrast", py_contrast, METH_O, "Gradient of one update; the address of a Job."},
+    {"contrast", py_contrast, METH_O, "Gradient of one update, or draws of missing entries; the address of a Job."},
     {"step", py_step, METH_VARARGS, "Make a step: addresses of parameters, momenta and gradient, their number, momentum, rate, "
      "weight decay, threads. The gradient becomes the former parameters. Returns whether all parameters are finite."},
     {"uniform", py_uniform, METH_VARARGS, "Fill floats from an SFC64 state: addresses of state and floats, their number."},

@@ -212,6 +212,23 @@ static void NAME(upwards)(const Job *job, const Scratch *own, const float *state
     }
 }
 
+/* Draw a visible layer (I, Jp) from its field, which it overwrites. */
+static void NAME(draw_visible)(const Job *job, const Scratch *own, int m, int sample, int step, float *x)
+{
+    const Layer *layer = job->layers + m;
+    const int I = layer->I, J = layer->J, Jp = PADDED(J), sites = I * J / layer->categories, across = J / layer->categories;
+    const float *all = job->numbers[step * (1 + job->n_layers) + 1 + m];
+    const float *numbers = NAME(numbers)(all, sample, job->n_chains, sites, own->spare);
+    if (layer->kind == CATEGORICAL)
+        for (int site = 0; site < sites; site++)
+            NAME(draw_category)(layer->categories, x + site / across * Jp + site % across * layer->categories, numbers[site]);
+    else
+        NAME(draw)(layer->kind == GAUSSIAN, I, J, Jp, x, numbers, x);
+    if (layer->scale && layer->kind != GAUSSIAN)
+        for (int i = 0; i < I; i++)
+            for (int j = 0; j < J; j++) x[i * Jp + j] -= layer->shift[i * J + j];
+}
+
 /* Draw every visible layer given a hidden one (K, Lp). */
 static void NAME(downwards)(const Job *job, const Scratch *own, const float *hidden, int sample, int step, float *states)
 {
@@ -226,28 +243,24 @@ static void NAME(downwards)(const Job *job, const Scratch *own, const float *hid
             NAME(product)(K, L, Jp, hidden, Lp, 1, job->packed + layer->v_at + (long)r * L * Jp, own->half, 0);
             NAME(product)(I, K, Jp, layer->U + (long)r * K * I, 1, I, own->half, x, 1);
         }
-        const int sites = I * J / layer->categories;
-        const float *all = job->numbers[step * (1 + job->n_layers) + 1 + m];
-        const float *numbers = NAME(numbers)(all, sample, job->n_chains, sites, own->spare);
-        if (layer->kind == CATEGORICAL)
-            for (int site = 0, across = J / layer->categories; site < sites; site++)
-                NAME(draw_category)(layer->categories, x + site / across * Jp + site % across * layer->categories, numbers[site]);
-        else
-            NAME(draw)(layer->kind == GAUSSIAN, I, J, Jp, x, numbers, x);
-        if (layer->scale && layer->kind != GAUSSIAN)
-            for (int i = 0; i < I; i++)
-                for (int j = 0; j < J; j++) x[i * Jp + j] -= layer->shift[i * J + j];
+        NAME(draw_visible)(job, own, m, sample, step, x);
     }
+}
+
+/* Draw the hidden layer from its field. */
+static void NAME(draw_hidden)(const Job *job, const Scratch *own, int sample, int step)
+{
+    const int K = job->K, L = job->L;
+    const float *all = job->numbers[step * (1 + job->n_layers)];
+    const float *numbers = NAME(numbers)(all, sample, job->n_chains, K * L, own->spare);
+    NAME(draw)(job->gaussian, K, L, PADDED(L), own->field, numbers, own->hidden);
 }
 
 /* Gibbs steps of one chain from a hidden field on. */
 static void NAME(gibbs)(const Job *job, const Scratch *own, int sample, float *states)
 {
-    const int K = job->K, L = job->L;
     for (int step = 0; step < job->steps; step++) {
-        const float *all = job->numbers[step * (1 + job->n_layers)];
-        const float *numbers = NAME(numbers)(all, sample, job->n_chains, K * L, own->spare);
-        NAME(draw)(job->gaussian, K, L, PADDED(L), own->field, numbers, own->hidden);
+        NAME(draw_hidden)(job, own, sample, step);
         NAME(downwards)(job, own, own->hidden, sample, step, states);
         NAME(upwards)(job, own, states);
     }
@@ -314,6 +327,55 @@ static void NAME(read)(const Job *job, int sample, float *states)
     }
 }
 
+/* -- unknown entries ------------------------------------------------------------------------------------------ */
+
+/* Take the known entries of a sample from other states. */
+static void NAME(keep_known)(const Job *job, int sample, const float *from, float *states)
+{
+    for (int m = 0; m < job->n_layers; m++) {
+        const Layer *layer = job->layers + m;
+        const int I = layer->I, J = layer->J, Jp = PADDED(J);
+        const uint8_t *known = layer->known ? layer->known + (long)sample * I * J : NULL;
+        for (int i = 0; i < I; i++)
+            for (int j = 0; j < J; j++) {
+                const int64_t at = layer->states_at + (int64_t)i * Jp + j;
+                if (!known || known[i * J + j]) states[at] = from[at];
+            }
+    }
+}
+
+/* Draw the unknown entries of a sample without a field at first, then in Gibbs steps, and write it back to the data. */
+static void NAME(fill)(const Job *job, const Scratch *own, int sample)
+{
+    float *x = own->states, *data = own->states + job->states; /* a group has two samples at least */
+    NAME(read)(job, sample, data);
+    for (int step = 0; step <= job->steps; step++) {
+        if (step == 0)
+            for (int m = 0; m < job->n_layers; m++) {
+                const Layer *layer = job->layers + m;
+                memcpy(x + layer->states_at, job->packed + layer->b_at, sizeof(float) * layer->I * PADDED(layer->J));
+                NAME(draw_visible)(job, own, m, sample, step, x + layer->states_at);
+            }
+        else {
+            NAME(upwards)(job, own, x);
+            NAME(draw_hidden)(job, own, sample, step);
+            NAME(downwards)(job, own, own->hidden, sample, step, x);
+        }
+        NAME(keep_known)(job, sample, data, x);
+    }
+    for (int m = 0; m < job->n_layers; m++) {
+        const Layer *layer = job->layers + m;
+        for (int i = 0; i < layer->I; i++)
+            for (int j = 0; j < layer->J; j++) {
+                const int at = i * layer->J + j;
+                float *place = layer->data + (long)sample * layer->I * layer->J + at;
+                const float drawn = x[layer->states_at + (long)i * PADDED(layer->J) + j];
+                if (layer->known && !layer->known[place - layer->data])
+                    *place = layer->scale ? (drawn + layer->shift[at]) / layer->scale[at] : drawn;
+            }
+    }
+}
+
 /* -- a task: some samples of the data and some chains, into a gradient of its own ----------------------------- */
 
 /* Add the gradients of U of what was kept of `count` samples. */
@@ -335,6 +397,10 @@ static void NAME(task)(const Job *job, const Scratch *own, int number)
     const int data_from = PART(job->n_data, number, job->tasks), data_to = PART(job->n_data, number + 1, job->tasks);
     const int chain_from = PART(job->n_chains, number, job->tasks), chain_to = PART(job->n_chains, number + 1, job->tasks);
     int count = 0;
+    if (job->filling) {
+        for (int s = data_from; s < data_to; s++) NAME(fill)(job, own, s);
+        return;
+    }
     memset(gradient, 0, sizeof(float) * job->gradient_size);
 #define STATES (own->states + count * job->states)
 #define KEPT (own->kept + count * job->products)

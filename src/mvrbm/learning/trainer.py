@@ -22,7 +22,6 @@ from mvrbm.learning.data import Batch, Source, as_source, read_ahead
 from mvrbm.learning.distributed import World
 from mvrbm.learning.gradients import Centring
 from mvrbm.learning.interrupt import finish_on_interrupt
-from mvrbm.learning.missing import draw_missing
 from mvrbm.learning.optimizers import Factories, OptimizerFactory, SchedulerFactory, build_optimizer
 from mvrbm.learning.paths import EpochPath, Task, UpdatePath, choose_path, native
 from mvrbm.learning.paths.reference import ReferencePath
@@ -410,11 +409,9 @@ class Trainer:
     def train_on(self, batch: Batch, weight: float = 1.0) -> None:
         """Make one update. A batch shorter than others has a weight below 1, so that every sample counts equally."""
         path = self._path if isinstance(self._path, UpdatePath) else ReferencePath(self.task())
-        if batch.known:
-            self._synchronise()  # the machine draws the missing entries
         share = len(batch) / max(1, batch.total)
         shares = share, share if self._chain_share is None else self._chain_share
-        data = draw_missing(self.machine, batch, self.state.rng, self.missing_steps)
+        data = path.draw_missing(self.state, batch, self.missing_steps) if batch.known else batch.visible
         self.state = path.update(self.state, data, weight, shares)
 
     def _agree(self) -> None:

@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader
 from mvrbm import BoltzmannMachine, RandomSource, compiled
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.learning import CD, PCD, Callback, DivergenceError, Recipe, Trainer
+from mvrbm.learning.data import Batch
+from mvrbm.learning.missing import draw_missing
 from mvrbm.learning.paths import flat_updates, gemm, native
 from mvrbm.learning.step import step
 from mvrbm.random import Recorder, Replay
@@ -395,3 +397,35 @@ def test_without_compiled_code_steps_are_the_same(monkeypatch):
     assert slow._code is None
     for mine, true in ((fast._params, slow._params), (fast._momenta, slow._momenta)):
         torch.testing.assert_close(mine, true, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["the paper's", "labels", "layers", "categories", "dense layers", "centred", "variances"]
+)
+@pytest.mark.usefixtures("processor")
+def test_missing_entries_are_drawn_as_the_machine_does(name):
+    layers, hidden, ranks, recipe, n = CASES[name]
+    trainer = trainer_of(layers, hidden, ranks, recipe)
+    trainer.prepare(data_for(trainer.machine, n))
+    generator = torch.Generator().manual_seed(2)
+    data = {key: torch.from_numpy(array).float() for key, array in data_for(trainer.machine, n).items()}
+    complete = list(data)[-1] if len(data) > 1 else None
+    known = {}
+    for key, unit in trainer.machine.layers.items():
+        if key != complete:
+            sites = torch.rand((n, *unit.shape[: len(unit.shape) - unit.entry_modes]), generator=generator) < 0.5
+            known[key] = (sites[..., None] if unit.entry_modes else sites).expand(n, *unit.shape)
+            data[key][~known[key]] = float("nan")
+    batch = Batch(data, known, n)
+    recorder = Recorder(RandomSource(1))
+    exact = draw_missing(trainer.machine, batch, recorder, 3)
+    for make in (native.NativeUpdates, gemm.GemmUpdates):
+        path = make(trainer.task(), trainer.state, *([2] if make is native.NativeUpdates else []))
+        path._rng = replay = Replay(recorder.draws)
+        drawn = path.draw_missing(trainer.state, batch, 3)
+        assert replay._position == len(recorder.draws)
+        for key, array in exact.items():
+            torch.testing.assert_close(drawn[key], array, rtol=1e-4, atol=1e-4)
+            if key in known:
+                assert torch.equal(drawn[key][known[key]], data[key][known[key]])
+                assert data[key].isnan().any(), "the batch itself must not change"

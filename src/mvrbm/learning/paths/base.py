@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mvrbm.learning.data import Source
+from mvrbm.learning.data import Batch, Source
 from mvrbm.learning.gradients import Reduce, Shares
+from mvrbm.learning.missing import draw_missing
 from mvrbm.learning.recipe import Recipe
 from mvrbm.learning.samplers import NegativePhase
 from mvrbm.learning.state import TrainState
@@ -51,6 +52,10 @@ class UpdatePath(ABC):
         A batch has samples of every layer, each (n, *layer shape), without missing entries. The gradient's weight is
         less than 1 for a batch shorter than the others; shares are this process's fractions of all data and chains.
         """
+
+    def draw_missing(self, state: TrainState, batch: Batch, steps: int) -> Layers:
+        """Return a batch with its missing entries drawn from the model in `steps` Gibbs steps."""
+        return draw_missing(self.store(state).machine, batch, state.rng, steps)
 
     def store(self, state: TrainState) -> TrainState:
         """Write everything that the path keeps to the state."""

@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 
 from mvrbm import compiled
+from mvrbm.learning.data import Batch
 from mvrbm.learning.gradients import Shares
+from mvrbm.learning.missing import draw_missing
 from mvrbm.learning.paths.base import Task, UpdatePath
 from mvrbm.learning.paths.flat import LayerPlan, Packing, Plan, factor_gains
-from mvrbm.learning.paths.modes import ModeProducts
+from mvrbm.learning.paths.modes import ModeFields, ModeProducts
 from mvrbm.learning.samplers import PCD
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import Move, fail, first_not_finite, learning_rates, normalise, safe_gain, step
 from mvrbm.sampling import Layers
 from mvrbm.validation import all_finite
 
-_INTERFACE = 3  # version of the compiled code that the paths require
+_INTERFACE = 4  # version of the compiled code that the paths require
 
 
 def compiled_code() -> ModuleType | None:
@@ -67,6 +69,11 @@ class FlatUpdates(UpdatePath):
         self._packing.pack(state, self._params, self._momenta)
         if self._persistent and state.chains:
             self._set_chains(state.chains)
+
+    def draw_missing(self, state: TrainState, batch: Batch, steps: int) -> Layers:
+        machine = state.machine
+        self._packing.unpack(state, self._params, self._momenta)
+        return draw_missing(machine, batch, self._rng, steps, ModeFields(machine, self.plan, len(batch)))
 
     def store(self, state: TrainState) -> TrainState:
         self._packing.unpack(state, self._params, self._momenta)

@@ -11,6 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mvrbm.learning.paths.flat import Plan
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.sampling import Layers
+
 
 class ModeProducts:
     """Products of `n` samples with factors of given shapes (R, K_d, I_d); buffers are allocated once.
@@ -72,6 +76,33 @@ class ModeProducts:
             else:
                 for r in range(rank):
                     times(after[r % len(after)], before[r % len(before)], target[r], add=add)
+
+
+class ModeFields:
+    """The fields of a machine, as `gibbs_step` needs them, by mode products."""
+
+    def __init__(self, machine: BoltzmannMachine, plan: Plan, n: int) -> None:
+        self.layers, self.hidden, self._plan = machine.layers, machine.hidden, plan
+        self._factors = [
+            [factor.detach() for factor in machine.links[p.name].mode_factors() or ()] for p in plan.layers
+        ]
+        self._products = [ModeProducts(p.factors, n, machine.like) for p in plan.layers]
+
+    def hidden_field(self, visible: Layers) -> Tensor:
+        """Field on the hidden layer, (n, *hidden shape)."""
+        states = [self.layers[p.name].statistic(visible[p.name]).flatten(1) for p in self._plan.layers]
+        field = states[0].new_empty(self._plan.hidden_area, len(states[0]))
+        for m, x in enumerate(states):
+            self._products[m].up(self._factors[m], x, field, add=m > 0)
+        return field.t().contiguous().view(-1, *self._plan.hidden_shape)
+
+    def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
+        """Field on each visible layer, (n, *layer shape)."""
+        y = self.hidden.statistic(hidden).flatten(1).t().contiguous()
+        fields = {p.name: hidden.new_empty(len(hidden), *p.shape) for p in self._plan.layers}
+        for p, products, factors in zip(self._plan.layers, self._products, self._factors, strict=True):
+            products.down(factors, y, fields[p.name])
+        return fields
 
 
 def times(a: Tensor, b: Tensor, into: Tensor, *, add: bool) -> None:

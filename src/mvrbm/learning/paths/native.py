@@ -11,11 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mvrbm.learning.data import Batch
 from mvrbm.learning.paths import gemm
 from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.flat import LayerPlan, Plan
 from mvrbm.learning.paths.flat_updates import FlatUpdates, compiled_code
 from mvrbm.learning.state import TrainState
+from mvrbm.sampling import Layers
 
 # Bytes kept of samples for the gradient of U: they have to fit in the second-level cache.
 _GROUP_BYTES = 350_000
@@ -43,7 +45,7 @@ class _Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("I", "J", "rank", "kind", "categories")),
-        *((name, _FLOATS) for name in ("U", "V", "B", "data", "scale", "shift")),
+        *((name, _FLOATS) for name in ("U", "V", "B", "data", "known", "scale", "shift")),
         *((name, ctypes.c_int64) for name in ("states_at", "products_at", "v_at", "vt_at", "b_at")),
         *((name, ctypes.c_int64) for name in ("to_u_at", "to_v_at", "to_b_at", "to_s_at")),
         *((name, _FLOATS) for name in ("to_U", "to_V", "to_B", "to_S")),
@@ -54,8 +56,8 @@ class _Job(ctypes.Structure):
     """`Job` of _native.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("K", "L", "gaussian", "n_layers", "n_data", "n_chains", "steps")),
-        *((name, ctypes.c_int32) for name in ("tasks", "group", "threads")),
+        *((name, ctypes.c_int32) for name in ("filling", "K", "L", "gaussian", "n_layers")),
+        *((name, ctypes.c_int32) for name in ("n_data", "n_chains", "steps", "tasks", "group", "threads")),
         *((name, ctypes.c_float) for name in ("data_weight", "chain_weight")),
         ("layers", ctypes.POINTER(_Layer)),
         *((name, _FLOATS) for name in ("C", "chains")),
@@ -110,7 +112,7 @@ class NativeUpdates(FlatUpdates):
             layer.to_s_at = layer.to_b_at + I * Jp
             layer.to_u_at = layer.to_s_at + I * Jp * p.learns_variance
             gradient = layer.to_u_at + (self._padded(R * K * I) if p.is_matrix else 0)
-        job.K, job.L, job.gaussian, job.n_layers, job.steps = K, L, plan.hidden_gaussian, len(layers), self._steps
+        job.K, job.L, job.gaussian, job.n_layers = K, L, plan.hidden_gaussian, len(layers)
         job.layers = layers
         job.c_at = packed
         job.to_c_at, job.to_mean_at, job.gradient_size = gradient, gradient + K * Lp, gradient + 2 * K * Lp
@@ -134,7 +136,34 @@ class NativeUpdates(FlatUpdates):
         return states
 
     def _contrast(self, batch: Mapping[str, Tensor], of_data: float, of_chain: float) -> None:
-        job, plan = self._job, self.plan
+        job = self._job
+        samples = self._give(batch)
+        job.n_chains, job.steps = self._n_chains if self._persistent else job.n_data, self._steps
+        job.data_weight, job.chain_weight = of_data / max(1, job.n_data), of_chain / max(1, job.n_chains)
+        layers = self.plan.layers
+        self._run([self._numbers(job.n_chains, p) for _ in range(self._steps) for p in (None, *layers)])
+        del samples  # not before they have been read
+
+    def draw_missing(self, state: TrainState, batch: Batch, steps: int) -> Layers:
+        job, plan, n = self._job, self.plan, len(batch)
+        if (steps + 1) * n * (plan.hidden_area + plan.states) > _MOST_NUMBERS:
+            return super().draw_missing(state, batch, steps)
+        masks = state.machine.as_masks(batch.known, batch.visible)
+        samples = self._give({name: array.clone() for name, array in batch.visible.items()})
+        # A layer that has no mask is known completely.
+        known = [masks[p.name] if p.name in batch.known else None for p in plan.layers]
+        known = [None if mask is None else mask.contiguous() for mask in known]
+        for layer, mask in zip(self._layers, known, strict=True):
+            layer.known = None if mask is None else mask.data_ptr()
+        job.filling, job.n_chains, job.steps = True, job.n_data, steps
+        first = [self._numbers(n, p) for p in plan.layers]
+        self._run([first[0], *first, *(self._numbers(n, p) for _ in range(steps) for p in (None, *plan.layers))])
+        job.filling = False
+        return dict(zip((p.name for p in plan.layers), samples, strict=True))
+
+    def _give(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
+        """Tell the compiled code where a batch is, and return its arrays, to be kept as long as they are used."""
+        plan = self.plan
         samples = [batch[p.name].to(self._params).contiguous() for p in plan.layers]
         for layer, p, some in zip(self._layers, plan.layers, samples, strict=True):
             if some.shape != (len(samples[0]), *p.shape):
@@ -143,12 +172,15 @@ class NativeUpdates(FlatUpdates):
                     f"got an array {tuple(some.shape)} where the first has {len(samples[0])}"
                 )
             layer.data = some.data_ptr()
-        job.n_data = len(samples[0])
-        job.n_chains = self._n_chains if self._persistent else job.n_data
-        job.chains = self._padded_chains.data_ptr() if self._persistent else None
+        self._job.n_data = len(samples[0])
+        return samples
+
+    def _run(self, drawn: list[Tensor]) -> None:
+        """Let the compiled code do a job with random numbers."""
+        job = self._job
+        drawn = [numbers.contiguous() for numbers in drawn]
+        job.chains = self._padded_chains.data_ptr() if self._persistent and not job.filling else None
         job.tasks = max(1, min(_MOST_TASKS, -(-(job.n_data + job.n_chains) // job.group)))
-        job.data_weight, job.chain_weight = of_data / max(1, job.n_data), of_chain / max(1, job.n_chains)
-        drawn = [self._numbers(job.n_chains, p).contiguous() for _ in range(self._steps) for p in (None, *plan.layers)]
         job.numbers = (ctypes.c_void_p * len(drawn))(*(numbers.data_ptr() for numbers in drawn))
         self._kernels.contrast(ctypes.addressof(job))
 
