@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -111,8 +110,9 @@ def multiplied_out(machine: BoltzmannMachine) -> BoltzmannMachine:
         full[name].allocate(link.visible_shape, link.hidden_shape)
         full[name].weight = torch.nn.Parameter(link.dense().reshape(-1, math.prod(link.visible_shape)), False)
     # A copy that shares the units. The constructor would check again that the energy is bounded, which takes time.
-    twin = copy.copy(machine)
-    twin._modules = {**machine._modules, "couplings": torch.nn.ModuleDict(full)}
+    twin = BoltzmannMachine.__new__(BoltzmannMachine)
+    torch.nn.Module.__init__(twin)
+    twin.visible, twin.hidden, twin.couplings = machine.visible, machine.hidden, torch.nn.ModuleDict(full)
     return twin
 
 
