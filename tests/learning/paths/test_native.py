@@ -80,6 +80,7 @@ FULL = dataclasses.replace(CHAINS, centring="full")
 CASES = {
     "one entry": ({"x": lambda: B((1, 1))}, lambda: B((1, 1)), [1], SMALL, 3),
     "one sample": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], SMALL, 1),
+    "no sample": ({"x": lambda: B((6, 5)), "y": lambda: C(3)}, lambda: B((4, 7)), [1, Dense()], CHAINS, 0),
     "a row and a column": ({"x": lambda: B((1, 40))}, lambda: B((40, 1)), [2], SMALL, 9),
     "the paper's": ({"x": lambda: B((28, 28))}, lambda: B((25, 25)), [1], SMALL, 30),
     "whole vectors": ({"x": lambda: B((16, 32))}, lambda: B((32, 16)), [1], SMALL, 70),
@@ -131,7 +132,7 @@ def contrasts(case, threads=1):
     data = {name: torch.from_numpy(array).float().double() for name, array in data_for(exact.machine, n).items()}
     fast = trainer_of(layers, hidden, ranks, recipe)
     for trainer in (exact, fast):
-        trainer.prepare({name: array.numpy() for name, array in data.items()})
+        trainer.prepare(data_for(trainer.machine, 1) if n == 0 else {key: array.numpy() for key, array in data.items()})
     rng = RandomSource(7)
     slow, quick = gemm.GemmUpdates(exact.task(), exact.state), native.NativeUpdates(fast.task(), fast.state, threads)
     assert "float64" in native.unsupported_reason(exact.task(), exact.state)

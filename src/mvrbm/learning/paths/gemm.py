@@ -109,7 +109,7 @@ class GemmUpdates(FlatUpdates):
     def _gibbs(self, chain: _Phase, field: Tensor) -> None:
         """Draw the hidden layer from its field, then the visible layers, and compute their hidden field."""
         y = chain.mean  # overwritten here: the mean is needed only after the last step
-        numbers = self._numbers(chain.n, None).view(chain.n, -1).t()
+        numbers = self._numbers(chain.n, None).flatten(1).t()
         if y.is_contiguous():  # numbers that lie across the states' memory are read more slowly than they are copied
             numbers = numbers.contiguous()
         _draw("gaussian" if self.plan.hidden_gaussian else "bernoulli", field, numbers, y)
