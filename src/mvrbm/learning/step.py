@@ -1,7 +1,7 @@
 r"""The update rule, once: normalisation, weight decay, momentum, learning rates, divergence.
 
-Every path that computes updates in Python calls these functions. The Triton kernels fuse the same rule (`_step` in
-:mod:`mvrbm.learning.paths.triton_kernels`) and are tested equal to it; the C code computes gradients only.
+Every path that computes updates in Python calls these functions. The Triton kernels (`_step` in
+:mod:`mvrbm.learning.paths.triton_kernels`) and the C code (`step_pieces`) fuse the same rule and are tested equal to it.
 """
 
 import itertools
