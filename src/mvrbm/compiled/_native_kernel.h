@@ -191,6 +191,15 @@ static void NAME(draw)(int gaussian, int rows, int columns, int width, const flo
 
 /* -- a sample ------------------------------------------------------------------------------------------------ */
 
+/* The next run of entries that are not zero, of which one-hot rows have few: where it begins, and its length or 0. */
+INLINE int NAME(next_run)(const float *x, int count, int *from)
+{
+    int end = *from;
+    while (end < count && x[end] == 0) end++;
+    for (*from = end; end < count && x[end] != 0;) end++;
+    return end - *from;
+}
+
 /* Hidden field (K, Lp) of states, C + sum U X V'. Products U X are kept for the gradient. Full weights are one long row for
  * every visible entry. */
 static void NAME(upwards)(const Job *job, const Scratch *own, const float *states)
@@ -201,7 +210,9 @@ static void NAME(upwards)(const Job *job, const Scratch *own, const float *state
         const Layer *layer = job->layers + m;
         const int Jp = PADDED(layer->J);
         if (!layer->U) {
-            NAME(product)(1, layer->J, K * Lp, states + layer->states_at, 0, 1, job->packed + layer->vt_at, own->field, 1);
+            const float *x = states + layer->states_at, *wt = job->packed + layer->vt_at;
+            for (int j = 0, run; (run = NAME(next_run)(x, layer->J, &j)); j += run)
+                NAME(product)(1, run, K * Lp, x + j, 0, 1, wt + (long)j * K * Lp, own->field, 1);
             continue;
         }
         for (int r = 0; r < layer->rank; r++) {
@@ -300,7 +311,8 @@ static void NAME(slopes)(const Job *job, const Scratch *own, const float *states
         float *to_b = gradient + layer->to_b_at;
         for (int at = 0; at < layer->I * Jp; at += LANES)
             NAME(store)(to_b + at, NAME(load)(to_b + at) + weight * NAME(load)(x + at));
-        if (!layer->U) NAME(product)(layer->J, 1, K * Lp, x, 1, 0, own->hidden, gradient + layer->to_v_at, 1);
+        for (int j = 0, run; !layer->U && (run = NAME(next_run)(x, layer->J, &j)); j += run)
+            NAME(product)(run, 1, K * Lp, x + j, 1, 0, own->hidden, gradient + layer->to_v_at + (long)j * K * Lp, 1);
         for (int r = 0; layer->U && r < layer->rank; r++) {
             const float *ux = own->products + layer->products_at + (long)r * K * Jp;
             const float *v = job->packed + layer->v_at + (long)r * L * Jp;

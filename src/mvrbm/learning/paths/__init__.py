@@ -1,8 +1,9 @@
 """Execution paths: ways to compute the same updates, and the rule that chooses among them.
 
 `reference` is for every machine, `graphs` for every machine on a GPU (CUDA graphs), `gemm` on the CPU for sums of
-Kronecker products and full matrices, `native` for those of matrices, `triton` for matrices on a GPU. The special paths are tested equal to the reference. None of them depends on
-the trainer: each takes a state and data, and returns the state.
+Kronecker products and full matrices, `native` for those of matrices, `triton` for matrices on a GPU. The special paths
+are tested equal to the reference. None of them depends on the trainer: each takes a state and data, and returns the
+state.
 """
 
 from mvrbm.learning.data import Source
