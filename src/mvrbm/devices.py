@@ -54,3 +54,8 @@ def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool
         yield former
     finally:
         torch.set_num_threads(former)
+
+
+def n_processors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; on a CPU, where only tests ask for it, that of a large GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

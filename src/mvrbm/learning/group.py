@@ -6,7 +6,7 @@ from typing import Any
 
 from mvrbm.errors import DivergenceError
 from mvrbm.learning.data import as_source
-from mvrbm.learning.paths import triton
+from mvrbm.learning.paths import kernel_path
 from mvrbm.learning.step import check_size
 from mvrbm.learning.trainer import Trainer
 
@@ -46,12 +46,13 @@ def fit_together(
 def _group_key(trainer: Trainer, samples: Any, number: int) -> Any:
     """Return what training runs must have in common to be made together; the number of one that must be made alone."""
     source = as_source(samples, trainer.machine)
-    if triton.unsupported_reason(trainer.task(), trainer.state, source) is not None:
+    kernels = kernel_path(trainer.task(), trainer.state, source, 1)
+    if kernels is None:
         return number
     machine, recipe = trainer.machine, trainer.recipe
-    layers = tuple((name, unit.name, unit.shape) for name, unit in machine.layers.items())
+    layers = tuple((name, unit.name, unit.shape, machine.links[name].name) for name, unit in machine.layers.items())
     steps = (recipe.n_epochs, recipe.batch_size, recipe.negative, recipe.normalised, recipe.balance, recipe.centring)
-    return layers, machine.hidden.name, machine.hidden.shape, steps, source.n_samples
+    return kernels, layers, machine.hidden.name, machine.hidden.shape, steps, source.n_samples
 
 
 def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialise: bool) -> None:

@@ -25,7 +25,6 @@ from mvrbm.learning.interrupt import finish_on_interrupt
 from mvrbm.learning.optimizers import Factories, OptimizerFactory, SchedulerFactory, build_optimizer
 from mvrbm.learning.paths import EpochPath, Task, UpdatePath, choose_path, native
 from mvrbm.learning.paths.reference import ReferencePath
-from mvrbm.learning.paths.triton import TritonPath
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import balance, check_size
@@ -283,7 +282,7 @@ class Trainer:
         del last
         if (former := _keeper()) is not None:
             former._last_path = None  # its data leaves the GPU before other data comes
-        return self._choose_path(tasks[0], source, threads) if len(tasks) == 1 else TritonPath(tasks, states, sources)
+        return self._choose_path(tasks, states, sources, threads)
 
     def _keep_path(self) -> None:
         """Keep data and graphs on the GPU for another `fit`; those of one trainer at a time, to limit the memory."""
@@ -292,8 +291,10 @@ class Trainer:
         if isinstance(path, EpochPath) and not self.broken:
             self._last_path, _keeper = path, weakref.ref(self)
 
-    def _choose_path(self, task: Task, source: Source, threads: int) -> UpdatePath | EpochPath:
-        return choose_path(task, self.state, source, threads)
+    def _choose_path(
+        self, tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source], threads: int
+    ) -> UpdatePath | EpochPath:
+        return choose_path(tasks, states, sources, threads)
 
     def _one_epoch(self, source: Source) -> None:
         self.epoch_order = self.order_rng.state_dict()

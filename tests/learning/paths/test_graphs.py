@@ -70,16 +70,16 @@ def data_for(machine, n):
 class Graphed(Trainer):
     """Takes graphs where it would not take them by itself: on a CPU."""
 
-    def _choose_path(self, task, source, threads):
-        assert graphs.not_capturable_reason(task, self.state, source) is None
-        return graphs.GraphPath(task, self.state, source)
+    def _choose_path(self, tasks, states, sources, threads):
+        assert graphs.not_capturable_reason(tasks[0], states[0], sources[0]) is None
+        return graphs.GraphPath(tasks[0], states[0], sources[0])
 
 
 class Plain(Trainer):
     """Takes no fast path."""
 
-    def _choose_path(self, task, source, threads):
-        return ReferencePath(task)
+    def _choose_path(self, tasks, states, sources, threads):
+        return ReferencePath(tasks[0])
 
 
 def train(kind, case, n_epochs=3, prepare=lambda data: {}):
@@ -128,8 +128,8 @@ class Replayed:
 @pytest.mark.parametrize("name", ["dense, tempered", "tempered, 3 steps and Adam", "dense, PCD"])
 def test_replays_take_turns_as_updates_do(name, monkeypatch):
     class Replaying(Graphed):
-        def _choose_path(self, task, source, threads):
-            path = super()._choose_path(task, source, threads)
+        def _choose_path(self, tasks, states, sources, threads):
+            path = super()._choose_path(tasks, states, sources, threads)
             monkeypatch.setattr(path, "_capturing", True)
             monkeypatch.setattr(graphs, "capture", lambda work, sources, what: Replayed(work, self.state))
             self.path = path
@@ -237,9 +237,9 @@ class Counting(Graphed):
 
     built = 0
 
-    def _choose_path(self, task, source, threads):
+    def _choose_path(self, tasks, states, sources, threads):
         self.built += 1
-        return super()._choose_path(task, source, threads)
+        return super()._choose_path(tasks, states, sources, threads)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_a_gpu_takes_graphs_by_default_and_captures_them():
     assert triton.unsupported_reason(task, state, source) is not None
     assert graphs.unsupported_reason(task, state, source) is None
     trainer.prepare(source, initialise=True)
-    path = choose_path(trainer.task(), state, source, 1)
+    path = choose_path([trainer.task()], [state], [source], 1)
     assert isinstance(path, graphs.GraphPath)
     for _ in range(2):
         assert path.epoch([state], [trainer.order_rng.permutation(36)], lambda: False) == 5

@@ -1,24 +1,36 @@
 """Execution paths: ways to compute the same updates, and the rule that chooses among them.
 
 `reference` is for every machine, `graphs` for every machine on a GPU (CUDA graphs), `gemm` on the CPU for sums of
-Kronecker products and full matrices, `native` for those of matrices, `triton` for matrices on a GPU. The special paths
-are tested equal to the reference. None of them depends on the trainer: each takes a state and data, and returns the
-state.
+Kronecker products and full matrices, `native` for those of matrices. `triton` and `full` have kernels for a GPU: one
+program per sample for small matrices, and products of whole batches with full matrices for couplings of higher rank,
+dense ones, and machines with labels. The special paths are tested equal to the reference. None of them depends on the
+trainer: each takes a state and data, and returns the state.
 """
 
+from collections.abc import Sequence
+
+from mvrbm.devices import n_processors
 from mvrbm.learning.data import Source
-from mvrbm.learning.paths import gemm, graphs, native, triton
+from mvrbm.learning.paths import full, gemm, graphs, native, triton
 from mvrbm.learning.paths.base import EpochPath, Task, UpdatePath
+from mvrbm.learning.paths.flat import Plan
+from mvrbm.learning.paths.kernels import KernelPath
 from mvrbm.learning.paths.reference import ReferencePath
 from mvrbm.learning.state import TrainState
 
-__all__ = ["EpochPath", "Task", "UpdatePath", "choose_path"]
+__all__ = ["EpochPath", "Task", "UpdatePath", "choose_path", "kernel_path"]
 
 
-def choose_path(task: Task, state: TrainState, source: Source, threads: int) -> UpdatePath | EpochPath:
-    """Return the fastest path that can compute a training run's updates."""
-    if triton.unsupported_reason(task, state, source) is None:
-        return triton.TritonPath([task], [state], [source])
+def choose_path(
+    tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source], threads: int
+) -> UpdatePath | EpochPath:
+    """Return the fastest path that can compute a training run's updates, or those of several at once.
+
+    Several need :func:`kernel_path`.
+    """
+    task, state, source = tasks[0], states[0], sources[0]
+    if (kernels := kernel_path(task, state, source, len(tasks))) is not None:
+        return kernels(tasks, states, sources)
     if graphs.unsupported_reason(task, state, source) is None:
         return graphs.GraphPath(task, state, source)
     if native.unsupported_reason(task, state) is None:
@@ -26,3 +38,14 @@ def choose_path(task: Task, state: TrainState, source: Source, threads: int) -> 
     if gemm.unsupported_reason(task, state) is None:
         return gemm.GemmUpdates(task, state)
     return ReferencePath(task)
+
+
+def kernel_path(task: Task, state: TrainState, source: Source, models: int) -> type[KernelPath] | None:
+    """Return the path with the fastest kernels for some machines of the same shapes, None if there are none."""
+    by_sample = triton.unsupported_reason(task, state, source) is None
+    by_batch = full.unsupported_reason(task, state, source) is None
+    if by_sample and by_batch:
+        rows = max(task.recipe.batch_size, int(getattr(task.negative, "n_chains", 0)))
+        processors = n_processors(state.machine.like.device)
+        by_sample = triton.slower_reason(Plan.of(state.machine), rows, models, processors) is None
+    return triton.TritonPath if by_sample else full.FullMatrixPath if by_batch else None

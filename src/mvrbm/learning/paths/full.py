@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mvrbm.couplings import Coupling
 from mvrbm.couplings.base import equalise_norms
+from mvrbm.devices import n_processors
 from mvrbm.learning.data import Source
-from mvrbm.learning.paths import kernels
+from mvrbm.learning.paths import flat, kernels
 from mvrbm.learning.paths.base import Task
+from mvrbm.learning.paths.full_plan import TILE, FullPacking, FullPlan, factor_rank, padded, power_of_two
 from mvrbm.learning.paths.kernels import KernelPath
-from mvrbm.learning.samplers import CD, PCD
-from mvrbm.learning.state import TrainState, is_factor
-from mvrbm.machine import BoltzmannMachine
+from mvrbm.learning.state import TrainState
 
-_TILE, _ROWS = 64, 128  # columns as in `full_kernels`; all tiles of rows divide the other
+_ROWS = 128  # all tiles of rows divide this
 # Entries of W: more than this leave the second-level cache.
 _LARGEST = 2**24
 # Factors up to this size have a kernel for their norms.
@@ -33,133 +32,8 @@ _MOST_CATEGORIES = 64
 _SHARE_OF_MEMORY = 0.25
 _APPLY_BLOCK = 512
 _N_RATES = 5  # as in `triton_kernels`
+_BUSY = 0.65  # fraction of the processors that have to have a tile
 _PIECE = 4096  # samples that are converted at a time
-
-
-@dataclass(frozen=True)
-class FullLayer:
-    """One visible layer: its columns, and the positions of its coupling's parameters."""
-
-    name: str
-    kind: str
-    first: int
-    width: int
-    rows: int
-    columns: int
-    pitch: int
-    rank: int
-    parameters_at: int
-    room_at: int
-    numbers_at: int
-    factor: int  # number of its first factor
-
-    def places(self) -> Tensor:
-        """Return the column of every entry, (rows * columns,)."""
-        rows, columns = torch.arange(self.rows)[:, None], torch.arange(self.columns)
-        return (self.first + rows * self.pitch + columns).flatten()
-
-
-class FullPlan:
-    """Positions of all parameters in the flat array: couplings, visible bias, hidden bias; then room for gradients.
-
-    Couplings that have factors are padded to `ranks`, by the name of their layer; others are dense, with rank 0.
-    """
-
-    def __init__(self, machine: BoltzmannMachine, ranks: Mapping[str, int]) -> None:
-        hidden = machine.hidden.shape
-        self.n_hidden, self.hidden = math.prod(hidden), _padded(math.prod(hidden))
-        self.hidden_rows, self.hidden_columns = math.prod(hidden[:-1]), hidden[-1]
-        self.n_factors = self.visible = self.numbers = self.room = 0
-        self.parameter_at: dict[str, int] = {}  # of every parameter of the couplings
-        self.layers: list[FullLayer] = []
-        size = 0
-        for name, unit in machine.layers.items():
-            rows, columns, rank = math.prod(unit.shape[:-1]), unit.shape[-1], ranks[name]
-            categorical = unit.sampled_as == "categorical"
-            pitch = _power_of_two(columns) if categorical else columns
-            layer = FullLayer(
-                name, str(unit.sampled_as), self.visible, _padded(rows * pitch), rows, columns, pitch, rank, size,
-                self.room, self.numbers, self.n_factors,
-            )  # fmt: skip
-            for key, parameter in machine.links[name].named_parameters():
-                self.parameter_at[f"couplings.{name}.{key}"] = size
-                size += parameter.numel() // len(parameter) * rank if rank else parameter.numel()
-            self.visible += layer.width
-            self.numbers += rows if categorical else rows * columns
-            self.room += self.n_hidden * rows * columns if rank else 0
-            self.n_factors += 2 if rank else 1
-            self.layers.append(layer)
-        self.visible_bias, self.hidden_bias = size, size + self.visible
-        self.size = self.hidden_bias + self.hidden
-
-    def full_at(self, layer: FullLayer) -> int:
-        """Return the position of a layer's full matrix: a dense coupling's own, or that of a gradient of factors."""
-        return self.size + layer.room_at if layer.rank else layer.parameters_at
-
-
-def _padded(size: int, tile: int = _TILE) -> int:
-    return -(-size // tile) * tile
-
-
-def _power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()
-
-
-def factor_rank(link: Coupling) -> int:
-    """Return the number of products of a coupling that is a sum of Kronecker products of two matrices, 0 for others."""
-    factors = link.matrix_factors()
-    return 0 if factors is None else len(factors[0])
-
-
-class FullPacking:
-    """Converts the parameters and momenta of a state to the flat form, and back.
-
-    The plan may have a larger rank than the machine; the terms beyond the machine's own are zero and stay zero.
-    """
-
-    def __init__(self, state: TrainState, plan: FullPlan) -> None:
-        machine, device = state.machine, state.machine.like.device
-        self._places: dict[str, Tensor] = {}
-        self._scales: dict[str, Tensor] = {}
-        for name, parameter in state.learned.items():
-            if is_factor(name):
-                first = plan.parameter_at[name]
-                self._places[name] = torch.arange(first, first + parameter.numel(), device=device)
-        for layer in plan.layers:
-            self._places[f"visible.{layer.name}.bias"] = (plan.visible_bias + layer.places()).to(device)
-            self._scales[f"visible.{layer.name}.bias"] = machine.layers[layer.name].inverse_scale().flatten()
-        self._places["hidden.bias"] = plan.hidden_bias + torch.arange(plan.n_hidden, device=device)
-        self._scales["hidden.bias"] = machine.hidden.inverse_scale().flatten()
-        self.columns = {layer.name: layer.places().to(device) for layer in plan.layers}
-
-    def scale(self, layer: str) -> Tensor:
-        """Return 1 / s of every entry of a visible layer, flat."""
-        return self._scales[f"visible.{layer}.bias"]
-
-    def multiplier(self, like: Tensor, normalised: bool) -> Tensor:
-        """Return the factor of gradients before a step, like a flat array; see :attr:`flat.Packing.multiplier`."""
-        flat = torch.ones_like(like)
-        for name, scale in self._scales.items():
-            flat[self._places[name]] = torch.ones_like(scale) if normalised else scale**2
-        return flat
-
-    @torch.no_grad()
-    def pack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
-        params.zero_()
-        momenta.zero_()
-        for name, parameter in state.learned.items():
-            scale = self._scales.get(name, 1.0)
-            params[self._places[name]] = parameter.flatten() * scale
-            if name in state.momenta:
-                momenta[self._places[name]] = state.momenta[name].flatten() * scale
-
-    @torch.no_grad()
-    def unpack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
-        for name, parameter in state.learned.items():
-            scale, place = self._scales.get(name, 1.0), self._places[name]
-            parameter.copy_((params[place] / scale).view(parameter.shape))
-            momentum = state.momentum_of(name, parameter)
-            momentum.copy_((momenta[place] / scale).view(parameter.shape))
 
 
 class FullMatrixPath(KernelPath):
@@ -193,6 +67,7 @@ class FullMatrixPath(KernelPath):
         precision = precision or ("tf32" if gaussian else "fp16")
         self._dtype = torch.float16 if precision == "fp16" else torch.float32
         self._precision = "tf32" if precision == "fp16" else precision
+        self._exact = "ieee" if precision == "ieee" else "tf32x3"
         self._hidden_gaussian = first.hidden.gaussian
         self._shapes = {name: unit.shape for name, unit in first.layers.items()}
         self._load_data(sources)
@@ -210,6 +85,7 @@ class FullMatrixPath(KernelPath):
         models = 1 if self._shared else self._models
         size = models, self.n_samples, self.plan.visible
         self._data = torch.zeros(size, dtype=self._dtype, device=self._device)
+        self._data[..., -1] = 1
         for number, (source, packing) in enumerate(zip(sources[:models], self._packings, strict=False)):
             for layer in self.plan.layers:
                 unit, raw = source.machine.layers[layer.name], torch.as_tensor(source.whole[layer.name])
@@ -220,14 +96,14 @@ class FullMatrixPath(KernelPath):
 
     def _allocate(self, states: Sequence[TrainState]) -> None:
         plan, models, like = self.plan, self._models, states[0].machine.like
-        self._stride = _padded(plan.size + plan.room)
+        self._stride = padded(plan.size + plan.room)
         self._params, self._momenta = like.new_zeros(2, models, self._stride)[..., : plan.size]
         self._all_gradients = like.new_zeros(models, self._stride)
         self._gradients = self._all_gradients[:, : plan.size]
         self._rates = self.rates(_N_RATES)
         self._clock = torch.zeros(2, dtype=torch.int64, device=self._device)  # number of an update, and of its batch
         # Norms of the factors, each one's gain their sum. The gain of a dense coupling is one.
-        self._terms = _power_of_two(max(1, *(layer.rank for layer in plan.layers)))
+        self._terms = power_of_two(max(1, *(layer.rank for layer in plan.layers)))
         self._gains = like.new_zeros(models, plan.n_factors, self._terms)
         self._gain_of = torch.full((plan.size,), -1, dtype=torch.int32, device=self._device)
         multipliers = like.new_zeros(models, self._stride)
@@ -245,14 +121,15 @@ class FullMatrixPath(KernelPath):
                 self._gain_of[at : at + plan.n_hidden * area] = layer.factor
                 self._gains[:, layer.factor, 0] = 1
         # Rows of data, then rows of chains, each padded with zeros.
-        self._chains_at = _padded(self.batch_size, _ROWS)
-        self._all_rows = self._chains_at + _padded(self._n_chains, _ROWS)
+        self._chains_at = padded(self.batch_size, _ROWS)
+        self._all_rows = self._chains_at + padded(self._n_chains, _ROWS)
 
         def operands(*shape: int) -> Tensor:
             return torch.zeros(models, *shape, dtype=self._dtype, device=self._device)
 
         self._weight, self._new_weight = operands(plan.hidden, plan.visible), operands(plan.hidden, plan.visible)
         self._states, self._means = operands(self._all_rows, plan.visible), operands(self._all_rows, plan.hidden)
+        self._states[..., -1] = 1
         self._samples = operands(self._all_rows - self._chains_at, plan.hidden)
         self._chains = self._states[:, self._chains_at : self._chains_at + self._n_chains]
         # Sums over the rows of data, and over those of chains.
@@ -276,7 +153,7 @@ class FullMatrixPath(KernelPath):
             sizes = plan.n_hidden, layer.rows * layer.columns
             if layer.rank:
                 sizes = plan.hidden_rows * layer.rows, plan.hidden_columns * layer.columns
-            last = first + math.prod(-(-size // _TILE) for size in sizes)
+            last = first + math.prod(-(-size // TILE) for size in sizes)
             rows.append((
                 self._kernels.KINDS.index(layer.kind), layer.first, layer.width, layer.rows, layer.columns,
                 layer.pitch, layer.rank, layer.parameters_at, plan.full_at(layer), layer.numbers_at,
@@ -285,14 +162,14 @@ class FullMatrixPath(KernelPath):
             first = last
         self._layers = tuple(rows)
         self._n_tiles = first
-        self._gathered = min(256, _power_of_two(self.batch_size))
+        self._gathered = min(256, power_of_two(self.batch_size))
         edges = [max(plan.hidden_rows, plan.hidden_columns, p.rows, p.columns) for p in plan.layers if p.rank]
-        self._edge = max(16, _power_of_two(max(edges, default=1)))
-        processors = torch.cuda.get_device_properties(self._device).multi_processor_count if self._graphed else 1
+        self._edge = max(16, power_of_two(max(edges, default=1)))
+        processors = n_processors(self._device)
         self._tile_up = tile_of(self._n_chains, plan.hidden, self._models, processors)
         self._tile_down = tile_of(self._n_chains, plan.visible, self._models, processors)
         self._tile_gradient = tile_of(plan.hidden, plan.visible, self._models, processors)
-        self._product = {"BK": _TILE, "num_warps": 4, "num_stages": 4}
+        self._product = {"BK": TILE, "num_warps": 4, "num_stages": 4}
         # Samples between the orders of two models, and between their data.
         self._strides = self.n_samples, 0 if self._shared else self.n_samples
 
@@ -366,6 +243,7 @@ class FullMatrixPath(KernelPath):
             self._kernels.gather[(self.plan.visible // self._kernels.GATHERED.value, self._models)](
                 self._data, self._order, self._states, self._visible_sums, self._clock, 0, sizes[0], *self._strides,
                 N=self.batch_size, ALL_ROWS=self._all_rows, VISIBLE=self.plan.visible, BG=self._gathered,
+                CENTRED=self._centred,
             )  # fmt: skip
             for batch in range(n):
                 self._launch(batch, sizes[batch], 0 if batch == n - 1 else sizes[batch + 1])
@@ -373,13 +251,27 @@ class FullMatrixPath(KernelPath):
         self._replay((count, sizes[-1]), launch, count)
 
     def _launch(self, batch: int, n_valid: int, n_next: int) -> None:
-        """Launch one update, number `batch` of a series."""
-        persistent, plan, steps = self._persistent, self.plan, self._steps
+        """Launch one update, number `batch` of a series, the next of which has `n_next` samples."""
+        plan = self.plan
         shared = {
-            "CHAINS": self._n_chains, "PERSISTENT": persistent, "ALL_ROWS": self._all_rows,
+            "CHAINS": self._n_chains, "PERSISTENT": self._persistent, "ALL_ROWS": self._all_rows,
             "CHAINS_AT": self._chains_at, "HIDDEN": plan.hidden, "VISIBLE": plan.visible, "STRIDE": self._stride,
             "PRECISION": self._precision,
         }  # fmt: skip
+        self._launch_products(batch, n_valid, shared)
+        self._launch_step(batch, n_valid, shared)
+        self._build(self._new_weight if self._centred else self._weight, batch + 1, n_next)
+        if self._centred:
+            BM, BN = 64, 64
+            self._kernels.compensate[(plan.hidden // BM, plan.visible // BN, self._models)](
+                self._params, self._weight, self._new_weight, self._offset, self._new_offset, self._centre,
+                HIDDEN=plan.hidden, VISIBLE=plan.visible, UNITS=plan.n_hidden, STRIDE=self._stride,
+                VISIBLE_BIAS=plan.visible_bias, FOLLOWS=self._follows, BM=BM, BN=BN,
+            )  # fmt: skip
+
+    def _launch_products(self, batch: int, n_valid: int, shared: dict[str, Any]) -> None:
+        """Launch the hidden means of the data and the chains' steps by products with full matrices."""
+        persistent, plan, steps = self._persistent, self.plan, self._steps
         drawn = {"UNITS": plan.n_hidden, "GAUSSIAN": self._hidden_gaussian, "RECORDED": self._recorded_size}
         random = self._recorded, self._seeds, self._clock, batch, n_valid
 
@@ -390,7 +282,7 @@ class FullMatrixPath(KernelPath):
             self._kernels.upwards[(last - first, plan.hidden // BN, self._models)](
                 self._states, self._weight, self._params[:, plan.hidden_bias :], self._means, self._samples,
                 self._hidden_sums, *random, number, numbers, FIRST_TILE=first, DRAW_DATA=not chains and draw,
-                DRAW_CHAINS=draw, BM=BM, BN=BN, **drawn, **shared, **self._product,
+                DRAW_CHAINS=draw, CENTRED=self._centred, BM=BM, BN=BN, **drawn, **shared, **self._product,
             )  # fmt: skip
 
         for step in range(steps):
@@ -400,15 +292,20 @@ class FullMatrixPath(KernelPath):
             self._kernels.downwards[(-(-self._n_chains // BM), plan.visible // BN, self._models)](
                 self._samples, self._weight, self._params[:, plan.visible_bias :], self._states, self._visible_sums,
                 *random, 2 * step + 1, numbers + self._n_chains * plan.n_hidden, LAYERS=self._layers,
-                LAST=step == steps - 1, RECORDED=self._recorded_size, BM=BM, BN=BN, **shared, **self._product,
+                SUMMED=self._centred and step == steps - 1, RECORDED=self._recorded_size, BM=BM, BN=BN, **shared,
+                **self._product,
             )  # fmt: skip
         upwards(0, 0, data=False, chains=True, draw=False)
+
+    def _launch_step(self, batch: int, n_valid: int, shared: dict[str, Any]) -> None:
+        """Launch the gradient and the step."""
+        plan = self.plan
         BM, BN = self._tile_gradient
         self._kernels.gradients[(plan.hidden // BM, plan.visible // BN, self._models)](
             self._states, self._means, self._visible_sums, self._hidden_sums, self._all_gradients, self._offset,
             self._new_offset, self._centre, n_valid, N=self.batch_size, UNITS=plan.n_hidden, L=plan.hidden_columns,
             VISIBLE_BIAS=plan.visible_bias, LAYERS=self._layers, CENTRED=self._centred, FOLLOWS=self._follows,
-            BM=BM, BN=BN, **shared, **{**self._product, "BK": _TILE},
+            BM=BM, BN=BN, **shared, **{**self._product, "BK": TILE},
         )  # fmt: skip
         for layer in plan.layers:
             if layer.rank:
@@ -416,21 +313,13 @@ class FullMatrixPath(KernelPath):
                 self._kernels.contract[(-(-KI // 128), -(-LJ // 64), self._models)](
                     self._params, self._all_gradients, STRIDE=self._stride, FACTORS_AT=layer.parameters_at,
                     FULL_AT=plan.full_at(layer), KI=KI, LJ=LJ, R=layer.rank,
-                    RANKS=max(16, _power_of_two(layer.rank)), PRECISION=self._precision, BM=128, BN=64,
+                    RANKS=max(16, power_of_two(layer.rank)), PRECISION=self._precision, BM=128, BN=64,
                 )  # fmt: skip
         self._apply[(-(-plan.size // _APPLY_BLOCK), self._models)](
             self._params, self._momenta, self._all_gradients, self._params, self._momenta, self._gains, self._gain_of,
             self._multiplier, self._rates, self._clock, batch, SIZE=plan.size, STRIDE=self._stride,
             N_GAINS=plan.n_factors, TERMS=self._terms, NORMALISED=self._normalised, BLOCK=_APPLY_BLOCK, PDL=False,
         )  # fmt: skip
-        self._build(self._new_weight if self._centred else self._weight, batch + 1, n_next)
-        if self._centred:
-            BM, BN = 64, 64
-            self._kernels.compensate[(plan.hidden // BM, plan.visible // BN, self._models)](
-                self._params, self._weight, self._new_weight, self._offset, self._new_offset, self._centre,
-                HIDDEN=plan.hidden, VISIBLE=plan.visible, UNITS=plan.n_hidden, STRIDE=self._stride,
-                VISIBLE_BIAS=plan.visible_bias, FOLLOWS=self._follows, BM=BM, BN=BN,
-            )  # fmt: skip
 
     def _build(self, weight: Tensor, batch: int = 0, n_next: int = 0) -> None:
         """Launch the full matrices of the present factors, and the copy of the next batch, of `n_next` samples."""
@@ -441,44 +330,31 @@ class FullMatrixPath(KernelPath):
             self._hidden_sums, self._clock, batch, n_next, *self._strides, N=self.batch_size, ALL_ROWS=self._all_rows,
             HIDDEN=plan.hidden, VISIBLE=plan.visible, UNITS=plan.n_hidden, K=plan.hidden_rows, L=plan.hidden_columns,
             STRIDE=self._stride, N_GAINS=plan.n_factors * self._terms, LAYERS=self._layers,
-            NORMALISED=self._normalised, TERMS=self._terms, PRECISION="ieee" if self._precision == "ieee" else "tf32x3",
-            BG=self._gathered, BM=_TILE, BN=_TILE, EDGE=self._edge,
+            NORMALISED=self._normalised, CENTRED=self._centred, TERMS=self._terms,
+            PRECISION=self._exact,
+            BG=self._gathered, BM=TILE, BN=TILE, EDGE=self._edge,
         )  # fmt: skip
 
 
 def tile_of(rows: int, columns: int, models: int, processors: int) -> tuple[int, int]:
     """Return the largest tile of a product of which there are at least as many as processors, or the smallest."""
     for tile in ((64, 64), (64, 32)):
-        if -(-rows // tile[0]) * -(-columns // tile[1]) * models >= 0.75 * processors:
+        if -(-rows // tile[0]) * -(-columns // tile[1]) * models >= _BUSY * processors:
             return tile
     return 32, 32
 
 
 def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
     """Return why the kernels cannot compute a training run's updates, None if they can."""
-    machine, recipe = state.machine, task.recipe
-    if (reason := kernels.unsupported_reason(task, state, source)) is not None:
+    reason = kernels.unsupported_reason(task, state, source) or flat.unsupported_reason(task, state)
+    if reason is not None:
         return reason
-    if task.reference:
-        return "the reference backend was requested"
-    if task.optimizer is not None:
-        return "it has an optimiser or a scheduler of its own"
-    if type(recipe.negative) not in (CD, PCD):  # a subclass may draw in another way
-        return f"its chains are {type(recipe.negative).__name__}"
-    units = [machine.hidden, *machine.layers.values()]
-    if any(unit.sampled_as is None or unit.shape != unit.bias_shape for unit in units):
-        return "it has units other than Bernoulli, Gaussian and categorical ones with one bias per entry"
-    if machine.hidden.sampled_as == "categorical":
-        return "its hidden layer is categorical"
-    if any(unit.absent(machine.like.new_zeros(1, *unit.shape)) is not None for unit in machine.layers.values()):
-        return "its samples differ in length"
-    if any(unit.sampled_as == "categorical" and unit.shape[-1] > _MOST_CATEGORIES for unit in units):
-        return f"it has more than {_MOST_CATEGORIES} categories"
-    if any(unit.learns_statistic for unit in units):
-        return "it learns variances"
-    factors_and_biases = [*machine.couplings.parameters(), *(unit.bias for unit in units)]
-    if not all(parameter.requires_grad for parameter in factors_and_biases):
-        return "some of its parameters are frozen"
+    machine = state.machine
+    for unit in machine.layers.values():
+        if unit.learns_statistic:
+            return "it learns variances"
+        if unit.sampled_as == "categorical" and unit.shape[-1] > _MOST_CATEGORIES:
+            return f"it has more than {_MOST_CATEGORIES} categories"
     for link in machine.links.values():
         factors = link.matrix_factors()
         if factors is None and not link.is_full:

@@ -5,7 +5,9 @@ A coupling of rank R takes R products of small matrices per sample. From some ra
 :math:`\partial U_r = \sum_{lj} G_{kl,ij} V_r^{lj}` and :math:`\partial V_r = \sum_{ki} G_{kl,ij} U_r^{ki}`.
 
 Layers are in units of their statistic (Gaussian: x / s). All visible layers are columns of one array, (rows, VISIBLE),
-each from a multiple of `TILE` on and padded with zeros; `W` is (HIDDEN, VISIBLE), also padded. The flat parameters of a
+each from a multiple of `TILE` on and padded with zeros, but for the last column, of ones; hidden means have a one after
+the last unit. So the products of the gradient contain the sums that biases need. `W` is (HIDDEN, VISIBLE), padded with
+zeros, as are the rows of states beyond the data and beyond the chains. The flat parameters of a
 model, `STRIDE` numbers apart, are those of all couplings, the padded visible bias, the padded hidden bias, and then
 room for full matrices: the full `W` of couplings that this file has no product for, and in the gradient its `G`.
 
@@ -44,19 +46,19 @@ PROGRAMS, END = tl.constexpr(11), tl.constexpr(12)  # number of its first progra
 @triton.jit(do_not_specialize=["batch", "n_valid"])
 def gather(
     data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, N: tl.constexpr,
-    ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr,
+    ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """Copy the samples of batch `batch` to the first rows of the states, and sum them up."""
     _gather(
         data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tl.program_id(0),
-        tl.program_id(1), N, ALL_ROWS, VISIBLE, BG,
+        tl.program_id(1), N, ALL_ROWS, VISIBLE, BG, CENTRED,
     )  # fmt: skip
 
 
 @triton.jit
 def _gather(
     data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tile, model, N: tl.constexpr,
-    ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr,
+    ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     columns = tile * GATHERED + tl.arange(0, GATHERED)
     order += model * order_stride + (tl.load(clock + 1) + batch) * N
@@ -67,8 +69,10 @@ def _gather(
         x = tl.load(data + row[:, None] * VISIBLE + columns[None, :], mask=(rows < n_valid)[:, None], other=0.0)
         target = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + columns[None, :]
         tl.store(target, x, mask=(rows < N)[:, None])
-        total += tl.sum(x.to(tl.float32), 0)
-    tl.store(sums + model * (2 * VISIBLE) + columns, total)
+        if CENTRED:
+            total += tl.sum(x.to(tl.float32), 0)
+    if CENTRED:
+        tl.store(sums + model * (2 * VISIBLE) + columns, total)
 
 
 @triton.jit(do_not_specialize=["batch", "n_valid", "draw"])
@@ -76,8 +80,9 @@ def upwards(
     states, weight, bias, means, samples, sums, recorded, seeds, clock, batch, n_valid, draw, numbers_at,
     CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
     VISIBLE: tl.constexpr, UNITS: tl.constexpr, STRIDE: tl.constexpr, GAUSSIAN: tl.constexpr,
-    PERSISTENT: tl.constexpr, FIRST_TILE: tl.constexpr, DRAW_DATA: tl.constexpr, DRAW_CHAINS: tl.constexpr,
-    RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PERSISTENT: tl.constexpr, CENTRED: tl.constexpr, FIRST_TILE: tl.constexpr, DRAW_DATA: tl.constexpr,
+    DRAW_CHAINS: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """Compute means or draws of the hidden layer for tiles of states, from `FIRST_TILE` on.
 
@@ -102,14 +107,17 @@ def upwards(
     field += tl.load(bias + model * STRIDE + columns)[None, :]
     own = rows if of_data else rows - CHAINS_AT
     n_chains = CHAINS if PERSISTENT else n_valid
-    exists = (columns < UNITS)[None, :] & (own < (n_valid if of_data else n_chains))[:, None]
+    valid = own < (n_valid if of_data else n_chains)
+    exists = (columns < UNITS)[None, :] & valid[:, None]
     drawing = tl.where(of_data, 1 if DRAW_DATA else 0, 1 if DRAW_CHAINS else 0)
     if of_data | (drawing == 0):
         value = tl.where(exists, mean(field, GAUSSIAN), 0.0)
+        one = (columns == UNITS)[None, :] & valid[:, None]
         target = means + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * HIDDEN + columns[None, :]
-        tl.store(target, value.to(means.dtype.element_ty))
-        total = sums + model * (2 * HIDDEN) + (0 if of_data else HIDDEN) + columns
-        tl.atomic_add(total, tl.sum(value, 0), mask=columns < UNITS, sem="relaxed")
+        tl.store(target, tl.where(one, 1.0, value).to(means.dtype.element_ty))
+        if CENTRED:
+            total = sums + model * (2 * HIDDEN) + (0 if of_data else HIDDEN) + columns
+            tl.atomic_add(total, tl.sum(value, 0), mask=columns < UNITS, sem="relaxed")
     if drawing > 0:
         numbers = recorded + (tl.load(clock + 1) + batch) * RECORDED + numbers_at
         drawn = _draw(
@@ -156,10 +164,10 @@ def _draw_categories(field, key, update, draw, tile, recorded, at, exists, SITES
 def downwards(
     samples, weight, bias, states, sums, recorded, seeds, clock, batch, n_valid, draw, numbers_at,
     CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
-    VISIBLE: tl.constexpr, STRIDE: tl.constexpr, LAYERS: tl.constexpr, PERSISTENT: tl.constexpr, LAST: tl.constexpr,
+    VISIBLE: tl.constexpr, STRIDE: tl.constexpr, LAYERS: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr,
     RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Draw all visible layers of the chains, given draws of the hidden layer, and sum up the `LAST` draws."""
+    """Draw all visible layers of the chains, given draws of the hidden layer, and add up draws where `SUMMED`."""
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = tile_m * BM + tl.arange(0, BM)
     columns = tile_n * BN + tl.arange(0, BN)
@@ -186,34 +194,33 @@ def downwards(
         if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
             site, place = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
-            exists = exist[:, None] & ((site < LAYERS[m][ROWS]) & (place < LAYERS[m][COLUMNS]))[None, :]
+            real = (site < LAYERS[m][ROWS]) & (place < LAYERS[m][COLUMNS])
+            exists = exist[:, None] & real[None, :]
             numbers = recorded + CHAINS * LAYERS[m][NUMBERS]
             if LAYERS[m][KIND] == 2:
                 SITES: tl.constexpr = BN // LAYERS[m][PITCH]
                 first_site = (tile_n * BN - LAYERS[m][FIRST]) // LAYERS[m][PITCH] + tl.arange(0, SITES)
                 numbers += rows[:, None] * LAYERS[m][ROWS] + first_site[None, :]
                 categories = tl.arange(0, LAYERS[m][PITCH]) < LAYERS[m][COLUMNS]
-                there = (
-                    exist[:, None, None] & (first_site < LAYERS[m][ROWS])[None, :, None] & categories[None, None, :]
-                )
+                there = exist[:, None, None] & (first_site < LAYERS[m][ROWS])[None, :, None] & categories[None, None, :]
                 drawn = _draw_categories(
                     tl.reshape(field, [BM, SITES, LAYERS[m][PITCH]]), key, update, draw, tile, numbers, rows, there,
                     SITES, LAYERS[m][PITCH], RECORDED, BM,
                 )  # fmt: skip
-                _keep_draws(tl.reshape(drawn, [BM, BN]), exists, target, sums, LAST)
+                _keep_draws(tl.reshape(drawn, [BM, BN]), exist, real, target, sums, SUMMED)
             else:
                 numbers += rows[:, None] * (LAYERS[m][ROWS] * LAYERS[m][COLUMNS]) + own[None, :]
                 drawn = _draw(field, key, update, draw, tile, numbers, exists, LAYERS[m][KIND] == 1, RECORDED, BM, BN)
-                _keep_draws(drawn, exists, target, sums, LAST)
+                _keep_draws(drawn, exist, real, target, sums, SUMMED)
 
 
 @triton.jit
-def _keep_draws(drawn, exists, target, sums, LAST: tl.constexpr):
-    """Store draws, zeros where there are none, and add them to their sums."""
-    drawn = tl.where(exists, drawn, 0.0)
-    tl.store(target, drawn.to(target.dtype.element_ty))
-    if LAST:
-        tl.atomic_add(sums, tl.sum(drawn, 0), sem="relaxed")
+def _keep_draws(drawn, exist, real, target, sums, SUMMED: tl.constexpr):
+    """Store draws in columns that are real, zeros in rows that do not exist, and add them to their sums."""
+    drawn = tl.where(exist[:, None], drawn, 0.0)
+    tl.store(target, drawn.to(target.dtype.element_ty), mask=real[None, :])
+    if SUMMED:
+        tl.atomic_add(sums, tl.sum(drawn, 0), mask=real, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["n_valid"])
@@ -236,7 +243,7 @@ def gradients(
     h = means + (model.to(tl.int64) * ALL_ROWS + within[None, :]) * HIDDEN + units[:, None]
     x = states + (model.to(tl.int64) * ALL_ROWS + within[:, None]) * VISIBLE + columns[None, :]
     G = tl.zeros([BM, BN], tl.float32)
-    for k in range(0, CHAINS_AT, BK):
+    for k in range(0, N, BK):
         G = tl.dot(tl.load(h + k * HIDDEN), tl.load(x + k * VISIBLE), acc=G, input_precision=PRECISION)
     # A short batch counts in proportion.
     per_sample = 1.0 / N
@@ -244,20 +251,20 @@ def gradients(
     if PERSISTENT:
         per_chain = n_valid.to(tl.float32) / (N * CHAINS)
     G *= -per_sample / per_chain
-    for k in range(CHAINS_AT, ALL_ROWS, BK):
+    for k in range(CHAINS_AT, CHAINS_AT + CHAINS, BK):
         G = tl.dot(tl.load(h + k * HIDDEN), tl.load(x + k * VISIBLE), acc=G, input_precision=PRECISION)
     G *= per_chain
-    visible_sums += model * (2 * VISIBLE) + columns
-    hidden_sums += model * (2 * HIDDEN) + units
-    of_data = tl.load(hidden_sums)
-    of_visible = per_chain * tl.load(visible_sums + VISIBLE) - per_sample * tl.load(visible_sums)
-    of_hidden = per_chain * tl.load(hidden_sums + HIDDEN) - per_sample * of_data
     gradient += model.to(tl.int64) * STRIDE
-    if tile_m == 0:
-        tl.store(gradient + VISIBLE_BIAS + columns, of_visible)
-    if tile_n == 0:
-        tl.store(gradient + VISIBLE_BIAS + VISIBLE + units, of_hidden)
     if CENTRED:
+        visible_sums += model * (2 * VISIBLE) + columns
+        hidden_sums += model * (2 * HIDDEN) + units
+        of_data = tl.load(hidden_sums)
+        of_visible = per_chain * tl.load(visible_sums + VISIBLE) - per_sample * tl.load(visible_sums)
+        of_hidden = per_chain * tl.load(hidden_sums + HIDDEN) - per_sample * of_data
+        if tile_m == 0:
+            tl.store(gradient + VISIBLE_BIAS + columns, of_visible, mask=columns < VISIBLE - 1)
+        if tile_n == 0:
+            tl.store(gradient + VISIBLE_BIAS + VISIBLE + units, of_hidden, mask=units < UNITS)
         mu = tl.load(centre + model * VISIBLE + columns)
         G -= of_hidden[:, None] * mu[None, :]
         if FOLLOWS:
@@ -268,6 +275,11 @@ def gradients(
             G -= follow[:, None] * of_visible[None, :]
             if tile_n == 0:
                 tl.store(new_offset + model * HIDDEN + units, follow)
+    else:
+        to_visible = gradient + VISIBLE_BIAS + columns[None, :] + 0 * units[:, None]
+        tl.store(to_visible, G, mask=(units == UNITS)[:, None] & (columns < VISIBLE - 1)[None, :])
+        to_hidden = gradient + VISIBLE_BIAS + VISIBLE + units[:, None] + 0 * columns[None, :]
+        tl.store(to_hidden, G, mask=(units < UNITS)[:, None] & (columns == VISIBLE - 1)[None, :])
     for m in tl.static_range(len(LAYERS)):
         if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
@@ -314,8 +326,8 @@ def build(
     weights, weight, gains, data, order, states, visible_sums, hidden_sums, clock, batch, n_next, order_stride,
     data_stride, N: tl.constexpr, ALL_ROWS: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr,
     UNITS: tl.constexpr, K: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr,
-    LAYERS: tl.constexpr, NORMALISED: tl.constexpr, TERMS: tl.constexpr, PRECISION: tl.constexpr, BG: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
+    LAYERS: tl.constexpr, NORMALISED: tl.constexpr, CENTRED: tl.constexpr, TERMS: tl.constexpr, PRECISION: tl.constexpr,
+    BG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """Form the full matrices of all couplings, as operands, and the norms of their factors; fetch the next batch.
 
@@ -329,7 +341,7 @@ def build(
         if n_next > 0:
             _gather(
                 data, order, states, visible_sums, clock, batch, n_next, order_stride, data_stride, program, model, N,
-                ALL_ROWS, VISIBLE, BG,
+                ALL_ROWS, VISIBLE, BG, CENTRED,
             )  # fmt: skip
         columns = program * GATHERED + tl.arange(0, GATHERED)
         nothing = tl.zeros([GATHERED], tl.float32)
@@ -373,25 +385,36 @@ def build(
                 W = tl.minimum(tl.maximum(W, -60000.0), 60000.0)
             tl.store(weight + LAYERS[m][FIRST] + at, W.to(weight.dtype.element_ty), mask=inside)
     number = program - LAYERS[len(LAYERS) - 1][END]
-    if NORMALISED and number >= 0:
-        row, column = tl.arange(0, EDGE)[:, None], tl.arange(0, EDGE)[None, :]
+    if NORMALISED:
         for m in tl.static_range(len(LAYERS)):
             if LAYERS[m][RANK] > 0:
-                first = number - LAYERS[m][GAINS]
-                if (first >= 0) & (first < 2 * TERMS) & (first % TERMS < LAYERS[m][RANK]):
-                    height, width = K, LAYERS[m][ROWS]
-                    place = LAYERS[m][FACTORS]
-                    if first >= TERMS:
-                        place += LAYERS[m][RANK] * K * LAYERS[m][ROWS]
-                        height, width = L, LAYERS[m][COLUMNS]
-                    at = place + (first % TERMS * height + row) * width + column
-                    matrix = tl.load(weights + at, mask=(row < height) & (column < width), other=0.0)
-                    gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
-                    gram = tl.dot(gram, gram, input_precision=PRECISION)
-                    norm = tl.sqrt(tl.sqrt(tl.sum(gram * gram)))
-                    # The norms of U make the gain of V, and those of V the gain of U.
-                    partner = tl.where(first < TERMS, first + TERMS, first - TERMS)
-                    tl.store(gains + model * N_GAINS + LAYERS[m][GAINS] + partner, norm)
+                add_norm(
+                    weights + LAYERS[m][FACTORS], gains + model * N_GAINS + LAYERS[m][GAINS],
+                    number - LAYERS[m][GAINS], LAYERS[m][RANK], K, LAYERS[m][ROWS], L, LAYERS[m][COLUMNS], TERMS, EDGE,
+                    PRECISION,
+                )  # fmt: skip
+
+
+@triton.jit
+def add_norm(
+    factors, gains, number, RANK_: tl.constexpr, K: tl.constexpr, I: tl.constexpr, L: tl.constexpr, J: tl.constexpr,
+    TERMS: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Store one term of the gains of U and V: a squared norm, as `couplings.base.squared_norms` has it."""
+    r = number % TERMS
+    if (number >= 0) & (number < 2 * TERMS) & (r < RANK_):
+        row, column = tl.arange(0, EDGE)[:, None], tl.arange(0, EDGE)[None, :]
+        height, width = K, I
+        if number >= TERMS:
+            factors += RANK_ * K * I
+            height, width = L, J
+        inside = (row < height) & (column < width)
+        matrix = tl.load(factors + (r * height + row) * width + column, mask=inside, other=0.0)
+        gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
+        gram = tl.dot(gram, gram, input_precision=PRECISION)
+        # The norms of U make the gain of V, and those of V the gain of U.
+        partner = tl.where(number < TERMS, number + TERMS, r)
+        tl.store(gains + partner, tl.sqrt(tl.sqrt(tl.sum(gram * gram))))
 
 
 @triton.jit

@@ -61,6 +61,30 @@ class KernelPath(EpochPath):
         # Tests put random numbers here, so many per update.
         self._recorded, self._recorded_size = states[0].machine.like.new_zeros(1), 0
 
+    def continues_with(self, tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source]) -> bool:
+        """Take over other data and states of the same shapes, in the memory that the graphs read and write."""
+        if [task.recipe for task in tasks] != self._recipes:
+            return False
+        other = type(self)(tasks, states, sources)
+        if other._layout() != self._layout():
+            return False
+        for mine, new in zip(self._tensors(), other._tensors(), strict=True):
+            mine.copy_(new)
+        self._packings = other._packings
+        self._check(states)
+        return True
+
+    def _tensors(self) -> list[Tensor]:
+        """Return everything that kernels read and write."""
+        values = [value if isinstance(value, list) else [value] for _, value in sorted(vars(self).items())]
+        return [tensor for some in values for tensor in some if isinstance(tensor, Tensor)]
+
+    def _layout(self) -> list[object]:
+        """Return everything that graphs depend on but the values of tensors."""
+        plain = [(name, value) for name, value in sorted(vars(self).items()) if isinstance(value, int | float | str)]
+        tensors = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in self._tensors()]
+        return [*[pair for pair in plain if pair[0] != "_unchecked"], *tensors]
+
     # -- from and to the states -------------------------------------------------------------------
 
     def load(self, states: Sequence[TrainState]) -> None:

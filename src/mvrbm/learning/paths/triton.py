@@ -3,13 +3,13 @@
 Several machines of the same shapes can be trained together. The kernels are in `triton_kernels` and `triton_tiled`.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from mvrbm.couplings.base import equalise_norms
+from mvrbm.devices import n_processors
 from mvrbm.learning.data import Source
 from mvrbm.learning.paths import flat, kernels
 from mvrbm.learning.paths.base import Task
@@ -26,6 +26,8 @@ _PROGRAMS_PER_PROCESSOR, _FREE = 4, 0.95
 # At 256, products of one sample by one program are slower than PyTorch's of whole batches; at 128, much faster.
 _WIDEST = 128
 _APPLY_BLOCK = 256
+# Products of a coupling that are stacked; more of them do not fit the registers.
+_MOST_RANKS, _STACKED_PER_FOUR_WARPS = 8, 4
 # Every model's parameters begin at a multiple of this: numbers are read four at a time.
 _ALIGNMENT = 16
 
@@ -50,10 +52,10 @@ class TritonPath(KernelPath):
         *,
         precision: str | None = None,
     ) -> None:
-        from mvrbm.learning.paths import triton_kernels, triton_tiled
+        from mvrbm.learning.paths import stacked_kernel, triton_kernels, triton_tiled
 
         super().__init__(tasks, states, sources)
-        self._kernels, self._tiled = triton_kernels, triton_tiled
+        self._kernels, self._tiled, self._stacked_kernel = triton_kernels, triton_tiled, stacked_kernel
         first = states[0]
         units = [first.machine.hidden, *first.machine.layers.values()]
         precision = precision or ("tf32" if any(unit.sampled_as == "gaussian" for unit in units) else "fp16")
@@ -62,8 +64,8 @@ class TritonPath(KernelPath):
         plan = self.plan = Plan.of(first.machine, rank if self._models > 1 else None)
         self._packings = [Packing(state, plan, normalised=self._normalised) for state in states]
         self._load_data(states, sources)
-        self._allocate(states)
         self._choose()
+        self._allocate(states)
         self.load(states)
         self._check(states)
 
@@ -89,8 +91,9 @@ class TritonPath(KernelPath):
         self._all_gradients = like.new_zeros(3, models, self._stride)[..., :size]
         self._params, self._momenta, self._gradients = self._all_params[0], self._all_momenta[0], self._all_gradients[0]
         self._n_gains = 2 * len(self.plan.layers)
-        room = -(-models * self._n_gains // _ALIGNMENT) * _ALIGNMENT
-        self._all_gains = like.new_ones(2, room)[:, : models * self._n_gains].unflatten(1, (models, self._n_gains))
+        room = -(-models * self._n_gains * self._stacked // _ALIGNMENT) * _ALIGNMENT
+        gains = like.new_zeros(2, room)[:, : models * self._n_gains * self._stacked]
+        self._all_gains = gains.unflatten(1, (models, self._n_gains, self._stacked))
         self._rates = self.rates(self._kernels.N_RATES.value)
         self._clock = torch.zeros((), dtype=torch.int64, device=self._device)
         self._multiplier = like.new_zeros(models, self._stride)[:, :size]
@@ -107,25 +110,28 @@ class TritonPath(KernelPath):
         plan, tile_of, first = self.plan, self._kernels.tile_of, self.plan.layers[0]
         sizes = (first.rows, first.columns, plan.hidden_rows, plan.hidden_columns)
         self._tiles = tuple(tile_of(size) for size in sizes)
-        self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE
+        self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE and first.rank <= _MOST_RANKS
+        # Terms that the small kernel stacks, a power of two.
+        self._stacked = 1 << (first.rank - 1).bit_length() if self._small else 1
         self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
-        gpu = torch.cuda.get_device_properties(self._device) if self._graphed else None
-        processors = math.inf if gpu is None else gpu.multi_processor_count
+        processors = n_processors(self._device) if self._graphed else 10**9
         full = self._rows * self._models > _FULL * processors
         # Fits the registers of two warps: small tiles, and products that take no further registers.
         light = self._small and max(self._tiles) <= 32 and self._precision == "tf32"
-        self._warps = 2 if light and full else 4
+        self._warps = (
+            2 if light and full and self._stacked == 1 else 8 if self._stacked > _STACKED_PER_FOUR_WARPS else 4
+        )
         self._samples = 1
-        if light and full and first.rank == 1:
-            at_a_time = int(_FREE * _PROGRAMS_PER_PROCESSOR * processors)
+        if light and full:
+            at_a_time = int(_FREE * _PROGRAMS_PER_PROCESSOR * processors) if self._stacked == 1 else 2 * processors
             self._samples = fewest_waves(self._rows, self._models, at_a_time)
         # On a GPU that is not full, every program makes the step for itself: one launch less per update.
         self._late_steps = light and first.rank == 1 and not full
-        self._options = {"launch_pdl": True} if self._overlapping and self._small else {}
+        self._options = {"launch_pdl": True} if self._overlapping and self._small and self._stacked == 1 else {}
         if not self._small:
             self._half = max(layer.rows for layer in plan.layers) * plan.hidden_columns
             room = 2 * plan.states + 3 * plan.hidden_area + self._half
-            self._scratch = self._params.new_zeros(self._models * self._rows * room)
+            self._scratch = torch.zeros(self._models * self._rows * room, device=self._device)
             self._tile = min(_LARGEST_TILE, max(tile_of(max(layer.rows, layer.columns)) for layer in plan.layers))
 
     @torch.no_grad()
@@ -171,7 +177,9 @@ class TritonPath(KernelPath):
         for number in range(count):
             batch = first + number
             n_valid = min(self.batch_size, self.n_samples - batch * self.batch_size)
-            if self._small:
+            if self._stacked > 1:
+                self._launch_stacked(batch, n_valid)
+            elif self._small:
                 self._launch_small(number, batch, n_valid)
             else:
                 if self._normalised:
@@ -196,14 +204,29 @@ class TritonPath(KernelPath):
             self._multiplier, self._rates, self._clock, self._seeds, self._chains, self._recorded,
             self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
             0 if self._shared else self.n_samples * layer.area,
-            N=self.batch_size, CHAINS=self._n_chains, RANK=layer.rank,
-            SAMPLES=self._samples, STRIDE=self._stride,
+            N=self.batch_size, CHAINS=self._n_chains, SAMPLES=self._samples, STRIDE=self._stride,
             I=layer.rows, J=layer.columns, K=plan.hidden_rows, L=plan.hidden_columns,
             BI=self._tiles[0], BJ=self._tiles[1], BK=self._tiles[2], BL=self._tiles[3],
             STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
             HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
             RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, PENDING=turn > 0,
             KEEPER=keeper, PDL=self._overlapping, num_warps=self._warps, **self._options,
+        )  # fmt: skip
+
+    def _launch_stacked(self, batch: int, n_valid: int) -> None:
+        """Launch the gradient of an update of a coupling of several products."""
+        plan, layer, tiles = self.plan, self.plan.layers[0], self._tiles
+        programs = -(-self._rows // self._samples) + (2 * self._stacked if self._normalised else 0)
+        self._stacked_kernel.stacked_step[(programs, self._models)](
+            self._data[0], self._order, self._params, self._gradients, self._all_gains[0], self._clock, self._seeds,
+            self._chains, self._recorded, self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
+            0 if self._shared else self.n_samples * layer.area, N=self.batch_size, CHAINS=self._n_chains,
+            RANK=layer.rank, R=self._stacked, SAMPLES=self._samples, STRIDE=self._stride, I=layer.rows,
+            J=layer.columns, K=plan.hidden_rows, L=plan.hidden_columns, BI=tiles[0], BJ=tiles[1], BK=tiles[2],
+            BL=tiles[3], STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
+            HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
+            RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, EDGE=max(tiles),
+            num_warps=self._warps,
         )  # fmt: skip
 
     def _launch_tiled(self, batch: int, n_valid: int) -> None:
@@ -228,14 +251,15 @@ class TritonPath(KernelPath):
         self._kernels.apply[(self._kernels.n_programs(size, _APPLY_BLOCK), self._models)](
             self._all_params[last % 2], self._all_momenta[last % 2], self._all_gradients[last % 3], self._params,
             self._momenta, self._all_gains[last % 2], self._gain_of, self._multiplier, self._rates, self._clock, batch,
-            SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, TERMS=1, NORMALISED=self._normalised,
-            BLOCK=_APPLY_BLOCK, PDL=self._overlapping and self._small, num_warps=2, **self._options,
+            SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, TERMS=self._stacked,
+            NORMALISED=self._normalised, BLOCK=_APPLY_BLOCK, PDL=bool(self._options), num_warps=2, **self._options,
         )  # fmt: skip
 
     def _compute_gains(self) -> None:
         """Compute the gains of all factors, as `Kronecker.gains` does."""
         for gains, params in zip(self._all_gains[0], self._params, strict=True):
-            gains.copy_(torch.stack(factor_gains([factors for *factors, _ in self.plan.split(params)[0]])))
+            found = factor_gains([factors for *factors, _ in self.plan.split(params)[0]])
+            gains[:, 0] = torch.stack(found)
 
 
 def fewest_waves(rows: int, models: int, at_a_time: int) -> int:
@@ -258,3 +282,23 @@ def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | N
     units = [state.machine.hidden, *state.machine.layers.values()]
     too_wide = max(max(unit.shape) for unit in units) > _WIDEST
     return reason or (f"it has matrices wider than {_WIDEST}" if too_wide else None)
+
+
+def slower_reason(plan: Plan, rows: int, models: int, processors: int) -> str | None:
+    """Return why products with full matrices are faster, None if they are not.
+
+    Each of `models` machines has `rows` samples or chains per update. Times are in microseconds, as measured on an
+    H200: those of one program per sample grow with the rank and the number of programs that a processor has to run one
+    after another, those of full matrices hardly.
+    """
+    first = plan.layers[0]
+    small = len(plan.layers) == 1 and max(first.rows, first.columns, plan.hidden_rows, plan.hidden_columns) <= 32
+    if not small or first.rank > _MOST_RANKS:
+        K, L = plan.hidden_rows, plan.hidden_columns
+        products = sum(p.rank * (K * p.area + K * L * p.columns) for p in plan.layers)
+        entries = plan.hidden_area * plan.states
+        return "the full matrices have few more entries than products take" if entries <= 4 * products else None
+    per_processor = 2 if first.rank <= _STACKED_PER_FOUR_WARPS else 1
+    waves = -(-rows * models // (per_processor * processors))
+    full = 25 + 0.025 * rows * models
+    return "it takes many programs per processor" if first.rank > 1 and waves * (4 + 2 * first.rank) > full else None

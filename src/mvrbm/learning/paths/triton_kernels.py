@@ -25,8 +25,8 @@ N_RATES = tl.constexpr(5)  # rates of factors and of biases, momentum, weight de
 
 
 @triton.jit
-def _sample(data, order, scales, shifts, i, n_valid, at, inside, AREA: tl.constexpr, BYTE_SCALE: tl.constexpr,
-            GAUSSIAN: tl.constexpr):  # fmt: skip
+def load_sample(data, order, scales, shifts, i, n_valid, at, inside, AREA: tl.constexpr, BYTE_SCALE: tl.constexpr,
+                GAUSSIAN: tl.constexpr):  # fmt: skip
     """Return sample i of a batch, in units of its statistic around its offset; zeros beyond the end of the batch."""
     if i < n_valid:
         row = tl.load(order + i).to(tl.int64)
@@ -116,14 +116,14 @@ def small_step(
     data, order, weights, momenta, pending, gradients, new_weights, new_momenta, cleared, gains, new_gains,
     multiplier, rates, clock, seeds, chains, recorded, load_scale, load_shift,
     batch, n_valid, order_stride, data_stride,
-    N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr, SAMPLES: tl.constexpr, STRIDE: tl.constexpr,
+    N: tl.constexpr, CHAINS: tl.constexpr, SAMPLES: tl.constexpr, STRIDE: tl.constexpr,
     I: tl.constexpr, J: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
     STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
     BYTE_SCALE: tl.constexpr, NORMALISED: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr,
     HALVES: tl.constexpr, PENDING: tl.constexpr, KEEPER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute one batch's gradient, for one layer whose sizes fit one tile each.
+    """Compute one batch's gradient, for one layer whose sizes fit one tile each, and rank 1.
 
     Program (p, s) takes `SAMPLES` samples of model s, one after another, and keeps their gradient in registers.
 
@@ -137,11 +137,10 @@ def small_step(
     sums over, X' and Y' being the second operand of every product but those of the gradient. Beyond a layer's edges
     states are arbitrary: factors are zero there.
     """
-    tl.static_assert(RANK == 1 or not PENDING, "pending steps require rank 1")
     program = tl.program_id(0)
     model = tl.program_id(1)
-    AT_V: tl.constexpr = RANK * K * I
-    AT_B: tl.constexpr = RANK * (K * I + L * J)
+    AT_V: tl.constexpr = K * I
+    AT_B: tl.constexpr = K * I + L * J
     AT_C: tl.constexpr = AT_B + I * J
     ROWS: tl.constexpr = CHAINS if PERSISTENT else N
     OPERAND: tl.constexpr = tl.float16 if HALVES else tl.float32
@@ -173,7 +172,9 @@ def small_step(
     if HIDDEN_GAUSSIAN:
         scale_c = tl.load(multiplier + AT_C + at_y, mask=in_y, other=0.0)
     if SAMPLES == 1:
-        x0 = _sample(data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN)
+        x0 = load_sample(
+            data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
+        )
         to_y = numbers_of(key, update, i, 0, recorded, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
         to_x = numbers_of(
             key, update, i, 1, recorded + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ
@@ -190,8 +191,8 @@ def small_step(
         V, _ = _parameter(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
         B, _ = _parameter(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
         C, _ = _parameter(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
-        u, size_u = _operand(U, HALVES)
-        v, size_v = _operand(V, HALVES)
+        u, size_u = operand(U, HALVES)
+        v, size_v = operand(V, HALVES)
         size = _both(size_u, size_v)
         grad_u, grad_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
         grad_b, grad_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
@@ -204,12 +205,11 @@ def small_step(
         for s in range(SAMPLES):
             if SAMPLES > 1:
                 i = program * SAMPLES + s
-                x0 = _sample(
+                x0 = load_sample(
                     data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
                 )
             x0_t = tl.trans(x0).to(OPERAND)
             field = _up(x0_t, u, v, size, C, PRECISION)
-            field = _more_up(field, x0_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES, PRECISION)
             positive = tl.where(i < n_valid, 1.0 / largest, 0.0)
             h0 = -positive * mean(field, HIDDEN_GAUSSIAN)
             x1, x1_t = x0, x0_t
@@ -218,7 +218,6 @@ def small_step(
                 x1 = _fresh(state, in_x & (i < CHAINS))
                 x1_t = tl.trans(x1).to(OPERAND)
                 field = _up(x1_t, u, v, size, C, PRECISION)
-                field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES, PRECISION)
                 negative = tl.where(i < CHAINS, weight / largest, 0.0)
             else:
                 negative = positive
@@ -231,9 +230,6 @@ def small_step(
                 y = draw_layer(field, to_y, HIDDEN_GAUSSIAN)
                 y_t = tl.trans(y).to(OPERAND)
                 towards = _down(y_t, u, v, size, B, PRECISION)
-                for r in range(1, RANK):
-                    u_r, v_r, size_u_r, size_v_r = _term(now, r, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES)
-                    towards = _down(y_t, u_r, v_r, _both(size_u_r, size_v_r), towards, PRECISION)
                 if SAMPLES > 1 or step > 0:
                     to_x = numbers_of(
                         key, update, i, 2 * step + 1, here + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN,
@@ -242,7 +238,6 @@ def small_step(
                 x1 = draw_layer(towards, to_x, VISIBLE_GAUSSIAN)
                 x1_t = tl.trans(x1).to(OPERAND)
                 field = _up(x1_t, u, v, size, C, PRECISION)
-                field = _more_up(field, x1_t, now, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES, PRECISION)
             h1 = negative * mean(field, HIDDEN_GAUSSIAN)
             if PERSISTENT:
                 tl.store(state, x1, mask=in_x & (i < CHAINS))
@@ -250,15 +245,6 @@ def small_step(
             grad_c += h0 + h1
             grad_u, grad_v = _add_slopes(x0, x0_t, h0, u, v, grad_u, grad_v, PRECISION)
             grad_u, grad_v = _add_slopes(x1, x1_t, h1, u, v, grad_u, grad_v, PRECISION)
-            for r in range(1, RANK):
-                u_r, v_r, size_u_r, size_v_r = _term(now, r, at_u, in_u, at_v, in_v, RANK, K * I, L * J, HALVES)
-                more_u, more_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
-                more_u, more_v = _add_slopes(x0, x0_t, h0, u_r, v_r, more_u, more_v, PRECISION)
-                more_u, more_v = _add_slopes(x1, x1_t, h1, u_r, v_r, more_u, more_v, PRECISION)
-                tl.atomic_add(mine + r * K * I + at_u, more_u * (largest * size_v_r / N), mask=in_u, sem="relaxed")
-                tl.atomic_add(
-                    mine + AT_V + r * L * J + at_v, more_v * (largest * size_u_r / N), mask=in_v, sem="relaxed"
-                )
         tl.atomic_add(mine + AT_B + at_x, grad_b * (largest / N), mask=in_x, sem="relaxed")
         tl.atomic_add(mine + AT_C + at_y, grad_c * (largest / N), mask=in_y, sem="relaxed")
         tl.atomic_add(mine + at_u, grad_u * (largest * size_v / N), mask=in_u, sem="relaxed")
@@ -278,9 +264,6 @@ def small_step(
             _keep(new_weights, new_momenta, cleared, AT_C + at_y, in_y, C, of_c)
         if NORMALISED:
             norm_u, norm_v = _schatten(U), _schatten(V)
-            for r in range(1, RANK):
-                norm_u += _schatten(_factor(now, r, K * I, at_u, in_u))
-                norm_v += _schatten(_factor(now + AT_V, r, L * J, at_v, in_v))
             tl.store(new_gains + model * 2, norm_v)
             tl.store(new_gains + model * 2 + 1, norm_u)
 
@@ -306,15 +289,7 @@ def _keep(weights, momenta, cleared, at, inside, value, momentum):
 
 
 @triton.jit
-def _factor(factors, r, AREA: tl.constexpr, at, inside):
-    """Load factor r, zero beyond its edges."""
-    # A plain load, since it is made several times: steps are launches of their own here, which begin after all reads of
-    # the old factors.
-    return tl.load(factors + r * AREA + at, mask=inside, other=0.0)
-
-
-@triton.jit
-def _operand(factor, HALVES: tl.constexpr):
+def operand(factor, HALVES: tl.constexpr):
     """Return a factor as an operand, and the size that results are multiplied by."""
     # 16-bit numbers end at 65,504, which a training run may exceed for a while and recover. So factors are divided by
     # their largest entry; other operands are then at most as large as a tile is wide.
@@ -323,15 +298,6 @@ def _operand(factor, HALVES: tl.constexpr):
         size = tl.maximum(tl.max(tl.abs(factor)), 1e-30)
         factor = (factor * (1.0 / size)).to(tl.float16)
     return factor, size
-
-
-@triton.jit
-def _term(factors, r, at_u, in_u, at_v, in_v, RANK: tl.constexpr, AREA_U: tl.constexpr, AREA_V: tl.constexpr,
-          HALVES: tl.constexpr):  # fmt: skip
-    """Return both factors of product r as operands, and their sizes."""
-    u, size_u = _operand(_factor(factors, r, AREA_U, at_u, in_u), HALVES)
-    v, size_v = _operand(_factor(factors + RANK * AREA_U, r, AREA_V, at_v, in_v), HALVES)
-    return u, v, size_u, size_v
 
 
 @triton.jit
@@ -362,16 +328,6 @@ def _add_slopes(x, x_t, h, u, v, grad_u, grad_v, PRECISION: tl.constexpr):
     grad_u = tl.dot(half, x_t, acc=grad_u, input_precision=PRECISION)
     half = tl.dot(tl.trans(h), u, input_precision=PRECISION).to(v.dtype)  # (L, I)
     return grad_u, tl.dot(half, x.to(v.dtype), acc=grad_v, input_precision=PRECISION)
-
-
-@triton.jit
-def _more_up(field, x_t, factors, at_u, in_u, at_v, in_v, RANK: tl.constexpr, AREA_U: tl.constexpr,
-             AREA_V: tl.constexpr, HALVES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Add the terms of a hidden field beyond the first, U_r X V_r'."""
-    for r in range(1, RANK):
-        u_r, v_r, size_u, size_v = _term(factors, r, at_u, in_u, at_v, in_v, RANK, AREA_U, AREA_V, HALVES)
-        field = _up(x_t, u_r, v_r, _both(size_u, size_v), field, PRECISION)
-    return field
 
 
 def n_programs(size: int, block: int) -> int:

@@ -1,0 +1,154 @@
+r"""The Triton kernel of one update for a single layer of small matrices and a coupling of a few products.
+
+As `small_step` of :mod:`mvrbm.learning.paths.triton_kernels`, with the ranks stacked, so that the sum over them is part
+of a product: :math:`\sum_r U_r X V_r^\top` is one product of all :math:`V_r`, (R L, J), with :math:`X^\top`, and one of
+all :math:`U_r` side by side, (K, R I), with the result. Steps are launches of their own.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: E741
+import triton
+import triton.language as tl
+
+from mvrbm.learning.paths.full_kernels import add_norm
+from mvrbm.learning.paths.triton_kernels import load_sample, operand
+from mvrbm.learning.paths.triton_random import draw_layer, mean, numbers_of
+
+
+@triton.jit
+def _swap(stacked, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
+    """Transpose each of R matrices (A, B) that are stacked: (R A, B) -> (R B, A)."""
+    return tl.reshape(tl.permute(tl.reshape(stacked, [R, A, B]), (0, 2, 1)), [R * B, A])
+
+
+@triton.jit
+def _two(first, second, last, field, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr):
+    """Return the field plus `last` times the stacked transposes of `first` times `second`, (R A, B)."""
+    half = _swap(tl.dot(first, second, input_precision=PRECISION).to(first.dtype), R, A, B)
+    return tl.dot(last, half, acc=field, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["batch", "n_valid"])
+def stacked_step(
+    data, order, weights, gradients, gains, clock, seeds, chains, recorded, load_scale, load_shift, batch, n_valid,
+    order_stride, data_stride,
+    N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr, SAMPLES: tl.constexpr,
+    STRIDE: tl.constexpr, I: tl.constexpr, J: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
+    STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
+    BYTE_SCALE: tl.constexpr, NORMALISED: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr,
+    HALVES: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Compute one batch's gradient. Program (p, s) takes `SAMPLES` samples of model s, the last ones compute gains."""
+    program, model = tl.program_id(0), tl.program_id(1)
+    ROWS: tl.constexpr = CHAINS if PERSISTENT else N
+    MOST: tl.constexpr = N if N > ROWS else ROWS
+    PROGRAMS: tl.constexpr = (MOST + SAMPLES - 1) // SAMPLES
+    AT_V: tl.constexpr = RANK * K * I
+    AT_B: tl.constexpr = RANK * (K * I + L * J)
+    AT_C: tl.constexpr = AT_B + I * J
+    weights += model.to(tl.int64) * STRIDE
+    if program >= PROGRAMS:
+        if NORMALISED:
+            number = program - PROGRAMS
+            add_norm(weights, gains + model * (2 * R), number, RANK, K, I, L, J, R, EDGE, PRECISION)
+        return
+    OPERAND: tl.constexpr = tl.float16 if HALVES else tl.float32
+    ri, rj, rk, rl = tl.arange(0, BI), tl.arange(0, BJ), tl.arange(0, BK), tl.arange(0, BL)
+    at_x, in_x = ri[:, None] * J + rj[None, :], (ri < I)[:, None] & (rj < J)[None, :]
+    at_y, in_y = rk[:, None] * L + rl[None, :], (rk < K)[:, None] & (rl < L)[None, :]
+    # Rows of stacked factors: the rank, and the row within it.
+    of_i, of_j, of_k, of_l = tl.arange(0, R * BI), tl.arange(0, R * BJ), tl.arange(0, R * BK), tl.arange(0, R * BL)
+    at_u = ((of_k // BK * K + of_k % BK) * I)[:, None] + ri[None, :]  # (R K, I)
+    in_u = ((of_k // BK < RANK) & (of_k % BK < K))[:, None] & (ri < I)[None, :]
+    at_v = AT_V + ((of_l // BL * L + of_l % BL) * J)[:, None] + rj[None, :]  # (R L, J)
+    in_v = ((of_l // BL < RANK) & (of_l % BL < L))[:, None] & (rj < J)[None, :]
+    at_ut = (of_i // BI * (K * I) + of_i % BI)[:, None] + rk[None, :] * I  # (R I, K)
+    in_ut = ((of_i // BI < RANK) & (of_i % BI < I))[:, None] & (rk < K)[None, :]
+    at_vt = AT_V + (of_j // BJ * (L * J) + of_j % BJ)[:, None] + rl[None, :] * J  # (R J, L)
+    in_vt = ((of_j // BJ < RANK) & (of_j % BJ < J))[:, None] & (rl < L)[None, :]
+    u, size_u = operand(tl.load(weights + at_u, mask=in_u, other=0.0), HALVES)
+    v, size_v = operand(tl.load(weights + at_v, mask=in_v, other=0.0), HALVES)
+    size = tl.minimum(size_u * size_v, 3e38)
+    ut = (tl.load(weights + at_ut, mask=in_ut, other=0.0) * (1.0 / size_u)).to(OPERAND)
+    vt = (tl.load(weights + at_vt, mask=in_vt, other=0.0) * (1.0 / size_v)).to(OPERAND)
+    B = tl.load(weights + AT_B + at_x, mask=in_x, other=0.0)
+    C = tl.load(weights + AT_C + at_y, mask=in_y, other=0.0)
+    update, key = tl.load(clock) + batch, tl.load(seeds + model)
+    data += model.to(tl.int64) * data_stride
+    load_scale += model * (I * J)
+    load_shift += model * (I * J)
+    order += model * order_stride + batch * N
+    recorded += batch * RECORDED
+    gradients += model.to(tl.int64) * STRIDE
+    nothing_y, nothing_x = tl.zeros([BK, BL], tl.float32), tl.zeros([BI, BJ], tl.float32)
+    grad_u, grad_v = tl.zeros([R * BK, BI], tl.float32), tl.zeros([R * BL, BJ], tl.float32)
+    grad_b, grad_c = nothing_x, nothing_y
+    # A chain counts as `weight` samples; none counts more than 1 until the end, for the sake of numbers of 16 bits.
+    weight, largest = 1.0, 1.0
+    if PERSISTENT:
+        weight = n_valid.to(tl.float32) / CHAINS
+        largest = tl.maximum(weight, 1.0)
+    for s in range(SAMPLES):
+        i = program * SAMPLES + s
+        x = load_sample(
+            data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
+        )
+        positive = tl.where(i < n_valid, 1.0 / largest, 0.0)
+        negative = positive
+        x_t = tl.trans(x).to(OPERAND)
+        field = C + size * _two(v, x_t, tl.trans(ut), nothing_y, R, BL, BI, PRECISION)
+        h = -positive * mean(field, HIDDEN_GAUSSIAN)
+        grad_b -= positive * x
+        grad_c += h
+        grad_u, grad_v = _add_slopes(x, x_t, h, ut, vt, grad_u, grad_v, R, BI, BJ, BK, BL, PRECISION)
+        state = chains + (model * CHAINS + i).to(tl.int64) * (I * J) + at_x
+        if PERSISTENT:
+            x = tl.load(state, mask=in_x & (i < CHAINS), other=0.0)
+            x_t = tl.trans(x).to(OPERAND)
+            field = C + size * _two(v, x_t, tl.trans(ut), nothing_y, R, BL, BI, PRECISION)
+            negative = tl.where(i < CHAINS, weight / largest, 0.0)
+        for step in range(STEPS):
+            numbers = recorded + step * ROWS * (K * L + I * J)
+            y = draw_layer(
+                field,
+                numbers_of(
+                    key, update, i, 2 * step, numbers, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL
+                ),
+                HIDDEN_GAUSSIAN,
+            )
+            y_t = tl.trans(y).to(OPERAND)
+            towards = B + size * _two(vt, y_t, tl.trans(u), nothing_x, R, BJ, BK, PRECISION)
+            numbers += ROWS * K * L
+            x = draw_layer(
+                towards,
+                numbers_of(
+                    key, update, i, 2 * step + 1, numbers, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ
+                ),
+                VISIBLE_GAUSSIAN,
+            )
+            x_t = tl.trans(x).to(OPERAND)
+            field = C + size * _two(v, x_t, tl.trans(ut), nothing_y, R, BL, BI, PRECISION)
+        h = negative * mean(field, HIDDEN_GAUSSIAN)
+        if PERSISTENT:
+            tl.store(state, x, mask=in_x & (i < CHAINS))
+        grad_b += negative * x
+        grad_c += h
+        grad_u, grad_v = _add_slopes(x, x_t, h, ut, vt, grad_u, grad_v, R, BI, BJ, BK, BL, PRECISION)
+    tl.atomic_add(gradients + AT_B + at_x, grad_b * (largest / N), mask=in_x, sem="relaxed")
+    tl.atomic_add(gradients + AT_C + at_y, grad_c * (largest / N), mask=in_y, sem="relaxed")
+    tl.atomic_add(gradients + at_u, grad_u * (largest * size_v / N), mask=in_u, sem="relaxed")
+    tl.atomic_add(gradients + at_v, grad_v * (largest * size_u / N), mask=in_v, sem="relaxed")
+
+
+@triton.jit
+def _add_slopes(
+    x, x_t, h, ut, vt, grad_u, grad_v, R: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr,
+    BL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the gradients of all U_r, (H V_r) X', and of all V_r, (H' U_r) X."""
+    h = h.to(vt.dtype)
+    half = _swap(tl.dot(vt, tl.trans(h), input_precision=PRECISION).to(vt.dtype), R, BJ, BK)  # (R K, J)
+    grad_u = tl.dot(half, x_t, acc=grad_u, input_precision=PRECISION)
+    half = _swap(tl.dot(ut, h, input_precision=PRECISION).to(vt.dtype), R, BI, BL)  # (R L, I)
+    return grad_u, tl.dot(half, x.to(vt.dtype), acc=grad_v, input_precision=PRECISION)

@@ -1,0 +1,338 @@
+"""The path that forms full matrices against the reference, given the same random numbers, and the choice of kernels.
+
+The Triton kernels run in the interpreter, or on a GPU where there is one.
+"""
+
+import dataclasses
+import importlib.util
+
+import pytest
+import torch
+
+from mvrbm import BoltzmannMachine
+from mvrbm.couplings import CP, Dense, Kronecker
+from mvrbm.learning import CD, PCD, Recipe, TemperedPCD, Trainer
+from mvrbm.learning.data import as_source
+from mvrbm.learning.group import fit_together
+from mvrbm.random import RandomSource, Recorder
+from mvrbm.units import Bernoulli, Categorical, Gaussian
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("the kernels need triton", allow_module_level=True)
+from mvrbm.learning.paths import kernel_path  # noqa: E402
+from mvrbm.learning.paths.flat import Plan  # noqa: E402
+from mvrbm.learning.paths.full import FullMatrixPath, tile_of, unsupported_reason  # noqa: E402
+from mvrbm.learning.paths.triton import TritonPath, slower_reason  # noqa: E402
+
+DEFAULT = Recipe(learning_rate=0.2, batch_size=8, balance=False)
+PAPER = Recipe(
+    learning_rate=0.05, bias_learning_rate=None, weight_decay=0.01, bias_from_data=False, factor_std=0.3, batch_size=8,
+    centring="none", rate_decay=None, normalised=False, balance=False,
+)  # fmt: skip
+FULL = dataclasses.replace(DEFAULT, centring="full")
+
+
+def with_chains(recipe, *arguments):
+    return dataclasses.replace(recipe, negative=PCD(*arguments))
+
+
+def picture():
+    return Bernoulli((6, 5))
+
+
+def hidden():
+    return Bernoulli((4, 7))
+
+
+def spread(shape):
+    """Gaussian units whose variances differ."""
+    unit = Gaussian(shape)
+    unit.log_variance.data.copy_(torch.linspace(-0.5, 0.9, unit.log_variance.numel()).view(unit.log_variance.shape))
+    return unit
+
+
+# Visible layers, hidden layer, couplings, recipe.
+CASES = {
+    "rank 3": ([picture], hidden, [Kronecker(3)], DEFAULT),
+    "as in the paper": ([picture], hidden, [Kronecker(2)], PAPER),
+    "persistent chains, two steps": ([picture], hidden, [Kronecker(2)], with_chains(DEFAULT, 5, 2)),
+    "more chains than samples, centred": ([picture], hidden, [Kronecker(2)], with_chains(FULL, 11)),
+    "dense": ([picture], hidden, [Dense()], with_chains(DEFAULT, 9)),
+    "dense, centred": ([picture], hidden, [Dense()], FULL),
+    "gaussian data": ([lambda: Gaussian((6, 5))], hidden, [Kronecker(2)], DEFAULT),
+    "gaussian data of other variances": (
+        [lambda: spread((6, 5))], hidden, [Kronecker(2)], dataclasses.replace(PAPER, learning_rate=0.0005),
+    ),
+    "gaussian hidden layer": (
+        [picture], lambda: spread((4, 7)), [Kronecker(2)], dataclasses.replace(PAPER, factor_std=0.1),
+    ),
+    "label": ([picture, lambda: Categorical(3)], hidden, [Kronecker(2), Dense()], with_chains(DEFAULT, 9)),
+    "rows of categories, centred": (
+        [picture, lambda: Categorical((2, 3))], hidden, [Kronecker(2), Kronecker(1)],
+        dataclasses.replace(FULL, negative=CD(2)),
+    ),
+    "two layers": ([picture, lambda: Gaussian((3, 8))], hidden, [Kronecker(1), Kronecker(2)], DEFAULT),
+    "more than a tile": (
+        [lambda: Bernoulli((13, 11))], lambda: Bernoulli((10, 9)), [Kronecker(2)],
+        dataclasses.replace(PAPER, factor_std=0.1),
+    ),
+    "vectors": ([lambda: Bernoulli(64)], lambda: Bernoulli(64), [Dense()], DEFAULT),
+}  # fmt: skip
+
+
+class Single(RandomSource):
+    """Numbers that float32 can represent, so that the kernels can have the same."""
+
+    def uniform(self, shape, like):
+        return super().uniform(shape, like.float()).to(like.dtype)
+
+    def normal(self, shape, like):
+        return super().normal(shape, like.float()).to(like.dtype)
+
+
+def never():
+    return False
+
+
+def machine_of(visible, hidden_layer, links):
+    layers = {f"x{number}": make() for number, make in enumerate(visible)}
+    copies = {name: link.copy_without_shapes() for name, link in zip(layers, links, strict=True)}
+    return BoltzmannMachine(layers, hidden_layer(), copies, std=0.3).to(DEVICE)
+
+
+def data_for(machine, n=20, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    data = {}
+    for name, unit in machine.layers.items():
+        grey = torch.rand((n, *unit.shape), generator=generator)
+        if unit.entry_modes:
+            data[name] = torch.nn.functional.one_hot(grey.argmax(-1), unit.shape[-1]).float()
+        else:
+            data[name] = (5 + 3 * grey) if unit.gaussian else (grey * 255).to(torch.uint8)
+    return data
+
+
+def by_reference(case, dtype, n_epochs=2):
+    """Train by the reference, and return the trainer, its start, its data, the orders and all draws of each update."""
+    *_, recipe = case
+    machine = machine_of(*case[:3])
+    data = data_for(machine)
+    Trainer(machine, recipe, seed=5, backend="reference").prepare(data, initialise=True)
+    start = {key: value.clone() for key, value in machine.state_dict().items()}
+    trainer = Trainer(machine.to(dtype), recipe, seed=5, backend="reference")
+    trainer.state.rng = recorder = Recorder(Single(11, device=DEVICE))
+    source = trainer.prepare(data)
+    rows = recipe.negative.n_chains if isinstance(recipe.negative, PCD) else 8
+    draws, orders = [], []
+    for _ in range(n_epochs):
+        state = trainer.order_rng.state_dict()
+        orders.append(trainer.order_rng.permutation(20))
+        trainer.order_rng.load_state_dict(state)
+        for batch in source.batches(8, trainer.order_rng):
+            recorder.draws.clear()
+            trainer.train_on(batch, weight=len(batch) / 8)
+            padded = [torch.cat([draw, draw.new_zeros(rows - len(draw), *draw.shape[1:])]) for draw in recorder.draws]
+            draws.append(torch.cat([draw.float().reshape(-1) for draw in padded]))
+    return trainer, start, data, orders, torch.stack(draws)
+
+
+def by_kernels(case, data, orders, draws, precision):
+    """Train by the kernels with recorded draws, and return the trainer."""
+    trainer = Trainer(machine_of(*case[:3]), case[3], seed=5)
+    source = as_source(data, trainer.machine)
+    trainer.prepare(source, initialise=True)
+    assert unsupported_reason(trainer.task(), trainer.state, source) is None
+    path = FullMatrixPath([trainer.task()], [trainer.state], [source], precision=precision)
+    path._recorded_size = draws.shape[1]
+    for number, order in enumerate(orders):
+        path._recorded = draws[3 * number :].contiguous().reshape(-1)
+        path._graphs.clear()
+        assert path.epoch([trainer.state], [order], never) == 3
+    assert path.store([trainer.state]) == [False]
+    return trainer
+
+
+def everything(trainer):
+    state, found = trainer.state, dict(trainer.machine.state_dict())
+    assert set(state.momenta) == set(state.learned)
+    found.update({f"momentum of {name}": momentum for name, momentum in state.momenta.items()})
+    found.update({f"chains of {name}": chain for name, chain in state.chains.items()})
+    if state.centring is not None and state.centring.hidden is not None:
+        found["offset"] = state.centring.hidden
+    return {name: value.float() for name, value in found.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("interpreted")
+def test_full_matrices_train_as_the_reference_does(name):
+    reference, start, data, orders, draws = by_reference(CASES[name], torch.float64)
+    mine = by_kernels(CASES[name], data, orders, draws, "tf32x3" if ON_GPU else "ieee")
+    assert mine.update == reference.update == 6
+    expected, found = everything(reference), everything(mine)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        rtol = 2e-3 if ON_GPU else 2e-4
+        torch.testing.assert_close(found[key], value, rtol=rtol, atol=5e-5, msg=lambda m, k=key: f"{k}: {m}")
+    moved = max(float((expected[key] - value.float()).abs().max()) for key, value in start.items())
+    assert moved > 5e-3, "the reference has hardly learned: the comparison says nothing"
+
+
+@pytest.mark.parametrize("name", ["rank 3", "dense", "label", "more chains than samples, centred"])
+@pytest.mark.usefixtures("interpreted")
+def test_operands_of_sixteen_bits_change_the_result_by_their_rounding(name):
+    reference, start, data, orders, draws = by_reference(CASES[name], torch.float32)
+    expected, found = everything(reference), everything(by_kernels(CASES[name], data, orders, draws, "fp16"))
+    moved = torch.cat([(expected[key] - value).flatten() for key, value in start.items() if "couplings" in key])
+    apart = torch.cat([(expected[key] - found[key]).flatten() for key in start if "couplings" in key])
+    # A field that is rounded may lie on the other side of its random number: one state of hundreds is another then.
+    assert 1e-6 < torch.linalg.vector_norm(apart) / torch.linalg.vector_norm(moved) < 0.08
+
+
+def prepared(case, seed=5, recipe=None, n=20):
+    trainer = Trainer(machine_of(*case[:3]), recipe or case[3], seed=seed)
+    source = as_source(data_for(trainer.machine, n), trainer.machine)
+    trainer.prepare(source, initialise=True)
+    return trainer, source
+
+
+@pytest.mark.parametrize("name", ["rank 3", "label", "gaussian data of other variances", "dense, centred"])
+@pytest.mark.usefixtures("interpreted")
+def test_machines_that_train_together_train_as_by_themselves(name):
+    def trained(seeds):
+        pairs = [prepared(CASES[name], seed) for seed in seeds]
+        states, sources = [trainer.state for trainer, _ in pairs], [source for _, source in pairs]
+        path = FullMatrixPath([trainer.task() for trainer, _ in pairs], states, sources)
+        assert path.epoch(states, [torch.arange(20, device=DEVICE)] * len(seeds), never) == 3
+        assert path.store(states) == [False] * len(seeds)
+        return [everything(trainer) for trainer, _ in pairs]
+
+    for mine, alone in zip(trained([0, 1]), trained([0]) + trained([1]), strict=True):
+        for key, value in alone.items():
+            torch.testing.assert_close(mine[key], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_labels_are_drawn_with_their_probabilities():
+    # No weights and no rate: chains are independent draws from the biases.
+    case = [[lambda: Categorical((3, 5))], hidden, [Dense()], dataclasses.replace(DEFAULT, negative=PCD(400))]
+    recipe = dataclasses.replace(case[3], learning_rate=1e-9, bias_learning_rate=1e-9, std=1e-9)
+    trainer, source = prepared(case, recipe=recipe)
+    unit = trainer.machine.layers["x0"]
+    unit.bias.data.copy_(torch.randn(3, 5, generator=torch.Generator().manual_seed(0)))
+    path = FullMatrixPath([trainer.task()], [trainer.state], [source])
+    counts = torch.zeros(3, 5)
+    for _ in range(4):
+        path.epoch([trainer.state], [torch.arange(20, device=DEVICE)], never)
+        path.store([trainer.state])
+        counts += trainer.state.chains["x0"].sum(0).cpu()
+    expected = 1600 * torch.softmax(unit.bias.detach().cpu(), -1)
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 32.9  # 12 degrees of freedom, p = 0.001
+    assert torch.equal(counts.sum(-1), torch.full((3,), 1600.0))
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("name", ["rank 3", "more chains than samples, centred", "label"])
+def test_a_path_continues_with_other_data(name):
+    first, second = (prepared(CASES[name], n=20)[0] for _ in range(2))
+    sources = [as_source(data_for(first.machine, 20, seed), first.machine) for seed in (3, 4)]
+    path = FullMatrixPath([first.task()], [first.state], sources[:1])
+    order = [torch.arange(20, device=DEVICE)]
+    path.epoch([first.state], order, never)
+    path.store([first.state])
+    for source, trainer in ((sources[0], second),):
+        other = FullMatrixPath([trainer.task()], [trainer.state], [source])
+        other.epoch([trainer.state], order, never)
+        other.store([trainer.state])
+    assert path.continues_with([first.task()], [first.state], sources[1:])
+    path.epoch([first.state], order, never)
+    path.store([first.state])
+    new = FullMatrixPath([second.task()], [second.state], sources[1:])
+    new.epoch([second.state], order, never)
+    new.store([second.state])
+    for key, value in everything(second).items():
+        torch.testing.assert_close(everything(first)[key], value, rtol=1e-4, atol=1e-5)
+    longer = as_source(data_for(first.machine, 28), first.machine)
+    assert not path.continues_with([first.task()], [first.state], [longer])
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_what_full_matrices_are_not_for():
+    def reason(visible, links, recipe=DEFAULT, layer=hidden, **how):
+        trainer = Trainer(machine_of(visible, layer, links), recipe, **how)
+        source = as_source(data_for(trainer.machine), trainer.machine)
+        trainer.prepare(source, initialise=True)
+        return unsupported_reason(trainer.task(), trainer.state, source)
+
+    assert reason([picture], [Kronecker(3)]) is None
+    cube = {"visible": [lambda: Bernoulli((3, 2, 4))], "layer": lambda: Bernoulli((2, 2, 3))}
+    assert "two learned matrices" in reason(links=[Kronecker(2)], **cube)
+    assert "Kronecker" in reason([picture], [CP(2)], layer=lambda: Bernoulli(9))
+    assert "TemperedPCD" in reason([picture], [Kronecker(3)], dataclasses.replace(DEFAULT, negative=TemperedPCD(4)))
+    assert "variances" in reason([lambda: Gaussian((6, 5), learn_variance=True)], [Kronecker(3)])
+    assert "categories" in reason([lambda: Categorical((2, 65))], [Dense()])
+    assert "one bias per entry" in reason([lambda: Bernoulli((6, 5), bias_shape=(1, 5))], [Kronecker(3)])
+    assert "padded" in reason([lambda: Categorical((2, 3), padded=True)], [Dense()])
+    assert "wider than 64" in reason([lambda: Bernoulli((65, 3))], [Kronecker(2)])
+    assert "reference" in reason([picture], [Kronecker(3)], backend="reference")
+    assert "optimiser" in reason([picture], [Kronecker(3)], optimizer=torch.optim.SGD)
+    frozen = machine_of([picture], hidden, [Kronecker(3)])
+    frozen.hidden.bias.requires_grad_(False)
+    trainer = Trainer(frozen, DEFAULT)
+    source = as_source(data_for(frozen), frozen)
+    trainer.prepare(source, initialise=True)
+    assert "frozen" in unsupported_reason(trainer.task(), trainer.state, source)
+
+
+@pytest.mark.parametrize(
+    ("shape", "hidden_shape", "rank", "rows", "models", "by_sample"),
+    [
+        ((28, 28), (25, 25), 1, 100, 1, True),
+        ((28, 28), (25, 25), 1, 400, 64, True),
+        ((28, 28), (25, 25), 4, 100, 1, True),
+        ((28, 28), (30, 30), 4, 400, 1, True),
+        ((28, 28), (25, 25), 8, 132, 1, True),
+        ((28, 28), (25, 25), 8, 133, 1, False),  # a second program after the first on some processor
+        ((28, 28), (30, 30), 8, 400, 1, False),
+        ((28, 28), (25, 25), 9, 100, 1, False),  # too many ranks to be stacked
+        ((64, 64), (50, 50), 1, 100, 1, True),
+        ((64, 64), (50, 50), 6, 100, 1, True),
+        ((64, 64), (50, 50), 8, 100, 1, False),  # the full matrix has 10 million entries, the products 2.9
+    ],
+)
+def test_one_program_per_sample_or_products_of_batches(shape, hidden_shape, rank, rows, models, by_sample):
+    machine = BoltzmannMachine({"x": Bernoulli(shape)}, Bernoulli(hidden_shape), {"x": Kronecker(rank)})
+    assert (slower_reason(Plan.of(machine), rows, models, processors=132) is None) is by_sample
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_the_rule_that_chooses_kernels():
+    def chosen(links, negative=DEFAULT.negative, visible=(picture,)):
+        case = [visible, hidden, links, dataclasses.replace(DEFAULT, negative=negative)]
+        trainer, source = prepared(case)
+        return kernel_path(trainer.task(), trainer.state, source, 1)
+
+    assert chosen([Kronecker(2)]) is TritonPath
+    assert chosen([Kronecker(12)]) is FullMatrixPath
+    assert chosen([Kronecker(8)], PCD(400)) is FullMatrixPath
+    assert chosen([Dense()]) is FullMatrixPath
+    assert chosen([Kronecker(1), Dense()], visible=(picture, lambda: Categorical(3))) is FullMatrixPath
+
+
+def test_tiles_are_large_where_there_are_enough_of_them():
+    assert tile_of(400, 960, 1, 132) == (64, 64)
+    assert tile_of(200, 960, 1, 132) == (64, 32)
+    assert tile_of(100, 640, 1, 132) == (32, 32)
+    assert tile_of(100, 640, 64, 132) == (64, 64)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_groups_of_machines_use_full_matrices_too():
+    trainers = [Trainer(machine_of(*CASES["label"][:3]), CASES["label"][3], seed=seed) for seed in (1, 2)]
+    data = data_for(trainers[0].machine)
+    outcome = fit_together(trainers, [data, data])
+    assert [diverged for diverged, _ in outcome] == [False, False]
+    first, second = (everything(trainer) for trainer in trainers)
+    assert not torch.equal(first["hidden.bias"], second["hidden.bias"])
