@@ -1,4 +1,4 @@
-"""Recipes: the settings of a training run, and the two named ones, `default` and `paper`."""
+"""Recipes: the settings of a training run, and the named ones: `default`, `generative` and `paper`."""
 
 from __future__ import annotations
 
@@ -97,10 +97,12 @@ class Recipe:
         return cls(**plain, negative=kinds[negative.pop("kind")](**negative))
 
 
-#: `default`: safe for every unit, order, rank and size. `paper`: Algorithm 1 as printed; factors start from
+#: `default`: safe for every unit, order, rank and size. `generative`: for likelihood and samples, by persistent chains
+#: and a rate that falls slowly. `paper`: Algorithm 1 as printed; factors start from
 #: N(0, 0.01^2), which the paper does not specify, and one of its iterations is one epoch.
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
+    "generative": Recipe(n_epochs=100, negative=PCD(100), rate_decay=3000),
     "paper": Recipe(
         n_epochs=10_000,
         batch_size=100,
