@@ -43,6 +43,11 @@ class Recipe:
     rate_decay : int, optional
         Number of updates after which the learning rate has decayed to 1 / sqrt(2) of its initial value; it decays as
         1 / sqrt(1 + update / rate_decay). None: constant. Not used if the trainer has an optimiser or a scheduler.
+    linear_decay : bool
+        Whether the learning rate also falls linearly, to zero after `planned_updates`.
+    planned_updates : int, optional
+        Number of updates at which a linear decay ends. Default: those that :meth:`Trainer.fit` has to make, earlier
+        calls included; data of unknown length does not make the rate fall linearly, nor does `partial_fit`.
     normalised : bool
         Whether each factor's gradient is divided by how much the other factors amplify it.
     balance : bool
@@ -61,6 +66,8 @@ class Recipe:
     bias_from_data: bool = True
     centring: str = "location"
     rate_decay: int | None = 30
+    linear_decay: bool = False
+    planned_updates: int | None = None
     normalised: bool = True
     balance: bool = True
 
@@ -81,6 +88,8 @@ class Recipe:
         choice(self.centring, "centring", ("location", "full", "none"))
         if self.rate_decay is not None and self.rate_decay < 1:
             raise ValueError(f"rate_decay must be at least 1, got {self.rate_decay}")
+        if self.planned_updates is not None:
+            checked["planned_updates"] = whole_number(self.planned_updates, "planned_updates")
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 

@@ -26,19 +26,18 @@ LARGEST_FACTOR, LARGEST_WEIGHT = 1e6, 1e7
 
 
 def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
-    r"""Return the learning rates of factors and of biases: :math:`\eta / \sqrt{1 + t / \text{rate\_decay}}`.
+    r"""Return the learning rates of factors and biases: :math:`\eta (1 - t / T) / \sqrt{1 + t / \text{rate\_decay}}`.
 
-    The number `t` of the update counts from 0. If it is a tensor, so are rates that decay: a CUDA graph computes them.
+    The number `t` of the update counts from 0; `T` is the number of planned updates of a recipe with linear decay,
+    otherwise infinite. The rates of a tensor are tensors, which a CUDA graph can compute.
     """
     rate = float(recipe.learning_rate or 0.0)
-    bias_rate, slowness = recipe.bias_learning_rate or rate, recipe.rate_decay
-    if slowness is None:
-        return rate, bias_rate
+    bias_rate, slowness = recipe.bias_learning_rate or rate, recipe.rate_decay or math.inf
+    planned = (recipe.planned_updates if recipe.linear_decay else None) or math.inf
     if isinstance(update, Tensor):
-        decays = (1 + update / slowness).rsqrt()
-        decayed = decays * rate
-        return decayed, decayed if bias_rate == rate else decays * bias_rate
-    decay = 1 / math.sqrt(1 + update / slowness)
+        decays = (1 + update / slowness).rsqrt() * (1 - update / planned).clamp(min=0)
+        return decays * rate, decays * bias_rate
+    decay = max(0.0, 1 - update / planned) / math.sqrt(1 + update / slowness)
     return rate * decay, bias_rate * decay
 
 

@@ -262,8 +262,13 @@ class Trainer:
 
     def task(self) -> Task:
         """Return how updates are to be made."""
+        planned = self.recipe.planned_updates
+        if planned is None and self.batches_per_epoch is not None:
+            planned = self.n_epochs * self.batches_per_epoch or None
         return Task(
-            recipe=self.recipe,
+            recipe=dataclasses.replace(self.recipe, planned_updates=planned)
+            if self.recipe.linear_decay
+            else self.recipe,
             negative=self.negative,
             reference=self.backend == "reference",
             optimizer=self.optimizer,

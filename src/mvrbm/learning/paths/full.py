@@ -31,7 +31,6 @@ _MOST_CATEGORIES = 64
 # Fraction of the device's memory for the data, each entry as an operand.
 _SHARE_OF_MEMORY = 0.25
 _APPLY_BLOCK = 512
-_N_RATES = 5  # as in `triton_kernels`
 _BUSY = 0.65  # fraction of the processors that have to have a tile
 _PIECE = 4096  # samples that are converted at a time
 
@@ -100,7 +99,7 @@ class FullMatrixPath(KernelPath):
         self._params, self._momenta = like.new_zeros(2, models, self._stride)[..., : plan.size]
         self._all_gradients = like.new_zeros(models, self._stride)
         self._gradients = self._all_gradients[:, : plan.size]
-        self._rates = self.rates(_N_RATES)
+        self._rates = self.rates()
         self._clock = torch.zeros(2, dtype=torch.int64, device=self._device)  # number of an update, and of its batch
         # Norms of the factors, each one's gain their sum. The gain of a dense coupling is one.
         self._terms = power_of_two(max(1, *(layer.rank for layer in plan.layers)))

@@ -101,14 +101,15 @@ class KernelPath(EpochPath):
                 state.chains.update(self._chain_data(number))
         return diverged
 
-    def rates(self, count: int) -> Tensor:
-        """Return the rows of the table of rates, with `count` columns: see `N_RATES` of `triton_kernels`."""
+    def rates(self) -> Tensor:
+        """Return the table of rates, a row per model: see `N_RATES` of `triton_kernels`."""
         rows = []
         for recipe in self._recipes:
             decay = 0.0 if recipe.rate_decay is None else 1 / recipe.rate_decay
+            end = 1 / recipe.planned_updates if recipe.linear_decay and recipe.planned_updates else 0.0
             rate = float(recipe.learning_rate or 0.0)
-            rows.append([rate, recipe.bias_learning_rate or rate, recipe.momentum, recipe.weight_decay, decay])
-        return self._params.new_tensor(rows)[:, :count].contiguous()
+            rows.append([rate, recipe.bias_learning_rate or rate, recipe.momentum, recipe.weight_decay, decay, end])
+        return self._params.new_tensor(rows)
 
     def _check(self, states: Sequence[TrainState]) -> list[bool]:
         """Return which parameters are not finite.

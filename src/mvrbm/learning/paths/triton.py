@@ -94,7 +94,7 @@ class TritonPath(KernelPath):
         room = -(-models * self._n_gains * self._stacked // _ALIGNMENT) * _ALIGNMENT
         gains = like.new_zeros(2, room)[:, : models * self._n_gains * self._stacked]
         self._all_gains = gains.unflatten(1, (models, self._n_gains, self._stacked))
-        self._rates = self.rates(self._kernels.N_RATES.value)
+        self._rates = self.rates()
         self._clock = torch.zeros((), dtype=torch.int64, device=self._device)
         self._multiplier = like.new_zeros(models, self._stride)[:, :size]
         self._multiplier.copy_(torch.stack([packing.multiplier for packing in self._packings]))

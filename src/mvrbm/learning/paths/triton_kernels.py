@@ -21,7 +21,7 @@ from triton.language.extra import cuda
 from mvrbm.learning.paths.triton_random import draw_layer, mean, numbers_of
 
 # Columns of the table of rates, with one row per model.
-N_RATES = tl.constexpr(5)  # rates of factors and of biases, momentum, weight decay, 1 / rate decay
+N_RATES = tl.constexpr(6)  # rates of factors and biases, momentum, weight decay, 1 / rate decay, 1 / planned updates
 
 
 @triton.jit
@@ -100,7 +100,8 @@ def _fresh(at, inside):
 def _rates_of(rates, model, clock, batch):
     """Return the rates of factors and biases at a batch, momentum and weight decay."""
     rates += model * N_RATES
-    falling = 1.0 / tl.sqrt(1.0 + (tl.load(clock) + batch).to(tl.float32) * tl.load(rates + 4))
+    update = (tl.load(clock) + batch).to(tl.float32)
+    falling = tl.maximum(1.0 - update * tl.load(rates + 5), 0.0) / tl.sqrt(1.0 + update * tl.load(rates + 4))
     return tl.load(rates) * falling, tl.load(rates + 1) * falling, tl.load(rates + 2), tl.load(rates + 3)
 
 
