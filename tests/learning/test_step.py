@@ -1,6 +1,7 @@
 """The one update rule, compared with `torch.optim` and with its formulas, and the errors of a run that went wrong."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -92,6 +93,24 @@ def test_rates_decay_with_the_root_of_the_updates(update):
         on_device = learning_rates(recipe, torch.tensor(float(update), dtype=torch.float64))
         assert [float(rate) for rate in on_device] == pytest.approx(wanted, rel=1e-14)
     assert learning_rates(Recipe(learning_rate=0.2), 30)[0] == pytest.approx(0.2 / math.sqrt(2))
+
+
+@pytest.mark.parametrize(("update", "left"), [(0, 1.0), (25, 0.75), (99, 0.01), (100, 0.0), (130, 0.0)])
+def test_rates_fall_to_zero_over_the_planned_updates(update, left):
+    recipe = Recipe(learning_rate=0.2, rate_decay=None, linear_decay=True, planned_updates=100)
+    for found in (learning_rates(recipe, update), learning_rates(recipe, torch.tensor(float(update)))):
+        assert [float(rate) for rate in found] == pytest.approx([0.2 * left, 0.05 * left], abs=1e-7)
+    constant = dataclasses.replace(recipe, linear_decay=False)
+    assert learning_rates(constant, update) == (0.2, 0.05)
+
+
+@pytest.mark.parametrize(("planned_epochs", "planned"), [(None, 12), (5, 20), (0, None)])
+def test_a_linear_decay_ends_with_the_epochs_of_fit(planned_epochs, planned):
+    trainer = Trainer(small_machine(), Recipe(batch_size=10, linear_decay=True), seed=0)
+    trainer.planned_epochs = planned_epochs
+    trainer.fit(torch.rand(35, 3, 4), 3, initialise=True)
+    assert trainer.task().recipe.planned_updates == planned
+    assert trainer.recipe.planned_updates is None
 
 
 def test_normalised_steps_of_the_factors_do_not_depend_on_how_the_scale_is_divided_among_them():

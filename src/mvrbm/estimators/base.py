@@ -125,12 +125,21 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
 
     def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
         """Train for one more epoch, on these data."""
-        return self._learn(X, mask, 1, (), None, continues=hasattr(self, "machine_"))
+        return self._learn(X, mask, 1, (), None, continues=hasattr(self, "machine_"), planned=False)
 
     def _learn(
-        self, X: Any, mask: Any, n_epochs: int, callbacks: Sequence[Callback], resume: Any, *, continues: bool
+        self,
+        X: Any,
+        mask: Any,
+        n_epochs: int,
+        callbacks: Sequence[Callback],
+        resume: Any,
+        *,
+        continues: bool,
+        planned: bool = True,
     ) -> Self:
         (trainer,), layers, known = self._start(X, mask, continues=continues)
+        trainer.planned_epochs = None if planned else 0
         resumed = resume is not None and trainer.resume(resume)
         last = n_epochs if resumed else trainer.epoch + n_epochs
         self._train(trainer, layers, last, known, callbacks, initialise=not (continues or resumed))

@@ -93,7 +93,15 @@ class DeepMVRBM(SingleLayerRBM):
         return build_stack(units[VISIBLE], self.layers, rank=self.rank, hidden=self.hidden)
 
     def _learn(
-        self, X: Any, mask: Any, n_epochs: int, callbacks: Sequence[Callback], resume: Any, *, continues: bool
+        self,
+        X: Any,
+        mask: Any,
+        n_epochs: int,
+        callbacks: Sequence[Callback],
+        resume: Any,
+        *,
+        continues: bool,
+        planned: bool = True,
     ) -> Self:
         if resume is not None:
             raise ValueError("resume must be None: stacks are trained without checkpoints")
@@ -107,6 +115,7 @@ class DeepMVRBM(SingleLayerRBM):
         try:
             for number, trainer in enumerate(trainers):
                 last = trainer.epoch + n_epochs
+                trainer.planned_epochs = last if planned else 0
                 # Draws are new in every epoch; data and means are the same in all of them.
                 drawn = bool(number) and self.feed == "sample"
                 for stop in range(trainer.epoch + 1, last + 1) if drawn else [last]:

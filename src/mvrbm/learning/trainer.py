@@ -110,6 +110,8 @@ class Trainer:
         self._ending = False  # what all processes have agreed on; `stop` is what this one asks for
         self.scheduled_epochs = 0  # epochs that the scheduler has stepped after
         self.batches_per_epoch: int | None = None
+        #: Number of epochs after which a linear decay of the rate ends; 0 for none. Default: those of `fit`.
+        self.planned_epochs: int | None = None
         self.n_epochs = self.recipe.n_epochs
         self.epoch_order = self.order_rng.state_dict()  # state of `order_rng` when the epoch began
         #: Trainers whose epochs are made together with this one's, itself first; see :func:`fit_together`.
@@ -264,7 +266,8 @@ class Trainer:
         """Return how updates are to be made."""
         planned = self.recipe.planned_updates
         if planned is None and self.batches_per_epoch is not None:
-            planned = self.n_epochs * self.batches_per_epoch or None
+            epochs = self.n_epochs if self.planned_epochs is None else self.planned_epochs
+            planned = epochs * self.batches_per_epoch or None
         return Task(
             recipe=dataclasses.replace(self.recipe, planned_updates=planned)
             if self.recipe.linear_decay

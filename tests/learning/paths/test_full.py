@@ -56,6 +56,10 @@ def spread(shape):
 # Visible layers, hidden layer, couplings, recipe.
 CASES = {
     "rank 3": ([picture], hidden, [Kronecker(3)], DEFAULT),
+    "a rate that falls": (
+        [picture], hidden, [Kronecker(3)],
+        dataclasses.replace(DEFAULT, rate_decay=3, linear_decay=True, planned_updates=5),
+    ),
     "as in the paper": ([picture], hidden, [Kronecker(2)], PAPER),
     "persistent chains, two steps": ([picture], hidden, [Kronecker(2)], with_chains(DEFAULT, 5, 2)),
     "more chains than samples, centred": ([picture], hidden, [Kronecker(2)], with_chains(FULL, 11)),
