@@ -66,7 +66,7 @@ CASES = {
     "bernoulli, default": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], DEFAULT),
     "a rate that falls": (
         {"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1],
-        dataclasses.replace(DEFAULT, rate_decay=3, linear_decay=True, planned_updates=8),
+        dataclasses.replace(DEFAULT, rate_decay=3, linear_decay=True, planned_updates=9),
     ),
     "gaussian data, default": ({"x": lambda: G((6, 5))}, lambda: B((4, 7)), [1], DEFAULT),
     "gaussian data, as in the paper": (
