@@ -1,4 +1,4 @@
-"""The program `python -m benchmarks`: speed next to other packages, and `kernels`, the GPU kernels by themselves."""
+"""The program `python -m benchmarks`: speed next to other packages, workloads next to floors, and GPU kernels alone."""
 
 from __future__ import annotations
 
@@ -106,12 +106,38 @@ def _run_kernels(options: Options) -> tuple[Mapping[str, Any], str]:
     return result, json.dumps(result, indent=1)
 
 
+# -- workloads --------------------------------------------------------------------------------------
+
+
+def _add_workloads(parser: argparse.ArgumentParser) -> None:
+    only = {"default": "", "help": "Time only the workloads whose name contains TEXT."}
+    work = {"default": Path("runs/workloads"), "help": "Folder for finished rows. Default: runs/workloads."}
+    out = {"metavar": "FILE", "help": "JSON file to write."}
+    options = "--out", "--work", "--only", "--budget", "--device", "--json"
+    add_options(parser, *options, out=out, work=work, only=only)
+
+
+def _run_workloads(options: Options) -> tuple[Mapping[str, Any], str]:
+    from benchmarks.workloads import measure, table
+
+    result = measure(options.work / _CELLS, only=options.only, device=options.device, budget=options.budget)
+    if options.out is not None:
+        write_json(options.out, result)
+    return result, table(result)
+
+
 COMMANDS = {
     "speed": Command(
         "Speed and memory of training and inference, next to other packages and to the least possible time.",
         _add_speed,
         _run_speed,
         "--quick --out runs/bench",
+    ),
+    "workloads": Command(
+        "Updates of generative models, next to the least possible time: higher ranks, many chains, labels, order 3.",
+        _add_workloads,
+        _run_workloads,
+        "--out benchmarks/gpu/workloads.json",
     ),
     "kernels": Command(
         "The fused GPU kernels by themselves: time, divergence and what they learn.",

@@ -37,13 +37,15 @@ class Contestant(ABC):
     problem : Problem
         The problem.
     phase : {"cd", "pcd"}
-        CD-1, or PCD-1 with as many chains as a batch has samples.
+        CD-1 or PCD-1.
     data : Tensor (n, *visible)
         Samples, on the device to train on.
     recipe : str
         Recipe, for mvrbm's own machines.
     seed : int
         Random seed.
+    n_chains : int
+        Chains of PCD-1; 0 is as many as a batch has samples.
     """
 
     key: ClassVar[str]
@@ -56,8 +58,11 @@ class Contestant(ABC):
     models: ClassVar[int] = 1  # trained at once: times are per model
     on_gpu: ClassVar[bool] = True
 
-    def __init__(self, problem: Problem, phase: str, data: Tensor, *, recipe: str = "paper", seed: int = 0) -> None:
+    def __init__(
+        self, problem: Problem, phase: str, data: Tensor, *, recipe: str = "paper", seed: int = 0, n_chains: int = 0
+    ) -> None:
         self.problem, self.phase, self.data, self.recipe, self.seed = problem, phase, data, recipe, seed
+        self.n_chains = n_chains or problem.batch_size
         self.device = data.device
         self._build()
 
@@ -116,7 +121,7 @@ class _Ours(Contestant):
         raise NotImplementedError
 
     def _build(self) -> None:
-        problem, negative = self.problem, CD(1) if self.phase == "cd" else PCD(self.problem.batch_size, 1)
+        problem, negative = self.problem, CD(1) if self.phase == "cd" else PCD(self.n_chains, 1)
         recipe = dataclasses.replace(RECIPES[self.recipe], batch_size=problem.batch_size, negative=negative)
         if recipe.learning_rate is not None:
             recipe = dataclasses.replace(recipe, learning_rate=recipe.learning_rate * _gentler(problem))
@@ -209,7 +214,7 @@ class Rbms(Contestant):
         self.rows, self.weights = kept.data, kept.weights
         self.params = model.init_parameters(self.problem.n_hidden, kept, self.device, torch.float32, var_init=0.01)
         self.params.init_grad()
-        self.chains = self.params.init_chains(self.problem.batch_size)
+        self.chains = self.params.init_chains(self.n_chains)
         self.optimizer = torch.optim.SGD(self.params.parameters(), lr=0.05, maximize=True)
 
     @torch.no_grad()
@@ -284,7 +289,7 @@ class PlainTorch(Contestant):
         self.parameters = [part.to(self.device) for part in (U, V, B, C)]
         self.steps = [torch.zeros_like(part) for part in self.parameters]
         self.rate = 0.05 * _gentler(problem)
-        self.chain = torch.bernoulli(self.data[: problem.batch_size])
+        self.chain = torch.bernoulli(self.data[torch.arange(self.n_chains) % len(self.data)])
 
     def _up(self, X: Tensor) -> Tensor:
         U, V, _, C = self.parameters

@@ -104,6 +104,13 @@ def flops(problem: Problem, phase: str, *, dense: bool = False) -> int:
     return sum(product.flops for product in products(problem, phase, dense=dense))
 
 
+def per_sample(problem: Problem, *, dense: bool = False) -> tuple[float, float]:
+    """Return the operations of one sample's field, and of its gradient."""
+    cd, pcd = (flops(problem, phase, dense=dense) / problem.batch_size for phase in ("cd", "pcd"))
+    field = pcd - cd
+    return field, (cd - _FIELDS["cd"] * field) / 2
+
+
 def random_numbers(problem: Problem, phase: str) -> int:
     """Return the random numbers of an update: the hidden layer is drawn once, and the visible once."""
     visible, hidden = _DRAWS[phase]

@@ -86,7 +86,7 @@ def _one_problem(problem: str, rows: Sequence[dict[str, Any]]) -> str:
     ]
     lines = [f"{problem}   ({rows[0]['n_samples']:,} samples per epoch: {rows[0]['data']})"]
     if body:
-        lines += ["", _grid(["", "", "update", *times, "epoch", "x floor", "parameters", "memory"], body), ""]
+        lines += ["", grid(["", "", "update", *times, "epoch", "x floor", "parameters", "memory"], body), ""]
     reasons = dict.fromkeys(row["skipped"] for row in rows if row["skipped"])
     for reason in reasons:
         titles = dict.fromkeys(row["title"] for row in rows if row["skipped"] == reason)
@@ -119,7 +119,7 @@ def _floors(result: Mapping[str, Any]) -> str:
             f"{rates['node'] * 1e6:.2f} us from one graph node to the next.\n"
             "The floor is the longest of fp32 arithmetic, memory, random numbers and one node."
         )
-        return f"{_grid(head, body)}\n\n{device}"
+        return f"{grid(head, body)}\n\n{device}"
     head = ["floors", "", "operations", "products", "at", "random numbers", "floor", "update", "x floor"]
     body = [
         [
@@ -140,7 +140,7 @@ def _floors(result: Mapping[str, Any]) -> str:
         "product as one\nplain GEMM into a buffer, on one thread or all, and NumPy's SFC64 or torch.rand, whichever is "
         "faster."
     )
-    return f"{_grid(head, body)}\n\n{how}"
+    return f"{grid(head, body)}\n\n{how}"
 
 
 def _exponents(found: Sequence[dict[str, Any]]) -> str:
@@ -157,7 +157,7 @@ def _exponents(found: Sequence[dict[str, Any]]) -> str:
         ]
         for part in found
     ]
-    return _grid(head, body)
+    return grid(head, body)
 
 
 def _inference(found: dict[str, Any]) -> str:
@@ -172,7 +172,7 @@ def _inference(found: dict[str, Any]) -> str:
             (row,) = (row for row in found["rows"] if (row["contestant"], row["task"]) == (key, task))
             cells += [_spread(row["time"]), _times(row["times_faster_than_sklearn"])]
         body.append(cells)
-    return _grid(head, body)
+    return grid(head, body)
 
 
 def _notes(rows: Sequence[dict[str, Any]]) -> str:
@@ -181,7 +181,8 @@ def _notes(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*notes, memory])
 
 
-def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, columns of numbers aligned to the right."""
     widths = [max(len(row[column]) for row in (head, *body)) for column in range(len(head))]
     words = [column == 0 or all(not row[column][:1].isdigit() for row in body) for column in range(len(head))]
 
@@ -198,16 +199,17 @@ def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 def _spread(spread: dict[str, float]) -> str:
     unit, name = _unit(spread["median"])
-    low, median, high = (_three_digits(spread[part] / unit) for part in ("low", "median", "high"))
+    low, median, high = (three_digits(spread[part] / unit) for part in ("low", "median", "high"))
     return f"{median} {name} [{low}, {high}]"
 
 
 def _seconds(seconds: float) -> str:
     unit, name = _unit(seconds)
-    return f"{_three_digits(seconds / unit)} {name}"
+    return f"{three_digits(seconds / unit)} {name}"
 
 
-def _three_digits(number: float) -> str:
+def three_digits(number: float) -> str:
+    """Return a number in three digits, or as a whole number."""
     return f"{number:.3g}" if number < 999.5 else f"{number:,.0f}"
 
 
