@@ -2,8 +2,8 @@
 
 `problems` defines what is trained on what, `contestants` who trains it, `floors` the least time, `measure` how time and
 memory are measured; `run` puts them together, and `show` makes tables and plots of the results. `workloads` times
-updates of generative models next to their floors, and `kernels` the GPU kernels by themselves. The command line, the runner and the report kit are those of `studies`. A new contestant is one
-class in `contestants`.
+updates of generative models next to their floors, and `kernels` the GPU kernels by themselves. The command line, the
+runner and the report kit are those of `studies`. A new contestant is one class in `contestants`.
 """
 
 from benchmarks.problems import Problem
