@@ -18,6 +18,7 @@ _MODULES = {
     "studies.deep": "deep",
     "studies.learning": "learning",
     "studies.distributed": "distributed",
+    "studies.generative.study": "generative",
 }
 
 

@@ -1,0 +1,150 @@
+"""The figures: nats against parameters and against seconds, and samples next to data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from studies.generative import work
+from studies.generative.findings import PUBLISHED, Evidence, describe, results
+from studies.report import OURS, PAPERS, Drawing, bare, blank
+
+__all__ = ["FIGURES"]
+
+Array = NDArray[Any]
+
+_COLOURS = {"Kronecker": OURS, "CP": "#3a9460", "MPO": "#a0508c", "Dense": "#444444", "rbms": PAPERS}
+_MARKS = {"Kronecker": "o", "CP": "^", "MPO": "s", "Dense": "D", "rbms": "v"}
+_GREYS = ("-", "--", ":", "-.")
+_LOWEST = -115.0  # nats: published figures below would flatten all others
+_COLUMNS = 16
+
+
+def parameters(evidence: Evidence) -> Drawing | None:
+    """Test nats against the number of parameters, with the published figures as lines."""
+    data = evidence.scale.data[0]
+    rows = [row for row in results(evidence, "")["table"] if row["data"] == data]
+    if not rows:
+        return None
+    canvas = blank(9.5, 5.2)
+    ax = canvas.subplots()
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        own = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["parameters"])
+        ends = np.array([[row["median"] - min(row["test"]), max(row["test"]) - row["median"]] for row in own]).T
+        options: dict[str, Any] = {"color": _COLOURS[kind], "marker": _MARKS[kind], "linewidth": 1.2, "capsize": 2.5}
+        x, y = [row["parameters"] for row in own], [row["median"] for row in own]
+        ax.errorbar(x, y, yerr=ends, label=kind, zorder=3, **options)
+    ax.set_xscale("log")
+    shown = {name: nats for name, (nats, _) in PUBLISHED.items() if nats > _LOWEST}
+    if min(row["median"] for row in rows) > _LOWEST:  # otherwise they are too far away
+        for number, (name, nats) in enumerate(sorted(shown.items(), key=lambda pair: -pair[1])):
+            style = _GREYS[number % len(_GREYS)]
+            ax.axhline(nats, color="#999999", linewidth=1, linestyle=style, label=f"{name}: {nats:g}", zorder=1)
+    ax.set_xlabel("parameters")
+    ax.set_ylabel("test log-likelihood, nats per digit")
+    ax.grid(alpha=0.25, which="both")
+    canvas.legend(loc="outside right upper")
+    return Drawing(
+        canvas,
+        "Test log-likelihood against the number of parameters for several couplings, with published values as lines",
+        f"Test log-likelihood by annealed importance sampling, data `{data}`: median and range over "
+        f"{evidence.scale.seeds} seeds of training. Lines: published values for binarised MNIST.",
+    )
+
+
+def seconds(evidence: Evidence) -> Drawing | None:
+    """Test nats against seconds of training."""
+    rows = results(evidence, "")["seconds_table"]
+    if not rows:
+        return None
+    canvas = blank(9.0, 4.6)
+    ax = canvas.subplots()
+    for title, on in dict.fromkeys((row["title"], row["on"]) for row in rows):
+        own = [row for row in rows if (row["title"], row["on"]) == (title, on)]
+        own.sort(key=lambda row: row["training_seconds"])
+        x, y = [row["training_seconds"] for row in own], [row["test"] for row in own]
+        kind, cpu = own[0]["kind"], own[0]["device"] == "cpu"
+        options: dict[str, Any] = {"color": _COLOURS[kind], "marker": _MARKS[kind]}
+        options |= {"linestyle": "--" if cpu else "-", "fillstyle": "none" if cpu else "full"}
+        ax.plot(x, y, label=f"{title}; {on}", **options)
+    ax.set_xscale("log")
+    ax.set_xlabel("seconds of training")
+    ax.set_ylabel("test log-likelihood, nats per digit")
+    ax.grid(alpha=0.25, which="both")
+    canvas.legend(loc="outside lower center", ncols=2)
+    return Drawing(
+        canvas,
+        "Test log-likelihood against seconds of training, on a GPU and on the CPU, with the package rbms",
+        "Each point is a training run of its own, whose schedule follows its number of updates. One seed.",
+    )
+
+
+def _strip(images: Array, rows: int = 1) -> Array:
+    """Arrange images (n, h, w) in rows, with gaps that are not drawn."""
+    each = len(images) // rows
+    padded = np.pad(images.astype(float), ((0, 0), (0, 2), (0, 2)), constant_values=np.nan)
+    return np.concatenate([np.concatenate(list(padded[r * each : (r + 1) * each]), 1) for r in range(rows)])[:-2, :-2]
+
+
+def _show(axes: Sequence[Any], strips: Sequence[tuple[str, Array]]) -> None:
+    for ax, (title, strip) in zip(axes, strips, strict=True):
+        ax.imshow(strip, cmap="gray_r", vmin=0, vmax=255, interpolation="nearest")
+        ax.set_title(title, fontsize=9, loc="left")
+        bare(ax)
+
+
+def samples(evidence: Evidence) -> Drawing | None:
+    """Samples of every sampled model next to test digits."""
+    cells = [cell for cell, _ in evidence.found(work.samples)]
+    if not cells:
+        return None
+    first = evidence.store.arrays(cells[0])
+    strips = [("test digits", _strip(first["data"].numpy()[: 2 * _COLUMNS], 2))]
+    for cell in cells:
+        arrays, settings = evidence.store.arrays(cell), cell.settings
+        trained, about = evidence.trained(cell)
+        source = "noise" if settings["start"] == "noise" else "the chains of training"
+        title = f"{describe(trained)['title']}, {about['parameters']:,} parameters: {settings['steps']:,} steps from "
+        both = np.concatenate([arrays["means"].numpy()[:_COLUMNS], arrays["draws"].numpy()[:_COLUMNS]])
+        strips.append((f"{title}{source}; means, then draws", _strip(both, 2)))
+    canvas = blank(9.0, 1.45 * len(strips))
+    _show(np.atleast_1d(canvas.subplots(len(strips), 1)), strips)
+    return Drawing(
+        canvas,
+        "Rows of test digits and of samples of several models",
+        "Test digits, and the first samples of every model, none selected: probabilities given the hidden units, and "
+        "binary draws.",
+    )
+
+
+def conditional(evidence: Evidence) -> Drawing | None:
+    """Samples given the label."""
+    found = evidence.found(work.conditional)
+    if not found:
+        return None
+    cell = found[0][0]
+    means = evidence.store.arrays(cell)["means"].numpy()  # (digits, samples, 28, 28)
+    trained, about = evidence.trained(cell)
+    canvas = blank(6.0, 6.3)
+    ax = canvas.subplots()
+    title = f"{describe(trained)['title']}, {about['parameters']:,} parameters"
+    _show([ax], [(title, _strip(means.reshape(-1, *means.shape[2:]), len(means)))])
+    steps = max(cell.settings["steps"])
+    return Drawing(
+        canvas,
+        "A grid of samples given their label, one digit per row",
+        f"One requested digit per row, {steps:,} Gibbs steps from noise with the label clamped: probabilities, none "
+        "selected.",
+    )
+
+
+#: All figures by name.
+FIGURES: dict[str, Callable[[Evidence], Drawing | None]] = {
+    "nats-parameters": parameters,
+    "nats-seconds": seconds,
+    "samples": samples,
+    "conditional": conditional,
+}

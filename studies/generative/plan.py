@@ -1,0 +1,349 @@
+"""The plan: which machines are trained on which data, and what is measured on them, all in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mvrbm.learning import RECIPES
+from studies.cells import Cell
+from studies.generative import work
+from studies.generative.training import build, train, train_rbms, train_shared
+
+__all__ = ["GROUPS", "SCALES", "Model", "Scale", "chosen_model", "plan"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A machine and its training.
+
+    Parameters
+    ----------
+    coupling : str
+        ``"kronecker:8"``, ``"cp:40"``, ``"mpo:14"`` or ``"dense"``.
+    hidden : str
+        Shape of the hidden layer, such as ``"25x25"``.
+    updates : int
+        Number of updates, rounded up to whole epochs.
+    visible : str
+        Shape of the visible layer; digits are reshaped. A matrix product operator of order 2 would be a Kronecker sum.
+    recipe : mapping
+        Changes to the recipe `generative`, as :meth:`Recipe.config` has them.
+    unit : {"bernoulli", "gaussian"}
+        Visible units.
+    labels : bool
+        Whether the label is a second visible layer.
+    """
+
+    coupling: str
+    hidden: str
+    updates: int
+    visible: str = "28x28"
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    unit: str = "bernoulli"
+    labels: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name in the names of cells."""
+        label = "-labels" if self.labels else ""
+        order = "" if self.visible == "28x28" else f"-{self.visible}"
+        return f"{self.coupling.replace(':', '')}{order}-{self.hidden}{label}-u{self.updates}"
+
+    @property
+    def title(self) -> str:
+        """Name in tables."""
+        kind, _, rank = self.coupling.partition(":")
+        name = {"kronecker": "Kronecker", "cp": "CP", "mpo": "MPO", "dense": "Dense"}[kind]
+        return f"{name}({rank}), {self.hidden}" if rank else f"{name}, {self.hidden}"
+
+    def settings(self, data: str, seed: int, device: str | None) -> dict[str, Any]:
+        """Return the settings of a training cell, the recipe with its numbers: other numbers are another cell."""
+        return {
+            "data": data,
+            "coupling": self.coupling,
+            "visible": _shape(self.visible),
+            "hidden": _shape(self.hidden),
+            "unit": self.unit,
+            "labels": self.labels,
+            "updates": self.updates,
+            "recipe": {**RECIPES["generative"].config(), **self.recipe},
+            "seed": seed,
+            "device": device,
+        }
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return build(self.settings("", 0, None)).n_parameters
+
+
+def _shape(text: str) -> list[int]:
+    return [int(size) for size in text.split("x")]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The numbers of a whole run."""
+
+    data: tuple[str, ...]  # binarised digits of the table; the first has labels
+    grey: str  # digits of the judge
+    seeds: int
+    models: tuple[Model, ...]  # of the table
+    sampled: tuple[Model, ...]  # of these, those that samples are drawn of; the first is also started from noise
+    candidates: tuple[Model, ...]  # compared on validation digits
+    timed: tuple[Model, ...]  # for nats against seconds, one seed
+    timed_cpu: tuple[Model, ...]  # the same on the CPU
+    rbms: tuple[Mapping[str, Any], ...]  # settings of the package rbms
+    conditional: tuple[Model, ...]
+    faces: tuple[Model, ...]
+    patches: tuple[Model, ...]
+    shared: Model  # by two processes, on the CPU, and by one
+    annealing: Mapping[str, int]
+    samples: Mapping[str, int]
+    conditional_samples: Mapping[str, Any]
+    judge_epochs: int
+    components: tuple[int, ...]
+    choose: str = "choose"
+
+
+def _pcd(chains: int, batch_size: int, **changes: Any) -> dict[str, Any]:
+    return {"negative": {"kind": "PCD", "n_chains": chains, "steps": 1}, "batch_size": batch_size, **changes}
+
+
+#: Long training runs: twice as many samples per update, and chains.
+_LONG = _pcd(400, 200, rate_decay=20_000)
+_DENSE = {"centring": "full", "learning_rate": 0.05, **_pcd(400, 200, rate_decay=3000)}
+
+_BEST = Model("kronecker:8", "30x30", 2_250_000, recipe={**_LONG, "rate_decay": 30_000})
+_MIDDLE = Model("kronecker:8", "25x25", 1_110_000, recipe=_LONG)
+_LARGE = Model("kronecker:24", "40x40", 1_250_000, recipe=_LONG)
+_CLASSIC = Model("dense", "500", 106_500, recipe=_DENSE)
+_CONDITIONAL = Model("kronecker:8", "25x25", 600_000, recipe=_LONG, labels=True)
+_ORDER_4 = {"visible": "4x7x4x7", "hidden": "5x5x5x5"}
+
+_PAPER = Scale(
+    data=("random", "fixed"),
+    grey="mnist",
+    seeds=3,
+    models=(
+        Model("kronecker:1", "20x25", 405_000, recipe={**_LONG, "rate_decay": 3000}),
+        Model("kronecker:4", "20x25", 405_000, recipe=_LONG),
+        _MIDDLE,
+        _BEST,
+        Model("kronecker:16", "28x28", 1_250_000, recipe=_LONG),
+        _LARGE,
+        Model("cp:46", "200", 400_000, recipe=_LONG),
+        Model("cp:69", "784", 400_000, recipe=_LONG),
+        Model("mpo:14", updates=400_000, recipe=_LONG, **_ORDER_4),
+        Model("mpo:32", updates=400_000, recipe=_LONG, **_ORDER_4),
+        Model("dense", "16", 400_000, recipe=_DENSE),
+        Model("dense", "64", 400_000, recipe=_DENSE),
+        _CLASSIC,
+    ),
+    sampled=(_BEST, _MIDDLE, _LARGE, _CLASSIC),
+    candidates=(
+        *(Model("kronecker:8", "25x25", 100_000, recipe={**_LONG, "rate_decay": decay}) for decay in (3000, 20_000)),
+        *(Model(f"kronecker:{rank}", hidden, 100_000, recipe=_LONG) for rank, hidden in ((24, "40x40"), (16, "50x50"))),
+    ),
+    timed=(
+        *(Model("kronecker:8", "25x25", updates) for updates in (6000, 24_000, 96_000, 384_000)),
+        *(replace(_CLASSIC, updates=updates) for updates in (6000, 24_000, 96_000)),
+    ),
+    timed_cpu=tuple(Model("kronecker:8", "25x25", updates) for updates in (24_000, 48_000, 160_000)),
+    rbms=(
+        *(
+            {"updates": updates, "batch_size": 200, "chains": 400, "gibbs_steps": 1, "learning_rate": 0.05}
+            for updates in (6000, 24_000, 96_000)
+        ),
+        {"updates": 10_000, "batch_size": 2000, "chains": 2000, "gibbs_steps": 100, "learning_rate": 0.01},  # defaults
+    ),
+    conditional=(_CONDITIONAL,),
+    faces=(
+        Model("kronecker:8", "20x20", 1_000_000, "28x20", unit="gaussian"),
+        Model("dense", "400", 200_000, "28x20", unit="gaussian"),
+    ),
+    patches=(
+        Model("kronecker:8", "12x12", 1_000_000, "8x8", unit="gaussian"),
+        Model("dense", "144", 400_000, "8x8", unit="gaussian"),
+    ),
+    shared=Model("kronecker:8", "25x25", 12_000),
+    annealing={"chains": 256, "steps": 20_000, "seed": 0},
+    samples={"n": 10_000, "steps": 5000, "seed": 0},
+    conditional_samples={"each": 1000, "steps": [100, 1000, 5000], "seed": 0},
+    judge_epochs=30,
+    components=(5, 10, 20, 40, 60, 80, 120, 160, 240),
+)
+
+# Too small to mean anything: for tests, on data that comes in packages.
+_SMALL = Model("kronecker:2", "8x8", 200)
+_TINY = Scale(
+    data=("small",),
+    grey="mnist-5k",
+    seeds=1,
+    models=(
+        _SMALL,
+        Model("kronecker:4", "12x12", 200),
+        Model("cp:8", "30", 200),
+        Model("mpo:3", updates=200, visible="4x7x4x7", hidden="2x4x2x4"),
+        Model("dense", "30", 200),
+    ),
+    sampled=(_SMALL, Model("dense", "30", 200)),
+    candidates=(replace(_SMALL, updates=100),),
+    timed=tuple(replace(_SMALL, updates=updates) for updates in (40, 400)),
+    timed_cpu=(replace(_SMALL, updates=100),),
+    rbms=({"updates": 50, "batch_size": 100, "chains": 100, "gibbs_steps": 1, "learning_rate": 0.05},),
+    conditional=(replace(_SMALL, labels=True),),
+    faces=(),
+    patches=(Model("kronecker:2", "4x4", 600, "8x8", unit="gaussian"),),
+    shared=replace(_SMALL, updates=40),
+    annealing={"chains": 32, "steps": 200, "seed": 0},
+    samples={"n": 200, "steps": 50, "seed": 0},
+    conditional_samples={"each": 10, "steps": [10, 50], "seed": 0},
+    judge_epochs=2,
+    components=(2, 8, 32),
+    choose="small",
+)
+
+SCALES: dict[str, Scale] = {"paper": _PAPER, "tiny": _TINY}
+
+
+# -- cells ------------------------------------------------------------------------------------------
+
+
+def _trained(group: str, model: Model, data: str, seed: int, device: str | None = None) -> Cell:
+    name = f"train-{model.key}-{data}-s{seed}" + (f"-{device}" if device else "")
+    return Cell(name, group, train, model.settings(data, seed, device), alone=device is not None)
+
+
+def _evaluated(scale: Scale, trained: Cell) -> Cell:
+    settings = {"model": trained.name, "data": trained.settings["data"], **scale.annealing}
+    name = trained.name.replace("train-", "nats-", 1)
+    # A cell that runs alone runs after all others: so does the one that reads it.
+    return Cell(name, trained.group, work.evaluate, settings, (trained,), trained.needs, trained.alone)
+
+
+def _with_nats(scale: Scale, trained: Cell) -> Iterator[Cell]:
+    yield trained
+    yield _evaluated(scale, trained)
+
+
+def _seeds(scale: Scale) -> range:
+    return range(1, 1 + scale.seeds)  # 0 is for choosing settings
+
+
+def _choose(scale: Scale) -> Iterator[Cell]:
+    yield from chosen_cells(scale, scale.candidates, scale.choose, 0)
+
+
+def _likelihood(scale: Scale) -> Iterator[Cell]:
+    for data in scale.data:
+        for seed in _seeds(scale):
+            for model in scale.models:
+                yield from _with_nats(scale, _trained("likelihood", model, data, seed))
+
+
+def _rbms(scale: Scale) -> Iterator[Cell]:
+    hidden = _shape(_CLASSIC.hidden if scale is _PAPER else "30")[0]
+    for number, options in enumerate(scale.rbms):
+        settings = {"data": scale.data[0], "hidden": hidden, "seed": 1, "device": None, **options}
+        name = f"train-rbms-{hidden}-u{options['updates']}-k{options['gibbs_steps']}-{number}"
+        yield Cell(name, "seconds", train_rbms, settings, needs=("rbms",))
+
+
+def _seconds(scale: Scale) -> Iterator[Cell]:
+    for model in scale.timed:
+        yield from _with_nats(scale, _trained("seconds", model, scale.data[0], 1))
+    for trained in _rbms(scale):
+        yield from _with_nats(scale, trained)
+    for model in scale.timed_cpu:
+        yield from _with_nats(scale, _trained("seconds", model, scale.data[0], 1, "cpu"))
+
+
+def _judge(scale: Scale) -> Cell:
+    settings = {"grey": scale.grey, "data": scale.data[0], "epochs": scale.judge_epochs, "seed": 0}
+    return Cell("judge", "samples", work.judge, settings)
+
+
+def _sampled(scale: Scale, trained: Cell, start: str) -> Cell:
+    settings = {"model": trained.name, "judge": "judge", "data": scale.data[0], "start": start, **scale.samples}
+    name = trained.name.replace("train-", f"samples-{start}-", 1)
+    return Cell(name, "samples", work.samples, settings, (trained, _judge(scale)), trained.needs)
+
+
+def _samples(scale: Scale) -> Iterator[Cell]:
+    yield _judge(scale)
+    trained = [_trained("likelihood", model, scale.data[0], 1) for model in scale.sampled]
+    for cell in trained:
+        yield _sampled(scale, cell, "chains")
+    yield _sampled(scale, trained[0], "noise")
+    *_, last = _rbms(scale)
+    yield _sampled(scale, last, "chains")
+
+
+def _conditional(scale: Scale) -> Iterator[Cell]:
+    for model in scale.conditional:
+        trained = _trained("conditional", model, scale.data[0], 1)
+        yield trained
+        settings = {"model": trained.name, "judge": "judge", **scale.conditional_samples}
+        name = trained.name.replace("train-", "given-label-", 1)
+        yield Cell(name, "conditional", work.conditional, settings, (trained, _judge(scale)))
+
+
+def _real(scale: Scale) -> Iterator[Cell]:
+    for data, models, block in (("faces", scale.faces, 40), ("patches", scale.patches, 1)):
+        if models:
+            settings = {"data": data, "components": list(scale.components), "block": block}
+            yield Cell(f"gaussians-{data}", "real", work.baselines, settings)
+        for model in models:
+            yield from _with_nats(scale, _trained("real", model, data, 1))
+
+
+def _processes(scale: Scale) -> Iterator[Cell]:
+    one = _trained("processes", scale.shared, scale.data[0], 1, "cpu")
+    yield from _with_nats(scale, one)
+    settings = {**one.settings, "processes": 2}
+    shared = Cell(f"{one.name}-shared", "processes", train_shared, settings, alone=True)
+    yield from _with_nats(scale, shared)
+
+
+#: Groups of cells in the order in which they are computed.
+GROUPS = {
+    "choose": _choose,
+    "likelihood": _likelihood,
+    "seconds": _seconds,
+    "samples": _samples,
+    "conditional": _conditional,
+    "real": _real,
+    "processes": _processes,
+}
+
+
+def plan(scale: Scale, groups: Sequence[str]) -> list[Cell]:
+    """Return the cells of some groups and the cells that they read, in the order in which to compute them."""
+    found: dict[str, Cell] = {}
+    for group, make in GROUPS.items():
+        for cell in make(scale) if group in groups else ():
+            for one in (*cell.after, cell):
+                if found.setdefault(one.name, one).key != one.key:
+                    raise ValueError(f"two cells are called {one.name}")
+    return list(found.values())
+
+
+def chosen_model(text: str, updates: int, changes: Mapping[str, Any]) -> Model:
+    """Return the model that a user describes, such as ``kronecker:8@25x25``."""
+    coupling, _, hidden = text.partition("@")
+    visible = _ORDER_4["visible"] if hidden.count("x") == 3 else "28x28"
+    return Model(coupling, hidden, updates, visible, changes)
+
+
+def chosen_cells(scale: Scale, models: Sequence[Model], data: str, seed: int) -> list[Cell]:
+    """Return the cells of a user's own models, with what the models and their recipe are in their names."""
+    found = []
+    for model in models:
+        trained = _trained("choose", model, data, seed)
+        about = "".join(f"-{key}-{value}" for key, value in sorted(model.recipe.items()))
+        name = trained.name + "".join(letter if letter.isalnum() or letter in "-." else "" for letter in about)
+        found += list(_with_nats(scale, replace(trained, name=name)))
+    return found
