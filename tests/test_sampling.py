@@ -791,6 +791,22 @@ def test_one_step_of_mean_field_is_up_and_down(make):
         assert torch.equal(twice[name], again[name])
 
 
+def test_means_are_those_given_the_last_hidden_draw():
+    machine = two_layers()
+    draws, means = (sample(machine, 50, 4, RandomSource(0), mean=mean) for mean in (False, True))
+    torch.testing.assert_close(means.hidden, draws.hidden)  # the same chain
+    expected = machine.visible_mean(draws.hidden)
+    for name, array in means.visible.items():
+        torch.testing.assert_close(array, expected[name])
+    label = torch.eye(3, dtype=torch.float64)[torch.arange(50) % 3]
+    start = {"image": draws.visible["image"], "label": label}
+    held = sample(
+        machine, 50, 4, RandomSource(0), init=start, mask={"label": torch.ones(3, dtype=torch.bool)}, mean=True
+    )
+    torch.testing.assert_close(held.visible["label"], label)
+    torch.testing.assert_close(held.visible["image"], machine.visible_mean(held.hidden)["image"])
+
+
 def test_same_seed_same_samples():
     machine = two_layers()
     for draw in (

@@ -1,4 +1,4 @@
-"""Every exception that the package raises on its own account. All share one base class, :class:`MVRBMError`."""
+"""Every exception and warning of the package's own. Exceptions share one base class, :class:`MVRBMError`."""
 
 
 class MVRBMError(Exception):
@@ -34,3 +34,7 @@ class DivergenceError(MVRBMError, ArithmeticError):
 
 class DistributedError(MVRBMError, RuntimeError):
     """Another process of a distributed training run has failed; the message is that process's own."""
+
+
+class RecipeWarning(UserWarning):
+    """A model is used for a purpose that its training recipe does not suit."""

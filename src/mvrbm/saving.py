@@ -31,6 +31,8 @@ FORMAT = "mvrbm"
 FORMAT_VERSION = 1
 CONFIG = "config.json"
 MODEL = "model.safetensors"
+#: Persistent chains of training, from which samples start: only models that were trained with such chains have them.
+CHAINS = "chains.safetensors"
 #: Entry of the config that describes the estimator, with its ``class`` and ``params``. Plain machines have none.
 ESTIMATOR = "estimator"
 #: Name of the loader of training runs.
@@ -127,7 +129,7 @@ def is_replaceable(folder: Path) -> bool:
     names = {entry.name for entry in folder.iterdir()}
     if not names:
         return True
-    return names <= {CONFIG, MODEL} and CONFIG in names and read_json(folder / CONFIG).get("format") == FORMAT
+    return names <= {CONFIG, MODEL, CHAINS} and CONFIG in names and read_json(folder / CONFIG).get("format") == FORMAT
 
 
 def write_machine(machine: BoltzmannMachine, folder: Path, extra: Mapping[str, Any] | None = None) -> None:

@@ -1,5 +1,7 @@
 """The classification RBM: against enumeration, finite differences and the trainer."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ import mvrbm
 from enumeration import Written
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, ClassificationMVRBM, Dense, Kronecker, Rectified
 from mvrbm.estimators.classification_rbm import label_log_posterior
-from mvrbm.learning import Recipe, Trainer
+from mvrbm.learning import Trainer
+from mvrbm.learning.recipe import RECIPES
 from tables import generator, machine_named, random_states, randomise
 
 
@@ -86,7 +89,8 @@ def test_generative_learning_is_the_trainers(digits, labels):
     )
     seed = int(np.random.RandomState(6).randint(2**31 - 1))
     one_hot = torch.nn.functional.one_hot(torch.from_numpy(labels), 10).float()
-    Trainer(machine, Recipe(n_epochs=2), seed=seed).fit({"visible": digits, "label": one_hot}, initialise=True)
+    recipe = dataclasses.replace(RECIPES["generative"], n_epochs=2)
+    Trainer(machine, recipe, seed=seed).fit({"visible": digits, "label": one_hot}, initialise=True)
     for name, parameter in machine.named_parameters():
         torch.testing.assert_close(parameter, model.machine_.get_parameter(name), msg=name)
 

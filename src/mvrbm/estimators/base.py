@@ -22,8 +22,9 @@ from torch import Tensor
 
 from mvrbm.couplings import Coupling, Kronecker
 from mvrbm.devices import resolve_device, sensible_threads
+from mvrbm.estimators.chains import Chains, kept_chains, read_chains, start_of, write_chains
 from mvrbm.estimators.inputs import Array, batches, check_values, masks, unit_named
-from mvrbm.estimators.parameters import SavedEstimator, TrainingParameters, seed_of, unconnected
+from mvrbm.estimators.parameters import SavedEstimator, TrainingParameters, seed_of, unconnected, unsuited_reason
 from mvrbm.learning.callbacks import Callback, ProgressBar
 from mvrbm.learning.trainer import Trainer
 from mvrbm.likelihood import pseudo_log_likelihood
@@ -51,20 +52,21 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
     n_epochs_: int
     n_updates_: int
     interrupted_: bool
+    _saved_chains: Chains
 
     hidden_shape: Any
     coupling: Any
     rank: int
 
-    def _coupling(self, layer: str) -> Coupling:
-        """Return a new coupling of a layer, without shapes."""
+    def _coupling(self, layer: str, units: Mapping[str, Unit]) -> Coupling:
+        """Return a new coupling of one of the layers, without shapes."""
         return Kronecker(self.rank) if self.coupling is None else unconnected(self.coupling)
 
     def _build(self, units: dict[str, Unit]) -> list[BoltzmannMachine]:
         """Return new machines over visible units."""
         first = next(iter(units.values()))
         shape = first.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
-        links = {name: self._coupling(name) for name in units}
+        links = {name: self._coupling(name, units) for name in units}
         for name, unit in units.items():
             if links[name].name == Kronecker.name and len(unit.shape) != len(shape):
                 hint = ", or pass visible_shape if a row is an array" if len(unit.shape) == 1 else ""
@@ -290,7 +292,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             pieces = [mean_field(self.machine_, batch, steps, check=False) for batch in self._batches(X)]
         return self._to_user(_joined(pieces), like=X)
 
-    def sample(self, n: int = 1, *, steps: int = 1000, init: Any = None, mask: Any = None) -> Any:
+    def sample(self, n: int = 1, *, steps: int = 1000, init: Any = None, mask: Any = None, mean: bool = False) -> Any:
         """Draw from the model by Gibbs sampling.
 
         Parameters
@@ -299,24 +301,36 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             Number of samples.
         steps : int
             Gibbs steps of each chain.
-        init : array, optional
-            n states to start from. Default: random states.
+        init : array, or {"chains", "noise"}, optional
+            n states to start from, or the persistent chains of training, each as often as needed, or random states.
+            Default: the persistent chains if the model was trained with such chains, otherwise random states.
         mask : boolean array, optional
             True where `init` is known and stays.
+        mean : bool
+            Whether to return the means of the visible units given the last hidden draw, which make smoother pictures,
+            instead of draws.
         """
         check_is_fitted(self)
-        if mask is not None and init is None:
-            raise ValueError("a mask needs init: it marks which of its entries are known")
-        start = known = None
-        if init is not None:
-            layers = self._layers(init, reset=False)
+        whole_number(n, "n")
+        self._warn_of_recipe()
+        rng, known, like = self._rng(), None, None
+        if init is None or isinstance(init, str):
+            if mask is not None:
+                raise ValueError("a mask needs init: it marks which of its entries are known")
+            start = start_of(self._machines[-1], n, init, self.chains_, rng)
+        else:
+            layers, like = self._layers(init, reset=False), init
             known = None if mask is None else masks(self._masks_by_layer(mask), layers)
-            start = _joined(list(batches(layers, self.machine_.layers, known, copy=True)))
+            start = self._as_start(_joined(list(batches(layers, self.machine_.layers, known, copy=True))))
         with sensible_threads(self._machines[-1], n):
-            return self._to_user(self._draw(n, steps, self._rng(), start, known), like=init)
+            return self._to_user(self._draw(n, steps, rng, start, known, mean), like=like)
 
-    def _draw(self, n: int, steps: int, rng: RandomSource, start: Any, known: Any) -> dict[str, Tensor]:
-        return sample(self.machine_, n, steps, rng, init=start, mask=known).visible
+    def _as_start(self, layers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the states of the machine that `sample` runs chains of, from data."""
+        return layers
+
+    def _draw(self, n: int, steps: int, rng: RandomSource, start: Layers, known: Any, mean: bool) -> dict[str, Tensor]:
+        return sample(self.machine_, n, steps, rng, init=start, mask=known, mean=mean).visible
 
     def inpaint(self, X: Any, mask: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
         """Fill in unknown entries with their mean given the known entries.
@@ -333,6 +347,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         check_is_fitted(self)
         whole_number(steps, "steps")
         whole_number(burn_in, "burn_in", 0)
+        self._warn_of_recipe()
         layers = self._layers(X, reset=False)
         known, rng, pieces, first = masks(self._masks_by_layer(mask), layers), self._rng(), [], 0
         for batch in batches(layers, self.machine_.layers, known, copy=True):
@@ -378,7 +393,20 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         check_is_fitted(self)
         return self._of_each(X, lambda batch: self.machine_.free_energy(batch, check=False))
 
+    @property
+    def chains_(self) -> Chains:
+        """Up to 100 persistent chains of training, by layer, from which `sample` starts; empty if there are none."""
+        return self._saved_chains if self.trainers_ is None else kept_chains(self.trainers_[-1])
+
+    def _warn_of_recipe(self) -> None:
+        if self.n_updates_:  # otherwise it was trained elsewhere
+            self._warn_once(unsuited_reason(self.recipe, self._recipe()))
+
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
+        self._write_machines(folder, extra)
+        write_chains(self.chains_, folder)
+
+    def _write_machines(self, folder: Path, extra: Mapping[str, Any]) -> None:
         write_machine(self.machine_, folder, extra)
 
     def _read_machines(self, folder: Path) -> list[BoltzmannMachine]:
@@ -389,12 +417,14 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         self._adopt(self._read_machines(folder))
+        self._saved_chains = read_chains(folder, self.machines_[-1])
         self.n_epochs_, self.n_updates_ = int(described.get("n_epochs", 0)), int(described.get("n_updates", 0))
 
     def _adopt(self, machines: Sequence[BoltzmannMachine]) -> None:
         """Take machines as the model, not yet trained."""
         self.machines_, self.trainers_ = [machine.to(resolve_device(self.device)) for machine in machines], None
         self.history_, self.interrupted_, self.n_epochs_, self.n_updates_ = [], False, 0, 0
+        self._saved_chains = {}
 
     def _rng(self) -> RandomSource:
         return RandomSource(seed_of(self.random_state), device=self.machine_.like.device)

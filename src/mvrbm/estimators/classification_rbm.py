@@ -2,12 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -16,18 +15,28 @@ from torch.nn.functional import one_hot
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.devices import resolve_device, sensible_threads
 from mvrbm.errors import StorageError
+from mvrbm.estimators.chains import (
+    Chains,
+    kept_chains,
+    label_codes,
+    read_chains,
+    start_of,
+    start_with_labels,
+    write_chains,
+)
 from mvrbm.estimators.classifiers import ArrayClassifier
 from mvrbm.estimators.inputs import LABEL, VISIBLE, Array, Labelled, unit_named
-from mvrbm.estimators.parameters import seed_of, unconnected
+from mvrbm.estimators.parameters import seed_of, unconnected, unsuited_reason, without_none
 from mvrbm.learning.backprop import Plan, descend
-from mvrbm.learning.recipe import as_recipe
+from mvrbm.learning.callbacks import Callback
+from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.trainer import Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import sample
 from mvrbm.saving import read_machine, register, write_machine
 from mvrbm.units import Categorical, Unit
-from mvrbm.validation import as_shape, choice, number
+from mvrbm.validation import as_shape, choice, number, whole_number
 
 _MODES = ("discriminative", "generative", "hybrid")
 _ROWS_AT_ONCE = 256  # times the number of labels
@@ -90,11 +99,13 @@ class ClassificationMVRBM(ArrayClassifier):
         Weight of the generative part in a hybrid.
     recipe : str or Recipe
         Recipe of generative learning.
+    n_epochs : int, optional
+        Number of epochs. Default: 30; for generative learning, the recipe's.
     learning_rate : float, optional
         Initial learning rate. Default: 0.003, of Adam; for generative learning, the recipe's.
     schedule, weight_decay, averaging
         As for :class:`MVRBMClassifier`. Generative learning does not use them.
-    visible, visible_shape, n_epochs, batch_size, random_state, device
+    visible, visible_shape, batch_size, random_state, device
         As for :class:`MVRBMClassifier`.
 
     Attributes
@@ -102,7 +113,20 @@ class ClassificationMVRBM(ArrayClassifier):
     machine_ : BoltzmannMachine
         The model, with the layers ``"visible"`` and ``"label"``.
     classes_, history_, visible_shape_, n_parameters_
-        As for :class:`MVRBMClassifier`; the history of generative learning is empty.
+        As for :class:`MVRBMClassifier`; the history of generative learning has the metrics that callbacks logged.
+    n_epochs_, n_updates_, interrupted_
+        As for :class:`MVRBM`, of generative learning.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mvrbm import ClassificationMVRBM
+    >>> images = (np.random.default_rng(0).random((40, 8, 8)) < 0.5).astype(np.float32)
+    >>> labels = np.array(["cat", "dog"] * 20)
+    >>> model = ClassificationMVRBM((6, 6), mode="generative", n_epochs=1, random_state=0).fit(images, labels)
+    >>> drawn, drawn_labels = model.sample(3, label="dog", steps=10, mean=True)
+    >>> drawn.shape, drawn_labels.tolist()
+    ((3, 8, 8), ['dog', 'dog', 'dog'])
     """
 
     hidden_shape: Any = None
@@ -111,6 +135,8 @@ class ClassificationMVRBM(ArrayClassifier):
     coupling: Any = None
     mode: str = "discriminative"
     blend: float = 0.01
+    recipe: str | Recipe = "generative"
+    n_epochs: int | None = None
     learning_rate: float | None = None
 
     @property
@@ -122,10 +148,10 @@ class ClassificationMVRBM(ArrayClassifier):
         check_is_fitted(self)
         return self.machine_.n_parameters
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, callbacks: Sequence[Callback] = ()) -> Self:
         """Learn from data with labels and, optionally, weights; see :meth:`MVRBMClassifier.fit`.
 
-        Generative learning requires equal weights.
+        Labels are numbers, texts or one-hot rows. Generative learning requires equal weights; `callbacks` follow it.
         """
         choice(self.mode, "mode", _MODES)
         number(self.blend, "blend")
@@ -133,8 +159,10 @@ class ClassificationMVRBM(ArrayClassifier):
         plan = self._plan(3e-3 if self.learning_rate is None else self.learning_rate)
         seed = seed_of(self.random_state)
         self.machine_ = self._machine().to(data.weights)
+        self._chains: Chains = {}
+        self.n_epochs_, self.n_updates_, self.interrupted_ = 0, 0, False
         if self.mode == "generative":
-            self._learn_jointly(data, seed)
+            self._learn_jointly(data, seed, callbacks)
         else:
             self._learn_posterior(data, plan, seed)
         return self
@@ -150,17 +178,20 @@ class ClassificationMVRBM(ArrayClassifier):
     def _one_hot(self, codes: Tensor) -> Tensor:
         return one_hot(codes, len(self.classes_)).to(self.machine_.like.dtype)
 
-    def _learn_jointly(self, data: Labelled, seed: int) -> None:
+    def _learn_jointly(self, data: Labelled, seed: int, callbacks: Sequence[Callback]) -> None:
         if bool((data.weights != data.weights[0]).any()):
             raise ValueError("sample_weight must be equal for all samples in mode='generative', use another mode")
-        recipe = dataclasses.replace(as_recipe(self.recipe), n_epochs=self.n_epochs, batch_size=self.batch_size)
-        if self.learning_rate is not None:
-            recipe = dataclasses.replace(recipe, learning_rate=self.learning_rate)
-        trainer = Trainer(self.machine_, recipe, seed=seed)
+        trainer = Trainer(self.machine_, self._recipe(), seed=seed, callbacks=callbacks)
         trainer.fit({VISIBLE: data.samples, LABEL: self._one_hot(data.codes)}, initialise=True)
-        self.history_ = trainer.history
+        self.history_, self._chains, self.interrupted_ = trainer.history, kept_chains(trainer), trainer.interrupted
+        self.n_epochs_, self.n_updates_ = trainer.epoch, trainer.update
         if trainer.interrupted:
             raise KeyboardInterrupt
+
+    def _recipe(self) -> Recipe:
+        """Return the recipe of generative learning, with the values that parameters set."""
+        given = without_none({"n_epochs": self.n_epochs, "learning_rate": self.learning_rate})
+        return dataclasses.replace(as_recipe(self.recipe), batch_size=self.batch_size, **given)
 
     def _learn_posterior(self, data: Labelled, plan: Plan, seed: int) -> None:
         machine, unit = self.machine_, self._unit
@@ -223,30 +254,52 @@ class ClassificationMVRBM(ArrayClassifier):
         found = [self._unit.energy(part) - each for part, each in zip(parts, sums, strict=True)]
         return torch.cat(found).cpu().numpy()
 
-    def sample(self, n: int = 1, *, label: Any = None, steps: int = 1000) -> tuple[Array, Array]:
-        r"""Draw samples X, (n, \*visible_shape) or rows, and labels y, (n,), by `steps` steps of Gibbs sampling.
+    def sample(
+        self, n: int | None = None, *, label: Any = None, steps: int = 1000, init: str | None = None, mean: bool = False
+    ) -> tuple[Array, Array]:
+        r"""Draw samples X, (n, \*visible_shape) or rows, and labels y, (n,), by Gibbs sampling.
 
-        With `label`, one of `classes_`, the label is held fixed.
+        Parameters
+        ----------
+        n : int, optional
+            Number of samples. Default: 1, or one for each label.
+        label : label or array of labels, optional
+            One of `classes_`, or one for each sample. It is held fixed. Default: labels are drawn, too.
+        steps : int
+            Gibbs steps of each chain.
+        init : {"chains", "noise"}, optional
+            Where chains start: at the persistent chains of training (at those with the label, if there are any), or at
+            random states. Default: the persistent chains if the model was trained with such chains.
+        mean : bool
+            Whether X are the means of the visible units given the last hidden draw, instead of draws. Labels that are
+            not fixed are then the most probable ones.
         """
         check_is_fitted(self)
-        machine, unit = self.machine_, self._unit
+        machine = self.machine_
+        self._warn_of_recipe()
         rng = RandomSource(seed_of(self.random_state), device=machine.like.device)
-        init = mask = None
-        if label is not None:
-            found = np.flatnonzero(self.classes_ == label)
-            if len(found) != 1:
-                raise ValueError(f"label must be one of {self.classes_.tolist()}, got {label!r}")
-            held = self._one_hot(torch.full((n,), int(found[0]), device=machine.like.device))
-            drawn = unit.sample(machine.like.new_zeros((n, *unit.shape)), rng)
-            init = {VISIBLE: drawn, LABEL: held}
-            mask = {LABEL: torch.ones_like(held, dtype=torch.bool)}
+        if label is None:
+            n = 1 if n is None else whole_number(n, "n")
+            start, known = start_of(machine, n, init, self._chains, rng), None
+        else:
+            codes = label_codes(label, self.classes_, n)
+            start, known = start_with_labels(machine, {LABEL: codes}, init, self._chains, rng)
+            n = len(codes)
         with sensible_threads(machine, n):
-            state = sample(machine, n, steps, rng, init=init, mask=mask).visible
+            state = sample(machine, n, steps, rng, init=start, mask=known, mean=mean).visible
         labels: Array = self.classes_[state[LABEL].argmax(1).cpu().numpy()]
         return self._outward(state[VISIBLE]), labels
 
+    def _warn_of_recipe(self) -> None:
+        reason = f"with mode='{self.mode}'" if self.mode != "generative" else None
+        self._warn_once(reason or unsuited_reason(self.recipe, self._recipe()), "mode='generative' and ")
+
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         write_machine(self.machine_, folder, extra)
+        write_chains(self._chains, folder)
+
+    def _description(self) -> dict[str, Any]:
+        return {**super()._description(), "n_epochs": self.n_epochs_, "n_updates": self.n_updates_}
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         n_classes, machine = self._restore_classes(described), read_machine(folder)
@@ -255,4 +308,6 @@ class ClassificationMVRBM(ArrayClassifier):
         if machine.layers[LABEL].shape != (n_classes,):
             raise StorageError(f"{folder}: the label layer does not fit {n_classes} classes")
         self.machine_ = machine.to(resolve_device(self.device))
+        self._chains, self.interrupted_ = read_chains(folder, self.machine_), False
+        self.n_epochs_, self.n_updates_ = int(described.get("n_epochs", 0)), int(described.get("n_updates", 0))
         self._restore_input(self._unit, described)

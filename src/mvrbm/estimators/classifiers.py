@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mvrbm.devices import resolve_device, sensible_threads
-from mvrbm.errors import StorageError
 from mvrbm.estimators.base import check_same
 from mvrbm.estimators.deep import DeepMVRBM, build_stack
 from mvrbm.estimators.inputs import (
@@ -32,6 +31,8 @@ from mvrbm.estimators.inputs import (
     Labelled,
     batches,
     check_values,
+    classes_from,
+    describe_classes,
     unit_named,
 )
 from mvrbm.estimators.network import StructuredNetwork, virtual_adversarial_loss
@@ -54,7 +55,7 @@ class ClassifierParameters:
     visible: str = "bernoulli"
     visible_shape: Sequence[int] | None = None
     recipe: str | Recipe = "default"
-    n_epochs: int = 30
+    n_epochs: int | None = 30
     batch_size: int = 100
     learning_rate: float | None = 3e-3
     schedule: str = "cosine"
@@ -66,7 +67,7 @@ class ClassifierParameters:
     def _plan(self, learning_rate: Any, patience: int | None = None) -> Plan:
         """Return the checked settings of backpropagation."""
         settings = (self.weight_decay, self.schedule, self.averaging)
-        plan = Plan(self.n_epochs, self.batch_size, learning_rate, *settings, patience)
+        plan = Plan(30 if self.n_epochs is None else self.n_epochs, self.batch_size, learning_rate, *settings, patience)
         plan.check()
         return plan
 
@@ -106,23 +107,12 @@ class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEs
             yield batch[VISIBLE]
 
     def _description(self) -> dict[str, Any]:
-        plain = self.classes_.tolist()
-        kinds = {type(value) for value in plain}
-        if not kinds <= {bool, int, float, str}:
-            names = sorted(kind.__name__ for kind in kinds)
-            raise StorageError(f"labels must be numbers or texts to be saved, got {names}")
-        classes = {"dtype": self.classes_.dtype.str, "values": plain}
-        return {**super()._description(), "classes": classes, **self._describe_input()}
+        return {**super()._description(), "classes": describe_classes(self.classes_), **self._describe_input()}
 
     def _restore_classes(self, described: Mapping[str, Any]) -> int:
         """Set the classes from a saved description, and return how many there are."""
-        dtype, values = np.dtype(str(described["classes"]["dtype"])), list(described["classes"]["values"])
-        if dtype.kind not in "biufUO":
-            raise StorageError(f"labels cannot be of dtype {dtype}")
-        if len(values) < 2:
-            raise StorageError(f"there must be at least two classes, got {values!r:.100}")
-        self.classes_, self.history_ = np.asarray(values, dtype=dtype), []
-        return len(values)
+        self.classes_, self.history_ = classes_from(described["classes"]), []
+        return len(self.classes_)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

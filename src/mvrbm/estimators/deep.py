@@ -205,14 +205,19 @@ class DeepMVRBM(SingleLayerRBM):
         return values.clamp(*self.machines_[number - 1].hidden.statistic_bounds()) if number else values
 
     @torch.no_grad()
-    def _draw(self, n: int, steps: int, rng: RandomSource, start: Any, known: Any) -> dict[str, Tensor]:
+    def _as_start(self, layers: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {VISIBLE: self._up(layers[VISIBLE], len(self.machines_) - 1)}
+
+    @torch.no_grad()
+    def _draw(self, n: int, steps: int, rng: RandomSource, start: Layers, known: Any, mean: bool) -> dict[str, Tensor]:
         """Run Gibbs sampling in the top machine, then draw once down through each of the others."""
         if known is not None:
             raise ValueError("mask must be None: chains of a stack run in its top machine, use inpaint to fill in data")
         size, top = len(self.machines_), self.machines_[-1]
-        init = None if start is None else {VISIBLE: self._up(start[VISIBLE], size - 1)}
-        state = self._as_hidden(sample(top, n, steps, rng, init=init).visible[VISIBLE], size - 1)
-        return {VISIBLE: self._down(state, size - 1, rng=rng)}
+        state = sample(top, n, steps, rng, init=start, mean=mean and size == 1).visible[VISIBLE]
+        lowest = 1 if mean and size > 1 else 0  # the machine below draws means
+        state = self._down(self._as_hidden(state, size - 1), size - 1, lowest, rng)
+        return {VISIBLE: self._down(state, lowest)}
 
     @torch.no_grad()
     def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
@@ -251,7 +256,7 @@ class DeepMVRBM(SingleLayerRBM):
 
         return self._of_each(X, score)
 
-    def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
+    def _write_machines(self, folder: Path, extra: Mapping[str, Any]) -> None:
         write_stack(self.machines_, folder, extra)
 
     def _read_machines(self, folder: Path) -> list[BoltzmannMachine]:

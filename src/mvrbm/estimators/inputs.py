@@ -143,6 +143,35 @@ def read_modalities(X: Any, shapes: Mapping[str, tuple[int, ...]] | None) -> dic
     return layers
 
 
+def label_vector(y: Any) -> Any:
+    """Return the numbers of the classes (n,) for one-hot rows (n, k), and anything else as it is."""
+    array = np.asarray(y)
+    if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "biuf":
+        return y
+    one_hot = np.isin(array, (0, 1)).all() and (array.sum(1) == 1).all()
+    return array.argmax(1) if one_hot else y
+
+
+def describe_classes(classes: Array) -> dict[str, Any]:
+    """Return labels as values that JSON can hold, which :func:`classes_from` takes."""
+    plain = classes.tolist()
+    kinds = {type(value) for value in plain}
+    if not kinds <= {bool, int, float, str}:
+        names = sorted(kind.__name__ for kind in kinds)
+        raise StorageError(f"labels must be numbers or texts to be saved, got {names}")
+    return {"dtype": classes.dtype.str, "values": plain}
+
+
+def classes_from(described: Mapping[str, Any]) -> Array:
+    """Return labels from their saved description."""
+    dtype, values = np.dtype(str(described["dtype"])), list(described["values"])
+    if dtype.kind not in "biufUO":
+        raise StorageError(f"labels cannot be of dtype {dtype}")
+    if len(values) < 2:
+        raise StorageError(f"there must be at least two classes, got {values!r:.100}")
+    return np.asarray(values, dtype=dtype)
+
+
 class Labelled(NamedTuple):
     """Samples with their classes and weights."""
 
@@ -176,7 +205,7 @@ class ArrayInput:
 
     def _read_labelled(self, X: Any, y: Any, sample_weight: Any, device: torch.device) -> Labelled:
         """Check training data with labels and weights, values included, and learn the shape and the classes."""
-        samples, labels = self._read_with(X, y, reset=True)
+        samples, labels = self._read_with(X, label_vector(y), reset=True)
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:

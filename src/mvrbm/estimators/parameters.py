@@ -6,6 +6,7 @@ of their bases and their own.
 
 import dataclasses
 import os
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from mvrbm.couplings import Coupling, make_coupling
-from mvrbm.errors import StorageError
+from mvrbm.errors import RecipeWarning, StorageError
 from mvrbm.learning.distributed import World
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.samplers import CD, PCD, TemperedPCD
@@ -59,12 +60,26 @@ class TrainingParameters:
             phase = NEGATIVE_PHASES[choice(self.negative, "negative", NEGATIVE_PHASES)]()
         if self.n_chains is not None and not hasattr(phase, "n_chains"):
             raise ValueError("n_chains is the number of persistent chains: use it with negative='pcd' or 'tempered'")
-        phase = dataclasses.replace(phase, **_without_none({"n_chains": self.n_chains, "steps": self.gibbs_steps}))
+        phase = dataclasses.replace(phase, **without_none({"n_chains": self.n_chains, "steps": self.gibbs_steps}))
         given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
-        return dataclasses.replace(recipe, negative=phase, **_without_none(given))
+        return dataclasses.replace(recipe, negative=phase, **without_none(given))
 
 
-def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
+# A rate that decays after fewer updates leaves samples blurred.
+_SHORTEST_DECAY = 1000
+
+
+def unsuited_reason(name: str | Recipe, recipe: Recipe) -> str | None:
+    """Return why samples of a model trained by a recipe, named or given so, are poor; None if they are not."""
+    if not hasattr(recipe.negative, "n_chains"):
+        return f"with {recipe.negative}"
+    if name != "generative" and recipe.rate_decay is not None and recipe.rate_decay < _SHORTEST_DECAY:
+        return f"with a learning rate that decays after {recipe.rate_decay} updates"
+    return None
+
+
+def without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are not None."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -113,6 +128,14 @@ class SavedEstimator(BaseEstimator):
                 with replace_model(folder) as staging:
                     self._write(staging, {ESTIMATOR: self._description()})
         return Path(folder)
+
+    def _warn_once(self, reason: str | None, advice: str = "") -> None:
+        """Warn, at the first call for this model, of samples from a model that was trained so."""
+        if reason is not None and not getattr(self, "_warned", False):
+            self._warned = True
+            advice += "recipe='generative'"
+            message = f"the model was trained {reason}: training with {advice} gives better samples"
+            warnings.warn(message, RecipeWarning, stacklevel=4)
 
     @classmethod
     def from_folder(cls, folder: Path, config: Mapping[str, Any], device: str | torch.device) -> Self:

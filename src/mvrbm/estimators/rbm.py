@@ -157,7 +157,7 @@ class RBM(SingleLayerRBM):
     coupling: Any = None
     visible_shape: Sequence[int] | None = None
 
-    def _coupling(self, layer: str) -> Coupling:
+    def _coupling(self, layer: str, units: Mapping[str, Unit]) -> Coupling:
         return Dense() if self.coupling is None else unconnected(self.coupling)
 
     @classmethod

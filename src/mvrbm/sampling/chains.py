@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -59,6 +59,7 @@ def gibbs(
     rng: RandomSource,
     *,
     mask: Visible | None = None,
+    mean: bool = False,
     check: bool = True,
 ) -> State:
     """Run block Gibbs chains, one from each of the given states.
@@ -75,6 +76,8 @@ def gibbs(
         Source of the draws.
     mask : Tensor or mapping of str to Tensor, optional
         True where the value is known and must not change. Padding never changes.
+    mean : bool
+        Whether to return the means of the unknown visible entries given the last hidden arrays, instead of draws.
     check : bool
         Whether to check the arguments.
 
@@ -92,7 +95,11 @@ def gibbs(
         write(gibbs_step(fast, states, rng, masks).visible, states)
 
     repeat(step, steps - 1, rng, machine.like.device)
-    return gibbs_step(fast, states, rng, masks)
+    last = gibbs_step(fast, states, rng, masks)
+    if not mean:
+        return last
+    means = {name: unit.mean(last.fields[name]) for name, unit in machine.layers.items()}
+    return replace(last, visible=keep_known(states, means, masks))
 
 
 def multiplied_out(machine: BoltzmannMachine) -> BoltzmannMachine:
@@ -182,6 +189,7 @@ def sample(
     *,
     init: Visible | None = None,
     mask: Visible | None = None,
+    mean: bool = False,
 ) -> State:
     """Draw n states by block Gibbs sampling, from given or random initial states.
 
@@ -197,15 +205,18 @@ def sample(
         n initial states. Default: independent draws of all entries.
     mask : Tensor or mapping of str to Tensor, optional
         True where `init` is known and must not change. Requires `init`.
+    mean : bool
+        Whether to return the means of the unknown visible entries given the last hidden arrays, instead of draws.
     """
     machine.check_bounded()
     if init is None:
         if mask is not None:
             raise ValueError("a mask needs init: it marks which of its entries are known")
-        return gibbs(machine, independent_sample(machine, n, rng), steps, rng, check=False)
-    layers, _ = start_chains(machine, init, mask)
-    check_count(layers, n, "n")
-    return gibbs(machine, layers, steps, rng, mask=mask, check=False)
+        layers = independent_sample(machine, n, rng)
+    else:
+        layers, _ = start_chains(machine, init, mask)
+        check_count(layers, n, "n")
+    return gibbs(machine, layers, steps, rng, mask=mask, mean=mean, check=False)
 
 
 def check_count(layers: Layers, n: int, name: str) -> None:

@@ -1,0 +1,246 @@
+"""Samples of fitted models: conditional ones against enumeration, where chains start, what is saved, when it warns."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import mvrbm
+from enumeration import Written, every_visible_state
+from mvrbm import MMVRBM, MVRBM, ClassificationMVRBM, DeepMVRBM, RandomSource
+from mvrbm.errors import RecipeWarning, StorageError
+from mvrbm.estimators.chains import MOST_CHAINS, label_codes, start_with_labels
+from mvrbm.learning import PCD, Recipe
+from tables import generator, randomise
+
+CLASSES = ["ant", "bee", "cow"]
+
+
+def tiny(kind):
+    """Return a model of 2x2 bits and a label, with large random weights, its two layers, and its images of a label."""
+    rng = generator("tiny")
+    bits, y = (rng.random((12, 2, 2)) < 0.5).astype(float), np.array(CLASSES * 4)
+    if kind is ClassificationMVRBM:
+        model = ClassificationMVRBM((2, 1), mode="generative", n_epochs=1, random_state=0).fit(bits, y)
+        names, draw = ("visible", "label"), lambda **how: model.sample(4000, **how)
+    else:
+        model = MMVRBM((2, 1), recipe="generative", n_epochs=1, random_state=0).fit({"image": bits, "animal": y})
+        names, draw = ("image", "animal"), lambda **how: tuple(model.sample(4000, **how).values())
+    randomise(model.machine_, rng)
+    return model, names, draw
+
+
+def conditional(model, names, code):
+    """Return all images, and p(image | label), summed state by state."""
+    states = every_visible_state(model.machine_)
+    rows = states[names[1]].argmax(1) == code
+    states = {name: array[rows] for name, array in states.items()}
+    with torch.no_grad():
+        p = torch.softmax(-Written(model.machine_).free_energy(states), 0)
+    return states[names[0]].flatten(1).numpy(), p.numpy()
+
+
+@pytest.mark.parametrize("kind", [ClassificationMVRBM, MMVRBM])
+@pytest.mark.parametrize("init", ["chains", "noise"])
+def test_samples_of_a_label_follow_the_conditional_distribution(kind, init):
+    model, names, draw = tiny(kind)
+    for code, label in enumerate(CLASSES):
+        images, p = conditional(model, names, code)
+        drawn, labels = draw(label=label, steps=30, init=init)
+        assert set(labels) == {label}
+        codes = 2 ** np.arange(4)
+        order = np.argsort(images @ codes)
+        counts = np.bincount((drawn.reshape(-1, 4) @ codes).astype(int), minlength=16)
+        assert stats.chisquare(counts, 4000 * p[order]).pvalue > 1e-3
+        means, _ = draw(label=label, steps=30, init=init, mean=True)
+        assert len(np.unique(means)) > 2
+        np.testing.assert_allclose(means.reshape(-1, 4).mean(0), p @ images, atol=0.03)
+
+
+@pytest.mark.parametrize("kind", [ClassificationMVRBM, MMVRBM])
+def test_labels_can_differ_from_sample_to_sample(kind):
+    model, _, _ = tiny(kind)
+    found = model.sample(label=["cow", "ant", "cow"], steps=2)
+    labels = found[1] if isinstance(found, tuple) else found["animal"]
+    assert labels.tolist() == ["cow", "ant", "cow"]
+    with pytest.raises(ValueError, match=r"label must be one of \['ant', 'bee', 'cow'\], got 'dog'"):
+        model.sample(2, label="dog")
+    with pytest.raises(ValueError, match="n = 3 labels, got an array of shape"):
+        model.sample(3, label=["cow", "ant"])
+
+
+def test_labels_are_numbers_texts_or_one_hot_rows(digits, labels):
+    settings = {"mode": "generative", "n_epochs": 1, "random_state": 0}
+    one = ClassificationMVRBM((4, 4), **settings).fit(digits, labels)
+    other = ClassificationMVRBM((4, 4), **settings).fit(digits, np.eye(10)[labels])
+    text = ClassificationMVRBM((4, 4), **settings).fit(digits, labels.astype(str))
+    np.testing.assert_array_equal(
+        one.machine_.links["visible"].dense().detach(), other.machine_.links["visible"].dense().detach()
+    )
+    assert other.classes_.tolist() == list(range(10))
+    assert text.sample(2, label="7", steps=1)[1].tolist() == ["7", "7"]
+    assert one.sample(2, label="7", steps=1)[1].tolist() == [7, 7]  # a text stands for the class written so
+    with pytest.raises(ValueError, match="label must be one of"):
+        label_codes(7, np.array(["6", "7"]), 1)
+
+
+@pytest.mark.parametrize("how", ["vector", "one-hot rows"])
+def test_a_modality_can_be_a_label(how, digits, labels, tmp_path):
+    given = labels if how == "vector" else np.eye(10, dtype=np.float32)[labels]
+    visible = "bernoulli" if how == "vector" else {"image": "bernoulli", "digit": "categorical"}
+    data = {"image": digits, "digit": given}
+    model = MMVRBM((5, 5), rank=2, visible=visible, recipe="generative", n_epochs=2, random_state=0).fit(data)
+    assert {name: link.name for name, link in model.machine_.links.items()} == {"image": "kronecker", "digit": "dense"}
+    loaded = mvrbm.load(model.save(tmp_path / "model"))
+    assert loaded.transform(data).shape == (600, 25)
+    drawn = loaded.sample(4, label=7, steps=3, mean=True)
+    assert drawn["image"].shape == (4, 8, 8)
+    np.testing.assert_array_equal(drawn["digit"], [7] * 4 if how == "vector" else np.eye(10)[[7] * 4])
+    assert len(loaded.sample(3, steps=2)["digit"]) == 3
+    np.testing.assert_array_equal(loaded.sample(2, steps=3)["image"], model.sample(2, steps=3)["image"])
+    found = loaded.inpaint(data, {"digit": np.False_}, steps=2, burn_in=1)["digit"]
+    np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)  # a probability of each class
+    np.testing.assert_array_equal(loaded.transform({"image": digits, "digit": labels}), model.transform(data))
+    with pytest.raises(ValueError, match="label must be one of"):
+        loaded.transform({"image": digits[:1], "digit": np.array([11])})
+
+
+def test_several_labels_are_given_by_name(digits, labels):
+    data = {"image": digits, "digit": labels, "odd": np.where(labels % 2, "odd", "even")}
+    settings = {"coupling": {"image": "kronecker:2"}, "visible": {"image": "bernoulli"}, "recipe": "generative"}
+    model = MMVRBM((4, 4), n_epochs=1, random_state=0, **settings).fit(data)
+    drawn = model.sample(2, label={"odd": "even", "digit": [2, 4]}, steps=2)
+    assert (drawn["odd"].tolist(), drawn["digit"].tolist()) == (["even", "even"], [2, 4])
+    assert set(model.sample(5, label={"odd": "odd"}, steps=2)["odd"]) == {"odd"}
+    with pytest.raises(ValueError, match="label must be given by modality"):
+        model.sample(2, label=7)
+    with pytest.raises(ValueError, match="cannot be combined"):
+        model.sample(2, label={"odd": "odd"}, init=data)
+    with pytest.raises(ValueError, match="label must be given by modality"):
+        MMVRBM((4, 4), n_epochs=1).fit({"image": digits}).sample(label=7)
+
+
+def test_chains_with_the_label_are_preferred():
+    model, _, _ = tiny(ClassificationMVRBM)
+    eye, images = torch.eye(3, dtype=torch.float64), torch.zeros(4, 2, 2, dtype=torch.float64)
+    images[1, 0, 0], images[3, 1, 1] = 1, 1
+    chains = {"visible": images, "label": eye[[0, 1, 0, 1]]}
+    codes = torch.tensor([1, 1, 1, 2])
+    start, known = start_with_labels(model.machine_, {"label": codes}, None, chains, RandomSource(0))
+    torch.testing.assert_close(start["visible"][:3], images[[1, 3, 1]])
+    torch.testing.assert_close(start["visible"][3], images[3])  # no chain has this label: any
+    torch.testing.assert_close(start["label"], eye[codes])
+    assert known["label"].all()
+    assert "visible" not in known
+
+
+@pytest.mark.parametrize("visible", ["bernoulli", "gaussian", "poisson"])
+@pytest.mark.parametrize("negative", ["pcd", "tempered"])
+def test_chains_are_saved_with_the_model(visible, negative, digits, tmp_path):
+    settings = {"recipe": "generative", "negative": negative, "n_chains": 120, "n_epochs": 1, "random_state": 0}
+    data = np.rint(4 * digits) if visible == "poisson" else digits
+    model = MVRBM((4, 4), visible=visible, **settings).fit(data)
+    chains = model.chains_["visible"]
+    every = model.trainer_.state.chains["visible"]
+    torch.testing.assert_close(chains, (every[-1] if negative == "tempered" else every)[:MOST_CHAINS])
+    loaded = mvrbm.load(model.save(tmp_path / "model"))
+    torch.testing.assert_close(loaded.chains_["visible"], chains)
+    np.testing.assert_array_equal(loaded.sample(130, steps=2), model.sample(130, steps=2, init="chains"))
+    if visible == "bernoulli":
+        assert (tmp_path / "model" / "chains.safetensors").stat().st_size < 1000
+    loaded.save(tmp_path / "model")  # chains included, it may be replaced
+    again = mvrbm.load(tmp_path / "model")
+    torch.testing.assert_close(again.chains_["visible"], chains)
+
+
+def test_a_model_without_chains_starts_from_noise(digits, tmp_path):
+    model = MVRBM((4, 4), n_epochs=1, random_state=0).fit(digits)
+    assert model.chains_ == {}
+    folder = model.save(tmp_path / "model")
+    assert not (folder / "chains.safetensors").exists()
+    np.testing.assert_array_equal(model.sample(3, steps=2), model.sample(3, steps=2, init="noise"))
+    with pytest.raises(ValueError, match="has no chains"):
+        model.sample(3, init="chains")
+    with pytest.raises(ValueError, match="init must be one of"):
+        model.sample(3, init="data")
+
+
+def test_damaged_chains_are_found_out(digits, tmp_path):
+    model = MVRBM((4, 4), recipe="generative", n_epochs=1, random_state=0).fit(digits)
+    small = MVRBM((4, 4), recipe="generative", n_epochs=1, random_state=0).fit(digits[:, :4])
+    folder, other = model.save(tmp_path / "model"), small.save(tmp_path / "other")
+    for content in (b"nonsense", (other / "chains.safetensors").read_bytes()):
+        (folder / "chains.safetensors").write_bytes(content)
+        with pytest.raises(StorageError, match=r"chains\.safetensors"):
+            mvrbm.load(folder)
+
+
+def test_means_are_those_given_the_hidden_draw(digits):
+    model = MVRBM((4, 4), recipe="generative", n_epochs=2, random_state=0).fit(digits)
+    known = np.zeros((8, 8), bool)
+    known[:3] = True
+    means = model.sample(5, steps=3, init=digits[:5], mask=known, mean=True)
+    np.testing.assert_array_equal(means[:, :3], digits[:5, :3])
+    assert len(np.unique(means[:, 3:])) > 20
+    many = model.sample(20_000, steps=2, init="noise").mean(0)
+    np.testing.assert_allclose(model.sample(20_000, steps=2, init="noise", mean=True).mean(0), many, atol=0.02)
+
+
+def test_stacks_draw_means_of_the_lowest_layer(digits):
+    stack = DeepMVRBM(((5, 5), (4, 4)), recipe="generative", n_epochs=1, random_state=0).fit(digits)
+    assert stack.chains_["visible"].shape == (100, 5, 5)
+    draws, means = stack.sample(4, steps=2), stack.sample(4, steps=2, mean=True)
+    assert set(np.unique(draws)) <= {0, 1}
+    assert draws.shape == means.shape == (4, 8, 8)
+    assert ((means > 0) & (means < 1)).all()
+    single = DeepMVRBM(((4, 4),), recipe="generative", n_epochs=1, random_state=0).fit(digits)
+    assert len(np.unique(single.sample(3, steps=2, mean=True))) > 20
+
+
+SUITED = [
+    {"recipe": "generative"},
+    {"recipe": "generative", "negative": "tempered"},
+    {"recipe": Recipe(negative=PCD(20), rate_decay=None)},
+]
+UNSUITED = [
+    ({}, r"CD\(steps=1\)"),
+    ({"recipe": "paper"}, r"CD\(steps=1\)"),
+    ({"negative": "pcd"}, "decays after 30 updates"),
+    ({"recipe": "generative", "negative": "cd"}, r"CD\(steps=1\)"),
+]
+
+
+@pytest.mark.parametrize("settings", SUITED)
+def test_generative_recipes_do_not_warn(settings, digits):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = MVRBM((3, 3), n_epochs=1, random_state=0, **settings).fit(digits)
+        model.sample(1, steps=1)
+        model.inpaint(digits[:2], np.arange(64).reshape(8, 8) < 9, steps=1, burn_in=0)
+
+
+@pytest.mark.parametrize(("settings", "reason"), UNSUITED)
+def test_other_recipes_warn_once(settings, reason, digits, tmp_path):
+    folder = MVRBM((3, 3), n_epochs=1, random_state=0, **settings).fit(digits).save(tmp_path / "model")
+    uses = [lambda m: m.sample(1, steps=1), lambda m: m.inpaint(digits[:2], np.ones((8, 8), bool), steps=1)]
+    for order in (uses, uses[::-1]):
+        model = mvrbm.load(folder)
+        with pytest.warns(RecipeWarning, match=reason) as caught:
+            [use(model) for use in order]
+        assert len(caught) == 1
+        assert "recipe='generative'" in str(caught[0].message)
+        assert caught[0].filename == __file__
+
+
+def test_classifiers_warn_of_their_mode(digits, labels):
+    model = ClassificationMVRBM((3, 3), n_epochs=1, random_state=0).fit(digits, labels)
+    with pytest.warns(RecipeWarning, match="mode='discriminative': training with mode='generative' and recipe="):
+        model.sample(1, steps=1)
+    model = ClassificationMVRBM((3, 3), n_epochs=1, random_state=0, mode="generative", recipe="default")
+    with pytest.warns(RecipeWarning, match="CD"):
+        model.fit(digits, labels).sample(1, steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ClassificationMVRBM((3, 3), n_epochs=1, mode="generative").fit(digits, labels).sample(1, steps=1)
