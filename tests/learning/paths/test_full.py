@@ -142,13 +142,13 @@ def by_reference(case, dtype, n_epochs=2):
     return trainer, start, data, orders, torch.stack(draws)
 
 
-def by_kernels(case, data, orders, draws, precision):
+def by_kernels(case, data, orders, draws, precision, kind=FullMatrixPath, reason=unsupported_reason):
     """Train by the kernels with recorded draws, and return the trainer."""
     trainer = Trainer(machine_of(*case[:3]), case[3], seed=5)
     source = as_source(data, trainer.machine)
     trainer.prepare(source, initialise=True)
-    assert unsupported_reason(trainer.task(), trainer.state, source) is None
-    path = FullMatrixPath([trainer.task()], [trainer.state], [source], precision=precision)
+    assert reason(trainer.task(), trainer.state, source) is None
+    path = kind([trainer.task()], [trainer.state], [source], precision=precision)
     path._recorded_size = draws.shape[1]
     for number, order in enumerate(orders):
         path._recorded = draws[3 * number :].contiguous().reshape(-1)

@@ -1,17 +1,17 @@
 """Execution paths: ways to compute the same updates, and the rule that chooses among them.
 
 `reference` is for every machine, `graphs` for every machine on a GPU (CUDA graphs), `gemm` on the CPU for sums of
-Kronecker products and full matrices, `native` for those of matrices. `triton` and `full` have kernels for a GPU: one
-program per sample for small matrices, and products of whole batches with full matrices for couplings of higher rank,
-dense ones, and machines with labels. The special paths are tested equal to the reference. None of them depends on the
-trainer: each takes a state and data, and returns the state.
+Kronecker products and full matrices, `native` for those of matrices. `triton`, `tensor` and `full` have kernels for a
+GPU: one program per sample for small matrices and for arrays of order 3 and more, and products of whole batches with
+full matrices for couplings of higher rank, dense ones, and machines with labels. The special paths are tested equal to
+the reference. None of them depends on the trainer: each takes a state and data, and returns the state.
 """
 
 from collections.abc import Sequence
 
 from mvrbm.devices import n_processors
 from mvrbm.learning.data import Source
-from mvrbm.learning.paths import full, gemm, graphs, native, triton
+from mvrbm.learning.paths import full, gemm, graphs, native, tensor, triton
 from mvrbm.learning.paths.base import EpochPath, Task, UpdatePath
 from mvrbm.learning.paths.flat import Plan
 from mvrbm.learning.paths.kernels import KernelPath
@@ -44,6 +44,8 @@ def kernel_path(task: Task, state: TrainState, source: Source, models: int) -> t
     """Return the path with the fastest kernels for some machines of the same shapes, None if there are none."""
     by_sample = triton.unsupported_reason(task, state, source) is None
     by_batch = full.unsupported_reason(task, state, source) is None
+    if tensor.unsupported_reason(task, state, source) is None:
+        return tensor.TensorPath
     if by_sample and by_batch:
         rows = max(task.recipe.batch_size, int(getattr(task.negative, "n_chains", 0)))
         processors = n_processors(state.machine.like.device)

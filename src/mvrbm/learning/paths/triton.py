@@ -90,7 +90,7 @@ class TritonPath(KernelPath):
         self._all_params, self._all_momenta = like.new_zeros(2, 2, models, self._stride)[..., :size]
         self._all_gradients = like.new_zeros(3, models, self._stride)[..., :size]
         self._params, self._momenta, self._gradients = self._all_params[0], self._all_momenta[0], self._all_gradients[0]
-        self._n_gains = 2 * len(self.plan.layers)
+        self._n_gains = sum(len(layer.factors) for layer in self.plan.layers)
         room = -(-models * self._n_gains * self._stacked // _ALIGNMENT) * _ALIGNMENT
         gains = like.new_zeros(2, room)[:, : models * self._n_gains * self._stacked]
         self._all_gains = gains.unflatten(1, (models, self._n_gains, self._stacked))
@@ -137,15 +137,15 @@ class TritonPath(KernelPath):
     @torch.no_grad()
     def balance(self, states: Sequence[TrainState]) -> None:
         for params in self._params:
-            for U, V, _ in self.plan.split(params)[0]:
-                equalise_norms([U, V], keep=0)
+            for *factors, _ in self.plan.split(params)[0]:
+                equalise_norms(factors, keep=0)
 
     def _chain_data(self, number: int) -> dict[str, Tensor]:
         found = {}
         for layer in self.plan.layers:
             scale, shift = self._affine(number, layer)
             data = (layer.states_of(self._chains[number]) + shift) / scale
-            found[layer.name] = data.reshape(-1, layer.rows, layer.columns)
+            found[layer.name] = data.reshape(-1, *layer.shape)
         return found
 
     def _set_chains(self, number: int, data: Mapping[str, Tensor]) -> None:

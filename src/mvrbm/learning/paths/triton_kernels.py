@@ -70,16 +70,16 @@ def apply(
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
     value, momentum, gradient = (
-        _fresh(weights + at, inside),
-        _fresh(momenta + at, inside),
-        _fresh(gradients + at, inside),
+        fresh(weights + at, inside),
+        fresh(momenta + at, inside),
+        fresh(gradients + at, inside),
     )
     gradient *= scale
     if NORMALISED:
         gain = tl.full([BLOCK], 1.0, tl.float32)
         for number in tl.static_range(N_GAINS):
             terms = gains + (model * N_GAINS + number) * TERMS + tl.arange(0, TERMS)
-            gain = tl.where(which == number, tl.maximum(tl.sum(_fresh(terms, True)), 1e-12), gain)
+            gain = tl.where(which == number, tl.maximum(tl.sum(fresh(terms, True)), 1e-12), gain)
         gradient = gradient / gain
     value, momentum = _step(
         value, momentum, gradient, tl.where(factor, factor_rate, bias_rate), keep, tl.where(factor, decay, 0.0)
@@ -90,7 +90,7 @@ def apply(
 
 
 @triton.jit
-def _fresh(at, inside):
+def fresh(at, inside):
     """Load values that the previous launch wrote, zero outside."""
     # Not from a multiprocessor's own cache: it may hold outdated values that the previous launch has read.
     return tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
@@ -216,7 +216,7 @@ def small_step(
             x1, x1_t = x0, x0_t
             if PERSISTENT:
                 state = chains + (model * CHAINS + i).to(tl.int64) * (I * J) + at_x
-                x1 = _fresh(state, in_x & (i < CHAINS))
+                x1 = fresh(state, in_x & (i < CHAINS))
                 x1_t = tl.trans(x1).to(OPERAND)
                 field = _up(x1_t, u, v, size, C, PRECISION)
                 negative = tl.where(i < CHAINS, weight / largest, 0.0)
@@ -272,11 +272,11 @@ def small_step(
 @triton.jit
 def _parameter(weights, momenta, gradients, at, inside, scale, rate, keep, decay, PENDING: tl.constexpr):
     """Return parameters and momenta, after the pending step if there is one."""
-    value = _fresh(weights + at, inside)
+    value = fresh(weights + at, inside)
     momentum = value
     if PENDING:
-        momentum = _fresh(momenta + at, inside)
-        gradient = _fresh(gradients + at, inside) * scale
+        momentum = fresh(momenta + at, inside)
+        gradient = fresh(gradients + at, inside) * scale
         value, momentum = _step(value, momentum, gradient, rate, keep, decay)
     return value, momentum
 
