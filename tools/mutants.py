@@ -26,7 +26,7 @@ LEAVE_OUT = shutil.ignore_patterns(".*", "__pycache__", "_build", "build", "dist
 
 # Cheap folders and files first, so that most errors are found in seconds; the others come in between.
 FIRST = ["units", "couplings", "test_machine.py", "test_machine_equivalences.py", "test_random.py"]
-LAST = ["test_sampling.py", "test_likelihood_annealing.py", "vision", "cli"]
+LAST = ["test_sampling.py", "test_likelihood_annealing.py", "test_likelihood_interval.py", "vision", "cli"]
 # Not run: the examples of the documentation, which do not check numbers, and code that is not mutated.
 NEVER = ["test_docs.py", "tools", "studies", "benchmarks"]
 
@@ -245,21 +245,46 @@ MUTANTS = [
     ),
     Mutant(
         "likelihood/annealing.py",
-        "log_weights = log_z_base.double().expand(n_chains).clone()",
-        "log_weights = torch.zeros(n_chains, dtype=torch.float64)",
+        "log_z = self.log_z_base + sign * log_mean",
+        "log_z = sign * log_mean",
         "annealing: log Z of the base missing",
     ),
     Mutant(
         "likelihood/annealing.py",
-        "log_weights.add_(here - there)",
-        "log_weights.add_(there - here)",
+        "log_ratios.add_(here - there)",
+        "log_ratios.add_(there - here)",
         "annealing: sign of the weights",
     ),
     Mutant(
         "likelihood/annealing.py",
-        "error, effective = weights.std() / math.sqrt(n_chains)",
-        "error, effective = weights.std() / n_chains",
+        "error, effective = ratios.std() / math.sqrt(n_chains)",
+        "error, effective = ratios.std() / n_chains",
         "annealing: standard error too small",
+    ),
+    Mutant("likelihood/annealing.py", "self.betas.flip(0)", "self.betas", "reverse annealing runs forward"),
+    Mutant(
+        "likelihood/annealing.py",
+        "        repeat(step, steps, rng, self.betas.device)\n",
+        "",
+        "reverse annealing: no burning in",
+    ),
+    Mutant(
+        "likelihood/interval.py",
+        "return middle - shift",
+        "return middle",
+        "log Z from both sides: numbers of chains forgotten",
+    ),
+    Mutant(
+        "likelihood/of_data.py",
+        "found.upper, found.lower, *reversed(found.bounds)",
+        "found.lower, found.upper, *found.bounds",
+        "likelihood interval: ends exchanged",
+    ),
+    Mutant(
+        "sampling/tempering.py",
+        "masks = self.machine.as_masks(self._known, flat)",
+        "masks = self.machine.as_masks(None, flat)",
+        "tempering: known entries change",
     ),
     Mutant(
         "random.py",

@@ -4,16 +4,26 @@ A *clamp* fixes some visible entries: log Z is then the logarithm of the sum ove
 clamp of padding gives the log Z of documents of one length.
 """
 
-from mvrbm.likelihood.annealing import AnnealedEstimate, annealed_importance_sampling
+from mvrbm.likelihood.annealing import (
+    AnnealedEstimate,
+    annealed_importance_sampling,
+    reverse_annealed_importance_sampling,
+)
 from mvrbm.likelihood.exact import log_partition
-from mvrbm.likelihood.of_data import log_likelihood
+from mvrbm.likelihood.interval import LogPartitionInterval, log_partition_interval
+from mvrbm.likelihood.of_data import LikelihoodInterval, log_likelihood, log_likelihood_interval
 from mvrbm.likelihood.pseudo import PseudoLikelihood, pseudo_log_likelihood
 
 __all__ = [
     "AnnealedEstimate",
+    "LikelihoodInterval",
+    "LogPartitionInterval",
     "PseudoLikelihood",
     "annealed_importance_sampling",
     "log_likelihood",
+    "log_likelihood_interval",
     "log_partition",
+    "log_partition_interval",
     "pseudo_log_likelihood",
+    "reverse_annealed_importance_sampling",
 ]

@@ -1,4 +1,4 @@
-"""Annealed importance sampling: an unbiased estimate of Z, with its error."""
+"""Annealed importance sampling: estimates of Z from independent units to the machine and back, with their errors."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,20 +10,31 @@ from mvrbm.cuda_graphs import repeat
 from mvrbm.likelihood.exact import as_clamp, clamped_log_normaliser
 from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.random import RandomSource
-from mvrbm.sampling import Layers, TemperedPath, draw_visible, keep_known, multiplied_out
+from mvrbm.sampling import (
+    Layers,
+    ParallelTempering,
+    TemperedPath,
+    copies,
+    draw_visible,
+    gibbs_step,
+    keep_known,
+    multiplied_out,
+    write,
+)
 from mvrbm.validation import whole_number
 
 
 @dataclass(frozen=True)
 class AnnealedEstimate:
-    """An estimate of log Z.
+    r"""An estimate of log Z from chains of one direction.
 
     Attributes
     ----------
     log_z : float
-        The estimate: the logarithm of the mean importance weight, whose expectation is exactly Z.
+        The estimate. Forward, it is the logarithm of the mean weight, whose expectation is exactly Z; reverse, minus
+        the logarithm of the mean inverse weight, whose expectation is exactly 1 / Z.
     standard_error : float
-        Standard error, from the variance of the weights.
+        Standard error, from the variance of the weights, or of the inverse weights.
     effective_samples : float
         Effective number of equal weights; if it is near 1, the standard error itself is unreliable.
     log_weights : Tensor (n_chains,)
@@ -34,6 +45,16 @@ class AnnealedEstimate:
     standard_error: float
     effective_samples: float
     log_weights: Tensor = field(repr=False)
+
+    @property
+    def bound(self) -> float:
+        """Mean of the log-weights: at most log Z in expectation if forward, at least log Z if reverse."""
+        return float(self.log_weights.mean())
+
+    @property
+    def bound_error(self) -> float:
+        """Standard error of the bound. Unlike that of the estimate, it is not dominated by a few large weights."""
+        return float(self.log_weights.std()) / math.sqrt(len(self.log_weights))
 
 
 @torch.no_grad()
@@ -61,7 +82,7 @@ def annealed_importance_sampling(
         Number of temperatures; more of them reduce the variance of the weights.
     centre : mapping of str to Tensor, optional
         See :class:`~mvrbm.sampling.TemperedPath`. With a centre in one of several modes, chains that end in another
-        mode are rare and have large weights, and the standard error is too small.
+        mode are rare and have large weights, and the standard error is too small: see :func:`log_partition_interval`.
     clamp, mask : optional
         See :func:`~mvrbm.likelihood.log_partition`.
 
@@ -69,42 +90,157 @@ def annealed_importance_sampling(
     -------
     AnnealedEstimate
     """
-    whole_number(n_chains, "n_chains", 2)
-    whole_number(n_steps, "n_steps")
-    machine.check_bounded()
-    fixed, known = as_clamp(machine, clamp, mask)
-    path = TemperedPath(multiplied_out(machine), centre)
-    # At beta = 0 the layers are independent, so log Z is a sum over layers.
-    log_z_base = clamped_log_normaliser(machine, path.visible_base, fixed, known)
-    log_z_base = log_z_base + machine.hidden.log_normaliser(path.hidden_base)
-    masks = {name: None if held is None else held.expand(n_chains, *held.shape[1:]) for name, held in known.items()}
-    start = {name: array.expand(n_chains, *array.shape[1:]) for name, array in fixed.items()}
-    layers = keep_known(start, path.base_sample(n_chains, rng), masks)
-    log_weights = log_z_base.double().expand(n_chains).clone()
-    betas = torch.linspace(0, 1, n_steps + 1, dtype=torch.float64).to(machine.like)
-    ladder = torch.stack([betas[:-1], betas[1:]], 1)  # (n_steps, 2): before and after each step
-    position = torch.zeros(1, dtype=torch.int64, device=betas.device)
+    annealing = _Annealing(machine, n_steps, centre, clamp, mask)
+    return annealing.forward(whole_number(n_chains, "n_chains", 2), rng)
 
-    def weigh() -> tuple[Tensor, Tensor]:
-        """Multiply the weights by the ratio of the next two temperatures; return the field and the second of these."""
-        pair = ladder.index_select(0, position).T  # (2, 1)
-        field = path.machine.hidden_field(layers)
-        here, there = path.energies(pair, field, path.pull(layers))
-        log_weights.add_(here - there)
-        return field, pair[1]
 
-    def step() -> None:
-        field, beta = weigh()
-        tempered = path.at(beta)
-        hidden = tempered.hidden.sample(field, rng)
-        drawn = draw_visible(tempered, tempered.visible_fields(hidden), layers, rng, masks)
-        for name, array in layers.items():
-            array.copy_(drawn[name])
-        position.add_(1)
+@torch.no_grad()
+def reverse_annealed_importance_sampling(
+    machine: BoltzmannMachine,
+    rng: RandomSource,
+    *,
+    n_chains: int = 100,
+    n_steps: int = 1000,
+    init: Visible | None = None,
+    burn_in: int | None = None,
+    n_temperatures: int = 20,
+    centre: Layers | None = None,
+    clamp: Visible | None = None,
+    mask: Visible | None = None,
+) -> AnnealedEstimate:
+    """Estimate log Z by annealing chains from samples of the machine back to independent units.
 
-    repeat(step, n_steps - 1, rng, betas.device)
-    weigh()
-    log_z = torch.logsumexp(log_weights, 0) - math.log(n_chains)
-    weights = torch.exp(log_weights - log_z)  # mean 1
-    error, effective = weights.std() / math.sqrt(n_chains), weights.sum() ** 2 / (weights**2).sum()
-    return AnnealedEstimate(float(log_z), float(error), float(effective), log_weights.cpu())
+    The estimate and its bound hold as far as the samples at the start are in equilibrium.
+
+    Parameters
+    ----------
+    machine, rng, n_steps, centre, clamp, mask
+        See :func:`annealed_importance_sampling`.
+    n_chains : int
+        Number of chains, without `init`.
+    init : Tensor or mapping of str to Tensor, optional
+        States that are near equilibrium, one for each chain: the persistent chains of training, samples of a
+        :class:`~mvrbm.sampling.ParallelTempering` or training data. Default: parallel tempering from independent draws.
+    burn_in : int, optional
+        Gibbs steps from `init`, or steps of parallel tempering, before the annealing. Default: `n_steps`.
+    n_temperatures : int
+        Number of temperatures of the parallel tempering; without `init`, burning in takes so many times the work of the
+        annealing.
+
+    Returns
+    -------
+    AnnealedEstimate
+    """
+    annealing = _Annealing(machine, n_steps, centre, clamp, mask)
+    burn_in = n_steps if burn_in is None else whole_number(burn_in, "burn_in", 0)
+    if init is None:
+        start = annealing.tempered(whole_number(n_chains, "n_chains", 2), burn_in, n_temperatures, rng)
+    else:
+        states = machine.as_layers(init)
+        whole_number(len(next(iter(states.values()))), "the number of states in init", 2)
+        start = annealing.burnt_in(states, burn_in, rng)
+    return annealing.reverse(start, rng)
+
+
+class _Annealing:
+    """What both directions share: the temperatures, the log Z at beta = 0, and the entries that are fixed."""
+
+    def __init__(
+        self,
+        machine: BoltzmannMachine,
+        n_steps: int,
+        centre: Layers | None,
+        clamp: Visible | None,
+        mask: Visible | None,
+    ) -> None:
+        whole_number(n_steps, "n_steps")
+        machine.check_bounded()
+        self.machine, self.centre = machine, centre
+        self.fixed, self.known = as_clamp(machine, clamp, mask)
+        self.path = TemperedPath(multiplied_out(machine), centre)
+        # At beta = 0 the layers are independent, so log Z is a sum over layers.
+        log_z_base = clamped_log_normaliser(machine, self.path.visible_base, self.fixed, self.known)
+        self.log_z_base = (log_z_base + machine.hidden.log_normaliser(self.path.hidden_base)).double()
+        self.betas = torch.linspace(0, 1, n_steps + 1, dtype=torch.float64).to(machine.like)
+
+    def forward(self, n_chains: int, rng: RandomSource) -> AnnealedEstimate:
+        return self._estimate(self._log_ratios(self.base_states(n_chains, rng), self.betas, rng), 1)
+
+    def reverse(self, start: Layers, rng: RandomSource) -> AnnealedEstimate:
+        # The ratios are those from Z to the Z of the base, so that the inverse weights have a known expectation.
+        return self._estimate(self._log_ratios(start, self.betas.flip(0), rng), -1)
+
+    def _estimate(self, log_ratios: Tensor, sign: int) -> AnnealedEstimate:
+        n_chains = len(log_ratios)
+        log_mean = torch.logsumexp(log_ratios, 0) - math.log(n_chains)
+        ratios = torch.exp(log_ratios - log_mean)  # mean 1
+        error, effective = ratios.std() / math.sqrt(n_chains), ratios.sum() ** 2 / (ratios**2).sum()
+        log_weights = self.log_z_base + sign * log_ratios
+        log_z = self.log_z_base + sign * log_mean
+        return AnnealedEstimate(float(log_z), float(error), float(effective), log_weights.cpu())
+
+    def base_states(self, n_chains: int, rng: RandomSource) -> dict[str, Tensor]:
+        """Draw states at beta = 0."""
+        return self._hold(self.path.base_sample(n_chains, rng))
+
+    def tempered(self, n_chains: int, steps: int, n_temperatures: int, rng: RandomSource) -> dict[str, Tensor]:
+        """Draw states of the machine by parallel tempering, from independent states at every temperature."""
+        masks = {name: held for name, held in self._masks(n_chains).items() if held is not None}
+        chains = ParallelTempering(
+            self.machine, n_chains, n_temperatures, rng=rng, init=self.base_states(n_chains, rng),
+            mask=masks or None, centre=self.centre, check=False,
+        )  # fmt: skip
+        return chains.step(steps)
+
+    def burnt_in(self, start: Layers, steps: int, rng: RandomSource) -> dict[str, Tensor]:
+        """Take Gibbs steps in the machine."""
+        states = copies(self._hold(start))
+        masks = self._masks(len(next(iter(states.values()))))
+
+        def step() -> None:
+            write(gibbs_step(self.path.machine, states, rng, masks).visible, states)
+
+        repeat(step, steps, rng, self.betas.device)
+        return states
+
+    def _masks(self, n_chains: int) -> dict[str, Tensor | None]:
+        return {
+            name: None if held is None else held.expand(n_chains, *held.shape[1:]) for name, held in self.known.items()
+        }
+
+    def _hold(self, states: Layers) -> dict[str, Tensor]:
+        """Return states whose known entries are those of the clamp."""
+        n_chains = len(next(iter(states.values())))
+        fixed = {name: array.expand(n_chains, *array.shape[1:]) for name, array in self.fixed.items()}
+        return keep_known(fixed, states, self._masks(n_chains))
+
+    def _log_ratios(self, start: Layers, betas: Tensor, rng: RandomSource) -> Tensor:
+        """Take chains along the temperatures; return logarithms of ratios whose mean is the last Z by the first.
+
+        Gibbs steps of the visible layers are reversible, so the same steps serve both directions.
+        """
+        path, layers = self.path, copies(start)
+        n_chains = len(next(iter(layers.values())))
+        masks = self._masks(n_chains)
+        log_ratios = torch.zeros(n_chains, dtype=torch.float64, device=betas.device)
+        ladder = torch.stack([betas[:-1], betas[1:]], 1)  # (n_steps, 2): before and after each step
+        position = torch.zeros(1, dtype=torch.int64, device=betas.device)
+
+        def weigh() -> tuple[Tensor, Tensor]:
+            """Multiply the ratios by that of the next two temperatures; return the field and the second of these."""
+            pair = ladder.index_select(0, position).T  # (2, 1)
+            field = path.machine.hidden_field(layers)
+            here, there = path.energies(pair, field, path.pull(layers))
+            log_ratios.add_(here - there)
+            return field, pair[1]
+
+        def step() -> None:
+            field, beta = weigh()
+            tempered = path.at(beta)
+            hidden = tempered.hidden.sample(field, rng)
+            write(draw_visible(tempered, tempered.visible_fields(hidden), layers, rng, masks), layers)
+            position.add_(1)
+
+        repeat(step, len(ladder) - 1, rng, betas.device)
+        weigh()
+        return log_ratios

@@ -1,21 +1,24 @@
 """Log-likelihood of data, given log Z or a function that computes it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mvrbm.likelihood.annealing import AnnealedEstimate
 from mvrbm.likelihood.exact import log_partition
+from mvrbm.likelihood.interval import LogPartitionInterval, log_partition_interval
 from mvrbm.machine import BoltzmannMachine, Visible
-from mvrbm.sampling import Layers
+from mvrbm.random import RandomSource
 
 
 @torch.no_grad()
 def log_likelihood(
     machine: BoltzmannMachine,
     visible: Visible,
-    log_z: float | Tensor | Callable[..., Tensor | AnnealedEstimate] = log_partition,
+    log_z: float | Tensor | Callable[..., Tensor | AnnealedEstimate | LogPartitionInterval] = log_partition,
 ) -> Tensor:
     """Compute the log-likelihood of each sample, -F(x) - log Z.
 
@@ -34,21 +37,104 @@ def log_likelihood(
     -------
     Tensor (n,)
     """
+    if callable(log_z):
+        return _log_likelihoods(machine, visible, lambda **clamp: _value(log_z(machine, **clamp)))
+    layers = machine.as_layers(visible)
+    for name, unit in machine.layers.items():
+        absent = unit.absent(layers[name])
+        if absent is not None and bool((absent != absent[:1]).any()):
+            raise ValueError("samples of unequal length have no common log_z: pass a function that computes it")
+    return -machine.free_energy(layers, check=False) - log_z
+
+
+@dataclass(frozen=True)
+class LikelihoodInterval:
+    """Mean log-likelihood of data in nats per sample, from both sides.
+
+    The interval is that of log Z, which is the same for all samples; it does not contain the error of the mean over a
+    finite number of samples.
+
+    Attributes
+    ----------
+    mean : float
+        By the estimate of log Z from both directions.
+    forward, reverse : float
+        By the estimate of each direction. The forward one is what is usually published.
+    lower, upper : float
+        Ends of the interval, see :class:`LogPartitionInterval`.
+    bounds : tuple of float
+        Ends of the wider interval by mean log-weights.
+    values : Tensor (n,)
+        Log-likelihood of each sample, whose mean is `mean`.
+    """
+
+    mean: float
+    forward: float
+    reverse: float
+    lower: float
+    upper: float
+    bounds: tuple[float, float]
+    values: Tensor = field(repr=False)
+
+    def __str__(self) -> str:
+        low, high = self.bounds
+        return (
+            f"{self.mean:.2f} nats, interval {self.lower:.2f} to {self.upper:.2f} "
+            f"(forward {self.forward:.2f}, reverse {self.reverse:.2f}, bounds {low:.2f} to {high:.2f})"
+        )
+
+
+@torch.no_grad()
+def log_likelihood_interval(
+    machine: BoltzmannMachine, visible: Visible, rng: RandomSource, **options: Any
+) -> LikelihoodInterval:
+    """Estimate the mean log-likelihood of data from both sides.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The model.
+    visible : Tensor or mapping of str to Tensor
+        Data, each layer (n, *layer shape).
+    rng : RandomSource
+        Source of the draws.
+    **options
+        See :func:`log_partition_interval`. The centre is the mean of the data by default.
+
+    Returns
+    -------
+    LikelihoodInterval
+    """
+    layers = machine.as_layers(visible)
+    options.setdefault("centre", {name: array.mean(0, keepdim=True) for name, array in layers.items()})
+
+    def both(**clamp: Any) -> Tensor:
+        found = log_partition_interval(machine, rng, **options, **clamp)
+        ends = found.upper, found.lower, *reversed(found.bounds)
+        return torch.tensor(
+            [found.log_z, *(run.log_z for run in (found.forward, found.reverse)), *ends], dtype=torch.float64
+        )
+
+    values = _log_likelihoods(machine, layers, both)  # (n, 7)
+    mean, forward, reverse, lower, upper, *bounds = values.double().mean(0).tolist()
+    return LikelihoodInterval(mean, forward, reverse, lower, upper, (bounds[0], bounds[1]), values[:, 0])
+
+
+def _value(found: Tensor | AnnealedEstimate | LogPartitionInterval) -> Tensor:
+    return found if isinstance(found, Tensor) else torch.tensor(found.log_z, dtype=torch.float64)
+
+
+def _log_likelihoods(machine: BoltzmannMachine, visible: Visible, log_z: Callable[..., Tensor]) -> Tensor:
+    """Return -F(x) - log Z, where each pattern of padding has its own log Z or several, (k,): (n,) or (n, k)."""
     layers = machine.as_layers(visible)
     score = -machine.free_energy(layers, check=False)
     absent = [unit.absent(layers[name]) for name, unit in machine.layers.items()]
     padding = [mask.flatten(1) for mask in absent if mask is not None]
-    if not callable(log_z):
-        if any(bool((mask != mask[:1]).any()) for mask in padding):
-            raise ValueError("samples of unequal length have no common log_z: pass a function that computes it")
-        return score - log_z
-
-    def constant(**clamp: Layers) -> Tensor:
-        found = log_z(machine, **clamp)
-        return score.new_tensor(found.log_z) if isinstance(found, AnnealedEstimate) else found.to(score)
-
-    if not padding:
-        return score - constant()
-    patterns, which = torch.unique(torch.cat(padding, 1), dim=0, return_inverse=True)
-    examples = [{name: x[which == pattern][:1] for name, x in layers.items()} for pattern in range(len(patterns))]
-    return score - torch.stack([constant(clamp=example) for example in examples])[which]
+    if padding:
+        patterns, which = torch.unique(torch.cat(padding, 1), dim=0, return_inverse=True)
+        firsts = [torch.nonzero(which == pattern)[0] for pattern in range(len(patterns))]
+        found = [log_z(clamp={name: x[first] for name, x in layers.items()}) for first in firsts]
+    else:
+        which, found = torch.zeros(len(score), dtype=torch.int64, device=score.device), [log_z()]
+    constants = torch.stack(found).to(score)[which]  # (n,) or (n, k)
+    return score.reshape(-1, *([1] * (constants.ndim - 1))) - constants

@@ -9,6 +9,7 @@ from mvrbm.sampling.chains import (
     Masks,
     State,
     conditional_mean,
+    copies,
     draw_visible,
     gibbs,
     gibbs_step,
@@ -18,6 +19,7 @@ from mvrbm.sampling.chains import (
     multiplied_out,
     sample,
     start_chains,
+    write,
 )
 from mvrbm.sampling.tempering import ParallelTempering, Tempered, TemperedPath
 
@@ -30,6 +32,7 @@ __all__ = [
     "Tempered",
     "TemperedPath",
     "conditional_mean",
+    "copies",
     "draw_visible",
     "gibbs",
     "gibbs_step",
@@ -39,4 +42,5 @@ __all__ = [
     "multiplied_out",
     "sample",
     "start_chains",
+    "write",
 ]

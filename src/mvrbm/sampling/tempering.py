@@ -144,6 +144,11 @@ class Tempered:
         return path.machine.own_energy(visible) + tempered
 
 
+def _repeated(layers: Layers, times: int) -> dict[str, Tensor]:
+    """Return all samples several times over."""
+    return {name: array.repeat(times, *([1] * (array.ndim - 1))) for name, array in layers.items()}
+
+
 class ParallelTempering:
     """Parallel tempering: chains at several temperatures exchange states, so that cold chains move between modes.
 
@@ -162,6 +167,8 @@ class ParallelTempering:
         Source of all draws, including the initial states.
     init : Tensor or mapping of str to Tensor, optional
         n_chains initial states of the chains at every temperature. Default: exact draws at beta = 0.
+    mask : Tensor or mapping of str to Tensor, optional
+        True where `init` is known and must not change. Requires `init`.
     centre : mapping of str to Tensor, optional
         See :class:`TemperedPath`.
     check : bool
@@ -181,6 +188,7 @@ class ParallelTempering:
         *,
         rng: RandomSource,
         init: Visible | None = None,
+        mask: Visible | None = None,
         centre: Layers | None = None,
         check: bool = True,
     ) -> None:
@@ -202,12 +210,18 @@ class ParallelTempering:
         self.machine, self.betas, self.rng = machine, ladder, rng
         self.centre = centre
         self.turn = 0
+        self._known: dict[str, Tensor] | None = None  # each (temperatures * n_chains, *layer shape)
         if init is None:
+            if mask is not None:
+                raise ValueError("a mask needs init: it marks which of its entries are known")
             start = TemperedPath(machine, self.centre).base_sample(n_chains * len(ladder), rng)
         else:
             layers = machine.as_layers(init, check=check)
             check_count(layers, n_chains, "n_chains")
-            start = {name: array.repeat(len(ladder), *([1] * (array.ndim - 1))) for name, array in layers.items()}
+            start = _repeated(layers, len(ladder))
+            if mask is not None:
+                masks = machine.as_masks(mask, layers)
+                self._known = _repeated({name: held for name, held in masks.items() if held is not None}, len(ladder))
         self.visible = {name: array.unflatten(0, (len(ladder), n_chains)) for name, array in start.items()}
         self._offers, self._accepted = ladder.new_zeros(2, len(ladder) - 1)
 
@@ -225,9 +239,10 @@ class ParallelTempering:
         self.visible = copies(self.visible)
         flat = {name: array.flatten(0, 1) for name, array in self.visible.items()}  # the same memory
         tempered = path.at(self.betas.repeat_interleave(next(iter(self.visible.values())).shape[1]))
+        masks = self.machine.as_masks(self._known, flat)
 
         def step() -> None:
-            write(gibbs_step(tempered, flat, self.rng, self.machine.as_masks(None, flat)).visible, flat)
+            write(gibbs_step(tempered, flat, self.rng, masks).visible, flat)
             self._exchange(path)
 
         repeat(step, count, self.rng, self.betas.device)
