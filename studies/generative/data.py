@@ -54,14 +54,14 @@ def parts(name: str, data_dir: str | None) -> Parts:
         return _faces(data_dir)
     if name == "patches":
         return _patches(data_dir)
-    grey = grey_digits("mnist-5k" if name == "small" else "mnist", data_dir)
+    grey = digits("mnist-5k" if name == "small" else "mnist", None, data_dir)
     generator = np.random.default_rng(_SEED)
     train, test = (_binarised(images, generator) for images in (grey.train, grey.test))
-    whole = Parts(train, test, grey.train_labels, grey.test_labels)
+    labels, test_labels = (part.astype(np.int64) for part in (grey.train_labels, grey.test_labels))
     if name != "choose":
-        return whole
+        return Parts(train, test, labels, test_labels)
     first, last = slice(None, -_VALIDATION), slice(-_VALIDATION, None)
-    return Parts(train[first], train[last], grey.train_labels[first], grey.train_labels[last])
+    return Parts(train[first], train[last], labels[first], labels[last])
 
 
 def grey_digits(name: str, data_dir: str | None) -> Parts:

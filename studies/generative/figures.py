@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from studies.generative import work
 from studies.generative.findings import PUBLISHED, Evidence, describe, results
-from studies.report import OURS, PAPERS, Drawing, bare, blank
+from studies.report import OURS, PAPERS, Drawing, bare, blank, legend_below
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["FIGURES"]
 
@@ -18,8 +22,8 @@ Array = NDArray[Any]
 
 _COLOURS = {"Kronecker": OURS, "CP": "#3a9460", "MPO": "#a0508c", "Dense": "#444444", "rbms": PAPERS}
 _MARKS = {"Kronecker": "o", "CP": "^", "MPO": "s", "Dense": "D", "rbms": "v"}
-_GREYS = ("-", "--", ":", "-.")
-_LOWEST = -115.0  # nats: published figures below would flatten all others
+_LINES, _LINE_COLOURS = ("-", "--", ":", "-."), ("#999999", "#c9a227")
+_GOOD = -100.0  # nats: above this, machines are drawn in a panel of their own
 _COLUMNS = 16
 
 
@@ -27,32 +31,54 @@ def parameters(evidence: Evidence) -> Drawing | None:
     """Test nats against the number of parameters, with the published figures as lines."""
     data = evidence.scale.data[0]
     rows = [row for row in results(evidence, "")["table"] if row["data"] == data]
-    if not rows:
-        return None
-    canvas = blank(9.5, 5.2)
-    ax = canvas.subplots()
+    return draw_parameters(rows, data) if rows else None
+
+
+def draw_parameters(rows: Sequence[Mapping[str, Any]], data: str) -> Drawing:
+    """Draw all machines and published figures, and next to them the best ones alone."""
+    good = [row for row in rows if row["median"] > _GOOD]
+    canvas = blank(12.0 if good else 7.5, 5.2)
+    axes = canvas.subplots(1, 2 if good else 1, squeeze=False)[0]
+    for ax, shown, lowest in zip(axes, (rows, good), (-math.inf, _GOOD), strict=False):
+        _against_parameters(ax, shown, {name: nats for name, (nats, _) in PUBLISHED.items() if nats > lowest})
+    if good:
+        axes[0].axhspan(_GOOD, axes[0].get_ylim()[1], color=OURS, alpha=0.05, linewidth=0)
+        axes[1].set_title("the upper part")
+    axes[0].set_ylabel("test log-likelihood, nats per digit")
+    legend_below(canvas, axes, 3)
+    return Drawing(
+        canvas,
+        "Test log-likelihood against the number of parameters for several couplings, with published values as lines",
+        f"Test log-likelihood by annealed importance sampling, data `{data}`: median and range over seeds of training. "
+        "Lines: published values for binarised MNIST.",
+    )
+
+
+def _against_parameters(ax: Axes, rows: Sequence[Mapping[str, Any]], published: Mapping[str, float]) -> None:
     for kind in dict.fromkeys(row["kind"] for row in rows):
         own = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["parameters"])
         ends = np.array([[row["median"] - min(row["test"]), max(row["test"]) - row["median"]] for row in own]).T
         options: dict[str, Any] = {"color": _COLOURS[kind], "marker": _MARKS[kind], "linewidth": 1.2, "capsize": 2.5}
         x, y = [row["parameters"] for row in own], [row["median"] for row in own]
         ax.errorbar(x, y, yerr=ends, label=kind, zorder=3, **options)
-    ax.set_xscale("log")
-    shown = {name: nats for name, (nats, _) in PUBLISHED.items() if nats > _LOWEST}
-    if min(row["median"] for row in rows) > _LOWEST:  # otherwise they are too far away
-        for number, (name, nats) in enumerate(sorted(shown.items(), key=lambda pair: -pair[1])):
-            style = _GREYS[number % len(_GREYS)]
-            ax.axhline(nats, color="#999999", linewidth=1, linestyle=style, label=f"{name}: {nats:g}", zorder=1)
+    for name, nats in published.items():
+        number = list(PUBLISHED).index(name)  # the same line in both panels
+        look: dict[str, Any] = {"color": _LINE_COLOURS[number % 2], "linestyle": _LINES[number // 2], "linewidth": 1}
+        ax.axhline(nats, label=f"{name}: {nats:g}", zorder=1, **look)
+    _logarithmic(ax)
     ax.set_xlabel("parameters")
-    ax.set_ylabel("test log-likelihood, nats per digit")
-    ax.grid(alpha=0.25, which="both")
-    canvas.legend(loc="outside right upper")
-    return Drawing(
-        canvas,
-        "Test log-likelihood against the number of parameters for several couplings, with published values as lines",
-        f"Test log-likelihood by annealed importance sampling, data `{data}`: median and range over "
-        f"{evidence.scale.seeds} seeds of training. Lines: published values for binarised MNIST.",
-    )
+    ax.grid(alpha=0.25)
+
+
+def _logarithmic(ax: Axes) -> None:
+    """Set a logarithmic axis with plain numbers at 1, 2 and 5."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1 else f"{value:,.0f}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.tick_params(axis="x", labelsize="small")
 
 
 def seconds(evidence: Evidence) -> Drawing | None:
@@ -70,11 +96,11 @@ def seconds(evidence: Evidence) -> Drawing | None:
         options: dict[str, Any] = {"color": _COLOURS[kind], "marker": _MARKS[kind]}
         options |= {"linestyle": "--" if cpu else "-", "fillstyle": "none" if cpu else "full"}
         ax.plot(x, y, label=f"{title}; {on}", **options)
-    ax.set_xscale("log")
+    _logarithmic(ax)
     ax.set_xlabel("seconds of training")
     ax.set_ylabel("test log-likelihood, nats per digit")
-    ax.grid(alpha=0.25, which="both")
-    canvas.legend(loc="outside lower center", ncols=2)
+    ax.grid(alpha=0.25)
+    legend_below(canvas, [ax], 2)
     return Drawing(
         canvas,
         "Test log-likelihood against seconds of training, on a GPU and on the CPU, with the package rbms",
@@ -89,7 +115,7 @@ def _strip(images: Array, rows: int = 1) -> Array:
     return np.concatenate([np.concatenate(list(padded[r * each : (r + 1) * each]), 1) for r in range(rows)])[:-2, :-2]
 
 
-def _show(axes: Sequence[Any], strips: Sequence[tuple[str, Array]]) -> None:
+def _show(axes: Iterable[Any], strips: Sequence[tuple[str, Array]]) -> None:
     for ax, (title, strip) in zip(axes, strips, strict=True):
         ax.imshow(strip, cmap="gray_r", vmin=0, vmax=255, interpolation="nearest")
         ax.set_title(title, fontsize=9, loc="left")

@@ -56,8 +56,8 @@ class Evidence(StoredCells):
         rows = []
         for cell, numbers in self.found(work.evaluate):
             trained, about = self.trained(cell)
-            if cell.group in groups:
-                rows.append({**describe(trained), **about, **numbers, "cell": cell.name})
+            if cell.group in groups and "diverged" not in about:
+                rows.append({**describe(trained), **about, **numbers, "cell": cell.name, "model": trained.name})
         return rows
 
 
@@ -147,16 +147,10 @@ def _lines(table: list[dict[str, Any]], data: str) -> list[dict[str, Any]]:
 
 def _seconds(evidence: Evidence) -> list[dict[str, Any]]:
     keys = ("title", "kind", "parameters", "updates", "training_seconds", "test", "train", "standard_error", "interval")
-    rows = [
-        {
-            **{key: row[key] for key in keys},
-            "on": evidence.records[row["cell"]]["on"]["device"],
-            "device": row["device"],
-        }
-        for row in evidence.evaluated("seconds")
-    ]
-    for row in rows:
-        row["on"] = "CPU" if row["device"] == "cpu" else row["on"]
+    rows = []
+    for row in evidence.evaluated("seconds"):
+        on = f"CPU, {row['cores']} cores" if row["device"] == "cpu" else evidence.records[row["model"]]["on"]["device"]
+        rows.append({**{key: row[key] for key in keys}, "on": on, "device": row["device"]})
     return rows
 
 

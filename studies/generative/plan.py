@@ -95,7 +95,8 @@ class Scale:
     candidates: tuple[Model, ...]  # compared on validation digits
     timed: tuple[Model, ...]  # for nats against seconds, one seed
     timed_cpu: tuple[Model, ...]  # the same on the CPU
-    rbms: tuple[Mapping[str, Any], ...]  # settings of the package rbms
+    rbms: tuple[Mapping[str, Any], ...]  # settings of the package rbms; the first is also run on the CPU
+    rbms_hidden: int
     conditional: tuple[Model, ...]
     faces: tuple[Model, ...]
     patches: tuple[Model, ...]
@@ -121,7 +122,7 @@ _MIDDLE = Model("kronecker:8", "25x25", 1_110_000, recipe=_LONG)
 _LARGE = Model("kronecker:24", "40x40", 1_250_000, recipe=_LONG)
 _CLASSIC = Model("dense", "500", 106_500, recipe=_DENSE)
 _CONDITIONAL = Model("kronecker:8", "25x25", 600_000, recipe=_LONG, labels=True)
-_ORDER_4 = {"visible": "4x7x4x7", "hidden": "5x5x5x5"}
+_ORDER_4 = "4x7x4x7"
 
 _PAPER = Scale(
     data=("random", "fixed"),
@@ -136,8 +137,8 @@ _PAPER = Scale(
         _LARGE,
         Model("cp:46", "200", 400_000, recipe=_LONG),
         Model("cp:69", "784", 400_000, recipe=_LONG),
-        Model("mpo:14", updates=400_000, recipe=_LONG, **_ORDER_4),
-        Model("mpo:32", updates=400_000, recipe=_LONG, **_ORDER_4),
+        Model("mpo:14", "5x5x5x5", 400_000, _ORDER_4, _LONG),
+        Model("mpo:32", "5x5x5x5", 400_000, _ORDER_4, _LONG),
         Model("dense", "16", 400_000, recipe=_DENSE),
         Model("dense", "64", 400_000, recipe=_DENSE),
         _CLASSIC,
@@ -152,6 +153,7 @@ _PAPER = Scale(
         *(replace(_CLASSIC, updates=updates) for updates in (6000, 24_000, 96_000)),
     ),
     timed_cpu=tuple(Model("kronecker:8", "25x25", updates) for updates in (24_000, 48_000, 160_000)),
+    rbms_hidden=500,
     rbms=(
         *(
             {"updates": updates, "batch_size": 200, "chains": 400, "gibbs_steps": 1, "learning_rate": 0.05}
@@ -186,13 +188,14 @@ _TINY = Scale(
         _SMALL,
         Model("kronecker:4", "12x12", 200),
         Model("cp:8", "30", 200),
-        Model("mpo:3", updates=200, visible="4x7x4x7", hidden="2x4x2x4"),
+        Model("mpo:3", "2x4x2x4", 200, _ORDER_4),
         Model("dense", "30", 200),
     ),
     sampled=(_SMALL, Model("dense", "30", 200)),
     candidates=(replace(_SMALL, updates=100),),
     timed=tuple(replace(_SMALL, updates=updates) for updates in (40, 400)),
     timed_cpu=(replace(_SMALL, updates=100),),
+    rbms_hidden=30,
     rbms=({"updates": 50, "batch_size": 100, "chains": 100, "gibbs_steps": 1, "learning_rate": 0.05},),
     conditional=(replace(_SMALL, labels=True),),
     faces=(),
@@ -244,21 +247,21 @@ def _likelihood(scale: Scale) -> Iterator[Cell]:
                 yield from _with_nats(scale, _trained("likelihood", model, data, seed))
 
 
-def _rbms(scale: Scale) -> Iterator[Cell]:
-    hidden = _shape(_CLASSIC.hidden if scale is _PAPER else "30")[0]
-    for number, options in enumerate(scale.rbms):
-        settings = {"data": scale.data[0], "hidden": hidden, "seed": 1, "device": None, **options}
-        name = f"train-rbms-{hidden}-u{options['updates']}-k{options['gibbs_steps']}-{number}"
-        yield Cell(name, "seconds", train_rbms, settings, needs=("rbms",))
+def _rbms(scale: Scale, options: Mapping[str, Any], device: str | None = None) -> Cell:
+    settings = {"data": scale.data[0], "hidden": scale.rbms_hidden, "seed": 1, "device": device, **options}
+    name = f"train-rbms-{scale.rbms_hidden}-u{options['updates']}-k{options['gibbs_steps']}-b{options['batch_size']}"
+    name += f"-{device}" if device else ""
+    return Cell(name, "seconds", train_rbms, settings, needs=("rbms",), alone=device is not None)
 
 
 def _seconds(scale: Scale) -> Iterator[Cell]:
     for model in scale.timed:
         yield from _with_nats(scale, _trained("seconds", model, scale.data[0], 1))
-    for trained in _rbms(scale):
-        yield from _with_nats(scale, trained)
+    for options in scale.rbms:
+        yield from _with_nats(scale, _rbms(scale, options))
     for model in scale.timed_cpu:
         yield from _with_nats(scale, _trained("seconds", model, scale.data[0], 1, "cpu"))
+    yield from _with_nats(scale, _rbms(scale, scale.rbms[0], "cpu"))
 
 
 def _judge(scale: Scale) -> Cell:
@@ -278,8 +281,8 @@ def _samples(scale: Scale) -> Iterator[Cell]:
     for cell in trained:
         yield _sampled(scale, cell, "chains")
     yield _sampled(scale, trained[0], "noise")
-    *_, last = _rbms(scale)
-    yield _sampled(scale, last, "chains")
+    for options in scale.rbms[-2:]:
+        yield _sampled(scale, _rbms(scale, options), "chains")
 
 
 def _conditional(scale: Scale) -> Iterator[Cell]:
@@ -334,7 +337,7 @@ def plan(scale: Scale, groups: Sequence[str]) -> list[Cell]:
 def chosen_model(text: str, updates: int, changes: Mapping[str, Any]) -> Model:
     """Return the model that a user describes, such as ``kronecker:8@25x25``."""
     coupling, _, hidden = text.partition("@")
-    visible = _ORDER_4["visible"] if hidden.count("x") == 3 else "28x28"
+    visible = _ORDER_4 if hidden.count("x") == 3 else "28x28"
     return Model(coupling, hidden, updates, visible, changes)
 
 

@@ -110,7 +110,8 @@ def verdicts(judge: Judge, images: Array, labels: Array | None = None) -> dict[s
     if labels is not None:
         right = chosen == labels
         found["agreement"] = float(right.mean())
-        found["agreement_by_class"] = [float(right[labels == digit].mean()) for digit in range(_CLASSES)]
+        digits = np.unique(labels).tolist()
+        found["agreement_by_class"] = {str(digit): float(right[labels == digit].mean()) for digit in digits}
     return found
 
 

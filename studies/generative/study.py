@@ -6,19 +6,20 @@ import argparse
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+import mvrbm
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.io.atomic import replace_file
 from studies.arguments import Command, Options, UsageError, add_options, add_parts, count, not_negative, say
 from studies.cells import Place, Store, write_json
+from studies.generative import work
 from studies.generative.data import DIGITS
 from studies.generative.findings import PUBLISHED, Evidence, results
-from studies.generative.plan import GROUPS, SCALES, chosen_cells, chosen_model, plan
+from studies.generative.plan import GROUPS, SCALES, Scale, chosen_cells, chosen_model, plan
 from studies.report import DASH, draw_all
 from studies.runner import run
 
@@ -198,7 +199,7 @@ def _conditional(found: Found) -> str:
     rows = []
     for row in found["conditional"]:
         means, draws = row["means"], row["draws"]
-        worst = min(means["agreement_by_class"])
+        worst = min(means["agreement_by_class"].values())
         shares = [_percent(means["agreement"]), _percent(worst), _percent(draws["agreement"])]
         rows.append([row["title"], f"{row['parameters']:,}", f"{row['steps']:,}", f"{means['n']:,}", *shares])
     header = [
@@ -292,6 +293,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
         metavar="COUPLING@HIDDEN",
         help="Train and evaluate this machine instead of those of the plan, such as kronecker:8@25x25. Repeatable.",
     )
+    parser.add_argument(
+        "--judge", type=Path, metavar="FOLDER", help="Judge samples of a saved model of digits instead."
+    )
+    parser.add_argument("--chains", type=count, metavar="N", help="Chains of annealing. Default: the scale's.")
+    parser.add_argument("--steps", type=count, metavar="N", help="Steps of annealing. Default: the scale's.")
     parser.add_argument("--updates", type=count, default=24_000, metavar="N", help="For --model. Default: 24000.")
     parser.add_argument("--seed", type=not_negative, default=0, metavar="N", help="For --model. Default: 0.")
     parser.add_argument("--data", choices=DIGITS, help="For --model. Default: choose, which has validation digits.")
@@ -308,12 +314,27 @@ def _changes(text: str) -> dict[str, Any]:
     return changes
 
 
+def _judged(folder: Path, scale: Scale, place: Place) -> tuple[Mapping[str, Any], str]:
+    """Judge samples of a saved machine or estimator, from noise, after training the judge if need be."""
+    (judge,) = (cell for cell in plan(scale, ["samples"]) if cell.work is work.judge)
+    run([judge], place).raise_failures()
+    model = mvrbm.load(folder, place.device)
+    machine = getattr(model, "machine_", model)
+    settings = {"judge": judge.name, "data": scale.data[0], "start": "noise", **scale.samples}
+    found = work.sample_quality(machine, {}, settings, place).numbers
+    return found, "\n".join(f"{key}: {json.dumps(value)}" for key, value in found.items())
+
+
 def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     scale, parts = SCALES[options.scale], options.parts or list(GROUPS)
-    work = options.work or Path(f"runs/generative-{options.scale}")
-    out = options.out or (Path("results/generative") if options.scale == "paper" else work / "report")
-    store = Store(work / "cells")
-    place = Place(store, str(resolve_device(options.device)), options.data_dir, work)
+    annealing = {key: getattr(options, key) or value for key, value in scale.annealing.items() if key != "seed"}
+    scale = replace(scale, annealing={**scale.annealing, **annealing})
+    folder = options.work or Path(f"runs/generative-{options.scale}")
+    out = options.out or (Path("results/generative") if options.scale == "paper" else folder / "report")
+    store = Store(folder / "cells")
+    place = Place(store, str(resolve_device(options.device)), options.data_dir, folder)
+    if options.judge is not None:
+        return _judged(options.judge, scale, place)
     if options.model:
         models = [chosen_model(text, options.updates, _changes(options.recipe)) for text in options.model]
         cells = chosen_cells(scale, models, options.data or scale.choose, options.seed)
@@ -322,13 +343,13 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
         return rows, "\n".join(f"{name}: {json.dumps(numbers)}" for name, numbers in rows.items())
     summary = None
     if not options.report_only:
-        if place.device.startswith("cpu") and options.jobs > 1:
-            torch.set_num_threads(1)
         cells = [cell for cell in plan(scale, parts) if (options.only or "") in cell.name]
+        if not place.device.startswith("cpu"):  # seconds on the CPU are for a machine that is lent for that
+            cells = [cell for cell in cells if cell.settings.get("device") != "cpu"]
         summary = run(cells, place, jobs=options.jobs, budget=options.budget)
     evidence = Evidence(store, scale)
     if not evidence.stored:
-        raise StorageError(f"{work} holds no finished cells: there is nothing to report on")
+        raise StorageError(f"{folder} holds no finished cells: there is nothing to report on")
     found = write_report(evidence, options.scale, out)
     if summary is not None:
         summary.raise_failures()

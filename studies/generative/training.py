@@ -32,6 +32,7 @@ from mvrbm.errors import DivergenceError
 from mvrbm.io.atomic import replace_file
 from mvrbm.learning import Callback, Recipe, Trainer
 from mvrbm.saving import read_tensors
+from mvrbm.units import Unit
 from studies.cells import Outcome, Place, write_json
 from studies.generative.data import parts
 
@@ -60,7 +61,8 @@ def build(settings: Settings) -> BoltzmannMachine:
     kind, _, rank = settings["coupling"].partition(":")
     shape = tuple(settings["visible"])
     image = Bernoulli(shape) if settings["unit"] == "bernoulli" else Gaussian(shape, learn_variance=True)
-    visible, couplings = {IMAGE: image}, {IMAGE: _COUPLINGS[kind](*([int(rank)] if rank else []))}
+    visible: dict[str, Unit] = {IMAGE: image}
+    couplings = {IMAGE: _COUPLINGS[kind](*([int(rank)] if rank else []))}
     if settings["labels"]:
         visible[LABEL], couplings[LABEL] = Categorical(_CLASSES), Dense()
     return BoltzmannMachine(visible, Bernoulli(tuple(settings["hidden"])), couplings)
@@ -174,8 +176,7 @@ def train(settings: Settings, place: Place) -> Outcome:
         "epochs": trainer.epoch,
         "learning_rate": trainer.recipe.learning_rate,
         "training_seconds": seconds,
-        "device": device.type,
-        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
         "peak_device_memory": peak_memory(device),
     }
     return Outcome(numbers, _chains(trainer), trainer.machine.cpu())
@@ -268,7 +269,7 @@ def train_rbms(settings: Settings, place: Place) -> Outcome:
     machine = from_rbms(params.weight_matrix, params.vbias, params.hbias, images.shape[1:])
     numbers = {"parameters": machine.n_parameters, "updates": update, "training_seconds": seconds}
     states = chains["visible"].reshape(-1, *images.shape[1:]).cpu().to(torch.uint8)
-    return Outcome({**numbers, "device": device.type}, {f"chains.{IMAGE}": states}, machine)
+    return Outcome({**numbers, "cores": os.cpu_count()}, {f"chains.{IMAGE}": states}, machine)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mvrbm import RandomSource
 from mvrbm.devices import resolve_device
-from mvrbm.likelihood import annealed_importance_sampling, log_likelihood
+from mvrbm.likelihood import log_likelihood, log_partition_interval
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import gibbs, independent_sample
 from studies.cells import Outcome, Place
@@ -22,7 +22,7 @@ from studies.generative.data import grey_digits, parts
 from studies.generative.quality import Judge, adversarial_accuracy, verdicts
 from studies.generative.training import IMAGE, LABEL, layers_of
 
-__all__ = ["baselines", "conditional", "evaluate", "judge", "samples"]
+__all__ = ["baselines", "conditional", "evaluate", "judge", "sample_quality", "samples"]
 
 Array = NDArray[Any]
 Settings = Mapping[str, Any]
@@ -39,7 +39,7 @@ _CLASSES = 10
 def log_z(
     machine: BoltzmannMachine, centre: Mapping[str, Tensor], chains: Mapping[str, Tensor], settings: Settings
 ) -> dict[str, Any]:
-    """Return an estimate of log Z and its error; the two-sided interval is computed here too, where there is one.
+    """Return estimates of log Z from both sides, with their errors.
 
     Parameters
     ----------
@@ -48,20 +48,22 @@ def log_z(
     centre : mapping of str to Tensor
         The mean of the data, each layer (1, *layer shape).
     chains : mapping of str to Tensor
-        States of the persistent chains at the end of training, empty if there are none.
+        States near equilibrium, from which the reverse annealing starts after as many Gibbs steps as it has itself.
     settings : mapping
         `chains` and `steps` of the annealing, and `seed`.
     """
     rng = RandomSource(settings["seed"], device=machine.like.device)
     n_chains, n_steps = settings["chains"], settings["steps"]
-    forward = annealed_importance_sampling(machine, rng, n_chains=n_chains, n_steps=n_steps, centre=centre)
-    # The interval: reverse annealing from `chains`, by one call of mvrbm.likelihood, as (lower, upper) of log Z.
-    interval: tuple[float, float] | None = None
+    found = log_partition_interval(machine, rng, n_chains=n_chains, n_steps=n_steps, init=chains, centre=centre)
     return {
-        "log_z": forward.log_z,
-        "standard_error": forward.standard_error,
-        "effective_samples": forward.effective_samples,
-        "log_z_interval": interval,
+        "log_z": found.forward.log_z,  # what is usually published
+        "standard_error": found.forward.standard_error,
+        "effective_samples": found.forward.effective_samples,
+        "reverse_log_z": found.reverse.log_z,
+        "reverse_standard_error": found.reverse.standard_error,
+        "consistent": found.consistent,
+        "log_z_interval": [found.lower, found.upper],
+        "log_z_bounds": list(found.bounds),
     }
 
 
@@ -96,24 +98,30 @@ def evaluate(settings: Settings, place: Place) -> Outcome:
     """Log-likelihood of test and training data by annealed importance sampling, in nats per sample.
 
     Settings: `model`, the name of the cell that trained it; `data`; `chains`, `steps` and `seed` of the annealing.
+    A training run that diverged has no model, and no numbers here.
     """
+    if not (place.store.folder / f"{settings['model']}.machine").is_dir():
+        return Outcome({})
     device, data = resolve_device(place.device), parts(settings["data"], place.data_dir)
     model: BoltzmannMachine = place.store.machine_of(settings["model"], str(device))
     began = time.perf_counter()
     centre = _centre(model, data.train, data.train_labels)
-    found = log_z(model, centre, stored_chains(place, settings["model"], model), settings)
+    chains = stored_chains(place, settings["model"], model)
+    if not chains:
+        labels = None if data.train_labels is None else data.train_labels[: settings["chains"]]
+        chains = _tensors(model, data.train[: settings["chains"]], labels)
+    found = log_z(model, centre, chains, settings)
     test = _scores(model, data.test, data.test_labels)
     numbers = {
         "test": float(test.mean()) - found["log_z"],
         "test_spread": float(test.std()) / math.sqrt(len(test)),  # standard error over test samples
         "train": float(_scores(model, data.train, data.train_labels).mean()) - found["log_z"],
+        "reverse": float(test.mean()) - found["reverse_log_z"],
+        "interval": [float(test.mean()) - end for end in reversed(found["log_z_interval"])],
+        "bounds": [float(test.mean()) - end for end in reversed(found["log_z_bounds"])],
         **found,
-        "interval": None,
         "seconds": time.perf_counter() - began,
     }
-    if found["log_z_interval"] is not None:
-        low, high = found["log_z_interval"]
-        numbers["interval"] = [float(test.mean()) - high, float(test.mean()) - low]
     return Outcome(numbers)
 
 
@@ -158,12 +166,13 @@ def _images(values: Tensor) -> Array:
 def _sampled(
     machine: BoltzmannMachine, start: Mapping[str, Tensor], steps: int, rng: RandomSource, *, known: bool = False
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Run chains, with labels clamped if they are known; return final states and the means given the hidden units."""
+    """Run chains, with labels clamped if they are known; return final states, and images given the hidden units."""
+    image = next(iter(machine.layers))  # of a single layer, whatever its name
     mask = None
     if known:
         mask = {name: torch.full_like(states, name == LABEL, dtype=torch.bool) for name, states in start.items()}
     state = gibbs(machine, start, steps, rng, mask=mask, check=False)
-    return state.visible, machine.layers[IMAGE].mean(state.fields[IMAGE])
+    return state.visible, machine.layers[image].mean(state.fields[image])
 
 
 def _starts(
@@ -183,15 +192,20 @@ def samples(settings: Settings, place: Place) -> Outcome:
 
     Settings: `model` and `judge`, names of cells; `data`; `start`, ``"noise"`` or ``"chains"``; `steps`, `n`, `seed`.
     """
-    device, n = resolve_device(place.device), settings["n"]
-    model: BoltzmannMachine = place.store.machine_of(settings["model"], str(device))
+    model: BoltzmannMachine = place.store.machine_of(settings["model"], str(resolve_device(place.device)))
+    return sample_quality(model, stored_chains(place, settings["model"], model), settings, place)
+
+
+def sample_quality(model: BoltzmannMachine, chains: Mapping[str, Tensor], settings: Settings, place: Place) -> Outcome:
+    """Draw samples of any machine of digits, and judge them; the settings are those of :func:`samples`."""
+    device, n = model.like.device, settings["n"]
     rng = RandomSource(settings["seed"], device=device)
-    start = _starts(model, settings["start"], n, stored_chains(place, settings["model"], model), rng)
+    start = _starts(model, settings["start"], n, chains, rng)
     began, drawn, means = time.perf_counter(), [], []
     for first in range(0, n, _CHAINS):
         some = {name: states[first : first + _CHAINS] for name, states in start.items()}
         states, mean = _sampled(model, some, settings["steps"], rng)
-        drawn.append(_images(states[IMAGE]))
+        drawn.append(_images(next(iter(states.values()))))
         means.append(_images(mean))
     seconds = time.perf_counter() - began
     draws, grey = np.concatenate(drawn), np.concatenate(means)

