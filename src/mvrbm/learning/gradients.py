@@ -95,7 +95,7 @@ class Centring:
         chain_field: Tensor,
         shares: Shares = (1.0, 1.0),
     ) -> None:
-        """Turn the couplings' gradients into those of the centred form, in place."""
+        """Turn the gradients of couplings, and of statistics, into those of the centred form, in place."""
         hidden = self.machine.hidden
         on_data = _share(hidden.statistic(hidden.mean(data_field)), shares[0])[None]
         on_chain = _share(hidden.statistic(hidden.mean(chain_field)), shares[1])[None]
@@ -111,6 +111,11 @@ class Centring:
             by_visible = link.statistics(shift[None], self._offset())
             for key in by_hidden:
                 gradient[f"couplings.{name}.{key}"] -= by_hidden[key] + by_visible[key]
+            if unit.learns_statistic:
+                # The hidden bias also follows changes of T, so its gradient is that of deviations too.
+                towards = link.to_visible(on_data - on_chain)
+                for key, part in unit.statistic_gradient(self.centre[name], towards).items():
+                    gradient[f"visible.{name}.{key}"] -= part
 
     def advance(self, on_data: Tensor) -> Tensor:
         """Continue the running mean of the hidden layer with its mean over this process's data, (1, *hidden shape).

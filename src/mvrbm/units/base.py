@@ -210,6 +210,10 @@ class Unit(nn.Module, ABC):
         """Whether `T` has learned parameters, whose gradient depends on the field."""
         return False
 
+    def statistic_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
+        r"""Gradient of :math:`-\langle T(x), f\rangle` for each learned parameter of `T`, summed over the batch."""
+        return {}
+
     def _tie(self, batch_mean: Tensor) -> Tensor:
         """Sum a gradient of the layer's shape over the entries that share a parameter."""
         return batch_mean.sum_to_size(self.bias_shape)

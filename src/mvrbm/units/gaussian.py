@@ -104,6 +104,9 @@ class Gaussian(Unit):
             gradient["log_variance"] = self._tie(0.5 * (total - self.bias / scale * mean_field))
         return gradient
 
+    def statistic_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
+        return {"log_variance": self._tie((0.5 * self.statistic(x) * field).sum(0))} if self.learn_variance else {}
+
     def gains(self) -> dict[str, Tensor]:
         """Return gains that measure the bias in standard deviations."""
         gains = {"bias": self.n_sharing / self.scale**2}

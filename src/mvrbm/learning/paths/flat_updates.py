@@ -136,15 +136,12 @@ class FlatUpdates(UpdatePath):
     def _finish_variances(self) -> None:
         r"""Compute the gradients of log-variances from what `_contrast` left of them.
 
-        They are :math:`-\tfrac12 \sum w \{(t + \mu) f - (t - b)^2\}`, and all weights together are zero.
+        They are :math:`-\tfrac12 \sum w \{t f - (t - b)^2\}`, and all weights together are zero.
         """
-        layers, to_c = self._split_gradient
+        layers = self._split_gradient[0]
         for m in self._variances:
-            p, mean_field = self.plan.layers[m], torch.empty_like(layers[m][-1])
-            self._single[m].down(self._factors[m], to_c.reshape(-1, 1), mean_field)
-            shift, bias, total = p.states_of(self._packing.affine[1]), self._split_params[0][m][-1], layers[m][-1]
-            gradient = self.plan.log_variance(self._gradient, p)
-            gradient.add_(shift.view(p.shape) * mean_field + 2 * bias * total).mul_(-0.5)
+            bias, total = self._split_params[0][m][-1], layers[m][-1]
+            self.plan.log_variance(self._gradient, self.plan.layers[m]).add_(2 * bias * total).mul_(-0.5)
 
     def _rescale(self) -> None:
         """Measure biases, their momenta and chains of layers whose variances have changed in their new units."""
