@@ -35,7 +35,8 @@ DATA = STRIPES.astype(np.float32)
 def trained(tmp_path_factory):
     """A small model folder, made once."""
     folder = tmp_path_factory.mktemp("trained")
-    MVRBM((3, 2), n_epochs=5, batch_size=10, random_state=0, device="cpu").fit(DATA).save(folder / "model")
+    model = MVRBM((3, 2), n_epochs=5, batch_size=10, recipe="generative", random_state=0, device="cpu")
+    model.fit(DATA).save(folder / "model")
     return folder / "model"
 
 
@@ -407,6 +408,13 @@ TRAININGS = [
     ("2x2x2", "data.npy --shape 2x2x6", "TVRBM", [2, 2, 6]),
     ("3x2", "data.npy --rank 2 --negative pcd --steps 2", "MVRBM", [4, 6]),
     ("3x2", "data.npy --recipe paper", "MVRBM", [4, 6]),
+    ("3x2", "data.npy --recipe generative", "MVRBM", [4, 6]),
+    ("3x2", "real.npy --recipe generative --visible gaussian", "MVRBM", [4, 6]),
+    ("3x2", "real.npy --recipe generative --visible gaussian-learned", "MVRBM", [4, 6]),
+    ("3x2", "counts.npy --recipe generative --visible poisson", "MVRBM", [4, 6]),
+    ("3x2", "one-hot.npy --recipe generative --visible categorical", "MVRBM", [4, 6]),
+    ("3x2", "data.npy --labels labels.npy", "ClassificationMVRBM", [4, 6]),
+    ("24", "data.npy --labels labels.txt", "ClassificationMVRBM", [4, 6]),
     ("3x2", "data.npy --negative tempered --chains 8", "MVRBM", [4, 6]),
     ("3x2", "real.npy --visible gaussian", "MVRBM", [4, 6]),
     ("3x2", "real.npy --visible gaussian-learned --hidden-unit bernoulli", "MVRBM", [4, 6]),
@@ -425,6 +433,9 @@ def test_train(mvrbm, hidden, source, kind, shape):
     np.save("squares.npy", np.random.default_rng(0).random((30, 25)) < 0.5)
     np.save("real.npy", np.random.default_rng(0).normal(5, 3, DATA.shape))
     np.save("counts.npy", np.random.default_rng(0).poisson(2, DATA.shape))
+    np.save("one-hot.npy", np.eye(6)[np.random.default_rng(0).integers(6, size=DATA.shape[:2])])
+    np.save("labels.npy", np.arange(60) % 2)
+    Path("labels.txt").write_text("left\nright\n" * 30)
     Path("images").mkdir()
     for number, sample in enumerate(STRIPES[:12]):
         Image.fromarray(np.uint8(255) * sample).save(f"images/{number}.png")
@@ -433,7 +444,8 @@ def test_train(mvrbm, hidden, source, kind, shape):
     assert result["class"] == kind
     assert result["visible_shape"] == shape
     assert result["epochs"] == 2
-    assert sorted(path.name for path in Path("new").rglob("*.*")) == ["config.json", "model.safetensors"]
+    files = {path.name for path in Path("new").rglob("*.*")}
+    assert files - {"chains.safetensors"} == {"config.json", "model.safetensors"}
     described = json.loads(ok(mvrbm("info", "new/model", "--json")))
     assert described["class"] == kind
     assert described["visible"]["visible"]["shape"] == shape
@@ -589,7 +601,7 @@ def test_sample(mvrbm):
     assert set(np.unique(a)) <= {0, 1}
     np.testing.assert_array_equal(a, b)
     assert not np.array_equal(a, c)
-    ok(mvrbm("sample", "model", "sheet.png", "-n", 10, "--steps", 5, "--seed", 1))
+    ok(mvrbm("sample", "model", "sheet.png", "-n", 10, "--steps", 5, "--seed", 1, "--draws"))
     with Image.open("sheet.png") as sheet:
         assert sheet.size == (4 * 7 - 1, 3 * 5 - 1)
         assert np.asarray(sheet)[:4, :6].tolist() == (a[0] * 255).tolist()

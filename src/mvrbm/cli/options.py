@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Device = StrEnum("Device", ["AUTO", "CPU", "CUDA"])
-Recipe = StrEnum("Recipe", ["DEFAULT", "PAPER"])
+Recipe = StrEnum("Recipe", ["DEFAULT", "GENERATIVE", "PAPER"])
 
 
 class Interrupted(Exception):  # noqa: N818  (it is not an error)
@@ -69,7 +69,8 @@ ArrayOut = Annotated[Path, argument("OUT", "A .npy file.")]
 ImagesOut = Annotated[Path, argument("OUT", "A .npy file, or an image for a contact sheet.")]
 ModelOut = Annotated[Path, new("Folder for the model.")]
 MissingNan = Annotated[bool, new("NaN marks missing entries.", "--missing-nan")]
-RecipeOption = Annotated[Recipe, typer.Option("--recipe", help="Training recipe; paper: Algorithm 1.")]
+RECIPE_HELP = "Training recipe: default for features, generative for samples and filling in, paper for Algorithm 1."
+RecipeOption = Annotated[Recipe, typer.Option("--recipe", help=RECIPE_HELP)]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Random seed.")]
 Where = Annotated[Device, typer.Option("--device", help="Device to compute on; auto: a GPU if there is one.")]
 AsJson = Annotated[bool, new("Print the result as one JSON object.", "--json")]
@@ -120,15 +121,28 @@ def check_out(out: Path, force: bool, *, images: bool = True) -> None:
     check_output(out, force, (".npy", *IMAGE_SUFFIXES) if images else (".npy",))
 
 
-def write_samples(out: Path, array: NDArray[Any], shape: Sequence[int], force: bool, as_json: bool) -> None:
-    """Write samples of a shape to a .npy file or as a contact sheet, and show their shape and dtype."""
+def is_array(out: Path) -> bool:
+    """Return whether an output is a file of arrays, not an image."""
+    return out.suffix.lower() == ".npy"
+
+
+def write_samples(
+    out: Path,
+    array: NDArray[Any],
+    shape: Sequence[int],
+    force: bool,
+    as_json: bool,
+    details: dict[str, Any] | None = None,
+    words: str = "",
+) -> None:
+    """Write samples of a shape to a .npy file or as a contact sheet, and show their shape, dtype and details."""
     from mvrbm.io.arrays import write_output
 
-    plain = out.suffix.lower() == ".npy"
+    plain = is_array(out)
     stretch = not plain and bool(array.min() < 0 or array.max() > 1)
     write_output(out, array if plain else array.reshape(-1, *shape), force, stretch=stretch)
-    result = {"out": str(out), "shape": array.shape, "dtype": str(array.dtype)}
-    show(result, as_json, f"{out}: {times(array.shape)} {array.dtype}")
+    result = {"out": str(out), "shape": array.shape, "dtype": str(array.dtype), **(details or {})}
+    show(result, as_json, f"{out}: {times(array.shape)} {array.dtype}{words and ', '}{words}")
 
 
 def show(result: dict[str, Any], as_json: bool, text: str) -> None:

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 Negative = StrEnum("Negative", ["CD", "PCD", "TEMPERED"])
 
 _HIDDEN_HELP = "Shape of the hidden layer: 500 makes an RBM, 25x25 an MVRBM, 5x5x20 a TVRBM."
+_LABELS_HELP = (
+    "Label of each sample: a .npy or idx file, a .txt file with one label per line, or a data set. The model then has "
+    "the label as a second visible layer, and draws samples of a label."
+)
+_RECIPE_HELP = f"{opt.RECIPE_HELP} Default: default; with --labels, generative."
+_EPOCHS = 20
+_EPOCHS_HELP = "Number of epochs; default: 20, or 100 with the generative recipe."
 _SWEEP_HELP = (
     "Train one model for each combination, such as 'rank=1,2;learning_rate=0.01,0.1;random_state=0,1', and keep the "
     "one that scores best on a tenth of the samples, which is held out."
@@ -35,11 +42,12 @@ def train(
     init: Annotated[Path | None, opt.new("Continue from this saved model, instead of --hidden.")] = None,
     rank: Annotated[int | None, opt.new("Number of Kronecker products in the sum; default: 1.", min=1)] = None,
     coupling: Annotated[str | None, opt.new("Other coupling: cp:4, mpo:3, tucker:4x4, dense.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs.")] = 20,
+    labels: Annotated[str | None, opt.new(_LABELS_HELP)] = None,
+    epochs: Annotated[int | None, opt.new(_EPOCHS_HELP, min=1)] = None,
     batch_size: Annotated[int | None, opt.new("Samples per update; default: the recipe's.", min=1)] = None,
     visible: Annotated[str | None, opt.new("Unit of the data, such as gaussian; default: bernoulli, 0 to 1.")] = None,
     hidden_unit: Annotated[str | None, opt.new("Unit of the hidden layer; default: bernoulli.")] = None,
-    recipe: opt.RecipeOption = opt.Recipe.DEFAULT,
+    recipe: Annotated[opt.Recipe | None, opt.new(_RECIPE_HELP)] = None,
     learning_rate: Annotated[float | None, opt.new("Learning rate; default: the recipe's.")] = None,
     shape: Annotated[opt.Shape | None, opt.new("Shape of a sample, if the input has rows.", **opt.SHAPE)] = None,
     negative: Annotated[Negative | None, opt.new("Chains of the negative phase; default: the recipe's.")] = None,
@@ -67,10 +75,16 @@ def train(
         raise typer.BadParameter(reason, param_hint="'--init'")
     from mvrbm.learning.distributed import World, leave
 
-    own = init is not None and recipe is opt.Recipe.DEFAULT  # a saved model keeps its recipe
-    params: dict[str, Any] = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
-    params |= {"negative": negative and negative.value, "n_chains": chains, "gibbs_steps": steps, "random_state": seed}
-    params["recipe"] = None if own else recipe.value
+    if labels is not None:
+        _check_labelled(
+            init=init, hidden_unit=hidden_unit, negative=negative, chains=chains, steps=steps, log=log,
+            checkpoints=checkpoints, sweep=sweep, missing_nan=missing_nan or None,
+        )  # fmt: skip
+    usual = None if init is not None else opt.Recipe.DEFAULT if labels is None else opt.Recipe.GENERATIVE
+    recipe = recipe or usual  # a saved model keeps its recipe
+    params: dict[str, Any] = {"batch_size": batch_size, "learning_rate": learning_rate, "random_state": seed}
+    params |= {"negative": negative and negative.value, "n_chains": chains, "gibbs_steps": steps}
+    params |= {"recipe": recipe and recipe.value, "n_epochs": epochs}
     world = World.here()  # one process, unless torchrun started several
     with world.raise_together(ValueError, OSError):
         resumed = _check_outputs(out, log, checkpoints, force)
@@ -78,24 +92,47 @@ def train(
             model = opt.load_model(init, device, "fit").set_params(warm_start=True)
             shape = shape or opt.Shape(model.visible_shape_)
         else:
-            model = _new_model(hidden or opt.Shape(), rank, coupling, visible, hidden_unit)
+            model = _new_model(hidden or opt.Shape(), rank, coupling, visible, hidden_unit, labels is not None)
         samples, known = _samples(source, data_dir, shape, hidden or opt.Shape(), missing_nan)
         model.set_params(**{key: value for key, value in params.items() if value is not None}, device=device.value)
+        if labels is not None:
+            samples, y = samples[:], _labels(labels, data_dir, len(samples))
+        if epochs is None:
+            model.set_params(n_epochs=None if model.recipe == "generative" else _EPOCHS)
     if sweep is not None:
         if known is not None or any(path is not None for path in (init, log, checkpoints)):
             raise ValueError("--sweep cannot be combined with --init, --missing-nan, --log or --checkpoints")
         result, text = _sweep(model, sweep, samples, out)
     else:
         callbacks = _callbacks(samples, known, log, checkpoints, quiet)
-        if len(getattr(model, "machines_", ())) > 1:  # a monitor of the data suits the lowest machine of a stack only
+        if labels is not None or len(getattr(model, "machines_", ())) > 1:
+            # A monitor of the data suits machines that have nothing else as visible layers, and are not stacked.
             callbacks = [callback for callback in callbacks if not callback.logs]
-        result, text = _fit(model, samples, out, mask=known, callbacks=callbacks, resume=checkpoints)
+        settings = {"mask": known, "resume": checkpoints} if labels is None else {"y": y}
+        result, text = _fit(model, samples, out, callbacks=callbacks, **settings)
     leave()
     if world.is_main:
         opt.show({**result, "resumed": resumed}, as_json, text)
     if result.get("interrupted"):
         then = "the same command with --force resumes it" if checkpoints else "with --checkpoints it could be resumed"
-        raise opt.Interrupted(f"interrupted after {result['updates']:,} updates: the model so far is in {out}; {then}")
+        then = "" if labels is not None else f"; {then}"
+        raise opt.Interrupted(f"interrupted after {result['updates']:,} updates: the model so far is in {out}{then}")
+
+
+def _check_labelled(**others: Any) -> None:
+    """Raise an error of usage for options that models with labels do not have."""
+    given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value is not None]
+    if given:
+        raise typer.BadParameter(f"cannot be combined with {', '.join(given)}", param_hint="'--labels'")
+
+
+def _labels(source: str, data_dir: Path | None, n: int) -> Any:
+    from mvrbm.io.arrays import read_labels
+
+    labels = read_labels(source, data_dir=data_dir)
+    if len(labels) != n:
+        raise ValueError(f"{source} has {len(labels):,} labels, but there are {n:,} samples")
+    return labels
 
 
 def _check_outputs(out: Path, log: Path | None, checkpoints: Path | None, force: bool) -> bool:
@@ -116,17 +153,26 @@ def _check_outputs(out: Path, log: Path | None, checkpoints: Path | None, force:
 
 
 def _new_model(
-    hidden: opt.Shape, rank: int | None, coupling: str | None, visible: str | None, hidden_unit: str | None
+    hidden: opt.Shape,
+    rank: int | None,
+    coupling: str | None,
+    visible: str | None,
+    hidden_unit: str | None,
+    labelled: bool,
 ) -> Any:
     """Build the estimator for a hidden layer of this shape."""
-    from mvrbm import MVRBM, RBM, TVRBM
+    from mvrbm import MVRBM, RBM, TVRBM, ClassificationMVRBM
     from mvrbm.couplings import make_coupling
 
     if rank is not None and (coupling is not None or len(hidden) == 1):
         reason = "an RBM has full weights" if coupling is None else "--coupling has its own"
         raise typer.BadParameter(f"{reason}: leave it out", param_hint="'--rank'")
-    parts: Any = {"visible": visible or "bernoulli", "hidden": hidden_unit or "bernoulli"}
-    parts["coupling"] = None if coupling is None else make_coupling(coupling)
+    parts: Any = {"visible": visible or "bernoulli", "coupling": None if coupling is None else make_coupling(coupling)}
+    if labelled:
+        if len(hidden) == 1 and coupling is None:
+            parts["coupling"] = make_coupling("dense")
+        return ClassificationMVRBM(tuple(hidden), rank=rank or 1, mode="generative", **parts)
+    parts["hidden"] = hidden_unit or "bernoulli"
     if len(hidden) == 1:
         return RBM(hidden[0], **parts)
     return (MVRBM if len(hidden) == 2 else TVRBM)(tuple(hidden), rank=rank or 1, **parts)

@@ -14,6 +14,11 @@ import typer
 from mvrbm.cli import options as opt
 
 Half = StrEnum("Half", ["LEFT", "RIGHT", "TOP", "BOTTOM"])
+Start = StrEnum("Start", ["CHAINS", "NOISE"])
+
+_STARTS = {Start.CHAINS: "the chains of training", Start.NOISE: "noise"}
+_MEANS_HELP = "Write the means given the last hidden states, or draws; default: means for images, draws for .npy."
+_START_HELP = "Where chains start; default: at the chains of training, if these were saved with the model."
 
 
 def _rows(command: str, method: str, description: str) -> Callable[..., None]:
@@ -63,20 +68,40 @@ def sample(
     model_folder: opt.ModelFolder,
     out: opt.ImagesOut,
     n: Annotated[int, typer.Option("-n", "--number", min=1, help="Number of samples.")] = 100,
-    steps: Annotated[int, typer.Option(min=1, help="Gibbs steps of each chain, which starts from noise.")] = 1000,
+    steps: Annotated[int, typer.Option(min=1, help="Gibbs steps of each chain.")] = 1000,
+    label: Annotated[str | None, opt.new("Draw samples of this class. Needs a model trained with --labels.")] = None,
+    means: Annotated[bool | None, opt.new(_MEANS_HELP, "--means/--draws")] = None,
+    start: Annotated[Start | None, opt.new(_START_HELP)] = None,
+    data: Annotated[str | None, opt.new("Start chains at these samples, in the form of INPUT of train.")] = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
+    data_dir: opt.DataDir = None,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Draw samples from the model by Gibbs sampling."""
+    if data is not None and (start is not None or label is not None):
+        raise typer.BadParameter("leave out --start and --label, or this", param_hint="'--data'")
     opt.check_out(out, force)
     model = opt.load_model(model_folder, device, "sample", seed)
+    if (label is not None) > hasattr(model, "classes_"):
+        raise ValueError(f"{model_folder} holds a model without labels: train one with --labels")
+    if data is not None and hasattr(model, "classes_"):
+        raise ValueError(f"{model_folder} holds a model with labels, whose chains cannot start at --data")
+    init: Any = start or (Start.CHAINS if model.chains_ else Start.NOISE)
+    origin = _STARTS[init] if data is None else data
+    if data is not None:
+        states = opt.read(data, data_dir)
+        init = states.take(range(n), 0, mode="wrap")
+    mean = not opt.is_array(out) if means is None else means
     if sys.stderr.isatty():
         opt.note(f"drawing {n:,} samples in {steps:,} Gibbs steps")
-    drawn = model.sample(n, steps=steps)
+    given = {} if label is None else {"label": label}
+    drawn = model.sample(n, steps=steps, init=init, mean=mean, **given)
     samples = drawn[0] if isinstance(drawn, tuple) else drawn  # classifiers draw (samples, labels)
-    opt.write_samples(out, samples, model.visible_shape_, force, as_json)
+    details = {"values": "means" if mean else "draws", "start": origin, "steps": steps, **given}
+    words = f"{details['values']}{'' if label is None else f' of {label}'}, {steps:,} Gibbs steps from {origin}"
+    opt.write_samples(out, samples, model.visible_shape_, force, as_json, details, words)
 
 
 def inpaint(

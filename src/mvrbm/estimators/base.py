@@ -312,7 +312,6 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         """
         check_is_fitted(self)
         whole_number(n, "n")
-        self._warn_of_recipe()
         rng, known, like = self._rng(), None, None
         if init is None or isinstance(init, str):
             if mask is not None:
@@ -322,6 +321,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             layers, like = self._layers(init, reset=False), init
             known = None if mask is None else masks(self._masks_by_layer(mask), layers)
             start = self._as_start(_joined(list(batches(layers, self.machine_.layers, known, copy=True))))
+        self._warn_of_recipe()
         with sensible_threads(self._machines[-1], n):
             return self._to_user(self._draw(n, steps, rng, start, known, mean), like=like)
 

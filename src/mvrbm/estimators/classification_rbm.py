@@ -116,6 +116,8 @@ class ClassificationMVRBM(ArrayClassifier):
         As for :class:`MVRBMClassifier`; the history of generative learning has the metrics that callbacks logged.
     n_epochs_, n_updates_, interrupted_
         As for :class:`MVRBM`, of generative learning.
+    chains_ : dict of str to Tensor
+        Up to 100 persistent chains of generative learning, by layer, from which `sample` starts.
 
     Examples
     --------
@@ -159,7 +161,7 @@ class ClassificationMVRBM(ArrayClassifier):
         plan = self._plan(3e-3 if self.learning_rate is None else self.learning_rate)
         seed = seed_of(self.random_state)
         self.machine_ = self._machine().to(data.weights)
-        self._chains: Chains = {}
+        self.chains_: Chains = {}
         self.n_epochs_, self.n_updates_, self.interrupted_ = 0, 0, False
         if self.mode == "generative":
             self._learn_jointly(data, seed, callbacks)
@@ -183,7 +185,7 @@ class ClassificationMVRBM(ArrayClassifier):
             raise ValueError("sample_weight must be equal for all samples in mode='generative', use another mode")
         trainer = Trainer(self.machine_, self._recipe(), seed=seed, callbacks=callbacks)
         trainer.fit({VISIBLE: data.samples, LABEL: self._one_hot(data.codes)}, initialise=True)
-        self.history_, self._chains, self.interrupted_ = trainer.history, kept_chains(trainer), trainer.interrupted
+        self.history_, self.chains_, self.interrupted_ = trainer.history, kept_chains(trainer), trainer.interrupted
         self.n_epochs_, self.n_updates_ = trainer.epoch, trainer.update
         if trainer.interrupted:
             raise KeyboardInterrupt
@@ -276,15 +278,15 @@ class ClassificationMVRBM(ArrayClassifier):
         """
         check_is_fitted(self)
         machine = self.machine_
-        self._warn_of_recipe()
         rng = RandomSource(seed_of(self.random_state), device=machine.like.device)
         if label is None:
             n = 1 if n is None else whole_number(n, "n")
-            start, known = start_of(machine, n, init, self._chains, rng), None
+            start, known = start_of(machine, n, init, self.chains_, rng), None
         else:
             codes = label_codes(label, self.classes_, n)
-            start, known = start_with_labels(machine, {LABEL: codes}, init, self._chains, rng)
+            start, known = start_with_labels(machine, {LABEL: codes}, init, self.chains_, rng)
             n = len(codes)
+        self._warn_of_recipe()
         with sensible_threads(machine, n):
             state = sample(machine, n, steps, rng, init=start, mask=known, mean=mean).visible
         labels: Array = self.classes_[state[LABEL].argmax(1).cpu().numpy()]
@@ -296,7 +298,7 @@ class ClassificationMVRBM(ArrayClassifier):
 
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         write_machine(self.machine_, folder, extra)
-        write_chains(self._chains, folder)
+        write_chains(self.chains_, folder)
 
     def _description(self) -> dict[str, Any]:
         return {**super()._description(), "n_epochs": self.n_epochs_, "n_updates": self.n_updates_}
@@ -308,6 +310,6 @@ class ClassificationMVRBM(ArrayClassifier):
         if machine.layers[LABEL].shape != (n_classes,):
             raise StorageError(f"{folder}: the label layer does not fit {n_classes} classes")
         self.machine_ = machine.to(resolve_device(self.device))
-        self._chains, self.interrupted_ = read_chains(folder, self.machine_), False
+        self.chains_, self.interrupted_ = read_chains(folder, self.machine_), False
         self.n_epochs_, self.n_updates_ = int(described.get("n_epochs", 0)), int(described.get("n_updates", 0))
         self._restore_input(self._unit, described)

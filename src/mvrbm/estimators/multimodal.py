@@ -168,9 +168,9 @@ class MMVRBM(ArrayRBM):
         codes = {name: label_codes(value, self._classes(name), n) for name, value in given.items()}
         n = max(map(len, codes.values()))
         codes = {name: part.expand(n) for name, part in codes.items()}
-        self._warn_of_recipe()
         rng = self._rng()
         start, known = start_with_labels(self.machine_, codes, init, self.chains_, rng)
+        self._warn_of_recipe()
         with sensible_threads(self.machine_, n):
             return self._draw(n, steps, rng, start, known, mean)
 

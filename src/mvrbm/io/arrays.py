@@ -19,7 +19,16 @@ from mvrbm.io.formats import IMAGE_SUFFIXES, LARGEST, first_line, images_in, ope
 from mvrbm.io.pictures import read_picture
 from mvrbm.io.shards import Shards, is_folder_of_shards
 
-__all__ = ["contact_sheet", "half_mask", "known_entries", "read_array", "read_mask", "read_samples", "write_output"]
+__all__ = [
+    "contact_sheet",
+    "half_mask",
+    "known_entries",
+    "read_array",
+    "read_labels",
+    "read_mask",
+    "read_samples",
+    "write_output",
+]
 
 Array = NDArray[Any]
 
@@ -88,6 +97,29 @@ def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[
         raise InputError(f"{source} has shape {array.shape}: expected samples along the first axis and at least 2 axes")
     if array.dtype not in (np.uint8, np.float32, np.float64) or not array.dtype.isnative:
         array = array.astype(np.float64 if array.dtype.itemsize == 8 and array.dtype.kind == "f" else np.float32)
+    return array
+
+
+def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array:
+    """Read one label per sample, or one-hot rows: a ``.txt`` file with one label per line, or see :func:`read_array`.
+
+    The name of a data set stands for its labels.
+    """
+    text = os.fspath(source)
+    name, _, split = text.partition(":")
+    if name in datasets.NAMES:
+        labels = datasets.load(name, split=split or "train", data_dir=data_dir).labels
+        if labels is None or np.ndim(labels) != 1:
+            raise InputError(f"data set '{name}' does not have one label per sample")
+        return np.asarray(labels)
+    if text.endswith(".txt"):
+        try:
+            return np.array(Path(text).read_text(encoding="utf-8").splitlines(), dtype=str)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{text} cannot be read: {first_line(error)}") from error
+    array = np.asarray(read_array(source, data_dir=data_dir))
+    if array.ndim not in (1, 2):
+        raise InputError(f"{source} has shape {array.shape}: expected one label per sample, or one-hot rows")
     return array
 
 
