@@ -159,6 +159,18 @@ def test_real_values_are_standardised_and_faces_are_held_out_in_blocks(tmp_path)
     assert faces.test[40:].min() < 0
 
 
+def test_whitened_samples_are_uncorrelated():
+    generator = np.random.default_rng(0)
+    train, test = (3 + generator.normal(size=(n, 6)) @ generator.normal(size=(6, 6)) for n in (500, 20))
+    white = study_data._whitened(Parts(train.reshape(-1, 2, 3), test.reshape(-1, 2, 3)))
+    np.testing.assert_allclose(np.cov(white.train.reshape(-1, 6).T), np.eye(6), atol=1e-4)
+    np.testing.assert_allclose(white.train.mean(0), 0, atol=1e-4)
+    both = np.concatenate([train, test])  # one affine map for both
+    offsets = np.concatenate([white.train, white.test]).reshape(-1, 6)
+    fitted = np.linalg.lstsq(np.c_[both, np.ones(len(both))], offsets, rcond=None)[0]
+    np.testing.assert_allclose(np.c_[both, np.ones(len(both))] @ fitted, offsets, atol=1e-4)
+
+
 def test_missing_files_are_named():
     with pytest.raises(ValueError, match=r"packed\.npz is not on this machine"):
         study_data.parts("fixed", "/nowhere")
