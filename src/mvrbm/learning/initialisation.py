@@ -55,7 +55,7 @@ def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, M
     rows = hidden.fluctuation * _power(machine, moments, offsets(machine, recipe, moments))
     visible_fluctuation = max(unit.fluctuation for unit in machine.layers.values())
     columns = visible_fluctuation * hidden.fluctuation * math.prod(hidden.shape)
-    return min(_LARGEST_RATE, _RATE / (rows + columns))
+    return recipe.rate_factor * min(_LARGEST_RATE, _RATE / (rows + columns))
 
 
 def _power(machine: BoltzmannMachine, moments: Mapping[str, Moments], offset: Mapping[str, Tensor] | None) -> float:

@@ -23,6 +23,8 @@ class Recipe:
     learning_rate : float, optional
         Step size of `W`, or of the factors themselves if not `normalised`. Default: computed from the layers' sizes and
         the data's variance; see :func:`mvrbm.learning.initialisation.safe_rate`.
+    rate_factor : float
+        Multiplies a learning rate that is computed.
     bias_learning_rate : float, optional
         Step size of biases and variances. None: `learning_rate`.
     momentum : float
@@ -57,6 +59,7 @@ class Recipe:
     n_epochs: int = 10
     batch_size: int = 100
     learning_rate: float | None = None
+    rate_factor: float = 1.0
     bias_learning_rate: float | None = 0.05
     momentum: float = 0.5
     weight_decay: float = 0.0
@@ -77,6 +80,7 @@ class Recipe:
             "batch_size": whole_number(self.batch_size, "batch_size"),
             "momentum": number(self.momentum, "momentum", 0, 1),
             "weight_decay": number(self.weight_decay, "weight_decay"),
+            "rate_factor": number(self.rate_factor, "rate_factor", exclude_low=True),
         }
         for name in ("learning_rate", "bias_learning_rate", "std", "factor_std"):
             if getattr(self, name) is not None:
@@ -106,12 +110,12 @@ class Recipe:
         return cls(**plain, negative=kinds[negative.pop("kind")](**negative))
 
 
-#: `default`: safe for every unit, order, rank and size. `generative`: for likelihood and samples, by persistent chains
-#: and a rate that falls slowly. `paper`: Algorithm 1 as printed; factors start from
+#: `default`: safe for every unit, order, rank and size; for features. `generative`: for likelihood and samples, by
+#: persistent chains and a large rate that falls to zero over the planned updates. `paper`: Algorithm 1 as printed; factors start from
 #: N(0, 0.01^2), which the paper does not specify, and one of its iterations is one epoch.
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
-    "generative": Recipe(n_epochs=100, negative=PCD(100), rate_decay=3000),
+    "generative": Recipe(n_epochs=100, negative=PCD(100), rate_factor=4.0, rate_decay=None, linear_decay=True),
     "paper": Recipe(
         n_epochs=10_000,
         batch_size=100,
