@@ -111,8 +111,8 @@ class Recipe:
 
 
 #: `default`: safe for every unit, order, rank and size; for features. `generative`: for likelihood and samples, by
-#: persistent chains and a large rate that falls to zero over the planned updates. `paper`: Algorithm 1 as printed; factors start from
-#: N(0, 0.01^2), which the paper does not specify, and one of its iterations is one epoch.
+#: persistent chains and a large rate that falls to zero over the planned updates. `paper`: Algorithm 1 as printed;
+#: factors start from N(0, 0.01^2), which the paper does not specify, and one of its iterations is one epoch.
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
     "generative": Recipe(n_epochs=100, negative=PCD(100), rate_factor=4.0, rate_decay=None, linear_decay=True),
