@@ -65,10 +65,10 @@ def describe(trained: Cell) -> dict[str, Any]:
     """Return what a training cell trains, in words."""
     settings = trained.settings
     if trained.work is train_rbms:
-        steps = settings["gibbs_steps"]
+        steps, rate = settings["gibbs_steps"], settings["learning_rate"]
         return {
             "kind": "rbms",
-            "title": f"rbms, {settings['hidden']}, PCD-{steps}, batch {settings['batch_size']}",
+            "title": f"rbms, {settings['hidden']}, PCD-{steps}, batch {settings['batch_size']}, rate {rate:g}",
             "data": settings["data"],
             "seed": settings["seed"],
             "device": settings["device"],

@@ -162,7 +162,8 @@ _PAPER = Scale(
     rbms_hidden=500,
     rbms=(
         *(
-            {"updates": updates, "batch_size": 200, "chains": 400, "gibbs_steps": 1, "learning_rate": 0.05}
+            {"updates": updates, "batch_size": 200, "chains": 400, "gibbs_steps": 1, "learning_rate": rate}
+            for rate in (0.05, 0.01)
             for updates in (6000, 24_000, 96_000)
         ),
         {"updates": 10_000, "batch_size": 2000, "chains": 2000, "gibbs_steps": 100, "learning_rate": 0.01},  # defaults
@@ -252,7 +253,8 @@ def _likelihood(scale: Scale) -> Iterator[Cell]:
 
 def _rbms(scale: Scale, options: Mapping[str, Any], device: str | None = None) -> Cell:
     settings = {"data": scale.data[0], "hidden": scale.rbms_hidden, "seed": 1, "device": device, **options}
-    name = f"train-rbms-{scale.rbms_hidden}-u{options['updates']}-k{options['gibbs_steps']}-b{options['batch_size']}"
+    about = {"u": "updates", "k": "gibbs_steps", "b": "batch_size", "r": "learning_rate"}
+    name = "-".join(["train-rbms", str(scale.rbms_hidden), *(f"{key}{options[name]}" for key, name in about.items())])
     name += f"-{device}" if device else ""
     return Cell(name, "seconds", train_rbms, settings, needs=("rbms",), alone=device is not None)
 

@@ -79,6 +79,14 @@ def test_equal_distances_count_for_the_other_set():
     assert adversarial_accuracy(same, same) == {"truth": 0, "samples": 0, "mean": 0}
 
 
+def test_adversarial_accuracy_is_that_of_rbms():
+    metrics = pytest.importorskip("rbms.metrics.aats")
+    generator = np.random.default_rng(0)
+    data, samples = (generator.random((2, 300, 40)) < 0.3).astype(np.float32)
+    truth, fake = metrics.compute_aats(torch.tensor(data), torch.tensor(samples), 300)
+    assert adversarial_accuracy(data, samples) == {"truth": truth, "samples": fake, "mean": (truth + fake) / 2}
+
+
 def test_sets_of_unequal_size_raise():
     with pytest.raises(ValueError, match=r"\(3, 2\) and \(4, 2\)"):
         adversarial_accuracy(np.zeros((3, 2)), np.zeros((4, 2)))
@@ -279,6 +287,30 @@ def test_parameters_of_rbms_make_the_same_machine():
     x = (torch.rand(5, 6, generator=generator) < 0.5).float()
     expected = -(x @ visible) - torch.nn.functional.softplus(x @ weights + hidden).sum(1)
     torch.testing.assert_close(machine.free_energy(x.reshape(5, 2, 3)).detach(), expected)
+
+
+def test_rbms_resumes_after_its_last_chunk(place, monkeypatch):
+    pytest.importorskip("rbms")
+    settings = {"data": "", "hidden": 5, "seed": 1, "device": None, "updates": 9}
+    settings |= {"batch_size": 10, "chains": 20, "gibbs_steps": 1, "learning_rate": 0.05}
+    write, written = training.replace_file, []
+
+    def killed(path):
+        written.append(path)
+        if len(written) == 4:
+            raise KeyboardInterrupt
+        return write(path)
+
+    clock = iter(range(10**6))  # a second between two readings: one update per chunk
+    monkeypatch.setattr(training, "_SECONDS_PER_CHUNK", 1.5)
+    monkeypatch.setattr(training.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(training, "replace_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        training.train_rbms(settings, place)
+    outcome = training.train_rbms(settings, place)
+    assert outcome.numbers["updates"] == 9
+    assert len(written) == 4 + (9 - 3)  # one update per chunk, of which three were stored
+    assert outcome.arrays[f"chains.{IMAGE}"].shape == (20, 4, 4)
 
 
 def test_samples_start_from_the_chains_of_training():
