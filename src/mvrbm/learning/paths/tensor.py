@@ -1,9 +1,9 @@
 """The path for arrays of order 3 and more on a GPU: two launches per update, an epoch in a CUDA graph.
 
-As :class:`TritonPath`, with the kernel of `tensor_kernel`, which has one program per sample and one product per group of
-modes.
+As :class:`TritonPath`, with the kernel of `tensor_kernel`: one program per sample, one product per group of modes.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -18,8 +18,9 @@ from mvrbm.learning.state import TrainState
 
 # Smallest side of a product.
 _LEAST = 16
-# Entries of a padded state that the registers of a program hold, per warp, and of the largest state.
-_ENTRIES_PER_WARP, _LARGEST = 1024, 8192
+# Entries of a padded state that a warp's registers have room for, and those of the largest state, for which a few
+# numbers go to memory.
+_ENTRIES_PER_WARP, _LARGEST = 512, 8192
 _WIDEST_FACTOR = 64
 
 #: A group of modes, as `tensor_kernel` describes it.
@@ -40,14 +41,14 @@ class TensorPath(TritonPath):
         self._groups = groups
         self._stacked = power_of_two(layer.rank)
         self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
-        self._warps = min(8, max(4, _volume(groups) // _ENTRIES_PER_WARP))
+        self._warps = 8 if _volume(groups) > 4 * _ENTRIES_PER_WARP else 4
         self._options = {"launch_pdl": True} if self._overlapping else {}
         at, factors = 0, list[int]()
-        for rank, K, I in layer.factors:  # noqa: E741
-            factors += [K, I, at]
-            at += rank * K * I
+        for shape in layer.factors:
+            factors += [*shape[1:], at]
+            at += math.prod(shape)
         self._factors, self._bias_at = tuple(factors), at
-        self._edge = max(_LEAST, power_of_two(max(max(K, I) for _, K, I in layer.factors)))
+        self._edge = max(_LEAST, power_of_two(max(max(shape[1:]) for shape in layer.factors)))
 
     def _launch_all(self, first: int, count: int) -> None:
         for batch in range(first, first + count):
@@ -67,8 +68,8 @@ class TensorPath(TritonPath):
             HIDDEN=plan.hidden_area, STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
             HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
             TERMS=self._stacked, RECORDED=self._recorded_size, PRECISION=self._precision, EXACT=exact,
-            HALVES=self._halves, EDGE=self._edge, PDL=bool(self._options), num_warps=self._warps, **shapes,
-            **self._options,
+            HALVES=self._halves, EDGE=self._edge, PDL=bool(self._options), num_warps=self._warps, num_stages=1,
+            **shapes, **self._options,
         )  # fmt: skip
 
 
@@ -96,7 +97,7 @@ def _all_groups(plan: Plan) -> Iterator[tuple[Group, Group, Group]]:
             middle = order - first - last
             if 0 <= middle <= 2:
                 ends = 0, first, first + middle, order
-                a, b, c = (_group(factors, start, end) for start, end in zip(ends[:-1], ends[1:], strict=True))
+                a, b, c = (_group(factors, start, end) for start, end in itertools.pairwise(ends))
                 yield a, b, c
 
 

@@ -123,6 +123,27 @@ def _product(size_a, size_b, size_c):
 
 
 @triton.jit
+def _pair(h, x, total, PRECISION: tl.constexpr):
+    """Add H' X, of (rows, H) and (rows, X), to a total of some parts, (S, H, X)."""
+    S: tl.constexpr = total.shape[0]
+    if S == 1:
+        total = tl.dot(tl.trans(h), x, input_precision=PRECISION)[None, :, :] + total
+    else:
+        h = tl.permute(tl.reshape(h, [S, h.shape[0] // S, h.shape[1]]), (0, 2, 1))
+        x = tl.reshape(x, [S, x.shape[0] // S, x.shape[1]])
+        total = tl.dot(h, x, acc=total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def _parts(ROWS: tl.constexpr, H: tl.constexpr, X: tl.constexpr):
+    """Return a total of zero for `_pair`: a small product is divided, or all warps would compute the whole of it."""
+    MOST: tl.constexpr = 2048 // (H * X) if H * X < 2048 else 1
+    S: tl.constexpr = ROWS // 32 if ROWS // 32 < MOST else MOST
+    return tl.zeros([S if S > 0 else 1, H, X], tl.float32)
+
+
+@triton.jit
 def _add_slopes(x, h, a, b, c, grad_a, grad_b, grad_c, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
                 MIDDLE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add the gradients of the factors of one term, of a visible state (A B, C) and a hidden mean (N M, L)."""
@@ -131,11 +152,10 @@ def _add_slopes(x, h, a, b, c, grad_a, grad_b, grad_c, A: tl.constexpr, B: tl.co
     M: tl.constexpr = B[BK1] * B[BK2]
     x_first, x_second = _halfway(x, tl.trans(c), tl.trans(b), P, B[BI1] * B[BI2], MIDDLE, PRECISION)
     h_first, h_second = _halfway(h, a, b, N, M, MIDDLE, PRECISION)
-    grad_a = tl.dot(tl.trans(h), x_second, acc=grad_a, input_precision=PRECISION)
-    grad_c = tl.dot(tl.trans(h_second), x, acc=grad_c, input_precision=PRECISION)
+    grad_a, grad_c = _pair(h, x_second, grad_a, PRECISION), _pair(h_second, x, grad_c, PRECISION)
     if MIDDLE:
-        h_first = tl.reshape(tl.permute(tl.reshape(h_first, [N, P, M]), (2, 1, 0)), [M, P * N])
-        grad_b = tl.dot(h_first, x_first, acc=grad_b, input_precision=PRECISION)
+        h_first = tl.reshape(tl.permute(tl.reshape(h_first, [N, P, M]), (1, 0, 2)), [P * N, M])
+        grad_b = _pair(h_first, x_first, grad_b, PRECISION)
     return grad_a, grad_b, grad_c
 
 
@@ -274,11 +294,10 @@ def tensor_step(
     for r in range(RANK):
         if RANK > 1:
             a, b, c, size_a, size_b, size_c = _factors(weights, r, A, B, C, MIDDLE, HALVES)
-        grad_a, grad_c = tl.zeros([SL, SA], tl.float32), tl.zeros([SN, SC], tl.float32)
-        grad_b = tl.zeros([SM, SB], tl.float32)
+        grad_a, grad_b, grad_c = _parts(SN * SM, SL, SA), _parts(SA * SN, SM, SB), _parts(SA * SB, SN, SC)
         grad_a, grad_b, grad_c = _add_slopes(x0, h0, a, b, c, grad_a, grad_b, grad_c, A, B, C, MIDDLE, PRECISION)
         grad_a, grad_b, grad_c = _add_slopes(x1, h1, a, b, c, grad_a, grad_b, grad_c, A, B, C, MIDDLE, PRECISION)
-        _keep_gradient(gradients, weights, grad_a * (share * size_b * size_c), r, A)
-        _keep_gradient(gradients, weights, grad_c * (share * size_a * size_b), r, C)
+        _keep_gradient(gradients, weights, tl.sum(grad_a, 0) * (share * size_b * size_c), r, A)
+        _keep_gradient(gradients, weights, tl.sum(grad_c, 0) * (share * size_a * size_b), r, C)
         if MIDDLE:
-            _keep_gradient(gradients, weights, grad_b * (share * size_a * size_c), r, B)
+            _keep_gradient(gradients, weights, tl.sum(grad_b, 0) * (share * size_a * size_c), r, B)
