@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from mvrbm.learning.data import as_source
-from mvrbm.likelihood import pseudo_log_likelihood
+from mvrbm.likelihood import log_likelihood_interval, pseudo_log_likelihood
+from mvrbm.random import RandomSource
 from mvrbm.sampling import mean_field
 from mvrbm.validation import whole_number
 
@@ -147,17 +148,30 @@ class Monitor(Periodic):
         Updates between measurements. Default: after every epoch.
     pseudo_sites : int
         Number of sites for the pseudo-likelihood; 0 leaves it out.
+    annealing_steps : int
+        Number of temperatures for the log-likelihood by annealed importance sampling, such as 1000; 0 leaves it out.
 
     Notes
     -----
     The metrics are `reconstruction_error` (squared, per sample, after one mean-field update), `pseudo_log_likelihood`
-    (per sample), `dead` and `saturated` (fractions of hidden units whose mean is below 0.01 or above 0.99 for every
-    sample), and with validation data `validation_error` and `free_energy_gap`: mean free energy of held-out data minus
-    that of training data, which rises when the model begins to overfit.
+    (per sample), `log_likelihood` (per sample) with `log_likelihood_lower` and `log_likelihood_upper` (see
+    :func:`~mvrbm.likelihood.log_likelihood_interval`; reverse annealing starts at 100 of the training samples), `dead`
+    and `saturated` (fractions of hidden units whose mean is below 0.01 or above 0.99 for every sample), and with
+    validation data `validation_error` and `free_energy_gap`: mean free energy of held-out data minus that of training
+    data, which rises when the model begins to overfit. The log-likelihood of held-out data is less by this gap.
     """
 
-    def __init__(self, data: Any, validation: Any = None, *, every: int | None = None, pseudo_sites: int = 32) -> None:
+    def __init__(
+        self,
+        data: Any,
+        validation: Any = None,
+        *,
+        every: int | None = None,
+        pseudo_sites: int = 32,
+        annealing_steps: int = 0,
+    ) -> None:
         super().__init__(every)
+        self.annealing_steps = whole_number(annealing_steps, "annealing_steps", 0)
         self.pseudo_sites = pseudo_sites
         self._given, self._given_validation = data, validation
         self._data: dict[str, Tensor] = {}
@@ -192,6 +206,11 @@ class Monitor(Periodic):
         if self.pseudo_sites:
             pseudo = pseudo_log_likelihood(machine, data, n_sites=self.pseudo_sites, check=False)
             row["pseudo_log_likelihood"] = float(pseudo.values.mean())
+        if self.annealing_steps:
+            rng, start = RandomSource(0, device=machine.like.device), {name: x[:100] for name, x in data.items()}
+            found = log_likelihood_interval(machine, data, rng, n_steps=self.annealing_steps, init=start)
+            row["log_likelihood"] = found.mean
+            row |= {"log_likelihood_lower": found.lower, "log_likelihood_upper": found.upper}
         low, high = machine.hidden.statistic_bounds()
         if high - low < float("inf"):
             mean = machine.hidden.statistic(machine.hidden_mean(data, check=False))

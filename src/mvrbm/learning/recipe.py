@@ -24,7 +24,7 @@ class Recipe:
         Step size of `W`, or of the factors themselves if not `normalised`. Default: computed from the layers' sizes and
         the data's variance; see :func:`mvrbm.learning.initialisation.safe_rate`.
     rate_factor : float
-        Multiplies a learning rate that is computed.
+        Multiplies a learning rate that is computed, if all units have bounded statistics (Bernoulli, categorical).
     bias_learning_rate : float, optional
         Step size of biases and variances. None: `learning_rate`.
     momentum : float
@@ -115,7 +115,9 @@ class Recipe:
 #: factors start from N(0, 0.01^2), which the paper does not specify, and one of its iterations is one epoch.
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
-    "generative": Recipe(n_epochs=100, negative=PCD(100), rate_factor=4.0, rate_decay=None, linear_decay=True),
+    "generative": Recipe(
+        n_epochs=100, negative=PCD(100), rate_factor=16.0, momentum=0.0, rate_decay=None, linear_decay=True
+    ),
     "paper": Recipe(
         n_epochs=10_000,
         batch_size=100,
