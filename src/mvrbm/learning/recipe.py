@@ -116,7 +116,7 @@ class Recipe:
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
     "generative": Recipe(
-        n_epochs=100, negative=PCD(100), rate_factor=16.0, momentum=0.0, rate_decay=None, linear_decay=True
+        n_epochs=100, negative=PCD(100), rate_factor=8.0, momentum=0.0, rate_decay=None, linear_decay=True
     ),
     "paper": Recipe(
         n_epochs=10_000,
