@@ -69,8 +69,12 @@ CASES = {
         [lambda: Bernoulli((2, 3, 2, 3, 2))], lambda: Bernoulli((2, 1, 3, 2, 2)), [Kronecker(1)],
         dataclasses.replace(PAPER, factor_std=0.7),
     ),
-    "wider than the least tile": (
-        [lambda: Bernoulli((3, 17, 4))], lambda: Bernoulli((2, 4, 19)), [Kronecker(1)], PAPER,
+    "three products": (
+        [lambda: Bernoulli((3, 9, 9))], lambda: Bernoulli((9, 9, 17)), [Kronecker(1)],
+        dataclasses.replace(PAPER, learning_rate=0.2),
+    ),
+    "three products, rank 2": (
+        [lambda: Gaussian((9, 3, 9))], lambda: Bernoulli((9, 9, 9)), [Kronecker(2)], with_chains(DEFAULT, 3),
     ),
 }  # fmt: skip
 
