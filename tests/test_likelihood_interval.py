@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from mvrbm import Bernoulli, BoltzmannMachine, Dense, Poisson, RandomSource
+from mvrbm import MVRBM, Bernoulli, BoltzmannMachine, DeepMVRBM, Dense, Poisson, RandomSource
 from mvrbm.likelihood import (
     AnnealedEstimate,
     LogPartitionInterval,
@@ -227,6 +227,20 @@ def test_likelihood_interval_of_documents_of_several_lengths():
     )
     torch.testing.assert_close(found.values, exact, atol=0.05, rtol=0)
     assert found.lower < float(exact.mean()) < found.upper
+
+
+@pytest.mark.parametrize("recipe", ["default", "generative"])  # without and with persistent chains
+def test_likelihood_of_an_estimator(recipe):
+    x = (np.random.default_rng(0).random((60, 4, 3)) < 0.4).astype(np.float32)
+    model = MVRBM((2, 2), n_epochs=3, recipe=recipe, random_state=0, device="cpu").fit(x)
+    assert bool(model.chains_) == (recipe == "generative")
+    exact = log_likelihood(model.machine_, model.machine_.as_layers(x))
+    found = model.log_likelihood(x, n_chains=200, n_steps=100)
+    assert found.lower < float(exact.mean()) < found.upper
+    torch.testing.assert_close(found.values, exact, atol=0.05, rtol=0)
+    assert str(found) == str(model.log_likelihood(x, n_chains=200, n_steps=100))
+    with pytest.raises(ValueError, match="a stack of machines has no likelihood"):
+        DeepMVRBM([(3, 2), (2, 2)], n_epochs=1, device="cpu").fit(x).log_likelihood(x)
 
 
 def test_a_source_of_log_z_for_each_sample():

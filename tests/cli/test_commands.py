@@ -20,10 +20,13 @@ import mvrbm as package
 from mvrbm import MMVRBM, MVRBM, RBM, DeepMVRBM, MVRBMClassifier, cli
 from mvrbm.errors import InputError
 from mvrbm.io import arrays
+from mvrbm.likelihood import log_likelihood
 
 # every command, and which of --seed and --device it has
 COMMANDS = {
-    **dict.fromkeys(["train", "sample", "inpaint", "denoise", "superres-train", "demo"], ("--seed", "--device")),
+    **dict.fromkeys(
+        ["train", "sample", "inpaint", "denoise", "superres-train", "demo", "likelihood"], ("--seed", "--device")
+    ),
     **dict.fromkeys(["transform", "score", "predict", "reconstruct", "superres"], ("--device",)),
     **dict.fromkeys(["info", "export", "data list", "data where", "data fetch"], ()),
 }
@@ -544,6 +547,16 @@ def test_a_half_and_its_mask_give_the_same(mvrbm):
 def test_score(mvrbm, trained):
     ok(mvrbm("score", "model", "data.npy", "scores.npy"))
     np.testing.assert_allclose(np.load("scores.npy"), package.load(trained, "cpu").score_samples(DATA), rtol=1e-6)
+
+
+def test_likelihood(mvrbm, trained):
+    machine = package.load(trained, "cpu").machine_
+    exact = float(log_likelihood(machine, machine.as_layers(DATA)).mean())  # 2^6 hidden states
+    found = json.loads(ok(mvrbm("likelihood model data.npy --chains 200 --steps 300 --json")))
+    assert found["lower"] < exact < found["upper"]
+    assert found["upper"] - found["lower"] < 1
+    line = ok(mvrbm("likelihood model data.npy --chains 200 --steps 300"))
+    assert f"{found['mean']:.2f} nats, interval {found['lower']:.2f} to {found['upper']:.2f}" in line
 
 
 def test_commands_work_for_stacks_and_classifiers(mvrbm):

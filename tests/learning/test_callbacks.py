@@ -21,6 +21,7 @@ from mvrbm.learning import (
     TensorBoard,
     Trainer,
 )
+from mvrbm.likelihood import log_likelihood
 from mvrbm.models import mvrbm
 
 
@@ -167,6 +168,16 @@ def test_monitor_measures_what_it_says():
     assert row["dead"] == 1 / 16
     assert row["saturated"] == 2 / 16
     assert row["seconds"] >= 0
+
+
+def test_monitor_measures_the_likelihood_from_both_sides():
+    x = bits(200)
+    monitor = Monitor(x, pseudo_sites=0, annealing_steps=200)
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[monitor]).fit(x, 2, initialise=True)
+    row, exact = trainer.history[-1], float(log_likelihood(trainer.machine, torch.from_numpy(x)).mean())
+    assert row["log_likelihood_lower"] < exact < row["log_likelihood_upper"]
+    assert row["log_likelihood_lower"] < row["log_likelihood"] < row["log_likelihood_upper"]
+    assert row["log_likelihood"] == pytest.approx(exact, abs=0.05)
 
 
 def test_monitor_measures_when_it_is_told_to():

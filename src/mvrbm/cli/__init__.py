@@ -27,6 +27,7 @@ _COMMANDS: list[tuple[Callable[..., None], str]] = [
     (use.transform, "transform model/ digits.npy features.npy"),
     (use.reconstruct, "reconstruct model/ digits.npy reconstructed.png"),
     (use.score, "score model/ digits.npy scores.npy"),
+    (use.likelihood, "likelihood model/ digits.npy --steps 10000"),
     (use.predict, "predict classifier/ digits.npy labels.npy"),
     (use.sample, "sample model/ samples.png -n 100 --steps 1000"),
     (use.inpaint, "inpaint model/ digits.npy filled.png --hide right"),

@@ -1,4 +1,4 @@
-"""Commands that use a saved model: transform, score, predict, reconstruct, sample, inpaint.
+"""Commands that use a saved model: transform, score, likelihood, predict, reconstruct, sample, inpaint.
 
 Each calls the estimator's method and works for every model that has it.
 """
@@ -45,6 +45,23 @@ def _rows(command: str, method: str, description: str) -> Callable[..., None]:
 transform = _rows("transform", "transform", "Write the means of the hidden units, one row per sample.")
 score = _rows("score", "score_samples", "Write the pseudo-log-likelihood of each sample.")
 predict = _rows("predict", "predict", "Write the predicted class of each sample. Needs the model of a classifier.")
+
+
+def likelihood(
+    model_folder: opt.ModelFolder,
+    source: opt.Input,
+    chains: Annotated[int, typer.Option(min=2, help="Number of chains in each direction.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="Number of temperatures; more narrow the interval.")] = 1000,
+    seed: opt.Seed = 0,
+    device: opt.Where = opt.Device.AUTO,
+    data_dir: opt.DataDir = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Estimate the mean log-likelihood of data in nats per sample, with an interval from both sides."""
+    model = opt.load_model(model_folder, device, "log_likelihood", seed)
+    found = model.log_likelihood(opt.read(source, data_dir), n_chains=chains, n_steps=steps)
+    numbers = ("mean", "forward", "reverse", "lower", "upper", "bounds")
+    opt.show({name: getattr(found, name) for name in numbers}, as_json, str(found))
 
 
 def reconstruct(

@@ -27,7 +27,7 @@ from mvrbm.estimators.inputs import Array, batches, check_values, masks, unit_na
 from mvrbm.estimators.parameters import SavedEstimator, TrainingParameters, seed_of, unconnected, unsuited_reason
 from mvrbm.learning.callbacks import Callback, ProgressBar
 from mvrbm.learning.trainer import Trainer
-from mvrbm.likelihood import pseudo_log_likelihood
+from mvrbm.likelihood import LikelihoodInterval, log_likelihood_interval, pseudo_log_likelihood
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, conditional_mean, mean_field, sample
@@ -384,6 +384,23 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
     def score(self, X: Any, y: Any = None, *, exact: bool = False) -> float:
         """Mean of `score_samples`."""
         return float(np.mean(self.score_samples(X, exact=exact)))
+
+    def log_likelihood(
+        self, X: Any, *, n_chains: int = 100, n_steps: int = 1000, burn_in: int | None = None
+    ) -> LikelihoodInterval:
+        """Mean log-likelihood of data in nats per sample, with an interval; not for stacks.
+
+        See :func:`mvrbm.likelihood.log_likelihood_interval`. Reverse annealing starts from the persistent chains of
+        training, or else from samples of X, after `burn_in` Gibbs steps (default: `n_steps`).
+        """
+        check_is_fitted(self)
+        if len(self._machines) > 1:
+            raise ValueError("a stack of machines has no likelihood that can be estimated: use score_samples")
+        data = _joined(list(batches(self._layers(X, reset=False), self.machine_.layers)))
+        rows = np.linspace(0, len(next(iter(data.values()))) - 1, n_chains).astype(int)
+        start = self.chains_ or {name: array[rows] for name, array in data.items()}
+        options: dict[str, Any] = {"n_chains": n_chains, "n_steps": n_steps, "burn_in": burn_in}
+        return log_likelihood_interval(self.machine_, data, self._rng(), init=start, **options)
 
     def free_energy(self, X: Any) -> Array:
         """Free energy of each sample, (n,): the negative log-likelihood minus log Z, in nats.

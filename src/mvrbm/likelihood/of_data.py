@@ -13,6 +13,8 @@ from mvrbm.likelihood.interval import LogPartitionInterval, log_partition_interv
 from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.random import RandomSource
 
+_ROWS = 4096  # samples at once
+
 
 @torch.no_grad()
 def log_likelihood(
@@ -127,7 +129,9 @@ def _value(found: Tensor | AnnealedEstimate | LogPartitionInterval) -> Tensor:
 def _log_likelihoods(machine: BoltzmannMachine, visible: Visible, log_z: Callable[..., Tensor]) -> Tensor:
     """Return -F(x) - log Z, where each pattern of padding has its own log Z or several, (k,): (n,) or (n, k)."""
     layers = machine.as_layers(visible)
-    score = -machine.free_energy(layers, check=False)
+    count = len(next(iter(layers.values())))
+    pieces = [{name: x[first : first + _ROWS] for name, x in layers.items()} for first in range(0, count, _ROWS)]
+    score = -torch.cat([machine.free_energy(piece, check=False) for piece in pieces])
     absent = [unit.absent(layers[name]) for name, unit in machine.layers.items()]
     padding = [mask.flatten(1) for mask in absent if mask is not None]
     if padding:
