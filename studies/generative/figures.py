@@ -37,7 +37,7 @@ def parameters(evidence: Evidence) -> Drawing | None:
 def draw_parameters(rows: Sequence[Mapping[str, Any]], data: str) -> Drawing:
     """Draw all machines and published figures, and next to them the best ones alone."""
     good = [row for row in rows if row["median"] > _GOOD]
-    canvas = blank(12.0 if good else 7.5, 5.2)
+    canvas = blank(12.0 if good else 8.5, 5.4)
     axes = canvas.subplots(1, 2 if good else 1, squeeze=False)[0]
     for ax, shown, lowest in zip(axes, (rows, good), (-math.inf, _GOOD), strict=False):
         _against_parameters(ax, shown, {name: nats for name, (nats, _) in PUBLISHED.items() if nats > lowest})
@@ -45,7 +45,7 @@ def draw_parameters(rows: Sequence[Mapping[str, Any]], data: str) -> Drawing:
         axes[0].axhspan(_GOOD, axes[0].get_ylim()[1], color=OURS, alpha=0.05, linewidth=0)
         axes[1].set_title("the upper part")
     axes[0].set_ylabel("test log-likelihood, nats per digit")
-    legend_below(canvas, axes, 3)
+    legend_below(canvas, axes, 3 if good else 2)
     return Drawing(
         canvas,
         "Test log-likelihood against the number of parameters for several couplings, with published values as lines",
@@ -86,7 +86,7 @@ def seconds(evidence: Evidence) -> Drawing | None:
     rows = results(evidence, "")["seconds_table"]
     if not rows:
         return None
-    canvas = blank(9.0, 4.6)
+    canvas = blank(11.0, 5.0)
     ax = canvas.subplots()
     for title, on in dict.fromkeys((row["title"], row["on"]) for row in rows):
         own = [row for row in rows if (row["title"], row["on"]) == (title, on)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mvrbm.learning import RECIPES
+from mvrbm.learning import RECIPES, Recipe
 from studies.cells import Cell
 from studies.generative import work
 from studies.generative.training import build, train, train_rbms, train_shared
@@ -59,7 +59,12 @@ class Model:
         return f"{name}({rank}), {self.hidden}" if rank else f"{name}, {self.hidden}"
 
     def settings(self, data: str, seed: int, device: str | None) -> dict[str, Any]:
-        """Return the settings of a training cell, the recipe with its numbers: other numbers are another cell."""
+        """Return the settings of a training cell, the recipe as it differs from the default one.
+
+        A recipe with other numbers is another cell, but one that only gains a setting is not.
+        """
+        default, chosen = Recipe().config(), {**RECIPES["generative"].config(), **self.recipe}
+        del chosen["n_epochs"]  # follows from the number of updates
         return {
             "data": data,
             "coupling": self.coupling,
@@ -68,7 +73,7 @@ class Model:
             "unit": self.unit,
             "labels": self.labels,
             "updates": self.updates,
-            "recipe": {**RECIPES["generative"].config(), **self.recipe},
+            "recipe": {key: value for key, value in chosen.items() if value != default.get(key)},
             "seed": seed,
             "device": device,
         }
@@ -109,15 +114,15 @@ class Scale:
     choose: str = "choose"
 
 
-def _pcd(chains: int, batch_size: int, **changes: Any) -> dict[str, Any]:
-    return {"negative": {"kind": "PCD", "n_chains": chains, "steps": 1}, "batch_size": batch_size, **changes}
+def _pcd(chains: int, batch_size: int) -> dict[str, Any]:
+    return {"negative": {"kind": "PCD", "n_chains": chains, "steps": 1}, "batch_size": batch_size}
 
 
 #: Long training runs: twice as many samples per update, and chains.
-_LONG = _pcd(400, 200, rate_decay=20_000)
-_DENSE = {"centring": "full", "learning_rate": 0.05, **_pcd(400, 200, rate_decay=3000)}
+_LONG = _pcd(400, 200)
+_DENSE = {"centring": "full", **_LONG}
 
-_BEST = Model("kronecker:8", "30x30", 2_250_000, recipe={**_LONG, "rate_decay": 30_000})
+_BEST = Model("kronecker:8", "30x30", 2_250_000, recipe=_LONG)
 _MIDDLE = Model("kronecker:8", "25x25", 1_110_000, recipe=_LONG)
 _LARGE = Model("kronecker:24", "40x40", 1_250_000, recipe=_LONG)
 _CLASSIC = Model("dense", "500", 106_500, recipe=_DENSE)
@@ -132,13 +137,7 @@ _PAPER = Scale(
     data=("random", "fixed"),
     grey="mnist",
     seeds=3,
-    models=(
-        Model("kronecker:1", "20x25", 405_000, recipe={**_LONG, "rate_decay": 3000}),
-        _MIDDLE,
-        _BEST,
-        _LARGE,
-        _CLASSIC,
-    ),
+    models=(Model("kronecker:1", "20x25", 405_000, recipe=_LONG), _MIDDLE, _BEST, _LARGE, _CLASSIC),
     others=(
         Model("kronecker:4", "20x25", 405_000, recipe=_LONG),
         Model("kronecker:16", "28x28", 1_250_000, recipe=_LONG),
@@ -151,8 +150,9 @@ _PAPER = Scale(
     ),
     sampled=(_BEST, _MIDDLE, _LARGE, _CLASSIC),
     candidates=(
-        *(Model("kronecker:8", "25x25", 100_000, recipe={**_LONG, "rate_decay": decay}) for decay in (3000, 20_000)),
+        *(Model("kronecker:8", "25x25", 100_000, recipe=recipe) for recipe in ({}, _LONG)),
         *(Model(f"kronecker:{rank}", hidden, 100_000, recipe=_LONG) for rank, hidden in ((24, "40x40"), (16, "50x50"))),
+        *(Model("dense", "500", 50_000, recipe=recipe) for recipe in (_LONG, _DENSE)),
     ),
     timed=(
         *(Model("kronecker:8", "25x25", updates) for updates in (6000, 24_000, 96_000, 384_000)),

@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +135,10 @@ def fit(settings: Settings, data_dir: str | None, device: torch.device, folder: 
         The trainer, and the seconds of all chunks.
     """
     data, machine = parts(settings["data"], data_dir), build(settings).to(device)
-    recipe = Recipe.from_config(settings["recipe"])
+    recipe = Recipe.from_config({**Recipe().config(), **settings["recipe"]})
     arrays = layers_of(machine, data.train, data.train_labels)
     n_epochs = math.ceil(settings["updates"] / math.ceil(len(data.train) / recipe.batch_size))
-    recipe = Recipe.from_config({**settings["recipe"], "n_epochs": n_epochs})
+    recipe = replace(recipe, n_epochs=n_epochs)
     clock = _Clock(settings.get("chunk", _SECONDS_PER_CHUNK))
     trainer = Trainer(machine, recipe, seed=settings["seed"], callbacks=[clock])
     resumed = trainer.resume(folder)

@@ -1,12 +1,14 @@
 """The study of generative models: its measures against direct computation, and every kind of cell at a small size."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from mvrbm import Bernoulli, BoltzmannMachine, Dense, RandomSource
+from mvrbm.learning import PCD, RECIPES, Recipe
 from mvrbm.likelihood import log_likelihood
 from studies.__main__ import main
 from studies.cells import Place, Store
@@ -335,6 +337,14 @@ def test_every_cell_comes_after_the_cells_that_it_reads(name):
         assert json.loads(json.dumps(cell.settings)) == dict(cell.settings)
         if any(other.alone for other in cell.after):
             assert cell.alone  # otherwise it would be left for the next run
+
+
+def test_cells_have_the_numbers_of_the_recipe_that_are_not_those_of_the_default_one(monkeypatch):
+    settings = small().settings("small", 0, None)
+    recipe = Recipe.from_config({**Recipe().config(), **settings["recipe"]})
+    assert recipe == replace(RECIPES["generative"], negative=PCD(10), batch_size=20, n_epochs=Recipe().n_epochs)
+    monkeypatch.setitem(RECIPES, "generative", replace(RECIPES["generative"], weight_decay=0.125))
+    assert small().settings("small", 0, None)["recipe"] == {**settings["recipe"], "weight_decay": 0.125}
 
 
 def test_the_plan_has_a_machine_for_every_line():
