@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from studies.generative.plan import GROUPS, Model, Scale, plan
 from studies.generative.training import train, train_rbms, train_shared
 from studies.report import StoredCells
 
-__all__ = ["LINES", "PUBLISHED", "Evidence", "results"]
+__all__ = ["LINES", "PUBLISHED", "Evidence", "claims", "describe", "results"]
 
 #: Published test log-likelihoods of binarised MNIST, with the number of parameters where a model has a fixed one.
 PUBLISHED: dict[str, tuple[float, int | None]] = {
@@ -192,12 +193,53 @@ def _real(evidence: Evidence) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+def claims(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what the study must show besides :data:`LINES`, as far as it was measured."""
+    rows = []
+
+    def add(claim: str, value: float, wanted: str, reached: bool) -> None:
+        rows.append({"claim": claim, "found": value, "wanted": wanted, "reached": reached})
+
+    if found["judge"] is not None:
+        right = found["judge"]["grey"]["agreement"]
+        add("accuracy of the judge on test digits", right, "at least 0.992", right >= 0.992)
+    given = [row for row in found["conditional"] if row["parameters"] <= 30_000]
+    if given:
+        agreement = max(given, key=lambda row: row["steps"])["means"]["agreement"]
+        add("agreement with the requested class, means", agreement, "at least 0.95", agreement >= 0.95)
+    if found["samples"]:
+        means = found["samples"][0]["means"]
+        add("confident samples, means", means["confident"], "at least 0.85", means["confident"] >= 0.85)
+        low, high = min(means["classes"]), max(means["classes"])
+        add("rarest class", low, "at least 0.04", low >= 0.04)
+        add("most frequent class", high, "at most 0.2", high <= 0.2)
+    for minutes, wanted in ((3, -95.0), (10, -91.0)):
+        quick = [
+            row["test"]
+            for row in found["seconds_table"]
+            if row["device"] == "cpu" and row["kind"] == "Kronecker" and row["training_seconds"] <= 60 * minutes
+        ]
+        if quick:
+            add(
+                f"nats after at most {minutes} minutes on the CPU",
+                max(quick),
+                f"at least {wanted:g}",
+                max(quick) >= wanted,
+            )
+    if len(found["processes"]) == 2:
+        one, two = found["processes"]
+        difference = two["test"] - one["test"]
+        error = 2 * math.hypot(one["standard_error"], two["standard_error"])
+        add("nats of two processes minus those of one", difference, f"within {error:.2f}", abs(difference) <= error)
+    return rows
+
+
 def results(evidence: Evidence, name: str) -> dict[str, Any]:
-    """Return all findings as plain values; `name` is that of the scale."""
+    """Return all findings as plain values; `name` is that of the scale. Only scale `paper` has verdicts."""
     table = _table(evidence)
     judges = evidence.found(work.judge)
     keys = ("title", "updates", "training_seconds", "test", "standard_error", "interval")
-    return {
+    found = {
         "scale": name,
         "cells": {"stored": len(evidence.stored), "planned": len(evidence.cells)},
         "seconds": round(evidence.seconds, 1),
@@ -214,3 +256,4 @@ def results(evidence: Evidence, name: str) -> dict[str, Any]:
         "real": _real(evidence),
         "processes": [{key: row[key] for key in keys} for row in evidence.evaluated("processes")],
     }
+    return {**found, "claims": claims(found) if name == "paper" else []}

@@ -36,7 +36,7 @@ def page(found: Found, figures: Mapping[str, str]) -> str:
     """Return the report as Markdown; figures are captions by name."""
     sections = [
         _lead(found),
-        _section("What was wanted", "likelihood", found, _lines(found)),
+        _section("What was wanted", "", found, _lines(found), _claims(found)),
         _section(
             "Nats against parameters", "likelihood", found, _likelihood(found), _figure("nats-parameters", figures)
         ),
@@ -75,7 +75,8 @@ def _section(title: str, part: str, found: Found, *blocks: str) -> str:
     body = [block for block in blocks if block]
     if not body:
         return ""
-    return "\n\n".join([f"## {title}", *body, f"`{_COMMAND} {part} --scale {found['scale']}`"])
+    command = " ".join([_COMMAND, *([part] if part else []), "--scale", found["scale"]])
+    return "\n\n".join([f"## {title}", *body, f"`{command}`"])
 
 
 def _figure(name: str, captions: Mapping[str, str]) -> str:
@@ -110,6 +111,14 @@ def _lines(found: Found) -> str:
         numbers = [f"{row['parameters']:,}", _nats(row["median"]), str(row["seeds"]), f"{row['wanted']:g}"]
         rows.append([row["line"], row["machine"], *numbers, _nats(row["widest_interval"]), mark + narrow])
     return _markdown(header, rows)
+
+
+def _claims(found: Found) -> str:
+    rows = [
+        [row["claim"], f"{row['found']:.4g}", row["wanted"], "✓ reached" if row["reached"] else "✗ not reached"]
+        for row in found["claims"]
+    ]
+    return _markdown(["", "found", "wanted", ""], rows)
 
 
 def _likelihood(found: Found) -> str:

@@ -13,7 +13,7 @@ from mvrbm.likelihood import log_likelihood
 from studies.__main__ import main
 from studies.cells import Place, Store
 from studies.generative import data as study_data
-from studies.generative import findings, training, work
+from studies.generative import findings, study, training, work
 from studies.generative.data import Parts
 from studies.generative.plan import GROUPS, SCALES, Model, chosen_cells, plan
 from studies.generative.quality import Judge, adversarial_accuracy, verdicts
@@ -364,6 +364,67 @@ def test_lines_are_reached_by_the_median_of_three_seeds():
     assert not findings._lines([{**row, "median": -96.1}], "random")[0]["reached"]
     assert not findings._lines([{**row, "median": -95.9, "seeds": [1]}], "random")[0]["reached"]
     assert not findings._lines([{**row, "median": -95.9, "interval": [[-97, -95.5]]}], "random")[0]["interval_narrow"]
+
+
+def test_claims_compare_what_was_found_with_what_was_wanted():
+    sampled = {"means": {"confident": 0.9, "classes": [0.03, *[0.1] * 8, 0.17]}}
+    quick = {"kind": "Kronecker", "device": "cpu"}
+    found = {
+        "judge": {"grey": {"agreement": 0.9931}},
+        "conditional": [
+            {"parameters": 18_869, "steps": 5000, "means": {"agreement": 0.94}},
+            {"parameters": 18_869, "steps": 100, "means": {"agreement": 0.99}},
+            {"parameters": 40_000, "steps": 9000, "means": {"agreement": 0.99}},
+        ],
+        "samples": [sampled],
+        "seconds_table": [
+            {**quick, "training_seconds": 170.0, "test": -94.0},
+            {**quick, "training_seconds": 590.0, "test": -91.5},
+            {**quick, "training_seconds": 700.0, "test": -88.0},
+            {**quick, "device": None, "training_seconds": 5.0, "test": -86.0},
+        ],
+        "processes": [{"test": -100.0, "standard_error": 0.3}, {"test": -100.9, "standard_error": 0.4}],
+    }
+    assert [(row["found"], row["reached"]) for row in findings.claims(found)] == [
+        (0.9931, True),
+        (0.94, False),
+        (0.9, True),
+        (0.03, False),
+        (0.17, True),
+        (-94.0, True),
+        (-91.5, False),
+        (pytest.approx(-0.9), True),
+    ]
+    page = study.page({**EMPTY, "claims": findings.claims(found)}, {})
+    assert "| rarest class | 0.03 | at least 0.04 | ✗ not reached |" in page
+    nothing = {"judge": None, "conditional": [], "samples": [], "seconds_table": [], "processes": []}
+    assert findings.claims(nothing) == []
+
+
+EMPTY = {
+    "scale": "paper",
+    "cells": {"stored": 0, "planned": 1},
+    "seconds": 0.0,
+    "machines": [],
+    "diverged": {"train-a": "update 3"},
+    "annealing": {"chains": 2, "steps": 3},
+    "lines": [
+        {
+            **{"line": "at most 9", "machine": "A", "parameters": 8, "median": -90.123, "seeds": 3, "wanted": -91.0},
+            **{"widest_interval": 1.5, "reached": True, "interval_narrow": False},
+        }
+    ],
+    **{key: [] for key in ("table", "choose", "seconds_table", "samples", "conditional", "processes", "claims")},
+    "judge": None,
+    "real": {},
+}
+
+
+def test_the_page_names_lines_and_divergence():
+    page = study.page(EMPTY, {})
+    assert "| at most 9 | A | 8 | -90.12 | 3 | -91 | 1.50 | ✓ reached, interval too wide |" in page
+    assert "- train-a: update 3" in page
+    assert "## Samples" not in page
 
 
 def test_the_command_writes_a_report_and_resumes(tmp_path, capfd):
