@@ -58,7 +58,7 @@ def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, M
     # Where T is bounded, units saturate, and the curvature is far below its bound.
     ends = [end for unit in (hidden, *machine.layers.values()) for end in unit.statistic_bounds()]
     bounded = all(map(math.isfinite, ends))
-    return (recipe.rate_factor if bounded else 1.0) * min(_LARGEST_RATE, _RATE / (rows + columns))
+    return min(_LARGEST_RATE, (recipe.rate_factor if bounded else 1.0) * _RATE / (rows + columns))
 
 
 def _power(machine: BoltzmannMachine, moments: Mapping[str, Moments], offset: Mapping[str, Tensor] | None) -> float:

@@ -1,0 +1,89 @@
+"""The named recipes: what `generative` reaches on data with an exact likelihood, and that it needs no tuning."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from mvrbm import RandomSource
+from mvrbm.couplings import Dense, Kronecker
+from mvrbm.learning import CD, PCD, Recipe, Trainer
+from mvrbm.learning.initialisation import safe_rate
+from mvrbm.learning.recipe import RECIPES, as_recipe
+from mvrbm.likelihood import log_likelihood
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.units import Bernoulli, make_unit
+
+
+def bars_and_stripes(size=3):
+    """All pictures of full rows or full columns: 14 of them for 3 x 3."""
+    lines = torch.tensor(list(itertools.product([0.0, 1.0], repeat=size)))
+    pictures = torch.cat([lines[:, :, None].expand(-1, size, size), lines[:, None, :].expand(-1, size, size)])
+    return torch.unique(pictures, dim=0)
+
+
+def trained(recipe, n_epochs, seed, link=None):
+    data = bars_and_stripes().repeat(30, 1, 1)
+    machine = BoltzmannMachine(Bernoulli((3, 3)), Bernoulli((4, 4)), link or Kronecker(4), seed=seed)
+    Trainer(machine, dataclasses.replace(RECIPES[recipe], batch_size=42), seed=seed).fit(
+        data, n_epochs, initialise=True
+    )
+    return float(log_likelihood(machine, bars_and_stripes()).mean())
+
+
+@pytest.mark.parametrize(("link", "reached"), [(Kronecker(4), -4.0), (Dense(), -3.2)], ids=["kronecker", "dense"])
+def test_the_generative_recipe_learns_a_distribution_and_more_training_does_not_hurt(link, reached):
+    # Independent units have -9 log 2 = -6.2 nats, the data itself -log 14 = -2.64.
+    short, double, fourfold = (
+        sum(trained("generative", n_epochs, seed, link.copy_without_shapes()) for seed in range(2)) / 2
+        for n_epochs in (50, 100, 200)
+    )
+    assert -5.8 < short < double < fourfold
+    assert fourfold > reached
+
+
+def test_the_default_recipe_is_for_features():
+    assert trained("generative", 100, 0) > trained("default", 100, 0) + 0.3
+
+
+@pytest.mark.parametrize("hidden", ["bernoulli", "gaussian"])
+@pytest.mark.parametrize("name", ["bernoulli", "gaussian", "gaussian-learned", "categorical", "poisson"])
+def test_the_generative_recipe_is_stable_for_every_unit(name, hidden):
+    unit = make_unit(name, (4, 3))
+    if unit.unsupported_reason(make_unit(hidden, (3, 3))) is not None:
+        pytest.skip("no machine couples these layers")
+    machine = BoltzmannMachine(unit, make_unit(hidden, (3, 3)), Kronecker(2))
+    data = unit.example(200, RandomSource(1))
+    trainer = Trainer(machine, dataclasses.replace(RECIPES["generative"], batch_size=50), seed=0)
+    trainer.fit({"visible": data}, 100, initialise=True)
+    assert trainer.update == 400
+
+
+def test_a_computed_rate_is_multiplied_only_where_units_saturate():
+    moments = None
+    rates = {}
+    for name in ("bernoulli", "gaussian"):
+        machine = BoltzmannMachine(make_unit(name, (16, 15)), Bernoulli((14, 14)), Kronecker(1))
+        data = machine.layers["visible"].example(50, RandomSource(0))
+        for factor in (1.0, 8.0):
+            trainer = Trainer(machine, Recipe(rate_factor=factor), seed=0)
+            moments = trainer.prepare(data, initialise=True).moments()
+            assert trainer.recipe.learning_rate == safe_rate(machine, trainer.recipe, moments)
+            rates[name, factor] = trainer.recipe.learning_rate
+    assert rates["bernoulli", 8.0] == pytest.approx(8 * rates["bernoulli", 1.0])
+    assert rates["gaussian", 8.0] == rates["gaussian", 1.0]
+
+
+def test_recipes_by_name():
+    generative = as_recipe("generative")
+    assert isinstance(generative.negative, PCD)
+    assert generative.linear_decay
+    assert as_recipe("default").negative == CD(1)
+    with pytest.raises(ValueError, match="recipe must be one of"):
+        as_recipe("discriminative")
+    assert Recipe.from_config(generative.config()) == generative
+    with pytest.raises(ValueError, match="rate_factor"):
+        Recipe(rate_factor=0)
+    with pytest.raises(ValueError, match="planned_updates"):
+        Recipe(planned_updates=0)
