@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import expit
 
+import mvrbm
 from benchmarks.measure import Entry, Run, Spread, take_turns
 from benchmarks.problems import digits
-from mvrbm import MVRBM, RBM
 
 _SHAPE, _HIDDEN = (28, 28), (25, 25)
 #: The tasks of every model.
@@ -41,8 +40,8 @@ def infer(n: int, device: str, repetitions: int, contestants: Sequence[str]) -> 
     """
     images, what = digits(_SHAPE, n)
     builders: dict[str, Callable[[], dict[str, Run]]] = {
-        "mvrbm": lambda: _ours(MVRBM(_HIDDEN, n_epochs=1, device=device, random_state=0), images),
-        "rbm": lambda: _ours(RBM(625, n_epochs=1, device=device, random_state=0), images),
+        "mvrbm": lambda: _ours(mvrbm.MVRBM(_HIDDEN, n_epochs=1, device=device, random_state=0), images),
+        "rbm": lambda: _ours(mvrbm.RBM(625, n_epochs=1, device=device, random_state=0), images),
         "sklearn": lambda: _sklearn(images),
     }
     entries: dict[str, Entry] = {}
@@ -65,7 +64,7 @@ def _constant(work: Run) -> Callable[[], Run]:
 
 
 def _ours(model: Any, images: Any) -> dict[str, Run]:
-    rows = images.reshape(len(images), -1) if isinstance(model, RBM) else images
+    rows = images.reshape(len(images), -1) if isinstance(model, mvrbm.RBM) else images
     model.fit(rows[:1000])
     tensor = torch.from_numpy(rows)
 
@@ -83,6 +82,7 @@ def _ours(model: Any, images: Any) -> dict[str, Run]:
 
 
 def _sklearn(images: Any) -> dict[str, Run]:
+    from scipy.special import expit
     from sklearn.neural_network import BernoulliRBM
 
     rows = images.reshape(len(images), -1)

@@ -11,6 +11,7 @@ from benchmarks import floors, problems, workloads
 from benchmarks.__main__ import main
 from benchmarks.problems import Problem
 from benchmarks.workloads import Workload
+from mvrbm.errors import DatasetError
 
 
 def tiny(workload):
@@ -60,6 +61,16 @@ def test_whole_epochs_are_timed_by_the_path_that_the_trainer_chooses(name, path,
     row = workloads.measure(small, only=name, device="cpu")["workloads"][name]
     assert row["path"] == path
     assert row["microseconds"]["median"] > 0
+
+
+def test_noise_stands_in_for_digits(monkeypatch):
+    def load(name):
+        raise DatasetError(name)
+
+    monkeypatch.setattr(problems.datasets, "load", load)
+    images, what = problems._source.__wrapped__()
+    assert images.shape == (5000, 28, 28)
+    assert what.startswith("noise")
 
 
 def test_operations_are_those_of_the_products():
