@@ -225,6 +225,15 @@ MUTANTS = [
         "mask inverted",
     ),
     Mutant(
+        "sampling/labels.py",
+        "sample(_label_fields(machine, states, name), rng)",
+        "sample(label_scores(machine, states, name), rng)",
+        "labels: bias counted twice",
+    ),
+    Mutant(
+        "sampling/labels.py", "joint = (field[:, None] + columns)", "joint = (field[:, None] - columns)", "labels: sign"
+    ),
+    Mutant(
         "sampling/tempering.py",
         "return torch.lerp(base, field, beta.reshape(*beta.shape, *([1] * (base.ndim - 1))))",
         "return base + field * beta.reshape(*beta.shape, *([1] * (base.ndim - 1)))",

@@ -244,3 +244,20 @@ def test_classifiers_warn_of_their_mode(digits, labels):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ClassificationMVRBM((3, 3), n_epochs=1, mode="generative").fit(digits, labels).sample(1, steps=1)
+
+
+@pytest.mark.parametrize("start", CLASSES)
+def test_labels_change_although_they_rule_the_hidden_layer(start):
+    """A label that is drawn given the hidden layer alone would stay where it starts for thousands of steps."""
+    model, names, _ = tiny(MMVRBM)
+    link = model.machine_.links[names[1]]
+    with torch.no_grad():
+        link.weight.mul_(8)
+        link.weight.sub_(link.weight.mean(1, keepdim=True))
+    states = every_visible_state(model.machine_)
+    p = torch.softmax(-Written(model.machine_).free_energy(states), 0).detach()
+    expected = (p @ states[names[1]]).numpy()
+    init = {names[0]: np.zeros((4000, 2, 2)), names[1]: np.full(4000, start)}
+    drawn = model.sample(4000, init=init, steps=20)[names[1]]
+    counts = [int((drawn == name).sum()) for name in CLASSES]
+    assert stats.chisquare(counts, 4000 * expected).pvalue > 1e-3

@@ -33,42 +33,13 @@ from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.trainer import Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
-from mvrbm.sampling import sample
+from mvrbm.sampling import label_log_posterior, label_scores, sample
 from mvrbm.saving import read_machine, register, write_machine
 from mvrbm.units import Categorical, Unit
 from mvrbm.validation import as_shape, choice, number, whole_number
 
 _MODES = ("discriminative", "generative", "hybrid")
 _ROWS_AT_ONCE = 256  # times the number of labels
-
-
-def label_log_posterior(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str = LABEL) -> Tensor:
-    r"""Exact :math:`\log p(\text{label} = k \mid X)` of a machine that has the label as a layer: (n, n_labels).
-
-    Given `X`, the free energies of the labels differ only in their bias and in their contribution to the hidden field,
-
-    .. math:: \log p(k \mid X) = b_k + A_h\Big(\sum_m W_m T_m(X_m) + D_k\Big) - \log \sum_{k'} \exp(\dots),
-
-    so the field of the other layers is computed once, and :math:`D_k`, the column of label `k`, is added to it. `label`
-    is the name of a Categorical layer of one row; `visible` holds the other layers, (n, \*layer shape), not checked.
-    """
-    return torch.log_softmax(_label_scores(machine, visible, label), 1)
-
-
-def _label_scores(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str = LABEL) -> Tensor:
-    """Negative free energy of data with each label, without the own energy of the data: (n, n_labels)."""
-    unit, hidden = machine.layers[label], machine.hidden
-    n_labels = unit.shape[-1]
-    parts = [
-        link.to_hidden(machine.layers[name].statistic(visible[name]))
-        for name, link in machine.links.items()
-        if name != label
-    ]
-    field = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]  # (n, *hidden shape)
-    every = torch.eye(n_labels, dtype=field.dtype, device=field.device).reshape(n_labels, *unit.shape)
-    columns = machine.links[label].to_hidden(every)  # (labels, *hidden shape)
-    joint = (field[:, None] + columns).reshape(-1, *hidden.shape)
-    return hidden.log_normaliser(joint).reshape(len(field), n_labels) - unit.energy(every)
 
 
 @register("ClassificationMVRBM")
@@ -252,7 +223,7 @@ class ClassificationMVRBM(ArrayClassifier):
         """Free energy of each sample, (n,), with the label summed out: the negative log-likelihood minus log Z."""
         check_is_fitted(self)
         parts = [part for batch in self._batches(X) for part in batch.split(_ROWS_AT_ONCE)]
-        sums = [torch.logsumexp(_label_scores(self.machine_, {VISIBLE: part}), 1) for part in parts]
+        sums = [torch.logsumexp(label_scores(self.machine_, {VISIBLE: part}), 1) for part in parts]
         found = [self._unit.energy(part) - each for part, each in zip(parts, sums, strict=True)]
         return torch.cat(found).cpu().numpy()
 

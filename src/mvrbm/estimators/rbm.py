@@ -87,9 +87,10 @@ class MVRBM(TVRBM):
         shape (n, I, J).
     n_epochs, batch_size, learning_rate : optional
         Number of epochs, number of samples per update, and step size. Default: the recipe's values (10, 100, and a step
-        size computed from the size of the layers).
+        size computed from the size of the layers, by the default recipe).
     recipe : str or Recipe
-        ``"default"``, ``"paper"`` (Algorithm 1), or a :class:`~mvrbm.learning.Recipe`.
+        ``"default"`` (for features), ``"generative"`` (for samples and filling in), ``"paper"`` (Algorithm 1), or a
+        :class:`~mvrbm.learning.Recipe`.
     negative : {"cd", "pcd", "tempered"}, optional
         Negative phase: contrastive divergence, persistent chains, or persistent chains with parallel tempering.
         Default: the recipe's (contrastive divergence).
@@ -123,6 +124,8 @@ class MVRBM(TVRBM):
         Weights (n_hidden, n_visible_features), up to 67 million, and biases, as of scikit-learn's `BernoulliRBM`.
     n_parameters_ : int
         Number of learned parameters.
+    chains_ : dict of str to Tensor
+        Up to 100 persistent chains of training, by layer, from which `sample` starts; empty if there are none.
 
     Examples
     --------

@@ -21,6 +21,7 @@ from mvrbm.sampling.chains import (
     start_chains,
     write,
 )
+from mvrbm.sampling.labels import label_log_posterior, label_scores
 from mvrbm.sampling.tempering import ParallelTempering, Tempered, TemperedPath
 
 __all__ = [
@@ -38,6 +39,8 @@ __all__ = [
     "gibbs_step",
     "independent_sample",
     "keep_known",
+    "label_log_posterior",
+    "label_scores",
     "mean_field",
     "multiplied_out",
     "sample",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from mvrbm.couplings import Coupling, Dense
 from mvrbm.cuda_graphs import repeat
 from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.random import RandomSource
+from mvrbm.sampling.labels import draw_labels, loose_labels
 from mvrbm.validation import whole_number
 
 # Couplings are multiplied out to full matrices of at most so many entries on a GPU, where one large product is faster
@@ -88,18 +89,20 @@ def gibbs(
     """
     whole_number(steps, "steps")
     layers, masks = start_chains(machine, visible, mask, check=check)
-    fast = multiplied_out(machine)
     states = copies(layers)
-
-    def step() -> None:
-        write(gibbs_step(fast, states, rng, masks).visible, states)
-
-    repeat(step, steps - 1, rng, machine.like.device)
-    last = gibbs_step(fast, states, rng, masks)
+    step = _stepper(machine, states, rng, masks)
+    repeat(lambda: write(step().visible, states), steps - 1, rng, machine.like.device)
+    last = step()
     if not mean:
         return last
     means = {name: unit.mean(last.fields[name]) for name, unit in machine.layers.items()}
     return replace(last, visible=keep_known(states, means, masks))
+
+
+def _stepper(machine: BoltzmannMachine, states: Layers, rng: RandomSource, masks: Masks) -> Callable[[], State]:
+    """Return a function that makes a Gibbs step from the states; unknown labels are drawn with the hidden layer."""
+    fast, labels = multiplied_out(machine), loose_labels(machine, masks)
+    return lambda: gibbs_step(fast, draw_labels(fast, states, labels, rng, masks), rng, masks)
 
 
 def multiplied_out(machine: BoltzmannMachine) -> BoltzmannMachine:
@@ -281,19 +284,16 @@ def conditional_mean(
     whole_number(burn_in, "burn_in", 0)
     machine.check_bounded()
     layers, masks = start_chains(machine, visible, mask)
-    fast = multiplied_out(machine)
     states = copies(layers)
+    step = _stepper(machine, states, rng, masks)
     total = {name: torch.zeros_like(array) for name, array in states.items()}
 
-    def step() -> None:
-        write(gibbs_step(fast, states, rng, masks).visible, states)
-
     def counted_step() -> None:
-        state = gibbs_step(fast, states, rng, masks)
+        state = step()
         write(state.visible, states)
-        for name, unit in fast.layers.items():
+        for name, unit in machine.layers.items():
             total[name] += unit.mean(state.fields[name])
 
-    repeat(step, burn_in, rng, machine.like.device)
+    repeat(lambda: write(step().visible, states), burn_in, rng, machine.like.device)
     repeat(counted_step, steps, rng, machine.like.device)
     return keep_known(states, {name: value / steps for name, value in total.items()}, masks)

@@ -1,0 +1,85 @@
+"""Label layers (one one-hot row per sample): their exact distribution with the hidden layer summed out.
+
+Gibbs steps draw a label given the hidden layer, which still holds the last label, so that labels hardly ever change.
+Drawn from this distribution instead, just before the hidden layer is drawn, they do: the label and the hidden layer
+are then drawn together, given the other layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
+
+# Labels are summed one by one: beyond this number of classes that would take longer than the rest of a step.
+_MOST_CLASSES = 64
+
+
+def label_log_posterior(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str = "label") -> Tensor:
+    r"""Exact :math:`\log p(\text{label} = k \mid X)` of a machine that has the label as a layer: (n, n_labels).
+
+    Given `X`, the free energies of the labels differ only in their bias and in their contribution to the hidden field,
+
+    .. math:: \log p(k \mid X) = b_k + A_h\Big(\sum_m W_m T_m(X_m) + D_k\Big) - \log \sum_{k'} \exp(\dots),
+
+    so the field of the other layers is computed once, and :math:`D_k`, the column of label `k`, is added to it. `label`
+    is the name of a Categorical layer of one row; `visible` holds the other layers, (n, \*layer shape), not checked.
+    """
+    return torch.log_softmax(label_scores(machine, visible, label), 1)
+
+
+def label_scores(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str = "label") -> Tensor:
+    """Negative free energy of data with each label, without the own energy of the data: (n, n_labels)."""
+    return _label_fields(machine, visible, label) - machine.layers[label].energy(_every(machine, label))
+
+
+def _label_fields(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str) -> Tensor:
+    """Log-normaliser of the hidden layer with each label: (n, n_labels)."""
+    hidden, parts = (
+        machine.hidden,
+        [
+            link.to_hidden(machine.layers[name].statistic(visible[name]))
+            for name, link in machine.links.items()
+            if name != label
+        ],
+    )
+    field = functools.reduce(operator.add, parts)  # (n, *hidden shape)
+    columns = machine.links[label].to_hidden(_every(machine, label))  # (labels, *hidden shape)
+    joint = (field[:, None] + columns).reshape(-1, *hidden.shape)
+    return hidden.log_normaliser(joint).reshape(len(field), len(columns))
+
+
+def _every(machine: BoltzmannMachine, label: str) -> Tensor:
+    shape = machine.layers[label].shape
+    return torch.eye(shape[-1], dtype=machine.like.dtype, device=machine.like.device).reshape(-1, *shape)
+
+
+def loose_labels(machine: BoltzmannMachine, masks: Mapping[str, Tensor | None]) -> list[str]:
+    """Return the label layers to be drawn by :func:`draw_labels`: those with unknown rows and few classes."""
+    if not machine.hidden.has_energy or len(machine.layers) < 2:
+        return []
+    labels = [name for name, unit in machine.layers.items() if unit.entry_modes == 1 == len(unit.shape)]
+    few = {name: masks[name] for name in labels if machine.layers[name].shape[0] <= _MOST_CLASSES}
+    return [name for name, known in few.items() if known is None or not bool(known.all())]
+
+
+@torch.no_grad()
+def draw_labels(
+    machine: BoltzmannMachine,
+    visible: Mapping[str, Tensor],
+    labels: Sequence[str],
+    rng: RandomSource,
+    masks: Mapping[str, Tensor | None],
+) -> dict[str, Tensor]:
+    """Return visible states with unknown labels drawn given the other layers, one layer after the other."""
+    states = dict(visible)
+    for name in labels:
+        drawn, known = machine.layers[name].sample(_label_fields(machine, states, name), rng), masks[name]
+        states[name] = drawn if known is None else torch.where(known, states[name], drawn)
+    return states
