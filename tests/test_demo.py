@@ -41,7 +41,7 @@ def test_every_picture_says_what_it_shows(report):
     tags.feed(html)
     pictures = [attributes for tag, attributes in tags.found if tag == "img"]
     drawings = [attributes for tag, attributes in tags.found if tag == "svg"]
-    assert len(pictures) == 8
+    assert len(pictures) == 10
     assert len(drawings) == 3
     assert all(len(attributes["alt"]) > 5 for attributes in pictures)
     assert all(len(attributes["aria-label"]) > 5 for attributes in drawings)
@@ -54,3 +54,6 @@ def test_numbers_on_the_page_are_those_of_the_run(report):
     assert f"{numbers['parameters_mvrbm']:,}" in html
     assert numbers["parameters_mvrbm"] == 2 * 25 * 28 + 28 * 28 + 25 * 25
     assert f"{numbers['psnr_denoised']:.1f} dB" in html
+    assert f"{numbers['parameters_generative']:,} numbers" in html
+    assert f"requested digit in {100 * numbers['agreement']:.0f} %" in html
+    assert f"names {100 * numbers['named_from_half']:.0f} %" in html
