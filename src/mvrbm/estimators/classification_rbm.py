@@ -52,8 +52,8 @@ class ClassificationMVRBM(ArrayClassifier):
         E(X, k, Y) = \varepsilon(X) - b_k - \langle C, Y\rangle - \langle Y, \textstyle\sum_r U_r T(X) V_r^\top\rangle
                      - \langle Y, D_k\rangle,
 
-    with exact :math:`p(k \mid X)`; see :func:`mvrbm.sampling.label_log_posterior`. After Larochelle and Bengio, "Classification using
-    discriminative restricted Boltzmann machines", ICML (2008).
+    with exact :math:`p(k \mid X)`; see :func:`mvrbm.sampling.label_log_posterior`. After Larochelle and Bengio,
+    "Classification using discriminative restricted Boltzmann machines", ICML (2008).
 
     Parameters
     ----------
