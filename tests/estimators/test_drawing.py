@@ -13,6 +13,7 @@ from mvrbm import MMVRBM, MVRBM, ClassificationMVRBM, DeepMVRBM, RandomSource
 from mvrbm.errors import RecipeWarning, StorageError
 from mvrbm.estimators.chains import MOST_CHAINS, label_codes, start_with_labels
 from mvrbm.learning import PCD, Recipe
+from mvrbm.sampling import match_label_shares
 from tables import generator, randomise
 
 CLASSES = ["ant", "bee", "cow"]
@@ -261,3 +262,31 @@ def test_labels_change_although_they_rule_the_hidden_layer(start):
     drawn = model.sample(4000, init=init, steps=20)[names[1]]
     counts = [int((drawn == name).sum()) for name in CLASSES]
     assert stats.chisquare(counts, 4000 * expected).pvalue > 1e-3
+
+
+def test_labels_are_drawn_as_often_as_given():
+    model, names, _ = tiny(MMVRBM)
+    machine, shares = model.machine_, torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    wanted = np.repeat(CLASSES, [4000, 6000, 10_000])
+    drawn = model.sample(label=wanted, steps=30, init="noise")[names[0]]
+    match_label_shares(machine, {names[0]: torch.from_numpy(drawn)}, names[1], shares)
+    states = every_visible_state(machine)
+    with torch.no_grad():
+        p = torch.softmax(-Written(machine).free_energy(states), 0) @ states[names[1]]  # enumerated
+    np.testing.assert_allclose(p, shares, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", [ClassificationMVRBM, MMVRBM])
+def test_a_trained_model_draws_labels_as_often_as_its_data(kind):
+    rng = generator("shares")
+    y = np.repeat([0, 1], [150, 50])
+    bits = (rng.random((200, 2, 2)) < np.where(y, 0.7, 0.4)[:, None, None]).astype(np.float32)
+    settings = {"recipe": "generative", "n_epochs": 20, "batch_size": 20, "random_state": 0}
+    if kind is MMVRBM:
+        model, names = MMVRBM((2, 1), **settings).fit({"visible": bits, "label": y}), ("visible", "label")
+    else:
+        model, names = ClassificationMVRBM((2, 1), mode="generative", **settings).fit(bits, y), ("visible", "label")
+    states = every_visible_state(model.machine_.double())
+    with torch.no_grad():
+        p = torch.softmax(-Written(model.machine_).free_energy(states), 0) @ states[names[1]]
+    np.testing.assert_allclose(p, [0.75, 0.25], atol=0.06)

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mvrbm.devices import sensible_threads
 from mvrbm.errors import StorageError
 from mvrbm.learning.trainer import Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
-from mvrbm.sampling import independent_sample
+from mvrbm.sampling import independent_sample, match_label_shares, sample
 from mvrbm.saving import CHAINS, read_tensors, write_tensors
 from mvrbm.validation import choice
 
@@ -25,6 +26,8 @@ Chains = dict[str, Tensor]
 #: Largest number of chains that are kept: binary chains of 28x28 pixels then take 10 kB.
 MOST_CHAINS = 100
 _STARTS = ("chains", "noise")
+# Draws from which the probabilities of labels are estimated, and their Gibbs steps.
+_MATCHED, _MATCHING_STEPS = 500, 200
 
 
 def kept_chains(trainer: Trainer) -> Chains:
@@ -114,6 +117,22 @@ def start_with_labels(
         start[name] = torch.nn.functional.one_hot(codes.to(start[name].device), size).to(start[name])
         known[name] = torch.ones_like(start[name], dtype=torch.bool)
     return start, known
+
+
+def match_labels(trainer: Trainer, label: str, shares: Tensor, rng: RandomSource) -> None:
+    """Set the bias of a trained label layer such that the model draws labels as often as the data has them: (classes,).
+
+    Labels of persistent chains change rarely, so that training hardly learns how often the model draws each of them.
+    """
+    chains, machine = kept_chains(trainer), trainer.machine
+    if not chains or not trainer.update or trainer.world.size > 1:  # several processes would set several biases
+        return
+    ends = (torch.arange(_MATCHED) + 0.5) / _MATCHED
+    codes = torch.searchsorted(shares.cpu().double().cumsum(0), ends.double()).clamp(max=len(shares) - 1)
+    start, known = start_with_labels(machine, {label: codes}, None, chains, rng)
+    with sensible_threads(machine, _MATCHED):
+        drawn = sample(machine, _MATCHED, _MATCHING_STEPS, rng, init=start, mask=known).visible
+    match_label_shares(machine, drawn, label, shares.to(machine.like))
 
 
 def label_codes(labels: Any, classes: Any, n: int | None) -> Tensor:

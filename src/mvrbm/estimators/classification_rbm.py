@@ -19,6 +19,7 @@ from mvrbm.estimators.chains import (
     Chains,
     kept_chains,
     label_codes,
+    match_labels,
     read_chains,
     start_of,
     start_with_labels,
@@ -160,6 +161,8 @@ class ClassificationMVRBM(ArrayClassifier):
         self.n_epochs_, self.n_updates_ = trainer.epoch, trainer.update
         if trainer.interrupted:
             raise KeyboardInterrupt
+        rng = RandomSource(seed, device=data.weights.device)
+        match_labels(trainer, LABEL, self._one_hot(data.codes).mean(0), rng)
 
     def _recipe(self) -> Recipe:
         """Return the recipe of generative learning, with the values that parameters set."""

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mvrbm.couplings import Coupling, Dense, Kronecker
 from mvrbm.devices import sensible_threads
 from mvrbm.estimators.base import ArrayRBM
-from mvrbm.estimators.chains import label_codes, start_with_labels
+from mvrbm.estimators.chains import label_codes, match_labels, start_with_labels
 from mvrbm.estimators.inputs import (
     Array,
     by_modality,
@@ -24,6 +25,8 @@ from mvrbm.estimators.inputs import (
     unit_named,
 )
 from mvrbm.estimators.parameters import unconnected
+from mvrbm.learning.callbacks import Callback
+from mvrbm.learning.trainer import Trainer
 from mvrbm.saving import register
 from mvrbm.units import Unit
 
@@ -113,6 +116,14 @@ class MMVRBM(ArrayRBM):
         value = Kronecker(self.rank) if self.coupling is None else self.coupling
         labels = {name: Dense() for name, unit in units.items() if _is_label(unit)}
         return unconnected(_for_each(value, list(units), "coupling", labels)[layer])
+
+    def _train(
+        self, trainer: Trainer, data: Any, n_epochs: int, known: Any, callbacks: Sequence[Callback], *, initialise: bool
+    ) -> None:
+        super()._train(trainer, data, n_epochs, known, callbacks, initialise=initialise)
+        if len(self._labels) == 1 and known is None:
+            (name,) = self._labels
+            match_labels(trainer, name, torch.from_numpy(np.asarray(data[name]).mean(0)), self._rng())
 
     def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
         return by_modality(mask)

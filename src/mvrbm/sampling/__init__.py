@@ -21,7 +21,7 @@ from mvrbm.sampling.chains import (
     start_chains,
     write,
 )
-from mvrbm.sampling.labels import label_log_posterior, label_scores
+from mvrbm.sampling.labels import label_log_posterior, label_scores, match_label_shares
 from mvrbm.sampling.tempering import ParallelTempering, Tempered, TemperedPath
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "keep_known",
     "label_log_posterior",
     "label_scores",
+    "match_label_shares",
     "mean_field",
     "multiplied_out",
     "sample",

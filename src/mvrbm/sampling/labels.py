@@ -8,6 +8,7 @@ are then drawn together, given the other layers.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 
@@ -19,6 +20,7 @@ from mvrbm.random import RandomSource
 
 # Labels are summed one by one: beyond this number of classes that would take longer than the rest of a step.
 _MOST_CLASSES = 64
+_MATCHING_STEPS = 1000
 
 
 def label_log_posterior(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str = "label") -> Tensor:
@@ -83,3 +85,19 @@ def draw_labels(
         drawn, known = machine.layers[name].sample(_label_fields(machine, states, name), rng), masks[name]
         states[name] = drawn if known is None else torch.where(known, states[name], drawn)
     return states
+
+
+@torch.no_grad()
+def match_label_shares(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str, shares: Tensor) -> None:
+    r"""Set the bias of a label layer such that the model has labels with given probabilities, (n_labels,).
+
+    `visible` are draws of the other layers, each given a label, with labels in these shares. Such draws do not depend
+    on the bias, so the fixed point of the mean posterior is the maximum-likelihood bias (it is the estimate of Bennett,
+    and of Shirts and Chodera, of the classes' partition functions).
+    """
+    unit, fields = machine.layers[label], _label_fields(machine, visible, label)
+    target = shares.clamp(min=1e-6).log()
+    bias = unit.bias.expand(unit.shape).clone()
+    for _ in range(_MATCHING_STEPS):
+        bias += target - torch.log_softmax(fields + bias, 1).logsumexp(0) + math.log(len(fields))
+    unit.bias.copy_(bias)
