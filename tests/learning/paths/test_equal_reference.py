@@ -360,7 +360,7 @@ def trained_by_both(case, samples, late, precision, scale=1.0):
     """
     # Batches of 8 and one of 4; fewer for what the interpreter takes long for. Gradients have three buffers: five
     # updates go round them, and the next epoch finds the first in use.
-    n, n_epochs = (20, 1) if len(case[0]) > 1 or max(case[1]().shape) > 32 else (36, 2)
+    n, n_epochs = (12, 1) if len(case[0]) > 1 or max(case[1]().shape) > 32 else (36, 2)
     n_batches = -(-n // 8)
     # Rounding of the reference itself would be ten times that of the kernels for centred data.
     dtype = torch.float32 if precision == "fp16" else torch.float64
