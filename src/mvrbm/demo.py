@@ -45,7 +45,7 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
     digits = _load(seed, quick)
     common: dict[str, Any] = {"random_state": seed, "device": device}
     _say(f"training on {len(digits.train):,} digits and their labels, to draw digits")
-    joint = MMVRBM(**_GENERATIVE, recipe="generative", n_epochs=2 if quick else 150, **common)
+    joint = MMVRBM(**_GENERATIVE, recipe="generative", n_epochs=2 if quick else 200, **common)
     data = {_IMAGE: _bits(digits.train), _DIGIT: digits.train_labels}
     _, joint_seconds = _timed(lambda: joint.fit(data))
     _say("drawing and completing digits")
