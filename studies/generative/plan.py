@@ -97,7 +97,7 @@ class Scale:
     seeds: int
     models: tuple[Model, ...]  # of the table, all seeds and data
     others: tuple[Model, ...]  # of the table, one seed, the first data
-    sampled: tuple[Model, ...]  # of these, those that samples are drawn of; the first is also started from noise
+    sampled: tuple[Model, ...]  # models of these that samples are drawn of; the first is also started from noise
     candidates: tuple[Model, ...]  # compared on validation digits
     timed: tuple[Model, ...]  # for nats against seconds, one seed
     timed_cpu: tuple[Model, ...]  # the same on the CPU

@@ -311,7 +311,7 @@ static void contrast(const Job *job)
     if (!job->filling) add_up(job);
 }
 
-/* -- a step of gradient descent: see step.py, of which this is the rule in one pass over the memory ------------- */
+/* -- a step of gradient descent: see step.py, of which this is the rule, reading and writing memory once ------------- */
 
 #define PIECE 65536
 

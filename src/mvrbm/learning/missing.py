@@ -14,7 +14,7 @@ def draw_missing(
 ) -> dict[str, Tensor]:
     """Return a batch with its missing entries drawn from the model in `steps` Gibbs steps, the known ones fixed.
 
-    `fields` computes the same fields as the machine, in a faster way.
+    `fields` computes the same fields as the machine, faster.
     """
     if not batch.known:
         return batch.visible

@@ -48,8 +48,8 @@ class Recipe:
     linear_decay : bool
         Whether the learning rate also falls linearly, to zero after `planned_updates`.
     planned_updates : int, optional
-        Number of updates at which a linear decay ends. Default: those that :meth:`Trainer.fit` has to make, earlier
-        calls included; data of unknown length does not make the rate fall linearly, nor does `partial_fit`.
+        Number of updates at which a linear decay ends. Default: all updates that :meth:`Trainer.fit` has to make,
+        earlier calls included; data of unknown length does not make the rate fall linearly, nor does `partial_fit`.
     normalised : bool
         Whether each factor's gradient is divided by how much the other factors amplify it.
     balance : bool
