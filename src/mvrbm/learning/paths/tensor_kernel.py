@@ -1,9 +1,9 @@
 r"""The Triton kernel of one update for a single layer of order 3 or more, one program per sample.
 
 Modes are put into three groups, of one or two neighbouring modes each, the second of which may be empty. A visible
-state is a tile (A B, C), a hidden one (N M, L), with A, B, C the visible sizes of the groups and L, M, N their hidden sizes,
-all padded. A field is one product per group: the last axis is replaced, and the two others are turned, so
-that the result has the axes in reverse order, and the same products of the factors lead back:
+state is a tile (A B, C), a hidden one (N M, L), with A, B, C the groups' visible and L, M, N their
+hidden sizes, all padded. A field is one product per group: the last axis is replaced, and the two others are turned,
+so that the result has the axes in reverse order, and the same products of the factors lead back:
 (A B, C) -> (A N, B) -> (N M, A) -> (N M, L). The gradient of a group's factor pairs what a state is before its product
 upwards with what a hidden mean is before the same product downwards.
 
