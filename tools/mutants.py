@@ -273,8 +273,8 @@ MUTANTS = [
     Mutant("likelihood/annealing.py", "self.betas.flip(0)", "self.betas", "reverse annealing runs forward"),
     Mutant(
         "likelihood/annealing.py",
-        "        repeat(step, steps, rng, self.betas.device)\n",
-        "",
+        "repeat(step, steps, rng, self.betas.device)",
+        "repeat(step, 0, rng, self.betas.device)",
         "reverse annealing: no burning in",
     ),
     Mutant(
