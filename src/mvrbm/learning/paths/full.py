@@ -28,6 +28,8 @@ _LARGEST = 2**24
 # Factors up to this size have a kernel for their norms.
 _WIDEST_FACTOR = 64
 _MOST_CATEGORIES = 64
+# Compute capability of the first GPUs (Ampere) with shared memory for the stages of a product.
+_OLDEST = (8, 0)
 # Fraction of the device's memory for the data, each entry as an operand.
 _SHARE_OF_MEMORY = 0.25
 _APPLY_BLOCK = 512
@@ -349,6 +351,8 @@ def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | N
     if reason is not None:
         return reason
     machine = state.machine
+    if machine.like.is_cuda and torch.cuda.get_device_capability(machine.like.device) < _OLDEST:
+        return "the GPU has too little shared memory"
     for unit in machine.layers.values():
         if unit.learns_statistic:
             return "it learns variances"
