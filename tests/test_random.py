@@ -161,7 +161,7 @@ def test_replay_repeats_a_gibbs_run_exactly():
     for run in (plain, replayed):
         assert_same(recorded.visible, run.visible)
         assert torch.equal(recorded.hidden, run.hidden)
-    assert len(recorder.draws) == 4 * 4  # hidden and three layers, four steps
+    assert len(recorder.draws) == 4 * 5  # hidden, three layers, and the label given the others, four steps
 
 
 def test_replay_stands_for_every_kind_of_draw():

@@ -554,7 +554,7 @@ def test_likelihood(mvrbm, trained):
     exact = float(log_likelihood(machine, machine.as_layers(DATA)).mean())  # 2^6 hidden states
     found = json.loads(ok(mvrbm("likelihood model data.npy --chains 200 --steps 300 --json")))
     assert found["lower"] < exact < found["upper"]
-    assert found["upper"] - found["lower"] < 1
+    assert found["upper"] - found["lower"] < 3
     line = ok(mvrbm("likelihood model data.npy --chains 200 --steps 300"))
     assert f"{found['mean']:.2f} nats, interval {found['lower']:.2f} to {found['upper']:.2f}" in line
 

@@ -126,7 +126,7 @@ def test_analytic_and_autograd_training_agree(recipe):
 
 def test_wrong_settings_are_refused():
     machine = mvrbm((2, 2), (2, 2))
-    with pytest.raises(ValueError, match=r"recipe must be one of .*'default', 'paper'.* got 'papers'"):
+    with pytest.raises(ValueError, match=r"recipe must be one of .*'default', 'generative', 'paper'.* got 'papers'"):
         Trainer(machine, "papers")
     with pytest.raises(ValueError, match="backend must be"):
         Trainer(machine, backend="numeric")

@@ -98,8 +98,13 @@ class Recipe:
             object.__setattr__(self, name, value)
 
     def config(self) -> dict[str, Any]:
-        """Return the settings as plain values, which :meth:`from_config` takes."""
-        return {**asdict(self), "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
+        """Return the settings as plain values, which :meth:`from_config` takes.
+
+        Settings that version 0.1 did not have are left out where they have their defaults: it can read the rest.
+        """
+        found = {**asdict(self), "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
+        added = {"rate_factor": 1.0, "linear_decay": False, "planned_updates": None}
+        return {key: value for key, value in found.items() if key not in added or value != added[key]}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Recipe:
