@@ -11,26 +11,25 @@ import torch
 
 from mvrbm import BoltzmannMachine
 from mvrbm.couplings import CP, Dense, Kronecker
-from mvrbm.learning import CD, PCD, Recipe, TemperedPCD, Trainer
+from mvrbm.learning import CD, PCD, TemperedPCD, Trainer
 from mvrbm.learning.data import as_source
 from mvrbm.learning.group import fit_together
-from mvrbm.random import RandomSource, Recorder
+from mvrbm.random import Recorder
 from mvrbm.units import Bernoulli, Categorical, Gaussian
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 if importlib.util.find_spec("triton") is None:
     pytest.skip("the kernels need triton", allow_module_level=True)
+from paths import test_equal_reference as of_rank_1  # noqa: E402
+from paths.test_equal_reference import Single, data_for, never, spread  # noqa: E402
+
 from mvrbm.learning.paths import kernel_path  # noqa: E402
 from mvrbm.learning.paths.flat import Plan  # noqa: E402
 from mvrbm.learning.paths.full import FullMatrixPath, tile_of, unsupported_reason  # noqa: E402
 from mvrbm.learning.paths.triton import TritonPath, slower_reason  # noqa: E402
 
-DEFAULT = Recipe(learning_rate=0.2, batch_size=8, balance=False)
-PAPER = Recipe(
-    learning_rate=0.05, bias_learning_rate=None, weight_decay=0.01, bias_from_data=False, factor_std=0.3, batch_size=8,
-    centring="none", rate_decay=None, normalised=False, balance=False,
-)  # fmt: skip
+DEFAULT, PAPER = (dataclasses.replace(recipe, batch_size=8) for recipe in (of_rank_1.DEFAULT, of_rank_1.PAPER))
 FULL = dataclasses.replace(DEFAULT, centring="full")
 
 
@@ -44,13 +43,6 @@ def picture():
 
 def hidden():
     return Bernoulli((4, 7))
-
-
-def spread(shape):
-    """Gaussian units whose variances differ."""
-    unit = Gaussian(shape)
-    unit.log_variance.data.copy_(torch.linspace(-0.5, 0.9, unit.log_variance.numel()).view(unit.log_variance.shape))
-    return unit
 
 
 # Visible layers, hidden layer, couplings, recipe.
@@ -86,43 +78,17 @@ CASES = {
 }  # fmt: skip
 
 
-class Single(RandomSource):
-    """Numbers that float32 can represent, so that the kernels can have the same."""
-
-    def uniform(self, shape, like):
-        return super().uniform(shape, like.float()).to(like.dtype)
-
-    def normal(self, shape, like):
-        return super().normal(shape, like.float()).to(like.dtype)
-
-
-def never():
-    return False
-
-
 def machine_of(visible, hidden_layer, links):
     layers = {f"x{number}": make() for number, make in enumerate(visible)}
     copies = {name: link.copy_without_shapes() for name, link in zip(layers, links, strict=True)}
     return BoltzmannMachine(layers, hidden_layer(), copies, std=0.3).to(DEVICE)
 
 
-def data_for(machine, n=20, seed=3):
-    generator = torch.Generator().manual_seed(seed)
-    data = {}
-    for name, unit in machine.layers.items():
-        grey = torch.rand((n, *unit.shape), generator=generator)
-        if unit.entry_modes:
-            data[name] = torch.nn.functional.one_hot(grey.argmax(-1), unit.shape[-1]).float()
-        else:
-            data[name] = (5 + 3 * grey) if unit.gaussian else (grey * 255).to(torch.uint8)
-    return data
-
-
 def by_reference(case, dtype, n_epochs=2):
     """Train by the reference, and return the trainer, its start, its data, the orders and all draws of each update."""
     *_, recipe = case
     machine = machine_of(*case[:3])
-    data = data_for(machine)
+    data = data_for(machine, 20)
     Trainer(machine, recipe, seed=5, backend="reference").prepare(data, initialise=True)
     start = {key: value.clone() for key, value in machine.state_dict().items()}
     trainer = Trainer(machine.to(dtype), recipe, seed=5, backend="reference")
@@ -246,10 +212,9 @@ def test_a_path_continues_with_other_data(name):
     order = [torch.arange(20, device=DEVICE)]
     path.epoch([first.state], order, never)
     path.store([first.state])
-    for source, trainer in ((sources[0], second),):
-        other = FullMatrixPath([trainer.task()], [trainer.state], [source])
-        other.epoch([trainer.state], order, never)
-        other.store([trainer.state])
+    other = FullMatrixPath([second.task()], [second.state], sources[:1])
+    other.epoch([second.state], order, never)
+    other.store([second.state])
     assert path.continues_with([first.task()], [first.state], sources[1:])
     path.epoch([first.state], order, never)
     path.store([first.state])
@@ -266,7 +231,7 @@ def test_a_path_continues_with_other_data(name):
 def test_what_full_matrices_are_not_for():
     def reason(visible, links, recipe=DEFAULT, layer=hidden, **how):
         trainer = Trainer(machine_of(visible, layer, links), recipe, **how)
-        source = as_source(data_for(trainer.machine), trainer.machine)
+        source = as_source(data_for(trainer.machine, 20), trainer.machine)
         trainer.prepare(source, initialise=True)
         return unsupported_reason(trainer.task(), trainer.state, source)
 
@@ -285,7 +250,7 @@ def test_what_full_matrices_are_not_for():
     frozen = machine_of([picture], hidden, [Kronecker(3)])
     frozen.hidden.bias.requires_grad_(False)
     trainer = Trainer(frozen, DEFAULT)
-    source = as_source(data_for(frozen), frozen)
+    source = as_source(data_for(frozen, 20), frozen)
     trainer.prepare(source, initialise=True)
     assert "frozen" in unsupported_reason(trainer.task(), trainer.state, source)
 
@@ -336,7 +301,7 @@ def test_tiles_are_large_where_there_are_enough_of_them():
 def test_groups_of_machines_use_full_matrices_too():
     recipe = dataclasses.replace(CASES["label"][3], n_epochs=1)
     trainers = [Trainer(machine_of(*CASES["label"][:3]), recipe, seed=seed) for seed in (1, 2)]
-    data = data_for(trainers[0].machine)
+    data = data_for(trainers[0].machine, 20)
     outcome = fit_together(trainers, [data, data])
     assert [diverged for diverged, _ in outcome] == [False, False]
     first, second = (everything(trainer) for trainer in trainers)

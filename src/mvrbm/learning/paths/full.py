@@ -128,7 +128,7 @@ class FullMatrixPath(KernelPath):
         def operands(*shape: int) -> Tensor:
             return torch.zeros(models, *shape, dtype=self._dtype, device=self._device)
 
-        self._weight, self._new_weight = operands(plan.hidden, plan.visible), operands(plan.hidden, plan.visible)
+        self._weight = operands(plan.hidden, plan.visible)
         self._states, self._means = operands(self._all_rows, plan.visible), operands(self._all_rows, plan.hidden)
         self._states[..., -1] = 1
         self._samples = operands(self._all_rows - self._chains_at, plan.hidden)
@@ -144,6 +144,7 @@ class FullMatrixPath(KernelPath):
         self._offset = like.new_zeros(models * (plan.hidden + 1))
         self._new_offset = torch.zeros_like(self._offset)
         self._centred = states[0].centring is not None
+        self._new_weight = torch.zeros_like(self._weight) if self._centred else self._weight
         self._follows = bool(states[0].centring and states[0].centring.follow_hidden)
 
     def _choose(self) -> None:
@@ -261,7 +262,7 @@ class FullMatrixPath(KernelPath):
         }  # fmt: skip
         self._launch_products(batch, n_valid, shared)
         self._launch_step(batch, n_valid, shared)
-        self._build(self._new_weight if self._centred else self._weight, batch + 1, n_next)
+        self._build(self._new_weight, batch + 1, n_next)
         if self._centred:
             BM, BN = 64, 64
             self._kernels.compensate[(plan.hidden // BM, plan.visible // BN, self._models)](

@@ -142,8 +142,8 @@ def _draw(field, key, update, draw, tile, recorded, exists, GAUSSIAN: tl.constex
 
 
 @triton.jit
-def _draw_categories(field, key, update, draw, tile, recorded, at, exists, SITES: tl.constexpr, PITCH_: tl.constexpr,
-                     RECORDED: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+def _draw_categories(field, key, update, draw, tile, recorded, exists, SITES: tl.constexpr, RECORDED: tl.constexpr,
+                     BM: tl.constexpr):  # fmt: skip
     """Draw one-hot rows, by inverting the distribution function at one uniform number per site."""
     high = tl.max(tl.where(exists, field, float("-inf")), axis=2)[:, :, None]
     mass = tl.where(exists, tl.exp(field - high), 0.0)
@@ -204,8 +204,8 @@ def downwards(
                 categories = tl.arange(0, LAYERS[m][PITCH]) < LAYERS[m][COLUMNS]
                 there = exist[:, None, None] & (first_site < LAYERS[m][ROWS])[None, :, None] & categories[None, None, :]
                 drawn = _draw_categories(
-                    tl.reshape(field, [BM, SITES, LAYERS[m][PITCH]]), key, update, draw, tile, numbers, rows, there,
-                    SITES, LAYERS[m][PITCH], RECORDED, BM,
+                    tl.reshape(field, [BM, SITES, LAYERS[m][PITCH]]), key, update, draw, tile, numbers, there, SITES,
+                    RECORDED, BM,
                 )  # fmt: skip
                 _keep_draws(tl.reshape(drawn, [BM, BN]), exist, real, target, sums, SUMMED)
             else:
