@@ -126,7 +126,7 @@ def test_machines_that_train_together_train_as_by_themselves():
 
 def reason(visible, layer, recipe=DEFAULT, link=None):
     trainer = Trainer(machine_of(visible, layer, [link or Kronecker(1)] * len(visible)), recipe)
-    source = as_source(data_for(trainer.machine), trainer.machine)
+    source = as_source(data_for(trainer.machine, 20), trainer.machine)
     trainer.prepare(source, initialise=True)
     assert (kernel_path(trainer.task(), trainer.state, source, 1) is TensorPath) == (
         unsupported_reason(trainer.task(), trainer.state, source) is None
