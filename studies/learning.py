@@ -240,8 +240,7 @@ def reconstruction(settings: Settings, place: Place) -> Outcome:
         trainer.resume(folder)
     images = torch.as_tensor(np.ascontiguousarray(data.train[chosen])).to(place.device)
     trainer.fit(images, settings["epochs"], initialise=not resumed)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
+    trainer.raise_if_interrupted()
     x = torch.as_tensor(data.test).float().to(place.device) / 255
     with torch.no_grad():
         error = float(((mean_field(machine, x, 1)["visible"] - x) ** 2).flatten(1).sum(1).mean())

@@ -98,8 +98,7 @@ def _training(
         except DivergenceError as error:
             diverged = str(error)
         seconds += _now(device) - began
-        if trainer.interrupted:
-            raise KeyboardInterrupt
+        trainer.raise_if_interrupted()
         so_far = {"parameters": machine.n_parameters, "updates": trainer.update, "training_seconds": round(seconds, 4)}
         if diverged is not None:
             yield trainer.epoch, {**so_far, "diverged": diverged}

@@ -147,8 +147,7 @@ def fit(settings: Settings, data_dir: str | None, device: torch.device, folder: 
         resumed = True
         if trainer.update:
             trainer.save(folder, keep=1)
-        if trainer.interrupted:
-            raise KeyboardInterrupt
+        trainer.raise_if_interrupted()
     return trainer, clock.seconds
 
 

@@ -159,8 +159,7 @@ class ClassificationMVRBM(ArrayClassifier):
         trainer.fit({VISIBLE: data.samples, LABEL: self._one_hot(data.codes)}, initialise=True)
         self.history_, self.chains_, self.interrupted_ = trainer.history, kept_chains(trainer), trainer.interrupted
         self.n_epochs_, self.n_updates_ = trainer.epoch, trainer.update
-        if trainer.interrupted:
-            raise KeyboardInterrupt
+        trainer.raise_if_interrupted()
         rng = RandomSource(seed, device=data.weights.device)
         match_labels(trainer, LABEL, self._one_hot(data.codes).mean(0), rng)
 

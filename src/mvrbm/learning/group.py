@@ -69,8 +69,7 @@ def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialise: boo
         first.diverged = True
     finally:
         first.group = [first]
-    if first.interrupted:
-        raise KeyboardInterrupt
+    first.raise_if_interrupted()
     for trainer in trainers:
         try:
             check_size(trainer.machine, trainer.recipe, trainer.update)

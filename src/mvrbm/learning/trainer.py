@@ -16,12 +16,12 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from mvrbm.devices import sensible_threads
 from mvrbm.errors import DivergenceError, StorageError
+from mvrbm.interrupt import Terminated, finish_on_interrupt
 from mvrbm.learning import checkpoint, initialisation
 from mvrbm.learning.callbacks import Callback
 from mvrbm.learning.data import Batch, Source, as_source, read_ahead
 from mvrbm.learning.distributed import World
 from mvrbm.learning.gradients import Centring
-from mvrbm.learning.interrupt import finish_on_interrupt
 from mvrbm.learning.optimizers import Factories, OptimizerFactory, SchedulerFactory, build_optimizer
 from mvrbm.learning.paths import EpochPath, Task, UpdatePath, choose_path, native
 from mvrbm.learning.paths.reference import ReferencePath
@@ -73,7 +73,7 @@ class Trainer:
     history : list of dict
         Metrics that callbacks logged.
     interrupted : bool
-        Whether the last `fit` was ended by Ctrl-C.
+        Whether the last `fit` was ended by Ctrl-C or SIGTERM; see :meth:`raise_if_interrupted`.
     broken : bool
         Whether the last `fit` was ended by an error.
     """
@@ -107,6 +107,7 @@ class Trainer:
         self.scheduler: LRScheduler | None = None
         self.history: list[dict[str, float]] = []
         self.stop = self.interrupted = self.broken = False
+        self._terminated = False  # whether it was SIGTERM
         self._ending = False  # what all processes have agreed on; `stop` is what this one asks for
         self.scheduled_epochs = 0  # epochs that the scheduler has stepped after
         self.batches_per_epoch: int | None = None
@@ -194,7 +195,7 @@ class Trainer:
         """
         source = self.prepare(data, mask=mask, nan_is_missing=nan_is_missing, initialise=initialise)
         self.n_epochs = self.recipe.n_epochs if n_epochs is None else n_epochs
-        self.stop = self.interrupted = self.broken = self._ending = False
+        self.stop = self.interrupted = self.broken = self._ending = self._terminated = False
         tasks = [member.task() for member in self.group]
         by_torch = native.unsupported_reason(tasks[0], self.state) is not None
         with (
@@ -432,12 +433,14 @@ class Trainer:
         """Replace a gradient by its sum over all processes, and stop if one of them asks for it."""
         if self.world.size == 1:
             return
-        message = torch.cat([flat, flat.new_tensor([float(self.stop), float(self.interrupted)])])
+        flags = [float(flag) for flag in (self.stop, self.interrupted, self._terminated)]
+        message = torch.cat([flat, flat.new_tensor(flags)])
         self.world.all_reduce(message)
-        flat.copy_(message[:-2])
-        self._ending = bool(message[-2] > 0)
+        flat.copy_(message[:-3])
+        self._ending, interrupted, terminated = (message[-3:] > 0).tolist()
         # A flag that was set in the meantime counts the next time.
-        self.stop, self.interrupted = self.stop or self._ending, self.interrupted or bool(message[-1] > 0)
+        self.stop, self.interrupted = self.stop or self._ending, self.interrupted or interrupted
+        self._terminated = self._terminated or terminated
 
     def log(self, row: dict[str, float]) -> None:
         """Add metrics to the history and pass them to the callbacks. Several processes log their mean together."""
@@ -454,8 +457,17 @@ class Trainer:
             if self.world.is_main or not callback.main_process_only:
                 getattr(callback, hook)(self, **details)
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, reason: type[BaseException]) -> None:
         self.stop = self.interrupted = True
+        self._terminated = issubclass(reason, Terminated)
+
+    def raise_if_interrupted(self) -> None:
+        """Raise KeyboardInterrupt, or SystemExit with code 143, if Ctrl-C or SIGTERM has ended the last `fit`.
+
+        Training has ended in good order. Its caller, such as a search or a script, must end as well.
+        """
+        if self.interrupted:
+            raise Terminated if self._terminated else KeyboardInterrupt
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -149,8 +149,7 @@ class SuperResolver(SavedEstimator):
         callbacks = [*callbacks, ProgressBar()] if self.verbose else callbacks
         trainer = Trainer(machine, recipe, callbacks=callbacks, seed=seed).fit(data, initialise=True)
         self.machine_, self.history_ = machine, list(trainer.history)
-        if trainer.interrupted:
-            raise KeyboardInterrupt  # training has ended in good order; its caller must end as well
+        trainer.raise_if_interrupted()
         return self
 
     def fine_tune(

@@ -1,0 +1,100 @@
+"""Signals that ask a program to end: Ctrl-C (SIGINT), and SIGTERM, which job schedulers and ``timeout`` send.
+
+Training finishes the present batch, saves, and then raises KeyboardInterrupt or :class:`Terminated`.
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["INTERRUPTS", "Terminated", "finish_on_interrupt", "hold_signals", "terminate_in_order"]
+
+
+class Terminated(SystemExit):
+    """Raised after SIGTERM, as KeyboardInterrupt is after Ctrl-C. Unless it is caught, the exit code is 143."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
+
+#: What is raised after a signal that asks the program to end.
+INTERRUPTS: tuple[type[BaseException], ...] = (KeyboardInterrupt, Terminated)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _terminate(number: int, frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler and a launcher may both send one
+    raise Terminated
+
+
+def _replaceable() -> dict[signal.Signals, Any]:
+    """Return the handlers that may be replaced for some time. Only the main thread of a process has any.
+
+    A program that ignores a signal, or has its own handler of SIGTERM, keeps it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    found = {number: signal.getsignal(number) for number in _SIGNALS}
+    return {number: handler for number, handler in found.items() if _may_replace(number, handler)}
+
+
+def _may_replace(number: int, handler: Any) -> bool:
+    ours = handler is signal.SIG_DFL or getattr(handler, "__module__", None) == __name__
+    return ours or (number == signal.SIGINT and callable(handler))
+
+
+@contextlib.contextmanager
+def terminate_in_order() -> Iterator[None]:
+    """Raise :class:`Terminated` at SIGTERM, so that the program cleans up. For commands, not for libraries."""
+    former = _replaceable().get(signal.SIGTERM)
+    if former is None:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+@contextlib.contextmanager
+def finish_on_interrupt(notify: Callable[[type[BaseException]], None]) -> Iterator[None]:
+    """Call `notify` at the first Ctrl-C or SIGTERM, with what is to be raised in the end, instead of ending at once.
+
+    A second Ctrl-C interrupts immediately; a second SIGTERM does nothing.
+    """
+    former = _replaceable()
+
+    def finish(number: int, frame: Any) -> None:
+        if number == signal.SIGINT:
+            signal.signal(number, former[signal.SIGINT])
+            notify(KeyboardInterrupt)
+        else:
+            if former[signal.SIGTERM] is _terminate:
+                former[signal.SIGTERM] = signal.SIG_IGN  # nor does one that comes while the program saves
+            notify(Terminated)
+
+    for number in former:
+        signal.signal(number, finish)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def hold_signals() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the context ends."""
+    former, received = _replaceable(), list[signal.Signals]()
+    for number in former:
+        signal.signal(number, lambda number, frame: received.append(signal.Signals(number)))
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        for number in received:
+            signal.raise_signal(number)
