@@ -7,6 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from mvrbm import MMVRBM, MVRBM, RBM, TVRBM, MVRBMClassifier
+from mvrbm.io.shards import Shards
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +81,33 @@ def test_what_is_unknown_may_be_anything(digits):
         other = MVRBM((4, 4), n_epochs=2, random_state=0).fit(zeros, mask=mask)
         np.testing.assert_array_equal(one.components(), other.components())
         np.testing.assert_array_equal(one.inpaint(wrong, mask), other.inpaint(zeros, mask))
-    with pytest.raises(ValueError, match="NaN"):
-        MVRBM((4, 4), n_epochs=1).fit(broken)
     halves = {"left": digits[:, :, :4], "right": digits[:, :, 4:] * 10 - 3}
     gone = {"left": halves["left"], "right": np.full_like(halves["right"], np.nan)}
     kinds = {"left": "bernoulli", "right": "gaussian"}
     fitted = MMVRBM((4, 4), visible=kinds, n_epochs=1, random_state=0).fit(halves)
     assert np.isfinite(fitted.inpaint(gone, {"right": np.zeros((8, 4), bool)})["right"]).all()
+
+
+def test_nan_is_unknown_in_every_method(digits, tmp_path):
+    known = np.random.default_rng(2).random((60, 8, 8)) < 0.8
+    known[:9], known[9] = True, False  # complete samples, and one of which nothing is known
+    broken = np.where(known, digits[:60], np.nan).astype(np.float32)
+    model = MVRBM((3, 3), n_epochs=2, random_state=0).fit(broken)
+    masked = MVRBM((3, 3), n_epochs=2, random_state=0).fit(broken, mask=known)
+    np.testing.assert_array_equal(model.components_, masked.components_)
+    filled = model.inpaint(broken)
+    np.testing.assert_array_equal(filled, masked.inpaint(digits[:60], mask=known))
+    np.testing.assert_array_equal(filled[known], digits[:60][known])
+    drawn = model.sample(9, init=broken[30:39], steps=2)
+    np.testing.assert_array_equal(drawn[known[30:39]], digits[30:39][known[30:39]])
+    for method in ("transform", "reconstruct", "score_samples", "free_energy"):
+        np.testing.assert_array_equal(getattr(model, method)(broken), getattr(model, method)(filled), err_msg=method)
+        np.testing.assert_array_equal(getattr(model, method)(broken)[:9], getattr(model, method)(digits[:9]))
+    for number, part in enumerate(np.split(broken, 3)):
+        np.save(tmp_path / f"{number}.npy", part)
+    sharded = MVRBM((3, 3), n_epochs=2, random_state=0).fit(Shards(tmp_path))
+    assert np.isfinite(sharded.components_).all()
+    np.testing.assert_array_equal(model.transform(Shards(tmp_path)), model.transform(broken))
 
 
 def test_bytes_that_are_bits_are_pointed_out(digits):
@@ -146,10 +167,12 @@ REFUSED = [
         "no entry is known",
     ),
     (
-        "NaN",
-        lambda: MVRBM().fit(np.where(np.eye(6, 4) > 0, np.nan, IMAGES)),
+        "infinite",
+        lambda: MVRBM().fit(np.where(np.eye(6, 4) > 0, np.inf, IMAGES)),
         r"NaN or infinite values \(40 of 240\).*mask",
     ),
+    ("only NaN", lambda: MVRBM().fit(IMAGES * np.nan), "no entry is known"),
+    ("NaN for a classifier", lambda: MVRBMClassifier().fit(IMAGES * np.nan, np.arange(10) % 2), "NaN"),
     ("not one-hot", lambda: MVRBM(visible="categorical").fit(IMAGES), "layer 'visible' .*one-hot"),
     ("no samples", lambda: MVRBM().fit(IMAGES[:0]), "the data is empty"),
     ("text", lambda: RBM().fit(np.array([["a", "b"]] * 3)), "could not convert|dtype"),

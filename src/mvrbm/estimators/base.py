@@ -5,12 +5,11 @@ Subclasses say which layers the data makes and how these are coupled. Input chec
 """
 
 import math
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -23,19 +22,26 @@ from torch import Tensor
 from mvrbm.couplings import Coupling, Kronecker
 from mvrbm.devices import resolve_device, sensible_threads
 from mvrbm.estimators.chains import Chains, kept_chains, read_chains, start_of, write_chains
-from mvrbm.estimators.inputs import Array, batches, check_values, masks, unit_named
-from mvrbm.estimators.parameters import SavedEstimator, TrainingParameters, seed_of, unconnected, unsuited_reason
+from mvrbm.estimators.inputs import Array, batches, check_values, filled_batches, known_entries, masks, unit_named
+from mvrbm.estimators.parameters import (
+    SavedEstimator,
+    TrainingParameters,
+    check_axes,
+    check_same,
+    seed_of,
+    unconnected,
+    unsuited_reason,
+)
+from mvrbm.io.shards import Shards
 from mvrbm.learning.callbacks import Callback, ProgressBar
 from mvrbm.learning.trainer import Trainer
 from mvrbm.likelihood import LikelihoodInterval, log_likelihood_interval, pseudo_log_likelihood
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, conditional_mean, mean_field, sample
-from mvrbm.saving import machine_config, read_machine, write_machine
+from mvrbm.saving import read_machine, write_machine
 from mvrbm.units import Unit
 from mvrbm.validation import as_shape, whole_number
-
-AnyPath = str | os.PathLike[str]
 
 # Entries of the dense weights beyond which `components_` is not offered.
 _LARGEST_DENSE = 2**26
@@ -45,6 +51,9 @@ _SCORED_SITES = 16
 
 class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerMixin, SavedEstimator):
     """Base class of the estimators. Its fitted attributes are described in :class:`~mvrbm.MVRBM`."""
+
+    #: Whether `fit` learns from data with unknown entries.
+    learns_from_incomplete: ClassVar[bool] = True
 
     machines_: list[BoltzmannMachine]  # several for stacks, one for all other estimators
     trainers_: list[Trainer] | None
@@ -68,12 +77,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         shape = first.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
         links = {name: self._coupling(name, units) for name in units}
         for name, unit in units.items():
-            if links[name].name == Kronecker.name and len(unit.shape) != len(shape):
-                hint = ", or pass visible_shape if a row is an array" if len(unit.shape) == 1 else ""
-                raise ValueError(
-                    f"hidden_shape {shape} has {len(shape)} {'axis' if len(shape) == 1 else 'axes'}, but a sample has "
-                    f"{len(unit.shape)}, {unit.shape}: both need the same number of axes{hint}"
-                )
+            check_axes(links[name], unit, shape)
         return [BoltzmannMachine(units, unit_named(self.hidden, shape, "hidden"), links).to(first.bias.dtype)]
 
     @abstractmethod
@@ -93,13 +97,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         """Return layers in the form in which data is given to this estimator, or in that of `like`."""
 
     def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        mask: Any = None,
-        callbacks: Sequence[Callback] = (),
-        resume: AnyPath | None = None,
+        self, X: Any, y: Any = None, *, mask: Any = None, callbacks: Sequence[Callback] = (), resume: Any = None
     ) -> Self:
         r"""Learn from data.
 
@@ -110,8 +108,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         y : None
             Ignored, there for pipelines.
         mask : boolean array of the shape of X or of one sample, optional
-            True where an entry is known; the others are drawn from the model as it learns. Unknown entries of X may
-            hold anything, including NaN.
+            True where an entry is known; the others, and entries that are NaN, are drawn from the model as it learns.
         callbacks : sequence of Callback
             See :mod:`mvrbm.learning`.
         resume : path, optional
@@ -158,15 +155,17 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
     def _start(self, X: Any, mask: Any, *, continues: bool) -> tuple[list[Trainer], dict[str, Any], Any]:
         """Check data and mask and return them by layer, with trainers of new machines or of the fitted ones."""
         layers = self._layers(X, reset=not continues)
-        known = None if mask is None else masks(self._masks_by_layer(mask), layers, every_layer=True)
+        known = known_entries(mask if mask is None else self._masks_by_layer(mask), layers, every_layer=True)
+        if known is not None and not self.learns_from_incomplete:
+            raise ValueError(
+                "X must have no unknown entries (NaN, or by a mask): fill them in first, as by MVRBM.inpaint"
+            )
         units = self._units(layers)
         check_values(layers, units, known)
         machines, recipe, trainers = self._build(units), self._recipe(), self.trainers_ if continues else None
         if continues:
-            message = (
-                "training cannot continue: the parameters describe another model (use warm_start=False to train it)"
-            )
-            check_same(machines, self.machines_, message)
+            same = "training cannot continue: the parameters describe another model (use warm_start=False to train it)"
+            check_same(machines, self.machines_, same)
         for trainer in trainers or []:
             if (trainer.backend, replace(trainer.requested_recipe, n_epochs=recipe.n_epochs)) != (self.backend, recipe):
                 trainers = None
@@ -189,15 +188,14 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         epochs, updates = trainer.epoch, trainer.update
         trainer.callbacks = [*callbacks, *([ProgressBar()] if self.verbose else [])]
         try:
-            trainer.fit(data, n_epochs, mask=known, initialise=initialise)
+            sharded = any(isinstance(part, Shards) for part in data.values())  # a mask would be as large as these
+            trainer.fit(data, n_epochs, mask=known, nan_is_missing=sharded, initialise=initialise)
         finally:
             trainer.callbacks = []
             self.history_, self.interrupted_ = trainer.history, trainer.interrupted
             self.n_epochs_ += trainer.epoch - epochs
             self.n_updates_ += trainer.update - updates
-        if trainer.interrupted:
-            # Training has ended in good order. Its caller, such as a search or a script, must end as well.
-            raise KeyboardInterrupt
+        trainer.raise_if_interrupted()
 
     @property
     def machine_(self) -> BoltzmannMachine:
@@ -305,7 +303,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             n states to start from, or the persistent chains of training, each as often as needed, or random states.
             Default: the persistent chains if the model was trained with such chains, otherwise random states.
         mask : boolean array, optional
-            True where `init` is known and stays.
+            True where `init` is known and stays. Default: if `init` has entries that are NaN, all others stay.
         mean : bool
             Whether to return the means of the visible units given the last hidden draw, which make smoother pictures,
             instead of draws.
@@ -319,7 +317,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             start = start_of(self._machines[-1], n, init, self.chains_, rng)
         else:
             layers, like = self._layers(init, reset=False), init
-            known = None if mask is None else masks(self._masks_by_layer(mask), layers)
+            known = known_entries(mask if mask is None else self._masks_by_layer(mask), layers)
             start = self._as_start(_joined(list(batches(layers, self.machine_.layers, known, copy=True))))
         self._warn_of_recipe()
         with sensible_threads(self._machines[-1], n):
@@ -332,15 +330,15 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
     def _draw(self, n: int, steps: int, rng: RandomSource, start: Layers, known: Any, mean: bool) -> dict[str, Tensor]:
         return sample(self.machine_, n, steps, rng, init=start, mask=known, mean=mean).visible
 
-    def inpaint(self, X: Any, mask: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
+    def inpaint(self, X: Any, mask: Any = None, *, steps: int = 100, burn_in: int = 50) -> Any:
         """Fill in unknown entries with their mean given the known entries.
 
         Parameters
         ----------
         X : array
-            Data. Unknown entries may hold anything, including NaN.
-        mask : boolean array of the shape of X or of one sample
-            True where the value is known.
+            Data. Entries that are NaN are unknown.
+        mask : boolean array of the shape of X or of one sample, optional
+            True where the value is known. Default: where it is not NaN.
         steps, burn_in : int
             Number of Gibbs steps to average over, and number of steps before these.
         """
@@ -349,14 +347,22 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         whole_number(burn_in, "burn_in", 0)
         self._warn_of_recipe()
         layers = self._layers(X, reset=False)
-        known, rng, pieces, first = masks(self._masks_by_layer(mask), layers), self._rng(), [], 0
-        for batch in batches(layers, self.machine_.layers, known, copy=True):
-            size = len(next(iter(batch.values())))
-            part = {name: array[first : first + size].to(self.machine_.like.device) for name, array in known.items()}
-            with sensible_threads(self._machines[0], size):
-                pieces.append(self._fill_in(batch, part, rng, steps, burn_in))
-            first += size
-        return self._to_user(_joined(pieces), like=X)
+        known = None if mask is None else masks(self._masks_by_layer(mask), layers)
+        return self._to_user(_joined(list(self._filled(layers, known, steps, burn_in))), like=X)
+
+    def _filled(
+        self, layers: Mapping[str, Any], known: Layers | None = None, steps: int = 100, burn_in: int = 50
+    ) -> Iterator[dict[str, Tensor]]:
+        """Return batches of data whose unknown entries, NaN included, are replaced by their mean given the others."""
+        if known is None and not self.learns_from_incomplete:
+            return batches(layers, self.machine_.layers)
+        rng = self._rng()
+
+        def fill(batch: dict[str, Tensor], masks: dict[str, Tensor]) -> dict[str, Tensor]:
+            with sensible_threads(self._machines[0], len(next(iter(batch.values())))):
+                return self._fill_in(batch, masks, rng, steps, burn_in)
+
+        return filled_batches(layers, self.machine_.layers, known, fill)
 
     def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
         return conditional_mean(self.machine_, batch, known, rng, steps=steps, burn_in=burn_in)
@@ -447,14 +453,14 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         return RandomSource(seed_of(self.random_state), device=self.machine_.like.device)
 
     def _batches(self, X: Any) -> Iterator[dict[str, Tensor]]:
-        return batches(self._layers(X, reset=False), self.machine_.layers)
+        return self._filled(self._layers(X, reset=False))
 
     @torch.no_grad()
     def _of_each(self, X: Any, compute: Callable[[dict[str, Tensor]], Tensor]) -> Array:
         """Compute an array for every sample, batch by batch."""
         layers = self._layers(X, reset=False)
         found, first = np.empty(0), 0
-        for batch in batches(layers, self.machine_.layers):
+        for batch in self._filled(layers):
             some = _out(compute(batch))
             if first == 0:  # only now are its shape and dtype known
                 found = np.empty((len(next(iter(layers.values()))), *some.shape[1:]), dtype=some.dtype)
@@ -463,17 +469,11 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         return found
 
     def __sklearn_tags__(self) -> Any:
-        """Tell scikit-learn that float32 stays float32."""
+        """Tell scikit-learn that float32 stays float32, and that NaN is allowed."""
         tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.learns_from_incomplete
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-
-def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannMachine], message: str) -> None:
-    """Raise ValueError if machines differ in more than their parameters and dtype."""
-    one, other = ([{**machine_config(m), "dtype": None} for m in some] for some in (machines, others))
-    if one != other:
-        raise ValueError(message)
 
 
 def _one_or_all(layers: Mapping[str, Any]) -> Any:

@@ -83,6 +83,8 @@ class DeepMVRBM(SingleLayerRBM):
     ((20, 16), (20, 36))
     """
 
+    learns_from_incomplete = False
+
     layers: Sequence[Any] = (None, None)
     _: KW_ONLY
     rank: int = 1
@@ -105,10 +107,8 @@ class DeepMVRBM(SingleLayerRBM):
     ) -> Self:
         if resume is not None:
             raise ValueError("resume must be None: stacks are trained without checkpoints")
-        if mask is not None:
-            raise ValueError("mask must be None: stacks learn from complete data, so fill in missing entries before")
         choice(self.feed, "feed", _FEEDS)
-        trainers, layers, _ = self._start(X, None, continues=continues)
+        trainers, layers, _ = self._start(X, mask, continues=continues)
         drawing = self._rng().split(len(self.machines_))
         history: list[dict[str, float]] = []
         done, earlier = self.n_epochs_, [trainer.epoch for trainer in trainers]

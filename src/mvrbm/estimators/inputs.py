@@ -6,7 +6,7 @@ batches of it are made (the units say which values they accept); for shards, the
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -90,11 +90,35 @@ def _as_tensor(array: Array, *, copy: bool) -> Tensor:
     return torch.from_numpy(np.array(array) if copy or not plain else array)
 
 
-def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bool = False) -> dict[str, Tensor]:
+def filled_batches(
+    layers: Mapping[str, Any],
+    units: Mapping[str, Unit],
+    known: Known | None,
+    fill: Callable[[dict[str, Tensor], dict[str, Tensor]], Mapping[str, Tensor]],
+) -> Iterator[dict[str, Tensor]]:
+    """Yield :func:`batches` whose unknown entries, NaN included, `fill` has replaced.
+
+    `fill` gets samples with unknown entries and their masks, by layer, and returns complete samples.
+    """
+    for first in range(0, len(next(iter(layers.values()))), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        part = {name: array[rows] for name, array in layers.items()}
+        here = known_entries(known and {name: mask[rows] for name, mask in known.items()}, part, every_layer=None)
+        (batch,) = batches(part, units, here, copy=here is not None)
+        if here is not None:
+            here = {name: mask.to(batch[name].device) for name, mask in here.items()}
+            partly = torch.stack([~mask.flatten(1).all(1) for mask in here.values()]).any(0)
+            chosen = ({name: array[partly] for name, array in part.items()} for part in (batch, here))
+            for name, array in fill(*chosen).items():
+                batch[name][partly] = array
+        yield batch
+
+
+def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bool | None = False) -> dict[str, Tensor]:
     r"""Return which entries are known, by layer, each (n, \*layer shape). A layer without a mask is known.
 
-    A mask has the shape of the data or of one sample, as arrays or as rows. Some entry must be known, with
-    `every_layer` of every layer.
+    A mask has the shape of the data or of one sample, as arrays or as rows. An entry that is NaN is unknown. Some entry
+    must be known, with `every_layer` of every layer; with None, none need be.
     """
     if not set(mask) <= set(layers):
         raise ValueError(f"mask names {sorted(mask)}, but the data has {sorted(layers)}")
@@ -108,11 +132,26 @@ def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bo
         if array.shape not in ((), shape, shape[1:], (shape[0], features), (features,)):
             raise ValueError(f"mask must have the data's shape {shape} or one sample's, got {array.shape}")
         arranged = array if array.ndim == 0 else array.reshape(-1, *shape[1:])
-        known[name] = torch.from_numpy(np.broadcast_to(arranged, shape).copy())
+        here = np.broadcast_to(arranged, shape)
+        known[name] = torch.from_numpy(here & ~np.isnan(layer) if _has_nan(layer) else here.copy())
     found = [bool(part.any()) for part in known.values()]
-    if not (all(found) if every_layer else any(found)):
-        raise ValueError("no entry is known: the mask is False everywhere")
+    if every_layer is not None and not (all(found) if every_layer else any(found)):
+        raise ValueError("no entry is known: the mask is False, or the data NaN, everywhere")
     return known
+
+
+def known_entries(
+    mask: Mapping[str, Any] | None, layers: Mapping[str, Any], *, every_layer: bool | None = False
+) -> dict[str, Tensor] | None:
+    """Return :func:`masks`, or None if there is no mask and no entry of the arrays is NaN. Shards are not read."""
+    if mask is None and not any(map(_has_nan, layers.values())):
+        return None
+    return masks(mask or {}, layers, every_layer=every_layer)
+
+
+def _has_nan(array: Any) -> bool:
+    # The smallest entry is NaN if any entry is, and takes no memory.
+    return isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 0 and bool(np.isnan(array.min()))
 
 
 def by_modality(X: Any) -> dict[str, Any]:

@@ -19,12 +19,14 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from mvrbm.couplings import Coupling, make_coupling
+from mvrbm.couplings import Coupling, Kronecker, make_coupling
 from mvrbm.errors import RecipeWarning, StorageError
 from mvrbm.learning.distributed import World
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.samplers import CD, PCD, TemperedPCD
-from mvrbm.saving import ESTIMATOR, replace_model
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.saving import ESTIMATOR, machine_config, replace_model
+from mvrbm.units import Unit
 from mvrbm.validation import choice
 
 NEGATIVE_PHASES = {"cd": CD, "pcd": PCD, "tempered": TemperedPCD}
@@ -189,3 +191,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(entry) for entry in value]
     return value
+
+
+def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannMachine], message: str) -> None:
+    """Raise ValueError if machines differ in more than their parameters and dtype."""
+    one, other = ([{**machine_config(m), "dtype": None} for m in some] for some in (machines, others))
+    if one != other:
+        raise ValueError(message)
+
+
+def check_axes(link: Coupling, unit: Unit, hidden_shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a Kronecker coupling is to connect layers of different numbers of axes."""
+    if link.name == Kronecker.name and len(unit.shape) != len(hidden_shape):
+        hint = ", or pass visible_shape if a row is an array" if len(unit.shape) == 1 else ""
+        raise ValueError(
+            f"hidden_shape {hidden_shape} has {len(hidden_shape)} {'axis' if len(hidden_shape) == 1 else 'axes'}, but "
+            f"a sample has {len(unit.shape)}, {unit.shape}: both need the same number of axes{hint}"
+        )
