@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mvrbm.devices import resolve_device, sensible_threads
-from mvrbm.estimators.base import check_same
 from mvrbm.estimators.deep import DeepMVRBM, build_stack
 from mvrbm.estimators.inputs import (
     ROWS_AT_ONCE,
@@ -36,7 +35,7 @@ from mvrbm.estimators.inputs import (
     unit_named,
 )
 from mvrbm.estimators.network import StructuredNetwork, virtual_adversarial_loss
-from mvrbm.estimators.parameters import Layer, SavedEstimator, seed_of
+from mvrbm.estimators.parameters import Layer, SavedEstimator, check_same, seed_of
 from mvrbm.learning.backprop import Plan, assign, descend
 from mvrbm.learning.recipe import Recipe
 from mvrbm.machine import BoltzmannMachine
