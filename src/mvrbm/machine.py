@@ -5,8 +5,9 @@ It adds up energies and fields and checks data. Distributions are in `units`, we
 """
 
 import functools
+import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -15,14 +16,15 @@ from torch import Tensor, nn
 
 from mvrbm.couplings.base import DEFAULT_STD, Coupling
 from mvrbm.random import RandomSource
-from mvrbm.units.base import Unit
+from mvrbm.units.base import LARGEST_PARAMETER, Unit
 
 #: A batch of every visible layer: by name, or the array itself if there is only one layer.
 Visible = Tensor | Mapping[str, Tensor]
 
-# With more hidden entries than this, the norm of the coupling of two Gaussian layers is computed by Lanczos iteration
-# instead of from a matrix.
-_LARGEST_GRAM = 1024
+# With more hidden entries than this, or more numbers on the way, the norm of the coupling of two Gaussian layers is
+# computed by Lanczos iteration instead of from a matrix.
+_LARGEST_GRAM, _MOST_NUMBERS = 1024, 2**22
+_LANCZOS_STEPS, _LANCZOS_TOLERANCE = 200, 1e-7
 
 
 class BoltzmannMachine(nn.Module):
@@ -259,12 +261,26 @@ class BoltzmannMachine(nn.Module):
             raise ValueError(f"mask names layers {sorted(given)}, but there are only {sorted(self.visible)}")
         return {name: _mask_of(given.get(name), name, unit, visible[name]) for name, unit in self.layers.items()}
 
+    @torch.no_grad()
+    def check_parameters(self) -> None:
+        """Raise ValueError for parameters that are finite, but too large to compute with, or an unbounded energy."""
+        for name, unit in {**self.layers, "hidden": self.hidden}.items():
+            unit.check_parameters(name)
+        for name, link in self.links.items():
+            # W is linear in each of its factors, so that its norm is at most the product of theirs.
+            norms = [float(torch.linalg.vector_norm(factor, dtype=torch.float64)) for factor in link.parameters()]
+            if math.prod(norms) > LARGEST_PARAMETER:
+                raise ValueError(f"the coupling of layer '{name}' is too large: its factors have norms {norms}")
+        self.check_bounded()
+
     def check_bounded(self) -> None:
         """Raise ValueError if the energy of coupled Gaussian layers has no lower bound.
 
         Measured in standard deviations, the energy is bounded exactly if the joint `W` of the Gaussian visible layers
         has a spectral norm below 1.
         """
+        if self.like.is_meta:  # shapes without numbers: whoever fills them in has to check
+            return
         norm = self.gaussian_norm()
         if norm >= 1:
             raise ValueError(
@@ -285,19 +301,54 @@ class BoltzmannMachine(nn.Module):
             y = columns.reshape(-1, *self.hidden.shape)
             return functools.reduce(operator.add, [link.to_hidden(link.to_visible(y)) for link in links]).flatten(1)
 
-        if size <= _LARGEST_GRAM:
+        if self._norm_rows() > 1:
             identity = torch.eye(size, dtype=self.like.dtype, device=self.like.device)
             largest = float(torch.linalg.eigvalsh(gram(identity))[-1])
         else:
-            from scipy.sparse.linalg import LinearOperator, eigsh
-
-            def product(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-                row = torch.as_tensor(column.reshape(1, -1)).to(self.like)
-                return cast("np.ndarray[Any, Any]", gram(row)[0].double().cpu().numpy())
-
-            linear = LinearOperator((size, size), matvec=product, dtype=np.float64)
-            largest = float(eigsh(linear, k=1, v0=np.ones(size), return_eigenvectors=False)[0])
+            # A start of ones would be orthogonal to all that matters where the columns of factors have mean zero.
+            largest = _largest_eigenvalue(gram, RandomSource(0, device=self.like.device).normal((1, size), self.like))
         return float(np.sqrt(max(largest, 0.0)))
+
+    @property
+    def bytes_to_check(self) -> int:
+        """Memory that :meth:`check_bounded` takes at most, computed from the shapes alone."""
+        rows = self._norm_rows()
+        entries = math.prod(self.hidden.shape) + sum(math.prod(unit.shape) for unit in self.layers.values())
+        return 6 * rows * entries * self.like.element_size()
+
+    def _norm_rows(self) -> int:
+        """Return how many vectors are multiplied at once for the norm of the coupling of Gaussian layers, 0 if none."""
+        visible = sum(math.prod(unit.shape) for unit in self.layers.values() if unit.gaussian)
+        size = math.prod(self.hidden.shape)
+        if not visible or not self.hidden.gaussian:
+            return 0
+        return size if size <= _LARGEST_GRAM and size * (size + visible) <= _MOST_NUMBERS else 1
+
+
+def _largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> float:
+    """Return the largest eigenvalue of a symmetric map of (1, n) by Lanczos iteration, which keeps three vectors.
+
+    Without orthogonalisation some eigenvalues are found several times, which does not change the largest one.
+    """
+    from scipy.linalg import eigvalsh_tridiagonal
+
+    before, now = start, start / torch.linalg.vector_norm(start)
+    diagonal, beside, found = list[float](), list[float](), [0.0]
+    for _ in range(_LANCZOS_STEPS):
+        after = product(now)
+        if beside:
+            after.sub_(before, alpha=beside[-1])
+        diagonal.append(float((after * now).sum()))
+        after.sub_(now, alpha=diagonal[-1])
+        if not math.isfinite(diagonal[-1]):
+            return math.inf
+        found.append(float(eigvalsh_tridiagonal(diagonal, beside)[-1]))
+        length, tolerance = float(torch.linalg.vector_norm(after)), _LANCZOS_TOLERANCE * abs(found[-1])
+        if length <= tolerance or abs(found[-1] - found[max(-4, -len(found))]) <= tolerance:
+            break
+        beside.append(length)
+        before, now = now, after.div_(length)
+    return found[-1]
 
 
 def _check_shape(tensor: Tensor, name: str, shape: tuple[int, ...]) -> None:

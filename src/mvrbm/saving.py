@@ -6,9 +6,10 @@ registers its loader here (:func:`register`); this module imports none of it. Ch
 written by :mod:`mvrbm.learning.checkpoint`, other formats by :mod:`mvrbm.export`.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from mvrbm.couplings import Coupling, make_coupling
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.io.atomic import replace_folder
+from mvrbm.io.untrusted import Budget, check_regular_file
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.units import Unit, make_unit
 
@@ -40,6 +42,7 @@ CHECKPOINT = "checkpoint"
 
 #: Reads what a folder holds: (folder, its config, device) -> object.
 Loader = Callable[[Path, dict[str, Any], str | torch.device], Any]
+Tensors = dict[str, Tensor]
 Registered = TypeVar("Registered", bound=Callable[..., Any])
 
 _LOADERS: dict[str, Loader] = {}
@@ -139,8 +142,8 @@ def write_machine(machine: BoltzmannMachine, folder: Path, extra: Mapping[str, A
 
 def read_machine(folder: Path) -> BoltzmannMachine:
     """Read a machine from its two files."""
-    machine = build_machine(read_config(folder), folder)
-    machine.load_state_dict(_read_checked(folder / MODEL, machine.state_dict()))
+    (machine,) = _shapes_of([read_config(folder)], folder)
+    _fill(machine, folder)
     return machine
 
 
@@ -154,20 +157,36 @@ def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
     }
 
 
-def build_machine(config: Mapping[str, Any], folder: Path) -> BoltzmannMachine:
-    """Build a machine from its config; `folder` appears in messages."""
-    path = folder / CONFIG
+def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[BoltzmannMachine]:
+    """Build machines that have shapes but no memory yet, for :func:`_fill`, of which the file can hold all numbers."""
+    path, weights = folder / CONFIG, folder / MODEL
     try:
-        dtype = _DTYPES[config["dtype"]]
-        with torch.device("meta"):  # shapes without memory
-            _check_size(*_parts(config), dtype, folder / MODEL)
-        # The parameters are read later. The small start only has to pass the check that the energy is bounded.
-        return BoltzmannMachine(*_parts(config), std=1e-6).to(dtype)
+        stored, described = check_regular_file(weights, StorageError), 0
+        budget, machines = Budget(path, weights, error=StorageError), []
+        for config in configs:
+            with torch.device("meta"):
+                machine = _machine_of(*_parts(config)).to(_DTYPES[config["dtype"]])
+            machines.append(machine)
+            n_numbers = sum(parameter.numel() for parameter in machine.parameters())
+            described += n_numbers * machine.like.element_size()
+            if described > stored:
+                raise StorageError(
+                    f"describes {n_numbers:,} numbers, {described:,} bytes, but {weights.name} has only {stored:,}: "
+                    "truncated?"
+                )
+            budget.spend(machine.bytes_to_check, "to check that the energy of coupled Gaussian layers is bounded")
+        return machines
     except StorageError as error:
         raise StorageError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
         reason = f"'{error.args[0]}' is missing or unknown" if isinstance(error, KeyError) else str(error)
         raise StorageError(f"{path}: not a valid model description: {reason}") from error
+
+
+def _machine_of(visible: dict[str, Unit], hidden: Unit, links: dict[str, Coupling]) -> BoltzmannMachine:
+    for name, link in links.items():
+        link.allocate(visible[name].shape, hidden.shape)  # otherwise the machine would draw its numbers
+    return BoltzmannMachine(visible, hidden, links)
 
 
 def _parts(config: Mapping[str, Any]) -> tuple[dict[str, Unit], Unit, dict[str, Coupling]]:
@@ -183,19 +202,21 @@ def _unit(entry: Mapping[str, Any]) -> Unit:
     return make_unit(options.pop("unit"), **options)
 
 
-def _check_size(
-    visible: Mapping[str, Unit], hidden: Unit, links: Mapping[str, Coupling], dtype: torch.dtype, weights: Path
-) -> None:
-    """Compare the size that the config describes with the file of weights, before any memory is allocated."""
-    if not weights.is_file():
-        raise StorageError(f"{weights.name} is missing")
-    for name, link in links.items():
-        link.allocate(visible[name].shape, hidden.shape)
-    modules = (*visible.values(), hidden, *links.values())
-    described = sum(parameter.numel() for module in modules for parameter in module.parameters())
-    stored = weights.stat().st_size
-    if described * dtype.itemsize > stored:
-        raise StorageError(f"describes {described:,} numbers, but {weights.name} has only {stored:,} bytes: truncated?")
+def _fill(module: nn.Module, folder: Path, prefix: str = "", more: Mapping[str, Tensor] | None = None) -> Tensors:
+    """Read the parameters of machines from :func:`_shapes_of`, stored with a prefix, and return other tensors `more`.
+
+    Numbers that are finite, but too large to compute with, raise an error.
+    """
+    expected = {f"{prefix}{name}": tensor for name, tensor in module.state_dict().items()}
+    tensors = _read_checked(folder / MODEL, {**expected, **(more or {})})
+    module.load_state_dict({name.removeprefix(prefix): tensors.pop(name) for name in expected}, assign=True)
+    try:
+        for machine in module.modules():
+            if isinstance(machine, BoltzmannMachine):
+                machine.check_parameters()
+    except (ValueError, RuntimeError) as error:  # RuntimeError: PyTorch's, of an eigenvalue that does not converge
+        raise StorageError(f"{folder / MODEL}: {error}") from error
+    return tensors
 
 
 def write_stack(
@@ -211,7 +232,7 @@ def write_stack(
 
 def read_stack(
     folder: Path, more: Callable[[BoltzmannMachine], Mapping[str, tuple[int, ...]]] | None = None
-) -> tuple[list[BoltzmannMachine], dict[str, Tensor]]:
+) -> tuple[list[BoltzmannMachine], Tensors]:
     """Read the machines of a stack, and the tensors stored with them, from a folder that `write_stack` wrote.
 
     `more` maps the top machine to the names and shapes of the further tensors. Default: there are none.
@@ -219,16 +240,11 @@ def read_stack(
     parts = read_config(folder).get("stack")
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
         raise StorageError(f"{folder} does not hold a stack of machines")
-    machines = [build_machine(part, folder) for part in parts]
+    machines = _shapes_of(parts, folder)
     _check_joints(machines, folder)
-    stack, dtype = nn.ModuleList(machines), machines[0].like.dtype
-    expected = {f"{_STACKED}{name}": tensor for name, tensor in stack.state_dict().items()}
-    for name, shape in ({} if more is None else more(machines[-1])).items():
-        expected[name] = torch.empty(shape, dtype=dtype, device="meta")
-    tensors = _read_checked(folder / MODEL, expected)
-    own = {name.removeprefix(_STACKED): tensor for name, tensor in tensors.items() if name.startswith(_STACKED)}
-    stack.load_state_dict(own)
-    return machines, {name: tensor for name, tensor in tensors.items() if not name.startswith(_STACKED)}
+    shapes = {} if more is None else more(machines[-1])
+    others = {name: torch.empty(shape, dtype=machines[0].like.dtype, device="meta") for name, shape in shapes.items()}
+    return machines, _fill(nn.ModuleList(machines), folder, _STACKED, others)
 
 
 def _check_joints(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
@@ -264,19 +280,24 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_json(path: Path, largest: int | None = _LARGEST_CONFIG) -> dict[str, Any]:
     """Read a JSON object from a file of up to `largest` bytes."""
+    size, budget = check_regular_file(path, StorageError), Budget(path, error=StorageError)
+    if largest is not None and size > largest:
+        raise StorageError(f"{path} is too large for a description: {size:,} bytes")
     try:
-        if largest is not None and path.stat().st_size > largest:
-            raise StorageError(f"{path} is too large for a description: {path.stat().st_size:,} bytes")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        # What Python's objects take at most: a dict, a list, a number or text, and the text itself.
+        budget.spend(240 * content.count(b"{") + 90 * content.count(b"[") + 40 * content.count(b","), f"{path}: JSON")
+        budget.spend(2 * len(content), f"{path}: JSON")
+        found = json.loads(content)
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
     except StorageError:
         raise
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is damaged: not valid JSON ({error})") from error
-    if not isinstance(content, dict):
+    if not isinstance(found, dict):
         raise StorageError(f"{path} is damaged: a JSON object is expected")
-    return content
+    return found
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -285,31 +306,41 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}, path)
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> Tensors:
     """Read a safetensors file."""
-    if not path.is_file():
-        raise StorageError(f"{path} is missing")
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    check_regular_file(path, StorageError)
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
+    except StorageError:
+        raise
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
         raise StorageError(f"{path} is damaged or not a safetensors file: {error}") from error
 
 
-def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> Tensors:
     """Read tensors that must have the names, shapes and dtypes of `expected`, and be finite."""
-    tensors = read_tensors(path)
-    missing, foreign = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
-    if missing or foreign:
-        parts = ([f"lacks {missing}"] if missing else []) + ([f"has unknown {foreign}"] if foreign else [])
-        raise StorageError(f"{path} {' and '.join(parts)}")
-    for name, tensor in tensors.items():
-        want = expected[name]
-        if tensor.shape != want.shape or tensor.dtype != want.dtype:
-            raise StorageError(
-                f"{path}: '{name}' should be {want.dtype} of shape {tuple(want.shape)}, "
-                f"is {tensor.dtype} of shape {tuple(tensor.shape)}"
-            )
-        if not bool(torch.isfinite(tensor).all()):
-            raise StorageError(f"{path}: '{name}' has entries that are not finite")
+    with _opened(path) as file:
+        names = set(file.keys())
+        missing, foreign = sorted(set(expected) - names), sorted(names - set(expected))
+        if missing or foreign:
+            parts = ([f"lacks {missing}"] if missing else []) + ([f"has unknown {foreign}"] if foreign else [])
+            raise StorageError(f"{path} {' and '.join(parts)}")
+        tensors = {}
+        for name, want in expected.items():
+            shape = tuple(file.get_slice(name).get_shape())
+            if shape != want.shape:  # before a number is read
+                raise StorageError(f"{path}: '{name}' should be of shape {tuple(want.shape)}, is of shape {shape}")
+            tensor = file.get_tensor(name)
+            if tensor.dtype != want.dtype:
+                raise StorageError(f"{path}: '{name}' should be {want.dtype}, is {tensor.dtype}")
+            if not bool(torch.isfinite(tensor).all()):
+                raise StorageError(f"{path}: '{name}' has entries that are not finite")
+            tensors[name] = tensor.clone()  # not a view of the file, which may change
     return tensors

@@ -19,6 +19,11 @@ from mvrbm.validation import all_finite, as_shape, choice
 UNITS: dict[str, Callable[..., Unit]] = {}
 
 
+#: Largest bias in standard deviations, standard deviation or its inverse, and norm of a coupling: their squares are far
+#: from the largest number in single precision.
+LARGEST_PARAMETER = 1e15
+
+
 class Alternatives(NamedTuple):
     """The values that one site can have; see :meth:`Unit.alternatives`."""
 
@@ -232,6 +237,16 @@ class Unit(nn.Module, ABC):
                 f"layer '{layer}' contains NaN or infinite values ({bad} of {x.numel()}): "
                 "replace them, or mark them as unknown with a mask"
             )
+
+    def check_parameters(self, layer: str) -> None:
+        """Raise ValueError if parameters are finite, but too large to compute with."""
+        self._check_size(self.bias, layer, "bias")
+
+    @staticmethod
+    def _check_size(values: Tensor, layer: str, what: str) -> None:
+        largest = float(values.detach().abs().max())
+        if not largest <= LARGEST_PARAMETER:
+            raise ValueError(f"the {what} of layer '{layer}' is too large: up to {largest:.3g}")
 
     def from_data(self, raw: Tensor) -> Tensor:
         """Return data (n, *shape) in the dtype and on the device of the layer, with bytes scaled."""

@@ -118,6 +118,12 @@ class Gaussian(Unit):
     def learns_statistic(self) -> bool:
         return self.learn_variance
 
+    def check_parameters(self, layer: str) -> None:
+        scale = self.scale.detach()
+        for values, what in ((scale, "standard deviation"), (1 / scale, "inverse standard deviation")):
+            self._check_size(values, layer, what)
+        self._check_size(self.bias.detach() / scale, layer, "bias in standard deviations")
+
     @torch.no_grad()
     def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Take location and scale from the data, which may be in any unit."""
