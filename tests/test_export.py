@@ -1,11 +1,9 @@
 """ONNX files compute what estimators compute, to 1e-5, for batches of any size."""
 
-import builtins
 import importlib.util
 import itertools
 import json
 import random
-import re
 import subprocess
 import sys
 
@@ -341,26 +339,6 @@ def test_bad_arguments(digits, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_package_is_named_with_the_extra(digits, tmp_path, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else found(name))
-    with pytest.raises(ImportError, match=re.escape("needs onnxscript: pip install 'mvrbm[onnx]'")):
-        to_onnx(digits[0], tmp_path / "model.onnx")
-
-
-def test_the_module_is_imported_without_onnx(monkeypatch):
-    real = builtins.__import__
-
-    def refuse(name, *args, **kwargs):
-        if name.split(".")[0] in ("onnx", "onnxscript", "onnxruntime"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    monkeypatch.delitem(sys.modules, "mvrbm.export")
-    importlib.import_module("mvrbm.export")
-
-
 # -- the command ------------------------------------------------------------------------------------
 
 
@@ -380,7 +358,7 @@ def test_the_command(digits, files, tmp_path, capsys):
     assert out.read_bytes() == files["reconstruct"].read_bytes()  # the same model, the same bytes
 
 
-def test_the_command_refuses_in_one_line(digits, tmp_path, capsys, monkeypatch):
+def test_the_command_refuses_in_one_line(digits, tmp_path, capsys):
     model, _ = digits
     folder, out = model.save(tmp_path / "model"), tmp_path / "model.onnx"
     out.write_bytes(b"here before")
@@ -396,8 +374,5 @@ def test_the_command_refuses_in_one_line(digits, tmp_path, capsys, monkeypatch):
         said = capsys.readouterr().err
         assert reason in said
         assert said.count("\n") == 1
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["export", str(folder), str(tmp_path / "new.onnx")]) == 1
-    assert "pip install 'mvrbm[onnx]'" in capsys.readouterr().err
     assert out.read_bytes() == b"here before"
     assert not (tmp_path / "new.onnx").exists()

@@ -25,6 +25,10 @@ class ExportError(MVRBMError, ValueError):
     """A model that cannot be exported."""
 
 
+class MissingPackageError(MVRBMError, ImportError):
+    """A package that only some functions need is not installed. The message has the command that installs it."""
+
+
 class DivergenceError(MVRBMError, ArithmeticError):
     """Training has diverged: a parameter is not finite or far too large, or the energy is no longer bounded.
 

@@ -6,8 +6,6 @@ and classifiers are built here; any other class can provide its own by a method 
 
 import contextlib
 import copy
-import importlib
-import importlib.util
 import json
 import logging
 import math
@@ -27,6 +25,7 @@ from torch import Tensor, nn
 import mvrbm
 from mvrbm.errors import ExportError
 from mvrbm.estimators.inputs import LABEL, VISIBLE
+from mvrbm.extras import require
 from mvrbm.io.atomic import check_output, replace_file
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
@@ -44,7 +43,6 @@ OPSET = 18
 
 _TOLERANCE = 1e-5
 _SAMPLES = 5  # of the examples; tracing needs more than one, because it treats the size 1 as constant
-_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -90,12 +88,13 @@ def to_onnx(estimator: Any, path: str | os.PathLike[str], method: str = "transfo
     ------
     ExportError
         If a result differs from that of the estimator by more than 1e-5, relative for results above 1.
-    ImportError
+    MissingPackageError
         If onnx, onnxscript or onnxruntime is missing.
     """
     path = check_output(path, True, (".onnx",))
     graph = graph_of(estimator, method)
-    _require(_PACKAGES if check else _PACKAGES[:2])
+    for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
+        _require(package)
     described = {"mvrbm_version": mvrbm.__version__, "class": type(estimator).__name__, "method": method}
     content = _encode(graph, {**described, **graph.metadata})
     if check:
@@ -120,7 +119,7 @@ def compare_onnx(path: str | os.PathLike[str], estimator: Any, X: Any, method: s
     `X` is an array, or a mapping from modalities to arrays, as the file takes it. It is converted to float32, for both.
     """
     choice(method, "method", [name for name in METHODS if hasattr(estimator, name)])
-    _require(("onnxruntime",))
+    _require("onnxruntime")
     given = X if isinstance(X, Mapping) else {"X": X}
     samples = {name: np.asarray(part, np.float32) for name, part in given.items()}
     return _difference(Path(path).read_bytes(), estimator, samples, method)
@@ -267,7 +266,7 @@ class _LabelPosterior(nn.Module):
 
 def _encode(graph: Graph, metadata: Mapping[str, str]) -> bytes:
     """Return the bytes of the file, which are the same for the same model."""
-    onnx = importlib.import_module("onnx")
+    onnx = _require("onnx")
     ins = [f"in_{number}" for number in range(len(graph.inputs))]
     outs = [f"out_{number}" for number in range(len(graph.outputs))]
     tensors, batch = tuple(graph.inputs.values()), torch.export.Dim("n")
@@ -348,7 +347,7 @@ def _difference(
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
         result = getattr(estimator, method)(samples["X"] if set(samples) == {"X"} else dict(samples))
     wanted = list(result.values()) if isinstance(result, Mapping) else [result]
-    onnxruntime = importlib.import_module("onnxruntime")
+    onnxruntime = _require("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
@@ -376,7 +375,5 @@ def in_double_precision(estimator: Any) -> Any:
     return exact
 
 
-def _require(packages: tuple[str, ...]) -> None:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(f"ONNX export needs {' and '.join(missing)}: pip install 'mvrbm[onnx]'", name=missing[0])
+def _require(package: str) -> Any:
+    return require(package, "ONNX export", "onnx")

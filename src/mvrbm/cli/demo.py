@@ -17,12 +17,12 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Train on 5,000 digits and write a report that shows what the model can do. Prints the path of the report."""
+    from mvrbm.demo import run
+    from mvrbm.extras import require
     from mvrbm.io.atomic import check_output
 
     check_output(out, force, (".html", ".htm"))
-    try:
-        from mvrbm.demo import run
-    except ImportError as error:
-        raise ValueError(f"the demo needs more packages ({error.name}): pip install 'mvrbm[demo]'") from error
+    for package in ("matplotlib", "jinja2", "mlxtend"):  # before training, not after it
+        require(package, "the demo", "demo")
     result = run(out, seed=seed, device=device.value, quick=quick)
     show(result, as_json, str(result["report"]))

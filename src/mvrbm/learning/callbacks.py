@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mvrbm.extras import require
 from mvrbm.learning.data import as_source
 from mvrbm.likelihood import log_likelihood_interval, pseudo_log_likelihood
 from mvrbm.random import RandomSource
@@ -272,11 +273,8 @@ class TensorBoard(Reporter):
 
     def on_train_begin(self, trainer: Run) -> None:
         _require_metrics(trainer, "TensorBoard")
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError("the TensorBoard callback needs tensorboard: pip install 'mvrbm[logging]'") from error
-        self._writer = SummaryWriter(str(self.folder), purge_step=trainer.update + 1)
+        board = require("torch.utils.tensorboard", "the TensorBoard callback", "logging")
+        self._writer = board.SummaryWriter(str(self.folder), purge_step=trainer.update + 1)
 
     def on_log(self, trainer: Run, row: dict[str, float]) -> None:
         for key, value in row.items():

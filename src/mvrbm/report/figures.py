@@ -6,10 +6,12 @@ import html
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mvrbm.extras import require
 
 __all__ = ["Figure", "curves", "image_grid", "styled"]
 
@@ -63,11 +65,9 @@ def curves(
     series: Mapping[str, tuple[Sequence[float], Sequence[float]]], alt: str, caption: str, *, x_label: str, y_label: str
 ) -> Figure:
     """Draw lines, given as x and y values by name, as an SVG in the colours of the page."""
-    from matplotlib.figure import Figure as Canvas
-
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     with styled({"font.size": 12, **dict.fromkeys(names, _INK)}):
-        canvas = Canvas(figsize=(5.0, 3.2), layout="constrained")
+        canvas = require("matplotlib.figure", "a plot", "demo").Figure(figsize=(5.0, 3.2), layout="constrained")
         axes = canvas.subplots()
         for (name, (x, y)), colour, dash in zip(series.items(), _COLOURS, ("-", "--", ":", "-."), strict=False):
             axes.plot(x, y, dash, label=name, color=colour, linewidth=2)
@@ -85,9 +85,8 @@ def curves(
 
 def styled(changes: Mapping[Any, Any] | None = None) -> contextlib.AbstractContextManager[None]:
     """Return a context in which matplotlib draws in the style of the reports, with changes."""
-    import matplotlib
-
-    return matplotlib.rc_context({**_STYLE, **(changes or {})})
+    context = require("matplotlib", "a plot", "demo").rc_context({**_STYLE, **(changes or {})})
+    return cast("contextlib.AbstractContextManager[None]", context)
 
 
 def _img(png: io.BytesIO, alt: str, attributes: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mvrbm.extras import require
 from mvrbm.io.atomic import replace_file
 from mvrbm.report.figures import Figure
 
@@ -41,9 +42,9 @@ class Page:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to a file, which replaces an older one only when it is complete."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-
-        templates = Environment(loader=PackageLoader("mvrbm.report"), autoescape=True, undefined=StrictUndefined)
+        jinja = require("jinja2", "a report", "demo")
+        loader = jinja.PackageLoader("mvrbm.report")
+        templates = jinja.Environment(loader=loader, autoescape=True, undefined=jinja.StrictUndefined)
         html = templates.get_template("page.html").render(page=self)
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mvrbm.extras import require
 from mvrbm.validation import choice
 from mvrbm.vision.colour import luminance
 from mvrbm.vision.images import Array, check_image, white
@@ -65,9 +66,6 @@ def psnr_ssim(truth: Array, image: Array, protocol: str = "literature", scale: i
     found = psnr(left, right, top)
     if min(left.shape) < 11:  # size of the window of sigma 1.5, which ends at 3.5 sigma
         return Quality(found, float("nan"))
-    try:
-        from skimage.metrics import structural_similarity
-    except ImportError as error:
-        raise ImportError("SSIM needs scikit-image: pip install 'mvrbm[data]'") from error
+    structural_similarity = require("skimage.metrics", "SSIM", "data").structural_similarity
     window: dict[str, Any] = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
     return Quality(found, float(structural_similarity(left, right, data_range=top, **window)))

@@ -1,0 +1,93 @@
+"""The extras of the installation: without them everything else works, and what needs one says how to install it."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mvrbm.errors import MissingPackageError
+from mvrbm.extras import require
+
+# Runs in a process of its own, in which packages of the extras cannot be found, whether they are installed or not.
+WITHOUT_EXTRAS = """
+import importlib, pkgutil, sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+
+import numpy as np
+import mvrbm
+
+for module in pkgutil.walk_packages(mvrbm.__path__, "mvrbm."):
+    if not module.name.startswith(("mvrbm.__main__", "mvrbm.learning.paths.")):  # a program; Triton is no extra
+        importlib.import_module(module.name)
+
+model = mvrbm.MVRBM((2, 2), n_epochs=1, random_state=0).fit(np.eye(8).reshape(8, 2, 4))
+folder = model.save(sys.argv[2] + "/model")
+assert len(mvrbm.load(folder).transform(np.zeros((1, 2, 4)))) == 1
+
+from mvrbm.cli import main
+from mvrbm.io import datasets
+from mvrbm.learning import Monitor, TensorBoard, Trainer
+from mvrbm.report import Page, curves
+from mvrbm.vision import psnr_ssim
+
+data, image = np.zeros((8, 2, 4), np.float32), np.zeros((30, 30), np.uint8)
+CALLS = {
+    "data mnist-5k": lambda: datasets.load("mnist-5k"),
+    "data natural-images": lambda: datasets.fetch("natural-images"),
+    "data mnist": lambda: datasets.fetch("mnist", show_progress=False),
+    "data ssim": lambda: psnr_ssim(image, image + 1),
+    "demo page": lambda: Page("title", "lead").write(sys.argv[2] + "/page.html"),
+    "demo curves": lambda: curves({}, "", "", x_label="", y_label=""),
+    "logging": lambda: Trainer(model.machine_, callbacks=[Monitor(data), TensorBoard(sys.argv[2])]).fit(data),
+    "onnx": lambda: mvrbm.export.to_onnx(model, sys.argv[2] + "/model.onnx"),
+}
+for name, call in CALLS.items():
+    try:
+        call()
+    except mvrbm.errors.MissingPackageError as error:
+        print(f"{name}: {error}")
+for words in (["demo", "--out", sys.argv[2] + "/demo.html"], ["export", str(folder), sys.argv[2] + "/model.onnx"]):
+    assert main(words) == 1  # prints one line on standard error
+"""
+
+
+PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_library_works_without_the_extras_and_each_missing_one_comes_with_its_command(tmp_path):
+    hidden = "pooch,mlxtend,skimage,tensorly,tifffile,matplotlib,jinja2,tensorboard,onnx,onnxruntime,onnxscript"
+    hidden += ",huggingface_hub,pandas,h5py,pyod"
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, hidden, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    for line in run.stdout.splitlines():
+        extra = line.split()[0].rstrip(":")
+        assert re.search(rf"needs the package \w+, which is not installed: pip install 'mvrbm\[{extra}\]'$", line), line
+        assert extra in PROJECT["optional-dependencies"]
+    assert len(run.stdout.splitlines()) == WITHOUT_EXTRAS.count("lambda")
+    demo, export = run.stderr.splitlines()
+    assert demo.startswith("error: the demo needs the package")
+    assert export.startswith("error: ONNX export needs the package")
+
+
+def test_few_packages_are_installed_with_the_library():
+    names = {re.match(r"[\w-]+", line)[0] for line in PROJECT["dependencies"]}
+    assert names == {"torch", "numpy", "scipy", "scikit-learn", "safetensors", "tqdm", "pillow", "typer"}
+
+
+def test_an_import_error_inside_an_installed_package_is_not_reported_as_a_missing_package(tmp_path, monkeypatch):
+    (tmp_path / "broken_package.py").write_text("from os import no_such_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="no_such_name") as caught:
+        require("broken_package", "a test", "data")
+    assert not isinstance(caught.value, MissingPackageError)
