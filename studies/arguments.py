@@ -1,8 +1,9 @@
 """The command line that `python -m studies` and `python -m benchmarks` share.
 
 One parser, one table of options, one way to report errors. A command is an entry of a table (:class:`Command`): its
-options, and the function that takes the parsed options and returns a result. Standard library only, so that cells can
-be computed on a machine that has PyTorch and little else. The commands are defined next to the studies that they run.
+options, and the function that takes the parsed options and returns a result. It imports little,
+so that cells can be computed on a machine that has PyTorch and not much else. The commands are defined next to the
+studies that they run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+from mvrbm.interrupt import INTERRUPTS, exit_code, terminate_in_order
 
 __all__ = [
     "Command",
@@ -30,7 +33,7 @@ __all__ = [
     "say",
 ]
 
-_FAILED, _MISUSED, _INTERRUPTED = 1, 2, 130
+_FAILED, _MISUSED = 1, 2
 Options = argparse.Namespace
 
 
@@ -186,7 +189,7 @@ def main(
     Returns
     -------
     int
-        0, 1 after a failure, 2 for wrong arguments, 130 after Ctrl-C.
+        0, 1 after a failure, 2 for wrong arguments, 130 after Ctrl-C, 143 after SIGTERM.
     """
     if default is not None and (not args or args[0].startswith("-")):
         args = [default, *args]
@@ -195,11 +198,12 @@ def main(
             given = f"unknown command '{args[0]}'" if args else "a command is missing"
             raise UsageError(f"{given}: choose from {', '.join(commands)}")
         options = parse(program, commands, args, about, default)
-        result, text = commands[options.command].run(options)
+        with terminate_in_order():
+            result, text = commands[options.command].run(options)
+    except INTERRUPTS as error:
+        return exit_code(error)
     except SystemExit as end:  # after --help
         return int(end.code or 0)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     except UsageError as error:
         say(f"error: {error}")
         return _MISUSED

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import torch
 
 import mvrbm
+from mvrbm.interrupt import INTERRUPTS
 from studies.arguments import say
 from studies.cells import Cell, CellError, Place
 
@@ -74,8 +75,8 @@ def run(
 
     Raises
     ------
-    KeyboardInterrupt
-        After Ctrl-C. Finished cells are stored.
+    KeyboardInterrupt, Terminated
+        After Ctrl-C or SIGTERM. Finished cells are stored.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
@@ -93,7 +94,7 @@ def run(
             together = [cell for cell in state.missing if not cell.alone]
             (_in_processes if jobs > 1 else _one_by_one)(state, together, end)
             _one_by_one(state, [cell for cell in state.missing if cell.alone], end)
-        except KeyboardInterrupt:
+        except INTERRUPTS:
             state.say(
                 f"interrupted: {len(state.stored)} of {len(cells)} cells are stored, repeat the command to resume"
             )
@@ -174,7 +175,7 @@ def _in_processes(state: _State, queue: list[Cell], end: float) -> None:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 cell = running[future]
                 error = future.exception()
-                if isinstance(error, BrokenProcessPool | KeyboardInterrupt):
+                if isinstance(error, (BrokenProcessPool, *INTERRUPTS)):
                     raise error
                 del running[future]
                 if error is None:
@@ -188,7 +189,7 @@ def _in_processes(state: _State, queue: list[Cell], end: float) -> None:
         ) from error
     except BaseException:
         for process in set(multiprocessing.active_children()) - others:
-            process.terminate()
+            process.kill()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -197,12 +198,12 @@ def _in_processes(state: _State, queue: list[Cell], end: float) -> None:
 
 @contextlib.contextmanager
 def _block_interrupts() -> Iterator[None]:
-    """Start processes that never receive Ctrl-C: the parent receives it and terminates them.
+    """Start processes that never receive Ctrl-C or SIGTERM: the parent receives them and kills the processes.
 
-    The signal is blocked, which children inherit, and not ignored: the parent receives it afterwards.
+    The signals are blocked, which children inherit, and not ignored: the parent receives them afterwards.
     """
-    resource_tracker.ensure_running()  # starting it later would unblock the signal
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # starting it later would unblock the signals
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:

@@ -9,19 +9,24 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["INTERRUPTS", "Terminated", "finish_on_interrupt", "hold_signals", "terminate_in_order"]
+__all__ = ["INTERRUPTS", "Terminated", "exit_code", "finish_on_interrupt", "hold_signals", "terminate_in_order"]
 
 
 class Terminated(SystemExit):
     """Raised after SIGTERM, as KeyboardInterrupt is after Ctrl-C. Unless it is caught, the exit code is 143."""
 
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
+    def __init__(self, code: int = 128 + signal.SIGTERM) -> None:
+        super().__init__(code)
 
 
 #: What is raised after a signal that asks the program to end.
-INTERRUPTS: tuple[type[BaseException], ...] = (KeyboardInterrupt, Terminated)
+INTERRUPTS = (KeyboardInterrupt, Terminated)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of a program that an interrupt ended: 130 after Ctrl-C, 143 after SIGTERM."""
+    return int(getattr(error, "code", 128 + signal.SIGINT))
 
 
 def _terminate(number: int, frame: Any) -> None:

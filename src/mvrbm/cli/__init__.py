@@ -17,10 +17,10 @@ import typer
 from mvrbm import __version__
 from mvrbm.cli import data, demo, images, models, train, use
 from mvrbm.cli.options import Interrupted, new, note
+from mvrbm.interrupt import INTERRUPTS, exit_code, terminate_in_order
 
 __all__ = ["app", "main"]
 
-_INTERRUPTED = 130
 _COMMANDS: list[tuple[Callable[..., None], str]] = [
     (train.train, "train digits.npy --hidden 25x25 --rank 1 --epochs 20 --out model/"),
     (models.info, "info model/"),
@@ -76,23 +76,23 @@ _UsageError, _ClickError = (cast("type[Exception]", base) for base in typer.BadP
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
+    """Run the command line and return its exit code: 0 success, 1 failure, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM."""
     command, words = typer.main.get_command(app), sys.argv[1:] if args is None else args
     if "torch" not in sys.modules:
         # Threads that wait for work by spinning take the cores from threads that have some: on busy cores that
         # made a command ten times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        with warnings.catch_warnings():
+        with terminate_in_order(), warnings.catch_warnings():
             _show_warnings_as_notes()
             code = command.main(list(words) or ["--help"], "mvrbm", standalone_mode=False)
         sys.stdout.flush()
+    except (Interrupted, *INTERRUPTS) as error:
+        return _complain(str(error) if isinstance(error, Interrupted) else "interrupted", exit_code(error))
     except (BrokenPipeError, SystemExit):  # SystemExit: typer's answer to a broken pipe
         with contextlib.suppress(OSError, ValueError):  # ValueError: standard output is not a real file
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (KeyboardInterrupt, Interrupted) as error:
-        return _complain(str(error) or "interrupted", _INTERRUPTED)
     except Exception as error:
         if os.environ.get("MVRBM_DEBUG") == "1":
             raise
@@ -105,8 +105,8 @@ def main(args: Sequence[str] | None = None) -> int:
         if (reason := _reason(error)) is None:
             raise
         return _complain(reason, 1)
-    if code == _INTERRUPTED:  # typer has caught Ctrl-C
-        return _complain("interrupted", _INTERRUPTED)
+    if code == exit_code(KeyboardInterrupt()):  # typer has caught Ctrl-C
+        return _complain("interrupted", code)
     return code if isinstance(code, int) else 0
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mvrbm.cli import options as opt
+from mvrbm.interrupt import INTERRUPTS
 
 Scale = StrEnum("Scale", {"TWO": "2", "THREE": "3", "FOUR": "4"})
 NoiseKind = StrEnum("NoiseKind", {"SALT_AND_PEPPER": "salt-and-pepper", "GAUSSIAN": "gaussian"})
@@ -115,7 +116,10 @@ def superres_train(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Train super-resolution on a folder of large images. Their sizes and kinds may differ."""
+    """Train super-resolution on a folder of large images. Their sizes and kinds may differ.
+
+    Ctrl-C or SIGTERM ends training after the current batch and saves.
+    """
     if len(hidden) != 2:
         raise typer.BadParameter(f"{hidden} has {len(hidden)} axes, 2 are required", param_hint="'--hidden'")
     if tuning_crops and not fine_tune:
@@ -129,8 +133,13 @@ def superres_train(
     training |= {"device": device.value, "verbose": int(not quiet)}
     model = SuperResolver(int(scale), patch, (hidden[0], hidden[1]), rank, **training)
     tuning = {"tuning_patches": tuning_patches if fine_tune else 0, "tuning_epochs": tuning_epochs}
-    began = time.perf_counter()
-    model.fit_and_tune(images, **tuning, tuning_crops=tuning_crops)
+    began, cause = time.perf_counter(), None
+    try:
+        model.fit_and_tune(images, **tuning, tuning_crops=tuning_crops)
+    except INTERRUPTS as error:
+        if not hasattr(model, "machine_"):
+            raise
+        cause = error
     seconds = time.perf_counter() - began
     model.save(out)
     parameters = model.machine_.n_parameters
@@ -138,3 +147,5 @@ def superres_train(
     result |= {"fine_tuned": fine_tune, "images": len(images), "parameters": parameters, "seconds": round(seconds, 3)}
     size = f"x{scale}, patches of {patch}x{patch} -> {hidden}, rank {rank}, {parameters:,} parameters"
     opt.show(result, as_json, f"{out}: {size}, from {len(images)} images in {seconds:.1f} s")
+    if cause is not None:
+        raise opt.Interrupted(f"interrupted: the model so far is in {out}", cause)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mvrbm.interrupt import exit_code
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -21,7 +23,11 @@ Recipe = StrEnum("Recipe", ["DEFAULT", "GENERATIVE", "PAPER"])
 
 
 class Interrupted(Exception):  # noqa: N818  (it is not an error)
-    """Training was ended by Ctrl-C, and everything is saved."""
+    """Training was ended by Ctrl-C or SIGTERM, and everything is saved. `code` is the exit code."""
+
+    def __init__(self, message: str, cause: BaseException) -> None:
+        super().__init__(message)
+        self.code = exit_code(cause)
 
 
 class Shape(tuple[int, ...]):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mvrbm.cli import options as opt
+from mvrbm.interrupt import INTERRUPTS
 
 if TYPE_CHECKING:
     from mvrbm.learning import Callback
@@ -66,7 +67,7 @@ def train(
 ) -> None:
     """Train a model on data and write it to a folder.
 
-    Ctrl-C ends training after the current batch and saves; the same command with --checkpoints resumes it.
+    Ctrl-C or SIGTERM ends training after the current batch and saves; the same command with --checkpoints resumes it.
     """
     if hidden is None and init is None:
         raise typer.BadParameter("give one of the two", param_hint="'--hidden' and '--init'")
@@ -102,21 +103,23 @@ def train(
     if sweep is not None:
         if known is not None or any(path is not None for path in (init, log, checkpoints)):
             raise ValueError("--sweep cannot be combined with --init, --missing-nan, --log or --checkpoints")
-        result, text = _sweep(model, sweep, samples, out)
+        (result, text), cause = _sweep(model, sweep, samples, out), None
     else:
         callbacks = _callbacks(samples, known, log, checkpoints, quiet)
         if labels is not None or len(getattr(model, "machines_", ())) > 1:
             # A monitor of the data suits machines that have nothing else as visible layers, and are not stacked.
             callbacks = [callback for callback in callbacks if not callback.logs]
         settings = {"mask": known, "resume": checkpoints} if labels is None else {"y": y}
-        result, text = _fit(model, samples, out, callbacks=callbacks, **settings)
+        result, text, cause = _fit(model, samples, out, callbacks=callbacks, **settings)
     leave()
     if world.is_main:
         opt.show({**result, "resumed": resumed}, as_json, text)
-    if result.get("interrupted"):
+    if cause is not None:
         then = "the same command with --force resumes it" if checkpoints else "with --checkpoints it could be resumed"
         then = "" if labels is not None else f"; {then}"
-        raise opt.Interrupted(f"interrupted after {result['updates']:,} updates: the model so far is in {out}{then}")
+        raise opt.Interrupted(
+            f"interrupted after {result['updates']:,} updates: the model so far is in {out}{then}", cause
+        )
 
 
 def _check_labelled(**others: Any) -> None:
@@ -217,14 +220,15 @@ def _callbacks(samples: Any, known: Any, log: Path | None, checkpoints: Path | N
     return callbacks
 
 
-def _fit(model: Any, samples: Any, out: Path, **settings: Any) -> tuple[dict[str, Any], str]:
-    """Fit, save, and describe the result."""
-    began = time.perf_counter()
+def _fit(model: Any, samples: Any, out: Path, **settings: Any) -> tuple[dict[str, Any], str, BaseException | None]:
+    """Fit, save, and describe the result; with what has interrupted it, if anything."""
+    began, cause = time.perf_counter(), None
     try:
         model.fit(samples, **settings)
-    except KeyboardInterrupt:
+    except INTERRUPTS as error:
         if not getattr(model, "interrupted_", False):
             raise  # a second Ctrl-C: at once
+        cause = error
     seconds = time.perf_counter() - began
     model.save(out)
     kind, hidden, parameters = type(model).__name__, model.machine_.hidden.shape, model.machine_.n_parameters
@@ -236,7 +240,7 @@ def _fit(model: Any, samples: Any, out: Path, **settings: Any) -> tuple[dict[str
     text += f", {model.n_epochs_:,} epoch{'s' if model.n_epochs_ != 1 else ''} in {seconds:.1f} s"
     if "reconstruction_error" in metrics:
         text += f", squared reconstruction error {metrics['reconstruction_error']:.4g} per sample"
-    return result, text
+    return result, text, cause
 
 
 def _sweep(model: Any, text: str, samples: Any, out: Path) -> tuple[dict[str, Any], str]:

@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from mvrbm.cuda_graphs import capture
 from mvrbm.errors import DivergenceError
+from mvrbm.interrupt import finish_on_interrupt
 from mvrbm.random import RandomSource
 from mvrbm.validation import choice, number, whole_number
 
@@ -72,7 +73,8 @@ def descend(
     `plan.patience` epochs without a better one. `draws_from` are the sources that the loss draws from; if they are
     given, the loss must not read numbers back: on a GPU an update is captured as a CUDA graph and replayed.
 
-    Return one row per epoch: its loss, and the scores.
+    Return one row per epoch: its loss, and the scores. Ctrl-C and SIGTERM end the descent after an update: then it
+    raises KeyboardInterrupt or :class:`~mvrbm.interrupt.Terminated`, and the module has the parameters so far.
     """
     learned = [p for p in module.parameters() if p.requires_grad]
     with_decay = {id(p) for p in decaying}
@@ -103,46 +105,54 @@ def descend(
     losses: list[Tensor] = []
     before = [p.detach().clone() for p in learned]
     best, best_state, best_epoch = (math.inf, math.inf), None, 0
-    for epoch in range(1, plan.n_epochs + 1):
-        sum_of_losses.zero_()
-        for rows in rng.permutation(n).to(device).split(full):
-            decay = (1 + math.cos(math.pi * update / total)) / 2 if plan.schedule == "cosine" else 1.0
-            for group in optimizer.param_groups:
-                if on_gpu:
-                    group["lr"].fill_(plan.learning_rate * decay)
-                else:
-                    group["lr"] = plan.learning_rate * decay
-            (replayed if replayed is not None and len(rows) == full else step)(rows)
-            update += 1
+    interrupts: list[type[BaseException]] = []
+    with finish_on_interrupt(interrupts.append):
+        for epoch in range(1, plan.n_epochs + 1):
+            sum_of_losses.zero_()
+            for rows in rng.permutation(n).to(device).split(full):
+                decay = (1 + math.cos(math.pi * update / total)) / 2 if plan.schedule == "cosine" else 1.0
+                for group in optimizer.param_groups:
+                    if on_gpu:
+                        group["lr"].fill_(plan.learning_rate * decay)
+                    else:
+                        group["lr"] = plan.learning_rate * decay
+                (replayed if replayed is not None and len(rows) == full else step)(rows)
+                update += 1
+                if average is not None:
+                    average.update_parameters(module)
+                if interrupts:
+                    break
+            if interrupts:
+                break
+            losses.append(sum_of_losses / weights.sum())
+            unchecked += n_batches
+            if not on_gpu or unchecked >= _UPDATES_UNCHECKED or epoch == plan.n_epochs:
+                unchecked = 0
+                _check(losses[-1], epoch, plan, learned, before)
+            history.append({"epoch": epoch, "loss": math.nan})
+            if score is None:
+                continue
+            own = [p.detach().clone() for p in learned]
             if average is not None:
-                average.update_parameters(module)
-        losses.append(sum_of_losses / weights.sum())
-        unchecked += n_batches
-        if not on_gpu or unchecked >= _UPDATES_UNCHECKED or epoch == plan.n_epochs:
-            unchecked = 0
-            _check(losses[-1], epoch, plan, learned, before)
-        history.append({"epoch": epoch, "loss": math.nan})
-        if score is None:
-            continue
-        own = [p.detach().clone() for p in learned]
-        if average is not None:
-            assign(learned, _values(average))
-        try:
-            found = score()
-            if found < best:
-                best, best_epoch = found, epoch
-                best_state = [p.detach().clone() for p in learned]
-        finally:
-            assign(learned, own)
-        history[-1] |= {"validation_error": found[0], "validation_loss": found[1]}
-        if plan.patience is not None and epoch - best_epoch >= plan.patience:
-            _check(losses[-1], epoch, plan, learned, before)
-            break
+                assign(learned, _values(average))
+            try:
+                found = score()
+                if found < best:
+                    best, best_epoch = found, epoch
+                    best_state = [p.detach().clone() for p in learned]
+            finally:
+                assign(learned, own)
+            history[-1] |= {"validation_error": found[0], "validation_loss": found[1]}
+            if plan.patience is not None and epoch - best_epoch >= plan.patience:
+                _check(losses[-1], epoch, plan, learned, before)
+                break
     final = best_state if best_state is not None or average is None else _values(average)
     if final is not None:
         assign(learned, final)
     for row, mean in zip(history, losses, strict=True):
         row["loss"] = float(mean)
+    if interrupts:
+        raise interrupts[0]
     return history
 
 
