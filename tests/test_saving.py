@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import signal
 import struct
 from pathlib import Path
 
@@ -145,6 +146,72 @@ def test_failure_while_changing_places_puts_the_old_model_back(tmp_path, monkeyp
         mvrbm.save(machine_of((3, 3), (2, 2), seed=2), tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert same_state(mvrbm.load(tmp_path / "model"), old)
+
+
+EXCHANGES = pytest.mark.parametrize("exchanges", [True, False], ids=["one step", "two steps"])
+
+
+def at_the_change(monkeypatch, exchanges, act):
+    """Let something happen right after the old model has left its place."""
+    exchange, rename = atomic._exchange, atomic.Path.rename
+
+    def changed(self, target):
+        result = rename(self, target)
+        if target.name == ".model.former":
+            act()
+        return result
+
+    monkeypatch.setattr(atomic, "_exchange", lambda *names: exchanges and exchange(*names) and (act() or True))
+    monkeypatch.setattr(atomic.Path, "rename", changed)
+
+
+@EXCHANGES
+def test_ctrl_c_while_changing_places_loses_no_model(tmp_path, monkeypatch, exchanges):
+    new = machine_of((3, 3), (2, 2), seed=2)
+    mvrbm.save(machine_of((3, 3), (2, 2), seed=1), tmp_path / "model")
+    at_the_change(monkeypatch, exchanges, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        mvrbm.save(new, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert same_state(mvrbm.load(tmp_path / "model"), new)
+
+
+@EXCHANGES
+@pytest.mark.parametrize("then", ["load", "save"])
+def test_a_kill_while_changing_places_loses_no_model(tmp_path, monkeypatch, exchanges, then):
+    machines = [machine_of((3, 3), (2, 2), seed=seed) for seed in (1, 2, 3)]
+    mvrbm.save(machines[0], tmp_path / "model")
+    child = os.fork()
+    if child == 0:
+        at_the_change(monkeypatch, exchanges, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        mvrbm.save(machines[1], tmp_path / "model")
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    if then == "load":
+        assert same_state(mvrbm.load(tmp_path / "model"), machines[1 if exchanges else 0])
+    assert any(path.name.startswith(".model") for path in tmp_path.iterdir())
+    mvrbm.save(machines[2], tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert same_state(mvrbm.load(tmp_path / "model"), machines[2])
+
+
+def test_a_folder_that_is_being_written_is_no_leftover(tmp_path):
+    machine = machine_of((3, 3), (2, 2))
+    with saving.replace_model(tmp_path / "model") as staging:
+        mvrbm.save(machine, tmp_path / "model")
+        saving.write_machine(machine, staging)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_symbolic_link_stays(tmp_path, there):
+    old, new = (machine_of((3, 3), (2, 2), seed=seed) for seed in (1, 2))
+    if there:
+        mvrbm.save(old, tmp_path / "models" / "first")
+    (tmp_path / "latest").symlink_to("models/first")
+    mvrbm.save(new, tmp_path / "latest")
+    assert (tmp_path / "latest").is_symlink()
+    assert same_state(mvrbm.load(tmp_path / "models" / "first"), new)
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["first"]
 
 
 def write(path, text):

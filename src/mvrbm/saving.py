@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mvrbm.couplings import Coupling, make_coupling
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
-from mvrbm.io.atomic import replace_folder
+from mvrbm.io.atomic import bring_back, replace_folder
 from mvrbm.io.untrusted import Budget, check_regular_file
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.units import Unit, make_unit
@@ -35,8 +35,12 @@ CONFIG = "config.json"
 MODEL = "model.safetensors"
 #: Persistent chains of training, from which samples start: only models that were trained with such chains have them.
 CHAINS = "chains.safetensors"
+#: The model card, which :mod:`mvrbm.hub` writes, and its first entry, by which it is known.
+CARD, CARD_MARK = "README.md", "library_name: mvrbm"
 #: Entry of the config that describes the estimator, with its ``class`` and ``params``. Plain machines have none.
 ESTIMATOR = "estimator"
+#: Entry of the config that describes the machines of a stack, from below.
+STACK = "stack"
 #: Name of the loader of training runs.
 CHECKPOINT = "checkpoint"
 
@@ -67,7 +71,7 @@ def register(name: str) -> Callable[[Registered], Registered]:
 
 def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") -> Any:
     """Load whatever was saved in a folder by a class that is registered by now; see :func:`mvrbm.load`."""
-    folder = Path(folder)
+    folder = bring_back(Path(folder))
     if _is_checkpoint(folder):
         return _loader_of(CHECKPOINT, folder)(folder, {}, device)
     config = read_config(folder)
@@ -132,7 +136,16 @@ def is_replaceable(folder: Path) -> bool:
     names = {entry.name for entry in folder.iterdir()}
     if not names:
         return True
-    return names <= {CONFIG, MODEL, CHAINS} and CONFIG in names and read_json(folder / CONFIG).get("format") == FORMAT
+    if CARD in names and not _is_card(folder / CARD):
+        return False
+    known = {CONFIG, MODEL, CHAINS, CARD}
+    return names <= known and CONFIG in names and read_json(folder / CONFIG).get("format") == FORMAT
+
+
+def _is_card(path: Path) -> bool:
+    check_regular_file(path, StorageError)
+    with path.open("rb") as file:
+        return file.read(100).startswith(f"---\n{CARD_MARK}\n".encode())
 
 
 def write_machine(machine: BoltzmannMachine, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
@@ -227,7 +240,7 @@ def write_stack(
 ) -> None:
     """Write the two files of a stack into an existing folder, with further entries of the config and tensors."""
     own = {f"{_STACKED}{name}": tensor for name, tensor in nn.ModuleList(machines).state_dict().items()}
-    _write({"stack": [machine_config(machine) for machine in machines], **extra}, {**own, **(more or {})}, folder)
+    _write({STACK: [machine_config(machine) for machine in machines], **extra}, {**own, **(more or {})}, folder)
 
 
 def read_stack(
@@ -237,7 +250,7 @@ def read_stack(
 
     `more` maps the top machine to the names and shapes of the further tensors. Default: there are none.
     """
-    parts = read_config(folder).get("stack")
+    parts = read_config(folder).get(STACK)
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
         raise StorageError(f"{folder} does not hold a stack of machines")
     machines = _shapes_of(parts, folder)

@@ -38,3 +38,14 @@ def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
     with pytest.raises(InputError, match="cannot be written: No such file"), replace_file(tmp_path / "no" / "file"):
         pass
+
+
+def test_a_symbolic_link_to_a_file_stays_and_devices_are_left_alone(tmp_path):
+    (tmp_path / "link").symlink_to("file")
+    with replace_file(tmp_path / "link") as file:
+        file.write(b"x")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"x"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="it is not a regular file"), replace_file(tmp_path / "pipe"):
+        pass

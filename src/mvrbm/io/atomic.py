@@ -118,7 +118,7 @@ def replace_folder(folder: str | os.PathLike[str], replaceable: Callable[[Path],
     A symbolic link stays: the folder that it points to is replaced. Raises StorageError if `folder` holds files and is
     not `replaceable`, or cannot be written.
     """
-    target = bring_back(_behind_link(Path(folder)))
+    target = _behind_link(bring_back(Path(folder)))
     if target.exists() and not target.is_dir():
         raise StorageError(f"{target} is a file: a folder is needed")
     if target.is_dir() and any(target.iterdir()) and not replaceable(target):
@@ -175,12 +175,13 @@ def _former(target: Path) -> Path:
     return target.parent / f".{target.name}.former"
 
 
-def bring_back(target: Path) -> Path:
+def bring_back(folder: Path) -> Path:
     """Give a folder its name again, if a process was killed between the two steps of replacing it."""
-    if not target.exists() and _former(target).is_dir():
-        with contextlib.suppress(OSError):
+    if not folder.exists():
+        target = _behind_link(folder)
+        with contextlib.suppress(OSError, ValueError):
             _former(target).rename(target)
-    return target
+    return folder
 
 
 def remove_leftovers(home: Path, prefix: str) -> None:
