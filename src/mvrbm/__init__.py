@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from mvrbm.couplings import *  # noqa: F403
     from mvrbm.estimators import *  # noqa: F403
+    from mvrbm.hub import ModelCard as ModelCard
+    from mvrbm.hub import push_to_hub as push_to_hub
+    from mvrbm.hub import save_pretrained as save_pretrained
     from mvrbm.machine import BoltzmannMachine as BoltzmannMachine
     from mvrbm.random import RandomSource as RandomSource
     from mvrbm.random import Recorder as Recorder
@@ -30,6 +33,7 @@ _HOMES = {
         "MMVRBM", "MVRBM", "RBM", "TVRBM", "ClassificationMVRBM", "DeepMVRBM", "DeepMVRBMClassifier",
         "MVRBMClassifier", "Sweep",
     ),
+    "mvrbm.hub": ("ModelCard", "push_to_hub", "save_pretrained"),
     "mvrbm.machine": ("BoltzmannMachine",),
     "mvrbm.random": ("RandomSource", "Recorder", "Replay"),
     "mvrbm.saving": ("save",),
@@ -38,18 +42,20 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _CLASSES_IN = ("mvrbm.units", "mvrbm.couplings")  # all classes that these packages export
 _WITH_LOADERS = ("mvrbm.estimators", "mvrbm.learning", "mvrbm.vision.superres")
 _SUBMODULES = (
-    "couplings", "devices", "errors", "estimators", "export", "io", "learning", "likelihood", "machine", "models",
-    "random", "sampling", "saving", "units", "vision",
+    "couplings", "devices", "errors", "estimators", "export", "hub", "io", "learning", "likelihood", "machine",
+    "models", "random", "sampling", "saving", "units", "vision",
 )  # fmt: skip
 
 
 def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") -> Any:
-    """Load whatever was saved in a folder.
+    """Load whatever was saved in a folder, or is on the Hugging Face hub.
 
     Parameters
     ----------
-    folder : path
-        A folder written by :func:`mvrbm.save`, by the `save` method of an estimator, or by checkpoints.
+    folder : path or str
+        A folder written by :func:`mvrbm.save`, by the `save` method of an estimator, or by checkpoints. If there is no
+        folder `user`, the text ``"user/name"`` or ``"user/name@revision"`` names a model on the Hugging Face hub, which
+        is downloaded; this needs ``pip install 'mvrbm[hub]'``.
     device : str or torch.device
         The device of the model: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ...
 
@@ -66,7 +72,9 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
     """
     for home in _WITH_LOADERS:  # their classes register themselves
         importlib.import_module(home)
-    return importlib.import_module("mvrbm.saving").load(folder, device)
+    hub = importlib.import_module("mvrbm.hub")
+    local = hub.download(folder) if hub.is_hub_name(folder) else folder
+    return importlib.import_module("mvrbm.saving").load(local, device)
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from mvrbm.couplings import Coupling, Kronecker, make_coupling
 from mvrbm.errors import RecipeWarning, StorageError
+from mvrbm.hub import ModelCard, push_to_hub, write_card
 from mvrbm.learning.distributed import World
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.samplers import CD, PCD, TemperedPCD
@@ -123,12 +124,25 @@ class SavedEstimator(BaseEstimator):
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Save the fitted model to a folder, which :func:`mvrbm.load` reads. A model that is there is replaced."""
+        return self._save(folder)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **card: Any) -> Path:
+        """Save the fitted model with a model card, to share it; see :func:`mvrbm.save_pretrained`."""
+        return self._save(folder, ModelCard(**card))
+
+    def push_to_hub(self, name: str, **options: Any) -> str:
+        """Upload the fitted model with a model card to the Hugging Face hub; see :func:`mvrbm.push_to_hub`."""
+        return push_to_hub(self, name, **options)
+
+    def _save(self, folder: str | os.PathLike[str], card: ModelCard | None = None) -> Path:
         check_is_fitted(self)
         world = World.here()
         with world.raise_together(StorageError, OSError):
             if world.is_main:
                 with replace_model(folder) as staging:
                     self._write(staging, {ESTIMATOR: self._description()})
+                    if card is not None:
+                        write_card(card, staging)
         return Path(folder)
 
     def _warn_once(self, reason: str | None, advice: str = "") -> None:
