@@ -27,6 +27,10 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
     except (RuntimeError, TypeError):
         raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or another device of PyTorch, got {device!r}") from None
     if resolved.type != "cuda":
+        try:
+            torch.empty(1, device=resolved).item()
+        except (RuntimeError, NotImplementedError, AssertionError) as error:  # not in this build, or without numbers
+            raise ValueError(f"device is '{device}', which PyTorch cannot compute on here") from error
         return resolved
     if not torch.cuda.is_available():
         raise ValueError(f"device is '{device}', but PyTorch finds no GPU: use 'cpu' or 'auto'")

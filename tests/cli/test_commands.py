@@ -221,7 +221,7 @@ MISTAKES = [
     ("images of features", None, "transform model data.npy out.png", 1, "should end in one of .npy"),
     ("no model", None, "info gone", 1, "gone is not a model folder"),
     ("a file as model", None, "info data.npy", 1, "data.npy is not a model folder"),
-    ("a folder that is no model", lambda: Path("f").mkdir(), "sample f out.npy", 1, "config.json cannot be read"),
+    ("a folder that is no model", lambda: Path("f").mkdir(), "sample f out.npy", 1, "config.json: no such file"),
     ("a model of the future", change_config(format_version=99), "info model", 1, "format version 99"),
     ("a foreign config", change_config(format="other"), "sample model o.npy", 1, "not the description"),
     ("damaged config", lambda: write("model/config.json", b"{"), "info model", 1, "not valid JSON"),

@@ -106,7 +106,7 @@ TRAIN = "superres-train photos --out new --patch 6 --hidden 3x3 --rank 1 --patch
 # what is wrong; what is done before; the command; exit code; what the line says
 MISTAKES = [
     ("no such file", None, "superres gone.png out.png", 1, "gone.png: no such file"),
-    ("a folder as input", None, "superres photos out.png", 1, "photos is a folder: name an image"),
+    ("a folder as input", None, "superres photos out.png", 1, "photos is a folder: name a regular file"),
     ("not an image", lambda: write("x.png", b"once upon a time"), X, 1, "x.png is not an image that can be read"),
     ("an empty file", lambda: write("x.png", b""), X, 1, "x.png is empty"),
     ("truncated", truncated, X, 1, "x.png is damaged: .*truncated"),

@@ -212,7 +212,7 @@ def test_unreadable_files_raise_one_line(content, says):
 def test_there_must_be_a_file(place):
     with pytest.raises(InputError, match=r"gone\.png: no such file"):
         read_picture("gone.png")
-    with pytest.raises(InputError, match="is a folder: name an image"):
+    with pytest.raises(InputError, match="is a folder: name a regular file"):
         read_picture(place)
 
 

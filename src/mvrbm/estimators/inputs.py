@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mvrbm.errors import StorageError
 from mvrbm.io.shards import Shards
+from mvrbm.io.untrusted import ALLOWANCE
 from mvrbm.units import Unit, make_unit, unit_names
 from mvrbm.validation import as_shape, choice
 
@@ -208,6 +209,8 @@ def classes_from(described: Mapping[str, Any]) -> Array:
         raise StorageError(f"labels cannot be of dtype {dtype}")
     if len(values) < 2:
         raise StorageError(f"there must be at least two classes, got {values!r:.100}")
+    if not 0 < dtype.itemsize * len(values) <= ALLOWANCE:
+        raise StorageError(f"{len(values):,} labels of dtype {dtype} take more than {ALLOWANCE:,} bytes")
     return np.asarray(values, dtype=dtype)
 
 

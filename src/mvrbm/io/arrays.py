@@ -18,6 +18,7 @@ from mvrbm.io.atomic import check_output, replace_file
 from mvrbm.io.formats import IMAGE_SUFFIXES, LARGEST, first_line, images_in, open_npy, read_idx, read_npz
 from mvrbm.io.pictures import read_picture
 from mvrbm.io.shards import Shards, is_folder_of_shards
+from mvrbm.io.untrusted import check_regular_file
 
 __all__ = [
     "contact_sheet",
@@ -63,10 +64,11 @@ def read_array(
     try:
         if path.is_dir():
             return _read_images(images_in(path), largest)
+        if not path.exists():
+            raise InputError(f"{text}: no such file, and no data set of that name: {', '.join(datasets.NAMES)}")
+        check_regular_file(path)
         with path.open("rb") as file:
             head = file.read(6)
-    except FileNotFoundError:
-        raise InputError(f"{text}: no such file, and no data set of that name: {', '.join(datasets.NAMES)}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
     if not head:
@@ -113,6 +115,7 @@ def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[s
             raise InputError(f"data set '{name}' does not have one label per sample")
         return np.asarray(labels)
     if text.endswith(".txt"):
+        check_regular_file(text)
         try:
             return np.array(Path(text).read_text(encoding="utf-8").splitlines(), dtype=str)
         except (OSError, UnicodeDecodeError) as error:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mvrbm.errors import InputError
+from mvrbm.io.untrusted import check_regular_file
 
 __all__ = ["IMAGE_SUFFIXES", "LARGEST", "first_line", "images_in", "open_npy", "read_idx", "read_npz"]
 
@@ -29,7 +30,7 @@ LARGEST = 4 * 2**30
 
 _LARGEST_ORDER = 16
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_BEST_COMPRESSION = 1032  # bytes that one byte of a deflated stream can expand to
+BEST_COMPRESSION = 1032  # bytes that one byte of a deflated stream can expand to
 
 
 def first_line(error: BaseException) -> str:
@@ -49,6 +50,7 @@ def images_in(folder: Path) -> list[Path]:
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turn everything that goes wrong while a file is read into an InputError that names it."""
+    check_regular_file(path)
     try:
         yield
     except (InputError, MemoryError):
@@ -150,7 +152,7 @@ def read_idx(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Array:
         if not size:
             raise InputError(f"{path} is empty")
         file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if compressed else raw
-        return _parse_idx(file, path, size * (_BEST_COMPRESSION if compressed else 1), largest)
+        return _parse_idx(file, path, size * (BEST_COMPRESSION if compressed else 1), largest)
 
 
 def _parse_idx(file: IO[bytes], path: Path, available: int, largest: int) -> Array:

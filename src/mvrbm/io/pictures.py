@@ -14,9 +14,10 @@ several pictures in a JPEG     the first one (phones hide previews and depth the
 =============================  ======================================================================
 
 These raise :class:`~mvrbm.errors.InputError`: files that are not images in one of the formats `READ`, truncated, empty,
-animated or of several pages, of floats, or of more than `LARGEST` pixels; pipes and devices. A damaged EXIF, and a profile for other colours than the picture's,
-are ignored. Pictures are turned upright according to the EXIF orientation, which is then removed, so that a written
-picture looks the same everywhere. Files are written whole or not at all.
+animated or of several pages, of floats, or of more than `LARGEST` pixels; pipes and devices. A damaged EXIF, and a
+profile for other colours than the picture's, are ignored. Pictures are turned upright according to the EXIF
+orientation, which is then removed, so that a written picture looks the same everywhere. Files are written whole or not
+at all.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Array = NDArray[Any]
 #: Largest number of pixels of a picture.
 LARGEST = 2**26
 #: Pillow's names of the formats that are read. Some of its other readers start programs, such as Ghostscript for EPS.
-READ = ("PNG", "JPEG", "MPO", "TIFF", "WEBP", "BMP", "GIF", "PPM")
+READ = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "PPM")
 _BYTES_PER_PIXEL = 12  # that reading takes at once, with all copies
 
 _ORIENTATION = 0x0112

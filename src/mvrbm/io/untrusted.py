@@ -34,8 +34,8 @@ def check_regular_file(path: str | os.PathLike[str], error: type[Exception] = In
     except ValueError:  # a null character
         raise error(f"{str(path)!r} is not the name of a file") from None
     if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file but a pipe, a socket or a device"
-        raise error(f"{path} is {kind}: a regular file is required")
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
+        raise error(f"{path} is {kind}: name a regular file")
     return found.st_size
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from mvrbm.io.formats import open_npy
 from mvrbm.io.shards import Shards, is_folder_of_shards
 from mvrbm.learning.distributed import World
 from mvrbm.learning.moments import Moments, merge_moments, moments_of
@@ -356,7 +357,7 @@ def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
 
 def _as_array(part: Any) -> Any:
     if isinstance(part, str | os.PathLike):
-        return Shards(part) if is_folder_of_shards(part) else np.load(part, mmap_mode="r", allow_pickle=False)
+        return Shards(part) if is_folder_of_shards(part) else open_npy(part)
     return part if hasattr(part, "shape") else np.asarray(part)
 
 

@@ -23,6 +23,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from mvrbm.errors import DistributedError
+from mvrbm.io.formats import first_line
 
 __all__ = ["DistributedError", "World"]
 
@@ -149,7 +150,11 @@ def _join() -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
-    store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+    try:
+        store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+    except (RuntimeError, ValueError) as error:  # a port in use, an address that does not answer, a missing variable
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise DistributedError(f"the processes cannot meet at {where}: {first_line(error)}") from error
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         # After a restart torchrun provides the same store, with the addresses of processes that have ended. On one
         # machine all have been restarted equally often; on several, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps.

@@ -38,6 +38,7 @@ from mvrbm.vision.superres.training_data import CROP_SIDE, TrainingPatches, cut_
 Progress = Callable[[int, int], None]
 
 _WEIGHTS = Path(__file__).parents[1] / "weights"  # trained models that come with the package
+_MOST_ROUNDS = 1000  # of mean field and of back-projection, which converge after a few
 _TILE = 512  # side of the tiles of an enlarged image, in pixels
 _ROWS_AT_ONCE = 256  # rows of an enlarged image whose colours are computed together
 
@@ -236,9 +237,10 @@ class SuperResolver(SavedEstimator):
     def _geometry(self) -> Geometry:
         """Check the parameters, and return how images are cut into patches."""
         choice(self.scale, "scale", SCALES)
-        for name in ("patch", "rank", "n_patches", "cycles"):
+        for name in ("patch", "rank", "n_patches"):
             whole_number(getattr(self, name), name)
-        whole_number(self.back_projection, "back_projection", 0)
+        whole_number(self.cycles, "cycles", 1, _MOST_ROUNDS)
+        whole_number(self.back_projection, "back_projection", 0, _MOST_ROUNDS)
         stride = whole_number(self.scale if self.stride is None else self.stride, "stride")
         if stride > self.patch:
             raise ValueError(f"stride must be at most the patch's side, {self.patch}, got {stride}")
