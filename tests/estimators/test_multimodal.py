@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_digits
 
 import mvrbm
@@ -67,3 +68,75 @@ def test_training_continues_after_loading(halves, tmp_path):
     before = loaded.transform(halves)
     assert loaded.fit(halves).n_epochs_ == 3
     assert 0 < np.abs(loaded.transform(halves) - before).mean() < 0.2
+
+
+def enumerated(machine, names):
+    """Return every state of 2x2 bits ("image") and of two labels ("animal", "place"), and its probability."""
+    parts = {
+        "image": torch.cartesian_prod(*[torch.arange(2.0)] * 4).reshape(-1, 2, 2).double(),
+        "animal": torch.eye(3).double(),
+        "place": torch.eye(2).double(),
+    }
+    numbers = torch.cartesian_prod(*[torch.arange(len(parts[name])) for name in names])
+    states = {name: parts[name][numbers[:, k]] for k, name in enumerate(names)}
+    return states, torch.softmax(-machine.free_energy(states).detach(), 0)
+
+
+@pytest.fixture(scope="module")
+def zoo():
+    """Return a model of images and two labels, with large random weights."""
+    rng = np.random.default_rng(0)
+    data = {"image": (rng.random((30, 2, 2)) < 0.5) * 1.0, "animal": rng.choice(["ant", "bee", "cow"], 30)}
+    data["place"] = np.eye(2)[rng.integers(0, 2, 30)]  # one-hot rows are labels, too
+    model = MMVRBM((2, 1), n_epochs=0, recipe="generative", random_state=0).fit(data)
+    with torch.no_grad():
+        for parameter in model.machine_.parameters():
+            parameter.copy_(torch.from_numpy(rng.normal(size=parameter.shape)))
+    return model
+
+
+@pytest.mark.parametrize("absent", [("animal",), ("place",), ("image",), ("animal", "image"), ("animal", "place")])
+def test_what_is_left_out_is_predicted_from_the_rest(zoo, absent):
+    names = list(zoo.machine_.layers)
+    states, p = enumerated(zoo.machine_, names)
+    given = {name: states[name][[5]] for name in names if name not in absent}
+    same = torch.stack([(states[name] == part).flatten(1).all(1) for name, part in given.items()]).all(0)
+    inputs = {name: np.repeat(part.numpy(), 100, 0) for name, part in given.items()}
+    if "animal" in inputs:
+        inputs["animal"] = zoo.classes_["animal"][inputs["animal"].argmax(1)]
+    means = {name: torch.tensordot(p[same] / p[same].sum(), states[name][same], 1).numpy() for name in absent}
+    found = zoo.predict(inputs) if len(absent) > 1 else {absent[0]: zoo.predict(inputs)}
+    labels = [name for name in absent if name != "image"]
+    if labels:
+        shares = zoo.predict_proba(inputs) if len(labels) > 1 else {labels[0]: zoo.predict_proba(inputs)}
+        for name in labels:
+            exact = len(absent) == 1
+            np.testing.assert_allclose(shares[name].mean(0), means[name], atol=1e-12 if exact else 0.03)
+    if "image" in absent:
+        np.testing.assert_allclose(found["image"].mean(0), means["image"], atol=0.03)
+    if "animal" in absent:
+        best = zoo.classes_["animal"][means["animal"].argmax()]
+        assert (found["animal"] == best).mean() > 0.9
+
+
+def test_prediction_needs_something_given_and_something_left_out(zoo):
+    with pytest.raises(ValueError, match="but not all, got \\[\\]"):
+        zoo.predict({})
+    with pytest.raises(ValueError, match="must leave out a modality that is a label"):
+        zoo.predict_proba({"animal": ["ant"], "place": [1]})
+
+
+def test_unknown_labels_are_none_or_nan():
+    rng = np.random.default_rng(1)
+    image = (rng.random((40, 2, 2)) < 0.5).astype(float)
+    animal = np.array([None, "ant", "cow", "bee", float("nan")] * 8, dtype=object)
+    known = np.array([False, True, True, True, False] * 8)
+    fitted = MMVRBM((2, 2), n_epochs=2, random_state=0).fit({"image": image, "animal": animal})
+    assert fitted.classes_["animal"].tolist() == ["ant", "bee", "cow"]
+    filled = np.where(known, animal, "ant")
+    mask = {"animal": np.repeat(known[:, None], 3, 1)}
+    masked = MMVRBM((2, 2), n_epochs=2, random_state=0).fit({"image": image, "animal": filled}, mask=mask)
+    np.testing.assert_array_equal(fitted.components_["image"], masked.components_["image"])
+    assert np.isfinite(fitted.transform({"image": image, "animal": animal})).all()
+    with pytest.raises(ValueError, match="no label of modality 'animal' is known"):
+        MMVRBM((2, 2), n_epochs=1).fit({"image": image, "animal": np.full(40, None)})

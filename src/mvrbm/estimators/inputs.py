@@ -110,7 +110,7 @@ def filled_batches(
             here = {name: mask.to(batch[name].device) for name, mask in here.items()}
             partly = torch.stack([~mask.flatten(1).all(1) for mask in here.values()]).any(0)
             chosen = ({name: array[partly] for name, array in part.items()} for part in (batch, here))
-            for name, array in fill(*chosen).items():
+            for name, array in fill(*chosen).items() if bool(partly.any()) else ():
                 batch[name][partly] = array
         yield batch
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -16,10 +17,13 @@ from mvrbm.estimators.base import ArrayRBM
 from mvrbm.estimators.chains import label_codes, match_labels, start_with_labels
 from mvrbm.estimators.inputs import (
     Array,
+    batches,
     by_modality,
     classes_from,
     describe_classes,
     is_named,
+    known_entries,
+    label_vector,
     model_dtype,
     read_modalities,
     unit_named,
@@ -27,6 +31,7 @@ from mvrbm.estimators.inputs import (
 from mvrbm.estimators.parameters import unconnected
 from mvrbm.learning.callbacks import Callback
 from mvrbm.learning.trainer import Trainer
+from mvrbm.sampling import label_log_posterior
 from mvrbm.saving import register
 from mvrbm.units import Unit
 
@@ -39,10 +44,11 @@ class MMVRBM(ArrayRBM):
     :math:`E = \sum_m [\varepsilon_m(X_m) - \langle Y, U_m X_m V_m^\top\rangle] - \langle C, Y\rangle`.
 
     Data is a dict of arrays by modality, or a tuple of arrays, whose modalities are then called "0", "1", and so on.
-    A modality can be a vector of labels (integers or texts), which becomes a categorical layer with a Dense coupling,
-    as do one-hot rows with units ``"categorical"``; `sample` then draws samples of a given label.
-    Use `inpaint` to fill in unknown entries of a modality, or a whole modality. `components_`, `intercept_visible_`
-    and `components` are dicts by modality. See :class:`MVRBM` for the other parameters and the attributes.
+    A modality can be a vector of labels (integers or texts; None or NaN where a label is unknown) or of one-hot rows,
+    which become a categorical layer with a Dense coupling; `sample` then draws samples of a given label.
+    `predict` finds modalities from the others, and `inpaint` fills in unknown entries. `components_`,
+    `intercept_visible_` and `components` are dicts by modality. See :class:`MVRBM` for the other parameters and the
+    attributes.
 
     Parameters
     ----------
@@ -54,7 +60,7 @@ class MMVRBM(ArrayRBM):
         Couplings, the same kind for all modalities or one for each; labels can be left out. Default:
         ``Kronecker(rank)``, and ``Dense()`` for labels.
     visible : str or dict of str to str
-        Name of the units of the data, for all modalities or for each. Vectors of labels can be left out.
+        Name of the units of the data, for all modalities or for each; labels can be left out.
 
     Attributes
     ----------
@@ -73,6 +79,8 @@ class MMVRBM(ArrayRBM):
     >>> drawn = model.fit({"image": images, "animal": animals}).sample(3, label="dog", steps=10, mean=True)
     >>> drawn["image"].shape, drawn["animal"].tolist()
     ((3, 8, 8), ['dog', 'dog', 'dog'])
+    >>> model.predict({"image": images}).shape, model.predict({"animal": ["cat", "dog"]}).shape
+    ((40,), (2, 8, 8))
     """
 
     hidden_shape: Any = None
@@ -84,13 +92,18 @@ class MMVRBM(ArrayRBM):
         parts = by_modality(X)
         vectors = {name: array for name, part in parts.items() if (array := np.asarray(part)).ndim == 1}
         vectors = {name: array for name, array in vectors.items() if array.dtype.kind in "biuUO"}
+        known = {name: np.array([value is not None and value == value for value in y]) for name, y in vectors.items()}
+        for name, labelled in known.items():
+            if reset and not labelled.any():
+                raise ValueError(f"no label of modality '{name}' is known")
         if reset:
-            self.classes_: dict[str, Array] = {name: np.unique(array) for name, array in vectors.items()}
+            self.classes_: dict[str, Array] = {name: np.unique(y[known[name]]) for name, y in vectors.items()}
+            one_hot = {name for name, part in parts.items() if np.ndim(label_vector(part)) == 1 < np.ndim(part)}
+            self._label_names = set(vectors) | one_hot
         shapes = None if reset else {name: unit.shape for name, unit in self.machine_.layers.items()}
-        for name, array in vectors.items():
+        for name, y in vectors.items():
             if reset or name in self._labels:
-                classes = self._classes(name)
-                parts[name] = np.eye(len(classes), dtype=np.uint8)[label_codes(array, classes, len(array)).numpy()]
+                parts[name] = _one_hot(y, known[name], self._classes(name))
         layers = read_modalities(parts, shapes)
         self.modalities_: list[str] = list(layers)
         return layers
@@ -110,7 +123,7 @@ class MMVRBM(ArrayRBM):
         return {name: unit_named(kinds[name], array.shape[1:]).to(dtype) for name, array in layers.items()}
 
     def _kinds(self, names: Sequence[str]) -> dict[str, Any]:
-        return _for_each(self.visible, names, "visible", dict.fromkeys(self.classes_, "categorical"))
+        return _for_each(self.visible, names, "visible", dict.fromkeys(self._label_names, "categorical"))
 
     def _coupling(self, layer: str, units: Mapping[str, Unit]) -> Coupling:
         value = Kronecker(self.rank) if self.coupling is None else self.coupling
@@ -130,6 +143,58 @@ class MMVRBM(ArrayRBM):
 
     def _to_user(self, layers: Mapping[str, Tensor], like: Any = None) -> dict[str, Array]:
         return {name: array.detach().cpu().numpy() for name, array in layers.items()}
+
+    def predict(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
+        """Predict the modalities that `X` leaves out from those that it has.
+
+        Parameters
+        ----------
+        X : dict or tuple of arrays
+            Some of the modalities. One that is left out of a dict, or is None, is predicted.
+        steps, burn_in : int
+            As for :meth:`MVRBM.inpaint`. The probabilities of a label given everything else are exact.
+
+        Returns
+        -------
+        array, or dict of str to array if several modalities are left out
+            Most probable labels (n,), as numbers for one-hot rows; for other modalities the means, (n, *shape).
+        """
+        means = self._predicted(X, steps, burn_in)
+        found = {
+            name: self._classes(name)[array.argmax(1)] if name in self._labels else array
+            for name, array in means.items()
+        }
+        return found if len(found) > 1 else next(iter(found.values()))
+
+    def predict_proba(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
+        """Probabilities of the labels that `X` leaves out, (n, n_classes); see :meth:`predict`."""
+        means = self._predicted(X, steps, burn_in)
+        found = {name: array for name, array in means.items() if name in self._labels}
+        if not found:
+            raise ValueError(f"X must leave out a modality that is a label, one of {self._labels}, got all of them")
+        return found if len(found) > 1 else next(iter(found.values()))
+
+    @torch.no_grad()
+    def _predicted(self, X: Any, steps: int, burn_in: int) -> dict[str, Array]:
+        """Return the means of the modalities that X leaves out, given the others."""
+        check_is_fitted(self)
+        machine = self.machine_
+        given = {name: part for name, part in by_modality(X).items() if part is not None}
+        absent = [name for name in machine.layers if name not in given]
+        if not given or not absent:
+            raise ValueError(f"X must have some of the modalities {self.modalities_}, but not all, got {list(given)}")
+        n = len(next(iter(given.values())))
+        unknown = {name: np.broadcast_to(np.float32(np.nan), (n, *machine.layers[name].shape)) for name in absent}
+        layers = self._layers({**given, **unknown}, reset=False)
+        others = {name: array for name, array in layers.items() if name in given}
+        exact = len(absent) == 1 and absent[0] in self._labels and machine.hidden.has_energy
+        if exact and known_entries(None, others) is None:
+            units = {name: machine.layers[name] for name in others}
+            posteriors = [label_log_posterior(machine, batch, absent[0]).exp() for batch in batches(others, units)]
+            return {absent[0]: torch.cat(posteriors).cpu().numpy()}
+        self._warn_of_recipe()
+        filled = list(self._filled(layers, None, steps, burn_in))
+        return {name: torch.cat([batch[name] for batch in filled]).cpu().numpy() for name in absent}
 
     def sample(
         self,
@@ -191,7 +256,7 @@ class MMVRBM(ArrayRBM):
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         super()._restore(folder, described)
-        layers = self.machine_.layers
+        layers, self._label_names = self.machine_.layers, set(self._labels)
         self.classes_ = {name: classes_from(entry) for name, entry in described.get("classes", {}).items()}
         for name, classes in self.classes_.items():
             if layers[name].shape != classes.shape:
@@ -205,6 +270,16 @@ class MMVRBM(ArrayRBM):
 
 def _is_label(unit: Unit) -> bool:
     return unit.entry_modes == 1 == len(unit.shape)
+
+
+def _one_hot(y: Array, known: NDArray[np.bool_], classes: Array) -> Array:
+    """Return labels as one-hot rows, in bytes, or in floats with NaN where they are not known."""
+    codes = label_codes(y[known], classes, None).long().numpy()
+    rows: Array = np.eye(len(classes), dtype=np.uint8)[codes]
+    if not known.all():
+        some, rows = rows, np.full((len(y), len(classes)), np.nan, np.float32)
+        rows[known] = some
+    return rows
 
 
 def _for_each(
