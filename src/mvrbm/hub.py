@@ -119,9 +119,7 @@ def push_to_hub(model: Any, name: str, *, private: bool = False, message: str = 
                 repo_id=name, folder_path=folder, delete_patterns=list(_FILES), commit_message=message
             )
         except Exception as error:  # those of the HTTP library, which depends on the version of huggingface_hub
-            raise StorageError(
-                f"'{name}' could not be uploaded to the Hugging Face hub: {_first_line(error)}"
-            ) from error
+            raise StorageError(f"'{name}' could not be uploaded to the Hugging Face hub: {_reason(error)}") from error
     return str(commit.commit_url)
 
 
@@ -170,11 +168,11 @@ def download(name: str) -> Path:
 
 
 def _not_loaded(name: str, error: Exception) -> StorageError:
-    return StorageError(f"there is no folder '{name}', and the Hugging Face hub does not give it: {_first_line(error)}")
+    return StorageError(f"there is no folder '{name}', and the Hugging Face hub does not give it: {_reason(error)}")
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 # -- the card ---------------------------------------------------------------------------------------
