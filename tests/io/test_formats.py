@@ -60,9 +60,9 @@ def test_bad_idx_raises(tmp_path, content, message):
 
 
 def test_idx_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="no such file"):
         read_idx(tmp_path / "missing")
-    with pytest.raises(InputError, match="directory"):
+    with pytest.raises(InputError, match="is a folder"):
         read_idx(tmp_path)
 
 
