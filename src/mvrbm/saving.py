@@ -86,7 +86,7 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
         return loader(folder, config, device)
     except StorageError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"{folder}: the estimator's description is damaged: {error}") from error
 
 

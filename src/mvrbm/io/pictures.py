@@ -96,14 +96,17 @@ class Picture:
 def read_picture(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Picture:
     """Read a picture of up to `largest` pixels from a file, or raise InputError, as the top of this module says."""
     path = Path(path)
-    with _as_input_errors(path), _opened(path) as image:
+    content = _content(path)
+    with _as_input_errors(path), _opened(content) as image:
         if not 0 < image.width * image.height <= largest:
             raise InputError(f"{path} has {image.width}x{image.height} pixels: 1 to {largest:,} are supported")
-        _check_plausible(path, image.width * image.height)
+        pixels_at_most = (ALLOWANCE + 4 * BEST_COMPRESSION * len(content)) // _BYTES_PER_PIXEL
+        if image.width * image.height > pixels_at_most:  # before memory is allocated for them
+            raise InputError(f"{path} claims {image.width}x{image.height} pixels in {len(content):,} bytes: truncated?")
         frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
         if frames > 1:
             raise InputError(f"{path} has {frames} frames or pages: split it into single pictures")
-        low = _low_bytes(path, image)
+        low = _low_bytes(content, image)
         image.load()
         pixels, notes = _pixels(path, image)
         if low is not None:
@@ -131,20 +134,23 @@ def _upright(pixels: Array, orientation: int) -> Array:
     return np.ascontiguousarray(pixels[::down, ::across])
 
 
+def _content(path: Path) -> bytes:
+    """Return the bytes of a file. Pillow's readers get these: they ask a file for as many as it claims to have."""
+    size = check_regular_file(path)
+    if not 0 < size <= _BYTES_PER_PIXEL * LARGEST:
+        raise InputError(f"{path} is {'too large for a picture' if size else 'empty'}: it has {size:,} bytes")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(content: bytes) -> Iterator[Image.Image]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_regular_file(path)
-        with Image.open(path, formats=READ) as image:
+        with Image.open(io.BytesIO(content), formats=READ) as image:
             yield image
-
-
-def _check_plausible(path: Path, pixels: int) -> None:
-    """Raise InputError for more pixels than a file of this size can hold, before memory is allocated for them."""
-    size = check_regular_file(path)
-    if _BYTES_PER_PIXEL * pixels > ALLOWANCE + 4 * BEST_COMPRESSION * size:
-        raise InputError(f"{path} claims {pixels:,} pixels, but has only {size:,} bytes: truncated?")
 
 
 @contextlib.contextmanager
@@ -156,13 +162,10 @@ def _as_input_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # Pillow's readers raise nearly anything for a damaged file
         known: dict[type[Exception], str] = {
-            PermissionError: f" cannot be read: {getattr(error, 'strerror', None)}",
             Image.DecompressionBombError: f" claims far more than {LARGEST:,} pixels: a decompression bomb?",
             UnidentifiedImageError: " is not an image that can be read",
         }
-        empty = isinstance(error, UnidentifiedImageError) and path.stat().st_size == 0
-        text = " is empty" if empty else known.get(type(error), f" is damaged: {first_line(error)}")
-        raise InputError(f"{path}{text}") from error
+        raise InputError(f"{path}{known.get(type(error), f' is damaged: {first_line(error)}')}") from error
 
 
 def _pixels(path: Path, image: Image.Image) -> tuple[Array, tuple[str, ...]]:
@@ -190,7 +193,7 @@ def _from_cmyk(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _low_bytes(path: Path, image: Image.Image) -> Array | None:
+def _low_bytes(content: bytes, image: Image.Image) -> Array | None:
     """Return the low bytes of colour with 16 bits, None for other images.
 
     Pillow keeps the high byte of each number. With the byte order swapped, it keeps the low one.
@@ -201,7 +204,7 @@ def _low_bytes(path: Path, image: Image.Image) -> Array | None:
     kinds = [kind if isinstance(kind, str) else "" for kind in packed]
     if not kinds or any(kind[:-3] not in ("RGB;", "RGBA;") or kind[-3:] not in swapped for kind in kinds):
         return None
-    with _opened(path) as again:
+    with _opened(content) as again:
         tiles: list[Any] = []
         for tile, kind in zip(getattr(again, "tile", ()), kinds, strict=True):
             other = kind[:-3] + swapped[kind[-3:]]
