@@ -4,12 +4,27 @@ import os
 import sysconfig
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 
 FOLDER = "src/mvrbm/compiled/"
 FAST = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
 
 # Plain C with the vector types and threads of GCC and Clang. Free-threaded Python has no stable ABI to build for.
 supported = os.name == "posix" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+class Wheel(bdist_wheel):
+    """Compile first: a wheel for which nothing could be compiled is tagged as pure Python."""
+
+    def run(self) -> None:
+        """Build the wheel."""
+        self.run_command("build_ext")
+        code = self.get_finalized_command("build_ext").get_outputs() if self.distribution.ext_modules else []
+        if not any(os.path.exists(file) for file in code):
+            self.distribution.ext_modules = []
+            self.root_is_pure = True
+        super().run()
+
 
 setup(
     ext_modules=[
@@ -27,4 +42,5 @@ setup(
     if supported
     else [],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if supported else {},
+    cmdclass={"bdist_wheel": Wheel},
 )
