@@ -1,7 +1,7 @@
 """Check the shape of the code: sizes, docstrings, private names, import cycles, the places of tests, the wheel.
 
     python -m tools.check_structure           # everything that reads the sources, in seconds
-    python -m tools.check_structure --wheel   # builds the wheel too, and lists what it must not contain
+    python -m tools.check_structure --wheel   # builds wheels too, with and without a C compiler, and checks their files
 
 The layers of the library are contracts of import-linter, in `pyproject.toml`; ruff and mypy check single lines. Prints
 `file:line: what is wrong`; the exit code is 1 if there is anything.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -198,8 +199,18 @@ def check_data(names: Iterable[str], root: Path) -> Iterator[str]:
             yield f"wheel: {name} is missing"
 
 
-def build_wheel(root: Path) -> list[str]:
-    """Build the wheel from a copy of the sources, where no earlier build has left files, and return their names."""
+def check_tag(wheel: str, names: Iterable[str]) -> Iterator[str]:
+    """Yield a wheel with the wrong name: compiled code is for any Python from 3.11, a wheel without is pure Python."""
+    wanted = "-cp311-abi3-" if any(name.endswith(".abi3.so") for name in names) else "-py3-none-any."
+    if wanted not in wheel:
+        yield f"wheel: {wheel} should be tagged {wanted.strip('-.')}"
+
+
+def build_wheel(root: Path, compiler: str | None = None) -> tuple[str, list[str]]:
+    """Build the wheel from a copy of the sources, where no earlier build has left files.
+
+    Returns the name of the wheel and the names of its files. `compiler` replaces the C compiler.
+    """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "copy")
         leave_out = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
@@ -209,16 +220,17 @@ def build_wheel(root: Path) -> list[str]:
         for other in ("studies", "benchmarks", "tests", "tools"):  # would be found if the settings were wrong
             shutil.copytree(root / other, copy / other, ignore=leave_out)
         options = ["--no-deps", "--no-build-isolation", "--disable-pip-version-check", "-w", folder]
-        subprocess.run([sys.executable, "-m", "pip", "-q", "wheel", *options, str(copy)], check=True)
+        environment = os.environ | ({} if compiler is None else {"CC": compiler})
+        subprocess.run([sys.executable, "-m", "pip", "-q", "wheel", *options, str(copy)], check=True, env=environment)
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            return archive.namelist()
+            return wheel.name, archive.namelist()
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the checks and print what is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--wheel", action="store_true", help="build the wheel and check its files too")
+    parser.add_argument("--wheel", action="store_true", help="build wheels and check their files too")
     options = parser.parse_args(arguments)
     found = [
         *check_sizes(ROOT),
@@ -229,8 +241,9 @@ def main(arguments: list[str] | None = None) -> int:
         *(line for package in ("mvrbm", "studies", "benchmarks") for line in check_cycles(imports_of_package(package))),
     ]
     if options.wheel:
-        names = build_wheel(ROOT)
-        found += [*check_wheel(names), *check_data(names, ROOT)]
+        for compiler in (None, "false"):  # a program that fails
+            wheel, names = build_wheel(ROOT, compiler)
+            found += [*check_wheel(names), *check_data(names, ROOT), *check_tag(wheel, names)]
     print("".join(f"{line}\n" for line in found), end="")
     print(f"structure: {len(found)} to change", file=sys.stderr)
     return 1 if found else 0

@@ -117,6 +117,20 @@ def test_strangers_in_a_wheel_are_found(name, belongs):
     assert (list(checks.check_wheel([name])) == []) is belongs
 
 
+@pytest.mark.parametrize(
+    ("wheel", "files", "right"),
+    [
+        ("mvrbm-0.1.0-cp311-abi3-linux_x86_64.whl", ["mvrbm/a.py", "mvrbm/a.abi3.so"], True),
+        ("mvrbm-0.1.0-py3-none-any.whl", ["mvrbm/a.py"], True),
+        ("mvrbm-0.1.0-cp311-abi3-linux_x86_64.whl", ["mvrbm/a.py"], False),
+        ("mvrbm-0.1.0-cp311-cp311-linux_x86_64.whl", ["mvrbm/a.abi3.so"], False),
+        ("mvrbm-0.1.0-py3-none-any.whl", ["mvrbm/a.abi3.so"], False),
+    ],
+)
+def test_a_wheel_is_tagged_by_its_compiled_code(wheel, files, right):
+    assert (list(checks.check_tag(wheel, files)) == []) is right
+
+
 def test_files_that_a_wheel_lacks_are_found(tmp_path):
     tree = written(tmp_path, GOOD | {"src/mvrbm/py.typed": "", "src/mvrbm/a.c": "", "src/mvrbm/weights/x.json": ""})
     names = ["mvrbm/__init__.py", "mvrbm/units/__init__.py", "mvrbm/py.typed"]
