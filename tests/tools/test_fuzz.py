@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from mvrbm.errors import InputError
-
 from tools import fuzz, fuzz_inputs
-
 
 COUNTS = {"idx": 1000, "array": 1000, "shards": 500, "image": 500} | dict.fromkeys(fuzz_inputs.FOLDERS, 100)
 
@@ -67,5 +65,5 @@ def test_what_is_not_a_regular_file_raises_without_waiting(reader, kind, monkeyp
     make, read = fuzz.readers(reader)[reader]
     (valid,) = {frozenset(make(random.Random(0)))}
     for name in valid:
-        files = {other: b"" for other in valid} | {name: kind}
+        files = dict.fromkeys(valid, b"") | {name: kind}
         assert fuzz.run(reader, lambda rng, files=files: files, read, range(1)) == {"rejected": 1}
