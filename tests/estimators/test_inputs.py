@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from mvrbm import MMVRBM, MVRBM, RBM, TVRBM, MVRBMClassifier
 from mvrbm.io.shards import Shards
@@ -118,6 +119,19 @@ def test_bytes_that_are_bits_are_pointed_out(digits):
 IMAGES = np.full((10, 6, 4), 0.5)
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(IMAGES)
+
+
+class Ragged(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        return np.zeros((2 + number, 2))
+
+
 REFUSED = [
     ("beyond [0, 1]", lambda: MVRBM().fit(IMAGES * 3), "from 0 to 1, got 1.5 to 1.5.*Gaussian units"),
     ("unknown unit", lambda: MVRBM(visible="logistic").fit(IMAGES), "visible must be one of"),
@@ -173,6 +187,9 @@ REFUSED = [
     ),
     ("only NaN", lambda: MVRBM().fit(IMAGES * np.nan), "no entry is known"),
     ("NaN for a classifier", lambda: MVRBMClassifier().fit(IMAGES * np.nan, np.arange(10) % 2), "NaN"),
+    ("a stream", lambda: MVRBM().fit(Stream()), "must be a map-style dataset.*got an IterableDataset"),
+    ("items of several shapes", lambda: MVRBM().fit(Ragged()), r"item 1 of the dataset has shape \(3, 2\), but item 0"),
+    ("no items", lambda: MVRBM().fit(TensorDataset(torch.zeros(0, 2, 2))), "the data is empty"),
     ("not one-hot", lambda: MVRBM(visible="categorical").fit(IMAGES), "layer 'visible' .*one-hot"),
     ("no samples", lambda: MVRBM().fit(IMAGES[:0]), "the data is empty"),
     ("text", lambda: RBM().fit(np.array([["a", "b"]] * 3)), "could not convert|dtype"),
@@ -226,6 +243,40 @@ def test_every_form_of_the_data_gives_the_same_model(form, digits):
     other.fit(SAME[form](X))
     np.testing.assert_array_equal(one.components_, other.components_)
     np.testing.assert_array_equal(one.transform(X), other.transform(SAME[form](X)))
+
+
+def as_shards(X, folder):
+    for number, part in enumerate(np.array_split(X, 3)):
+        np.save(folder / f"{number}.npy", part)
+    return Shards(folder)
+
+
+ON_DEMAND = {
+    "a dataset of arrays": lambda X, folder: TensorDataset(torch.from_numpy(X)),
+    "a dataset of pairs": lambda X, folder: TensorDataset(torch.from_numpy(X), torch.zeros(len(X))),
+    "shards": as_shards,
+}
+
+
+@pytest.mark.parametrize("form", ON_DEMAND)
+def test_samples_that_are_read_when_they_are_needed(form, digits, tmp_path):
+    X, y = digits[:60], np.arange(60) % 3
+    data = ON_DEMAND[form](X, tmp_path)
+    fitted = MVRBM((3, 3), n_epochs=1, random_state=0).fit(data)
+    np.testing.assert_array_equal(fitted.transform(data), fitted.transform(X))
+    classifiers = [MVRBMClassifier((3, 3), n_epochs=1, random_state=0).fit(form, y) for form in (X, data)]
+    np.testing.assert_array_equal(classifiers[0].predict_proba(X), classifiers[1].predict_proba(data))
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        classifiers[0].fit(data, y[:10])
+
+
+def test_a_polars_frame_is_a_table(digits):
+    polars = pytest.importorskip("polars")
+    rows = np.where(np.arange(64) == 5, np.nan, digits[:60].reshape(60, -1)).astype(np.float64)
+    frame = polars.DataFrame({f"p{k}": [None if np.isnan(v) else v for v in rows[:, k]] for k in range(64)})
+    one, other = (RBM(4, n_epochs=1, random_state=0).fit(data) for data in (rows, frame))
+    np.testing.assert_array_equal(one.components_, other.components_)
+    assert other.feature_names_in_[0] == "p0"
 
 
 def test_bytes_of_a_tensor_are_scaled_too(digits):

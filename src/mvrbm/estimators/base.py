@@ -32,7 +32,7 @@ from mvrbm.estimators.parameters import (
     unconnected,
     unsuited_reason,
 )
-from mvrbm.io.shards import Shards
+from mvrbm.io.shards import Rows
 from mvrbm.learning.callbacks import Callback, ProgressBar
 from mvrbm.learning.trainer import Trainer
 from mvrbm.likelihood import LikelihoodInterval, log_likelihood_interval, pseudo_log_likelihood
@@ -103,7 +103,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
 
         Parameters
         ----------
-        X : array of shape (n, \*visible_shape) or (n, n_features), or Shards
+        X : array of shape (n, \*visible_shape) or (n, n_features), or Shards or Dataset
             The data, or a folder of it. Bytes are scaled to [0, 1] batch by batch for Bernoulli units.
         y : None
             Ignored, there for pipelines.
@@ -188,7 +188,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         epochs, updates = trainer.epoch, trainer.update
         trainer.callbacks = [*callbacks, *([ProgressBar()] if self.verbose else [])]
         try:
-            sharded = any(isinstance(part, Shards) for part in data.values())  # a mask would be as large as these
+            sharded = any(isinstance(part, Rows) for part in data.values())  # a mask would be as large as these
             trainer.fit(data, n_epochs, mask=known, nan_is_missing=sharded, initialise=initialise)
         finally:
             trainer.callbacks = []

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, validate_data
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
 from mvrbm.errors import StorageError
-from mvrbm.io.shards import Shards
+from mvrbm.io.shards import DatasetRows, Rows
 from mvrbm.io.untrusted import ALLOWANCE
 from mvrbm.units import Unit, make_unit, unit_names
 from mvrbm.validation import as_shape, choice
@@ -80,7 +81,7 @@ def check_values(layers: Mapping[str, Any], units: Mapping[str, Unit], known: Kn
     for name, unit in units.items():
         low, high = unit.data_range
         every_byte_is_valid = not unit.entry_modes and low <= 0 and 255 * unit.byte_scale <= high
-        if not (isinstance(layers[name], Shards) or (layers[name].dtype == np.uint8 and every_byte_is_valid)):
+        if not (isinstance(layers[name], Rows) or (layers[name].dtype == np.uint8 and every_byte_is_valid)):
             for _ in batches(layers, {name: unit}, known):
                 pass
 
@@ -144,7 +145,7 @@ def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bo
 def known_entries(
     mask: Mapping[str, Any] | None, layers: Mapping[str, Any], *, every_layer: bool | None = False
 ) -> dict[str, Tensor] | None:
-    """Return :func:`masks`, or None if there is no mask and no entry of the arrays is NaN. Shards are not read."""
+    """Return :func:`masks`, or None if there is no mask and no entry of an array is NaN. Rows on disk are not read."""
     if mask is None and not any(map(_has_nan, layers.values())):
         return None
     return masks(mask or {}, layers, every_layer=every_layer)
@@ -248,6 +249,7 @@ class ArrayInput:
     def _read_labelled(self, X: Any, y: Any, sample_weight: Any, device: torch.device) -> Labelled:
         """Check training data with labels and weights, values included, and learn the shape and the classes."""
         samples, labels = self._read_with(X, label_vector(y), reset=True)
+        samples = np.asarray(samples)  # rows on disk are read
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
@@ -265,15 +267,19 @@ class ArrayInput:
         )
 
     def _read_with(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
-        X = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+        if isinstance(X, IterableDataset):
+            raise ValueError("X must be a map-style dataset, with len and items by number, got an IterableDataset")
+        X = X.detach().cpu().numpy() if isinstance(X, Tensor) else DatasetRows(X) if isinstance(X, Dataset) else X
         given = X if hasattr(X, "ndim") else np.asarray(X)
         array_shape = tuple(given.shape[1:]) if given.ndim > 2 else None
         if array_shape is not None and len(given) == 0:
             raise ValueError("the data is empty: at least one sample is needed")
         if array_shape is not None and not reset and array_shape != self.visible_shape_:
             raise ValueError(f"samples must have shape {self.visible_shape_}, got {array_shape}")
-        if isinstance(X, Shards):
-            rows, labels = X, None
+        if isinstance(X, Rows):
+            rows, labels = X, None if isinstance(y, str) else validate_data(self, "no_validation", y)
+            if labels is not None:
+                check_consistent_length(X, labels)
             if not reset and math.prod(X.shape[1:]) != self.n_features_in_:
                 raise ValueError(f"samples must have shape {self.visible_shape_}, got {X.shape[1:]}")
             self.n_features_in_ = math.prod(X.shape[1:])

@@ -18,7 +18,6 @@ from sklearn.model_selection import ParameterGrid
 
 from mvrbm.errors import DivergenceError
 from mvrbm.estimators.base import ArrayRBM
-from mvrbm.io.shards import Shards
 from mvrbm.learning import fit_together
 from mvrbm.learning.distributed import World, single_process
 from mvrbm.validation import number
@@ -88,7 +87,7 @@ class Sweep:
         Labels y (n,) are passed on to `scoring`.
         """
         number(self.validation, "validation", 0, 1, exclude_low=True)
-        X = X[:] if isinstance(X, Shards) else np.asarray(X)
+        X = np.asarray(X)
         order = np.random.default_rng(self.random_state).permutation(len(X))
         n_held = max(1, round(self.validation * len(X)))
         if n_held >= len(X):

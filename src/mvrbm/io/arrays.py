@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from mvrbm.errors import InputError
 from mvrbm.io import datasets
 from mvrbm.io.atomic import check_output, replace_file
-from mvrbm.io.formats import IMAGE_SUFFIXES, LARGEST, first_line, images_in, open_npy, read_idx, read_npz
+from mvrbm.io.formats import IMAGE_SUFFIXES, LARGEST, first_line, images_by_class, open_npy, read_idx, read_npz
 from mvrbm.io.pictures import read_picture
-from mvrbm.io.shards import Shards, is_folder_of_shards
+from mvrbm.io.shards import Rows, Shards, StoredRows, is_folder_of_shards
+from mvrbm.io.tables import STORES, TABLES, open_stored, read_table, table_labels, table_samples
 from mvrbm.io.untrusted import check_regular_file
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+# Bytes up to which arrays of HDF5 and zarr files are read into memory.
+_IN_MEMORY = 2**30
 
 
 def read_array(
@@ -42,9 +45,11 @@ def read_array(
     Parameters
     ----------
     source : str or path
-        A ``.npy`` file (which is memory-mapped), a ``.npz`` file with one array or ``file.npz:key``, an
-        idx file (also with gzip), an image, a folder of images of one size, or the name of a data set, such as
-        ``mnist`` or ``mnist:test``. A file with the name of a data set is read by ``./mnist``.
+        A ``.npy`` file (which is memory-mapped), a ``.npz``, HDF5 or zarr file with one array or ``file.npz:key``, an
+        idx file (also with gzip), a table of numbers (CSV or Parquet; ``file.csv:a,b`` are some columns and
+        ``file.csv:-a`` all but one), an image, a folder of images of one size or of such folders, one per class, or the
+        name of a data set, such as ``mnist`` or ``mnist:test``. A file with the name of a data set is read by
+        ``./mnist``.
     data_dir : path, optional
         Folder that is searched first for data sets.
     largest : int
@@ -59,11 +64,17 @@ def read_array(
     name, _, split = text.partition(":")
     if name in datasets.NAMES:
         return _read_set(name, split or "train", data_dir)
-    place, colon, key = text.rpartition(":")
-    path = Path(place if colon and place.endswith(".npz") else text)
+    path, key = _split_key(text)
+    if path.name.endswith(TABLES) and path.exists():
+        return table_samples(read_table(path, key, largest=largest), path)
+    if path.suffix in STORES and path.exists():
+        stored = open_stored(path, key)
+        if math.prod(stored.shape) * stored.dtype.itemsize > largest:
+            raise InputError(f"{path} holds {stored.shape} of {stored.dtype}, more than {largest:,} bytes")
+        return np.asarray(stored[:])
     try:
         if path.is_dir():
-            return _read_images(images_in(path), largest)
+            return _read_images([image for images in images_by_class(path).values() for image in images], largest)
         if not path.exists():
             raise InputError(f"{text}: no such file, and no data set of that name: {', '.join(datasets.NAMES)}")
         check_regular_file(path)
@@ -76,24 +87,37 @@ def read_array(
     if head == b"\x93NUMPY":
         return open_npy(path)
     if head[:4] == b"PK\x03\x04" or path.suffix == ".npz":
-        return read_npz(path, key if str(path) != text else None, largest=largest)
+        return read_npz(path, key, largest=largest)
     if head[:2] in (b"\x1f\x8b", b"\0\0") or "idx" in path.name:
         return read_idx(path, largest=largest)
     if path.suffix.lower() in IMAGE_SUFFIXES:
         return _read_images([path], largest)
     raise InputError(
-        f"{path} is not a .npy, .npz or idx file, an image, a folder of images, or a named data set: it begins with "
-        f"{head.hex(' ')}"
+        f"{path} is not a .npy, .npz, idx, CSV, Parquet, HDF5 or zarr file, an image, a folder of images, or a named "
+        f"data set: it begins with {head.hex(' ')}"
     )
 
 
-def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array | Shards:
+def _split_key(text: str) -> tuple[Path, str | None]:
+    """Split the key, or the columns, off the path of a file that can hold several arrays."""
+    place, colon, key = text.rpartition(":")
+    several = colon and place.endswith((".npz", *TABLES, *STORES))
+    return (Path(place), key) if several else (Path(text), None)
+
+
+def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array | Rows:
     """Read samples for an estimator: (n, ...) in bytes, single or double precision.
 
-    A folder of ``.npy`` files becomes :class:`~mvrbm.io.shards.Shards`; otherwise see :func:`read_array`.
+    A folder of ``.npy`` files and a large array of an HDF5 or zarr file become :class:`~mvrbm.io.shards.Rows`, which
+    are read when they are needed; otherwise see :func:`read_array`.
     """
     if is_folder_of_shards(source):
         return Shards(source)
+    path, key = _split_key(os.fspath(source))
+    if path.suffix in STORES and path.exists():
+        stored = open_stored(path, key)
+        if stored.ndim > 1 and math.prod(stored.shape) * stored.dtype.itemsize > _IN_MEMORY:
+            return StoredRows(stored)
     array = read_array(source, data_dir=data_dir)
     if array.ndim < 2:
         raise InputError(f"{source} has shape {array.shape}: expected samples along the first axis and at least 2 axes")
@@ -105,9 +129,18 @@ def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[
 def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array:
     """Read one label per sample, or one-hot rows: a ``.txt`` file with one label per line, or see :func:`read_array`.
 
-    The name of a data set stands for its labels.
+    The name of a data set stands for its labels, a folder of folders of images for the names of these, and
+    ``file.csv:column`` for a column of a table.
     """
     text = os.fspath(source)
+    path, key = _split_key(text)
+    if path.name.endswith(TABLES) and path.exists():
+        return table_labels(read_table(path, key), path)
+    if path.is_dir() and path.suffix not in STORES:
+        classes = images_by_class(path)
+        if list(classes) == [""]:
+            raise InputError(f"{path} holds images, but no folders of images that name their classes")
+        return np.repeat(list(classes), [len(images) for images in classes.values()])
     name, _, split = text.partition(":")
     if name in datasets.NAMES:
         labels = datasets.load(name, split=split or "train", data_dir=data_dir).labels

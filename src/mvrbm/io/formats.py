@@ -21,7 +21,18 @@ from numpy.typing import NDArray
 from mvrbm.errors import InputError
 from mvrbm.io.untrusted import check_regular_file
 
-__all__ = ["IMAGE_SUFFIXES", "LARGEST", "first_line", "images_in", "open_npy", "read_idx", "read_npz"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "LARGEST",
+    "first_line",
+    "images_by_class",
+    "images_in",
+    "open_npy",
+    "read_idx",
+    "read_npz",
+    "reading",
+    "some_of",
+]
 
 Array = NDArray[Any]
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
@@ -47,8 +58,16 @@ def images_in(folder: Path) -> list[Path]:
     return found
 
 
+def images_by_class(folder: Path) -> dict[str, list[Path]]:
+    """Return the images in each folder within a folder, by the names of these; the folder's own images as class ""."""
+    inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    if not inner or any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir()):
+        return {"": images_in(folder)}
+    return {path.name: images_in(path) for path in inner}
+
+
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turn everything that goes wrong while a file is read into an InputError that names it."""
     check_regular_file(path)
     try:
@@ -64,7 +83,7 @@ def _reading(path: Path) -> Iterator[None]:
 def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False) -> Array:
     """Memory-map a ``.npy`` file of booleans, integers or floats, read-only."""
     path = Path(path)
-    with _reading(path), path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         shape, by_column, dtype = _npy_header(file, str(path), allow_empty)
         start, size = file.tell(), os.fstat(file.fileno()).st_size
     if 0 in shape:
@@ -72,21 +91,21 @@ def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False) -> Arra
     needed = math.prod(shape) * dtype.itemsize
     if start + needed > size:
         raise InputError(f"{path} is truncated: it has {size - start:,} of {needed:,} bytes for shape {shape}")
-    with _reading(path):
+    with reading(path):
         return np.memmap(path, dtype, "r", offset=start, shape=shape, order="F" if by_column else "C")
 
 
 def read_npz(path: str | os.PathLike[str], key: str | None = None, *, largest: int = LARGEST) -> Array:
     """Read the array `key` of a ``.npz`` archive; without a key, its only one."""
     path = Path(path)
-    with _reading(path), zipfile.ZipFile(path) as archive:
+    with reading(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if not members:
             raise InputError(f"{path} holds no array")
         if key is None and len(members) > 1:
-            raise InputError(f"{path} holds {len(members)} arrays, {_some(members)}: name one as {path.name}:KEY")
+            raise InputError(f"{path} holds {len(members)} arrays, {some_of(members)}: name one as {path.name}:KEY")
         if key is not None and key not in members:
-            raise InputError(f"{path} holds no array '{key}', only {_some(members)}")
+            raise InputError(f"{path} holds no array '{key}', only {some_of(members)}")
         name, info = (key, members[key]) if key is not None else next(iter(members.items()))
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise InputError(f"{path} uses an unsupported compression: NumPy stores or deflates")
@@ -137,7 +156,8 @@ def _read_entries(
     return np.frombuffer(content, dtype)
 
 
-def _some(names: Iterable[str], most: int = 8) -> str:
+def some_of(names: Iterable[str], most: int = 8) -> str:
+    """List the first names."""
     names = list(names)
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
@@ -145,7 +165,7 @@ def _some(names: Iterable[str], most: int = 8) -> str:
 def read_idx(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Array:
     """Read an array from an idx file (the format of MNIST), plain or compressed with gzip, up to `largest` bytes."""
     path = Path(path)
-    with _reading(path), path.open("rb") as raw:
+    with reading(path), path.open("rb") as raw:
         size = os.fstat(raw.fileno()).st_size
         compressed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)

@@ -1,12 +1,17 @@
-"""One array in many files: a folder of ``.npy`` shards of different lengths, together larger than memory."""
+"""Samples that are read when they are needed, together larger than memory: shards, stored arrays, datasets.
+
+A folder of shards holds ``.npy`` files of different lengths.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +19,7 @@ from numpy.typing import NDArray
 from mvrbm.errors import InputError, ShardError
 from mvrbm.io.formats import open_npy
 
-__all__ = ["ShardError", "Shards", "is_folder_of_shards"]
+__all__ = ["DatasetRows", "Rows", "ShardError", "Shards", "StoredRows", "is_folder_of_shards"]
 
 Array = NDArray[Any]
 
@@ -25,7 +30,55 @@ def is_folder_of_shards(path: str | os.PathLike[str]) -> bool:
     return folder.is_dir() and any(folder.glob("*.npy"))
 
 
-class Shards:
+class Rows(ABC):
+    """Samples that are read when they are indexed, such that all of them together can be larger than memory.
+
+    Estimators take them in the place of an array. `dtype` is bytes, single or double precision.
+    """
+
+    def __init__(self, n: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._n, self._sample, self.dtype = n, tuple(shape), dtype
+
+    @abstractmethod
+    def _read(self, numbers: Array) -> Array:
+        """Read rows by number: (m, ...), with as many entries per sample as the shape has."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._n
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole array."""
+        return (len(self), *self._sample)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of the whole array."""
+        return 1 + len(self._sample)
+
+    def reshape(self, n: int, *shape: int) -> Self:
+        """Return the same rows as arrays of another shape."""
+        if n != len(self) or math.prod(shape) != math.prod(self._sample):
+            raise ShardError(f"rows of shape {self._sample} cannot become {shape}")
+        other = copy.copy(self)
+        other._sample = tuple(shape)
+        return other
+
+    def __getitem__(self, rows: Sequence[int] | slice | Array) -> Array:
+        """Read rows by number, or a slice of them: (m, *shape of a sample)."""
+        numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
+        if len(numbers) and (numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= len(self)):
+            raise ShardError(f"rows are numbers from 0 to {len(self) - 1}, got {numbers!r:.60}")
+        found = self._read(numbers) if len(numbers) else np.empty(0, self.dtype)
+        return np.asarray(found, self.dtype).reshape(len(numbers), *self._sample)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Read all rows into memory."""
+        return np.asarray(self[:], dtype)
+
+
+class Shards(Rows):
     """The rows of several ``.npy`` files, one file after another in the order of their names.
 
     Files are memory-mapped; rows are read when they are indexed. Empty files are allowed.
@@ -48,40 +101,12 @@ class Shards:
                     f"{path} holds samples of shape {part.shape[1:]} and type {part.dtype}, "
                     f"but {self.paths[0]} holds samples of shape {first.shape[1:]} and type {first.dtype}"
                 )
-        self.dtype: np.dtype[Any] = first.dtype
         self._ends = np.cumsum([len(part) for part in self._parts])
-        self._sample: tuple[int, ...] = first.shape[1:]
+        super().__init__(int(self._ends[-1]), first.shape[1:], first.dtype)
         if not len(self):
             raise ShardError(f"all {len(self.paths)} shards in {folder} are empty")
 
-    def __len__(self) -> int:
-        """Return the number of rows of all files."""
-        return int(self._ends[-1])
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the whole array."""
-        return (len(self), *self._sample)
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes of the whole array."""
-        return 1 + len(self._sample)
-
-    def reshape(self, n: int, *shape: int) -> Shards:
-        """Return the same rows as arrays of another shape."""
-        if n != len(self) or math.prod(shape) != math.prod(self._sample):
-            raise ShardError(f"rows of shape {self._sample} cannot become {shape}")
-        other = object.__new__(Shards)
-        other.__dict__.update(self.__dict__)
-        other._sample = tuple(shape)
-        return other
-
-    def __getitem__(self, rows: Sequence[int] | slice | Array) -> Array:
-        """Read rows by number, or a slice of them: (m, *shape of a sample)."""
-        numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
-        if len(numbers) and (numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= len(self)):
-            raise ShardError(f"rows are numbers from 0 to {len(self) - 1}, got {numbers!r:.60}")
+    def _read(self, numbers: Array) -> Array:
         out = np.empty((len(numbers), *self._sample), self.dtype)
         files = np.searchsorted(self._ends, numbers, side="right")
         for file in np.unique(files):
@@ -92,6 +117,57 @@ class Shards:
             except (OSError, ValueError) as error:
                 raise ShardError(f"{self.paths[file]} cannot be read: {error}") from error
         return out
+
+
+class StoredRows(Rows):
+    """An array of an HDF5 file or a zarr store, see :func:`mvrbm.io.tables.open_stored`.
+
+    Parameters
+    ----------
+    array : array
+        It has `shape` and `dtype`, and is indexed by increasing numbers.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        super().__init__(array.shape[0], array.shape[1:], _usual(array.dtype))
+
+    def _read(self, numbers: Array) -> Array:
+        increasing, places = np.unique(numbers, return_inverse=True)
+        return np.asarray(self._array[increasing])[places]
+
+
+class DatasetRows(Rows):
+    """A map-style PyTorch dataset, or another sequence, of samples.
+
+    Parameters
+    ----------
+    dataset : sequence
+        Each item is an array, a tensor or an image, or a tuple that begins with one; the rest is not used.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        if len(dataset) == 0:
+            raise ShardError("the data is empty: at least one sample is needed")
+        first = self._item(0)
+        super().__init__(len(dataset), first.shape, _usual(first.dtype))
+
+    def _item(self, number: int) -> Array:
+        item = self._dataset[number]
+        return np.asarray(item[0] if isinstance(item, tuple | list) else item)
+
+    def _read(self, numbers: Array) -> Array:
+        items = [self._item(int(number)) for number in numbers]
+        for number, item in zip(numbers, items, strict=True):
+            if item.size != math.prod(self._sample):
+                raise ShardError(f"item {number} of the dataset has shape {item.shape}, but item 0 has {self._sample}")
+        return np.stack(items)
+
+
+def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return bytes, single or double precision for data of a type."""
+    return np.dtype(dtype if dtype in (np.uint8, np.float64) else np.float32)
 
 
 def _mapped(path: Path) -> Array:

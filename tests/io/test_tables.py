@@ -1,0 +1,146 @@
+"""Tables, stored arrays and folders of classes: numbers and labels arrive as they were written."""
+
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from mvrbm.errors import InputError, MissingPackageError
+from mvrbm.io import arrays, tables
+from mvrbm.io.arrays import read_array, read_labels, read_samples
+from mvrbm.io.shards import StoredRows
+
+NUMBERS = np.array([[0.5, 1.0, np.nan], [2.0, 3.5, 4.0]])
+FRAME = pd.DataFrame({"a": [0.5, 2.0], "name": ["x", "y"], "b": [1.0, 3.5], "c": [np.nan, 4.0]})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", "a,b,c\n0.5,1,\n2,3.5,4\n"),
+        ("t.csv", "a;b;c\n0.5;1;NA\n2;3.5;4\n"),
+        ("t.tsv", "a\tb\tc\n0.5\t1\t\n2\t3.5\t4\n"),
+        ("t.csv", "0.5,1,\n2,3.5,4\n"),
+        ("t.csv", '"a","b, the second",c\n0.5,1,\n2,3.5,4\n'),
+        ("t.csv.gz", "a,b,c\n0.5,1,\n2,3.5,4\n"),
+    ],
+)
+def test_csv_files_are_numbers_with_nan(tmp_path, name, text):
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    found = read_samples(tmp_path / name)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, NUMBERS)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_columns_are_chosen_by_name(tmp_path, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    path = tmp_path / f"table{suffix}"
+    FRAME.to_csv(path, index=False) if suffix == ".csv" else FRAME.to_parquet(path)
+    np.testing.assert_array_equal(read_array(f"{path}:-name"), NUMBERS)
+    np.testing.assert_array_equal(read_array(f"{path}:c,a"), NUMBERS[:, [2, 0]])
+    assert read_labels(f"{path}:name").tolist() == ["x", "y"]
+    for columns, message in [
+        ("", "column 'name' holds .*, not numbers: choose columns as table"),
+        (":z", "has no column 'z', only a, name, b, c"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            read_array(f"{path}{columns}")
+    for columns, message in [
+        (":a,b", "has 2 columns: name that of the labels"),
+        (":c", "1 labels are missing in column 'c'"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            read_labels(f"{path}{columns}")
+
+
+def test_whole_numbers_up_to_255_are_bytes(tmp_path):
+    rows = pd.DataFrame([[0, 255], [7, 9]])
+    rows.to_csv(tmp_path / "bytes.csv", index=False)
+    assert read_samples(tmp_path / "bytes.csv").dtype == np.uint8
+    (rows // 2).to_csv(tmp_path / "counts.csv", index=False)
+    assert read_samples(tmp_path / "counts.csv").dtype == np.float64
+    pd.DataFrame(np.eye(3, dtype=int)).to_csv(tmp_path / "one-hot.csv", index=False)
+    np.testing.assert_array_equal(read_labels(tmp_path / "one-hot.csv"), np.eye(3))
+
+
+def test_tables_that_are_no_tables(tmp_path):
+    for text, message in [(b"a,b\n", "no entries"), (b"a,b\n1,2\n1,2,3\n", "damaged"), (b"\xff\xfe\0", "damaged")]:
+        (tmp_path / "bad.csv").write_bytes(text)
+        with pytest.raises(InputError, match=message):
+            read_array(tmp_path / "bad.csv")
+    (tmp_path / "large.csv").write_bytes(b"a\n" + b"1\n" * 100)
+    with pytest.raises(InputError, match="more than the limit of 50"):
+        read_array(tmp_path / "large.csv", largest=50)
+
+
+def test_a_missing_package_is_one_line_with_the_command(tmp_path, monkeypatch):
+    (tmp_path / "x.h5").write_bytes(b"x")
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    with pytest.raises(
+        MissingPackageError, match=r"^reading x.h5 needs the package h5py.*pip install 'mvrbm\[hdf5\]'$"
+    ):
+        read_array(tmp_path / "x.h5")
+
+
+def stored(kind, path, content):
+    """Write arrays by name, or one, into an HDF5 file or a zarr store."""
+    if kind == "h5":
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(path, "w") as file:
+            for name, array in content.items():
+                file[name] = array
+    else:
+        zarr = pytest.importorskip("zarr")
+        group = zarr.open_group(str(path), mode="w")
+        for name, array in content.items():
+            group.create_array(name, data=array)
+
+
+@pytest.mark.parametrize("kind", ["h5", "zarr"])
+def test_stored_arrays(tmp_path, monkeypatch, kind):
+    digits = np.arange(60, dtype=np.float32).reshape(5, 4, 3)
+    one, two = tmp_path / f"one.{kind}", tmp_path / f"two.{kind}"
+    stored(kind, one, {"digits": digits})
+    stored(kind, two, {"train/digits": digits, "y": np.arange(5)})
+    for source in (one, f"{two}:train/digits"):
+        np.testing.assert_array_equal(read_samples(source), digits)
+    assert read_labels(f"{two}:y").tolist() == [0, 1, 2, 3, 4]
+    monkeypatch.setattr(arrays, "_IN_MEMORY", 10)
+    rows = read_samples(one)
+    assert isinstance(rows, StoredRows)
+    np.testing.assert_array_equal(rows[[4, 0, 0, 2]], digits[[4, 0, 0, 2]])
+    np.testing.assert_array_equal(rows.reshape(5, 12)[1:3], digits.reshape(5, 12)[1:3])
+    with pytest.raises(InputError, match=r"holds 2 arrays, .*: name one as two"):
+        read_array(two)
+    with pytest.raises(InputError, match="holds no array 'x', only"):
+        read_array(f"{two}:x")
+    with pytest.raises(InputError, match="more than 100 bytes"):
+        read_array(one, largest=100)
+    (tmp_path / "bad.h5").write_bytes(b"no HDF5")
+    (tmp_path / "bad.zarr").mkdir()
+    with pytest.raises(InputError, match=rf"bad.{kind} is (damaged|no zarr store)"):
+        read_array(tmp_path / f"bad.{kind}")
+
+
+def test_a_folder_of_folders_has_one_class_per_folder(tmp_path):
+    for name, values in {"cat": [10, 20], "dog": [30]}.items():
+        (tmp_path / name).mkdir()
+        for value in values:
+            Image.new("L", (3, 2), value).save(tmp_path / name / f"{value}.png")
+    assert read_array(tmp_path)[:, 0, 0].tolist() == [10, 20, 30]
+    assert read_array(tmp_path).shape == (3, 2, 3)
+    assert read_labels(tmp_path).tolist() == ["cat", "cat", "dog"]
+    with pytest.raises(InputError, match="no folders of images that name their classes"):
+        read_labels(tmp_path / "cat")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="empty holds no images"):
+        read_array(tmp_path)
+
+
+def test_readers_are_chosen_by_the_ends_of_names():
+    assert {".csv", ".parquet"} < set(tables.TABLES)
+    assert {".h5", ".zarr"} < set(tables.STORES)
