@@ -151,7 +151,11 @@ class RandomSource:
             self._generator.set_state(state["generator"].cpu())
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"random state does not fit a generator on {self.device}: {error}") from error
+        if min([int(state["entropy"]), int(state["children"]), *state["key"].tolist()]) < 0:
+            raise ValueError("random state has negative numbers")
         bits = self._bits.state
+        if state["bits"].shape != bits["state"]["state"].shape:
+            raise ValueError(f"random state has {state['bits'].numel()} words, expected {len(bits['state']['state'])}")
         bits["state"]["state"] = state["bits"].cpu().numpy().view(np.uint64)
         self._bits.state = bits
         self._entropy = int(state["entropy"])

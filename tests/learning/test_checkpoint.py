@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import optim
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
@@ -259,7 +260,7 @@ def test_resuming_a_trainer_that_has_trained_takes_it_back(tmp_path):
     first = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH), callbacks=[Checkpoint(tmp_path)]).fit(
         x, 2, initialise=True
     )
-    other = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH), seed=8).fit(x, 3, initialise=True)
+    other = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH)).fit(x, 3, initialise=True)
     assert other.resume(tmp_path)
     other.fit(x, 2, initialise=True)
     assert other.update == first.update == 8
@@ -393,8 +394,13 @@ REFUSED = [
         {},
         "another machine: its visible differ",
     ),
-    ("another batch", None, {"recipe": Recipe(batch_size=7)}, "another recipe: batch_size differ"),
-    ("another phase", None, {"recipe": Recipe(batch_size=BATCH, negative=PCD(3))}, "another recipe: negative differ"),
+    ("another batch", None, {"recipe": Recipe(batch_size=7)}, "another training run: batch_size is 7, was 10"),
+    (
+        "another phase",
+        None,
+        {"recipe": Recipe(batch_size=BATCH, negative=PCD(3))},
+        "another training run: negative is .*PCD.*, was .*CD",
+    ),
     (
         "another optimiser",
         None,
@@ -413,6 +419,76 @@ def test_checkpoint_of_something_else_is_refused(tmp_path, _, machine, how, mess
         trainer.resume(tmp_path) and trainer.fit(bits(), 3, initialise=True)
 
 
+def other_bits():
+    x = bits()
+    x[7, 1, 1] = 1 - x[7, 1, 1]
+    return x
+
+
+def adam(rate):
+    return {"optimizer": lambda groups: optim.Adam(groups, lr=rate)}
+
+
+ANOTHER_RUN = [
+    ("another seed", {}, {"seed": 1}, bits(), "seed is 1, was 0"),
+    ("another entry", {}, {}, other_bits(), "the data has other values"),
+    ("fewer samples", {}, {}, bits()[:30], "n_samples is 30, was 35; .*|the data has other values; n_samples"),
+    ("another rate", adam(0.02), adam(0.03), bits(), "the optimiser is .*0.03.*, was .*0.02"),
+    (
+        "another schedule",
+        {"scheduler": lambda o: lr_scheduler.StepLR(o, 1, 0.5)},
+        {"scheduler": lambda o: lr_scheduler.StepLR(o, 1, 0.1)},
+        bits(),
+        "the scheduler is .*0.1.*, was .*0.5",
+    ),
+    ("another momentum", {}, {"recipe": Recipe(batch_size=BATCH, momentum=0.1)}, bits(), "momentum is 0.1, was 0.5"),
+]
+
+
+@pytest.mark.parametrize(("_", "how", "then", "x", "message"), ANOTHER_RUN, ids=[row[0] for row in ANOTHER_RUN])
+def test_checkpoint_of_another_run_is_resumed_by_force_only(tmp_path, _, how, then, x, message):
+    Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH), callbacks=[Checkpoint(tmp_path)], **how).fit(bits(), 2)
+
+    def resumed(**settings):
+        trainer = Trainer(mvrbm((3, 3), (2, 2)), **{"recipe": Recipe(batch_size=BATCH), **how, **then})
+        return trainer.resume(tmp_path, **settings) and trainer.fit(x, 3, initialise=True)
+
+    with pytest.raises(StorageError, match=f"another training run: ({message}).*force=True"):
+        resumed()
+    with pytest.warns(UserWarning, match=message):
+        assert resumed(force=True).epoch == 3
+
+
+def test_checkpoint_without_a_fingerprint_is_resumed(tmp_path):
+    """Version 0.1 wrote none."""
+    trained(tmp_path)
+    damage_json(checkpoint.newest(tmp_path) / "trainer.json", lambda content: content.pop("settings"))
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH), seed=3)
+    assert trainer.resume(tmp_path)
+    assert trainer.fit(other_bits(), 3, initialise=True).epoch == 3
+
+
+def test_two_processes_do_not_write_to_one_folder(tmp_path):
+    class Second(Callback):
+        def on_train_begin(self, trainer):
+            child = os.fork()
+            if child == 0:
+                again = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH), callbacks=[Checkpoint(tmp_path)])
+                try:
+                    again.fit(bits(), 1, initialise=True)
+                except StorageError as error:
+                    os._exit(7 if "another process writes checkpoints" in str(error) else 8)
+                os._exit(9)
+            self.code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    second = Second()
+    second.comes_last = True
+    callbacks = [Checkpoint(tmp_path), second]
+    Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH), callbacks=callbacks).fit(bits(), 1, initialise=True)
+    assert second.code == 7
+    assert trained(tmp_path / "other").epoch == 2
+
+
 def test_longer_training_is_no_other_recipe(tmp_path):
     trained(tmp_path, recipe=Recipe(batch_size=BATCH, n_epochs=2))
     trainer = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH, n_epochs=5))
@@ -427,32 +503,68 @@ def damage_json(path, change):
 
 
 DAMAGE = [
-    ("no trainer.json", lambda p: (p / "trainer.json").unlink(), "trainer.json cannot be read"),
-    ("no tensors", lambda p: (p / "trainer.safetensors").unlink(), "trainer.safetensors is missing"),
+    ("no trainer.json", lambda p: (p / "trainer.json").unlink(), "trainer.json: no such file"),
+    ("no tensors", lambda p: (p / "trainer.safetensors").unlink(), "trainer.safetensors: no such file"),
     ("not JSON", lambda p: (p / "trainer.json").write_text("{"), "not valid JSON"),
     ("empty JSON", lambda p: (p / "trainer.json").write_text("{}"), "trainer.json.* is damaged"),
     ("cut tensors", lambda p: os.truncate(p / "trainer.safetensors", 40), "damaged or not a safetensors file"),
     ("cut model", lambda p: os.truncate(p / "model.safetensors", 40), "model.safetensors"),
-    ("no config", lambda p: (p / "config.json").unlink(), "config.json cannot be read"),
-    ("no position", lambda p: damage_json(p / "trainer.json", lambda c: c.pop("batch")), "does not fit this trainer"),
+    ("no config", lambda p: (p / "config.json").unlink(), "config.json: no such file"),
+    ("no position", lambda p: damage_json(p / "trainer.json", lambda c: c.pop("batch")), "damaged: 'batch' is missing"),
     (
         "no optimiser",
         lambda p: damage_json(p / "trainer.json", lambda c: c.pop("optimizer")),
-        "does not fit this trainer",
+        "damaged: 'optimizer' is missing",
     ),
     (
         "optimiser of another kind",
         lambda p: damage_json(p / "trainer.json", lambda c: c.update(optimizer=[])),
-        "does not fit this trainer",
+        "damaged: optimizer must be dict",
     ),
+]
+
+
+def counter(name, value):
+    return (
+        f"{name} {value!r:.20}",
+        lambda p: damage_json(p / "trainer.json", lambda c: c.update({name: value})),
+        f"trainer.json is damaged: .*{name}",
+    )
+
+
+def tensor(name, change):
+    def damage(path):
+        tensors = load_file(path / "trainer.safetensors")
+        save_file({key: change(t) if key == name else t for key, t in tensors.items()}, path / "trainer.safetensors")
+
+    return damage
+
+
+DAMAGE += [
+    *(counter(name, value) for name in ("epoch", "update", "batch") for value in ("2", None, -1, float("nan"), 1.5)),
+    counter("processes", 0),
+    counter("batch", 100),
+    counter("history", [{"loss": "small"}]),
+    counter("callbacks", ["Monitor"]),
+    (
+        "rate",
+        lambda p: damage_json(p / "trainer.json", lambda c: c["recipe"].update(learning_rate=-1)),
+        "learning_rate",
+    ),
+    ("half the chains", tensor("chains.visible", lambda t: t[:3]), "chains of 'visible' have shape"),
+    ("chains of NaN", tensor("chains.visible", lambda t: t * float("nan")), "chains of 'visible' are not finite"),
+    ("momenta", tensor("momenta.hidden.bias", lambda t: t[:1]), "momenta of 'hidden.bias' have shape"),
+    ("random numbers", tensor("order.bits", lambda t: t[:1].contiguous()), "does not fit this trainer"),
+    ("negative key", tensor("order.key", lambda t: t - 10), "does not fit this trainer: random state"),
 ]
 
 
 @pytest.mark.parametrize(("_", "damage", "message"), DAMAGE, ids=[row[0] for row in DAMAGE])
 def test_damaged_checkpoint_is_refused(tmp_path, _, damage, message):
-    trained(tmp_path)
+    recipe = Recipe(batch_size=BATCH, negative=PCD(6))
+    trained(tmp_path, recipe=recipe)
     damage(checkpoint.newest(tmp_path))
-    trainer = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=BATCH))
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), recipe)
     with pytest.raises(StorageError, match=message):
         trainer.resume(tmp_path) and trainer.fit(bits(), 3, initialise=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import sys
@@ -13,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mvrbm.errors import StorageError
 from mvrbm.extras import require
+from mvrbm.io.atomic import lock
 from mvrbm.learning.data import as_source
 from mvrbm.likelihood import log_likelihood_interval, pseudo_log_likelihood
 from mvrbm.random import RandomSource
@@ -325,7 +328,9 @@ class EarlyStopping(Callback):
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited = state["best"], state["waited"]
+        best = state["best"]
+        self.best = None if best is None else float(best)
+        self.waited = whole_number(state["waited"], "waited", 0)
 
 
 class Checkpoint(Periodic):
@@ -347,19 +352,35 @@ class Checkpoint(Periodic):
     def __init__(self, folder: str | os.PathLike[str], *, every: int | None = None, keep: int = 2) -> None:
         super().__init__(every)
         self.folder, self.keep = Path(folder), whole_number(keep, "keep")
+        self._lock = contextlib.ExitStack()
 
     def on_train_begin(self, trainer: Run) -> None:
-        """Raise ValueError if a new training run would be mixed with an old one."""
-        with trainer.world.raise_together(ValueError):
-            if trainer.world.is_main and trainer.update == 0 and any(self.folder.glob("update-*")):
-                raise ValueError(
+        """Lock the folder. Raise StorageError if a new training run would be mixed with another one."""
+        with trainer.world.raise_together(StorageError):
+            if not trainer.world.is_main:
+                return
+            if trainer.update == 0 and any(self.folder.glob("update-*")):
+                raise StorageError(
                     f"{self.folder} holds checkpoints of an earlier training run: resume it, or choose another folder"
                 )
+            self._lock.close()
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock.enter_context(lock(self.folder))
+            except BlockingIOError:
+                raise StorageError(
+                    f"another process writes checkpoints to {self.folder}: wait for it, or choose another folder"
+                ) from None
+            except OSError as error:
+                raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}") from error
 
     def act(self, trainer: Run) -> None:
         trainer.save(self.folder, self.keep)
 
     def on_train_end(self, trainer: Run) -> None:
-        """Save at the end of training, unless it failed."""
-        if trainer.update > 0 and not trainer.broken:
-            self.act(trainer)
+        """Save at the end of training, unless it failed, and unlock the folder."""
+        try:
+            if trainer.update > 0 and not trainer.broken:
+                self.act(trainer)
+        finally:
+            self._lock.close()

@@ -3,6 +3,8 @@
 Bytes become floats batch by batch; the data is never copied as a whole. File formats are in :mod:`mvrbm.io`.
 """
 
+import functools
+import hashlib
 import itertools
 import math
 import os
@@ -26,6 +28,8 @@ from mvrbm.random import RandomSource
 
 # Samples that the initial moments are computed from; more would change them by less than a percent.
 _MOMENT_SAMPLES = 2**15
+# Entries whose digest is computed within a second.
+_DIGEST_ENTRIES = 2**27
 # Entries, and samples, that are checked together before training: a few copies of them are in memory at once.
 _ENTRIES_AT_ONCE, _SAMPLES_AT_ONCE = 2**19, 1024
 _AHEAD = 3  # batches that are read before they are needed
@@ -78,6 +82,11 @@ class Source(ABC):
     def first_look(self) -> None:
         """Read the first samples, so that data that cannot be read is reported before training begins."""
         next(self.head(1), None)
+
+    @property
+    def digest(self) -> str | None:
+        """A digest of the data in its order; None where the data may be another one every time."""
+        return None
 
     @property
     def whole(self) -> Arrays:

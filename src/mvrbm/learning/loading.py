@@ -19,7 +19,8 @@ def load_checkpoint(folder: Path, config: dict[str, Any], device: str | torch.de
     if path is None:
         raise StorageError(f"{folder} holds no checkpoint")
     plain = checkpoint.read_plain(path)
-    trainer = Trainer(read_machine(path).to(resolve_device(device)), plain["recipe_asked"])
+    known = {name: plain["settings"][name] for name in ("seed", "missing_steps") if plain["settings"].get(name)}
+    trainer = Trainer(read_machine(path).to(resolve_device(device)), plain["recipe_asked"], **known)
     if plain.get("scheduler") is not None:
         raise StorageError(f"{path} was made with a scheduler: build the same Trainer and call its resume method")
     trainer.resume_from(path)

@@ -1,10 +1,12 @@
 """Optimisers and schedulers of `torch.optim` that a user gives to the trainer, instead of the recipe's own steps."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from mvrbm.learning.recipe import Recipe
 from mvrbm.learning.state import TrainState, is_factor
@@ -41,3 +43,34 @@ def build_optimizer(
     else:
         optimizer = make_optimizer([factors, others])
     return optimizer, None if make_scheduler is None else make_scheduler(optimizer)
+
+
+def step_scheduler(scheduler: LRScheduler | None, history: Sequence[Mapping[str, float]], metric: str) -> None:
+    """Let a scheduler, if there is one, change the learning rates; `ReduceLROnPlateau` follows a metric."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        values = [row[metric] for row in history if metric in row]
+        if not values:
+            raise ValueError(f"no callback logs '{metric}': add a Monitor callback for ReduceLROnPlateau to follow")
+        scheduler.step(values[-1])
+    elif scheduler is not None:
+        scheduler.step()
+
+
+def describe_steps(optimizer: Optimizer | None, scheduler: LRScheduler | None) -> list[str] | None:
+    """Describe an optimiser and a scheduler that have just been built, with their settings."""
+    if optimizer is None:
+        return None
+    groups = [
+        {key: _plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+    state = {} if scheduler is None else {key: _plain(value) for key, value in scheduler.state_dict().items()}
+    return [f"{type(optimizer).__name__} {groups}", f"{type(scheduler).__name__} {state}"]
+
+
+def _plain(value: Any) -> Any:
+    """Return a number, a text or a sequence as it is, the kind of anything else, such as a function."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return (
+        value if isinstance(value, bool | int | float | str | list | tuple | Counter | None) else type(value).__name__
+    )

@@ -22,7 +22,7 @@ from mvrbm.validation import whole_number
 #: Chains between updates, by the name of their layer.
 Chains = dict[str, Tensor]
 
-_TURN = "exchange.turn"  # no layer can have a name with a dot
+TURN = "exchange.turn"  # no layer can have a name with a dot
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class NegativePhase(ABC):
     chain_axis: ClassVar[int] = 0
     #: Whether `draw` launches the same work every time but the first, without reading a number back from a GPU.
     capturable: ClassVar[bool] = False
+
+    @property
+    def chain_shape(self) -> tuple[int, ...]:
+        """The leading axes of the arrays in `chains`; empty where none are kept between updates."""
+        return ()
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("n_chains", 1), ("n_temperatures", 2)):
@@ -104,6 +109,10 @@ class _Persistent(NegativePhase):
 
     n_chains: int = 100
 
+    @property
+    def chain_shape(self) -> tuple[int, ...]:
+        return (self.n_chains,)
+
     def share(self, world: World) -> tuple[NegativePhase, float | None]:
         if self.n_chains < world.size:
             raise ValueError(f"n_chains must be at least the number of processes, {world.size}, got {self.n_chains}")
@@ -150,12 +159,16 @@ class TemperedPCD(_Persistent):
     n_temperatures: int = 10
     steps: int = 1
 
+    @property
+    def chain_shape(self) -> tuple[int, ...]:
+        return self.n_temperatures, self.n_chains
+
     def turn(self, chains: Chains) -> int:
         """Return which pairs of temperatures the next exchange begins with."""
-        return int(chains[_TURN]) if chains else 0
+        return int(chains[TURN]) if chains else 0
 
     def pass_turn(self, chains: Chains) -> None:
-        chains[_TURN] = torch.tensor((self.turn(chains) + self.steps) % 2)
+        chains[TURN] = torch.tensor((self.turn(chains) + self.steps) % 2)
 
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains

@@ -12,20 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from mvrbm.devices import sensible_threads
 from mvrbm.errors import DivergenceError, StorageError
 from mvrbm.interrupt import Terminated, finish_on_interrupt
-from mvrbm.learning import checkpoint, initialisation
+from mvrbm.learning import checkpoint, initialisation, optimizers
 from mvrbm.learning.callbacks import Callback
 from mvrbm.learning.data import Batch, Source, as_source, read_ahead
 from mvrbm.learning.distributed import World
 from mvrbm.learning.gradients import Centring
-from mvrbm.learning.optimizers import Factories, OptimizerFactory, SchedulerFactory, build_optimizer
+from mvrbm.learning.optimizers import Factories, OptimizerFactory, SchedulerFactory
 from mvrbm.learning.paths import EpochPath, Task, UpdatePath, choose_path, native
 from mvrbm.learning.paths.reference import ReferencePath
 from mvrbm.learning.recipe import Recipe, as_recipe
+from mvrbm.learning.restoring import Stored, fingerprint
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import balance, check_size
 from mvrbm.machine import BoltzmannMachine
@@ -100,6 +101,10 @@ class Trainer:
         self._factories: Factories = optimizer, scheduler
         self.world = World.here() if world is None else world
         seed = self.world.broadcast_int(seed)
+        self.seed: int | None = (
+            seed  #: None if it was drawn and not chosen; then checkpoints of any seed can be resumed.
+        )
+        self.steps_config: list[str] | None = None  # the optimiser and the scheduler, if they were given
         self._start_rng, self.order_rng, self._common_rng = RandomSource(seed, device=machine.like.device).split(3)
         self.state = TrainState(machine, self.rng_from(0) if self.world.size > 1 else self._common_rng)
         self.negative, self._chain_share = self.recipe.negative.share(self.world)
@@ -120,7 +125,7 @@ class Trainer:
         self.diverged = self._prepared = False
         self.source: Source | None = None
         self._current = True  # whether the state holds what the path has computed
-        self._resumed: checkpoint.Stored | None = None
+        self._resumed: Stored | None = None
         self._path: UpdatePath | EpochPath | None = None
         self._last_path: EpochPath | None = None
 
@@ -203,10 +208,10 @@ class Trainer:
             sensible_threads(self.machine, self.recipe.batch_size, needed=by_torch) as threads,
         ):
             self._notify("on_train_begin")
-            self._path = self._path_for(tasks, source, threads)
-            self._current = True
-            self._agree()
             try:
+                self._path = self._path_for(tasks, source, threads)
+                self._current = True
+                self._agree()
                 # A checkpoint of the last update of an epoch has the end of that epoch still to come.
                 while self.epoch < self.n_epochs and (not self._ending or self.state.batch == self.batches_per_epoch):
                     self._one_epoch(source)
@@ -239,7 +244,10 @@ class Trainer:
         if not self._prepared:
             self._begin(source, initialise)
         if self._resumed is not None:
-            (same_world, epoch_done), self._resumed = self._resumed.restore(self), None
+            settings = fingerprint(self, source)
+            with world.raise_together(StorageError):
+                same_world, epoch_done = self._resumed.restore(self, settings, source.common)
+            self._resumed = None
             if epoch_done and self.batches_per_epoch is not None:
                 self.state.batch = self.batches_per_epoch
             elif not (source.resumable and (source.common or same_world)):
@@ -256,7 +264,8 @@ class Trainer:
         if self.recipe.learning_rate is None:
             rate = initialisation.safe_rate(machine, self.recipe, moments)
             self.recipe = dataclasses.replace(self.recipe, learning_rate=rate)
-        self.optimizer, self.scheduler = build_optimizer(self.state, self.recipe, self._factories)
+        self.optimizer, self.scheduler = optimizers.build_optimizer(self.state, self.recipe, self._factories)
+        self.steps_config = optimizers.describe_steps(self.optimizer, self.scheduler)
         centre = initialisation.offsets(machine, self.recipe, moments)
         full = self.recipe.centring == "full"
         if full or any(bool(offset.any()) for offset in centre.values()):
@@ -309,7 +318,7 @@ class Trainer:
         self.epoch_order = self.order_rng.state_dict()
         if self.scheduled_epochs < self.epoch:
             # Not at the end of the last epoch: a checkpoint between them has the old rate.
-            self._step_scheduler()
+            optimizers.step_scheduler(self.scheduler, self.history, self.plateau_metric)
             self.scheduled_epochs = self.epoch
         self._notify("on_epoch_begin")
         path = self._path
@@ -405,16 +414,6 @@ class Trainer:
         elif isinstance(self._path, EpochPath) and self._current and self.epoch < self.n_epochs:
             self._path.load([member.state for member in self.group])
 
-    def _step_scheduler(self) -> None:
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            metric = self.plateau_metric
-            values = [row[metric] for row in self.history if metric in row]
-            if not values:
-                raise ValueError(f"no callback logs '{metric}': add a Monitor callback for ReduceLROnPlateau to follow")
-            self.scheduler.step(values[-1])
-        elif self.scheduler is not None:
-            self.scheduler.step()
-
     @torch.no_grad()
     def train_on(self, batch: Batch, weight: float = 1.0) -> None:
         """Make one update. A batch shorter than others has a weight below 1, so that every sample counts equally."""
@@ -477,16 +476,21 @@ class Trainer:
             raise StorageError("this trainer resumes a checkpoint at its next fit: call fit before saving")
         return checkpoint.save(self, folder, keep)
 
-    def resume(self, folder: str | PathLike[str]) -> bool:
-        """Continue, at the next `fit`, from the newest checkpoint under `folder`, and return whether there was one."""
+    def resume(self, folder: str | PathLike[str], *, force: bool = False) -> bool:
+        """Continue, at the next `fit`, from the newest checkpoint under `folder`, and return whether there was one.
+
+        A checkpoint of another recipe, seed or optimiser, or of data with other values, raises
+        :class:`~mvrbm.errors.StorageError`, here or in `fit`; `force` resumes it with a warning. The number of epochs
+        may be another one.
+        """
         with self.world.raise_together(StorageError):
             found = checkpoint.newest(folder) if self.world.is_main else None
         chosen = self.world.broadcast_text("" if found is None else found.name)
         if chosen:
-            self.resume_from(Path(folder) / chosen)
+            self.resume_from(Path(folder) / chosen, force=force)
         return bool(chosen)
 
-    def resume_from(self, path: Path) -> None:
-        """Continue, at the next `fit`, from one checkpoint."""
+    def resume_from(self, path: Path, *, force: bool = False) -> None:
+        """Continue, at the next `fit`, from one checkpoint; see :meth:`resume`."""
         with self.world.raise_together(StorageError):
-            self._resumed = checkpoint.read(self, path)
+            self._resumed = checkpoint.read(self, path, force)
