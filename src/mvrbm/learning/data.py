@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mvrbm.io.formats import open_npy
-from mvrbm.io.shards import Shards, is_folder_of_shards
+from mvrbm.io.shards import Rows, Shards, is_folder_of_shards
 from mvrbm.learning.distributed import World
 from mvrbm.learning.moments import Moments, merge_moments, moments_of
 from mvrbm.machine import BoltzmannMachine
@@ -38,7 +38,7 @@ _EMPTY = "the data is empty: at least one sample is needed"
 # Arrays of any kind by layer.
 Arrays = Mapping[str, Any]
 #: Numbers of samples, (n,).
-Rows = np.ndarray[Any, np.dtype[np.int64]]
+RowNumbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Batch(NamedTuple):
@@ -184,7 +184,7 @@ class RowSource(Source):
         pieces = (rows[first : first + size] for first in range(0, len(rows), size))
         return self._load((piece, len(piece)) for piece in pieces)
 
-    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[Rows, int]]:
+    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[RowNumbers, int]]:
         """Yield the rows of this process in each batch of an epoch, and the number of rows of all processes."""
         order = rng.permutation(self.n_samples).cpu().numpy()
         for first in range(start * batch_size, self.n_samples, batch_size):
@@ -192,7 +192,7 @@ class RowSource(Source):
             yield rows[self.world.part_of(len(rows))], len(rows)
 
     @abstractmethod
-    def _load(self, parts: Iterable[tuple[Rows, int]]) -> Iterator[Batch]:
+    def _load(self, parts: Iterable[tuple[RowNumbers, int]]) -> Iterator[Batch]:
         """Yield a batch for each of some rows, with its number of samples on all processes."""
 
 
@@ -219,7 +219,17 @@ class ArraySource(RowSource):
     def with_masks(self) -> tuple[Arrays, Arrays]:
         return (self.arrays, self.known) if self.common else ({}, {})
 
-    def _load(self, parts: Iterable[tuple[Rows, int]]) -> Iterator[Batch]:
+    @functools.cached_property
+    def digest(self) -> str:
+        """A digest of all samples, or of many evenly spaced ones where reading all would take long."""
+        found = hashlib.sha256()
+        entries = sum(math.prod(unit.shape) for unit in self.machine.layers.values())
+        for batch in self.head(max(_MOMENT_SAMPLES, _DIGEST_ENTRIES // entries)):
+            for tensor in (*batch.visible.values(), *batch.known.values()):
+                found.update(tensor.cpu().contiguous().numpy().data)
+        return found.hexdigest()
+
+    def _load(self, parts: Iterable[tuple[RowNumbers, int]]) -> Iterator[Batch]:
         for rows, total in parts:
             visible = {name: _take(array, rows) for name, array in self.arrays.items()}
             yield self._batch(visible, {name: _take(mask, rows) for name, mask in self.known.items()}, total)
@@ -230,7 +240,7 @@ class ShardSource(ArraySource):
 
     common = False
 
-    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[Rows, int]]:
+    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[RowNumbers, int]]:
         """Yield batches of this process's rows, as many as the other processes have."""
         world, ranges = self.world, self._ranges(batch_size)
         # Ranges differ in length: a common random stream would get out of step.
@@ -264,7 +274,7 @@ class DatasetSource(RowSource):
         super().__init__(machine, len(dataset), nan_is_missing=nan_is_missing)  # type: ignore[arg-type]
         self.dataset = dataset
 
-    def _load(self, parts: Iterable[tuple[Rows, int]]) -> Iterator[Batch]:
+    def _load(self, parts: Iterable[tuple[RowNumbers, int]]) -> Iterator[Batch]:
         parts = list(parts)
         # A loader draws a seed even without workers: not from the global generator.
         sampler = [rows.tolist() for rows, _ in parts if len(rows)]
@@ -335,7 +345,7 @@ def as_source(
     if isinstance(data, Dataset):
         return DatasetSource(machine, data, nan_is_missing=nan_is_missing)
     arrays = {name: _as_array(part) for name, part in layers_of(data, machine).items()}
-    if any(isinstance(array, Shards) for array in arrays.values()):
+    if any(isinstance(array, Rows) for array in arrays.values()):
         if mask is not None:
             raise ValueError("a mask goes with arrays: mark missing entries of shards as NaN instead")
         return ShardSource(machine, arrays, {}, nan_is_missing=nan_is_missing)
@@ -370,7 +380,7 @@ def _as_array(part: Any) -> Any:
     return part if hasattr(part, "shape") else np.asarray(part)
 
 
-def _take(array: Any, rows: Rows) -> Tensor:
+def _take(array: Any, rows: RowNumbers) -> Tensor:
     if isinstance(array, Tensor):
         # Five times as fast as indexing, which copies entry by entry.
         return array.index_select(0, torch.as_tensor(rows, device=array.device))
