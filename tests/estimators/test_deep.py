@@ -15,7 +15,7 @@ from enumeration import Written, every_visible_state
 from mvrbm import MPO, MVRBM, Bernoulli, BoltzmannMachine, DeepMVRBM, Dense, Kronecker, RandomSource
 from mvrbm.errors import StorageError
 from mvrbm.estimators import Layer
-from mvrbm.learning import Recipe, Trainer
+from mvrbm.learning import Callback, Checkpoint, Recipe, Trainer
 from mvrbm.saving import read_machine, read_stack
 from tables import generator, randomise
 
@@ -253,9 +253,8 @@ def test_what_stacks_do_not_do_is_refused(stack, digits):
         lambda: stack.fit(np.where(X > 0, X, np.nan)),
         lambda: stack.partial_fit(X, mask=X > 0),
         lambda: stack.sample(5, init=X, mask=X > 0),
-        lambda: stack.fit(X, resume="runs"),
     ):
-        with pytest.raises(ValueError, match=r"^(mask|resume) must be None|^X must have no unknown entries"):
+        with pytest.raises(ValueError, match=r"^mask must be None|^X must have no unknown entries"):
             call()
     with pytest.raises(ValueError, match=r"layer must lie in -3\.\.2, got 3"):
         stack.transform(X, layer=3)
@@ -269,3 +268,26 @@ def test_what_stacks_do_not_do_is_refused(stack, digits):
 @parametrize_with_checks([DeepMVRBM(visible="gaussian", n_epochs=2)])
 def test_scikit_learn_check(estimator, check):
     check(estimator)
+
+
+@pytest.mark.parametrize("feed", ["mean", "sample"])
+@pytest.mark.parametrize("at", [2, 5, 6, 9])  # of 6 updates per machine
+def test_an_interrupted_stack_is_resumed_bit_for_bit(tmp_path, feed, at):
+    class Killed(Callback):
+        updates = 0
+
+        def on_batch_end(self, trainer, batch):
+            self.updates += 1
+            if self.updates == at:
+                raise ZeroDivisionError
+
+    X = (np.random.default_rng(0).random((20, 4, 4)) < 0.4).astype(np.float32)
+
+    def fit(**settings):
+        return DeepMVRBM(((3, 3), (2, 2)), n_epochs=3, batch_size=10, feed=feed, random_state=0).fit(X, **settings)
+
+    with pytest.raises(ZeroDivisionError):
+        fit(callbacks=[Killed(), Checkpoint(tmp_path, every=1)])
+    resumed, whole = fit(callbacks=[Checkpoint(tmp_path, every=1)], resume=tmp_path), fit()
+    assert all(np.array_equal(resumed.components(layer=n), whole.components(layer=n)) for n in (0, 1))
+    assert (resumed.n_epochs_, resumed.n_updates_) == (whole.n_epochs_, whole.n_updates_)

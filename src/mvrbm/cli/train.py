@@ -109,7 +109,7 @@ def train(
         if labels is not None or len(getattr(model, "machines_", ())) > 1:
             # A monitor of the data suits machines that have nothing else as visible layers, and are not stacked.
             callbacks = [callback for callback in callbacks if not callback.logs]
-        settings = {"mask": known, "resume": checkpoints} if labels is None else {"y": y}
+        settings = {"mask": known, "resume": checkpoints, "force": force} if labels is None else {"y": y}
         result, text, cause = _fit(model, samples, out, callbacks=callbacks, **settings)
     leave()
     if world.is_main:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from mvrbm.estimators.parameters import (
     TrainingParameters,
     check_axes,
     check_same,
+    new_trainers,
     seed_of,
     unconnected,
     unsuited_reason,
@@ -97,7 +97,14 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         """Return layers in the form in which data is given to this estimator, or in that of `like`."""
 
     def fit(
-        self, X: Any, y: Any = None, *, mask: Any = None, callbacks: Sequence[Callback] = (), resume: Any = None
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        mask: Any = None,
+        callbacks: Sequence[Callback] = (),
+        resume: Any = None,
+        force: bool = False,
     ) -> Self:
         r"""Learn from data.
 
@@ -111,16 +118,17 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             True where an entry is known; the others, and entries that are NaN, are drawn from the model as it learns.
         callbacks : sequence of Callback
             See :mod:`mvrbm.learning`.
-        resume : path, optional
-            Folder of checkpoints. Training continues from the newest one, if there is one.
+        resume, force : path, bool, optional
+            Folder of checkpoints. Training continues from the newest one, if there is one. Unless `force` is True, a
+            checkpoint of other data or settings is an error.
 
         Notes
         -----
         With ``warm_start=True``, a fitted or loaded model is trained for `n_epochs` more epochs; otherwise a new model
-        is trained. Ctrl-C stops training after an update; `interrupted_` is True then, and KeyboardInterrupt is raised.
+        is trained. Ctrl-C or SIGTERM stops training after an update: KeyboardInterrupt or SystemExit is raised.
         """
         continues = self.warm_start and hasattr(self, "machine_")
-        return self._learn(X, mask, self._recipe().n_epochs, callbacks, resume, continues=continues)
+        return self._learn(X, mask, self._recipe().n_epochs, callbacks, resume, continues=continues, force=force)
 
     def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
         """Train for one more epoch, on these data."""
@@ -136,10 +144,11 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         *,
         continues: bool,
         planned: bool = True,
+        force: bool = False,
     ) -> Self:
         (trainer,), layers, known = self._start(X, mask, continues=continues)
         trainer.planned_epochs = None if planned else 0
-        resumed = resume is not None and trainer.resume(resume)
+        resumed = resume is not None and trainer.resume(resume, force=force)
         last = n_epochs if resumed else trainer.epoch + n_epochs
         self._train(trainer, layers, last, known, callbacks, initialise=not (continues or resumed))
         return self
@@ -173,9 +182,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             trainer.restart_epoch()  # an epoch that was interrupted was of other data
         if trainers is None:
             machines = self.machines_ if continues else [m.to(resolve_device(self.device)) for m in machines]
-            seeds = check_random_state(self.random_state).randint(2**31 - 1, size=len(machines)).tolist()
-            pairs = zip(machines, seeds, strict=True)
-            trainers = [Trainer(machine, recipe, backend=self.backend, seed=seed) for machine, seed in pairs]
+            trainers = new_trainers(machines, recipe, self.backend, self.random_state)
         if not continues:  # no parameter was wrong
             self._adopt(machines)
         self.trainers_ = trainers

@@ -15,7 +15,7 @@ from mvrbm.cuda_graphs import repeat
 from mvrbm.estimators.inputs import VISIBLE, Array, batches, unit_named
 from mvrbm.estimators.parameters import Layer, unconnected
 from mvrbm.estimators.rbm import SingleLayerRBM
-from mvrbm.learning.callbacks import Callback
+from mvrbm.learning.callbacks import Callback, layer_folder
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, keep_known, sample
@@ -40,8 +40,8 @@ class DeepMVRBM(SingleLayerRBM):
     ``Dense`` couplings it is the classic deep belief network of Hinton, Osindero and Teh (2006).
 
     `hidden_maps`, `transform`, `inverse_transform`, `reconstruct` and `components` take the number of a hidden `layer`:
-    0 is the lowest, -1 the top. Machines are trained one after another, and callbacks follow each; `fit` supports
-    neither masks nor checkpoints.
+    0 is the lowest, -1 the top. Machines are trained one after another, and callbacks follow each; checkpoints of
+    machine `l` are in the folder `layer-l`. `fit` supports no masks.
     `sample` runs Gibbs sampling in the top machine and draws once down through each of the others; `inpaint` draws up
     and down through the whole stack, which is an approximation.
 
@@ -104,9 +104,8 @@ class DeepMVRBM(SingleLayerRBM):
         *,
         continues: bool,
         planned: bool = True,
+        force: bool = False,
     ) -> Self:
-        if resume is not None:
-            raise ValueError("resume must be None: stacks are trained without checkpoints")
         choice(self.feed, "feed", _FEEDS)
         trainers, layers, _ = self._start(X, mask, continues=continues)
         drawing = self._rng().split(len(self.machines_))
@@ -114,13 +113,19 @@ class DeepMVRBM(SingleLayerRBM):
         done, earlier = self.n_epochs_, [trainer.epoch for trainer in trainers]
         try:
             for number, trainer in enumerate(trainers):
-                last = trainer.epoch + n_epochs
+                resumed = resume is not None and trainer.resume(layer_folder(resume, number), force=force)
+                first = 0 if resumed else trainer.epoch
+                last, there = first + n_epochs, trainer.next_epoch
                 trainer.planned_epochs = last if planned else 0
+                own = [callback.for_layer(number) for callback in callbacks]
                 # Draws are new in every epoch; data and means are the same in all of them.
                 drawn = bool(number) and self.feed == "sample"
-                for stop in range(trainer.epoch + 1, last + 1) if drawn else [last]:
+                trainer.same_data = not drawn
+                for stop in range(first + 1, last + 1) if drawn else [last]:
                     data = self._feed(layers, number, drawing[number])
-                    self._train(trainer, {VISIBLE: data}, stop, None, callbacks, initialise=not continues)
+                    if not drawn or stop > there or stop == last:
+                        fresh = not (continues or resumed)
+                        self._train(trainer, {VISIBLE: data}, stop, None, own, initialise=fresh)
                 history += [{"layer": number, **row} for row in trainer.history]
         finally:
             self.history_ = history

@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 from mvrbm.couplings import Coupling, Kronecker, make_coupling
 from mvrbm.errors import RecipeWarning, StorageError
 from mvrbm.hub import ModelCard, push_to_hub, write_card
+from mvrbm.learning import Trainer
 from mvrbm.learning.distributed import World
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.samplers import CD, PCD, TemperedPCD
@@ -89,6 +90,19 @@ def without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
 def seed_of(random_state: Any) -> int:
     """Return a seed drawn from scikit-learn's `random_state`: an int, a RandomState or None."""
     return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def new_trainers(
+    machines: Sequence[BoltzmannMachine], recipe: Recipe, backend: str, random_state: Any
+) -> list[Trainer]:
+    """Return one trainer per machine, with seeds drawn from scikit-learn's `random_state`."""
+    seeds = check_random_state(random_state).randint(2**31 - 1, size=len(machines)).tolist()
+    pairs = zip(machines, seeds, strict=True)
+    trainers = [Trainer(machine, recipe, backend=backend, seed=seed) for machine, seed in pairs]
+    if not isinstance(random_state, int | np.integer):
+        for trainer in trainers:
+            trainer.seed = None  # nobody has chosen it
+    return trainers
 
 
 def unconnected(coupling: Any, what: str = "coupling") -> Coupling:

@@ -64,6 +64,10 @@ class Callback:
     def on_log(self, trainer: Run, row: dict[str, float]) -> None:
         """After metrics were added to the history."""
 
+    def for_layer(self, number: int) -> Callback:
+        """Return the callback that follows the training of one machine of a stack."""
+        return self
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as plain values."""
         return {}
@@ -374,6 +378,9 @@ class Checkpoint(Periodic):
             except OSError as error:
                 raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}") from error
 
+    def for_layer(self, number: int) -> Callback:
+        return Checkpoint(layer_folder(self.folder, number), every=self.every, keep=self.keep)
+
     def act(self, trainer: Run) -> None:
         trainer.save(self.folder, self.keep)
 
@@ -384,3 +391,8 @@ class Checkpoint(Periodic):
                 self.act(trainer)
         finally:
             self._lock.close()
+
+
+def layer_folder(folder: str | os.PathLike[str], number: int) -> Path:
+    """Return the folder for the checkpoints of one machine of a stack."""
+    return Path(folder) / f"layer-{number}"

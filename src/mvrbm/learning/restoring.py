@@ -42,7 +42,7 @@ def fingerprint(run: Run, source: Source | None) -> dict[str, Any]:
     found = {"seed": run.seed, "missing_steps": run.missing_steps, "steps": run.steps_config}
     if source is None:
         return found
-    digest = source.digest
+    digest = source.digest if run.same_data else None
     if digest is not None and not source.common:  # every process has its own part
         parts = run.world.gather(torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8))
         digest = hashlib.sha256(b"".join(bytes(part.tolist()) for part in parts)).hexdigest()

@@ -104,6 +104,7 @@ class Trainer:
         self.seed: int | None = (
             seed  #: None if it was drawn and not chosen; then checkpoints of any seed can be resumed.
         )
+        self.same_data = True  #: Whether data is the same in every epoch. Otherwise checkpoints have no digest of it.
         self.steps_config: list[str] | None = None  # the optimiser and the scheduler, if they were given
         self._start_rng, self.order_rng, self._common_rng = RandomSource(seed, device=machine.like.device).split(3)
         self.state = TrainState(machine, self.rng_from(0) if self.world.size > 1 else self._common_rng)
@@ -111,8 +112,7 @@ class Trainer:
         self.optimizer: Optimizer | None = None
         self.scheduler: LRScheduler | None = None
         self.history: list[dict[str, float]] = []
-        self.stop = self.interrupted = self.broken = False
-        self._terminated = False  # whether it was SIGTERM
+        self.stop = self.interrupted = self.broken = self._terminated = False  # the last: by SIGTERM
         self._ending = False  # what all processes have agreed on; `stop` is what this one asks for
         self.scheduled_epochs = 0  # epochs that the scheduler has stepped after
         self.batches_per_epoch: int | None = None
@@ -142,6 +142,11 @@ class Trainer:
     def epoch(self) -> int:
         """Number of finished epochs."""
         return self.state.epoch
+
+    @property
+    def next_epoch(self) -> int:
+        """Number of epochs that are finished when the next `fit` begins, those of a checkpoint to resume included."""
+        return self.epoch if self._resumed is None else int(self._resumed.plain["epoch"])
 
     @property
     def update(self) -> int:
@@ -461,10 +466,8 @@ class Trainer:
         self._terminated = issubclass(reason, Terminated)
 
     def raise_if_interrupted(self) -> None:
-        """Raise KeyboardInterrupt, or SystemExit with code 143, if Ctrl-C or SIGTERM has ended the last `fit`.
-
-        Training has ended in good order. Its caller, such as a search or a script, must end as well.
-        """
+        """Raise KeyboardInterrupt, or SystemExit with code 143, if Ctrl-C or SIGTERM has ended the last `fit`."""
+        # Training has ended in good order. Its caller, such as a search or a script, must end as well.
         if self.interrupted:
             raise Terminated if self._terminated else KeyboardInterrupt
 
