@@ -5,7 +5,7 @@
 
 Each input is a valid file, or folder of files, with simple damage (`tools.fuzz_inputs`). It depends only on the seed,
 the reader and its number. An undocumented error, a warning, a result that is not finite, more than 5 s of processor
-time for one input, or more memory than 64 MiB and four times the input is a finding: its input is kept, and the exit
+time for one input, or more memory than 64 MiB is a finding: its input is kept, and the exit
 code is 1. Every reader has a process of its own, so that a crash ends no other.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import os
 import random
 import resource
@@ -33,9 +34,10 @@ import numpy as np
 
 from tools import fuzz_inputs as inputs
 
-ALLOWANCE, TIMES = 64 * 2**20, 4  # bytes that a reader may allocate for one input, and times the size of the input
+ALLOWANCE = 64 * 2**20  # bytes that a reader may allocate for one input; the inputs themselves are small
 SLOWEST = 5.0  # seconds of processor time for one input
 _STUCK = 60.0  # seconds on the clock, for a reader that waits
+_BLOCK = 32  # inputs that share the limits
 _PROGRESS = 30.0  # seconds between lines about progress
 
 Read = Callable[[Path], Any]
@@ -107,12 +109,14 @@ def read_checkpoint(folder: Path) -> None:
     from mvrbm.learning import Trainer
     from mvrbm.models import mvrbm as machine_of
 
-    recipe = mvrbm.load(folder, device="cpu").requested_recipe
-    trainer = Trainer(machine_of((3, 2), (2, 2)), recipe)
-    trainer.resume_from(folder)
-    trainer.fit(np.zeros((8, 3, 2), np.float32), n_epochs=1)
+    recipe = getattr(mvrbm.load(folder, device="cpu"), "requested_recipe", None)
+    if recipe is not None:  # without trainer.json it is a model
+        trainer = Trainer(machine_of((3, 2), (2, 2)), recipe)
+        trainer.resume_from(folder)
+        trainer.fit(np.zeros((8, 3, 2), np.float32), n_epochs=1)
 
 
+@functools.cache
 def readers(name: str | None = None) -> dict[str, tuple[inputs.Make, Read]]:
     """Return the function that makes inputs and the one that reads them, for each reader or for one."""
     found: dict[str, tuple[inputs.Make, Read]] = {
@@ -148,54 +152,78 @@ def run(
 ) -> collections.Counter[str]:
     """Feed inputs to a reader and count the outcomes: read, rejected, finding."""
     counts: collections.Counter[str] = collections.Counter()
-    documented = _documented(reader)
     fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     shown = time.monotonic()
     with tempfile.TemporaryDirectory(dir=fast) as scratch, warnings.catch_warnings(), _alarms():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="X does not have valid feature names")  # the damage may add names
-        folder = Path(scratch)
-        for number in numbers:
-            if number % 64 == 0:
-                now = time.monotonic()
-                if until is not None and now > until:
-                    break
-                if now > shown + _PROGRESS:
-                    shown = now
-                    print(f"{reader}: {sum(counts.values()):,} inputs, {counts['finding']:,} findings", flush=True)
-            files = make(random.Random(f"{seed} {reader} {number}"))
-            _put(files, folder)
-            try:
-                with _limits(sum(map(len, files.values()))):
-                    read(folder)
-                counts["read"] += 1
-            except documented as error:
-                if str(error).strip() and not _was_memory(error):
-                    counts["rejected"] += 1
-                else:
-                    counts["finding"] += 1
-                    _keep(files, reader, number, findings)
-            except (Exception, TooSlow):
-                counts["finding"] += 1
-                _keep(files, reader, number, findings)
+        place = _Place(Path(scratch))
+        _warm_up(make, read, place)
+        for first in range(0, len(numbers), _BLOCK):
+            now = time.monotonic()
+            if until is not None and now > until:
+                break
+            if now > shown + _PROGRESS:
+                shown = now
+                print(f"{reader}: {sum(counts.values()):,} inputs, {counts['finding']:,} findings", flush=True)
+            with _limits():
+                for number in numbers[first : first + _BLOCK]:
+                    counts[_outcome(reader, make, read, number, seed, place, findings)] += 1
     return counts
 
 
-def _put(files: inputs.Files, folder: Path) -> None:
-    """Make the folder hold these files and nothing else."""
-    for entry in os.scandir(folder):
-        if entry.name not in files or isinstance(files[entry.name], str) or not entry.is_file(follow_symlinks=False):
-            (shutil.rmtree if entry.is_dir(follow_symlinks=False) else os.unlink)(entry.path)
-    for name, content in files.items():
-        path = folder / name
-        if isinstance(content, bytes):
-            path.write_bytes(content)
-        elif content == inputs.PIPE:
-            os.mkfifo(path)
-        elif content == inputs.DEVICE:
-            path.symlink_to("/dev/zero")
-        else:
-            path.mkdir()
+def _outcome(
+    reader: str, make: inputs.Make, read: Read, number: int, seed: int, place: _Place, findings: Path | None
+) -> str:
+    """Feed one input to a reader and return the outcome; the input of a finding is kept."""
+    files = make(random.Random(f"{seed} {reader} {number}"))
+    try:
+        place.put(files)
+        read(place.folder)
+        return "read"
+    except _documented(reader) as error:
+        if str(error).strip() and not _was_memory(error):
+            return "rejected"
+        _keep(files, reader, number, findings)
+    except (Exception, TooSlow):
+        _keep(files, reader, number, findings)
+    return "finding"
+
+
+def _warm_up(make: inputs.Make, read: Read, place: _Place) -> None:
+    """Read some inputs, undamaged ones too, without limits: what is imported or kept from then on is nobody's fault."""
+    for files in [*getattr(make, "seeds", ()), *(make(random.Random(number)) for number in range(5))]:
+        place.put(files)
+        with contextlib.suppress(Exception):
+            read(place.folder)
+
+
+class _Place:
+    """A folder that holds the files of one input after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._there = folder, inputs.Files()
+
+    def put(self, files: inputs.Files) -> None:
+        """Make the folder hold these files and nothing else."""
+        for name, content in self._there.items():
+            if name not in files or isinstance(content, str) or isinstance(files[name], str):
+                path = self.folder / name
+                (path.rmdir if content == inputs.FOLDER else path.unlink)()
+        for name, content in files.items():
+            path = self.folder / name
+            if isinstance(content, str):
+                _SPECIAL[content](path)
+            elif content is not self._there.get(name):
+                path.write_bytes(content)
+        self._there = files
+
+
+_SPECIAL: dict[str, Callable[[Path], None]] = {
+    inputs.PIPE: os.mkfifo,
+    inputs.DEVICE: lambda path: path.symlink_to("/dev/zero"),
+    inputs.FOLDER: Path.mkdir,
+}
 
 
 @contextlib.contextmanager
@@ -212,12 +240,14 @@ def _alarms() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _limits(size: int) -> Iterator[None]:
-    """Limit processor time, and the address space: allocations beyond it fail, also those of C code that are unused."""
+def _limits() -> Iterator[None]:
+    """Limit processor time, and the address space: allocations beyond it fail, also those of C code that are unused.
+
+    The limits of one input are those of a whole block of inputs here, which is stricter and takes less time.
+    """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    with open("/proc/self/statm", "rb") as file:
-        pages = int(file.read().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ALLOWANCE + TIMES * size, hard))
+    pages = int(Path("/proc/self/statm").read_bytes().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ALLOWANCE, hard))
     signal.setitimer(signal.ITIMER_PROF, SLOWEST)
     signal.setitimer(signal.ITIMER_REAL, _STUCK)
     try:
@@ -240,10 +270,10 @@ def _was_memory(error: BaseException | None) -> bool:
 def _keep(files: inputs.Files, reader: str, number: int, findings: Path | None) -> None:
     print(f"finding: {reader} {number}: {traceback.format_exc(limit=-3)}", file=sys.stderr, flush=True)
     if findings is not None:
-        place = findings / f"{reader}-{number}"
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        _put(files, place)
+        home = findings / f"{reader}-{number}"
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        _Place(home).put(files)
 
 
 # -- the command ------------------------------------------------------------------------------------
@@ -272,7 +302,6 @@ def main(args: list[str] | None = None) -> int:
 
     torch.set_num_threads(1)
     make, read = readers(options.reader)[options.reader]
-    run(options.reader, make, read, range(20))  # what is imported and allocated once is no input's fault
     began = time.monotonic()
     until = None if options.seconds is None else began + options.seconds
     numbers = range(options.first, 2**62 if options.count is None else options.first + options.count)

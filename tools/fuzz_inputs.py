@@ -294,8 +294,6 @@ def write_classifiers(home: Path) -> None:
     data, labels = _images(), np.array(["a", "bc"] * 4)
     MVRBMClassifier((2, 2), **_QUICK).fit(data, labels).save(home / "1")
     ClassificationMVRBM((2, 2), **_QUICK).fit(data, np.arange(8) % 3).save(home / "2")
-    generative = ClassificationMVRBM((2, 2), mode="generative", recipe="generative", **_QUICK)
-    generative.fit(data, labels).save(home / "3")
 
 
 def write_sweeps(home: Path) -> None:

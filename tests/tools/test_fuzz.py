@@ -37,6 +37,7 @@ def test_an_input_that_takes_too_long_is_a_finding(monkeypatch, capsys):
             pass
 
     monkeypatch.setattr(fuzz, "SLOWEST", 0.05)
+    monkeypatch.setattr(fuzz, "_warm_up", lambda *_: None)
     assert fuzz.run("idx", lambda rng: {"file": b""}, read, range(1)) == {"finding": 1}
     assert "TooSlow" in capsys.readouterr().err
 
