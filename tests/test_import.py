@@ -1,7 +1,9 @@
 """The names that the package exports, and that importing it is quick."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,14 @@ def test_every_unit_and_coupling_is_exported():
 def test_other_names_do_not_exist(name):
     with pytest.raises(AttributeError, match=f"module 'mvrbm' has no attribute '{name}'"):
         getattr(mvrbm, name)
+
+
+def test_the_version_is_the_same_everywhere():
+    root = Path(__file__).parents[1]
+    cited = re.search(r"^version: (.+)\ndate-released: (.+)$", (root / "CITATION.cff").read_text(), re.MULTILINE)
+    logged = re.search(r"^## \[(\d.+)\] - (.+)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert cited.groups() == logged.groups()
+    assert mvrbm.__version__ == cited[1]
 
 
 def test_importing_the_package_does_not_import_torch():

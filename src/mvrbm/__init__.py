@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mvrbm.saving import save as save
     from mvrbm.units import *  # noqa: F403
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Names are imported when they are first used: a version or a help text does not need PyTorch.
 _HOMES = {
