@@ -99,6 +99,17 @@ UNITS = {
         },
         invalid=(-1, 0.5, 2),
     ),
+    "counts": UnitRow(
+        units.Counts,
+        _linear_energy,
+        lambda width: torch.tensor(
+            [x for x in itertools.product((2, 1, 0), repeat=width) if sum(x) == 2], dtype=torch.float64
+        ),
+        lambda values, mean: 2 * torch.prod((mean / 2) ** values / torch.exp(torch.lgamma(values + 1)), 1),
+        {"counts-of-2": lambda shape: {"length": 2}},
+        base=lambda x: torch.lgamma(x + 1) - x * math.log(2) / 2,  # all orders of the 2 words are one state
+        invalid=(-1, 0.5),
+    ),
     "poisson": UnitRow(
         units.Poisson,
         _linear_energy,
@@ -308,7 +319,8 @@ def _can_be_listed(visible: str, hidden: str, connected: str) -> bool:
     return max(states) <= 4096 and not any(a.unsupported_reason(b) for a, b in (sides, sides[::-1]))
 
 
-_EVERY_KIND = [next(iter(row.variants)) for row in UNITS.values()]
+# Counts meet couplings as categorical units do: like the other variants, they change the units alone.
+_EVERY_KIND = [next(iter(row.variants)) for name, row in UNITS.items() if name != "counts"]
 _MACHINES: dict[str, Callable[[], BoltzmannMachine]] = {
     f"{visible} | {hidden} | {connected}": functools.partial(_pair, visible, hidden, connected)
     for connected in CONNECTED

@@ -22,7 +22,7 @@ from mvrbm.likelihood import annealed_importance_sampling
 from mvrbm.models import multimodal_mvrbm, replicated_softmax
 from mvrbm.sampling import ParallelTempering, TemperedPath, conditional_mean, gibbs, mean_field, sample, tempering
 from mvrbm.sampling import chains as sampling
-from tables import UNITS
+from tables import UNITS, VARIANTS
 
 # With fresh seeds each check of a right sampler would fail once in ten thousand runs; the seeds are fixed.
 FALSE_ALARM = 1e-4
@@ -65,8 +65,14 @@ DISCRETE = {
 # Every other kind of discrete unit of the table, on either side.
 for _name, _row in UNITS.items():
     if _row.probability is not None and _name not in ("bernoulli", "categorical"):
-        DISCRETE[_name] = lambda row=_row: build(row.unit(2), Bernoulli(3), Dense(), std=row.weights)
-        DISCRETE[f"{_name} hidden"] = lambda row=_row: build(Bernoulli(3), row.unit(2), Dense(), std=row.weights)
+        _unit = VARIANTS[next(iter(_row.variants))]
+        _shape = (2, 2) if _row.unit.entry_modes else (2,)  # two sites, of which one can be known
+        DISCRETE[_name] = lambda row=_row, unit=_unit, shape=_shape: build(
+            unit(shape), Bernoulli(3), Dense(), std=row.weights
+        )
+        DISCRETE[f"{_name} hidden"] = lambda row=_row, unit=_unit: build(
+            Bernoulli(3), unit((2,)), Dense(), std=row.weights
+        )
 
 REAL = {
     "gaussian": lambda: build(Gaussian(3), Bernoulli(3), Dense(), std=1.5),

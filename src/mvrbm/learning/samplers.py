@@ -16,7 +16,7 @@ from torch import Tensor
 from mvrbm.learning.distributed import World
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
-from mvrbm.sampling import Layers, Masks, ParallelTempering, gibbs_step, keep_known
+from mvrbm.sampling import Layers, Masks, ParallelTempering, draw_visible, gibbs_step
 from mvrbm.validation import whole_number
 
 #: Chains between updates, by the name of their layer.
@@ -95,9 +95,7 @@ class CD(NegativePhase):
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
         hidden = machine.hidden.sample(field, rng)  # from the field of the batch
-        towards = machine.visible_fields(hidden)
-        drawn = {name: unit.sample(towards[name], rng) for name, unit in machine.layers.items()}
-        state = keep_known(batch, drawn, masks)
+        state = draw_visible(machine, machine.visible_fields(hidden), batch, rng, masks)
         for _ in range(self.steps - 1):
             state = gibbs_step(machine, state, rng, masks).visible
         return state
@@ -140,7 +138,7 @@ class PCD(_Persistent):
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        _check_no_padding(masks)
+        _check_equal_lengths(machine, masks)
         state = {name: chains[name] for name in batch} if chains else self.start(machine, batch, rng)
         padding = machine.as_masks(None, state)
         for _ in range(self.steps):
@@ -173,7 +171,7 @@ class TemperedPCD(_Persistent):
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        _check_no_padding(masks)
+        _check_equal_lengths(machine, masks)
         start = {name: chains[name][-1] for name in batch} if chains else self.start(machine, batch, rng)
         tempering = ParallelTempering(machine, self.n_chains, self.n_temperatures, rng=rng, init=start, check=False)
         if chains:
@@ -185,7 +183,11 @@ class TemperedPCD(_Persistent):
         return {name: array.clone() for name, array in coldest.items()}
 
 
-def _check_no_padding(masks: Masks) -> None:
+def _check_equal_lengths(machine: BoltzmannMachine, masks: Masks) -> None:
     # A model of documents has one log Z per length: chains of other lengths than the batch's would bias it.
+    if any(unit.own_lengths for unit in machine.layers.values()):
+        raise ValueError(
+            "persistent chains keep their lengths, but documents have lengths of their own: use CD instead"
+        )
     if any(mask is not None and bool(mask.any()) for mask in masks.values()):
         raise ValueError("persistent chains keep their lengths, but the data has rows of padding: use CD instead")

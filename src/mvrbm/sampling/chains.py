@@ -39,6 +39,7 @@ class Drawn(Protocol):
     """A layer that can be drawn in a field: a unit, or a unit at another temperature."""
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor: ...
+    def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor: ...
 
 
 class Fields(Protocol):
@@ -164,7 +165,7 @@ def gibbs_step(fields: Fields, visible: Layers, rng: RandomSource, masks: Masks)
 
 def draw_visible(model: Fields, fields: Layers, visible: Layers, rng: RandomSource, masks: Masks) -> dict[str, Tensor]:
     """Sample the unknown entries of visible in the given fields."""
-    drawn = {name: unit.sample(fields[name], rng) for name, unit in model.layers.items()}
+    drawn = {name: unit.redraw(visible[name], fields[name], rng) for name, unit in model.layers.items()}
     return keep_known(visible, drawn, masks)
 
 

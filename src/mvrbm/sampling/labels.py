@@ -66,7 +66,8 @@ def loose_labels(machine: BoltzmannMachine, masks: Mapping[str, Tensor | None]) 
     """Return the label layers to be drawn by :func:`draw_labels`: those with unknown rows and few classes."""
     if not machine.hidden.has_energy or len(machine.layers) < 2:
         return []
-    labels = [name for name, unit in machine.layers.items() if unit.entry_modes == 1 == len(unit.shape)]
+    one_row = {name: unit for name, unit in machine.layers.items() if unit.entry_modes == 1 == len(unit.shape)}
+    labels = [name for name, unit in one_row.items() if unit.levels == unit.shape[0]]  # not counts of many words
     few = {name: masks[name] for name in labels if machine.layers[name].shape[0] <= _MOST_CLASSES}
     return [name for name, known in few.items() if known is None or not bool(known.all())]
 

@@ -119,6 +119,10 @@ class TemperedLayer:
             return drawn
         return self._unit.sample(self._path.between(self._base, field, self._beta), rng)
 
+    def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
+        """Sample in the field; at other temperatures, all samples of a layer have one length."""
+        return self.sample(field, rng)
+
 
 class Tempered:
     """A machine on a :class:`TemperedPath`, at one inverse temperature or one per sample.

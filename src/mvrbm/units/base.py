@@ -120,6 +120,11 @@ class Unit(nn.Module, ABC):
         return math.prod(self.site_shape)
 
     @property
+    def own_lengths(self) -> bool:
+        """Whether samples have lengths of their own, which :meth:`redraw` keeps, and each length its own log Z."""
+        return False
+
+    @property
     @abstractmethod
     def levels(self) -> float:
         """Number of values that one site can have; infinite for real entries and counts."""
@@ -141,6 +146,10 @@ class Unit(nn.Module, ABC):
     @abstractmethod
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         r"""Sample in the field: (n, \*shape) -> (n, \*shape)."""
+
+    def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
+        r"""Sample in the field, with the lengths of the samples `x` where these have any: both (n, \*shape)."""
+        return self.sample(field, rng)
 
     def statistic(self, x: Tensor) -> Tensor:
         """Return the statistic `T(x)` that enters couplings. It is linear, so `T` of a mean is the mean of `T`."""

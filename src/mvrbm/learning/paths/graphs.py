@@ -255,7 +255,8 @@ def not_capturable_reason(task: Task, state: TrainState, source: Source) -> str 
         return f"its chains are {type(task.negative).__name__}"
     if type(state.rng) is not RandomSource or state.rng.device != like.device:
         return "its random numbers come from another device"
-    if any(unit.absent(like.new_zeros(1, *unit.shape)) is not None for unit in state.machine.layers.values()):
+    units = state.machine.layers.values()
+    if any(unit.own_lengths or unit.absent(like.new_zeros(1, *unit.shape)) is not None for unit in units):
         return "its samples differ in length"
     return None
 

@@ -1,0 +1,162 @@
+"""Counts of words: documents as bags of words, each with its length."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mvrbm.random import RandomSource
+from mvrbm.units.base import Alternatives, Unit
+from mvrbm.validation import whole_number
+
+_MOST_VALUES = 4096  # of one document, that its distribution given the others sums over
+
+
+class Counts(Unit):
+    r"""Word counts along the last mode: a document of :math:`D` words that are drawn from one distribution.
+
+    The energy is :math:`-\langle b, x\rangle - \log (D! / \prod_k x_k!)`, so that :math:`x \mid f` is multinomial: `D`
+    independent draws from :math:`\mathrm{softmax}(b + f)`. With Bernoulli hidden units this is the replicated softmax
+    of Salakhutdinov and Hinton, "Replicated softmax: an undirected topic model", NeurIPS (2009).
+
+    Documents of different lengths are different models that share their parameters: each length has its own
+    :math:`\log Z`. Gibbs steps keep the length of every document, so that samples, conditional distributions and
+    contrastive divergence need no `length`. Everything that has no document to take the length from needs one:
+    :meth:`sample`, :meth:`log_normaliser`, likelihoods and annealing.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Shape of the layer; the last size is the number of words in the vocabulary.
+    bias_shape : sequence of int, optional
+        Shape of the bias, which is broadcast to `shape`.
+    length : int, optional
+        Number of words of every document. Default: documents have lengths of their own, 0 included.
+    """
+
+    name = "counts"
+    entry_modes = 1
+    data_range = (0.0, math.inf)
+
+    def __init__(
+        self, shape: int | Sequence[int], *, bias_shape: Sequence[int] | None = None, length: int | None = None
+    ) -> None:
+        super().__init__(shape, bias_shape=bias_shape)
+        self.length = None if length is None else whole_number(length, "length")
+
+    @property
+    def own_lengths(self) -> bool:
+        """Whether documents have lengths of their own."""
+        return self.length is None
+
+    @property
+    def levels(self) -> float:
+        """The number of documents of the given length; infinite for documents of any length."""
+        return math.inf if self.length is None else math.comb(self.length + self.shape[-1] - 1, self.length)
+
+    @property
+    def fluctuation(self) -> float:
+        """The largest variance of a count; of one word, for documents of any length."""
+        return (self.length or 1) / 4
+
+    def statistic_bounds(self) -> tuple[float, float]:
+        """Return the lowest and the highest count."""
+        return 0.0, math.inf if self.length is None else float(self.length)
+
+    def site_energy(self, x: Tensor) -> Tensor:
+        """Return -<b, x> - log (D! / prod x!) of each document."""
+        return (torch.lgamma(x + 1) - self.bias * x).sum(-1) - torch.lgamma(x.sum(-1) + 1)
+
+    def site_log_normaliser(self, field: Tensor) -> Tensor:
+        """Return D log sum exp(b + f) of each document."""
+        return self._given_length() * torch.logsumexp(self.bias + field, dim=-1)
+
+    def mean(self, field: Tensor) -> Tensor:
+        """Return the expected counts; of one word, which are its probabilities, for documents of any length."""
+        return (self.length or 1) * torch.softmax(self.bias + field, dim=-1)
+
+    def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
+        """Draw documents of the given length."""
+        return self._draw(field, torch.full(field.shape[:-1], self._given_length(), device=field.device), rng)
+
+    def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
+        """Draw documents of the lengths of `x`."""
+        return self._draw(field, x.sum(-1), rng)
+
+    def _draw(self, field: Tensor, lengths: Tensor, rng: RandomSource) -> Tensor:
+        """Invert the distribution function at one uniform number per word."""
+        ends = torch.softmax((self.bias + field).flatten(0, -2).double(), dim=-1).cumsum(-1)
+        documents = torch.arange(len(ends), device=field.device)
+        of_word = torch.repeat_interleave(documents, lengths.flatten().long())
+        # The distribution functions of all documents one above the other: one search serves all words.
+        ladder = ends / ends[:, -1:] + documents[:, None]
+        level = of_word + rng.uniform(of_word.shape, field).double()
+        found = torch.searchsorted(ladder.flatten(), level, right=True)
+        return torch.bincount(found, minlength=ladder.numel()).reshape(field.shape).to(field.dtype)
+
+    @torch.no_grad()
+    def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Set the bias to the logarithms of the words' frequencies, with one pseudo-count of each word."""
+        self.bias.copy_(torch.log_softmax(torch.log(self._pool(mean) * count * self.n_sharing + 1), -1))
+
+    def check(self, x: Tensor, layer: str) -> None:
+        """Raise ValueError for values that are not whole numbers from 0 upwards, and for documents of other lengths."""
+        super().check(x, layer)
+        bad = (x < 0) | (x != x.round())
+        if bool(bad.any()):
+            raise ValueError(
+                f"layer '{layer}' has Counts units and takes whole numbers from 0 upwards, got "
+                f"{float(x.detach()[bad][0]):g}"
+            )
+        if self.length is not None and bool((lengths := x.sum(-1)).ne(self.length).any()):
+            other = int(lengths[lengths != self.length][0])
+            raise ValueError(f"layer '{layer}' takes documents of {self.length} words, got one of {other}")
+
+    def example(self, n: int, rng: RandomSource) -> Tensor:
+        """Return n documents of the given length, or of 10 words each."""
+        field = self.bias.new_zeros((n, *self.shape))
+        lengths = torch.full(field.shape[:-1], self.length or 10, device=field.device)
+        return self._draw(field, lengths, rng).detach()
+
+    def some_state(self) -> Tensor:
+        """Return documents of the first word alone; empty ones if any length will do."""
+        state = super().some_state()
+        state[..., 0] = self.length or 0
+        return state
+
+    def middle(self) -> Tensor:
+        """Return documents in which every word is equally frequent."""
+        return torch.full_like(super().some_state(), (self.length or 0) / self.shape[-1])
+
+    def decode(self, digits: Tensor) -> Tensor:
+        """Return the documents of the given length, numbered as the combinations of their words."""
+        return self._every()[digits.cpu()].to(self.bias)
+
+    def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
+        """Return every document of the given length."""
+        if self.levels > _MOST_VALUES:
+            raise ValueError(
+                f"the distribution of a whole document given the others would sum over {self.levels:g} documents, "
+                f"more than {_MOST_VALUES}: use ReplicatedSoftmax.perplexity, which predicts words one by one"
+            )
+        every = self._every().to(value)
+        shares = (every[:, None] == value).all(-1).to(value.dtype)  # (a, n)
+        return Alternatives(every[:, None].expand(-1, *value.shape), torch.zeros_like(shares), shares)
+
+    def _every(self) -> Tensor:
+        """Return all documents of the given length: (levels, n_words)."""
+        words = torch.tensor(
+            list(itertools.combinations_with_replacement(range(self.shape[-1]), self._given_length())),
+            dtype=torch.int64,
+        )
+        return torch.nn.functional.one_hot(words, self.shape[-1]).sum(1)
+
+    def _given_length(self) -> int:
+        if self.length is None:
+            raise ValueError(
+                "documents of unequal length have no common distribution: build Counts units with a length, "
+                "or start chains at documents, whose lengths they keep"
+            )
+        return self.length

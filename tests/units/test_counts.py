@@ -1,0 +1,82 @@
+"""Counts: what the table of units does not cover, such as documents of unequal length."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Counts, Dense, RandomSource
+from mvrbm.learning import PCD, Recipe, Trainer
+from mvrbm.likelihood import log_likelihood, log_partition
+from mvrbm.random import Replay
+from mvrbm.sampling import gibbs
+
+
+def machine_of(length=None, seed=0):
+    machine = BoltzmannMachine(Counts(3, length=length), Bernoulli(2), Dense(), seed=seed, std=0.8).double()
+    with torch.no_grad():
+        machine.layers["visible"].bias.copy_(torch.tensor([0.3, -0.2, 0.5]))
+        machine.hidden.bias.copy_(torch.tensor([-0.4, 0.1]))
+    return machine
+
+
+@torch.no_grad()
+def test_words_of_a_document_are_independent_draws_from_one_distribution():
+    unit, side = Counts(3, length=2).double(), 200
+    field = torch.tensor([[0.4, -1.0, 0.7]], dtype=torch.float64)
+    even = (torch.arange(side, dtype=torch.float64) + 0.5) / side
+    drawn = unit.sample(field.expand(side**2, 3), Replay([torch.cartesian_prod(even, even).flatten()]))
+    p = torch.softmax(field, 1)[0].numpy()
+    for x in [(2, 0, 0), (1, 1, 0), (1, 0, 1), (0, 2, 0), (0, 1, 1), (0, 0, 2)]:
+        expected = math.factorial(2) * np.prod([q**k / math.factorial(k) for q, k in zip(p, x, strict=True)])
+        found = (drawn == torch.tensor(x)).all(1).double().mean().item()
+        assert found == pytest.approx(expected, abs=3 / side)
+
+
+def test_words_without_probability_are_never_drawn():
+    field = torch.tensor([[-1e4, 0.0, -1e4, 0.0, -1e4]] * 2)
+    edges = torch.tensor([0.0, 1 - 2**-24] * 2)  # the first and the last number of a source
+    assert Counts(5, length=2).sample(field, Replay([edges])).tolist() == [[0, 1, 0, 1, 0]] * 2
+
+
+def test_gibbs_steps_keep_the_length_of_every_document():
+    documents = torch.tensor([[3, 0, 4], [0, 0, 0], [0, 1, 0], [20, 5, 1]], dtype=torch.float64)
+    state = gibbs(machine_of(), documents, 5, RandomSource(0)).visible["visible"]
+    assert state.sum(1).tolist() == [7, 0, 1, 26]
+    assert not torch.equal(state, documents)
+
+
+@torch.no_grad()
+def test_documents_of_one_word_are_categories():
+    of_counts, labels = machine_of(length=1), BoltzmannMachine(Categorical(3), Bernoulli(2), Dense()).double()
+    labels.load_state_dict(of_counts.state_dict())
+    words = torch.eye(3, dtype=torch.float64)
+    torch.testing.assert_close(log_likelihood(of_counts, words), log_likelihood(labels, words))
+    torch.testing.assert_close(log_partition(of_counts), log_partition(labels))
+
+
+@torch.no_grad()
+def test_the_energy_is_that_of_salakhutdinov_and_hinton():
+    """A bias that grows with the length D of a document is a constant added to the weights of all words."""
+    machine, documents = machine_of(), torch.tensor([[2.0, 0, 1], [0, 4, 1]], dtype=torch.float64)
+    hidden, slope = torch.tensor([[1.0, 0], [1, 1]], dtype=torch.float64), torch.tensor([0.7, -0.2]).double()
+    W, b, c = machine.links["visible"].dense(), machine.layers["visible"].bias, machine.hidden.bias
+    lengths = documents.sum(1)
+    orders = torch.lgamma(lengths + 1) - torch.lgamma(documents + 1).sum(1)
+    expected = -torch.einsum("nk,jk,nj->n", documents, W, hidden) - documents @ b - hidden @ c - orders
+    expected -= lengths * (hidden @ slope)
+    machine.links["visible"].get_parameter("weight").add_(slope[:, None])
+    torch.testing.assert_close(machine.energy(documents, hidden), expected)
+
+
+def test_each_length_has_its_own_distribution():
+    documents = torch.tensor([[2.0, 0, 0], [0, 1, 0]])
+    with pytest.raises(ValueError, match="documents of unequal length have no common distribution"):
+        log_likelihood(machine_of(), documents)
+    with pytest.raises(ValueError, match="takes documents of 2 words, got one of 1"):
+        log_likelihood(machine_of(length=2), documents)
+    with pytest.raises(ValueError, match="documents have lengths of their own: use CD"):
+        Trainer(machine_of(), Recipe(negative=PCD(2), n_epochs=1)).fit(documents)
+    with pytest.raises(ValueError, match="more than 4096"):
+        Counts(100, length=9).alternatives(torch.zeros(1, 100), 0, (torch.zeros(1), torch.zeros(1)))
