@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mvrbm.devices import sensible_threads
+from mvrbm.devices import one_thread, sensible_threads
 from mvrbm.errors import DivergenceError, StorageError
 from mvrbm.interrupt import Terminated, finish_on_interrupt
 from mvrbm.learning import checkpoint, initialisation, optimizers
@@ -261,6 +261,7 @@ class Trainer:
         self.source = source
         return source
 
+    @one_thread()
     def _begin(self, source: Source, initialise: bool) -> None:
         machine, moments = self.machine, source.moments()
         if initialise:
