@@ -53,9 +53,17 @@ def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool
     if machine.like.device.type != "cpu" or (needed and work >= _WORTH_THREADS) or former == 1:
         yield former
         return
+    with one_thread():
+        yield former
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let PyTorch use one thread inside the block: its sums depend on the number of threads in their last bits."""
+    former = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield former
+        yield
     finally:
         torch.set_num_threads(former)
 
