@@ -29,7 +29,7 @@ from mvrbm.learning.samplers import CD, PCD, TemperedPCD
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import ESTIMATOR, machine_config, replace_model
 from mvrbm.units import Unit
-from mvrbm.validation import choice
+from mvrbm.validation import choice, whole_number
 
 NEGATIVE_PHASES = {"cd": CD, "pcd": PCD, "tempered": TemperedPCD}
 
@@ -173,6 +173,8 @@ class SavedEstimator(BaseEstimator):
         described = config[ESTIMATOR]
         saved = {_OLD_NAMES.get(name, name): value for name, value in described["params"].items()}
         estimator = cls(**{name: cls._rebuilt(name, value) for name, value in saved.items()}, device=device)
+        if "random_state" in saved:
+            whole_number(saved["random_state"], "random_state", 0, 2**32 - 1)
         estimator._restore(folder, described)
         return estimator
 
