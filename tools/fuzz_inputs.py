@@ -260,7 +260,8 @@ class Folders:
         return files
 
 
-def _images() -> Any:
+def images() -> Any:
+    """Return the samples that models are fitted to."""
     return np.random.default_rng(0).random((8, 3, 2)).astype(np.float32)
 
 
@@ -270,7 +271,7 @@ _QUICK: dict[str, Any] = {"n_epochs": 1, "random_state": 0, "device": "cpu"}
 def write_models(home: Path) -> None:
     from mvrbm import MMVRBM, MVRBM, RBM, TVRBM, BoltzmannMachine, Dense, Gaussian, Kronecker, save
 
-    data = _images()
+    data = images()
     MVRBM((2, 2), rank=2, **_QUICK).fit(data).save(home / "1")
     RBM(3, visible="gaussian", **_QUICK).fit(data.reshape(8, 6)).save(home / "2")
     TVRBM((2, 2, 2), **_QUICK).fit(data[..., None]).save(home / "3")
@@ -282,7 +283,7 @@ def write_models(home: Path) -> None:
 def write_stacks(home: Path) -> None:
     from mvrbm import DeepMVRBM, DeepMVRBMClassifier
 
-    data, labels = _images(), np.array(["a", "bc"] * 4)
+    data, labels = images(), np.array(["a", "bc"] * 4)
     DeepMVRBM([(2, 2), (2, 1)], **_QUICK).fit(data).save(home / "1")
     DeepMVRBM([(2, 2)] * 3, visible="gaussian", **_QUICK).fit(data).save(home / "2")
     DeepMVRBMClassifier([(2, 2), (2, 1)], **_QUICK).fit(data, labels).save(home / "3")
@@ -291,7 +292,7 @@ def write_stacks(home: Path) -> None:
 def write_classifiers(home: Path) -> None:
     from mvrbm import ClassificationMVRBM, MVRBMClassifier
 
-    data, labels = _images(), np.array(["a", "bc"] * 4)
+    data, labels = images(), np.array(["a", "bc"] * 4)
     MVRBMClassifier((2, 2), **_QUICK).fit(data, labels).save(home / "1")
     ClassificationMVRBM((2, 2), **_QUICK).fit(data, np.arange(8) % 3).save(home / "2")
 
@@ -302,7 +303,7 @@ def write_sweeps(home: Path) -> None:
 
     settings: list[dict[str, Any]] = [{"recipe": Recipe(learning_rate=0.05)}, {"negative": "pcd", "n_chains": 3}]
     for number, options in enumerate(settings):
-        sweep = Sweep(MVRBM((2, 2), **_QUICK, **options), {"rank": [1, 2]}).fit(_images())
+        sweep = Sweep(MVRBM((2, 2), **_QUICK, **options), {"rank": [1, 2]}).fit(images())
         sweep.best_estimator_.save(home / str(number))
 
 
@@ -320,7 +321,7 @@ def write_checkpoints(home: Path) -> None:
     from mvrbm.models import mvrbm
 
     for number, name in enumerate(("default", "generative")):
-        trainer = Trainer(mvrbm((3, 2), (2, 2)), RECIPES[name]).fit(_images(), n_epochs=1)
+        trainer = Trainer(mvrbm((3, 2), (2, 2)), RECIPES[name]).fit(images(), n_epochs=1)
         trainer.save(home / str(number))
 
 
