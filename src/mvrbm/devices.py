@@ -71,3 +71,8 @@ def one_thread() -> Iterator[None]:
 def n_processors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU; on a CPU, where only tests ask for it, that of a large GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked process has none of the OpenMP threads of its parent, and would wait for them forever.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))

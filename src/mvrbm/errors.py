@@ -40,5 +40,9 @@ class DistributedError(MVRBMError, RuntimeError):
     """Another process of a distributed training run has failed; the message is that process's own."""
 
 
+class ConstantDataWarning(UserWarning):
+    """Entries of the training data are constant: a model learns their value, and nothing else of them."""
+
+
 class RecipeWarning(UserWarning):
     """A model is used for a purpose that its training recipe does not suit."""

@@ -1,11 +1,13 @@
 """The start of training: initial parameters from the data's moments, offsets, and a safe learning rate."""
 
 import math
+import warnings
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from mvrbm.errors import ConstantDataWarning
 from mvrbm.learning.moments import Moments
 from mvrbm.learning.recipe import Recipe
 from mvrbm.machine import BoltzmannMachine
@@ -14,6 +16,13 @@ from mvrbm.random import RandomSource
 # Chosen on held-out training digits of MNIST and on patches of photographs: sizes 4x4 to 128x128, orders 1 to 4,
 # ranks 1 to 16. The tables are in docs/learning.md.
 _RATE, _LARGEST_RATE, _FIELD_SPREAD = 3.0, 0.5, 0.3
+# Mean squared distance of samples from their mean below which there is little to couple, and weights start smaller.
+_LEAST_POWER = 0.1
+# A layer of constant entries is as certain as if it had been seen this often.
+_CERTAIN_COUNT = 1000
+# Standard deviation over mean below which an entry is constant: rounding.
+_ROUNDING = 1e-6
+_NAMED = 8  # constant entries in a warning
 
 
 @torch.no_grad()
@@ -21,16 +30,39 @@ def initialise(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
     """Set every parameter to its initial value."""
     for name, unit in machine.layers.items():
         if recipe.bias_from_data:
-            unit.initialise_from(moments[name].mean, moments[name].variance, moments[name].count)
+            seen = moments[name]
+            count = seen.count if bool(seen.variance.any()) else max(seen.count, _CERTAIN_COUNT)
+            unit.initialise_from(seen.mean, seen.variance, count)
         else:
             unit.bias.zero_()
     machine.hidden.bias.zero_()
-    std = recipe.std if recipe.std is not None else _FIELD_SPREAD / math.sqrt(_power(machine, moments, None))
+    power = _power(machine, moments, None)
+    # Without variance there is nothing to couple: weights that gave the usual spread would be huge.
+    spread = _FIELD_SPREAD * min(1.0, power / _LEAST_POWER)
+    std = recipe.std if recipe.std is not None else spread / math.sqrt(power)
     for link in machine.links.values():
         link.initialise(rng, std, factor_std=recipe.factor_std)
     if recipe.centring != "none":
         # Hidden fields start around zero, however far from zero the data is.
         machine.hidden.absorb(-machine.hidden_field(offsets(machine, recipe, moments))[0])
+
+
+def warn_of_constants(machine: BoltzmannMachine, moments: Mapping[str, Moments]) -> None:
+    """Warn of constant entries: any of real-valued data, half of them where some are usual, such as blank margins."""
+    for name, unit in machine.layers.items():
+        mean, variance = moments[name].mean, moments[name].variance
+        constant = variance <= (_ROUNDING * mean) ** 2
+        places, least = torch.nonzero(constant).tolist(), 1 if unit.gaussian else constant.numel() / 2
+        if len(places) >= least:
+            shown = [str(tuple(place)) if len(place) > 1 else str(place[0]) for place in places[:_NAMED]]
+            some = ", ".join(shown) + (", ..." if len(places) > _NAMED else "")
+            what = "all" if len(places) == constant.numel() else f"{len(places)} of {constant.numel()}"
+            warnings.warn(
+                f"{what} entries of layer '{name}' are constant in the data ({some}): the model learns their "
+                "value, and nothing else of them",
+                ConstantDataWarning,
+                stacklevel=2,
+            )
 
 
 def offsets(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> dict[str, Tensor]:
@@ -51,8 +83,10 @@ def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, M
     its input, :math:`v_h \sum \mathrm{E}\, T(x)^2` around the offset; along a column, :math:`v_v` times the
     variance of all hidden units, :math:`v_h K`. A step is safe up to about the inverse of their sum.
     """
-    hidden = machine.hidden
-    rows = hidden.fluctuation * _power(machine, moments, offsets(machine, recipe, moments))
+    hidden, power = machine.hidden, _power(machine, moments, offsets(machine, recipe, moments))
+    if power < _LEAST_POWER:  # the data hardly varies, but chains do
+        power = sum(unit.fluctuation * math.prod(unit.shape) for unit in machine.layers.values())
+    rows = hidden.fluctuation * power
     visible_fluctuation = max(unit.fluctuation for unit in machine.layers.values())
     columns = visible_fluctuation * hidden.fluctuation * math.prod(hidden.shape)
     # Where T is bounded, units saturate, and the curvature is far below its bound.

@@ -265,6 +265,8 @@ class Trainer:
     def _begin(self, source: Source, initialise: bool) -> None:
         machine, moments = self.machine, source.moments()
         if initialise:
+            if self.world.is_main:
+                initialisation.warn_of_constants(machine, moments)
             initialisation.initialise(machine, self.recipe, moments, self._start_rng)
             machine.check_bounded()
         if self.recipe.learning_rate is None:
@@ -272,8 +274,7 @@ class Trainer:
             self.recipe = dataclasses.replace(self.recipe, learning_rate=rate)
         self.optimizer, self.scheduler = optimizers.build_optimizer(self.state, self.recipe, self._factories)
         self.steps_config = optimizers.describe_steps(self.optimizer, self.scheduler)
-        centre = initialisation.offsets(machine, self.recipe, moments)
-        full = self.recipe.centring == "full"
+        centre, full = initialisation.offsets(machine, self.recipe, moments), self.recipe.centring == "full"
         if full or any(bool(offset.any()) for offset in centre.values()):
             self.state.centring = Centring(machine, centre, follow_hidden=full, all_reduce=self.world.all_reduce)
         self._prepared = True
@@ -468,7 +469,6 @@ class Trainer:
 
     def raise_if_interrupted(self) -> None:
         """Raise KeyboardInterrupt, or SystemExit with code 143, if Ctrl-C or SIGTERM has ended the last `fit`."""
-        # Training has ended in good order. Its caller, such as a search or a script, must end as well.
         if self.interrupted:
             raise Terminated if self._terminated else KeyboardInterrupt
 

@@ -13,6 +13,8 @@ from mvrbm.units.base import Alternatives, Unit, average
 # Variances are at least a hundredth of the median variance of the layer: constant and almost constant entries
 # must not be divided by almost zero.
 _SMALLEST_RELATIVE_VARIANCE = 1e-2
+# Variance of entries that are all constant, relative to the largest square of their values.
+_CONSTANT_RELATIVE_VARIANCE = 1e-6
 
 # With nodes half a standard deviation apart, the trapezoidal rule is exact to about exp(-2 (2 pi)^2) = 5e-35 for
 # mixtures of Gaussians of that width. The density at the ends is below exp(-50).
@@ -130,7 +132,10 @@ class Gaussian(Unit):
         centre = self._pool(mean)
         spread = self._pool(variance + (mean - centre) ** 2)
         varying = spread[spread > 0]
-        floor = _SMALLEST_RELATIVE_VARIANCE * varying.median() if len(varying) else spread.new_tensor(1.0)
+        if len(varying):
+            floor = _SMALLEST_RELATIVE_VARIANCE * varying.median()
+        else:
+            floor = _CONSTANT_RELATIVE_VARIANCE * ((mean**2).max() or spread.new_tensor(1.0))
         self.bias.copy_(centre)
         self.log_variance.copy_(torch.log(torch.maximum(spread, floor)))
 
