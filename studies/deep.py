@@ -50,7 +50,7 @@ TWO_EVEN = (Layer((64, 64), Kronecker(8)), Layer((64, 64), Kronecker(8)))  # 143
 TWO_SMALL = (Layer((48, 48), Kronecker(8)), Layer((32, 32), Kronecker(16)))  # 84,234
 THREE = (Layer((48, 48), Kronecker(8)), Layer((48, 48), Kronecker(8)), Layer((32, 32), Kronecker(12)))  # 111,114
 DENSE_TOP = (Layer((40, 40), Kronecker(16)), Layer(64, Dense()))  # 140,554
-LONG = {"n_epochs": 60, "batch_size": 256, "averaging": 0.999}
+LONG = {"n_epochs": 60, "batch_size": 256, "averaging": 0.999, "dropout": 0.3, "perturbation": 0.0}
 
 
 def deep(layers: Sequence[Layer], **settings: Any) -> Callable[[int, str], Any]:
@@ -103,7 +103,7 @@ def network(
         size = min(batch_size, n)
         return DeepMVRBMClassifier(
             SHAPES[layers],
-            **{"rank": 8, "averaging": 0.99, **settings},
+            **{"rank": 8, "averaging": 0.99, "dropout": 0.3, "perturbation": 0.0, **settings},
             n_epochs=round(updates * size / n),
             batch_size=size,
             random_state=seed,

@@ -297,7 +297,9 @@ _TUNED = (
 def _fine_tuned(scale: Scale, seed: int) -> Iterator[Cell]:
     for n in scale.baseline_sizes:
         epochs, batch = tuned_epochs(scale, n)
-        model = MVRBMClassifier(scale.tuned_hidden, rank=scale.tuned_rank, n_epochs=epochs, batch_size=batch)
+        model = MVRBMClassifier(
+            scale.tuned_hidden, rank=scale.tuned_rank, n_epochs=epochs, batch_size=batch, dropout=0.3, perturbation=0.0
+        )
         numbers = {name: value for name, value in model.get_params().items() if name in _TUNED}
         settings = {**_common(scale, seed), "n": n, "numbers": numbers}
         yield Cell(f"mvrbm-fine-tuned-n{n:05d}-s{seed}", "fine-tuned-digits", work.fine_tune, settings)

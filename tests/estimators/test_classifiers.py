@@ -19,6 +19,7 @@ from mvrbm.learning import DivergenceError
 from mvrbm.learning.backprop import Replayed
 
 FAST = {"n_epochs": 8, "batch_size": 20, "learning_rate": 0.02, "random_state": 0}
+WITHOUT_NOISE = {"dropout": 0.0, "perturbation": 0.0}  # of which a sample twice would get two draws
 EVERY_KIND = {
     "one layer": lambda: MVRBMClassifier((6, 6), rank=2, dropout=0.1, **FAST),
     "another coupling": lambda: MVRBMClassifier((12,), coupling=Dense(), hidden="bernoulli", **FAST),
@@ -47,7 +48,7 @@ def test_before_fine_tuning_features_are_those_of_the_stack(digits, labels, visi
 
 def test_unlabelled_data_and_a_fitted_stack_are_where_it_starts(digits, labels):
     settings = {"rank": 2, "hidden": "bernoulli", "random_state": 4}
-    make = lambda: MVRBMClassifier((6, 6), pretraining=2, n_epochs=3, **settings)  # noqa: E731
+    make = lambda: MVRBMClassifier((6, 6), pretraining=2, n_epochs=3, perturbation=0, **settings)  # noqa: E731
     by_data = make().fit(digits[:90], labels[:90], unlabelled=digits)
     stack = DeepMVRBM(((6, 6),), n_epochs=2, **settings).fit(digits)
     before = stack.transform(digits)
@@ -61,7 +62,7 @@ def test_unlabelled_data_and_a_fitted_stack_are_where_it_starts(digits, labels):
     with pytest.raises(ValueError, match="unlabelled must have samples of X's shape"):
         make().fit(digits[:90], labels[:90], unlabelled=digits[:, :7])
     with pytest.raises(ValueError, match="unlabelled is for pre-training"):
-        MVRBMClassifier((6, 6)).fit(digits, labels, unlabelled=digits)
+        MVRBMClassifier((6, 6), perturbation=0).fit(digits, labels, unlabelled=digits)
 
 
 def test_a_loss_that_is_not_finite_ends_training(digits, labels):
@@ -82,13 +83,58 @@ def test_perturbation_makes_predictions_change_slowly_at_the_unlabelled_samples(
             .mean()
         )
 
-    plain = MVRBMClassifier(**settings).fit(digits[:100], labels[:100])
+    plain = MVRBMClassifier(perturbation=0, **settings).fit(digits[:100], labels[:100])
     smooth = MVRBMClassifier(perturbation=0.5, **settings).fit(digits[:100], labels[:100])
     smoother = MVRBMClassifier(perturbation=0.5, unlabelled_batch_size=100, **settings)
     smoother.fit(digits[:100], labels[:100], unlabelled=digits)
     assert change(smooth) < 0.8 * change(plain)
     assert change(smoother) < 0.6 * change(smooth)
     assert smoother.score(digits[300:], labels[300:]) > 0.7
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank", "hidden"),
+    [
+        ((28, 28), 16, (28, 28)),
+        ((8, 8), 16, (16, 16)),
+        ((3, 2), 2, (16, 16)),
+        ((30,), 1, (256,)),
+        ((4, 9, 2), 16, (7, 9, 7)),
+    ],
+)
+def test_rank_and_size_follow_from_the_shape_of_a_sample(shape, rank, hidden):
+    model = MVRBMClassifier(n_epochs=0).fit(np.zeros((4, *shape)), [0, 1, 0, 1])
+    (machine,) = model.network_.stack
+    assert machine.hidden.shape == hidden
+    assert machine.links["visible"].rank == rank
+
+
+def test_small_data_makes_small_batches_and_at_least_a_thousand_updates(digits, labels):
+    for n, epochs, size in [(200, 80, 16), (2000, 30, 50), (60_000, 30, 100)]:
+        plan = MVRBMClassifier()._plan(n, 0.003)
+        assert (plan.n_epochs, plan.batch_size) == (epochs, size)
+        assert plan.n_epochs * n / plan.batch_size >= 999
+    assert MVRBMClassifier(n_epochs=3, batch_size=7)._plan(200, 0.003)[:2] == (3, 7)
+
+
+def test_the_automatic_perturbation_is_a_share_of_the_distance_between_classes(digits, labels):
+    rows = digits.reshape(len(digits), -1)
+    each = [min(np.linalg.norm(rows[labels != label] - row, axis=1)) for row, label in zip(rows, labels, strict=True)]
+    settings = {"hidden_shape": (4, 4), "n_epochs": 1, "random_state": 0}
+    automatic = MVRBMClassifier(**settings).fit(digits, labels)
+    given = MVRBMClassifier(perturbation=float(0.17 * np.median(each)), **settings).fit(digits, labels)
+    np.testing.assert_allclose(automatic.predict_proba(digits), given.predict_proba(digits), atol=1e-3)
+    # A copy of a sample in every class leaves no room.
+    same = MVRBMClassifier(n_epochs=1).fit(np.ones((6, 2, 2)), [0, 1, 2] * 2)
+    np.testing.assert_allclose(same.predict_proba(np.ones((1, 2, 2))).sum(), 1)
+
+
+def test_scales_of_gaussian_entries_do_not_matter():
+    X, scales = np.random.default_rng(0).random((200, 4, 4)), np.linspace(1, 5, 4)
+    y = X[:, 0, 0] > X[:, 2, 3]
+    settings = {"hidden_shape": (4, 4), "visible": "gaussian", "n_epochs": 5, "random_state": 0}
+    one, other = (MVRBMClassifier(**settings).fit(data, y) for data in (X, 7 + X * scales))
+    np.testing.assert_allclose(one.predict_proba(X), other.predict_proba(7 + X * scales), atol=1e-8)
 
 
 @pytest.mark.parametrize(("name", "value"), [("perturbation", -1.0), ("certainty", -1.0), ("unlabelled_batch_size", 0)])
@@ -116,7 +162,7 @@ def test_replayed_updates_are_the_updates(digits, labels, monkeypatch):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: MVRBMClassifier((4, 4), rank=2, dropout=0, batch_size=1000, n_epochs=10, random_state=0),
+        lambda: MVRBMClassifier((4, 4), rank=2, **WITHOUT_NOISE, batch_size=1000, n_epochs=10, random_state=0),
         lambda: ClassificationMVRBM((4, 4), rank=2, batch_size=1000, n_epochs=10, random_state=0),
     ],
 )
@@ -233,9 +279,9 @@ def test_data_and_labels_are_checked(digits, labels):
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks(
     [
-        MVRBMClassifier(16, visible="gaussian", dropout=0.0, batch_size=1000, n_epochs=40, learning_rate=0.03),
+        MVRBMClassifier(16, visible="gaussian", **WITHOUT_NOISE, batch_size=1000, n_epochs=40, learning_rate=0.03),
         DeepMVRBMClassifier(
-            (16, 16), visible="gaussian", dropout=0.0, batch_size=1000, n_epochs=40, learning_rate=0.03
+            (16, 16), visible="gaussian", **WITHOUT_NOISE, batch_size=1000, n_epochs=40, learning_rate=0.03
         ),
         ClassificationMVRBM(16, visible="gaussian", batch_size=1000, n_epochs=40, learning_rate=0.03),
     ]

@@ -72,7 +72,7 @@ def test_a_random_start_has_fields_of_the_wanted_spread(digits, labels):
 @pytest.fixture(scope="module")
 def fitted(digits, labels):
     return MVRBMClassifier(
-        (6, 6), rank=2, dropout=0, n_epochs=8, batch_size=20, learning_rate=0.02, random_state=0
+        (6, 6), rank=2, dropout=0, perturbation=0, n_epochs=8, batch_size=20, learning_rate=0.02, random_state=0
     ).fit(digits.astype(float), labels)
 
 

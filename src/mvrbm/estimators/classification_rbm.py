@@ -71,13 +71,13 @@ class ClassificationMVRBM(ArrayClassifier):
         Weight of the generative part in a hybrid.
     recipe : str or Recipe
         Recipe of generative learning.
-    n_epochs : int, optional
-        Number of epochs. Default: 30; for generative learning, the recipe's.
+    n_epochs, batch_size : int, optional
+        As for :class:`MVRBMClassifier`; for generative learning, the recipe's by default.
     learning_rate : float, optional
         Initial learning rate. Default: 0.003, of Adam; for generative learning, the recipe's.
     schedule, weight_decay, averaging
         As for :class:`MVRBMClassifier`. Generative learning does not use them.
-    visible, visible_shape, batch_size, random_state, device
+    visible, visible_shape, random_state, device
         As for :class:`MVRBMClassifier`.
 
     Attributes
@@ -130,7 +130,7 @@ class ClassificationMVRBM(ArrayClassifier):
         choice(self.mode, "mode", _MODES)
         number(self.blend, "blend")
         data = self._read_labelled(X, y, sample_weight, resolve_device(self.device))
-        plan = self._plan(3e-3 if self.learning_rate is None else self.learning_rate)
+        plan = self._plan(len(data.codes), 3e-3 if self.learning_rate is None else self.learning_rate)
         seed = seed_of(self.random_state)
         self.machine_ = self._machine().to(data.weights)
         self.chains_: Chains = {}
@@ -165,8 +165,10 @@ class ClassificationMVRBM(ArrayClassifier):
 
     def _recipe(self) -> Recipe:
         """Return the recipe of generative learning, with the values that parameters set."""
-        given = without_none({"n_epochs": self.n_epochs, "learning_rate": self.learning_rate})
-        return dataclasses.replace(as_recipe(self.recipe), batch_size=self.batch_size, **given)
+        names = ("n_epochs", "batch_size", "learning_rate")
+        return dataclasses.replace(
+            as_recipe(self.recipe), **without_none({name: getattr(self, name) for name in names})
+        )
 
     def _learn_posterior(self, data: Labelled, plan: Plan, seed: int) -> None:
         machine, unit = self.machine_, self._unit

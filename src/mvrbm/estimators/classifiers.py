@@ -34,7 +34,7 @@ from mvrbm.estimators.inputs import (
     describe_classes,
     unit_named,
 )
-from mvrbm.estimators.network import StructuredNetwork, virtual_adversarial_loss
+from mvrbm.estimators.network import StructuredNetwork, class_distance, virtual_adversarial_loss
 from mvrbm.estimators.parameters import Layer, SavedEstimator, check_same, seed_of
 from mvrbm.learning.backprop import Plan, assign, descend
 from mvrbm.learning.recipe import Recipe
@@ -43,6 +43,11 @@ from mvrbm.random import RandomSource
 from mvrbm.saving import read_stack, register, write_stack
 from mvrbm.units import Unit
 from mvrbm.validation import number, whole_number
+
+# Automatic settings: the fewest epochs and updates, and the most samples per update.
+_EPOCHS, _UPDATES, _BATCH = 30, 1000, 100
+# The fewest hidden units and the highest rank, and the perturbation over the typical distance between classes.
+_UNITS, _RANK, _PERTURBATION = 256, 16, 0.17
 
 _TOP = {"top.weight": "weight", "top.bias": "bias"}  # names of the tensors of the softmax in files and in the network
 
@@ -54,8 +59,8 @@ class ClassifierParameters:
     visible: str = "bernoulli"
     visible_shape: Sequence[int] | None = None
     recipe: str | Recipe = "default"
-    n_epochs: int | None = 30
-    batch_size: int = 100
+    n_epochs: int | None = None
+    batch_size: int | None = None
     learning_rate: float | None = 3e-3
     schedule: str = "cosine"
     weight_decay: float = 0.0
@@ -63,12 +68,14 @@ class ClassifierParameters:
     random_state: Any = None
     device: str | torch.device = "auto"
 
-    def _plan(self, learning_rate: Any, patience: int | None = None) -> Plan:
-        """Return the checked settings of backpropagation."""
-        settings = (self.weight_decay, self.schedule, self.averaging)
-        plan = Plan(30 if self.n_epochs is None else self.n_epochs, self.batch_size, learning_rate, *settings, patience)
+    def _plan(self, n: int, learning_rate: Any, patience: int | None = None) -> Plan:
+        """Return the checked settings of backpropagation: few samples make small batches and more epochs."""
+        size = min(max(n // 40, 16), _BATCH) if self.batch_size is None else self.batch_size
+        settings = (size, learning_rate, self.weight_decay, self.schedule, self.averaging, patience)
+        plan = Plan(_EPOCHS if self.n_epochs is None else self.n_epochs, *settings)
         plan.check()
-        return plan
+        epochs = max(_EPOCHS, -(-_UPDATES * size // n)) if self.n_epochs is None else self.n_epochs
+        return plan._replace(n_epochs=epochs)
 
 
 class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEstimator):
@@ -119,11 +126,11 @@ class FineTunedClassifier(ArrayClassifier):
     """Base class of stacks with a softmax on top. Subclasses say which layers the stack has."""
 
     hidden: str = "rectified"
-    rank: int = 1
+    rank: int | None = 1
     pretraining: int = 0
-    dropout: float | Sequence[float] = 0.3
+    dropout: float | Sequence[float] = 0.2
     input_dropout: float = 0.0
-    perturbation: float = 0.0
+    perturbation: float | str = "auto"
     certainty: float = 0.0
     unlabelled_batch_size: int = 256
     early_stopping: bool = False
@@ -133,9 +140,14 @@ class FineTunedClassifier(ArrayClassifier):
 
     def _new_stack(self) -> DeepMVRBM:
         """Return the stack to be pre-trained, not yet fitted. Subclasses have `layers` and `feed`."""
-        same = ("rank", "hidden", "visible", "visible_shape", "recipe", "random_state", "device", "verbose")
+        same = ("hidden", "visible", "visible_shape", "recipe", "random_state", "device", "verbose")
         settings = {name: getattr(self, name) for name in ("layers", "feed", *same)}
-        return DeepMVRBM(n_epochs=self.pretraining, **settings)
+        return DeepMVRBM(n_epochs=self.pretraining, rank=self._rank(), **settings)
+
+    def _rank(self) -> Any:
+        """Return the rank of Kronecker couplings. Automatic: as long as the full matrix has more parameters."""
+        sizes = [size**2 for size in self.visible_shape_]
+        return max(1, min(_RANK, math.prod(sizes) // sum(sizes))) if self.rank is None else self.rank
 
     @property
     def _unit(self) -> Unit:
@@ -166,17 +178,18 @@ class FineTunedClassifier(ArrayClassifier):
             A fitted stack of the same layers to start from, instead of pre-training. It is not changed.
         """
         data = self._read_labelled(X, y, sample_weight, resolve_device(self.device))
-        plan = self._plan(self.learning_rate, self.patience if self.early_stopping else None)
+        plan = self._plan(len(data.codes), self.learning_rate, self.patience if self.early_stopping else None)
         whole_number(self.pretraining, "pretraining", 0)
-        unit = unit_named(self.visible, self.visible_shape_).to(data.weights.dtype)
-        machines = build_stack(unit, self._new_stack().layers, rank=self.rank, hidden=self.hidden)
+        unit, new = unit_named(self.visible, self.visible_shape_).to(data.weights.dtype), self._new_stack()
+        machines = build_stack(unit, new.layers, rank=new.rank, hidden=self.hidden)
         shares = self._dropped_shares(len(machines))
         rng = RandomSource(seed_of(self.random_state), device=data.weights.device)
         start, split, order, dropping, moving = rng.split(5)
         learns, held_out = self._split(data, split)
         network = self.network_ = self._network(machines, learns, unlabelled, stack, start)
-        unit, others = self._unit, self._others(unlabelled, learns)
-        weight_of_a_batch = float(learns.weights.mean()) * min(self.batch_size, len(learns.codes))
+        distance = self._distance(learns)
+        unit, others = self._unit, self._others(unlabelled, learns) if distance else None
+        weight_of_a_batch = float(learns.weights.mean()) * min(plan.batch_size, len(learns.codes))
 
         def drop(z: Tensor, layer: int) -> Tensor:
             share = shares[layer + 1]
@@ -187,26 +200,33 @@ class FineTunedClassifier(ArrayClassifier):
         def loss(rows: Tensor) -> Tensor:
             x, weights = unit.from_data(learns.samples[rows]), learns.weights[rows]
             value = (cross_entropy(network(x, drop), learns.codes[rows], reduction="none") * weights).sum()
-            if not self.perturbation:
+            if not distance:
                 return value
             if others is None:
-                return value + (weights * virtual_adversarial_loss(network, x, self.perturbation, moving)).sum()
+                return value + (weights * virtual_adversarial_loss(network, x, distance, moving)).sum()
             drawn = (moving.uniform((self.unlabelled_batch_size,), weights) * len(others)).long()
             x = unit.from_data(others[drawn])
-            change = virtual_adversarial_loss(network, x, self.perturbation, moving, self.certainty)
+            change = virtual_adversarial_loss(network, x, distance, moving, self.certainty)
             return value + weight_of_a_batch * change.mean()
 
         score = None if held_out is None else lambda: self._error_and_loss(held_out)
         decaying = [p for link in network.links for p in link.parameters() if p.requires_grad] + [network.weight]
-        with sensible_threads(network.stack[0], self.batch_size):
+        with sensible_threads(network.stack[0], plan.batch_size):
             self.history_ = descend(
                 network, decaying, loss, learns.weights, plan, order, score, draws_from=(dropping, moving)
             )
         return self
 
+    @torch.no_grad()
+    def _distance(self, data: Labelled) -> float:
+        """Return the distance by which samples are perturbed."""
+        if self.perturbation != "auto":
+            return float(self.perturbation)
+        return _PERTURBATION * class_distance(self.network_.inputs(self._unit.from_data(data.samples)), data.codes)
+
     def _others(self, unlabelled: Any, data: Labelled) -> Tensor | None:
         """Return the unlabelled samples at which predictions are to change slowly. None: those of the data."""
-        if unlabelled is None or not self.perturbation:
+        if unlabelled is None:
             return None
         samples = self._read(unlabelled, reset=False)
         check_values({VISIBLE: samples}, {VISIBLE: self._unit})
@@ -217,7 +237,8 @@ class FineTunedClassifier(ArrayClassifier):
         layers = list(self.dropout) if isinstance(self.dropout, Sequence) else [self.dropout] * count
         if len(layers) != count:
             raise ValueError(f"dropout must be one number, or one per layer ({count} in all), got {self.dropout!r}")
-        number(self.perturbation, "perturbation")
+        if self.perturbation != "auto":
+            number(self.perturbation, "perturbation")
         number(self.certainty, "certainty")
         whole_number(self.unlabelled_batch_size, "unlabelled_batch_size")
         return [number(self.input_dropout, "input_dropout", high=1), *(number(p, "dropout", high=1) for p in layers)]
@@ -313,9 +334,9 @@ class MVRBMClassifier(FineTunedClassifier):
     Parameters
     ----------
     hidden_shape : tuple of int, optional
-        Shape of the hidden layer. Default: the shape of a sample.
-    rank : int
-        Rank of the Kronecker coupling.
+        Shape of the hidden layer. Default: the shape of a sample, or a larger one with 256 units.
+    rank : int, optional
+        Rank of the Kronecker coupling. Default: 16, or less where the full matrix would have fewer parameters.
     coupling : Coupling or str, optional
         Another coupling instead, such as ``Dense()``.
     hidden : str
@@ -327,7 +348,8 @@ class MVRBMClassifier(FineTunedClassifier):
     recipe : str or Recipe
         Recipe of the pre-training.
     n_epochs, batch_size, learning_rate
-        Number of epochs of fine-tuning, number of samples per update, and initial learning rate of Adam.
+        Number of epochs of fine-tuning, number of samples per update, and initial learning rate of Adam. Default:
+        batches of 100, smaller for fewer than 4,000 samples, and 30 epochs, more if these are fewer than 1,000 updates.
     schedule : {"cosine", "constant"}
         Whether the learning rate falls to zero along half a cosine.
     dropout, input_dropout : float
@@ -336,10 +358,11 @@ class MVRBMClassifier(FineTunedClassifier):
         Decoupled weight decay of the weights; biases do not decay.
     averaging : float
         Decay of a moving average of the parameters, such as 0.999, which predictions use. 0 for none.
-    perturbation : float
+    perturbation : float or "auto"
         Strength of virtual adversarial training: the loss includes the change of the predictions (KL divergence) when
-        a sample moves by this distance in the direction in which they change most. For digits of 28x28 pixels, 1 to 2.
-        0 for none.
+        a sample moves by this distance in the direction in which they change most; Gaussian entries are measured in
+        their standard deviations. 0 for none. ``"auto"`` is 0.17 times the median distance from a sample to the nearest
+        one of another class: 1.2 for digits of 28x28 pixels.
     certainty : float
         Weight of the entropy of the predictions at perturbed unlabelled samples: class boundaries should lie where
         samples are rare.
@@ -370,13 +393,17 @@ class MVRBMClassifier(FineTunedClassifier):
     hidden_shape: Any = None
     _: KW_ONLY
     coupling: Any = None
+    rank: int | None = None
 
     feed = "mean"
 
     @property
     def layers(self) -> tuple[Layer]:
         """The only hidden layer."""
-        return (Layer(self.hidden_shape, self.coupling),)
+        shape = self.visible_shape_
+        least = math.ceil(round(_UNITS ** (1 / len(shape)), 6))
+        automatic = tuple(max(size, least) for size in shape)
+        return (Layer(automatic if self.hidden_shape is None else self.hidden_shape, self.coupling),)
 
 
 @register("DeepMVRBMClassifier")

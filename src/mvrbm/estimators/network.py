@@ -14,6 +14,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
 _ROWS_OF_A_START = 4096  # samples from which the spread of the fields of a random start is computed
+_ROWS_OF_DISTANCES = 1024  # samples between which distances are computed
 
 #: Applied to data (number -1) and activations (0, 1, ...).
 Drop = Callable[[Tensor, int], Tensor]
@@ -126,21 +127,31 @@ def field_of(link: Coupling, x: Tensor) -> Tensor:
     return flat.reshape(U.shape[1], n, V.shape[1]).transpose(0, 1)
 
 
+def class_distance(inputs: Tensor, codes: Tensor) -> float:
+    """Return the median distance from a sample (n, *shape) to the nearest one of another class (n,)."""
+    every = -(-len(inputs) // _ROWS_OF_DISTANCES)
+    x, codes = inputs[::every].flatten(1), codes[::every]
+    distances = torch.cdist(x, x).masked_fill(codes[:, None] == codes, math.inf).amin(1)
+    return float(distances[distances.isfinite()].median()) if bool(distances.isfinite().any()) else 0.0
+
+
 def virtual_adversarial_loss(
     network: StructuredNetwork, x: Tensor, distance: float, rng: RandomSource, certainty: float = 0.0
 ) -> Tensor:
     r"""Change of the predictions when each sample moves in the direction in which they change most, (n,).
 
-    :math:`\mathrm{KL}(p(\cdot \mid x) \,\|\, p(\cdot \mid x + r))`, with the first taken as fixed and :math:`r` of
-    length `distance` along the gradient of the divergence at a random point of the sphere: one step of power
-    iteration. After Miyato, Maeda, Koyama and Ishii, "Virtual adversarial training", IEEE TPAMI 41 (2019).
+    :math:`\mathrm{KL}(p(\cdot \mid x) \,\|\, p(\cdot \mid x + r))`, with the first taken as fixed and :math:`T(r)`, in
+    which the scales of Gaussian entries do not matter, of length `distance` along the gradient of the divergence at a
+    random point of the sphere: one step of power iteration. After Miyato, Maeda, Koyama and Ishii, "Virtual adversarial
+    training", IEEE TPAMI 41 (2019).
     `certainty` times the entropy of the predictions there is added.
     """
+    scale = 1 / network.stack[0].layers[VISIBLE].inverse_scale()
     with torch.no_grad():
         here = log_softmax(network(x), 1)
 
     def moved(direction: Tensor) -> tuple[Tensor, Tensor]:
-        there = log_softmax(network(x + distance * normalize(direction.flatten(1)).reshape(x.shape)), 1)
+        there = log_softmax(network(x + distance * scale * normalize(direction.flatten(1)).reshape(x.shape)), 1)
         return kl_div(there, here, reduction="none", log_target=True).sum(1), there
 
     probe = rng.normal(x.shape, x).requires_grad_()
