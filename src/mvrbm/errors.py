@@ -21,6 +21,10 @@ class StorageError(MVRBMError, ValueError):
     """A model folder that is missing, damaged, not written by this package, or of another version."""
 
 
+class MemoryLimitError(MVRBMError, MemoryError):
+    """A model or a training run that needs more memory than there is. It is raised before memory is allocated."""
+
+
 class ExportError(MVRBMError, ValueError):
     """A model that cannot be exported."""
 

@@ -16,7 +16,7 @@ import typer
 
 from mvrbm import __version__
 from mvrbm.cli import data, demo, images, models, train, use
-from mvrbm.cli.options import Interrupted, new, note
+from mvrbm.cli.options import Interrupted, new, note, progress
 from mvrbm.interrupt import INTERRUPTS, exit_code, terminate_in_order
 
 __all__ = ["app", "main"]
@@ -83,7 +83,7 @@ def main(args: Sequence[str] | None = None) -> int:
         # made a command ten times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        with terminate_in_order(), warnings.catch_warnings():
+        with terminate_in_order(), warnings.catch_warnings(), progress():
             _show_warnings_as_notes()
             code = command.main(list(words) or ["--help"], "mvrbm", standalone_mode=False)
         sys.stdout.flush()
@@ -124,6 +124,8 @@ def _reason(error: Exception) -> str | None:
     from mvrbm.errors import MVRBMError
 
     text = str(error)
+    if isinstance(error, MVRBMError):
+        return text
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in text:
         return "out of memory: use a smaller model, batch or input"
     if isinstance(error, RuntimeError) and any(word in text.lower() for word in ("gloo", "nccl")):

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.validation import choice, whole_number
 
@@ -68,6 +69,10 @@ class Coupling(nn.Module, ABC):
         if self.connected:
             raise ValueError(f"{self.name} coupling is connected already, {self._arrow()}")
         visible_shape, hidden_shape = tuple(visible_shape), tuple(hidden_shape)
+        with torch.device("meta"):  # shapes without memory
+            self._allocate(visible_shape, hidden_shape)
+        numbers = sum(parameter.numel() for parameter in self.parameters())
+        check_memory(numbers, f"a {self.name} coupling of {visible_shape} to {hidden_shape}")
         self._allocate(visible_shape, hidden_shape)
         self.visible_shape, self.hidden_shape = visible_shape, hidden_shape
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from mvrbm.errors import DivergenceError
 from mvrbm.learning.recipe import Recipe
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.memory import check_memory
 
 #: A parameter, its momentum, and the rate at which the one follows the other.
 Move = tuple[Tensor, Tensor, float | Tensor]
@@ -132,3 +133,12 @@ def check_size(machine: BoltzmannMachine, recipe: Recipe, update: int) -> None:
                 f"update {update}: the coupling of layer '{name}' has factors of up to {sizes[-1]:.3g}, which saturate "
                 f"every unit. Lower the learning rate ({recipe.learning_rate:g}), or use the default recipe"
             )
+
+
+def check_training_memory(machine: BoltzmannMachine, batch_size: int) -> None:
+    """Raise MemoryLimitError if training needs more memory than there is: the least that any path needs."""
+    sizes = [math.prod(unit.shape) for unit in (machine.hidden, *machine.layers.values())]
+    # Parameters, momenta and gradients; and states and fields of a batch.
+    numbers = 3 * machine.n_parameters + 2 * batch_size * sum(sizes)
+    what = f"training a hidden layer of shape {machine.hidden.shape} with batches of {batch_size}"
+    check_memory(numbers, what, machine.like)

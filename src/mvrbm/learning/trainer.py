@@ -28,7 +28,7 @@ from mvrbm.learning.paths.reference import ReferencePath
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.restoring import Stored, fingerprint
 from mvrbm.learning.state import TrainState
-from mvrbm.learning.step import balance, check_size
+from mvrbm.learning.step import balance, check_size, check_training_memory
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.validation import choice, whole_number
@@ -235,12 +235,13 @@ class Trainer:
     def prepare(self, data: Any, *, mask: Any = None, nan_is_missing: bool = False, initialise: bool = False) -> Source:
         """Set up everything that depends on the data, and return the data's source. `fit` does this first."""
         size, world = self.recipe.batch_size, self.world
-        with world.raise_together(ValueError, OSError, TypeError):
+        with world.raise_together(ValueError, OSError, TypeError, MemoryError):
             if size < world.size:
                 raise ValueError(f"batch_size must be at least the number of processes, {world.size}, got {size}")
             own = len(range(size)[world.part_of(size)])
             source = as_source(data, self.machine, mask=mask, nan_is_missing=nan_is_missing, batch_size=own)
             source.world = world
+            check_training_memory(self.machine, own)
             source.first_look()
         n_batches = source.n_batches(size)
         counts = [int(count) for count in world.gather(torch.tensor([-1 if n_batches is None else n_batches]))]
@@ -464,8 +465,7 @@ class Trainer:
                 getattr(callback, hook)(self, **details)
 
     def _interrupt(self, reason: type[BaseException]) -> None:
-        self.stop = self.interrupted = True
-        self._terminated = issubclass(reason, Terminated)
+        self.stop, self.interrupted, self._terminated = True, True, issubclass(reason, Terminated)
 
     def raise_if_interrupted(self) -> None:
         """Raise KeyboardInterrupt, or SystemExit with code 143, if Ctrl-C or SIGTERM has ended the last `fit`."""

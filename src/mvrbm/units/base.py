@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.validation import all_finite, as_shape, choice
 
@@ -100,6 +101,7 @@ class Unit(nn.Module, ABC):
                 f"bias_shape {self.bias_shape} does not broadcast to the layer's shape {self.shape}: "
                 "each mode must have its own size, or 1 to tie the bias along it"
             )
+        check_memory(math.prod(self.bias_shape), f"a layer of shape {self.shape}")
         self.bias = nn.Parameter(torch.zeros(self.bias_shape))
 
     # -- geometry ---------------------------------------------------------------------------------

@@ -1,0 +1,47 @@
+"""Models that do not fit into memory are an error with numbers, before anything is allocated."""
+
+import numpy as np
+import pytest
+import torch
+
+from mvrbm import MVRBM, RBM, Bernoulli, Dense, memory
+from mvrbm.cli import main
+from mvrbm.errors import MemoryLimitError
+
+X = (np.random.default_rng(0).random((20, 6, 6)) < 0.3).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _one_gibibyte(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda device: 2**30)
+
+
+LARGE = [
+    (lambda: MVRBM((40_000, 40_000)).fit(X), r"a layer of shape \(40000, 40000\) needs 6.0 GiB of memory, .* 1.0 GiB"),
+    (lambda: MVRBM((3000, 3000)).fit(X), r"training a hidden layer of shape \(3000, 3000\) with batches of 100 needs"),
+    (lambda: RBM(10**8).fit(X.reshape(20, -1)), "a dense coupling of .36,. to .100000000,. needs 13.4 GiB"),
+]
+
+
+@pytest.mark.parametrize(("fit", "message"), LARGE)
+def test_needs_are_compared_with_what_there_is(fit, message):
+    with pytest.raises(MemoryLimitError, match=message):
+        fit()
+
+
+def test_the_command_says_so_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.save("data.npy", X)
+    assert main(["train", "data.npy", "--hidden", "40000x40000", "--out", "model"]) == 1
+    error = capsys.readouterr().err
+    assert error == "error: a layer of shape (40000, 40000) needs 6.0 GiB of memory, but there are 1.0 GiB\n"
+
+
+def test_shapes_alone_need_no_memory():
+    with torch.device("meta"):
+        Dense().allocate(Bernoulli((40_000, 40_000)).shape, (1000, 1000))
+
+
+def test_there_is_memory(monkeypatch):
+    monkeypatch.undo()
+    assert 2**20 < memory.available_memory("cpu") < 2**50
