@@ -4,6 +4,7 @@ from mvrbm.estimators.classification_rbm import ClassificationMVRBM
 from mvrbm.estimators.classifiers import DeepMVRBMClassifier, MVRBMClassifier
 from mvrbm.estimators.deep import DeepMVRBM
 from mvrbm.estimators.multimodal import MMVRBM
+from mvrbm.estimators.outliers import MVRBMOutlierDetector
 from mvrbm.estimators.parameters import Layer
 from mvrbm.estimators.rbm import MVRBM, RBM, TVRBM
 from mvrbm.estimators.sweep import Candidate, Sweep
@@ -19,5 +20,6 @@ __all__ = [
     "DeepMVRBMClassifier",
     "Layer",
     "MVRBMClassifier",
+    "MVRBMOutlierDetector",
     "Sweep",
 ]

@@ -153,6 +153,10 @@ class Unit(nn.Module, ABC):
         r"""Sample in the field, with the lengths of the samples `x` where these have any: both (n, \*shape)."""
         return self.sample(field, rng)
 
+    def statistic_variance(self, field: Tensor) -> Tensor:
+        r"""Variance of each entry of :math:`T(x)` in the field: (n, \*shape) -> (n, \*shape)."""
+        raise ValueError(f"{type(self).__name__} units have no variance in closed form")
+
     def statistic(self, x: Tensor) -> Tensor:
         """Return the statistic `T(x)` that enters couplings. It is linear, so `T` of a mean is the mean of `T`."""
         return x

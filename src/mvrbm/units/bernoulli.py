@@ -35,6 +35,11 @@ class Bernoulli(Unit):
         """Return the probability of a one."""
         return torch.sigmoid(self.bias + field)
 
+    def statistic_variance(self, field: Tensor) -> Tensor:
+        """Return p (1 - p)."""
+        mean = self.mean(field)
+        return mean * (1 - mean)
+
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Return 1 where a uniform number is below the mean."""
         mean = self.mean(field)

@@ -51,6 +51,11 @@ class Categorical(Unit):
         """Return the probability of each category."""
         return torch.softmax(self.bias + field, dim=-1)
 
+    def statistic_variance(self, field: Tensor) -> Tensor:
+        """Return p (1 - p)."""
+        mean = self.mean(field)
+        return mean * (1 - mean)
+
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Invert the distribution function at one uniform number per row."""
         mean = self.mean(field)

@@ -82,6 +82,10 @@ class Gaussian(Unit):
         """Return b + s f."""
         return self.bias + self.scale * field
 
+    def statistic_variance(self, field: Tensor) -> Tensor:
+        """Return 1: the statistic is measured in standard deviations."""
+        return torch.ones_like(field)
+
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Return the mean plus s times a normal number."""
         mean = self.mean(field)

@@ -45,6 +45,10 @@ class Poisson(Unit):
         """Return the rate, exp(b + f) or the largest."""
         return torch.exp((self.bias + field).clamp(max=_LARGEST_TOTAL))
 
+    def statistic_variance(self, field: Tensor) -> Tensor:
+        """Return the rate."""
+        return self.mean(field)
+
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Invert the distribution function at one uniform number per entry."""
         rate = self.mean(field)

@@ -1,0 +1,263 @@
+"""Detection of outliers by masked prediction: samples whose entries do not fit each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from scipy.ndimage import uniform_filter
+from sklearn.base import OutlierMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+from tqdm import tqdm
+
+from mvrbm.errors import StorageError
+from mvrbm.estimators.inputs import ROWS_AT_ONCE, VISIBLE, Array, batches
+from mvrbm.estimators.parameters import SavedEstimator
+from mvrbm.estimators.rbm import TVRBM
+from mvrbm.learning.recipe import Recipe, as_recipe
+from mvrbm.likelihood.masked import block_masks, excess_errors
+from mvrbm.random import RandomSource
+from mvrbm.saving import ESTIMATOR, register
+from mvrbm.validation import as_shape, number, whole_number
+
+# Automatic settings: the number of updates, the most epochs, the largest hidden layer of arrays (per axis) and of rows.
+_UPDATES, _EPOCHS, _LARGEST_AXIS, _LARGEST_ROW = 5000, 500, 32, 256
+# Blocks are this part of an axis: 4 x 4 entries of a 28 x 28 picture.
+_BLOCKS_PER_AXIS = 7
+# A map hides one of so many parts of the blocks at a time, so often: entries next to a defect are then predicted well.
+_MAP_PARTS, _MAP_ROUNDS = 8, 4
+# Training samples that the threshold is computed from.
+_MOST_REFERENCES = 2000
+
+
+@register("MVRBMOutlierDetector")
+@dataclass(eq=False, repr=False)
+class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
+    r"""Outlier and novelty detection by masked prediction with a Boltzmann machine.
+
+    The machine learns the training data. Then half of the entries of a sample are hidden, in blocks, and predicted from
+    the other half; the score is minus the mean of how much the squared errors exceed those that the machine expects.
+    Samples may be rows, matrices or arrays of any order. NaN is missing: such entries are neither used nor scored.
+
+    Parameters
+    ----------
+    hidden_shape : tuple of int, optional
+        Shape of the hidden layer, with as many axes as a sample. Default: the shape of a sample, at most 32 along each
+        axis, or at most 256 for rows.
+    rank : int
+        Number of Kronecker products whose sum is the coupling of matrices and tensors. Not used for rows.
+    visible : str
+        Units of the data, one of :func:`mvrbm.units.unit_names`. ``"auto"`` is ``"bernoulli"`` for bytes and for values
+        from 0 to 1, otherwise ``"gaussian"``.
+    visible_shape : tuple of int, optional
+        Shape of the array that a row of 2-D input stands for. Default: a row is a vector.
+    contamination : "auto" or float
+        Share of outliers in the training data, above 0 and at most 0.5, which sets the threshold `offset_`. ``"auto"``
+        is Tukey's fence: 1.5 interquartile ranges below the first quartile of the training scores.
+    block_shape : tuple of int, optional
+        Shape of the blocks that are hidden. Default: a seventh of each axis; single entries for rows.
+    n_masks : int
+        Number of masks, an even number: each hides half of the blocks, its partner the other half.
+    n_epochs, batch_size, learning_rate, recipe : optional
+        See :class:`MVRBM`. Default: as many epochs as give 5,000 updates, at most 500, by the recipe ``"generative"``.
+    random_state : int, RandomState or None
+        Random seed of training. The masks are always the same.
+    device : str
+        ``"auto"`` is a GPU if there is one.
+    verbose : int
+        Whether to show progress bars.
+
+    Attributes
+    ----------
+    model_ : TVRBM
+        The trained model of the data.
+    offset_ : float
+        Samples whose score is below it are outliers.
+    n_features_in_, feature_names_in_
+        As of scikit-learn's estimators.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mvrbm import MVRBMOutlierDetector
+    >>> rng = np.random.default_rng(0)
+    >>> first = rng.normal(size=(200, 1))
+    >>> table = first + 0.1 * rng.normal(size=(200, 4))  # four columns that agree
+    >>> detector = MVRBMOutlierDetector(n_epochs=50, random_state=0).fit(table)
+    >>> detector.predict([[1.0, 1.1, 0.9, 1.0], [1.0, 1.1, -1.0, 1.0]])
+    array([ 1, -1])
+    """
+
+    hidden_shape: Any = None
+    _: KW_ONLY
+    rank: int = 8
+    visible: Any = "auto"
+    visible_shape: Sequence[int] | None = None
+    contamination: Any = "auto"
+    block_shape: Sequence[int] | None = None
+    n_masks: int = 20
+    n_epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    recipe: str | Recipe = "generative"
+    random_state: Any = None
+    device: Any = "auto"
+    verbose: int = 0
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        r"""Learn normal data, (n, \*shape) or (n, n_features), which may contain some outliers.
+
+        `y` is ignored; it is there for pipelines.
+        """
+        if self.contamination != "auto":
+            number(self.contamination, "contamination", 0, 0.5, exclude_low=True)
+        if whole_number(self.n_masks, "n_masks", 2) % 2:
+            raise ValueError(f"n_masks must be even: each mask has a partner, got {self.n_masks}")
+        data = self._checked(X, reset=True)
+        references = data[np.unique(np.linspace(0, len(data) - 1, _MOST_REFERENCES).astype(int))]
+        some = data if isinstance(data, np.ndarray) else references
+        model = self._model(some, len(data))
+        missing = isinstance(data, np.ndarray) and bool(np.isnan(data).any())
+        self.model_ = model.fit(data, mask=~np.isnan(data) if missing else None)
+        self.n_features_in_ = model.n_features_in_
+        self._block()  # a wrong shape of blocks is an error of `fit`
+        scores = self.score_samples(references)
+        if self.contamination == "auto":
+            low, high = np.percentile(scores, (25, 75))
+            self.offset_ = float(low - 1.5 * (high - low))
+        else:
+            self.offset_ = float(np.percentile(scores, 100 * self.contamination))
+        return self
+
+    def score_samples(self, X: Any) -> Array:
+        """Score of each sample, (n,): the higher, the more normal; about 0 for samples of the model."""
+        means = [-_mean_of(*part) for part in self._errors(X, parts=2, rounds=self.n_masks // 2)]
+        return np.concatenate(means)
+
+    def decision_function(self, X: Any) -> Array:
+        """Score of each sample minus `offset_`, (n,): negative for outliers."""
+        scores: Array = self.score_samples(X) - self.offset_
+        return scores
+
+    def predict(self, X: Any) -> Array:
+        """Return -1 for outliers and 1 for other samples, (n,)."""
+        return np.where(self.decision_function(X) < 0, -1, 1)
+
+    def explain(self, X: Any) -> Array:
+        """Return how unlikely each entry is given the rest, in the shape of X.
+
+        The map is the excess of the squared error, in squared standard deviations for Gaussian units, when blocks
+        around the entry are hidden, an eighth of all blocks at a time; it is averaged over neighbouring entries, half
+        a block wide. Values far above 0 are surprising. Missing entries (NaN) have the value 0 before averaging.
+        """
+        check_is_fitted(self)
+        width = [2 * (size // 4) + 1 for size in self._block()]
+        width += [1] * self.model_.machine_.layers[VISIBLE].entry_modes
+        parts = self._errors(X, parts=_MAP_PARTS, rounds=_MAP_ROUNDS)
+        maps = np.concatenate([uniform_filter(errors, [1, *width], mode="nearest") for errors, _ in parts])
+        return self.model_._outward(torch.from_numpy(maps), like=X)
+
+    def _model(self, data: Array, n: int) -> TVRBM:
+        """Return the model for n samples like these, with the automatic settings filled in; not trained."""
+        shape = data.shape[1:] if self.visible_shape is None else as_shape(self.visible_shape, "visible_shape")
+        recipe = as_recipe(self.recipe)
+        batch = whole_number(recipe.batch_size if self.batch_size is None else self.batch_size, "batch_size")
+        hidden = self.hidden_shape
+        if hidden is None:
+            largest = _LARGEST_ROW if len(shape) == 1 else _LARGEST_AXIS
+            hidden = tuple(min(size, largest) for size in shape)
+        kind = self.visible
+        if kind == "auto":
+            kind = "bernoulli" if data.dtype == np.uint8 or _within_unit_interval(data) else "gaussian"
+        return TVRBM(
+            hidden,
+            rank=1 if len(shape) == 1 else self.rank,
+            visible=kind,
+            visible_shape=self.visible_shape,
+            n_epochs=min(_EPOCHS, math.ceil(_UPDATES / math.ceil(n / batch)))
+            if self.n_epochs is None
+            else self.n_epochs,
+            batch_size=batch,
+            learning_rate=self.learning_rate,
+            recipe=recipe,
+            random_state=self.random_state,
+            device=self.device,
+            verbose=self.verbose,
+        )
+
+    def _checked(self, X: Any, *, reset: bool) -> Any:
+        """Return data with checked rows; the model checks arrays and their values."""
+        X = X.detach().cpu().numpy() if isinstance(X, torch.Tensor) else X
+        given = X if hasattr(X, "ndim") else np.asarray(X)
+        if given.ndim > 2:
+            return given
+        dtype = None if getattr(X, "dtype", None) == np.uint8 else [np.float64, np.float32]
+        return validate_data(self, X, reset=reset, dtype=dtype, ensure_all_finite=False)
+
+    def _block(self) -> tuple[int, ...]:
+        shape = self.model_.machine_.layers[VISIBLE].site_shape
+        if self.block_shape is None:
+            return tuple(max(1, round(size / _BLOCKS_PER_AXIS)) if len(shape) > 1 else 1 for size in shape)
+        block = as_shape(self.block_shape, "block_shape")
+        if len(block) != len(shape):
+            raise ValueError(f"block_shape must have {len(shape)} axes, as a sample of shape {shape} has, got {block}")
+        return block
+
+    def _errors(self, X: Any, *, parts: int, rounds: int) -> Iterator[tuple[Array, Array]]:
+        """Yield the excess errors of all entries and which entries were observed, batch by batch."""
+        check_is_fitted(self)
+        data = self.model_._layers(self._checked(X, reset=False), reset=False)[VISIBLE]
+        machine = self.model_.machine_
+        unit = machine.layers[VISIBLE]
+        masks = block_masks(unit.site_shape, self._block(), RandomSource(0), parts=parts, rounds=rounds)
+        firsts = tqdm(range(0, len(data), ROWS_AT_ONCE), unit="batch", disable=not self.verbose or None, delay=5)
+        for first in firsts:
+            values = np.asarray(data[first : first + ROWS_AT_ONCE])
+            observed = torch.from_numpy(~np.isnan(values)).to(machine.like.device)
+            (batch,) = batches({VISIBLE: values}, {VISIBLE: unit}, {VISIBLE: observed})
+            found = excess_errors(machine, batch[VISIBLE], masks, observed=observed)
+            yield found.cpu().numpy(), observed.cpu().numpy()
+
+    @property
+    def visible_shape_(self) -> tuple[int, ...]:
+        """Shape of a sample."""
+        return self.model_.visible_shape_
+
+    def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
+        self.model_._write(folder, extra)
+
+    def _description(self) -> dict[str, Any]:
+        names = getattr(self, "feature_names_in_", None)
+        learned = {"offset": self.offset_, "feature_names": None if names is None else list(map(str, names))}
+        return {**super()._description(), **learned, "model": self.model_._description()}
+
+    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        self.model_ = TVRBM.from_folder(folder, {ESTIMATOR: described["model"]}, self.device)
+        self.offset_, self.n_features_in_ = float(described["offset"]), self.model_.n_features_in_
+        if (names := described["feature_names"]) is not None:
+            if len(names) != self.n_features_in_ or not all(isinstance(name, str) for name in names):
+                raise StorageError(f"feature_names must be {self.n_features_in_} texts, got {names!r:.100}")
+            self.feature_names_in_ = np.asarray(names, dtype=object)
+
+    def __sklearn_tags__(self) -> Any:
+        """Tell scikit-learn that NaN is missing."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+
+def _within_unit_interval(data: Array) -> bool:
+    known = data[~np.isnan(data)]
+    return bool(known.size == 0 or (known.min() >= 0 and known.max() <= 1))
+
+
+def _mean_of(errors: Array, observed: Array) -> Array:
+    """Return the mean over the observed entries of each sample, 0 if there is none: (n,)."""
+    axes = tuple(range(1, errors.ndim))
+    mean: Array = errors.sum(axes) / observed.sum(axes).clip(1)
+    return mean

@@ -1,0 +1,164 @@
+"""Outliers: the detector against the usual tools, and maps of planted defects.
+
+A task has samples of one class to learn from, and test samples of all classes; all others are outliers. Every tool gets
+the same samples, as rows, with its default settings; tables are standardised for the tools that need it. The settings
+of our detector were chosen on other samples: digits 3 and 8 of MNIST, with the last 10,000 training digits as outliers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+from sklearn.ensemble import IsolationForest
+from sklearn.metrics import roc_auc_score
+from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import OneClassSVM
+
+from mvrbm import MVRBMOutlierDetector
+from mvrbm.io import datasets
+from studies.cells import Cell, Outcome, Place, Store
+
+__all__ = ["DIGITS", "OURS", "TABLES", "TOOLS", "cells", "plant_defects", "share_found", "table"]
+
+Array = NDArray[Any]
+OURS = "mvrbm"
+DIGITS = tuple(range(10))
+#: Sets of scikit-learn, with the class that is normal.
+TABLES = {"cancer": (1,), "wine": (0, 1, 2), "digits": DIGITS}
+
+_DEFECT = 3  # rows and columns of a planted defect
+_TOP = 0.05  # part of a map in which it must be
+_MOST_DEFECTS = 200
+
+
+def _pca_error(train: Array, test: Array) -> Array:
+    # Components for 90 % of the variance: no fixed number suits digits and tables alike.
+    pca = PCA(0.9, svd_solver="full").fit(train)
+    error: Array = ((test - pca.inverse_transform(pca.transform(test))) ** 2).sum(1)
+    return error
+
+
+def _neighbour_distance(train: Array, test: Array) -> Array:
+    distance: Array = NearestNeighbors(n_neighbors=5).fit(train).kneighbors(test)[0].mean(1)
+    return distance
+
+
+def _scikit_learn(make: Callable[[], Any]) -> Callable[[Array, Array], Array]:
+    return lambda train, test: -make().fit(train).score_samples(test)
+
+
+def _pyod(name: str) -> Callable[[Array, Array], Array]:
+    def score(train: Array, test: Array) -> Array:
+        import importlib
+
+        detector = getattr(importlib.import_module(f"pyod.models.{name}"), name.upper())()
+        scores: Array = detector.fit(train).decision_function(test)
+        return scores
+
+    return score
+
+
+#: Scores of test rows given training rows; the higher, the more unusual.
+TOOLS: dict[str, Callable[[Array, Array], Array]] = {
+    "pca-error": _pca_error,
+    "5-nearest": _neighbour_distance,
+    "isolation-forest": _scikit_learn(lambda: IsolationForest(random_state=0)),
+    "one-class-svm": _scikit_learn(OneClassSVM),
+    "lof": _scikit_learn(lambda: LocalOutlierFactor(novelty=True)),
+    "ecod": _pyod("ecod"),
+    "hbos": _pyod("hbos"),
+}
+
+
+def cells(tasks: Sequence[str] = ("mnist", *TABLES), *, n_test: int | None = None) -> list[Cell]:
+    """Return one cell per task, class and tool, and one per digit with planted defects; `n_test` limits test digits."""
+    found = []
+    for task in tasks:
+        for normal in DIGITS if task == "mnist" else TABLES[task]:
+            for tool in (OURS, *TOOLS):
+                settings = {"task": task, "normal": normal, "tool": tool, "n_test": n_test}
+                needs = ("pyod",) if tool in ("ecod", "hbos") else ()
+                found.append(
+                    Cell(f"outliers-{task}-{normal}-{tool}", f"outliers-{task}", _compare, settings, (), needs)
+                )
+    return found
+
+
+def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
+    """Return the AUC of a tool, its CPU time, and for our detector on digits the share of defects that it locates."""
+    train, test, is_outlier = _samples(settings["task"], settings["normal"], settings["n_test"], place.data_dir)
+    start, numbers = time.process_time(), {}
+    if settings["tool"] == OURS:
+        detector = MVRBMOutlierDetector(random_state=0, device=place.device).fit(train)
+        numbers["seconds_fit"] = time.process_time() - start
+        scores = -detector.score_samples(test)
+    else:
+        scaler = StandardScaler().fit(_rows(train)) if settings["task"] in ("cancer", "wine") else None
+        rows = [_rows(part) if scaler is None else scaler.transform(_rows(part)) for part in (train, test)]
+        scores = TOOLS[settings["tool"]](*rows)
+    numbers |= {"auc": roc_auc_score(is_outlier, scores), "seconds": time.process_time() - start}
+    if settings["tool"] == OURS and settings["task"] == "mnist":
+        planted, where = plant_defects(test[~is_outlier][:_MOST_DEFECTS], np.random.default_rng(0))
+        numbers["defects_found"] = share_found(detector.explain(planted), where)
+    return Outcome(numbers)
+
+
+def _samples(task: str, normal: int, n_test: int | None, data_dir: str | None) -> tuple[Array, Array, Array]:
+    """Return training samples of a class, test samples, and which of these are outliers."""
+    if task == "mnist":
+        train, test = (datasets.load("mnist", split=split, data_dir=data_dir) for split in ("train", "test"))
+        rows = np.linspace(0, len(test.images) - 1, n_test or len(test.images)).astype(int)
+        scaled = [(part / 255).astype(np.float32) for part in (train.images[train.labels == normal], test.images[rows])]
+        return scaled[0], scaled[1], test.labels[rows] != normal
+    data, target = _table(task)
+    own = np.random.default_rng(0).permutation(np.flatnonzero(target == normal))
+    test_rows = np.concatenate([own[len(own) // 2 :], np.flatnonzero(target != normal)])
+    return data[own[: len(own) // 2]], data[test_rows], target[test_rows] != normal
+
+
+def _table(name: str) -> tuple[Array, Array]:
+    from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+
+    found = {"cancer": load_breast_cancer, "wine": load_wine, "digits": load_digits}[name]()
+    if name == "digits":
+        return (found.images / 16).astype(np.float32), found.target
+    return found.data, found.target
+
+
+def plant_defects(images: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return copies of images with a 3 x 3 square inverted in the stroke, and a mask of these squares."""
+    changed, where = images.copy(), np.zeros(images.shape, dtype=bool)
+    for image, mask in zip(changed, where, strict=True):
+        inner = image[1:-1, 1:-1]  # upper left corners of squares whose centre has ink
+        row, column = rng.permutation(np.argwhere(inner > 0.5))[0]
+        square = np.s_[row : row + _DEFECT, column : column + _DEFECT]
+        image[square], mask[square] = 1 - image[square], True
+    return changed, where
+
+
+def share_found(maps: Array, where: Array) -> float:
+    """Return the share of maps that have most of a defect in their top 5 %."""
+    rows, planted = _rows(maps), _rows(where)
+    top = rows >= np.quantile(rows, 1 - _TOP, axis=1, keepdims=True)
+    found = (top & planted).sum(1) > planted.sum(1) / 2
+    return float(found.mean())
+
+
+def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float]]:
+    """Return the mean AUC over the classes of each task, by tool, of the cells that are stored."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for cell in planned:
+        if store.has(cell):
+            task, tool = cell.settings["task"], cell.settings["tool"]
+            values.setdefault(task, {}).setdefault(tool, []).append(store.numbers(cell)["auc"])
+    return {task: {tool: float(np.mean(found)) for tool, found in tools.items()} for task, tools in values.items()}
+
+
+def _rows(array: Array) -> Array:
+    return array.reshape(len(array), -1)
