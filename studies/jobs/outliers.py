@@ -113,8 +113,8 @@ def _samples(task: str, normal: int, n_test: int | None, data_dir: str | None) -
     """Return training samples of a class, test samples, and which of these are outliers."""
     if task == "mnist":
         train, test = (datasets.load("mnist", split=split, data_dir=data_dir) for split in ("train", "test"))
-        rows = np.linspace(0, len(test.images) - 1, n_test or len(test.images)).astype(int)
-        scaled = [(part / 255).astype(np.float32) for part in (train.images[train.labels == normal], test.images[rows])]
+        rows = np.linspace(0, len(test.arrays) - 1, n_test or len(test.arrays)).astype(int)
+        scaled = [(part / 255).astype(np.float32) for part in (train.arrays[train.labels == normal], test.arrays[rows])]
         return scaled[0], scaled[1], test.labels[rows] != normal
     data, target = _table(task)
     own = np.random.default_rng(0).permutation(np.flatnonzero(target == normal))
