@@ -301,3 +301,18 @@ def test_pickled_arrays_are_not_opened(tmp_path):
 def test_a_mask_in_which_nothing_is_known_is_an_error():
     with pytest.raises(ValueError, match="no entry is known"):
         as_source(np.zeros((4, 2, 2)), mvrbm((2, 2), (2, 2)), mask=np.zeros((4, 2, 2), bool))
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_mapped_file_that_is_truncated_is_an_error_not_the_end_of_the_process(tmp_path, shards):
+    class Truncate(Callback):
+        def on_batch_end(self, trainer, batch):
+            if trainer.update == 20:
+                os.truncate(tmp_path / "data" / "part.npy", 5000)
+
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "part.npy", np.zeros((5000, 2, 2), np.float32))
+    trainer = Trainer(mvrbm((2, 2), (2, 2)), Recipe(batch_size=100), callbacks=[Truncate()])
+    with pytest.raises(ValueError, match="part.npy.* has been truncated: it has 5,000 bytes, and had 80,128"):
+        trainer.fit(tmp_path / "data" if shards else tmp_path / "data" / "part.npy", 3)
+    assert trainer.broken

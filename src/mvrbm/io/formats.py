@@ -7,6 +7,7 @@ Nothing is allocated before the size that a file claims has been compared with w
 import contextlib
 import gzip
 import math
+import mmap
 import os
 import struct
 import warnings
@@ -24,6 +25,7 @@ from mvrbm.io.untrusted import check_regular_file
 __all__ = [
     "IMAGE_SUFFIXES",
     "LARGEST",
+    "check_mapped",
     "first_line",
     "images_by_class",
     "images_in",
@@ -93,6 +95,21 @@ def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False) -> Arra
         raise InputError(f"{path} is truncated: it has {size - start:,} of {needed:,} bytes for shape {shape}")
     with reading(path):
         return np.memmap(path, dtype, "r", offset=start, shape=shape, order="F" if by_column else "C")
+
+
+def check_mapped(array: Any) -> None:
+    """Raise InputError if the file of a memory-mapped array has become too short: reading would end the process.
+
+    A file that becomes shorter between this check and the reading of the same rows still does.
+    """
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
+    if array is None:
+        return
+    mapping: Any = array._mmap  # type: ignore[attr-defined]  # it knows its file, whatever has its name now
+    mapped = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + len(mapping)
+    if (size := mapping.size()) < mapped:
+        raise InputError(f"{array.filename} has been truncated: it has {size:,} bytes, and had {mapped:,}")
 
 
 def read_npz(path: str | os.PathLike[str], key: str | None = None, *, largest: int = LARGEST) -> Array:

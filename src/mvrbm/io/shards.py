@@ -11,13 +11,13 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mvrbm.errors import InputError, ShardError
-from mvrbm.io.formats import open_npy
+from mvrbm.io.formats import check_mapped, open_npy
 
 __all__ = ["DatasetRows", "Rows", "ShardError", "Shards", "StoredRows", "is_folder_of_shards"]
 
@@ -35,6 +35,9 @@ class Rows(ABC):
 
     Estimators take them in the place of an array. `dtype` is bytes, single or double precision.
     """
+
+    #: Whether a row may be another one every time it is read.
+    may_change: ClassVar[bool] = False
 
     def __init__(self, n: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._n, self._sample, self.dtype = n, tuple(shape), dtype
@@ -113,6 +116,7 @@ class Shards(Rows):
             here = files == file
             start = self._ends[file] - len(self._parts[file])
             try:
+                check_mapped(self._parts[file])
                 out[here] = self._parts[file][numbers[here] - start].reshape(-1, *self._sample)
             except (OSError, ValueError) as error:
                 raise ShardError(f"{self.paths[file]} cannot be read: {error}") from error
@@ -145,6 +149,8 @@ class DatasetRows(Rows):
     dataset : sequence
         Each item is an array, a tensor or an image, or a tuple that begins with one; the rest is not used.
     """
+
+    may_change = True
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from mvrbm.io.formats import open_npy
+from mvrbm.io.formats import check_mapped, open_npy
 from mvrbm.io.shards import Rows, Shards, is_folder_of_shards
 from mvrbm.learning.distributed import World
 from mvrbm.learning.moments import Moments, merge_moments, moments_of
@@ -220,8 +220,10 @@ class ArraySource(RowSource):
         return (self.arrays, self.known) if self.common else ({}, {})
 
     @functools.cached_property
-    def digest(self) -> str:
+    def digest(self) -> str | None:
         """A digest of all samples, or of many evenly spaced ones where reading all would take long."""
+        if any(getattr(array, "may_change", False) for array in self.arrays.values()):
+            return None
         found = hashlib.sha256()
         entries = sum(math.prod(unit.shape) for unit in self.machine.layers.values())
         for batch in self.head(max(_MOMENT_SAMPLES, _DIGEST_ENTRIES // entries)):
@@ -384,6 +386,7 @@ def _take(array: Any, rows: RowNumbers) -> Tensor:
     if isinstance(array, Tensor):
         # Five times as fast as indexing, which copies entry by entry.
         return array.index_select(0, torch.as_tensor(rows, device=array.device))
+    check_mapped(array)
     return torch.from_numpy(np.ascontiguousarray(array[rows]))
 
 
