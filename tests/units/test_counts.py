@@ -47,6 +47,13 @@ def test_gibbs_steps_keep_the_length_of_every_document():
     assert not torch.equal(state, documents)
 
 
+def test_fractions_of_words_keep_their_sum():
+    weights = torch.tensor([[0.5, 0, 3.9], [0.2, 0, 0.1]], dtype=torch.float64)
+    drawn = Counts(3).double().redraw(weights, torch.zeros(2, 3, dtype=torch.float64), RandomSource(0))
+    torch.testing.assert_close(drawn.sum(1), weights.sum(1))
+    assert int((drawn[1] > 0).sum()) == 1
+
+
 @torch.no_grad()
 def test_documents_of_one_word_are_categories():
     of_counts, labels = machine_of(length=1), BoltzmannMachine(Categorical(3), Bernoulli(2), Dense()).double()

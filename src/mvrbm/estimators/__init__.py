@@ -8,6 +8,7 @@ from mvrbm.estimators.outliers import MVRBMOutlierDetector
 from mvrbm.estimators.parameters import Layer
 from mvrbm.estimators.rbm import MVRBM, RBM, TVRBM
 from mvrbm.estimators.sweep import Candidate, Sweep
+from mvrbm.estimators.topics import ReplicatedSoftmax
 
 __all__ = [
     "MMVRBM",
@@ -21,5 +22,6 @@ __all__ = [
     "Layer",
     "MVRBMClassifier",
     "MVRBMOutlierDetector",
+    "ReplicatedSoftmax",
     "Sweep",
 ]

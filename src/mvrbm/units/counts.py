@@ -82,8 +82,13 @@ class Counts(Unit):
         return self._draw(field, torch.full(field.shape[:-1], self._given_length(), device=field.device), rng)
 
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
-        """Draw documents of the lengths of `x`."""
-        return self._draw(field, x.sum(-1), rng)
+        """Draw documents of the lengths of `x`.
+
+        Counts need not be whole: a document of 7.4 words is drawn as 7 words that count 7.4 / 7 each.
+        """
+        lengths = x.sum(-1)
+        n_words = torch.where(lengths > 0, lengths.round().clamp(min=1), 0.0)
+        return self._draw(field, n_words, rng) * (lengths / n_words.clamp(min=1))[..., None]
 
     def _draw(self, field: Tensor, lengths: Tensor, rng: RandomSource) -> Tensor:
         """Invert the distribution function at one uniform number per word."""
@@ -102,13 +107,13 @@ class Counts(Unit):
         self.bias.copy_(torch.log_softmax(torch.log(self._pool(mean) * count * self.n_sharing + 1), -1))
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Raise ValueError for values that are not whole numbers from 0 upwards, and for documents of other lengths."""
+        """Raise ValueError for values below 0; with a `length`, also for fractions and documents of other lengths."""
         super().check(x, layer)
-        bad = (x < 0) | (x != x.round())
+        bad = x < 0 if self.length is None else (x < 0) | (x != x.round())
         if bool(bad.any()):
+            what = "numbers" if self.length is None else "whole numbers"
             raise ValueError(
-                f"layer '{layer}' has Counts units and takes whole numbers from 0 upwards, got "
-                f"{float(x.detach()[bad][0]):g}"
+                f"layer '{layer}' has Counts units and takes {what} from 0 upwards, got {float(x.detach()[bad][0]):g}"
             )
         if self.length is not None and bool((lengths := x.sum(-1)).ne(self.length).any()):
             other = int(lengths[lengths != self.length][0])
