@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from mvrbm.progress import report
 from mvrbm.random import RandomSource
 
 _STEPS_PER_GRAPH = 20  # an even number: tempering alternates between two kinds of steps
@@ -57,11 +58,16 @@ def repeat(step: Callable[[], object], count: int, rng: RandomSource, device: to
     def steps(number: int) -> None:
         for _ in range(number):
             step()
+            report("Gibbs steps")
 
     steps(count - replays * _STEPS_PER_GRAPH)  # at least two, an even and an odd one, before they are recorded
     if not replays:
         return
     graph = capture(lambda: steps(_STEPS_PER_GRAPH), [rng], what="this sampler")
     for _ in range(replays):
-        graph.replay() if graph is not None else steps(_STEPS_PER_GRAPH)
+        if graph is None:
+            steps(_STEPS_PER_GRAPH)
+        else:
+            graph.replay()
+            report("Gibbs steps", _STEPS_PER_GRAPH)
     torch.cuda.current_stream(device).synchronize()  # the memory of the graph is freed here

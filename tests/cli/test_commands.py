@@ -25,7 +25,7 @@ from mvrbm.likelihood import log_likelihood
 # every command, and which of --seed and --device it has
 COMMANDS = {
     **dict.fromkeys(
-        ["train", "sample", "inpaint", "denoise", "superres-train", "demo", "likelihood"], ("--seed", "--device")
+        ["train", "sample", "inpaint", "denoise", "superres-train", "demo", "likelihood", "topics"], ("--seed", "--device")
     ),
     **dict.fromkeys(["transform", "score", "predict", "reconstruct", "superres"], ("--device",)),
     **dict.fromkeys(["info", "export", "data list", "data where", "data fetch"], ()),
@@ -134,7 +134,16 @@ RECONSTRUCT_X = "reconstruct model x.npy out.npy"
 MISTAKES = [
     ("missing file", None, TRAIN.format("gone.npy"), 1, "gone.npy: no such file"),
     ("empty file", lambda: write("x.npy", b""), TRAIN_X, 1, "x.npy is empty"),
-    ("a text file", lambda: write("x.csv", b"1,2\n"), TRAIN.format("x.csv"), 1, "x.csv is not a .npy"),
+    ("a text file", lambda: write("x.text", b"1,2\n"), TRAIN.format("x.text"), 1, "x.text is not a .npy"),
+    ("a table of words", lambda: write("x.csv", b"a,b\n1,x\n"), TRAIN.format("x.csv"), 1, "column 'b'.*x.csv:-b"),
+    ("no rows", None, "transform model data.npy o.npy -n 70:", 1, "-n chooses no sample: data.npy has 60"),
+    (
+        "rows that are no slice",
+        None,
+        "transform model data.npy o.npy -n first",
+        2,
+        "'first' is not a number of samples",
+    ),
     ("truncated idx", lambda: write("x.idx", IDX[:-1]), TRAIN.format("x.idx"), 1, "truncated"),
     ("truncated idx.gz", lambda: write("x.gz", gzip.compress(IDX)[:-5]), TRAIN.format("x.gz"), 1, "truncated"),
     ("idx of wrong magic", lambda: write("x.idx", b"\1\2" + IDX[2:]), TRAIN.format("x.idx"), 1, "not an idx file"),
@@ -144,7 +153,7 @@ MISTAKES = [
     ("folder without images", lambda: write("f/x.txt", b""), TRAIN.format("f"), 1, "holds no images"),
     ("images of two sizes", image_sizes, TRAIN.format("folder"), 1, "b.png is 6x5, but a.png is 6x4"),
     ("NaN to train on", nan_array, TRAIN_X, 1, "1 entry is NaN or infinite.*--missing-nan"),
-    ("NaN to reconstruct", nan_array, RECONSTRUCT_X, 1, "NaN"),
+    ("infinity to reconstruct", array(np.where(DATA > 0, np.inf, 0)), RECONSTRUCT_X, 1, "infinite"),
     (
         "infinity among missing",
         array(np.where(DATA > 0, np.inf, np.nan)),

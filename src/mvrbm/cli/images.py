@@ -32,6 +32,7 @@ def denoise(
     steps: Annotated[int, typer.Option(min=1, help="Gibbs steps to average over.")] = 100,
     burn_in: Annotated[int, typer.Option(min=0, help="Gibbs steps before those.")] = 20,
     stride: Annotated[int | None, opt.new(_STRIDE_HELP, min=1)] = None,
+    rows: opt.Rows = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
@@ -44,7 +45,7 @@ def denoise(
     from mvrbm.io.arrays import write_output
 
     model = opt.load_model(model_folder, device, "inpaint")
-    images = opt.read(source, data_dir)
+    images = opt.read(source, data_dir, rows, out)
     how = "estimated" if level is None else "given"
     if level is None:
         level = vision.estimate_level(model, images, noise=noise.value, stride=stride)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,7 +69,13 @@ def argument(metavar: str, help_text: str) -> Any:
     return typer.Argument(metavar=metavar, help=help_text, show_default=False)
 
 
-_INPUT_HELP = "A .npy, .npz (file.npz:key) or idx file, a folder of images, or a data set (mnist-5k, mnist:test)."
+_INPUT_HELP = (
+    "A .npy, .npz (file.npz:key) or idx file, a table (.csv, .parquet; file.csv:-a leaves out column a), a .h5 or "
+    ".zarr file, a folder of images, of folders of images or of .npy files, or a data set (mnist-5k, mnist:test)."
+)
+_ROWS_HELP = "Only some samples of the input: 100 (the first), 100:200, or ::10 (every tenth)."
+#: Tiles of a contact sheet, unless more are requested.
+MOST_TILES = 100
 
 Input = Annotated[str, argument("INPUT", _INPUT_HELP)]
 ModelFolder = Annotated[Path, argument("MODEL", "Folder of a saved model.")]
@@ -83,6 +91,22 @@ AsJson = Annotated[bool, new("Print the result as one JSON object.", "--json")]
 Force = Annotated[bool, new("Replace an existing file or model.", "--force")]
 Quiet = Annotated[bool, new("Show no progress.", "--quiet")]
 DataDir = Annotated[Path | None, new("Folder with local copies of data sets.", "--data-dir")]
+
+
+def parse_rows(value: str | slice) -> slice:
+    """Read a number of samples, such as 100, or a slice, such as 100:200."""
+    text = value if isinstance(value, str) else ""
+    if isinstance(value, slice):
+        return value
+    if not re.fullmatch(r"[0-9]{1,12}|[0-9]{0,12}:[0-9]{0,12}(:[0-9]{0,12})?", text) or text in ("0", ":0"):
+        raise typer.BadParameter(f"{text!r} is not a number of samples, such as 100, or a slice, such as 100:200")
+    parts = [int(part) if part else None for part in text.split(":")]
+    if len(parts) == 3 and parts[2] == 0:
+        raise typer.BadParameter(f"{text!r} has a step of 0")
+    return slice(*parts)
+
+
+Rows = Annotated[slice | None, new(_ROWS_HELP, "-n", "--rows", parser=parse_rows, metavar="N|SLICE")]
 
 
 def load_model(folder: Path, device: str, method: str, seed: int | None = None) -> Any:
@@ -112,11 +136,30 @@ def check_model_out(out: Path, force: bool) -> None:
         raise ValueError(f"{out} holds other files than a model: choose another folder")
 
 
-def read(source: str, data_dir: Path | None) -> Any:
-    """Read samples into memory."""
+def read(source: str, data_dir: Path | None, rows: slice | None = None, out: Path | None = None) -> Any:
+    """Read samples into memory: some rows, or all of them, but no more than a contact sheet `out` has tiles."""
     from mvrbm.io.arrays import read_samples
 
-    return read_samples(source, data_dir=data_dir)[:]
+    samples = read_samples(source, data_dir=data_dir)
+    return chosen(samples, rows if out is None else tiles(rows, out, len(samples)), source)[:]
+
+
+def tiles(rows: slice | None, out: Path, n: int) -> slice | None:
+    """Return the rows of n samples to be written: by default, no more than a contact sheet has tiles."""
+    if rows is not None or is_array(out) or n <= MOST_TILES:
+        return rows
+    note(f"{out} shows the first {MOST_TILES} of {n:,} samples: -n shows others, or more")
+    return slice(MOST_TILES)
+
+
+def chosen(samples: Any, rows: slice | None, source: str) -> Any:
+    """Return the rows of samples that an option chooses; None: all."""
+    if rows is None:
+        return samples
+    some = samples[rows]
+    if not len(some):
+        raise ValueError(f"-n chooses no sample: {source} has {len(samples):,}")
+    return some
 
 
 def check_out(out: Path, force: bool, *, images: bool = True) -> None:
@@ -160,6 +203,32 @@ def table(rows: Sequence[tuple[str, Any]]) -> str:
     """Align names and values in two columns."""
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[None]:
+    """Show on a terminal how many samples, Gibbs steps or epochs are done, as soon as that takes more than 2 s."""
+    from mvrbm.progress import listening
+
+    began = shown = time.monotonic()
+    counts: dict[str, int] = {}
+    width = 0
+
+    def show_counts(unit: str, count: int) -> None:
+        nonlocal shown, width
+        counts[unit] = counts.get(unit, 0) + count
+        now = time.monotonic()
+        if now - shown > (0.5 if width else 2):
+            text = ", ".join(f"{number:,} {name}" for name, number in counts.items()) + f" in {now - began:.0f} s"
+            shown, width = now, max(width, len(text))
+            print(f"\r{text:<{width}}", end="", file=sys.stderr, flush=True)
+
+    try:
+        with listening(show_counts) if sys.stderr.isatty() else contextlib.nullcontext():
+            yield
+    finally:
+        if width:
+            print(f"\r{'':<{width}}\r", end="", file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:

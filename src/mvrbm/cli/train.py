@@ -24,8 +24,9 @@ Negative = StrEnum("Negative", ["CD", "PCD", "TEMPERED"])
 
 _HIDDEN_HELP = "Shape of the hidden layer: 500 makes an RBM, 25x25 an MVRBM, 5x5x20 a TVRBM."
 _LABELS_HELP = (
-    "Label of each sample: a .npy or idx file, a .txt file with one label per line, or a data set. The model then has "
-    "the label as a second visible layer, and draws samples of a label."
+    "Label of each sample: a .npy or idx file, a .txt file with one label per line, a column of a table "
+    "(file.csv:name), a folder with one folder of images per class, or a data set. The model then has the label as a "
+    "second visible layer, and draws samples of a label."
 )
 _RECIPE_HELP = f"{opt.RECIPE_HELP} Default: default; with --labels, generative."
 _EPOCHS = 20
@@ -58,6 +59,7 @@ def train(
     checkpoints: Annotated[Path | None, opt.new("Folder to save in after every epoch, and to resume from.")] = None,
     sweep: Annotated[str | None, opt.new(_SWEEP_HELP, metavar="NAME=VALUES[;NAME=VALUES]")] = None,
     missing_nan: opt.MissingNan = False,
+    rows: opt.Rows = None,
     quiet: opt.Quiet = False,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
@@ -94,10 +96,10 @@ def train(
             shape = shape or opt.Shape(model.visible_shape_)
         else:
             model = _new_model(hidden or opt.Shape(), rank, coupling, visible, hidden_unit, labels is not None)
-        samples, known = _samples(source, data_dir, shape, hidden or opt.Shape(), missing_nan)
+        samples, known = _samples(source, data_dir, shape, hidden or opt.Shape(), missing_nan, rows)
         model.set_params(**{key: value for key, value in params.items() if value is not None}, device=device.value)
         if labels is not None:
-            samples, y = samples[:], _labels(labels, data_dir, len(samples))
+            samples, y = samples[:], _labels(labels, data_dir, len(samples), rows)
         if epochs is None:
             model.set_params(n_epochs=None if model.recipe == "generative" else _EPOCHS)
     if sweep is not None:
@@ -129,10 +131,10 @@ def _check_labelled(**others: Any) -> None:
         raise typer.BadParameter(f"cannot be combined with {', '.join(given)}", param_hint="'--labels'")
 
 
-def _labels(source: str, data_dir: Path | None, n: int) -> Any:
+def _labels(source: str, data_dir: Path | None, n: int, rows: slice | None) -> Any:
     from mvrbm.io.arrays import read_labels
 
-    labels = read_labels(source, data_dir=data_dir)
+    labels = opt.chosen(read_labels(source, data_dir=data_dir), rows, source)
     if len(labels) != n:
         raise ValueError(f"{source} has {len(labels):,} labels, but there are {n:,} samples")
     return labels
@@ -182,13 +184,18 @@ def _new_model(
 
 
 def _samples(
-    source: str, data_dir: Path | None, shape: opt.Shape | None, hidden: opt.Shape, missing_nan: bool
+    source: str,
+    data_dir: Path | None,
+    shape: opt.Shape | None,
+    hidden: opt.Shape,
+    missing_nan: bool,
+    rows: slice | None,
 ) -> tuple[Any, Any]:
     """Read samples and give them their shape: `shape`, their own, or a square. Returns them and the known entries."""
     from mvrbm.io.arrays import known_entries, read_samples
-    from mvrbm.io.shards import Shards
+    from mvrbm.io.shards import Rows
 
-    samples = read_samples(source, data_dir=data_dir)
+    samples = opt.chosen(read_samples(source, data_dir=data_dir), rows, source)
     entries = math.prod(samples.shape[1:])
     if shape is None and samples.ndim == 2 and len(hidden) > 1:
         shape = opt.Shape((math.isqrt(entries),) * 2)
@@ -200,9 +207,9 @@ def _samples(
         if math.prod(shape) != entries:
             raise ValueError(f"--shape {shape} has {math.prod(shape)} entries, but samples have {entries}")
         samples = samples.reshape(len(samples), *shape)
-    if isinstance(samples, Shards) and missing_nan:
+    if isinstance(samples, Rows) and missing_nan:
         raise ValueError("--missing-nan does not support a folder of shards")
-    return samples, None if isinstance(samples, Shards) else known_entries(samples, nan_is_missing=missing_nan)
+    return samples, None if isinstance(samples, Rows) else known_entries(samples, nan_is_missing=missing_nan)
 
 
 def _callbacks(samples: Any, known: Any, log: Path | None, checkpoints: Path | None, quiet: bool) -> list[Callback]:

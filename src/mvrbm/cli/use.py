@@ -3,7 +3,6 @@
 Each calls the estimator's method and works for every model that has it.
 """
 
-import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -28,6 +27,7 @@ def _rows(command: str, method: str, description: str) -> Callable[..., None]:
         model_folder: opt.ModelFolder,
         source: opt.Input,
         out: opt.ArrayOut,
+        rows: opt.Rows = None,
         device: opt.Where = opt.Device.AUTO,
         data_dir: opt.DataDir = None,
         force: opt.Force = False,
@@ -35,8 +35,8 @@ def _rows(command: str, method: str, description: str) -> Callable[..., None]:
     ) -> None:
         opt.check_out(out, force, images=False)
         model = opt.load_model(model_folder, device, method)
-        rows = getattr(model, method)(opt.read(source, data_dir))
-        opt.write_samples(out, rows, rows.shape[1:], force, as_json)
+        found = getattr(model, method)(opt.read(source, data_dir, rows))
+        opt.write_samples(out, found, found.shape[1:], force, as_json)
 
     run.__name__, run.__doc__ = command, description
     return run
@@ -52,6 +52,7 @@ def likelihood(
     source: opt.Input,
     chains: Annotated[int, typer.Option(min=2, help="Number of chains in each direction.")] = 100,
     steps: Annotated[int, typer.Option(min=1, help="Number of temperatures; more narrow the interval.")] = 1000,
+    rows: opt.Rows = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
@@ -59,7 +60,7 @@ def likelihood(
 ) -> None:
     """Estimate the mean log-likelihood of data in nats per sample, with an interval from both sides."""
     model = opt.load_model(model_folder, device, "log_likelihood", seed)
-    found = model.log_likelihood(opt.read(source, data_dir), n_chains=chains, n_steps=steps)
+    found = model.log_likelihood(opt.read(source, data_dir, rows), n_chains=chains, n_steps=steps)
     numbers = ("mean", "forward", "reverse", "lower", "upper", "bounds")
     opt.show({name: getattr(found, name) for name in numbers}, as_json, str(found))
 
@@ -69,6 +70,7 @@ def reconstruct(
     source: opt.Input,
     out: opt.ImagesOut,
     steps: Annotated[int, typer.Option(min=1, help="Number of mean-field steps up and down.")] = 1,
+    rows: opt.Rows = None,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
     force: opt.Force = False,
@@ -77,7 +79,7 @@ def reconstruct(
     """Pass data up and down through the model, and write the reconstruction."""
     opt.check_out(out, force)
     model = opt.load_model(model_folder, device, "reconstruct")
-    back = model.reconstruct(opt.read(source, data_dir), steps=steps)
+    back = model.reconstruct(opt.read(source, data_dir, rows, out), steps=steps)
     opt.write_samples(out, back, model.visible_shape_, force, as_json)
 
 
@@ -111,8 +113,6 @@ def sample(
         states = opt.read(data, data_dir)
         init = states.take(range(n), 0, mode="wrap")
     mean = not opt.is_array(out) if means is None else means
-    if sys.stderr.isatty():
-        opt.note(f"drawing {n:,} samples in {steps:,} Gibbs steps")
     given = {} if label is None else {"label": label}
     drawn = model.sample(n, steps=steps, init=init, mean=mean, **given)
     samples = drawn[0] if isinstance(drawn, tuple) else drawn  # classifiers draw (samples, labels)
@@ -130,6 +130,7 @@ def inpaint(
     missing_nan: opt.MissingNan = False,
     steps: Annotated[int, typer.Option(min=1, help="Gibbs steps to average over.")] = 100,
     burn_in: Annotated[int, typer.Option(min=0, help="Gibbs steps before those.")] = 50,
+    rows: opt.Rows = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
@@ -140,12 +141,15 @@ def inpaint(
     if (mask is not None) + (hide is not None) + missing_nan != 1:
         raise typer.BadParameter("give one of --mask, --hide and --missing-nan", param_hint="missing entries")
     opt.check_out(out, force)
-    from mvrbm.io.arrays import half_mask, known_entries, read_mask
+    from mvrbm.io.arrays import half_mask, known_entries, read_mask, read_samples
 
     model = opt.load_model(model_folder, device, "inpaint", seed)
-    samples = opt.read(source, data_dir)
+    every = read_samples(source, data_dir=data_dir)
+    rows = opt.tiles(rows, out, len(every))
+    samples = opt.chosen(every, rows, source)[:]
     if mask is not None:
-        known: Any = read_mask(mask, (len(samples), *model.visible_shape_))
+        known: Any = read_mask(mask, (len(every), *model.visible_shape_))
+        known = known if known.shape == model.visible_shape_ else opt.chosen(known, rows, str(mask))
     elif hide is not None:
         known = half_mask(model.visible_shape_, hide)
     else:

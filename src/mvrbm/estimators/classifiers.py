@@ -5,6 +5,7 @@ Here is also what all classifiers share (:class:`ArrayClassifier`). The network 
 as a layer in :mod:`mvrbm.estimators.classification_rbm`.
 """
 
+import contextlib
 import copy
 import math
 from abc import abstractmethod
@@ -39,6 +40,7 @@ from mvrbm.estimators.parameters import Layer, SavedEstimator, check_same, seed_
 from mvrbm.learning.backprop import Plan, assign, descend
 from mvrbm.learning.recipe import Recipe
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.progress import listening, report
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_stack, register, write_stack
 from mvrbm.units import Unit
@@ -111,6 +113,7 @@ class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEs
         check_is_fitted(self)
         for batch in batches({VISIBLE: self._read(X, reset=False)}, {VISIBLE: self._unit}):
             yield batch[VISIBLE]
+            report("samples", len(batch[VISIBLE]))
 
     def _description(self) -> dict[str, Any]:
         return {**super()._description(), "classes": describe_classes(self.classes_), **self._describe_input()}
@@ -211,7 +214,7 @@ class FineTunedClassifier(ArrayClassifier):
 
         score = None if held_out is None else lambda: self._error_and_loss(held_out)
         decaying = [p for link in network.links for p in link.parameters() if p.requires_grad] + [network.weight]
-        with sensible_threads(network.stack[0], plan.batch_size):
+        with sensible_threads(network.stack[0], plan.batch_size), _bar(plan.n_epochs, self.verbose):
             self.history_ = descend(
                 network, decaying, loss, learns.weights, plan, order, score, draws_from=(dropping, moving)
             )
@@ -322,6 +325,20 @@ class FineTunedClassifier(ArrayClassifier):
         self._restore_input(self._unit, described)
 
 
+@contextlib.contextmanager
+def _bar(n_epochs: int, verbose: int) -> Iterator[None]:
+    """Show the epochs of backpropagation in a progress bar."""
+    from tqdm import tqdm
+
+    with tqdm(total=n_epochs, unit="epoch", disable=not verbose) as bar:
+
+        def move(unit: str, count: int) -> None:
+            bar.update(count if unit == "epochs" else 0)
+
+        with listening(move):
+            yield
+
+
 @register("MVRBMClassifier")
 @dataclass(eq=False, repr=False)
 class MVRBMClassifier(FineTunedClassifier):
@@ -372,7 +389,7 @@ class MVRBMClassifier(FineTunedClassifier):
         Whether to hold out a share of the samples and keep the parameters of the epoch with the best result on them,
         that share, and the number of epochs without improvement after which fine-tuning stops.
     verbose : int
-        Whether to show the progress of pre-training.
+        Whether to show progress bars of pre-training and fine-tuning.
 
     Attributes
     ----------

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, IterableDataset
 from mvrbm.errors import StorageError
 from mvrbm.io.shards import DatasetRows, Rows
 from mvrbm.io.untrusted import ALLOWANCE
+from mvrbm.progress import report
 from mvrbm.units import Unit, make_unit, unit_names
 from mvrbm.validation import as_shape, choice
 
@@ -114,6 +115,7 @@ def filled_batches(
             for name, array in fill(*chosen).items() if bool(partly.any()) else ():
                 batch[name][partly] = array
         yield batch
+        report("samples", len(next(iter(batch.values()))))
 
 
 def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bool | None = False) -> dict[str, Tensor]:

@@ -4,8 +4,8 @@ Contrastive divergence is not here: see :class:`~mvrbm.learning.Trainer`.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torch.optim.swa_utils import AveragedModel
 from mvrbm.cuda_graphs import capture
 from mvrbm.errors import DivergenceError
 from mvrbm.interrupt import finish_on_interrupt
+from mvrbm.learning.descent import Descent
+from mvrbm.progress import report
 from mvrbm.random import RandomSource
 from mvrbm.validation import choice, number, whole_number
 
@@ -60,6 +62,7 @@ def descend(
     score: Score | None = None,
     *,
     draws_from: Sequence[RandomSource] | None = None,
+    checkpoint: Descent | None = None,
 ) -> list[dict[str, float]]:
     r"""Minimise a loss with AdamW, in place.
 
@@ -72,6 +75,8 @@ def descend(
     the parameters of the epoch that was best in error rate, then in cross-entropy, and descent stops after
     `plan.patience` epochs without a better one. `draws_from` are the sources that the loss draws from; if they are
     given, the loss must not read numbers back: on a GPU an update is captured as a CUDA graph and replayed.
+
+    With a `checkpoint`, the state after every epoch is stored there, and the descent continues from what is there.
 
     Return one row per epoch: its loss, and the scores. Ctrl-C and SIGTERM end the descent after an update: then it
     raises KeyboardInterrupt or :class:`~mvrbm.interrupt.Terminated`, and the module has the parameters so far.
@@ -105,9 +110,19 @@ def descend(
     losses: list[Tensor] = []
     before = [p.detach().clone() for p in learned]
     best, best_state, best_epoch = (math.inf, math.inf), None, 0
+    first = 1
+    if checkpoint is not None and (found_state := checkpoint.load(_shapes(learned, optimizer), rng)) is not None:
+        plain, tensors = found_state
+        first, update, best_epoch, history = plain["epoch"] + 1, plain["update"], plain["best_epoch"], plain["history"]
+        best, losses = (plain["best"][0], plain["best"][1]), list(tensors["losses"].to(device))
+        best_state = _restore(tensors, learned, before, optimizer, average)
     interrupts: list[type[BaseException]] = []
     with finish_on_interrupt(interrupts.append):
-        for epoch in range(1, plan.n_epochs + 1):
+        for epoch in range(first, plan.n_epochs + 1):
+            if checkpoint is not None and epoch > first:
+                done = {"epoch": epoch - 1, "update": update, "best": best, "best_epoch": best_epoch}
+                tensors = _tensors(learned, before, optimizer, average, best_state)
+                checkpoint.save({**done, "history": history}, {**tensors, "losses": torch.stack(losses)}, rng)
             sum_of_losses.zero_()
             for rows in rng.permutation(n).to(device).split(full):
                 decay = (1 + math.cos(math.pi * update / total)) / 2 if plan.schedule == "cosine" else 1.0
@@ -130,6 +145,7 @@ def descend(
                 unchecked = 0
                 _check(losses[-1], epoch, plan, learned, before)
             history.append({"epoch": epoch, "loss": math.nan})
+            report("epochs")
             if score is None:
                 continue
             own = [p.detach().clone() for p in learned]
@@ -154,6 +170,61 @@ def descend(
     if interrupts:
         raise interrupts[0]
     return history
+
+
+def _groups(
+    learned: Sequence[Tensor], before: Sequence[Tensor], average: AveragedModel | None, best: Sequence[Tensor] | None
+) -> dict[str, Sequence[Tensor]]:
+    """Return the tensors of a descent that are shaped as the parameters, by what they are."""
+    means = [] if average is None else _values(average)
+    return {"learned": learned, "before": before, "average": means, "best": best or []}
+
+
+def _tensors(
+    learned: Sequence[Tensor],
+    before: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+    average: AveragedModel | None,
+    best: Sequence[Tensor] | None,
+) -> dict[str, Tensor]:
+    """Return the state of a descent as named tensors."""
+    groups = _groups(learned, before, average, best)
+    found = {f"{name}.{index}": part for name, group in groups.items() for index, part in enumerate(group)}
+    for index, entries in optimizer.state_dict()["state"].items():
+        found |= {f"optimizer.{index}.{name}": value for name, value in entries.items()}
+    return found if average is None else {**found, "n_averaged": average.n_averaged}
+
+
+def _shapes(learned: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the shapes of the tensors that :func:`_tensors` names; None stands for any."""
+    names = ("learned", "before", "average", "best")
+    found: dict[str, Any] = {f"{name}.{index}": p.shape for name in names for index, p in enumerate(learned)}
+    for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        start = f"optimizer.{index}"
+        found |= {f"{start}.step": (), f"{start}.exp_avg": p.shape, f"{start}.exp_avg_sq": p.shape}
+    return {**found, "n_averaged": (), "losses": None}
+
+
+def _restore(
+    tensors: Mapping[str, Tensor],
+    learned: Sequence[nn.Parameter],
+    before: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+    average: AveragedModel | None,
+) -> list[Tensor] | None:
+    """Set a descent to a stored state, and return its best parameters so far."""
+    for name, group in _groups(learned, before, average, None).items():
+        for index, part in enumerate(group):
+            part.detach().copy_(tensors[f"{name}.{index}"])
+    if average is not None:
+        average.n_averaged.copy_(tensors["n_averaged"])
+    state: dict[int, dict[str, Tensor]] = {}
+    for name in (name for name in tensors if name.startswith("optimizer.")):
+        _, place, key = name.split(".")
+        state.setdefault(int(place), {})[key] = tensors[name]
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    best = [tensors[f"best.{index}"].to(p) for index, p in enumerate(learned) if f"best.{index}" in tensors]
+    return best or None
 
 
 def _check(loss: Tensor, epoch: int, plan: Plan, learned: Sequence[nn.Parameter], before: Sequence[Tensor]) -> None:
