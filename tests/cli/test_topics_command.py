@@ -1,0 +1,87 @@
+"""mvrbm topics: every kind of input gives the same counts, and bad input gives one line."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import mvrbm
+from mvrbm.cli import main
+from mvrbm.io.documents import read_documents
+
+PETS = ["dog barks loudly", "dog chases dog", "barks chases loudly 99", ""]
+COUNTS = [[1, 0, 1, 1], [0, 1, 2, 0], [1, 1, 0, 1]]
+WORDS = ["barks", "chases", "dog", "loudly"]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pets" / "more").mkdir(parents=True)
+    for number, (folder, text) in enumerate(zip(["pets", "pets", "pets/more", "pets"], PETS, strict=True)):
+        (tmp_path / folder / f"{number}.txt").write_text(text)
+    (tmp_path / "pets.txt").write_text("\n".join(PETS))
+    (tmp_path / "pets.csv").write_text("id,text\n" + "\n".join(f'{n},"{text}"' for n, text in enumerate(PETS)))
+    (tmp_path / "pets.feat").write_text("1 4:1 3:1 1:1\n1 2:1 3:2 # comment\n1 1:1 2:1 4:1\n")
+    (tmp_path / "words").write_text("".join(f"{word} 0\n" for word in WORDS))
+    sparse.save_npz(tmp_path / "pets.npz", sparse.csr_matrix(COUNTS))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["pets", "pets.txt", "pets.csv", "pets.feat", "pets.npz"])
+def test_every_kind_of_file_gives_the_same_counts(place, name):
+    has_counts = name in ("pets.feat", "pets.npz")
+    counts, words = read_documents(place / name, vocabulary=place / "words" if has_counts else None)
+    assert sorted(map(tuple, counts.toarray())) == sorted(map(tuple, COUNTS))  # folders are read in their own order
+    assert words == WORDS
+    if has_counts:
+        first = int(name == "pets.feat")
+        assert read_documents(place / name)[1] == [str(number) for number in range(first, first + 4)]
+
+
+def test_shows_and_saves_topics(place, capsys):
+    assert main(["topics", "pets.txt", "-n", "2", "--words", "3", "--epochs", "2", "--out", "model", "--json"]) == 0
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    assert np.shape(result["topics"]) == (2, 3)
+    assert (result["documents"], result["vocabulary"]) == (3, 4)
+    assert "3 documents, 4 words" in printed.err
+    assert mvrbm.load("model").top_words(n=3) == result["topics"]
+    assert main(["topics", "pets.csv", "-n", "2", "--epochs", "1", "--quiet"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+ERRORS = [
+    ("missing.txt", [], "missing.txt: No such file or directory"),
+    ("words", [], "words is neither a folder nor a file of a known kind: .txt, .csv, .svm"),
+    ("pets.csv", ["--column", "body"], "pets.csv has no column 'body', it has ['id', 'text']"),
+    ("other.csv", [], "other.csv has no column 'text', it has ['a', 'b']: name the column of texts with --column"),
+    ("pets.txt", ["--vocabulary", "words"], "a vocabulary goes with counts"),
+    ("pets.feat", ["--vocabulary", "few"], "few has 1 words, but pets.feat has counts of 4"),
+    ("bad.feat", [], "bad.feat, line 2: 'x:1' is not word:count"),
+    ("empty.feat", [], "empty.feat has no counts"),
+    ("bad.npz", [], "bad.npz is not a sparse matrix"),
+    ("binary.txt", [], "binary.txt is not a text file in UTF-8"),
+    ("empty", [], "empty has no documents"),
+    ("short.txt", [], "short.txt has no word of three letters or more"),
+    ("negative.feat", [], "Negative values in data"),
+    ("pets.txt", ["--out", "pets"], "pets exists: use --force"),
+]
+
+
+@pytest.mark.parametrize(("source", "options", "message"), ERRORS)
+def test_bad_input_gives_one_line(place, capsys, source, options, message):
+    (place / "other.csv").write_text("a,b\n1,2\n")
+    (place / "few").write_text("dog\n")
+    (place / "bad.feat").write_text("1 1:1\n1 x:1\n")
+    (place / "negative.feat").write_text("1 1:-1\n")
+    (place / "empty.feat").touch()
+    (place / "bad.npz").write_text("no archive")
+    (place / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    (place / "empty").mkdir()
+    (place / "short.txt").write_text("a b\nc d\n")
+    assert main(["topics", source, *options, "--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}"), error
+    assert error.count("\n") == 1
