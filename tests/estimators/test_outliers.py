@@ -1,12 +1,118 @@
 """The outlier detector: its contract, its scores on data with a known answer, its maps, and saved models."""
 
+import numpy as np
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import mvrbm
 from mvrbm import MVRBMOutlierDetector
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([MVRBMOutlierDetector(n_epochs=2, n_masks=4)])
+@parametrize_with_checks([MVRBMOutlierDetector(n_epochs=1, n_masks=2)])
 def test_scikit_learn_check(estimator, check):
     check(estimator)
+
+
+def bars(n, rng):
+    """Pictures of bars, 8 x 8: half of the rows or half of the columns have ink."""
+    lines = rng.permuted(np.tile([1.0, 1, 1, 1, 0, 0, 0, 0], (n, 1)), axis=1)
+    pictures = np.repeat(lines[:, :, None], 8, 2)
+    flipped = rng.random(n) < 0.5
+    pictures[flipped] = pictures[flipped].transpose(0, 2, 1)
+    return pictures.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    normal, broken = bars(600, rng), bars(100, rng)
+    broken[:, 2:5, 2:5] = 1 - broken[:, 2:5, 2:5]
+    return normal[:500], normal[500:], broken
+
+
+@pytest.fixture(scope="module")
+def detector(data):
+    return MVRBMOutlierDetector((8, 8), rank=4, n_epochs=100, random_state=0, device="cpu").fit(data[0])
+
+
+def test_broken_pictures_score_lower_and_are_outliers(data, detector):
+    _, normal, broken = data
+    assert (detector.score_samples(normal)[:, None] > detector.score_samples(broken)).mean() > 0.93
+    assert (detector.predict(normal) == 1).mean() > 0.9
+    assert (detector.predict(broken) == -1).mean() > 0.9
+    np.testing.assert_array_equal(detector.decision_function(broken), detector.score_samples(broken) - detector.offset_)
+
+
+def test_maps_show_where_a_picture_is_broken(data, detector):
+    maps = detector.explain(data[2])
+    assert maps.shape == data[2].shape
+    inside = maps[:, 2:5, 2:5].mean((1, 2))
+    outside = (maps.sum((1, 2)) - maps[:, 2:5, 2:5].sum((1, 2))) / (64 - 9)
+    assert (inside > outside + 0.1).mean() > 0.95
+    np.testing.assert_allclose(detector.explain(data[2][:3].reshape(3, -1)), maps[:3].reshape(3, -1), atol=1e-5)
+
+
+def test_bytes_are_the_same_data(data, detector):
+    pictures = (255 * data[2][:5]).astype(np.uint8)
+    np.testing.assert_allclose(detector.score_samples(pictures), detector.score_samples(data[2][:5]), atol=1e-6)
+
+
+def test_the_automatic_threshold_is_tukeys_fence(data, detector):
+    low, high = np.percentile(detector.score_samples(data[0]), (25, 75))
+    assert detector.offset_ == pytest.approx(low - 1.5 * (high - low))
+
+
+def test_a_saved_detector_gives_the_same_answers(data, detector, tmp_path):
+    loaded = mvrbm.load(detector.save(tmp_path / "model"), "cpu")
+    assert type(loaded) is MVRBMOutlierDetector
+    assert loaded.get_params() == detector.get_params()
+    np.testing.assert_array_equal(loaded.decision_function(data[2]), detector.decision_function(data[2]))
+    np.testing.assert_array_equal(loaded.explain(data[2]), detector.explain(data[2]))
+
+
+def test_a_loaded_detector_knows_the_names_of_its_columns(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(np.random.default_rng(0).normal(size=(20, 2)), columns=["height", "width"])
+    detector = MVRBMOutlierDetector(n_epochs=1, random_state=0).fit(frame)
+    loaded = mvrbm.load(detector.save(tmp_path / "model"), "cpu")
+    assert loaded.feature_names_in_.tolist() == ["height", "width"]
+    with pytest.raises(ValueError, match="feature names"):
+        loaded.predict(frame.rename(columns={"width": "depth"}))
+
+
+def test_columns_that_agree_reveal_a_row_that_does_not_even_with_missing_entries():
+    rng = np.random.default_rng(0)
+    table = 100 * (rng.normal(size=(300, 1)) + 0.1 * rng.normal(size=(300, 5)))  # in any unit
+    table[rng.random(table.shape) < 0.1] = np.nan
+    detector = MVRBMOutlierDetector(n_epochs=60, contamination=0.05, random_state=0).fit(table)
+    assert (detector.predict(table) == -1).sum() == 15
+    good, bad = np.full((1, 5), 100.0), np.array([[100.0, 100, np.nan, -100, 100]])
+    assert detector.predict(np.concatenate([good, bad])).tolist() == [1, -1]
+    assert np.nanargmax(detector.explain(bad)[0]) == 3
+
+
+@pytest.mark.parametrize(("shape", "rows"), [((3, 4, 2), False), ((12,), True)])
+def test_arrays_of_every_order_are_scored(shape, rows):
+    values = np.random.default_rng(0).random((30, *shape))
+    detector = MVRBMOutlierDetector(n_epochs=1, n_masks=2, random_state=0).fit(values)
+    assert detector.score_samples(values).shape == (30,)
+    assert detector.explain(values).shape == values.shape
+    assert (detector.model_.rank == 1) == rows
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"contamination": 0.7}, "contamination"),
+        ({"contamination": 0}, "contamination"),
+        ({"n_masks": 3}, "n_masks must be even"),
+        ({"block_shape": (2, 2)}, "block_shape must have 1 axis"),
+        ({"visible": "grey"}, "visible must be one of"),
+        ({"n_epochs": -1}, "n_epochs"),
+        ({"hidden_shape": (2, 2)}, "hidden_shape"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MVRBMOutlierDetector(**{"n_epochs": 1, **settings}).fit(np.random.default_rng(0).random((10, 4)))

@@ -26,13 +26,13 @@ from mvrbm.saving import ESTIMATOR, register
 from mvrbm.validation import as_shape, number, whole_number
 
 # Automatic settings: the number of updates, the most epochs, the largest hidden layer of arrays (per axis) and of rows.
-_UPDATES, _EPOCHS, _LARGEST_AXIS, _LARGEST_ROW = 5000, 500, 32, 256
+_UPDATES, _EPOCHS, _LARGEST_AXIS, _LARGEST_ROW = 3000, 500, 32, 256
 # Blocks are this part of an axis: 4 x 4 entries of a 28 x 28 picture.
 _BLOCKS_PER_AXIS = 7
 # A map hides one of so many parts of the blocks at a time, so often: entries next to a defect are then predicted well.
 _MAP_PARTS, _MAP_ROUNDS = 8, 4
 # Training samples that the threshold is computed from.
-_MOST_REFERENCES = 2000
+_MOST_REFERENCES = 1000
 
 
 @register("MVRBMOutlierDetector")
@@ -64,7 +64,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     n_masks : int
         Number of masks, an even number: each hides half of the blocks, its partner the other half.
     n_epochs, batch_size, learning_rate, recipe : optional
-        See :class:`MVRBM`. Default: as many epochs as give 5,000 updates, at most 500, by the recipe ``"generative"``.
+        See :class:`MVRBM`. Default: as many epochs as give 3,000 updates, at most 500, by the recipe ``"generative"``.
     random_state : int, RandomState or None
         Random seed of training. The masks are always the same.
     device : str
@@ -100,7 +100,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     visible_shape: Sequence[int] | None = None
     contamination: Any = "auto"
     block_shape: Sequence[int] | None = None
-    n_masks: int = 20
+    n_masks: int = 10
     n_epochs: int | None = None
     batch_size: int | None = None
     learning_rate: float | None = None
@@ -126,7 +126,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         self.model_ = model.fit(data, mask=~np.isnan(data) if missing else None)
         self.n_features_in_ = model.n_features_in_
         self._block()  # a wrong shape of blocks is an error of `fit`
-        scores = self.score_samples(references)
+        scores = self._scores(references)
         if self.contamination == "auto":
             low, high = np.percentile(scores, (25, 75))
             self.offset_ = float(low - 1.5 * (high - low))
@@ -136,8 +136,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
     def score_samples(self, X: Any) -> Array:
         """Score of each sample, (n,): the higher, the more normal; about 0 for samples of the model."""
-        means = [-_mean_of(*part) for part in self._errors(X, parts=2, rounds=self.n_masks // 2)]
-        return np.concatenate(means)
+        check_is_fitted(self)
+        return self._scores(self._checked(X, reset=False))
 
     def decision_function(self, X: Any) -> Array:
         """Score of each sample minus `offset_`, (n,): negative for outliers."""
@@ -158,7 +158,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         check_is_fitted(self)
         width = [2 * (size // 4) + 1 for size in self._block()]
         width += [1] * self.model_.machine_.layers[VISIBLE].entry_modes
-        parts = self._errors(X, parts=_MAP_PARTS, rounds=_MAP_ROUNDS)
+        parts = self._errors(self._checked(X, reset=False), parts=_MAP_PARTS, rounds=_MAP_ROUNDS)
         maps = np.concatenate([uniform_filter(errors, [1, *width], mode="nearest") for errors, _ in parts])
         return self.model_._outward(torch.from_numpy(maps), like=X)
 
@@ -205,13 +205,16 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             return tuple(max(1, round(size / _BLOCKS_PER_AXIS)) if len(shape) > 1 else 1 for size in shape)
         block = as_shape(self.block_shape, "block_shape")
         if len(block) != len(shape):
-            raise ValueError(f"block_shape must have {len(shape)} axes, as a sample of shape {shape} has, got {block}")
+            axes = "1 axis" if len(shape) == 1 else f"{len(shape)} axes"
+            raise ValueError(f"block_shape must have {axes}, as a sample of shape {shape} has, got {block}")
         return block
 
-    def _errors(self, X: Any, *, parts: int, rounds: int) -> Iterator[tuple[Array, Array]]:
+    def _scores(self, data: Any) -> Array:
+        return np.concatenate([-_mean_of(*part) for part in self._errors(data, parts=2, rounds=self.n_masks // 2)])
+
+    def _errors(self, data: Any, *, parts: int, rounds: int) -> Iterator[tuple[Array, Array]]:
         """Yield the excess errors of all entries and which entries were observed, batch by batch."""
-        check_is_fitted(self)
-        data = self.model_._layers(self._checked(X, reset=False), reset=False)[VISIBLE]
+        data = self.model_._layers(data, reset=False)[VISIBLE]
         machine = self.model_.machine_
         unit = machine.layers[VISIBLE]
         masks = block_masks(unit.site_shape, self._block(), RandomSource(0), parts=parts, rounds=rounds)

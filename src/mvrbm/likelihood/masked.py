@@ -16,7 +16,7 @@ from mvrbm.sampling import keep_known, multiplied_out
 
 
 def block_masks(
-    shape: Sequence[int], block: Sequence[int], rng: RandomSource, *, parts: int = 2, rounds: int = 10
+    shape: Sequence[int], block: Sequence[int], rng: RandomSource, *, parts: int = 2, rounds: int = 5
 ) -> Tensor:
     r"""Return masks that hide blocks of entries, each entry in equally many of them.
 

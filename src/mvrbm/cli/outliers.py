@@ -1,0 +1,72 @@
+"""The command `outliers`: learn what is normal, score samples, and show where they are unusual."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mvrbm.cli import options as opt
+
+_TRAIN_HELP = "Normal samples to learn from, in the form of INPUT; default: INPUT itself."
+_MODEL_HELP = "Use the detector in this folder instead of training one."
+_SAVE_HELP = "Folder to save the trained detector in."
+_MAPS_HELP = "Also write how unlikely each entry is given the rest: a .npy file, or an image for a contact sheet."
+_SHARE_HELP = "Share of outliers in the training data; default: outliers are beyond Tukey's fence."
+_MOST_SHOWN = 10
+
+
+def outliers(
+    source: opt.Input,
+    out: opt.ArrayOut,
+    train: Annotated[str | None, opt.new(_TRAIN_HELP)] = None,
+    model_folder: Annotated[Path | None, opt.new(_MODEL_HELP, "--model")] = None,
+    save: Annotated[Path | None, opt.new(_SAVE_HELP)] = None,
+    maps: Annotated[Path | None, opt.new(_MAPS_HELP)] = None,
+    contamination: Annotated[float | None, opt.new(_SHARE_HELP, min=0, max=0.5)] = None,
+    epochs: Annotated[int | None, opt.new("Number of epochs; default: about 3,000 updates.", min=1)] = None,
+    seed: opt.Seed = 0,
+    device: opt.Where = opt.Device.AUTO,
+    data_dir: opt.DataDir = None,
+    force: opt.Force = False,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Find unusual samples: write a score for each, negative for outliers, and list the most unusual ones."""
+    training = (train, save, contamination, epochs)
+    if model_folder is not None and any(value is not None for value in training):
+        raise typer.BadParameter("leave out --train, --save, --contamination and --epochs", param_hint="'--model'")
+    opt.check_out(out, force, images=False)
+    if maps is not None:
+        opt.check_out(maps, force)
+    if save is not None:
+        opt.check_model_out(save, force)
+    samples = opt.read(source, data_dir)
+    if model_folder is None:
+        import mvrbm
+
+        detector = mvrbm.MVRBMOutlierDetector(
+            contamination="auto" if contamination is None else contamination,
+            n_epochs=epochs,
+            random_state=seed,
+            device=device,
+            verbose=int(not quiet),
+        ).fit(samples if train is None else opt.read(train, data_dir))
+        if save is not None:
+            detector.save(save)
+    else:
+        detector = opt.load_model(model_folder, device, "explain")
+        detector.set_params(verbose=int(not quiet))
+    scores = detector.decision_function(samples)
+    order = [int(row) for row in scores.argsort()]
+    count = int((scores < 0).sum())
+    most_unusual = {row: round(float(scores[row]), 4) for row in order[:_MOST_SHOWN]}
+    listed = ", ".join(f"{row} ({score:g})" for row, score in most_unusual.items())
+    words = f"{count:,} of {len(scores):,} samples are outliers; lowest scores: {listed}"
+    details = {"outliers": count, "most_unusual": most_unusual}
+    if maps is not None:
+        from mvrbm.io.arrays import write_output
+
+        found = detector.explain(samples).reshape(len(samples), *detector.visible_shape_)
+        write_output(maps, found, force, stretch=not opt.is_array(maps))
+        details["maps"] = str(maps)
+    opt.write_samples(out, scores, (), force, as_json, details, words)
