@@ -50,6 +50,7 @@ CALLS = {
     "logging": lambda: Trainer(model.machine_, callbacks=[Monitor(data), TensorBoard(sys.argv[2])]).fit(data),
     "hub push": lambda: model.push_to_hub("user/name"),
     "hub load": lambda: mvrbm.load("no-such-user/name"),
+    "pyod": lambda: mvrbm.estimators.pyod.PyODDetector(),
     "onnx": lambda: mvrbm.export.to_onnx(model, sys.argv[2] + "/model.onnx"),
 }
 for name, call in CALLS.items():

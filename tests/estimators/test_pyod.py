@@ -14,7 +14,7 @@ pytest.importorskip("pyod")
 def test_the_adapter_has_the_contract_of_pyod():
     from pyod.models.base import BaseDetector
 
-    from mvrbm.pyod import PyODDetector
+    from mvrbm.estimators.pyod import PyODDetector
 
     table = np.random.default_rng(0).normal(size=(60, 3))
     table[:6] += 20 * np.eye(3)[[0, 1, 2, 0, 1, 2]]
@@ -30,7 +30,7 @@ def test_the_adapter_has_the_contract_of_pyod():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    import mvrbm.pyod
+    from mvrbm.estimators import pyod
 
     with pytest.raises(AttributeError, match="no attribute 'Detector'"):
-        _ = mvrbm.pyod.Detector
+        _ = pyod.Detector
