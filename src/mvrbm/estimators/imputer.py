@@ -1,0 +1,427 @@
+"""The imputer: missing entries of rows, matrices and tensors, filled in by machines chosen on hidden entries."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import TransformerMixin
+from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, validate_data
+from torch import Tensor
+
+from mvrbm.devices import resolve_device
+from mvrbm.errors import StorageError
+from mvrbm.estimators.columns import Columns
+from mvrbm.estimators.inputs import Array
+from mvrbm.estimators.parameters import SavedEstimator, seed_of
+from mvrbm.learning.backprop import Plan, descend
+from mvrbm.learning.factors import Factors, fit_factors
+from mvrbm.learning.prediction import corrected, new_correction, random_masks
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
+from mvrbm.saving import CHAINS, read_machine, read_tensors, register, write_machine, write_tensors
+from mvrbm.validation import choice, number, whole_number
+
+_HIDDEN = ("auto", "gaussian", "rectified", "bernoulli")
+# Samples of which some known entries are hidden to compare machines; most samples that factors are fitted to where
+# entries are missing, and most factors.
+_MOST_HELD, _MOST_FITTED, _MOST_FACTORS = 400, 10_000, 256
+# Samples per mask where nothing is missing: masks of their own would cost a linear system each.
+_SHARED_MASK = 10
+# Steps of EM at every number of factors, starting from the factors of the last; none are tried once the error rises.
+_STEPS, _WORSE = 15, 1.02
+# A correction is learned from at least so many samples, in so many updates.
+_FEWEST_SAMPLES, _FEWEST_UPDATES, _MOST_UPDATES = 200, 3000, 12_000
+_MOST_HIDDEN = 500
+# Numbers of one batch of samples, or of covariances of their factors.
+_BATCH = 2**24
+
+
+@register("MVRBMImputer")
+@dataclass(eq=False, repr=False)
+class MVRBMImputer(TransformerMixin, SavedEstimator):
+    r"""Fill in missing entries (NaN) of rows, matrices or tensors with their means given the known entries.
+
+    A machine with a Gaussian hidden layer, which is factor analysis, predicts them linearly. A second machine, with
+    rectified or binary hidden units, learns to correct these predictions. How many factors there are, and whether the
+    correction helps, is decided on known entries that are hidden, in the way in which entries are missing in the data.
+
+    Parameters
+    ----------
+    hidden : {"auto", "gaussian", "rectified", "bernoulli"}
+        Hidden units of the correction; ``"gaussian"`` is no correction. ``"auto"``: rectified units, if they help.
+    n_factors : int, optional
+        Number of hidden Gaussian units. Default: chosen among powers of two.
+    n_hidden : int, optional
+        Number of hidden units of the correction. Default: three per entry, up to 500.
+    sample_axes : int or "auto"
+        How many leading axes of the data count samples. With 2, data of shape (n, a, b) is `n a` samples of `b`
+        entries. ``"auto"``: 1, or what is best on hidden entries if there are fewer samples than entries.
+    categorical_features : {"from_dtype"}, array of int, str or bool, or None
+        Columns of categories, also binary ones, of 2-D data: those of data frames that are not numbers, or columns by
+        number, name or mask. Their missing entries become the most probable category.
+    n_epochs, batch_size, learning_rate : optional
+        Training of the correction. Default: 3,000 to 12,000 updates of 100 samples, more for more data.
+    keep_empty_features : bool
+        Whether columns without any known entry are kept, filled with 0; for 2-D data. Other arrays keep them.
+    random_state : int, RandomState or None
+        Random seed.
+    device : str
+        ``"auto"`` is a GPU if there is one.
+    verbose : int
+        Whether to report progress.
+
+    Attributes
+    ----------
+    machine_, correction_ : BoltzmannMachine, and BoltzmannMachine or None
+        The linear machine, and its correction if there is one.
+    sample_axes_, n_factors_ : int
+        What was chosen.
+    errors_ : dict of str to float
+        Root mean squared errors of the machines on hidden entries, in standard deviations, by what was tried.
+    n_features_in_ : int
+        Number of entries per sample along all axes but the first.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mvrbm import MVRBMImputer
+    >>> x = np.outer(np.arange(1.0, 9.0), [1.0, 2.0, 3.0])
+    >>> x[2, 1] = np.nan
+    >>> MVRBMImputer(random_state=0).fit_transform(x)[2].round()
+    array([3., 6., 9.])
+    """
+
+    hidden: str = "auto"
+    n_factors: int | None = None
+    n_hidden: int | None = None
+    sample_axes: int | str = "auto"
+    categorical_features: Any = "from_dtype"
+    n_epochs: int | None = None
+    batch_size: int = 100
+    learning_rate: float = 0.001
+    keep_empty_features: bool = False
+    random_state: Any = None
+    device: str | torch.device = "auto"
+    verbose: int = 0
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        r"""Learn from data with missing entries.
+
+        Parameters
+        ----------
+        X : array of shape (n, \*sample shape), or data frame
+            The data; NaN is missing.
+        y : None
+            Ignored, there for pipelines.
+        """
+        choice(self.hidden, "hidden", _HIDDEN)
+        for name in ("n_factors", "n_hidden", "n_epochs"):
+            if getattr(self, name) is not None:
+                whole_number(getattr(self, name), name)
+        whole_number(self.batch_size, "batch_size")
+        number(self.learning_rate, "learning_rate", exclude_low=True)
+        rng = RandomSource(seed_of(self.random_state))
+        rows = self._read(X, reset=True)
+        known = ~torch.isnan(rows)
+        self._low = torch.where(known, rows, math.inf).amin(0)
+        self._high = torch.where(known, rows, -math.inf).amax(0)
+        x = torch.where(known, rows, 0.0)
+        held = self._hide(known, rng)
+        weights = _weights(x, known, each=len(self._shape_in) == 1)
+        self.errors_: dict[str, float] = {}
+        factors, self.sample_axes_ = self._choose_factors(x, known, held, weights)
+        self.n_factors_ = factors.loadings.shape[1]
+        self._centre, self._scale = factors.mean, torch.sqrt((factors.loadings**2).sum(1) + factors.noise)
+        shape = self._shape_of_samples(self.sample_axes_)
+        samples, seen, asked = (part.reshape(-1, math.prod(shape)) for part in (x, known, held))
+        correction = None
+        if self.hidden not in ("auto", "gaussian") or (self.hidden == "auto" and len(samples) >= _FEWEST_SAMPLES):
+            correction = self._learn_correction(factors, samples, seen & ~asked, asked, weights, rng)
+        self._adopt(_fit(samples, seen, self.n_factors_, factors).machine(shape), correction)
+        self._calibration = self._calibrated(samples, seen & ~asked, asked)
+        return self
+
+    def transform(self, X: Any) -> Any:
+        """Return data with every missing entry replaced by its mean given the known entries of its sample."""
+        return self._filled(X, self._means)
+
+    def draw(self, X: Any, n: int = 5) -> list[Any]:
+        """Return `n` copies of data whose missing entries are drawn given the known ones, for multiple imputation."""
+        check_is_fitted(self)
+        whole_number(n, "n")
+        rng = RandomSource(seed_of(self.random_state), device=self.machine_.like.device)
+
+        def drawn(x: Tensor, known: Tensor) -> Tensor:
+            centre = self._factors.conditional_mean(x, known)
+            return self._means(x, known) + self._calibration * (self._factors.draw(x, known, rng) - centre)
+
+        return [self._filled(X, drawn) for _ in range(n)]
+
+    def standard_deviation(self, X: Any) -> Array:
+        """Return the standard deviation of every missing entry given the known ones, 0 for known entries.
+
+        Columns of categories have one column per category, and columns that :meth:`transform` leaves out are left out.
+        """
+
+        def deviation(x: Tensor, known: Tensor) -> Tensor:
+            return self._calibration * self._factors.deviation(x, known)
+
+        check_is_fitted(self)
+        rows = self._read(X, reset=False)
+        found = torch.where(torch.isnan(rows), self._of_each(rows, deviation), 0.0)
+        return found.numpy().reshape(len(rows), *self._shape_out)
+
+    def get_feature_names_out(self, input_features: Any = None) -> Array:
+        """Return the names of the columns that :meth:`transform` returns."""
+        check_is_fitted(self)
+        names: Array = _check_feature_names_in(self, input_features)[self._columns.kept]
+        return names
+
+    # -- data ------------------------------------------------------------------------------------------
+
+    def _read(self, X: Any, *, reset: bool) -> Tensor:
+        """Return data as rows of numbers with NaN, (n, entries)."""
+        if reset:
+            self._columns = Columns.of(X, self.categorical_features)
+        X, shape = self._columns.to_numbers(X)
+        checked = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
+        if reset:
+            self._shape_in = shape
+            self._columns.learn(checked, self.keep_empty_features or len(shape) > 1)
+        elif shape != self._shape_in:
+            raise ValueError(f"samples must have shape {self._shape_in}, got {shape}")
+        return torch.tensor(self._columns.expand(checked))
+
+    @property
+    def _shape_out(self) -> tuple[int, ...]:
+        """Shape of a sample as the machines have it, with one axis counting samples."""
+        return self._shape_in if len(self._shape_in) > 1 else (sum(self._columns.widths),)
+
+    def _shape_of_samples(self, axes: int) -> tuple[int, ...]:
+        """Return the shape of a sample if so many axes count samples."""
+        return self._shape_out[axes - 1 :]
+
+    def _filled(self, X: Any, fill: Callable[[Tensor, Tensor], Tensor]) -> Any:
+        check_is_fitted(self)
+        rows = self._read(X, reset=False)
+        means = self._of_each(rows, fill)
+        # An entry without known values in training has no range.
+        means = torch.where(self._low <= self._high, torch.clamp(means, self._low, self._high), means)
+        return self._columns.restore(torch.where(torch.isnan(rows), means, rows).numpy(), X, self._shape_out)
+
+    @torch.no_grad()
+    def _of_each(self, rows: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Return what is computed from samples and from what is known of them, in the shape of rows."""
+        samples = rows.reshape(-1, math.prod(self._shape_of_samples(self.sample_axes_))).to(self.machine_.like)
+        size = max(1, _BATCH // max(samples.shape[1], self.n_factors_**2))
+        pieces = []
+        for some in samples.split(size):
+            known = ~torch.isnan(some)
+            pieces.append(compute(torch.where(known, some, 0.0), known).cpu())
+        return torch.cat(pieces).reshape(rows.shape).to(rows.dtype)
+
+    # -- learning --------------------------------------------------------------------------------------
+
+    def _hide(self, known: Tensor, rng: RandomSource) -> Tensor:
+        """Return which known entries to hide to compare machines: as they are missing in other rows, if they are."""
+        n = len(known)
+        chosen = torch.zeros(n, dtype=torch.bool)
+        chosen[rng.permutation(n)[: min(max(n // 5, 1), _MOST_HELD)]] = True
+        return known & chosen[:, None] & ~_masks(known, rng.permutation(n), self._shape_out, rng)
+
+    def _choose_factors(self, x: Tensor, known: Tensor, held: Tensor, weights: Tensor) -> tuple[Factors, int]:
+        """Return factors fitted to what is not held out, and the number of axes that count samples."""
+        order, choices = len(self._shape_in), [1]
+        if self.sample_axes != "auto":
+            choices = [whole_number(self.sample_axes, "sample_axes")]
+            if choices[0] > order:
+                raise ValueError(f"sample_axes must be at most {order} for such data, got {choices[0]}")
+        elif order > 1 and len(x) < x.shape[1]:
+            choices = list(range(1, order + 1))
+        best: tuple[float, Factors | None, int] = (math.inf, None, 1)
+        for axes in choices:
+            size = math.prod(self._shape_of_samples(axes))
+            samples, seen, asked = (part.reshape(-1, size) for part in (x, known & ~held, held))
+            rows = asked.any(1)
+            found, least = None, math.inf
+            for rank in self._ranks(*samples.shape):
+                found = _fit(samples, seen, rank, found)
+                error = 0.0
+                if bool(rows.any()):
+                    means = found.conditional_mean(samples[rows], seen[rows])
+                    error = _error(means, samples[rows], asked[rows], weights)
+                self._note(f"sample_axes={axes}, n_factors={rank}", error)
+                if best[1] is None or error < best[0]:
+                    best = error, found, axes
+                if error > _WORSE * least:
+                    break
+                least = min(error, least)
+        assert best[1] is not None
+        return best[1], best[2]
+
+    def _ranks(self, n: int, size: int) -> list[int]:
+        if self.n_factors is not None:
+            return [self.n_factors]
+        most = max(1, min(n - 1, size - 1, _MOST_FACTORS))
+        return [2**power for power in range(most.bit_length())]
+
+    def _learn_correction(
+        self, factors: Factors, x: Tensor, known: Tensor, held: Tensor, weights: Tensor, rng: RandomSource
+    ) -> BoltzmannMachine | None:
+        """Return a machine that corrects the linear one; None if it does not help."""
+        n, size = x.shape
+        unit = "rectified" if self.hidden == "auto" else self.hidden
+        n_hidden = min(_MOST_HIDDEN, 3 * size) if self.n_hidden is None else self.n_hidden
+        machine = new_correction(size, unit, n_hidden, rng, x)
+        relative, everything, shape = weights * self._scale**2, known | held, self._shape_of_samples(self.sample_axes_)
+        rows_held = held.any(1)
+        tested, shown_of_tested, asked_of_tested = x[rows_held], known[rows_held], held[rows_held]
+        first = factors.conditional_mean(tested, shown_of_tested) if bool(rows_held.any()) else tested
+        linear = _error(first, tested, asked_of_tested, weights)
+
+        def loss(rows: Tensor) -> Tensor:
+            some = x[rows]
+            shown = known[rows] & _masks(everything, rows.roll(1), shape, rng)
+            asked = known[rows] & ~shown
+            guess = factors.conditional_mean(some, shown)
+            wrong = (self._correct(machine, some, shown, guess) - some) / self._scale
+            return (wrong**2 * relative * asked).sum() / asked.sum().clamp(min=1) * len(rows)
+
+        @torch.no_grad()
+        def score() -> tuple[float, float]:
+            better = self._correct(machine, tested, shown_of_tested, first)
+            error = _error(better, tested, asked_of_tested, weights)
+            self._note(f"correction by {unit} units", error)
+            return error, 0.0
+
+        n_batches = -(-n // min(self.batch_size, n))
+        updates = min(max(n // 5, _FEWEST_UPDATES), _MOST_UPDATES)
+        epochs = self.n_epochs or -(-updates // n_batches)
+        plan = Plan(epochs, self.batch_size, self.learning_rate, 0.0, "cosine", 0.0, None)
+        history = descend(machine, (), loss, torch.ones(n, dtype=x.dtype), plan, rng, score)
+        error = min(row["validation_error"] for row in history)
+        self.errors_[f"correction by {unit} units"] = error
+        return machine if error < linear or self.hidden != "auto" else None
+
+    def _note(self, tried: str, error: float) -> None:
+        self.errors_[tried] = error
+        if self.verbose:
+            print(f"{tried}: error {error:.4g}", file=sys.stderr, flush=True)
+
+    @torch.no_grad()
+    def _calibrated(self, x: Tensor, known: Tensor, held: Tensor) -> float:
+        """Return the root mean squared error of hidden entries in standard deviations of the linear machine."""
+        rows = held.any(1)
+        if not bool(rows.any()):
+            return 1.0
+        x, known, held = (part[rows].to(self.machine_.like.device) for part in (x, known, held))
+        wrong = (self._means(x, known) - x) / self._factors.deviation(x, known)
+        return float(torch.sqrt((wrong[held] ** 2).mean()))
+
+    # -- machines --------------------------------------------------------------------------------------
+
+    def _adopt(self, machine: BoltzmannMachine, correction: BoltzmannMachine | None) -> None:
+        device = resolve_device(self.device)
+        self.machine_ = machine.to(device)
+        self.correction_ = None if correction is None else correction.to(device)
+        self._factors = Factors.of(self.machine_)
+        self._centre, self._scale = self._centre.to(device), self._scale.to(device)
+
+    def _means(self, x: Tensor, known: Tensor) -> Tensor:
+        first = self._factors.conditional_mean(x, known)
+        return first if self.correction_ is None else self._correct(self.correction_, x, known, first)
+
+    def _correct(self, machine: BoltzmannMachine, x: Tensor, known: Tensor, first: Tensor) -> Tensor:
+        value = (torch.where(known, x, first) - self._centre) / self._scale
+        return self._centre + self._scale * corrected(machine, value, known)
+
+    def __sklearn_tags__(self) -> Any:
+        """Tell scikit-learn that data may have NaN, and that float32 stays float32."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    # -- saving ----------------------------------------------------------------------------------------
+
+    def _description(self) -> dict[str, Any]:
+        names = getattr(self, "feature_names_in_", None)
+        fitted = {
+            "columns": self._columns.describe(),
+            "shape": list(self._shape_in),
+            "sample_axes": self.sample_axes_,
+            "errors": self.errors_,
+            "calibration": self._calibration,
+            "hidden": None if self.correction_ is None else self.correction_.hidden.name,
+            "feature_names": None if names is None else list(map(str, names)),
+        }
+        return {**super()._description(), "fitted": fitted}
+
+    def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
+        write_machine(self.machine_, folder, extra)
+        tensors = {"low": self._low, "high": self._high, "centre": self._centre, "scale": self._scale}
+        own = {} if self.correction_ is None else self.correction_.state_dict()
+        write_tensors({**tensors, **{f"correction.{name}": value for name, value in own.items()}}, folder / CHAINS)
+
+    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        machine, tensors, fitted = read_machine(folder), read_tensors(folder / CHAINS), described["fitted"]
+        correction = None
+        if fitted["hidden"] is not None:
+            own = {name.removeprefix("correction."): value for name, value in tensors.items() if "." in name}
+            size, n_hidden = math.prod(machine.layers["visible"].shape), len(own["hidden.bias"])
+            correction = new_correction(size, fitted["hidden"], n_hidden, RandomSource(0), machine.like.detach())
+            try:
+                correction.load_state_dict(own)
+            except RuntimeError as error:
+                raise StorageError(f"{folder} is damaged: its correction does not fit: {error}") from error
+        self._low, self._high, self._centre, self._scale = (tensors[key] for key in ("low", "high", "centre", "scale"))
+        self._columns, self._shape_in = Columns.from_description(fitted["columns"]), tuple(fitted["shape"])
+        self.sample_axes_, self.errors_ = int(fitted["sample_axes"]), dict(fitted["errors"])
+        self._calibration, self.n_features_in_ = float(fitted["calibration"]), math.prod(self._shape_in)
+        if fitted["feature_names"] is not None:
+            self.feature_names_in_ = np.asarray(fitted["feature_names"], dtype=object)
+        self.n_factors_ = math.prod(machine.hidden.shape)
+        self._adopt(machine, correction)
+
+
+def _masks(known: Tensor, others: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Tensor:
+    """Return what to show of as many rows as there are `others`: what is known of these, or random masks."""
+    if not bool(known.all()):
+        return known[others]
+    n = len(others)
+    masks = random_masks(-(-n // _SHARED_MASK), shape, rng, torch.empty(0)).flatten(1)
+    return masks.repeat_interleave(_SHARED_MASK, 0)[:n]
+
+
+def _fit(x: Tensor, known: Tensor, rank: int, start: Factors | None) -> Factors:
+    """Return factors fitted to data, to a part of it if there is much and entries are missing."""
+    if len(x) > _MOST_FITTED and not bool(known.all()):
+        complete = known.all(1)
+        if int(complete.sum()) >= _MOST_FITTED:  # only entries of held-out samples are missing
+            x, known = x[complete], known[complete]
+        else:
+            rows = torch.linspace(0, len(x) - 1, _MOST_FITTED).long()
+            x, known = x[rows], known[rows]
+    return fit_factors(x, known, rank, _STEPS, start)
+
+
+def _weights(x: Tensor, known: Tensor, *, each: bool) -> Tensor:
+    """Return weights of squared errors: the inverse variance of every entry, or of all if they have the same unit."""
+    count = known.sum(0).clamp(min=1)
+    mean = (x * known).sum(0) / count
+    variance = ((x - mean) ** 2 * known).sum(0) / count
+    if not each:
+        variance = variance.mean()
+    return torch.where(variance > 0, 1 / variance, 0.0)
+
+
+def _error(found: Tensor, x: Tensor, asked: Tensor, weights: Tensor) -> float:
+    """Return the root of the mean weighted squared error of the entries that are asked for."""
+    return math.sqrt(float(((found - x) ** 2 * weights * asked).sum() / asked.sum().clamp(min=1)))

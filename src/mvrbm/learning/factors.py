@@ -1,0 +1,218 @@
+r"""Factor analysis: machines of two Gaussian layers, trained by exact steps (EM) instead of chains.
+
+A machine with Gaussian visible and hidden layers is a normal distribution whose covariance is a diagonal matrix plus one
+of low rank. Its likelihood, its conditional means and the steps of its training are linear algebra.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mvrbm.couplings import Dense
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
+from mvrbm.units import Gaussian
+
+# Steps end when the mean log-noise changes by less than this. Noise is at least this fraction of an entry's variance.
+_TOLERANCE, _LEAST_NOISE = 1e-4, 1e-3
+# Numbers in one batch of covariance matrices of factors.
+_BATCH = 2**24
+
+
+@dataclass(frozen=True)
+class Factors:
+    r"""Normal entries :math:`x = \mu + L t + \sqrt{\psi}\,\varepsilon`, with standard normal :math:`t, \varepsilon`.
+
+    Parameters
+    ----------
+    mean, noise : Tensor (D,)
+        :math:`\mu` and :math:`\psi`.
+    loadings : Tensor (D, q)
+        :math:`L`, one column per factor.
+    """
+
+    mean: Tensor
+    loadings: Tensor
+    noise: Tensor
+
+    @classmethod
+    def of(cls, machine: BoltzmannMachine) -> Factors:
+        """Return the distribution of a machine with one Gaussian visible and a Gaussian hidden layer."""
+        ((name, unit),) = machine.layers.items()
+        with torch.no_grad():
+            weights = machine.links[name].dense().reshape(machine.hidden.bias.numel(), -1).double()
+            scale = 1 / unit.inverse_scale().reshape(-1).double()
+            left, size, right = torch.linalg.svd(weights, full_matrices=False)
+            # The precision in standard deviations is I - W'W; the mean solves x = b + W'y, y = c + W x.
+            bias = unit.bias.expand(unit.shape).reshape(-1).double() / scale
+            pull = left.T @ machine.hidden.bias.expand(machine.hidden.shape).reshape(-1).double()
+            mean = bias + right.T @ (size * (size * (right @ bias) + pull) / (1 - size**2))
+            loadings = right.T * (size / torch.sqrt(1 - size**2)) * scale[:, None]
+            return cls(*(part.to(unit.bias.dtype) for part in (mean * scale, loadings, scale**2)))
+
+    def machine(self, shape: tuple[int, ...]) -> BoltzmannMachine:
+        r"""Return the machine with this distribution: :math:`W = \sqrt{m / (1 + m)}\, U^\top` in standard deviations.
+
+        :math:`U` and :math:`m` are the eigenvectors and eigenvalues of
+        :math:`\psi^{-1/2} L L^\top \psi^{-1/2}`.
+        """
+        scale = torch.sqrt(self.noise.double())
+        directions, size, _ = torch.linalg.svd(self.loadings.double() / scale[:, None], full_matrices=False)
+        weights = (size / torch.sqrt(1 + size**2))[:, None] * directions.T
+        made = BoltzmannMachine(Gaussian(shape, learn_variance=True), Gaussian(len(size)), Dense()).to(self.mean.dtype)
+        with torch.no_grad():
+            unit = made.layers["visible"]
+            unit.bias.copy_(self.mean.reshape(shape))
+            unit.get_parameter("log_variance").copy_(torch.log(self.noise).reshape(shape))
+            made.links["visible"].get_parameter("weight").copy_(weights)
+            made.hidden.bias.copy_(-weights @ (self.mean.double() / scale))
+        return made
+
+    def posterior(self, x: Tensor, known: Tensor) -> Iterator[Posterior]:
+        """Yield the distribution of the factors of some rows after others, given the known entries.
+
+        `x` and `known` are (n, D); what `x` holds elsewhere does not matter, unless it is NaN.
+        """
+        rank = self.loadings.shape[1]
+        weighted = self.loadings / self.noise[:, None]
+        products = (weighted[:, :, None] * self.loadings[:, None, :]).flatten(1)
+        one = torch.eye(rank, dtype=x.dtype, device=x.device)
+        size = max(1, _BATCH // max(rank**2, x.shape[1]))
+        for first in range(0, len(x), size):
+            rows = slice(first, first + size)
+            # Samples with the same known entries, such as all complete ones, have the same covariance.
+            patterns, which = torch.unique(known[rows], dim=0, return_inverse=True)
+            precision = (patterns.to(x.dtype) @ products).reshape(len(patterns), rank, rank) + one
+            covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+            projected = ((x[rows] - self.mean) * known[rows]) @ weighted
+            mean = (
+                projected @ covariance[0] if len(patterns) == 1 else (covariance[which] @ projected[:, :, None])[..., 0]
+            )
+            yield Posterior(rows, mean, covariance, which)
+
+    def conditional_mean(self, x: Tensor, known: Tensor) -> Tensor:
+        """Return the mean (n, D) of the entries given the known entries, with noise of their own for these, too."""
+        return torch.cat([self.mean + found.mean @ self.loadings.T for found in self.posterior(x, known)])
+
+    def deviation(self, x: Tensor, known: Tensor) -> Tensor:
+        """Return the standard deviation (n, D) of unknown entries given the known ones."""
+        parts = [
+            torch.einsum("nij,di,dj->nd", found.covariance, self.loadings, self.loadings)[found.which]
+            for found in self.posterior(x, known)
+        ]
+        return torch.sqrt(torch.cat(parts) + self.noise)
+
+    def draw(self, x: Tensor, known: Tensor, rng: RandomSource) -> Tensor:
+        """Return values (n, D) of all entries, drawn given the known entries."""
+        parts = []
+        for found in self.posterior(x, known):
+            root = torch.linalg.cholesky(found.covariance)[found.which]
+            factors = found.mean + (root @ rng.normal(found.mean.shape, x)[:, :, None])[..., 0]
+            parts.append(self.mean + factors @ self.loadings.T)
+        means = torch.cat(parts)
+        return means + torch.sqrt(self.noise) * rng.normal(means.shape, means)
+
+
+class Posterior(NamedTuple):
+    """Normal distributions of the factors of some rows."""
+
+    rows: slice
+    mean: Tensor  # (n, q)
+    covariance: Tensor  # (p, q, q), one for each pattern of known entries
+    which: Tensor  # (n,): the pattern of each row
+
+
+@torch.no_grad()
+def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factors | None = None) -> Factors:
+    """Return factors fitted to data (n, D) with unknown entries, by EM.
+
+    Parameters
+    ----------
+    x, known : Tensor (n, D)
+        Data, and True where it is known; elsewhere it holds anything but NaN.
+    rank : int
+        Number of factors.
+    n_steps : int
+        Largest number of steps.
+    start : Factors, optional
+        Factors to continue from, of at most this rank. Further factors are those of what these leave unexplained.
+    """
+    some = known.to(x.dtype)
+    count = some.sum(0).clamp(min=1)
+    centre = (x * some).sum(0) / count
+    variance = ((x - centre) ** 2 * some).sum(0) / count
+    varying = variance > 0
+    # Entries that hardly vary must not be divided by almost zero.
+    least = 1e-2 * variance[varying].median() if bool(varying.any()) else variance.new_tensor(1.0)
+    scale = torch.sqrt(variance.clamp(min=least))
+    z = torch.where(known, (x - centre) / scale, 0.0)
+    if bool(known.all()) and len(x) > 2 * x.shape[1]:  # the moments are sufficient: rows that have the same ones
+        values, vectors = torch.linalg.eigh(z.T @ z / len(z))
+        root = (torch.sqrt(values.clamp(min=0) * len(values)))[:, None] * vectors.T
+        z = torch.cat([root, -root])
+        some = torch.ones_like(z)
+        known, count = some > 0, some.sum(0)
+    found = _started(z, known, rank, start, centre, scale)
+    level = math.inf
+    for _ in range(n_steps):
+        found = _step(found, z, known, some, count)
+        before, level = level, float(torch.log(found.noise).mean())
+        if abs(before - level) < _TOLERANCE:
+            break
+    return Factors(centre + scale * found.mean, scale[:, None] * found.loadings, scale**2 * found.noise)
+
+
+def _started(z: Tensor, known: Tensor, rank: int, start: Factors | None, centre: Tensor, scale: Tensor) -> Factors:
+    """Return factors of scaled data to start from."""
+    if start is None:
+        start = Factors(centre, centre.new_zeros(len(centre), 0), scale**2)
+    found = Factors((start.mean - centre) / scale, start.loadings / scale[:, None], start.noise / scale**2)
+    more = rank - found.loadings.shape[1]
+    if more <= 0:
+        return found
+    rest = torch.where(known, z - found.conditional_mean(z, known), 0.0)
+    share = float(known.to(z.dtype).mean())
+    _, size, vectors = torch.linalg.svd(rest, full_matrices=False) if min(z.shape) < 4 * more else _largest(rest, more)
+    new = vectors[:more].T * (size[:more] / math.sqrt(share * len(z)))
+    new = torch.nn.functional.pad(new, (0, more - new.shape[1]))
+    left = (found.noise - (new**2).sum(1)).clamp(min=0.1 * found.noise)
+    return Factors(found.mean, torch.cat([found.loadings, new], 1), left)
+
+
+def _largest(z: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return approximately the largest singular values, with a random start that is always the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        left, size, right = torch.svd_lowrank(z, q=min(rank + 6, *z.shape), niter=4)
+    return left, size, right.T
+
+
+def _step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tensor) -> Factors:
+    """Return the factors after one step of EM: the regression of every entry on the factors of its samples."""
+    rank = found.loadings.shape[1]
+    products = z.new_zeros(z.shape[1], rank + 1)  # of entries with factors, and with 1
+    squares = z.new_zeros(z.shape[1], (rank + 1) ** 2)  # of factors with each other, where the entry is known
+    for rows, factors, covariance, which in found.posterior(z, known):
+        with_one = torch.nn.functional.pad(factors, (0, 1), value=1.0)
+        products += z[rows].T @ with_one
+        if len(covariance) == 1:
+            square = with_one.T @ with_one
+            square[:rank, :rank] += len(factors) * covariance[0]
+            squares += torch.outer(some[rows][0], square.flatten())
+        else:
+            each = with_one[:, :, None] * with_one[:, None, :]
+            each[:, :rank, :rank] += covariance[which]
+            squares += some[rows].T @ each.flatten(1)
+    # A standard normal prior of the loadings, in units of the noise, counts as much as one sample.
+    prior = torch.eye(rank + 1, dtype=z.dtype, device=z.device)
+    prior[-1, -1] = 1e-6
+    squares = squares.reshape(-1, rank + 1, rank + 1) + prior
+    line = torch.linalg.solve(squares, products[:, :, None])[:, :, 0]
+    noise = ((z**2).sum(0) - (line * products).sum(1)) / count
+    return Factors(line[:, -1], line[:, :-1], noise.clamp(min=_LEAST_NOISE))
