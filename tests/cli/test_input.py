@@ -10,6 +10,7 @@ from PIL import Image
 
 from mvrbm import MVRBM, MVRBMClassifier
 from mvrbm.cli import options
+from mvrbm.io.arrays import read_array
 from mvrbm.progress import listening
 
 DATA = (np.random.default_rng(0).random((120, 3, 4)) < 0.5).astype(np.float32)
@@ -49,10 +50,10 @@ def test_a_contact_sheet_has_a_hundred_tiles_unless_more_are_requested(mvrbm, pl
     command = command.format(trained)
     code, _, err = mvrbm(f"{command} out.png")
     assert (code, err) == (0, "note: out.png shows the first 100 of 120 samples: -n shows others, or more\n")
-    assert Image.open("out.png").size == (10 * 5 - 1, 10 * 4 - 1)
+    assert read_array("out.png").shape == (1, 10 * 4 - 1, 10 * 5 - 1)
     code, _, err = mvrbm(f"{command} more.png -n 120")
     assert (code, err) == (0, "")
-    assert Image.open("more.png").size == (11 * 5 - 1, 11 * 4 - 1)
+    assert read_array("more.png").shape == (1, 11 * 4 - 1, 11 * 5 - 1)
 
 
 def test_a_table_with_its_labels_and_a_folder_of_classes(mvrbm, place):
