@@ -19,6 +19,7 @@ _MODULES = {
     "studies.learning": "learning",
     "studies.distributed": "distributed",
     "studies.generative.study": "generative",
+    "studies.jobs.study": "jobs",
 }
 
 

@@ -31,7 +31,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "mvrbm.estimators": (
         "MMVRBM", "MVRBM", "RBM", "TVRBM", "ClassificationMVRBM", "DeepMVRBM", "DeepMVRBMClassifier",
-        "MVRBMClassifier", "MVRBMOutlierDetector", "ReplicatedSoftmax", "Sweep",
+        "MVRBMClassifier", "MVRBMImputer", "MVRBMOutlierDetector", "ReplicatedSoftmax", "Sweep",
     ),
     "mvrbm.hub": ("ModelCard", "push_to_hub", "save_pretrained"),
     "mvrbm.machine": ("BoltzmannMachine",),

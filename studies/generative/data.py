@@ -80,12 +80,12 @@ def _binarised(images: Array, generator: np.random.Generator) -> Array:
 
 
 def _fixed(data_dir: str | None) -> Parts:
-    with np.load(_file("binarised_mnist/packed.npz", data_dir)) as stored:
+    with np.load(data_file("binarised_mnist/packed.npz", data_dir)) as stored:
         train, test = (255 * np.unpackbits(stored[part], axis=1).reshape(-1, 28, 28) for part in ("train", "test"))
     return Parts(train, test)
 
 
-def _file(name: str, data_dir: str | None) -> Path:
+def data_file(name: str, data_dir: str | None) -> Path:
     for folder in (data_dir, os.environ.get("MVRBM_DATA")):
         if folder and (Path(folder) / name).is_file():
             return Path(folder) / name
@@ -96,7 +96,7 @@ def _file(name: str, data_dir: str | None) -> Path:
 
 
 def _faces(data_dir: str | None) -> Parts:
-    frames = _continuous(np.load(_file("freyfaces/freyfaces.npy", data_dir), allow_pickle=False) / 255)
+    frames = _continuous(np.load(data_file("freyfaces/freyfaces.npy", data_dir), allow_pickle=False) / 255)
     held_out = np.arange(len(frames)) // _BLOCK % _EVERY == _EVERY - 1
     return _standardised(frames[~held_out], frames[held_out])
 

@@ -3,6 +3,7 @@
 from mvrbm.estimators.classification_rbm import ClassificationMVRBM
 from mvrbm.estimators.classifiers import DeepMVRBMClassifier, MVRBMClassifier
 from mvrbm.estimators.deep import DeepMVRBM
+from mvrbm.estimators.imputer import MVRBMImputer
 from mvrbm.estimators.multimodal import MMVRBM
 from mvrbm.estimators.outliers import MVRBMOutlierDetector
 from mvrbm.estimators.parameters import Layer
@@ -21,6 +22,7 @@ __all__ = [
     "DeepMVRBMClassifier",
     "Layer",
     "MVRBMClassifier",
+    "MVRBMImputer",
     "MVRBMOutlierDetector",
     "ReplicatedSoftmax",
     "Sweep",

@@ -1,0 +1,132 @@
+"""Filling in parts of unseen images: digits of MNIST and Frey faces, by the imputer and by simple tools.
+
+Tools learn from complete training images. The settings of PCA with ridge are chosen on training images held out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mvrbm import MVRBMImputer
+from mvrbm.io import datasets
+from studies.cells import Cell, Outcome, Place, Store
+from studies.jobs.imputation import OURS, SETS
+
+__all__ = ["EPOCHS", "PARTS", "TOOLS", "cells", "missing", "table"]
+
+Array = NDArray[Any]
+PARTS = ("right half", "50 % of the pixels", "80 % of the pixels")
+#: Numbers of epochs at which the correction of faces is measured: it must not get worse with training.
+EPOCHS = (1, 2, 4, 8, 16, 32, 64, 128)
+_RANKS, _PENALTIES = (25, 50, 100, 200), (0.3, 1.0, 3.0)
+
+
+def missing(shape: Sequence[int], part: str) -> Array:
+    """Return True for the pixels of images that are missing."""
+    if part == "right half":
+        return np.broadcast_to(np.arange(shape[2]) >= shape[2] // 2, shape)
+    return np.random.default_rng(0).random(shape) < int(part[:2]) / 100
+
+
+def _images(name: str, n: int | None, data_dir: str | None) -> tuple[Array, Array]:
+    """Return training and test images from 0 to 1."""
+    if name == "mnist":
+        train, test = (datasets.load("mnist", split=split, data_dir=data_dir).arrays for split in ("train", "test"))
+        return (train[:n] / 255).astype(np.float32), (test[:1000] / 255).astype(np.float32)
+    images = SETS[name](data_dir)[:n].astype(np.float32)
+    order = np.random.default_rng(0).permutation(len(images))
+    return images[order[len(order) // 5 :]], images[order[: len(order) // 5]]
+
+
+def _mean(train: Array, x: Array) -> Array:
+    return np.broadcast_to(train.mean(0), x.shape)
+
+
+def _nearest(train: Array, x: Array) -> Array:
+    """Return the mean of the five nearest training images, by the known pixels."""
+    known = ~np.isnan(x)
+    rows, found = np.nan_to_num(x), np.empty_like(x)
+    for i in range(0, len(x), 100):
+        some, mask = rows[i : i + 100], known[i : i + 100].astype(x.dtype)
+        distance = mask @ (train**2).T - 2 * some @ train.T
+        found[i : i + 100] = train[np.argpartition(distance, 5, axis=1)[:, :5]].mean(1)
+    return found
+
+
+def _pca(train: Array, x: Array) -> Array:
+    """Return principal components with coefficients by ridge regression on the known pixels, shrunk by variance."""
+    held = train[: len(train) // 10][:300]
+    rest = train[len(held) :]
+    mask = np.isnan(x)[np.arange(len(held)) % len(x)]
+    settings = list(itertools.product(_RANKS, _PENALTIES))
+    errors = [((_ridge(rest, np.where(mask, np.nan, held), *setting) - held)[mask] ** 2).mean() for setting in settings]
+    return _ridge(train, x, *settings[int(np.argmin(errors))])
+
+
+def _ridge(train: Array, x: Array, rank: int, penalty: float) -> Array:
+    mean = train.mean(0)
+    values, vectors = np.linalg.eigh(np.cov(train.T, dtype=np.float64))
+    rest = values[:-rank].mean()
+    basis = (vectors[:, -rank:] * np.sqrt(values[-rank:])).astype(np.float32)  # coefficients have variance 1
+    filled = np.empty_like(x)
+    for row, out in zip(x, filled, strict=True):
+        known = ~np.isnan(row)
+        own = basis[known]
+        out[:] = mean + basis @ np.linalg.solve(
+            own.T @ own + penalty * rest * np.eye(rank, dtype=np.float32), own.T @ (row - mean)[known]
+        )
+    return filled
+
+
+#: From training images and images with NaN, both as rows, to predictions of all pixels.
+TOOLS: dict[str, Callable[[Array, Array], Array]] = {"mean": _mean, "5-nearest": _nearest, "pca-ridge": _pca}
+
+
+def cells(sets: Sequence[str] = ("mnist", "frey"), *, n: int | None = None) -> list[Cell]:
+    """Return one cell per set and tool, and for faces one per number of epochs; `n` limits the images."""
+    found = []
+    for name, tool in itertools.product(sets, (*TOOLS, OURS)):
+        settings = {"set": name, "tool": tool, "n": n, "epochs": None}
+        found.append(Cell(f"filling-{name}-{tool}", "filling", _compare, settings))
+    for epochs in EPOCHS if "frey" in sets else ():
+        settings = {"set": "frey", "tool": OURS, "n": n, "epochs": epochs}
+        found.append(Cell(f"filling-frey-{OURS}-{epochs}", "filling", _compare, settings))
+    return found
+
+
+def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
+    """Return the mean squared errors of a tool, and the CPU time of training it."""
+    train, test = _images(settings["set"], settings["n"], place.data_dir)
+    start, numbers = time.process_time(), {}
+    imputer = None
+    if settings["tool"] == OURS:
+        imputer = MVRBMImputer(n_epochs=settings["epochs"], random_state=0, device=place.device).fit(train)
+        numbers = {"seconds": time.process_time() - start, "factors": imputer.n_factors_}
+    for part in PARTS:
+        hidden = missing(test.shape, part)
+        x = np.where(hidden, np.nan, test)
+        if imputer is not None:
+            found = imputer.transform(x)
+        else:
+            rows = TOOLS[settings["tool"]](train.reshape(len(train), -1), x.reshape(len(x), -1))
+            found = np.clip(rows.reshape(x.shape), 0, 1)
+        numbers[part] = float(((found - test)[hidden] ** 2).mean())
+    return Outcome(numbers)
+
+
+def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float]]:
+    """Return the errors of the cells that are stored, by set and part, then by tool."""
+    values: dict[str, dict[str, float]] = {}
+    for cell in planned:
+        if store.has(cell):
+            epochs = cell.settings["epochs"]
+            tool = cell.settings["tool"] + ("" if epochs is None else f", {epochs} epochs")
+            for part in PARTS:
+                values.setdefault(f"{cell.settings['set']}, {part}", {})[tool] = store.numbers(cell)[part]
+    return values

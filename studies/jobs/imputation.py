@@ -1,0 +1,208 @@
+"""Imputation: missing entries of six data sets, and missing parts of digits and faces, by the imputer and other tools.
+
+Every tool gets the same array with NaN and returns it filled in; the root mean squared error of the missing entries
+counts. Tools that take tables get one row per sample, and for single tensors also the other ways to cut them into rows,
+of which the better result counts. Settings of tools without defaults are chosen on a tenth of the known entries.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.impute import KNNImputer, SimpleImputer
+
+from mvrbm import MVRBMImputer
+from studies.cells import Cell, Outcome, Place, Store
+from studies.generative.data import data_file
+
+__all__ = ["KINDS", "OURS", "SETS", "TOOLS", "cells", "hide", "soft_impute", "table"]
+
+Array = NDArray[Any]
+OURS = "mvrbm"
+KINDS = ("20", "50", "block")
+#: Tensors without an axis that obviously counts samples.
+_TENSORS = ("kinetic", "covid19")
+# Multiplications beyond which scikit-learn's IterativeImputer is not tried: some minutes on one core.
+_MOST_WORK = 3e10
+_PHOTOGRAPHS, _PATCHES = ("camera", "astronaut", "coffee", "chelsea", "rocket"), 400
+
+
+def _faces(data_dir: str | None) -> Array:
+    return np.load(data_file("freyfaces/freyfaces.npy", data_dir), allow_pickle=False) / 255
+
+
+def _patches(data_dir: str | None) -> Array:
+    from skimage import color, data
+
+    rng, found = np.random.default_rng(0), []
+    for name in _PHOTOGRAPHS:
+        image = getattr(data, name)()
+        image = color.rgb2gray(image) if image.ndim == 3 else image / 255
+        for _ in range(_PATCHES):
+            row, column = rng.integers(image.shape[0] - 8), rng.integers(image.shape[1] - 8)
+            found.append(image[row : row + 8, column : column + 8])
+    return np.array(found)
+
+
+def _digits(data_dir: str | None) -> Array:
+    from sklearn.datasets import load_digits
+
+    images: Array = load_digits().images / 16
+    return images
+
+
+def _tensor(name: str, step: int = 1) -> Callable[[str | None], Array]:
+    def load(data_dir: str | None) -> Array:
+        import tensorly.datasets
+
+        tensor = np.asarray(getattr(tensorly.datasets, f"load_{name}")().tensor, dtype=float)
+        return tensor if step == 1 else tensor[::step, ::step].reshape(-1, tensor.shape[-1])
+
+    return load
+
+
+#: The data sets: one array each, samples along the first axis. Of Indian Pines, every third pixel in each direction.
+SETS: dict[str, Callable[[str | None], Array]] = {
+    "frey": _faces,
+    "patches": _patches,
+    "digits": _digits,
+    "kinetic": _tensor("kinetic"),
+    "covid19": _tensor("covid19_serology"),
+    "indian-pines": _tensor("indian_pines", 3),
+}
+
+
+def hide(shape: Sequence[int], kind: str, seed: int = 0) -> Array:
+    """Return True for missing entries: 20 % or 50 % of all, or a box of half of every side (of vectors, a quarter)."""
+    rng = np.random.default_rng(seed)
+    if kind != "block":
+        return rng.random(shape) < int(kind) / 100
+    missing, sides = np.zeros(shape, dtype=bool), shape[1:]
+    lengths = [max(1, round(side * (0.25 if len(sides) == 1 else 0.5))) for side in sides]
+    for sample in missing:
+        corner = [rng.integers(side - length + 1) for side, length in zip(sides, lengths, strict=True)]
+        sample[tuple(slice(start, start + length) for start, length in zip(corner, lengths, strict=True))] = True
+    return missing
+
+
+# -- the tools --------------------------------------------------------------------------------------
+
+
+def soft_impute(x: Array, penalty: float, rank: int = 200, n_steps: int = 100) -> Array:
+    """Fill in rows by singular values that are reduced by a penalty (Mazumder, Hastie and Tibshirani, 2010)."""
+    known = ~np.isnan(x)
+    mean = np.nanmean(x, axis=0)
+    scale = np.nanstd(x)
+    z = np.where(known, (x - mean) / scale, 0.0)
+    low = np.zeros_like(z)
+    for _ in range(n_steps):
+        left, size, right = np.linalg.svd(np.where(known, z, low), full_matrices=False)
+        before, low = low, (left[:, :rank] * np.maximum(size - penalty, 0)[:rank]) @ right[:rank]
+        if ((low - before) ** 2).sum() < 1e-5 * max((before**2).sum(), 1e-12):
+            break
+    return np.where(known, x, mean + scale * low)
+
+
+def _chosen(x: Array, fill: Callable[[Array, Any], Array], choices: Sequence[Any]) -> Array:
+    """Fill in with the setting that is best on a tenth of the known entries, until the next one is worse."""
+    held = ~np.isnan(x) & (np.random.default_rng(1).random(x.shape) < 0.1)
+    shown, best, chosen = np.where(held, np.nan, x), np.inf, choices[0]
+    for choice in choices:
+        error = float(((fill(shown, choice) - x)[held] ** 2).mean())
+        if error > best:
+            break
+        best, chosen = error, choice
+    return fill(x, chosen)
+
+
+def _soft(x: Array) -> Array:
+    largest = np.linalg.norm(np.nan_to_num((x - np.nanmean(x, axis=0)) / np.nanstd(x)), 2)
+    return _chosen(x, soft_impute, [largest / 4**power for power in range(1, 7)])
+
+
+def _iterative(x: Array) -> Array:
+    from sklearn.experimental import enable_iterative_imputer  # noqa: F401
+    from sklearn.impute import IterativeImputer
+
+    if x.size * x.shape[1] ** 2 > _MOST_WORK:
+        raise TimeoutError(f"IterativeImputer takes too long for {x.shape[1]} columns")
+    return IterativeImputer(random_state=0, keep_empty_features=True).fit_transform(x)
+
+
+def _tensorly(x: Array) -> Array:
+    from tensorly.cp_tensor import cp_to_tensor
+    from tensorly.decomposition import parafac
+
+    known = ~np.isnan(x)
+    mean, scale = np.nanmean(x), np.nanstd(x)
+
+    def fill(shown: Array, rank: int) -> Array:
+        mask = ~np.isnan(shown)
+        z = np.where(mask, (shown - mean) / scale, 0.0)
+        found = parafac(z, rank, mask=mask, n_iter_max=50, init="random", random_state=0, tol=1e-5)
+        return mean + scale * cp_to_tensor(found)
+
+    return np.where(known, x, _chosen(x, fill, [2, 4, 8, 16, 32]))
+
+
+def _best_rows(fill: Callable[[Array], Array]) -> Callable[[Array, bool], list[Array]]:
+    """Return all ways to fill in an array by a tool for tables: for single tensors, every cut into rows."""
+
+    def filled(x: Array, every_cut: bool) -> list[Array]:
+        cuts = range(1, x.ndim) if every_cut else (1,)
+        return [fill(x.reshape(int(np.prod(x.shape[:cut])), -1)).reshape(x.shape) for cut in cuts]
+
+    return filled
+
+
+#: From an array with NaN, and whether it is a single tensor, to the array filled in, in one or more ways.
+TOOLS: dict[str, Callable[[Array, bool], list[Array]]] = {
+    "mean": _best_rows(lambda x: SimpleImputer(keep_empty_features=True).fit_transform(x)),
+    "5-nearest": _best_rows(lambda x: KNNImputer(keep_empty_features=True).fit_transform(x)),
+    "iterative": _best_rows(_iterative),
+    "soft-impute": _best_rows(_soft),
+    "tensorly-cp": lambda x, _: [_tensorly(x)],
+    OURS: lambda x, _: [MVRBMImputer(random_state=0).fit_transform(x.astype(np.float32))],
+}
+
+
+def cells(sets: Sequence[str] = tuple(SETS), kinds: Sequence[str] = KINDS, *, n: int | None = None) -> list[Cell]:
+    """Return one cell per data set, kind of missing entries and tool; `n` limits the samples."""
+    found = []
+    for name, kind, tool in itertools.product(sets, kinds, TOOLS):
+        settings = {"set": name, "kind": kind, "tool": tool, "n": n}
+        needs = {"patches": ("skimage",), "digits": (), "frey": ()}.get(name, ("tensorly",))
+        needs = (*needs, *(("tensorly",) if tool == "tensorly-cp" else ()))
+        found.append(Cell(f"imputation-{name}-{kind}-{tool}", "imputation", _compare, settings, (), needs))
+    return found
+
+
+def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
+    """Return the root mean squared error of a tool, None where it would take too long, and its CPU time."""
+    x = SETS[settings["set"]](place.data_dir)[: settings["n"]]
+    missing = hide(x.shape, settings["kind"])
+    start = time.process_time()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tools that did not converge
+            found = TOOLS[settings["tool"]](np.where(missing, np.nan, x), settings["set"] in _TENSORS)
+    except TimeoutError:
+        return Outcome({"rmse": None, "seconds": 0.0})
+    error = min(float(np.sqrt(((each - x)[missing] ** 2).mean())) for each in found)
+    return Outcome({"rmse": error, "seconds": time.process_time() - start})
+
+
+def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float]]:
+    """Return the errors of the cells that are stored, by data set and kind, then by tool."""
+    values: dict[str, dict[str, float]] = {}
+    for cell in planned:
+        if store.has(cell):
+            task = f"{cell.settings['set']}, {cell.settings['kind']}"
+            values.setdefault(task, {})[cell.settings["tool"]] = store.numbers(cell)["rmse"]
+    return values
