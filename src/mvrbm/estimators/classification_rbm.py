@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -27,9 +28,9 @@ from mvrbm.estimators.chains import (
 )
 from mvrbm.estimators.classifiers import ArrayClassifier
 from mvrbm.estimators.inputs import LABEL, VISIBLE, Array, Labelled, unit_named
-from mvrbm.estimators.parameters import seed_of, unconnected, unsuited_reason, without_none
+from mvrbm.estimators.parameters import seed_of, stored_descent, unconnected, unsuited_reason, without_none
 from mvrbm.learning.backprop import Plan, descend
-from mvrbm.learning.callbacks import Callback
+from mvrbm.learning.callbacks import Callback, Checkpoint
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.trainer import Trainer
 from mvrbm.machine import BoltzmannMachine
@@ -122,7 +123,16 @@ class ClassificationMVRBM(ArrayClassifier):
         check_is_fitted(self)
         return self.machine_.n_parameters
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, callbacks: Sequence[Callback] = ()) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        checkpoints: Any = None,
+        force: bool = False,
+    ) -> Self:
         """Learn from data with labels and, optionally, weights; see :meth:`MVRBMClassifier.fit`.
 
         Labels are numbers, texts or one-hot rows. Generative learning requires equal weights; `callbacks` follow it.
@@ -136,9 +146,9 @@ class ClassificationMVRBM(ArrayClassifier):
         self.chains_: Chains = {}
         self.n_epochs_, self.n_updates_, self.interrupted_ = 0, 0, False
         if self.mode == "generative":
-            self._learn_jointly(data, seed, callbacks)
+            self._learn_jointly(data, seed, callbacks, checkpoints, force)
         else:
-            self._learn_posterior(data, plan, seed)
+            self._learn_posterior(data, plan, seed, checkpoints, force)
         return self
 
     def _machine(self) -> BoltzmannMachine:
@@ -152,10 +162,17 @@ class ClassificationMVRBM(ArrayClassifier):
     def _one_hot(self, codes: Tensor) -> Tensor:
         return one_hot(codes, len(self.classes_)).to(self.machine_.like.dtype)
 
-    def _learn_jointly(self, data: Labelled, seed: int, callbacks: Sequence[Callback]) -> None:
+    def _learn_jointly(
+        self, data: Labelled, seed: int, callbacks: Sequence[Callback], checkpoints: Any, force: bool
+    ) -> None:
         if bool((data.weights != data.weights[0]).any()):
             raise ValueError("sample_weight must be equal for all samples in mode='generative', use another mode")
         trainer = Trainer(self.machine_, self._recipe(), seed=seed, callbacks=callbacks)
+        if not isinstance(self.random_state, int | np.integer):
+            trainer.seed = None  # nobody has chosen it
+        if checkpoints is not None:
+            trainer.callbacks = [*callbacks, Checkpoint(checkpoints)]
+            trainer.resume(checkpoints, force=force)
         trainer.fit({VISIBLE: data.samples, LABEL: self._one_hot(data.codes)}, initialise=True)
         self.history_, self.chains_, self.interrupted_ = trainer.history, kept_chains(trainer), trainer.interrupted
         self.n_epochs_, self.n_updates_ = trainer.epoch, trainer.update
@@ -170,7 +187,7 @@ class ClassificationMVRBM(ArrayClassifier):
             as_recipe(self.recipe), **without_none({name: getattr(self, name) for name in names})
         )
 
-    def _learn_posterior(self, data: Labelled, plan: Plan, seed: int) -> None:
+    def _learn_posterior(self, data: Labelled, plan: Plan, seed: int, checkpoints: Any, force: bool) -> None:
         machine, unit = self.machine_, self._unit
         start, order, chains = RandomSource(seed, device=data.weights.device).split(3)
         self._initialise(data, start)
@@ -195,7 +212,8 @@ class ClassificationMVRBM(ArrayClassifier):
             for parameter in frozen:
                 parameter.requires_grad_(False)
             with sensible_threads(machine, plan.batch_size):
-                self.history_ = descend(machine, decaying, loss, data.weights, plan, order)
+                kept = stored_descent(checkpoints, self, plan, data, (chains,), force)
+                self.history_ = descend(machine, decaying, loss, data.weights, plan, order, checkpoint=kept)
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(True)

@@ -36,8 +36,9 @@ from mvrbm.estimators.inputs import (
     unit_named,
 )
 from mvrbm.estimators.network import StructuredNetwork, class_distance, virtual_adversarial_loss
-from mvrbm.estimators.parameters import Layer, SavedEstimator, check_same, seed_of
+from mvrbm.estimators.parameters import Layer, SavedEstimator, check_same, seed_of, stored_descent
 from mvrbm.learning.backprop import Plan, assign, descend
+from mvrbm.learning.callbacks import Checkpoint
 from mvrbm.learning.recipe import Recipe
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.progress import listening, report
@@ -162,7 +163,15 @@ class FineTunedClassifier(ArrayClassifier):
         return self.network_.n_parameters
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, *, unlabelled: Any = None, stack: DeepMVRBM | None = None
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        unlabelled: Any = None,
+        stack: DeepMVRBM | None = None,
+        checkpoints: Any = None,
+        force: bool = False,
     ) -> Self:
         r"""Learn from labelled data.
 
@@ -179,6 +188,9 @@ class FineTunedClassifier(ArrayClassifier):
             change slowly.
         stack : DeepMVRBM, optional
             A fitted stack of the same layers to start from, instead of pre-training. It is not changed.
+        checkpoints, force : path, bool, optional
+            Folder to save in after every epoch, and to resume from. Unless `force` is True, checkpoints of other data
+            or settings are an error.
         """
         data = self._read_labelled(X, y, sample_weight, resolve_device(self.device))
         plan = self._plan(len(data.codes), self.learning_rate, self.patience if self.early_stopping else None)
@@ -189,7 +201,7 @@ class FineTunedClassifier(ArrayClassifier):
         rng = RandomSource(seed_of(self.random_state), device=data.weights.device)
         start, split, order, dropping, moving = rng.split(5)
         learns, held_out = self._split(data, split)
-        network = self.network_ = self._network(machines, learns, unlabelled, stack, start)
+        network = self.network_ = self._network(machines, learns, unlabelled, stack, start, checkpoints, force)
         distance = self._distance(learns)
         unit, others = self._unit, self._others(unlabelled, learns) if distance else None
         weight_of_a_batch = float(learns.weights.mean()) * min(plan.batch_size, len(learns.codes))
@@ -215,8 +227,11 @@ class FineTunedClassifier(ArrayClassifier):
         score = None if held_out is None else lambda: self._error_and_loss(held_out)
         decaying = [p for link in network.links for p in link.parameters() if p.requires_grad] + [network.weight]
         with sensible_threads(network.stack[0], plan.batch_size), _bar(plan.n_epochs, self.verbose):
+            draws = (dropping, moving)
+            place = None if checkpoints is None else Path(checkpoints) / "tuning"
+            kept = stored_descent(place, self, plan, data, draws, force)
             self.history_ = descend(
-                network, decaying, loss, learns.weights, plan, order, score, draws_from=(dropping, moving)
+                network, decaying, loss, learns.weights, plan, order, score, draws_from=draws, checkpoint=kept
             )
         return self
 
@@ -265,7 +280,14 @@ class FineTunedClassifier(ArrayClassifier):
         return parts[0], parts[1]
 
     def _network(
-        self, machines: list[BoltzmannMachine], data: Labelled, unlabelled: Any, fitted: Any, rng: RandomSource
+        self,
+        machines: list[BoltzmannMachine],
+        data: Labelled,
+        unlabelled: Any,
+        fitted: Any,
+        rng: RandomSource,
+        checkpoints: Any = None,
+        force: bool = False,
     ) -> StructuredNetwork:
         """Return the network that fine-tuning starts from, given the machines with parameters not yet set."""
         if unlabelled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
@@ -280,7 +302,12 @@ class FineTunedClassifier(ArrayClassifier):
             network.initialise(network.stack[0].layers[VISIBLE].from_data(data.samples), data.weights, rng)
             return network
         if fitted is None:
-            fitted = self._new_stack().fit(data.samples.cpu().numpy() if unlabelled is None else unlabelled)
+            samples = data.samples.cpu().numpy() if unlabelled is None else unlabelled
+            kept: dict[str, Any] = {}
+            if checkpoints is not None:
+                folder = Path(checkpoints) / "pretraining"
+                kept = {"callbacks": [Checkpoint(folder)], "resume": folder, "force": force}
+            fitted = self._new_stack().fit(samples, **kept)
             check_same(machines, fitted.machines_, "unlabelled must have samples of X's shape")
         else:
             check_is_fitted(fitted)

@@ -18,15 +18,19 @@ import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
 from mvrbm.couplings import Coupling, Kronecker, make_coupling
 from mvrbm.errors import RecipeWarning, StorageError
 from mvrbm.hub import ModelCard, push_to_hub, write_card
 from mvrbm.learning import Trainer
+from mvrbm.learning.backprop import Plan
+from mvrbm.learning.descent import Descent, digest_of
 from mvrbm.learning.distributed import World
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.samplers import CD, PCD, TemperedPCD
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
 from mvrbm.saving import ESTIMATOR, machine_config, replace_model
 from mvrbm.units import Unit
 from mvrbm.validation import choice, whole_number
@@ -103,6 +107,20 @@ def new_trainers(
         for trainer in trainers:
             trainer.seed = None  # nobody has chosen it
     return trainers
+
+
+def stored_descent(
+    folder: Any, estimator: Any, plan: Plan, data: Sequence[Tensor], sources: Sequence[RandomSource], force: bool
+) -> Descent | None:
+    """Return where the descent of an estimator on some data is stored, None for nowhere."""
+    if folder is None:
+        return None
+    params: dict[str, Any] = {
+        name: repr(value) for name, value in estimator.get_params(deep=False).items() if name not in _NOT_SAVED
+    }
+    if not isinstance(estimator.random_state, int | np.integer):
+        params["random_state"] = None  # nobody has chosen it
+    return Descent(Path(folder), {**params, "plan": repr(plan), "data": digest_of(*data)}, sources, force)
 
 
 def unconnected(coupling: Any, what: str = "coupling") -> Coupling:

@@ -114,8 +114,9 @@ def descend(
     if checkpoint is not None and (found_state := checkpoint.load(_shapes(learned, optimizer), rng)) is not None:
         plain, tensors = found_state
         first, update, best_epoch, history = plain["epoch"] + 1, plain["update"], plain["best_epoch"], plain["history"]
-        best, losses = (plain["best"][0], plain["best"][1]), list(tensors["losses"].to(device))
-        best_state = _restore(tensors, learned, before, optimizer, average)
+        with checkpoint.reading():
+            best, losses = (plain["best"][0], plain["best"][1]), list(tensors["losses"].to(device))
+            best_state = _restore(tensors, learned, before, optimizer, average)
     interrupts: list[type[BaseException]] = []
     with finish_on_interrupt(interrupts.append):
         for epoch in range(first, plan.n_epochs + 1):

@@ -49,7 +49,7 @@ def fingerprint(run: Run, source: Source | None) -> dict[str, Any]:
     return found | {"n_samples": source.n_samples, "data": digest}
 
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """Describe the entries that differ; None stands for anything."""
     found = []
     for key in sorted({*there, *here}):
@@ -68,6 +68,16 @@ def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]
 _STEPS = ("the optimiser", "the scheduler")
 
 
+def same_run(found: list[str], path: Path, force: bool) -> None:
+    """Raise StorageError for differences between this training run and the stored one; with `force`, warn."""
+    if not found:
+        return
+    message = f"{path} is a checkpoint of another training run: {'; '.join(found)}"
+    if not force:
+        raise StorageError(f"{message} (--force, or force=True, resumes it anyway)")
+    warnings.warn(f"{message}; it is resumed anyway", UserWarning, stacklevel=2)
+
+
 # -- is it whole? -------------------------------------------------------------------------------------
 
 
@@ -77,37 +87,37 @@ def check_plain(plain: Mapping[str, Any]) -> dict[str, Any]:
     The requested recipe becomes a :class:`Recipe`.
     """
     for name in ("epoch", "batch", "update", "scheduled"):
-        _counter(plain[name], name)
-    _counter(plain["processes"], "processes", 1)
+        counter(plain[name], name)
+    counter(plain["processes"], "processes", 1)
     per_epoch = plain.get("batches_per_epoch")
-    if per_epoch is not None and plain["batch"] > _counter(per_epoch, "batches_per_epoch", 1):
+    if per_epoch is not None and plain["batch"] > counter(per_epoch, "batches_per_epoch", 1):
         raise ValueError(f"batch is {plain['batch']}, but an epoch has {per_epoch} batches")
     if plain["scheduled"] > plain["epoch"]:
         raise ValueError(f"scheduled is {plain['scheduled']}, but only {plain['epoch']} epochs are done")
     for row in _all_of_kind(plain["history"], dict, "history"):
         _all_of_kind(list(row.values()), (int, float), "a row of history")
     for entry in _all_of_kind(plain["callbacks"], dict, "callbacks"):
-        _of_kind(entry["state"], dict, "the state of a callback")
-    optimizer = _of_kind(plain["optimizer"], dict, "optimizer")
-    _of_kind(optimizer["scalars"], dict, "scalars")
+        of_kind(entry["state"], dict, "the state of a callback")
+    optimizer = of_kind(plain["optimizer"], dict, "optimizer")
+    of_kind(optimizer["scalars"], dict, "scalars")
     _all_of_kind(optimizer["groups"], dict, "groups")
     if plain["scheduler"] is not None:
-        _of_kind(plain["scheduler"], dict, "scheduler")
-    settings = _of_kind(plain.get("settings", {}), dict, "settings")  # version 0.1 has written none
+        of_kind(plain["scheduler"], dict, "scheduler")
+    settings = of_kind(plain.get("settings", {}), dict, "settings")  # version 0.1 has written none
     for name in ("seed", "missing_steps"):
         if settings.get(name) is not None:
-            _counter(settings[name], name)
+            counter(settings[name], name)
     Recipe.from_config(plain["recipe"])
     return {**plain, "settings": settings, "recipe_asked": Recipe.from_config(plain["recipe_asked"])}
 
 
-def _counter(value: Any, name: str, least: int = 0) -> int:
+def counter(value: Any, name: str, least: int = 0) -> int:
     if type(value) is not int:
         raise ValueError(f"{name} must be a whole number, got {value!r:.50}")
     return whole_number(value, name, least, 2**62)
 
 
-def _of_kind(value: Any, kind: type | tuple[type, ...], name: str) -> Any:
+def of_kind(value: Any, kind: type | tuple[type, ...], name: str) -> Any:
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         raise ValueError(f"{name} must be {' or '.join(k.__name__ for k in kinds)}, got {value!r:.50}")
@@ -115,7 +125,7 @@ def _of_kind(value: Any, kind: type | tuple[type, ...], name: str) -> Any:
 
 
 def _all_of_kind(values: Any, kind: type | tuple[type, ...], name: str) -> list[Any]:
-    return [_of_kind(value, kind, f"an entry of {name}") for value in _of_kind(values, list, name)]
+    return [of_kind(value, kind, f"an entry of {name}") for value in of_kind(values, list, name)]
 
 
 # Kinds of values that JSON does not distinguish, or that settings may have in turn.
@@ -128,20 +138,21 @@ def _like(stored: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
         raise ValueError(f"{what} has {sorted(stored)}, expected {sorted(now)}")
     for name, value in now.items():
         kinds = next((kinds for kinds in _ALIKE if isinstance(value, kinds)), (type(value),))
-        found = _of_kind(stored[name], kinds, f"{name} of {what}")
+        found = of_kind(stored[name], kinds, f"{name} of {what}")
         if isinstance(found, float) and math.isnan(found):
             raise ValueError(f"{name} of {what} must be a number, got NaN")
 
 
-def _checked(
-    tensors: Mapping[str, Tensor], shapes: Mapping[str, Iterable[int]], what: str, *, complete: bool = True
+def checked(
+    tensors: Mapping[str, Tensor], shapes: Mapping[str, Iterable[int] | None], what: str, *, complete: bool = True
 ) -> dict[str, Tensor]:
-    """Return tensors, or raise ValueError if one has another shape than it should, or is not finite."""
+    """Return tensors, or raise ValueError if one has another shape than it should (None: any), or is not finite."""
     if set(tensors) - set(shapes) or (complete and set(shapes) - set(tensors)):
         raise ValueError(f"{what} are of {sorted(tensors)}, expected {sorted(shapes)}")
     for name, tensor in tensors.items():
-        if tuple(tensor.shape) != tuple(shapes[name]):
-            raise ValueError(f"{what} of '{name}' have shape {tuple(tensor.shape)}, expected {tuple(shapes[name])}")
+        wanted = shapes[name]
+        if wanted is not None and tuple(tensor.shape) != tuple(wanted):
+            raise ValueError(f"{what} of '{name}' have shape {tuple(tensor.shape)}, expected {tuple(wanted)}")
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"{what} of '{name}' are not finite")
     return dict(tensors)
@@ -156,14 +167,9 @@ class Stored:
     path: Path
     force: bool = False  #: Whether to resume although it is of another training run.
 
-    def check_same(self, differences: list[str]) -> None:
+    def check_same(self, found: list[str]) -> None:
         """Raise StorageError for differences between this training run and the stored one; with `force`, warn."""
-        if not differences:
-            return
-        message = f"{self.path} is a checkpoint of another training run: {'; '.join(differences)}"
-        if not self.force:
-            raise StorageError(f"{message} (--force, or force=True, resumes it anyway)")
-        warnings.warn(f"{message}; it is resumed anyway", UserWarning, stacklevel=2)
+        same_run(found, self.path, self.force)
 
     def recipe_differences(self, requested: Recipe) -> list[str]:
         """Describe what differs from the stored recipe, apart from the number of epochs."""
@@ -192,7 +198,7 @@ class Stored:
         like, same_world = state.machine.like, bool(plain["processes"] == world.size)
         there = plain["settings"] if common or same_world else {**plain["settings"], "data": None}
         try:
-            self.check_same(_differences(there, settings))
+            self.check_same(differences(there, settings))
             state.machine.load_state_dict(saving.read_machine(self.path).state_dict())
             state.epoch, state.batch, state.update = plain["epoch"], plain["batch"], plain["update"]
             run.scheduled_epochs = plain["scheduled"]
@@ -211,10 +217,10 @@ class Stored:
             self._restore_steps(run)
             if state.centring is not None:
                 shapes = {name: offset.shape for name, offset in state.centring.centre.items()}
-                centre = _checked(_under(self.tensors, "centre"), shapes, "offsets")
+                centre = checked(_under(self.tensors, "centre"), shapes, "offsets")
                 state.centring.centre = {name: offset.to(like) for name, offset in centre.items()}
                 hidden = {key: tensor for key, tensor in self.tensors.items() if key == "hidden_offset"}
-                _checked(hidden, {"hidden_offset": (1, *state.machine.hidden.shape)}, "offsets", complete=False)
+                checked(hidden, {"hidden_offset": (1, *state.machine.hidden.shape)}, "offsets", complete=False)
                 state.centring.hidden = hidden["hidden_offset"].to(like) if hidden else None
             states = list(plain["callbacks"])
             for callback in run.callbacks:  # some may be new, some may be gone
@@ -236,7 +242,7 @@ class Stored:
             raise ValueError("the turn of exchanges must be 0 or 1")
         shapes = {name: (*ahead, *unit.shape) for name, unit in run.state.machine.layers.items()} if ahead else {}
         if chains or (self.plain["update"] and turn is not None):
-            _checked(chains, shapes, "chains")
+            checked(chains, shapes, "chains")
         return chains if turn is None else {**chains, TURN: turn}
 
     def _restore_steps(self, run: Run) -> None:
@@ -247,7 +253,7 @@ class Stored:
                 raise ValueError(f"its optimiser is {plain['kind']}, but no optimiser was given")
             momenta = _under(self.tensors, "momenta") or self._momenta_of_version_0_1(state)
             shapes = {name: parameter.shape for name, parameter in state.learned.items()}
-            momenta = _checked(momenta, shapes, "momenta", complete=False)
+            momenta = checked(momenta, shapes, "momenta", complete=False)
             state.momenta = {name: momentum.to(state.machine.like) for name, momentum in momenta.items()}
             return
         _restore_optimizer(run.optimizer, plain, _under(self.tensors, "optimizer"))

@@ -16,9 +16,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
-from mvrbm.estimators.parameters import SavedEstimator
+from mvrbm.estimators.parameters import SavedEstimator, stored_descent
 from mvrbm.learning.backprop import Plan, descend
-from mvrbm.learning.callbacks import Callback, ProgressBar
+from mvrbm.learning.callbacks import Callback, Checkpoint, ProgressBar
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.trainer import Trainer
 from mvrbm.machine import BoltzmannMachine
@@ -125,7 +125,15 @@ class SuperResolver(SavedEstimator):
     machine_: BoltzmannMachine = field(init=False)
     history_: list[dict[str, float]] = field(init=False)
 
-    def fit(self, images: Sequence[Any], y: Any = None, *, callbacks: Sequence[Callback] = ()) -> Self:
+    def fit(
+        self,
+        images: Sequence[Any],
+        y: Any = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        checkpoints: Any = None,
+        force: bool = False,
+    ) -> Self:
         """Learn from high-resolution images by contrastive divergence.
 
         Parameters
@@ -137,6 +145,9 @@ class SuperResolver(SavedEstimator):
             Ignored.
         callbacks : sequence of Callback
             See :mod:`mvrbm.learning`.
+        checkpoints, force : path, bool, optional
+            Folder to save in after every epoch, and to resume from. Unless `force` is True, checkpoints of other images
+            or settings are an error.
         """
         geometry = self._geometry()
         cut_seed, seed = self._seeds(2)
@@ -148,7 +159,11 @@ class SuperResolver(SavedEstimator):
         changes = {name: value for name, value in given.items() if value is not None}
         recipe = dataclasses.replace(as_recipe(self.recipe), **changes)
         callbacks = [*callbacks, ProgressBar()] if self.verbose else callbacks
-        trainer = Trainer(machine, recipe, callbacks=callbacks, seed=seed).fit(data, initialise=True)
+        trainer = Trainer(machine, recipe, callbacks=callbacks, seed=seed)
+        if checkpoints is not None:
+            trainer.callbacks = [*callbacks, Checkpoint(checkpoints)]
+            trainer.resume(checkpoints, force=force)
+        trainer.fit(data, initialise=True)
         self.machine_, self.history_ = machine, list(trainer.history)
         trainer.raise_if_interrupted()
         return self
@@ -164,6 +179,8 @@ class SuperResolver(SavedEstimator):
         learning_rate: float = 3e-3,
         averaging: float = 0.0,
         augment: bool = True,
+        checkpoints: Any = None,
+        force: bool = False,
     ) -> Self:
         """Train mean-field inference by backpropagation, starting from the machine as it is.
 
@@ -180,6 +197,8 @@ class SuperResolver(SavedEstimator):
         averaging, augment : float, bool
             Decay of a running average of the parameters, which replaces them at the end (0 for no average), and
             whether to flip and turn the images.
+        checkpoints, force : path, bool, optional
+            As for `fit`.
         """
         check_is_fitted(self)
         geometry, machine, n = self._geometry(), self.machine_, whole_number(n_samples, "n_samples")
@@ -193,11 +212,21 @@ class SuperResolver(SavedEstimator):
         plan = Plan(n_epochs, batch_size, learning_rate, 0.0, "cosine", averaging, None)
         plan.check()
         rng = RandomSource(seed, device=machine.like.device)
-        self.history_ = [*self.history_, *descend(machine, [], loss, weights, plan, rng, draws_from=())]
+        start = (*machine.parameters(), *(torch.as_tensor(np.asarray(image, np.float32)) for image in images))
+        kept = stored_descent(checkpoints, self, plan, start, (), force)
+        rows = descend(machine, [], loss, weights, plan, rng, draws_from=(), checkpoint=kept)
+        self.history_ = [*self.history_, *rows]
         return self
 
     def fit_and_tune(
-        self, images: Sequence[Any], *, tuning_patches: int = 100_000, tuning_epochs: int = 15, tuning_crops: int = 0
+        self,
+        images: Sequence[Any],
+        *,
+        tuning_patches: int = 100_000,
+        tuning_epochs: int = 15,
+        tuning_crops: int = 0,
+        checkpoints: Any = None,
+        force: bool = False,
     ) -> Self:
         """Fit, and then fine-tune on patches and on crops, with settings that suit photographs.
 
@@ -208,6 +237,8 @@ class SuperResolver(SavedEstimator):
         tuning_patches, tuning_epochs, tuning_crops : int
             Number of patches (0 for none) and of epochs to fine-tune with, and number of crops, for example 20,000, for
             which a GPU is advisable.
+        checkpoints, force : path, bool, optional
+            As for `fit`; each step has a folder of its own there.
         """
         choice(self.scale, "scale", SCALES)
         images = [image[..., :3] if image.ndim == 3 else image for image in map(check_image, images)]
@@ -215,12 +246,15 @@ class SuperResolver(SavedEstimator):
         if tuning_crops and not any(min(image.shape[:2]) >= side for image in images):
             none = f"none of {len(images)} has"
             raise ValueError(f"tuning_crops: images must have at least {side} pixels per side, {none}")
-        self.fit(images)
+        kept = {} if checkpoints is None else {n: Path(checkpoints) / n for n in ("fit", "patches", "crops")}
+        self.fit(images, checkpoints=kept.get("fit"), force=force)
         if tuning_patches:
-            self.fine_tune(images, n_samples=tuning_patches, n_epochs=tuning_epochs)
+            size: dict[str, Any] = {"n_samples": tuning_patches, "n_epochs": tuning_epochs}
+            self.fine_tune(images, **size, checkpoints=kept.get("patches"), force=force)
         if tuning_crops:
             settings: dict[str, Any] = {"n_epochs": 12, "batch_size": 16, "learning_rate": 1e-3, "averaging": 0.999}
-            self.fine_tune(images, objective="images", n_samples=tuning_crops, **settings)
+            settings |= {"n_samples": tuning_crops, "checkpoints": kept.get("crops"), "force": force}
+            self.fine_tune(images, objective="images", **settings)
         return self
 
     def _patches(
