@@ -145,7 +145,7 @@ class MMVRBM(ArrayRBM):
         return {name: array.detach().cpu().numpy() for name, array in layers.items()}
 
     def predict(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
-        """Predict the modalities that `X` leaves out from those that it has.
+        """Predict the modalities that `X` leaves out from the others.
 
         Parameters
         ----------
