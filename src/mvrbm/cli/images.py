@@ -111,6 +111,7 @@ def superres_train(
     tuning_patches: Annotated[int, typer.Option(min=1, help="Patches to fine-tune with.")] = 100_000,
     tuning_epochs: Annotated[int, typer.Option(min=1, help="Epochs over them.")] = 15,
     tuning_crops: Annotated[int, typer.Option(min=0, help=_CROPS_HELP)] = 0,
+    checkpoints: Annotated[Path | None, opt.new(opt.CHECKPOINTS_HELP)] = None,
     quiet: opt.Quiet = False,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
@@ -119,7 +120,7 @@ def superres_train(
 ) -> None:
     """Train super-resolution on a folder of large images. Their sizes and kinds may differ.
 
-    Ctrl-C or SIGTERM ends training after the current batch and saves.
+    Ctrl-C or SIGTERM ends training after the current batch and saves; the same command with --checkpoints resumes it.
     """
     if len(hidden) != 2:
         raise typer.BadParameter(f"{hidden} has {len(hidden)} axes, 2 are required", param_hint="'--hidden'")
@@ -136,7 +137,7 @@ def superres_train(
     tuning = {"tuning_patches": tuning_patches if fine_tune else 0, "tuning_epochs": tuning_epochs}
     began, cause = time.perf_counter(), None
     try:
-        model.fit_and_tune(images, **tuning, tuning_crops=tuning_crops)
+        model.fit_and_tune(images, **tuning, tuning_crops=tuning_crops, checkpoints=checkpoints, force=force)
     except INTERRUPTS as error:
         if not hasattr(model, "machine_"):
             raise

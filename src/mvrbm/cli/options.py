@@ -24,6 +24,9 @@ Device = StrEnum("Device", ["AUTO", "CPU", "CUDA"])
 Recipe = StrEnum("Recipe", ["DEFAULT", "GENERATIVE", "PAPER"])
 
 
+CHECKPOINTS_HELP = "Folder to save in after every epoch, and to resume from."
+
+
 class Interrupted(Exception):  # noqa: N818  (it is not an error)
     """Training was ended by Ctrl-C or SIGTERM, and everything is saved. `code` is the exit code."""
 

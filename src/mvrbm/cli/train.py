@@ -56,7 +56,7 @@ def train(
     chains: Annotated[int | None, opt.new("Number of chains of pcd and tempered.", min=1)] = None,
     steps: Annotated[int | None, opt.new("Gibbs steps per update; default: the recipe's.", min=1)] = None,
     log: Annotated[Path | None, opt.new("CSV file for the metrics of every epoch.")] = None,
-    checkpoints: Annotated[Path | None, opt.new("Folder to save in after every epoch, and to resume from.")] = None,
+    checkpoints: Annotated[Path | None, opt.new(opt.CHECKPOINTS_HELP)] = None,
     sweep: Annotated[str | None, opt.new(_SWEEP_HELP, metavar="NAME=VALUES[;NAME=VALUES]")] = None,
     missing_nan: opt.MissingNan = False,
     rows: opt.Rows = None,
@@ -81,7 +81,7 @@ def train(
     if labels is not None:
         _check_labelled(
             init=init, hidden_unit=hidden_unit, negative=negative, chains=chains, steps=steps, log=log,
-            checkpoints=checkpoints, sweep=sweep, missing_nan=missing_nan or None,
+            sweep=sweep, missing_nan=missing_nan or None,
         )  # fmt: skip
     usual = None if init is not None else opt.Recipe.DEFAULT if labels is None else opt.Recipe.GENERATIVE
     recipe = recipe or usual  # a saved model keeps its recipe
@@ -103,24 +103,23 @@ def train(
         if epochs is None:
             model.set_params(n_epochs=None if model.recipe == "generative" else _EPOCHS)
     if sweep is not None:
-        if known is not None or any(path is not None for path in (init, log, checkpoints)):
-            raise ValueError("--sweep cannot be combined with --init, --missing-nan, --log or --checkpoints")
-        (result, text), cause = _sweep(model, sweep, samples, out), None
+        if known is not None or any(path is not None for path in (init, log)):
+            raise ValueError("--sweep cannot be combined with --init, --missing-nan or --log")
+        (result, text), cause = _sweep(model, sweep, samples, out, checkpoints=checkpoints, force=force), None
     else:
-        callbacks = _callbacks(samples, known, log, checkpoints, quiet)
+        callbacks = _callbacks(samples, known, log, checkpoints if labels is None else None, quiet)
         if labels is not None or len(getattr(model, "machines_", ())) > 1:
             # A monitor of the data suits machines that have nothing else as visible layers, and are not stacked.
             callbacks = [callback for callback in callbacks if not callback.logs]
-        settings = {"mask": known, "resume": checkpoints, "force": force} if labels is None else {"y": y}
-        result, text, cause = _fit(model, samples, out, callbacks=callbacks, **settings)
+        settings = {"mask": known, "resume": checkpoints} if labels is None else {"y": y, "checkpoints": checkpoints}
+        result, text, cause = _fit(model, samples, out, callbacks=callbacks, force=force, **settings)
     leave()
     if world.is_main:
         opt.show({**result, "resumed": resumed}, as_json, text)
     if cause is not None:
         then = "the same command with --force resumes it" if checkpoints else "with --checkpoints it could be resumed"
-        then = "" if labels is not None else f"; {then}"
         raise opt.Interrupted(
-            f"interrupted after {result['updates']:,} updates: the model so far is in {out}{then}", cause
+            f"interrupted after {result['updates']:,} updates: the model so far is in {out}; {then}", cause
         )
 
 
@@ -250,7 +249,7 @@ def _fit(model: Any, samples: Any, out: Path, **settings: Any) -> tuple[dict[str
     return result, text, cause
 
 
-def _sweep(model: Any, text: str, samples: Any, out: Path) -> tuple[dict[str, Any], str]:
+def _sweep(model: Any, text: str, samples: Any, out: Path, **kept: Any) -> tuple[dict[str, Any], str]:
     """Train one model per combination of 'name=value,value;name=value', save the best, and describe all."""
     from mvrbm.estimators.sweep import Sweep
 
@@ -260,7 +259,7 @@ def _sweep(model: Any, text: str, samples: Any, out: Path) -> tuple[dict[str, An
         if not values.strip():
             raise typer.BadParameter(f"'{part}' is not NAME=VALUE,VALUE", param_hint="'--sweep'")
         grid[name.strip()] = [_value(value.strip()) for value in values.split(",")]
-    fitted = Sweep(model, grid).fit(samples)
+    fitted = Sweep(model, grid).fit(samples, **kept)
     fitted.best_estimator_.save(out)
     rows, lines = [], []
     for one in fitted.candidates_:

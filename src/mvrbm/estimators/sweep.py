@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from sklearn.model_selection import ParameterGrid
 
 from mvrbm.errors import DivergenceError
 from mvrbm.estimators.base import ArrayRBM
-from mvrbm.learning import fit_together
+from mvrbm.learning import Checkpoint, fit_together
 from mvrbm.learning.distributed import World, single_process
 from mvrbm.validation import number
 
@@ -81,10 +82,18 @@ class Sweep:
         self.estimator, self.grid, self.scoring = estimator, grid, scoring
         self.validation, self.random_state = validation, random_state
 
-    def fit(self, X: Any, y: Any = None) -> Sweep:
-        """Train all candidates on samples X, (n, *visible_shape) or (n, n_features), and score them.
+    def fit(self, X: Any, y: Any = None, *, checkpoints: Any = None, force: bool = False) -> Sweep:
+        r"""Train all candidates, and score them.
 
-        Labels y (n,) are passed on to `scoring`.
+        Parameters
+        ----------
+        X : array of shape (n, \*visible_shape) or (n, n_features)
+            The data.
+        y : array (n,), optional
+            Labels, which are passed on to `scoring`.
+        checkpoints, force : path, bool, optional
+            Folder to save in after every epoch of every candidate, and to resume from. Unless `force` is True,
+            checkpoints of other data or settings are an error. Candidates with checkpoints are trained one by one.
         """
         number(self.validation, "validation", 0, 1, exclude_low=True)
         X = np.asarray(X)
@@ -96,7 +105,10 @@ class Sweep:
         self.candidates_ = [Candidate(dict(params)) for params in ParameterGrid(self.grid)]
         world = World.here()
         mine = self.candidates_[world.rank :: world.size]
-        self._train(mine, X[kept])
+        folders = [
+            None if checkpoints is None else Path(checkpoints) / f"candidate-{i}" for i in range(len(self.candidates_))
+        ]
+        self._train(mine, X[kept], folders[world.rank :: world.size], force)
         for candidate in mine:
             if not candidate.diverged:
                 fitted, labels = candidate.estimator, None if y is None else np.asarray(y)[held]
@@ -110,17 +122,20 @@ class Sweep:
         self.best_estimator_ = self._best(best, world, X[kept])
         return self
 
-    def _train(self, candidates: Sequence[Candidate], X: Any) -> None:
+    def _train(self, candidates: Sequence[Candidate], X: Any, folders: Sequence[Path | None], force: bool) -> None:
         trainers, data = [], list[dict[str, Any]]()
-        for candidate in candidates:
+        for candidate, folder in zip(candidates, folders, strict=True):
             candidate.estimator, trainer, layers = self._prepared(candidate.params, X)
+            if folder is not None:
+                trainer.callbacks = [Checkpoint(folder)]
+                trainer.resume(folder, force=force)
             trainers.append(trainer)
             data.append(data[0] if data else layers)  # one copy for candidates that are trained together
         outcomes = fit_together(trainers, data, initialise=True)
         for candidate, trainer, (diverged, seconds) in zip(candidates, trainers, outcomes, strict=True):
             estimator, candidate.diverged, candidate.seconds = candidate.estimator, diverged, seconds
             estimator.history_, estimator.n_epochs_ = trainer.history, trainer.epoch
-            estimator.n_updates_ = trainer.update
+            estimator.n_updates_, trainer.callbacks = trainer.update, []
             if diverged:
                 candidate.estimator = None
 

@@ -19,7 +19,7 @@ def fit_together(
     Parameters
     ----------
     trainers : sequence of Trainer
-        One trainer per machine, without callbacks.
+        One trainer per machine. Those with callbacks are trained alone.
     data : sequence
         The data of each; the same object where it is shared.
     initialise : bool
@@ -47,7 +47,7 @@ def _group_key(trainer: Trainer, samples: Any, number: int) -> Any:
     """Return what training runs must have in common to be made together; the number of one that must be made alone."""
     source = as_source(samples, trainer.machine)
     kernels = kernel_path(trainer.task(), trainer.state, source, 1)
-    if kernels is None:
+    if kernels is None or trainer.callbacks:
         return number
     machine, recipe = trainer.machine, trainer.recipe
     layers = tuple((name, unit.name, unit.shape, machine.links[name].name) for name, unit in machine.layers.items())
