@@ -215,6 +215,15 @@ def full(settings: Settings, place: Place) -> Outcome:
     return Outcome({**row, "parameters": model.n_parameters_, "loss": model.history_[-1]["loss"]}, machine=model)
 
 
+def defaults(settings: Settings, place: Place) -> Outcome:
+    """Test error of the classifier without arguments."""
+    images, labels = digits("train", place.data_dir)
+    rows = subset(len(images), settings["n"], settings["seed"])
+    model = MVRBMClassifier(random_state=settings["seed"], device=place.device).fit(images[rows], labels[rows])
+    wrong = error(model, *digits("test", place.data_dir))
+    return Outcome({"test_error": wrong, "parameters": model.n_parameters_, "loss": model.history_[-1]["loss"]})
+
+
 # -- few labels -------------------------------------------------------------------------------------
 
 
@@ -321,6 +330,8 @@ def _cells() -> Iterator[Cell]:
     for kind in FULL:
         for seed in SEEDS:
             yield Cell(f"{kind} s{seed}", "full", full, {"kind": kind, "seed": seed})
+    for n, seed in [*((10_000, seed) for seed in SEEDS), (60_000, 0)]:
+        yield Cell(f"n{n} s{seed}", "defaults", defaults, {"n": n, "seed": seed})
     for seed in SEEDS:
         for row in FEW:
             for n in SIZES:
@@ -353,6 +364,11 @@ def table(store: Rows) -> str:
         if rows:
             what = f"{rows[0]['settings']} | {rows[0]['parameters']:,}"
             lines.append(f"| full | {kind} | {what} | {_spread([row['test_error'] for row in rows])} |")
+    for n in (10_000, 60_000):
+        rows = [row for name, row in store.rows("defaults").items() if name.startswith(f"n{n} s")]
+        if rows:
+            what = f"n = {n} | {np.mean([row['seconds'] for row in rows]):.0f} s | {rows[0]['parameters']:,}"
+            lines.append(f"| defaults | {what} | {_spread([row['test_error'] for row in rows])} |")
     tested = {**store.rows("few"), **store.rows("baselines")}
     for part, cells, key in (
         ("choose-few", store.rows("choose-few"), "validation_error"),
