@@ -228,8 +228,8 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
     def top_words(self, feature_names: Sequence[str] | None = None, n: int = 10) -> list[list[str]]:
         """Return the words that each topic makes more probable, the strongest first.
 
-        They are ordered by how much the topic alone raises their probability, so that neither frequent words, which
-        are probable anyway, nor rare ones, whose probability remains small, come first.
+        They are ordered by their weight times the square root of their frequency, which is the spread of their counts:
+        so neither rare words with large weights nor frequent words with small ones come first.
 
         Parameters
         ----------
@@ -244,9 +244,8 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         names = getattr(self, "feature_names_in_", np.arange(n_words)) if feature_names is None else feature_names
         if len(names) != n_words:
             raise ValueError(f"feature_names must have {n_words} names, one per column of the data, got {len(names)}")
-        bias, weights = (array.astype(np.float64) for array in (self.intercept_visible_, self.components_))
-        gain = _softmax(bias + weights) - _softmax(bias)
-        order = np.argsort(-gain, axis=1)[:, : whole_number(n, "n")]
+        strength = self.components_ * np.exp(self.intercept_visible_ / 2)
+        order = np.argsort(-strength, axis=1)[:, : whole_number(n, "n")]
         return [[str(names[word]) for word in row] for row in order]
 
     def transform(self, X: Any) -> Array:
@@ -375,10 +374,6 @@ def halves(counts: Any, seed: int = 0) -> tuple[Any, Any]:
     for part in (one, other):
         part.eliminate_zeros()
     return one, other
-
-
-def _softmax(logits: Array) -> Array:
-    return _out(torch.softmax(torch.from_numpy(logits), -1))
 
 
 def _out(tensor: Tensor) -> Array:
