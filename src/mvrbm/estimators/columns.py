@@ -77,7 +77,7 @@ class Columns:
         known_ones = self.categories[column]
         places = np.searchsorted(known_ones, values).clip(max=max(len(known_ones) - 1, 0))
         if len(values) and (len(known_ones) == 0 or bool((known_ones[places] != values).any())):
-            raise ValueError(f"column {column} has categories that were not there in fit, such as {values[-1]!r}")
+            raise ValueError(f"column {column} has categories that were not there in fit, such as {str(values[-1])!r}")
         numbers = np.full(len(known), np.nan)
         numbers[known] = places
         return numbers

@@ -130,8 +130,10 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
         rng = RandomSource(seed_of(self.random_state))
         rows = self._read(X, reset=True)
         known = ~torch.isnan(rows)
-        self._low = torch.where(known, rows, math.inf).amin(0)
-        self._high = torch.where(known, rows, -math.inf).amax(0)
+        # Predictions stay within the range of the data: that of each column of tables, of all entries of arrays.
+        axes = 0 if len(self._shape_in) == 1 else (0, 1)
+        self._low = torch.where(known, rows, math.inf).amin(axes)
+        self._high = torch.where(known, rows, -math.inf).amax(axes)
         x = torch.where(known, rows, 0.0)
         held = self._hide(known, rng)
         weights = _weights(x, known, each=len(self._shape_in) == 1)
@@ -212,7 +214,7 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
         check_is_fitted(self)
         rows = self._read(X, reset=False)
         means = self._of_each(rows, fill)
-        # An entry without known values in training has no range.
+        # A column without known values in training has no range.
         means = torch.where(self._low <= self._high, torch.clamp(means, self._low, self._high), means)
         return self._columns.restore(torch.where(torch.isnan(rows), means, rows).numpy(), X, self._shape_out)
 
@@ -234,7 +236,7 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
         n = len(known)
         chosen = torch.zeros(n, dtype=torch.bool)
         chosen[rng.permutation(n)[: min(max(n // 5, 1), _MOST_HELD)]] = True
-        return known & chosen[:, None] & ~_masks(known, rng.permutation(n), self._shape_out, rng)
+        return known & chosen[:, None] & ~_masks(_patterns(known), rng.permutation(n), self._shape_out, rng)
 
     def _choose_factors(self, x: Tensor, known: Tensor, held: Tensor, weights: Tensor) -> tuple[Factors, int]:
         """Return factors fitted to what is not held out, and the number of axes that count samples."""
@@ -280,7 +282,11 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
         unit = "rectified" if self.hidden == "auto" else self.hidden
         n_hidden = min(_MOST_HIDDEN, 3 * size) if self.n_hidden is None else self.n_hidden
         machine = new_correction(size, unit, n_hidden, rng, x)
-        relative, everything, shape = weights * self._scale**2, known | held, self._shape_of_samples(self.sample_axes_)
+        relative, patterns, shape = (
+            weights * self._scale**2,
+            _patterns(known | held),
+            self._shape_of_samples(self.sample_axes_),
+        )
         rows_held = held.any(1)
         tested, shown_of_tested, asked_of_tested = x[rows_held], known[rows_held], held[rows_held]
         first = factors.conditional_mean(tested, shown_of_tested) if bool(rows_held.any()) else tested
@@ -288,7 +294,7 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
 
         def loss(rows: Tensor) -> Tensor:
             some = x[rows]
-            shown = known[rows] & _masks(everything, rows.roll(1), shape, rng)
+            shown = known[rows] & _masks(patterns, rows.roll(1), shape, rng)
             asked = known[rows] & ~shown
             guess = factors.conditional_mean(some, shown)
             wrong = (self._correct(machine, some, shown, guess) - some) / self._scale
@@ -391,9 +397,14 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
         self._adopt(machine, correction)
 
 
-def _masks(known: Tensor, others: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Tensor:
-    """Return what to show of as many rows as there are `others`: what is known of these, or random masks."""
-    if not bool(known.all()):
+def _patterns(known: Tensor) -> Tensor | None:
+    """Return what is known, as masks to show other rows with; None if that is everything."""
+    return None if bool(known.all()) else known
+
+
+def _masks(known: Tensor | None, others: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Tensor:
+    """Return what to show of as many rows as there are `others`: what is known of these, or else random masks."""
+    if known is not None:
         return known[others]
     n = len(others)
     masks = random_masks(-(-n // _SHARED_MASK), shape, rng, torch.empty(0)).flatten(1)

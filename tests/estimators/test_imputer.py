@@ -1,0 +1,149 @@
+"""The imputer: exact conditional means, what it chooses, tables, scikit-learn's contract, saving."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.impute import KNNImputer
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import mvrbm
+from mvrbm import MVRBMImputer
+
+
+def kronecker_normal(n, seed=0):
+    """Draw matrices with covariance kron(A, B), and return them with this covariance; entries have mean 3."""
+    rng = np.random.default_rng(seed)
+    parts = [0.9 ** np.abs(np.subtract.outer(np.arange(size), np.arange(size))) for size in (4, 5)]
+    covariance = np.kron(*parts) + 0.05 * np.eye(20)
+    return 3 + (rng.normal(size=(n, 20)) @ np.linalg.cholesky(covariance).T).reshape(n, 4, 5), covariance
+
+
+def exact_mean(x, hidden, covariance):
+    rows, masks = x.reshape(len(x), -1) - 3, hidden.reshape(len(x), -1)
+    filled = rows.copy()
+    for row, out, u in zip(rows, filled, masks, strict=True):
+        out[u] = covariance[np.ix_(u, ~u)] @ np.linalg.solve(covariance[np.ix_(~u, ~u)], row[~u])
+    return 3 + filled.reshape(x.shape)
+
+
+def test_conditional_means_of_a_normal_distribution_approach_the_exact_ones():
+    train, covariance = kronecker_normal(2000)
+    test, _ = kronecker_normal(200, seed=1)
+    hidden = np.random.default_rng(2).random(test.shape) < 0.4
+    best = exact_mean(test, hidden, covariance)
+    imputer = MVRBMImputer(hidden="gaussian", random_state=0).fit(train)
+    found = imputer.transform(np.where(hidden, np.nan, test))
+    excess = ((found - best)[hidden] ** 2).mean() / ((test - best)[hidden] ** 2).mean()
+    assert excess < 0.06  # of the error that nobody can avoid
+    deviation = imputer.standard_deviation(np.where(hidden, np.nan, test))
+    assert (deviation[~hidden] == 0).all()
+    assert ((test - found)[hidden] / deviation[hidden]).std() == pytest.approx(1, abs=0.2)
+    draws = np.stack(imputer.draw(np.where(hidden, np.nan, test), 40))
+    np.testing.assert_array_equal(draws[0][~hidden], test[~hidden])
+    assert (draws.std(0)[hidden] / deviation[hidden]).mean() == pytest.approx(1, abs=0.1)
+
+
+def test_a_correction_learns_what_is_not_linear():
+    a = np.random.default_rng(0).normal(size=(400, 1))
+    x = np.concatenate([a, np.abs(a), np.minimum(a, 0)], axis=1)
+    holes = np.where(np.arange(400)[:, None] % 4 == [0, 1, 2], np.nan, x)
+
+    def error(imputer):
+        return ((imputer.fit_transform(holes) - x)[np.isnan(holes)] ** 2).mean()
+
+    corrected = MVRBMImputer(n_epochs=30, n_hidden=20, n_factors=1, learning_rate=0.05, random_state=0)
+    linear = MVRBMImputer(hidden="gaussian", n_factors=1, random_state=0)
+    assert error(corrected) < 0.7 * error(linear)
+    assert corrected.correction_ is not None
+    assert linear.correction_ is None
+
+
+def test_a_tensor_is_cut_into_the_samples_that_predict_best():
+    rng = np.random.default_rng(0)
+    curves = rng.normal(size=(6 * 8, 1)) * np.sin(np.linspace(0, 6, 30)) + rng.normal(size=(48, 1))
+    tensor = curves.reshape(6, 8, 30) + 0.01 * rng.normal(size=(6, 8, 30))
+    missing = rng.random(tensor.shape) < 0.3
+    imputer = MVRBMImputer(random_state=0)
+    found = imputer.fit_transform(np.where(missing, np.nan, tensor))
+    assert imputer.sample_axes_ == 2
+    assert np.abs(found - tensor)[missing].max() < 0.1
+    rows = KNNImputer().fit_transform(np.where(missing, np.nan, tensor).reshape(6, -1)).reshape(tensor.shape)
+    assert np.abs(rows - tensor)[missing].max() > 1
+
+
+def test_tables_with_numbers_and_categories():
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    kind = rng.integers(3, size=300)
+    table = pandas.DataFrame(
+        {
+            "size": kind + 0.1 * rng.normal(size=300),
+            "colour": np.array(["blue", "green", "red"], dtype=object)[kind],
+            "big": kind == 2,
+        }
+    )
+    holes = table.astype({"big": object})
+    holes.iloc[:10, 1], holes.iloc[10:20, 2], holes.iloc[20:30, 0] = None, None, np.nan
+    imputer = MVRBMImputer(random_state=0, hidden="gaussian")
+    found = imputer.fit_transform(holes)
+    assert list(found.columns) == list(imputer.get_feature_names_out()) == ["size", "colour", "big"]
+    assert (found["colour"] == table["colour"]).mean() > 0.99
+    assert (found["big"] == table["big"]).all()
+    assert np.abs(found["size"] - table["size"]).max() < 0.6
+    with pytest.raises(ValueError, match=r"column 1 has categories that were not there in fit, such as 'pink'"):
+        imputer.transform(holes.assign(colour="pink"))
+
+
+def test_columns_without_values_are_dropped_or_zero():
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    x[:, 2] = np.nan
+    x[0, 0] = np.nan
+    imputer = MVRBMImputer(random_state=0).fit(x)
+    assert imputer.transform(x).shape == (30, 3)
+    assert list(imputer.get_feature_names_out()) == ["x0", "x1", "x3"]
+    kept = MVRBMImputer(random_state=0, keep_empty_features=True).fit_transform(x)
+    assert kept.shape == (30, 4)
+    assert (kept[:, 2] == 0).all()
+
+
+@pytest.mark.parametrize("hidden", ["gaussian", "rectified"])
+def test_loaded_imputers_fill_in_the_same(hidden, tmp_path):
+    x = np.random.default_rng(0).normal(size=(50, 3, 4)).astype(np.float32)
+    x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
+    imputer = MVRBMImputer(hidden, n_epochs=2, random_state=0).fit(x)
+    again = mvrbm.load(imputer.save(tmp_path / "model"), device="cpu")
+    np.testing.assert_allclose(again.transform(x), imputer.transform(x), atol=1e-5)
+    assert (again.n_factors_, again.errors_) == (imputer.n_factors_, imputer.errors_)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden": "softmax"}, "hidden must be one of"),
+        ({"sample_axes": 3}, r"sample_axes must be at most 2 for such data, got 3"),
+        ({"n_factors": 0}, "n_factors"),
+        ({"categorical_features": "all"}, "categorical_features must be 'from_dtype', columns or None, got 'all'"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MVRBMImputer(**settings).fit(np.zeros((5, 3, 4)))
+
+
+def test_other_shapes_are_an_error():
+    imputer = MVRBMImputer(random_state=0).fit(np.random.default_rng(0).normal(size=(9, 3, 4)))
+    with pytest.raises(ValueError, match=r"samples must have shape \(3, 4\), got \(4, 3\)"):
+        imputer.transform(np.zeros((9, 4, 3)))
+
+
+@parametrize_with_checks([MVRBMImputer(random_state=0)])
+def test_scikit_learn_check(estimator, check):
+    check(estimator)
+
+
+def test_seeds_determine_the_result():
+    x = np.random.default_rng(0).normal(size=(250, 5))
+    x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
+    first, second = (MVRBMImputer(n_epochs=2, random_state=3).fit_transform(x) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert torch.isfinite(torch.from_numpy(first)).all()
