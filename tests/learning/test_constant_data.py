@@ -56,3 +56,13 @@ def test_blank_margins_are_usual():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         MVRBM((2, 2), n_epochs=1).fit(X)
+
+
+def test_a_site_is_constant_if_it_has_one_category_only():
+    X = np.eye(9, dtype=np.float32)[np.random.default_rng(0).integers(0, 2, (50, 3))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MVRBM((2, 2), visible="categorical", n_epochs=1).fit(X)
+    X[:, 1:] = np.eye(9)[4]
+    with pytest.warns(ConstantDataWarning, match=r"2 of 3 entries of layer 'visible' are constant in the data \(1, 2\)"):
+        MVRBM((2, 2), visible="categorical", n_epochs=1).fit(X)

@@ -51,7 +51,9 @@ def warn_of_constants(machine: BoltzmannMachine, moments: Mapping[str, Moments])
     """Warn of constant entries: any of real-valued data, half of them where some are usual, such as blank margins."""
     for name, unit in machine.layers.items():
         mean, variance = moments[name].mean, moments[name].variance
-        constant = variance <= (_ROUNDING * mean) ** 2
+        # A site of categories is constant if it has one category only.
+        sites = unit.site_shape or (1,)
+        constant = (variance <= (_ROUNDING * mean) ** 2).reshape(*sites, -1).all(-1)
         places, least = torch.nonzero(constant).tolist(), 1 if unit.gaussian else constant.numel() / 2
         if len(places) >= least:
             shown = [str(tuple(place)) if len(place) > 1 else str(place[0]) for place in places[:_NAMED]]
