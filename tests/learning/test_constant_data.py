@@ -64,5 +64,5 @@ def test_a_site_is_constant_if_it_has_one_category_only():
         warnings.simplefilter("error")
         MVRBM((2, 2), visible="categorical", n_epochs=1).fit(X)
     X[:, 1:] = np.eye(9)[4]
-    with pytest.warns(ConstantDataWarning, match=r"2 of 3 entries of layer 'visible' are constant in the data \(1, 2\)"):
+    with pytest.warns(ConstantDataWarning, match=r"2 of 3 entries of layer 'visible' .*\(1, 2\)"):
         MVRBM((2, 2), visible="categorical", n_epochs=1).fit(X)
