@@ -35,18 +35,7 @@ from test_likelihood_annealing import (
 COUNTS = {"poisson": lambda: build(Poisson(5), Bernoulli(4), Dense(), std=0.25)}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "binary, large weights",
-        "mpo",
-        "categorical hidden",
-        "gaussian",
-        "gaussian on both sides",
-        "three layers",
-        "poisson",
-    ],
-)
+@pytest.mark.parametrize("name", ["binary, large weights", "categorical hidden", "gaussian", "three layers"])
 def test_reverse_estimates_are_within_three_of_their_standard_errors(name):
     machine = (MACHINES | COUNTS)[name]()
     exact = float(log_partition(machine))
@@ -89,7 +78,7 @@ def mean_inverse_weight_p_value(machine, n_steps, centre=None):
     return 2 * stats.norm.sf(abs(score))
 
 
-@pytest.mark.parametrize("n_steps", [1, 3, 8])
+@pytest.mark.parametrize("n_steps", [1, 8])
 @pytest.mark.parametrize("name", UNBIASED)
 def test_short_runs_are_unbiased(name, n_steps):
     assert mean_inverse_weight_p_value(UNBIASED[name](), n_steps) > FALSE_ALARM
