@@ -252,6 +252,8 @@ class ArrayInput:
         """Check training data with labels and weights, values included, and learn the shape and the classes."""
         samples, labels = self._read_with(X, label_vector(y), reset=True)
         samples = np.asarray(samples)  # rows on disk are read
+        if _has_nan(samples):
+            raise ValueError("X contains NaN: fill it in first, or use MMVRBM with the labels as one of its modalities")
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
