@@ -15,7 +15,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from mvrbm import __version__
-from mvrbm.cli import data, demo, images, models, outliers, topics, train, use
+from mvrbm.cli import data, demo, images, impute, models, outliers, topics, train, use
 from mvrbm.cli.options import Interrupted, new, note, progress
 from mvrbm.interrupt import INTERRUPTS, exit_code, terminate_in_order
 
@@ -31,6 +31,7 @@ _COMMANDS: list[tuple[Callable[..., None], str]] = [
     (use.predict, "predict classifier/ digits.npy labels.npy"),
     (use.sample, "sample model/ samples.png -n 100 --steps 1000"),
     (use.inpaint, "inpaint model/ digits.npy filled.png --hide right"),
+    (impute.impute, "impute measurements.npy filled.npy --deviations deviations.npy"),
     (outliers.outliers, "outliers digits.npy scores.npy --maps maps.png"),
     (images.denoise, "denoise noisy.png clean.png --model model/ --noise salt-and-pepper"),
     (images.superres, "superres photo.jpg large.png --scale 2"),

@@ -24,6 +24,7 @@ from mvrbm.learning.backprop import Plan, descend
 from mvrbm.learning.factors import Factors, fit_factors
 from mvrbm.learning.prediction import corrected, new_correction, random_masks
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.progress import report
 from mvrbm.random import RandomSource
 from mvrbm.saving import CHAINS, read_machine, read_tensors, register, write_machine, write_tensors
 from mvrbm.validation import choice, number, whole_number
@@ -206,6 +207,11 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
         """Shape of a sample as the machines have it, with one axis counting samples."""
         return self._shape_in if len(self._shape_in) > 1 else (sum(self._columns.widths),)
 
+    @property
+    def visible_shape_(self) -> tuple[int, ...]:
+        """Shape of the data along all axes but the first."""
+        return self._shape_in
+
     def _shape_of_samples(self, axes: int) -> tuple[int, ...]:
         """Return the shape of a sample if so many axes count samples."""
         return self._shape_out[axes - 1 :]
@@ -303,9 +309,8 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
         @torch.no_grad()
         def score() -> tuple[float, float]:
             better = self._correct(machine, tested, shown_of_tested, first)
-            error = _error(better, tested, asked_of_tested, weights)
-            self._note(f"correction by {unit} units", error)
-            return error, 0.0
+            report("epochs")
+            return _error(better, tested, asked_of_tested, weights), 0.0
 
         n_batches = -(-n // min(self.batch_size, n))
         updates = min(max(n // 5, _FEWEST_UPDATES), _MOST_UPDATES)
@@ -313,7 +318,7 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
         plan = Plan(epochs, self.batch_size, self.learning_rate, 0.0, "cosine", 0.0, None)
         history = descend(machine, (), loss, torch.ones(n, dtype=x.dtype), plan, rng, score)
         error = min(row["validation_error"] for row in history)
-        self.errors_[f"correction by {unit} units"] = error
+        self._note(f"correction by {unit} units", error)
         return machine if error < linear or self.hidden != "auto" else None
 
     def _note(self, tried: str, error: float) -> None:

@@ -1,0 +1,56 @@
+"""mvrbm impute: arrays and tables are filled in, and bad input gives one line."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mvrbm.cli import main
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 2)) @ rng.normal(size=(2, 6))
+    x[::5, 2] = np.nan
+    np.save("holes.npy", x)
+    rows = [f"{n % 3 if n % 5 != 2 else ''},{('red', 'green', 'blue')[n % 3] if n % 5 else ''}" for n in range(60)]
+    (tmp_path / "table.csv").write_text("\n".join(["size,colour", *rows]))
+    return tmp_path
+
+
+def test_arrays_are_filled_in_by_a_new_and_by_a_saved_imputer(place, capsys):
+    assert main(["impute", "holes.npy", "a.npy", "--deviations", "d.npy", "--save", "model", "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["missing"] == 8
+    assert main(["impute", "holes.npy", "b.npy", "--model", "model"]) == 0
+    holes, filled, deviations = np.load("holes.npy"), np.load("a.npy"), np.load("d.npy")
+    np.testing.assert_array_equal((deviations > 0), np.isnan(holes))
+    np.testing.assert_array_equal(filled[~np.isnan(holes)], holes[~np.isnan(holes)])
+    np.testing.assert_allclose(np.load("b.npy"), filled)
+
+
+def test_tables_keep_their_columns(place):
+    pandas = pytest.importorskip("pandas")
+    assert main(["impute", "table.csv", "filled.csv", "--quiet"]) == 0
+    filled = pandas.read_csv("filled.csv")
+    assert filled["colour"].tolist() == [("red", "green", "blue")[n % 3] for n in range(60)]
+    assert np.abs(filled["size"] - np.arange(60) % 3).max() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["holes.npy", "filled.csv"], "a .csv file can only be made from a .csv file, got holes.npy"),
+        (["table.csv", "filled.npy"], "column 'colour' holds str, not numbers"),
+        (["holes.npy", "holes.npy"], "holes.npy exists: use --force to replace it"),
+        (["nowhere.npy", "a.npy"], "nowhere.npy: no such file"),
+        (["holes.npy", "a.npy", "--model", "m", "--epochs", "3"], "leave out --train"),
+        (["holes.npy", "a.npy", "--sample-axes", "2", "--quiet"], "sample_axes must be at most 1"),
+    ],
+)
+def test_bad_input_gives_one_line(place, capsys, arguments, message):
+    assert main(["impute", *arguments]) != 0
+    errors = capsys.readouterr().err.strip()
+    assert message in errors
+    assert errors.count("\n") == 0
