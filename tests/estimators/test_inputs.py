@@ -99,6 +99,7 @@ def test_nan_is_unknown_in_every_method(digits, tmp_path):
     filled = model.inpaint(broken)
     np.testing.assert_array_equal(filled, masked.inpaint(digits[:60], mask=known))
     np.testing.assert_array_equal(filled[known], digits[:60][known])
+    assert filled[~known].min() > 0  # means, not placeholders
     drawn = model.sample(9, init=broken[30:39], steps=2)
     np.testing.assert_array_equal(drawn[known[30:39]], digits[30:39][known[30:39]])
     for method in ("transform", "reconstruct", "score_samples", "free_energy"):
