@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Poisson, RandomSource
-from mvrbm.likelihood.masked import block_masks, excess_errors
+from mvrbm.likelihood.masked import block_masks, masked_errors
+
+
+def excess_errors(*arguments, **settings):
+    errors, variances = masked_errors(*arguments, **settings)
+    return errors - variances
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_gaussian_entries_are_predicted_by_their_exact_conditional_mean():
     found = excess_errors(machine, x, mask[None], steps=200)
     solved = torch.linalg.solve(precision[~mask][:, ~mask], precision[~mask][:, mask] @ x[:, mask].T)
     torch.testing.assert_close(found[:, ~mask], (x[:, ~mask] + solved.T) ** 2 - 1)
-    assert (found[:, mask] == 0).all()
+    assert not any(part[:, mask].any() for part in masked_errors(machine, x, mask[None]))
 
 
 def test_missing_entries_are_neither_used_nor_scored():

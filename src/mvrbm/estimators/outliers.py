@@ -15,18 +15,21 @@ from sklearn.base import OutlierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from tqdm import tqdm
 
+from mvrbm.couplings import Dense, Kronecker
 from mvrbm.errors import StorageError
 from mvrbm.estimators.inputs import ROWS_AT_ONCE, VISIBLE, Array, batches
 from mvrbm.estimators.parameters import SavedEstimator
 from mvrbm.estimators.rbm import TVRBM
 from mvrbm.learning.recipe import Recipe, as_recipe
-from mvrbm.likelihood.masked import block_masks, excess_errors
+from mvrbm.likelihood.masked import block_masks, masked_errors
 from mvrbm.random import RandomSource
 from mvrbm.saving import ESTIMATOR, register
 from mvrbm.validation import as_shape, number, whole_number
 
-# Automatic settings: the number of updates, the most epochs, the largest hidden layer of arrays (per axis) and of rows.
-_UPDATES, _EPOCHS, _LARGEST_AXIS, _LARGEST_ROW = 3000, 500, 32, 256
+# Automatic settings: the number of updates, the largest hidden layer of arrays (per axis) and of rows.
+_UPDATES, _LARGEST_AXIS, _LARGEST_ROW = 3000, 32, 256
+# Samples with at most so many entries are coupled by a full matrix: structure saves little there.
+_SMALL = 256
 # Blocks are this part of an axis: 4 x 4 entries of a 28 x 28 picture.
 _BLOCKS_PER_AXIS = 7
 # A map hides one of so many parts of the blocks at a time, so often: entries next to a defect are then predicted well.
@@ -50,7 +53,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         Shape of the hidden layer, with as many axes as a sample. Default: the shape of a sample, at most 32 along each
         axis, or at most 256 for rows.
     rank : int
-        Number of Kronecker products whose sum is the coupling of matrices and tensors. Not used for rows.
+        Number of Kronecker products whose sum is the coupling of matrices and tensors. Rows, and arrays of at most 256
+        entries, have a full matrix instead.
     visible : str
         Units of the data, one of :func:`mvrbm.units.unit_names`. ``"auto"`` is ``"bernoulli"`` for bytes and for values
         from 0 to 1, otherwise ``"gaussian"``.
@@ -64,7 +68,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     n_masks : int
         Number of masks, an even number: each hides half of the blocks, its partner the other half.
     n_epochs, batch_size, learning_rate, recipe : optional
-        See :class:`MVRBM`. Default: as many epochs as give 3,000 updates, at most 500, by the recipe ``"generative"``.
+        See :class:`MVRBM`. Default: as many epochs as give 3,000 updates, by the recipe ``"generative"``.
     random_state : int, RandomState or None
         Random seed of training. The masks are always the same.
     device : str
@@ -76,6 +80,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     ----------
     model_ : TVRBM
         The trained model of the data.
+    dispersion_ : float
+        How much larger the errors in the training data are than the variances that the machine expects: below 1 for
+        grey values, since Bernoulli units expect zeros and ones. Expected variances are multiplied by it.
     offset_ : float
         Samples whose score is below it are outliers.
     n_features_in_, feature_names_in_
@@ -126,7 +133,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         self.model_ = model.fit(data, mask=~np.isnan(data) if missing else None)
         self.n_features_in_ = model.n_features_in_
         self._block()  # a wrong shape of blocks is an error of `fit`
-        scores = self._scores(references)
+        error, variance = self._means(references)
+        self.dispersion_ = float(error.mean() / variance.mean())
+        scores = self.dispersion_ * variance - error
         if self.contamination == "auto":
             low, high = np.percentile(scores, (25, 75))
             self.offset_ = float(low - 1.5 * (high - low))
@@ -135,9 +144,11 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return self
 
     def score_samples(self, X: Any) -> Array:
-        """Score of each sample, (n,): the higher, the more normal; about 0 for samples of the model."""
+        """Score of each sample, (n,): the higher, the more normal; about 0 on average for training data."""
         check_is_fitted(self)
-        return self._scores(self._checked(X, reset=False))
+        error, variance = self._means(self._checked(X, reset=False))
+        scores: Array = self.dispersion_ * variance - error
+        return scores
 
     def decision_function(self, X: Any) -> Array:
         """Score of each sample minus `offset_`, (n,): negative for outliers."""
@@ -159,7 +170,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         width = [2 * (size // 4) + 1 for size in self._block()]
         width += [1] * self.model_.machine_.layers[VISIBLE].entry_modes
         parts = self._errors(self._checked(X, reset=False), parts=_MAP_PARTS, rounds=_MAP_ROUNDS)
-        maps = np.concatenate([uniform_filter(errors, [1, *width], mode="nearest") for errors, _ in parts])
+        excess = np.concatenate([errors - self.dispersion_ * variances for errors, variances, _ in parts])
+        maps = uniform_filter(excess, [1, *width], mode="nearest")
         return self.model_._outward(torch.from_numpy(maps), like=X)
 
     def _model(self, data: Array, n: int) -> TVRBM:
@@ -167,6 +179,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         shape = data.shape[1:] if self.visible_shape is None else as_shape(self.visible_shape, "visible_shape")
         recipe = as_recipe(self.recipe)
         batch = whole_number(recipe.batch_size if self.batch_size is None else self.batch_size, "batch_size")
+        epochs = math.ceil(_UPDATES / math.ceil(n / batch)) if self.n_epochs is None else self.n_epochs
         hidden = self.hidden_shape
         if hidden is None:
             largest = _LARGEST_ROW if len(shape) == 1 else _LARGEST_AXIS
@@ -176,12 +189,10 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             kind = "bernoulli" if data.dtype == np.uint8 or _within_unit_interval(data) else "gaussian"
         return TVRBM(
             hidden,
-            rank=1 if len(shape) == 1 else self.rank,
+            coupling=Dense() if len(shape) == 1 or math.prod(shape) <= _SMALL else Kronecker(self.rank),
             visible=kind,
             visible_shape=self.visible_shape,
-            n_epochs=min(_EPOCHS, math.ceil(_UPDATES / math.ceil(n / batch)))
-            if self.n_epochs is None
-            else self.n_epochs,
+            n_epochs=epochs,
             batch_size=batch,
             learning_rate=self.learning_rate,
             recipe=recipe,
@@ -209,11 +220,16 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             raise ValueError(f"block_shape must have {axes}, as a sample of shape {shape} has, got {block}")
         return block
 
-    def _scores(self, data: Any) -> Array:
-        return np.concatenate([-_mean_of(*part) for part in self._errors(data, parts=2, rounds=self.n_masks // 2)])
+    def _means(self, data: Any) -> Array:
+        """Return the mean error and the mean expected variance of the observed entries of each sample: (2, n)."""
+        found = []
+        for *sums, observed in self._errors(data, parts=2, rounds=self.n_masks // 2):
+            counts = observed.reshape(len(observed), -1).sum(1).clip(1)
+            found.append([values.reshape(len(values), -1).sum(1) / counts for values in sums])
+        return np.concatenate(found, 1)
 
-    def _errors(self, data: Any, *, parts: int, rounds: int) -> Iterator[tuple[Array, Array]]:
-        """Yield the excess errors of all entries and which entries were observed, batch by batch."""
+    def _errors(self, data: Any, *, parts: int, rounds: int) -> Iterator[tuple[Array, Array, Array]]:
+        """Yield the errors of all entries, the variances to expect, and which entries were observed, batch by batch."""
         data = self.model_._layers(data, reset=False)[VISIBLE]
         machine = self.model_.machine_
         unit = machine.layers[VISIBLE]
@@ -223,8 +239,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             values = np.asarray(data[first : first + ROWS_AT_ONCE])
             observed = torch.from_numpy(~np.isnan(values)).to(machine.like.device)
             (batch,) = batches({VISIBLE: values}, {VISIBLE: unit}, {VISIBLE: observed})
-            found = excess_errors(machine, batch[VISIBLE], masks, observed=observed)
-            yield found.cpu().numpy(), observed.cpu().numpy()
+            errors, variances = masked_errors(machine, batch[VISIBLE], masks, observed=observed)
+            yield errors.cpu().numpy(), variances.cpu().numpy(), observed.cpu().numpy()
 
     @property
     def visible_shape_(self) -> tuple[int, ...]:
@@ -236,12 +252,17 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
     def _description(self) -> dict[str, Any]:
         names = getattr(self, "feature_names_in_", None)
-        learned = {"offset": self.offset_, "feature_names": None if names is None else list(map(str, names))}
+        learned = {
+            "offset": self.offset_,
+            "dispersion": self.dispersion_,
+            "feature_names": None if names is None else list(map(str, names)),
+        }
         return {**super()._description(), **learned, "model": self.model_._description()}
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         self.model_ = TVRBM.from_folder(folder, {ESTIMATOR: described["model"]}, self.device)
-        self.offset_, self.n_features_in_ = float(described["offset"]), self.model_.n_features_in_
+        self.offset_, self.dispersion_ = float(described["offset"]), float(described["dispersion"])
+        self.n_features_in_ = self.model_.n_features_in_
         if (names := described["feature_names"]) is not None:
             if len(names) != self.n_features_in_ or not all(isinstance(name, str) for name in names):
                 raise StorageError(f"feature_names must be {self.n_features_in_} texts, got {names!r:.100}")
@@ -257,10 +278,3 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 def _within_unit_interval(data: Array) -> bool:
     known = data[~np.isnan(data)]
     return bool(known.size == 0 or (known.min() >= 0 and known.max() <= 1))
-
-
-def _mean_of(errors: Array, observed: Array) -> Array:
-    """Return the mean over the observed entries of each sample, 0 if there is none: (n,)."""
-    axes = tuple(range(1, errors.ndim))
-    mean: Array = errors.sum(axes) / observed.sum(axes).clip(1)
-    return mean

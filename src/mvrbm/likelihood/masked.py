@@ -1,4 +1,4 @@
-"""Masked prediction: how much worse each entry is predicted from the others than the model expects.
+"""Masked prediction: how well each entry is predicted from others, and how well the model expects it to be.
 
 Free energies and likelihoods compare samples by what they have most of: pictures with little ink are likely under any
 model of pictures. Hiding blocks of entries and predicting them from the rest compares a sample with itself.
@@ -49,14 +49,14 @@ def block_masks(
 
 
 @torch.no_grad()
-def excess_errors(
+def masked_errors(
     machine: BoltzmannMachine, visible: Tensor, masks: Tensor, *, observed: Tensor | None = None, steps: int = 10
-) -> Tensor:
-    r"""Return by how much the error of predicting each entry from known entries exceeds its expectation.
+) -> tuple[Tensor, Tensor]:
+    r"""Predict the hidden entries of each mask, and return the squared errors and the variances that the model expects.
 
     Hidden entries are predicted by a mean-field fixed point that starts at the means without a field. The error of an
-    entry is the squared deviation of its statistic from the prediction, minus the variance of the statistic that the
-    model expects there, averaged over the masks that hide the entry. A sample of the model has excess errors near zero.
+    entry is the squared deviation of its statistic from the prediction. Errors and variances are averaged over the
+    masks that hide the entry, each (n, \*layer shape).
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def excess_errors(
     masks : Tensor
         Boolean, (m, \*site shape), True where an entry is known.
     observed : Tensor, optional
-        Boolean, (n, \*layer shape), False where the data has no value; the excess error is zero there.
+        Boolean, (n, \*layer shape), False where the data has no value; both results are zero there.
     steps : int
         Number of mean-field steps.
     """
@@ -75,7 +75,7 @@ def excess_errors(
     fast = multiplied_out(machine)
     start = unit.mean(torch.zeros_like(visible))
     present = torch.ones_like(visible, dtype=torch.bool) if observed is None else observed
-    total, count = torch.zeros_like(visible), torch.zeros_like(visible)
+    error, variance, count = (torch.zeros_like(visible) for _ in range(3))
     for mask in masks.to(visible.device):
         known = mask.reshape(*mask.shape, *[1] * unit.entry_modes) & present
         state, field = torch.where(known, visible, start), start
@@ -84,6 +84,7 @@ def excess_errors(
             state = keep_known({name: visible}, {name: unit.mean(field)}, {name: known})[name]
         deviation = unit.statistic(visible) - unit.statistic(unit.mean(field))
         scored = present & ~known
-        total += torch.where(scored, deviation**2 - unit.statistic_variance(field), 0)
+        error += scored * deviation**2
+        variance += scored * unit.statistic_variance(field)
         count += scored
-    return total / count.clamp(min=1)
+    return error / count.clamp(min=1), variance / count.clamp(min=1)

@@ -1,0 +1,56 @@
+"""mvrbm outliers: the scores and maps of the detector, and one line for bad input."""
+
+import json
+
+import numpy as np
+import pytest
+
+import mvrbm
+from mvrbm.cli import main
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = rng.permuted(np.tile(np.float32([1, 1, 0, 0]), (40, 1)), axis=1)
+    pictures = np.repeat(lines[:, :, None], 8, 2)
+    np.save("normal.npy", pictures)
+    pictures[7, 1:3] = [1, 0, 1, 0, 1, 0, 1, 0]
+    np.save("mixed.npy", pictures)
+    np.save("wide.npy", np.zeros((3, 4, 5)))
+    return tmp_path
+
+
+def test_scores_and_maps_are_those_of_the_detector_that_is_saved(place, capsys):
+    training = ["--train", "normal.npy", "--save", "detector", "--epochs", "200", "--device", "cpu", "--quiet"]
+    assert main(["outliers", "mixed.npy", "scores.npy", "--maps", "maps.npy", "--json", *training]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    detector, mixed, scores = mvrbm.load(place / "detector", "cpu"), np.load("mixed.npy"), np.load("scores.npy")
+    np.testing.assert_array_equal(scores, detector.decision_function(mixed))
+    np.testing.assert_array_equal(np.load("maps.npy"), detector.explain(mixed))
+    assert next(iter(shown["most_unusual"])) == "7"
+    assert shown["outliers"] == (scores < 0).sum() >= 1
+    assert main(["outliers", "mixed.npy", "again.npy", "--model", "detector", "--device", "cpu"]) == 0
+    assert "of 40 samples are outliers; lowest scores: 7 (" in capsys.readouterr().out
+    np.testing.assert_array_equal(np.load("again.npy"), scores)
+    assert main(["outliers", "wide.npy", "wide-scores.npy", "--model", "detector"]) == 1
+    assert capsys.readouterr().err == "error: samples must have shape (4, 8), got (4, 5)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["nothing.npy", "scores.npy"], 1, "no such file"),
+        (["mixed.npy", "scores.txt"], 1, ".npy"),
+        (["mixed.npy", "scores.npy", "--contamination", "0.7"], 2, "'--contamination'"),
+        (["mixed.npy", "scores.npy", "--model", "nothing"], 1, "nothing is not a model folder"),
+        (["mixed.npy", "scores.npy", "--model", "a", "--train", "normal.npy"], 2, "leave out --train"),
+    ],
+)
+@pytest.mark.usefixtures("place")
+def test_bad_input_gives_one_line(capsys, words, code, message):
+    assert main(["outliers", *words]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
