@@ -36,7 +36,7 @@ from tools import fuzz_inputs as inputs
 
 ALLOWANCE = 64 * 2**20  # bytes that a reader may allocate for one input; the inputs themselves are small
 SLOWEST = 5.0  # seconds of processor time for one input
-_STUCK = 60.0  # seconds on the clock, for a reader that waits
+_STUCK = 600.0  # seconds on the clock, for a reader that waits: cores may be busy
 _BLOCK = 32  # inputs that share the limits
 _PROGRESS = 30.0  # seconds between lines about progress
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from mvrbm.devices import one_thread
 from mvrbm.errors import DivergenceError
 from mvrbm.learning.recipe import Recipe
 from mvrbm.machine import BoltzmannMachine
@@ -103,6 +104,7 @@ def step(
             torch._foreach_add_(parameters, followed, alpha=-rates[0])
 
 
+@one_thread()
 def balance(machine: BoltzmannMachine, recipe: Recipe) -> None:
     """Rescale the factors of each coupling to equal norms if the recipe asks for it, which leaves `W` unchanged."""
     if recipe.balance:

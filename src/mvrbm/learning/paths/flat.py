@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.couplings.base import squared_norms
+from mvrbm.devices import one_thread
 from mvrbm.learning.paths.base import Task
 from mvrbm.learning.samplers import CD, PCD
 from mvrbm.learning.state import TrainState
@@ -257,6 +258,7 @@ class Packing:
             parameter.copy_(_part(value, parameter) / scale)
             state.momentum_of(name, parameter).copy_(_part(momentum, parameter) / scale)
 
+    @one_thread()
     def _field_of_offsets(self, machine: BoltzmannMachine) -> Tensor:
         """Return the field of the offsets on the hidden layer, for the machine's present factors."""
         fields = [machine.links[p.name].to_hidden(self._shift(p)[None])[0] for p in self.plan.layers]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mvrbm import compiled
+from mvrbm.devices import one_thread
 from mvrbm.learning.data import Batch
 from mvrbm.learning.gradients import Shares
 from mvrbm.learning.missing import draw_missing
@@ -190,7 +191,8 @@ class FlatUpdates(UpdatePath):
         """
         recipe, gradients = self.task.recipe, self._factor_gradients
         if recipe.normalised:
-            gains = factor_gains(self._factors)
+            with one_thread():
+                gains = factor_gains(self._factors)
             normalise((gradient, safe_gain(gain)) for (_, gradient), gain in zip(gradients, gains, strict=True))
         if not self._even:
             self._gradient.mul_(self._multiplier)

@@ -4,15 +4,18 @@ The arrays between the modes are shared between the field and the gradient, and 
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from mvrbm.devices import one_thread
 from mvrbm.learning.paths import flat
 from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.flat import Plan
 from mvrbm.learning.paths.flat_updates import FlatUpdates
 from mvrbm.learning.paths.modes import ModeProducts
+from mvrbm.learning.paths.products import by_blocks, times
 from mvrbm.learning.state import TrainState
 
 # Buffers are kept for so many sizes of batches: a loader may deliver batches of any size.
@@ -104,7 +107,7 @@ class GemmUpdates(FlatUpdates):
         if self.plan.hidden_gaussian:
             phase.mean.copy_(phase.field)
         else:
-            torch.sigmoid(phase.field, out=phase.mean)
+            by_blocks(lambda field, mean: torch.sigmoid(field, out=mean), phase.field, phase.mean)
 
     def _gibbs(self, chain: _Phase, field: Tensor) -> None:
         """Draw the hidden layer from its field, then the visible layers, and compute their hidden field."""
@@ -112,13 +115,13 @@ class GemmUpdates(FlatUpdates):
         numbers = self._numbers(chain.n, None).flatten(1).t()
         if y.is_contiguous():  # numbers that lie across the states' memory are read more slowly than they are copied
             numbers = numbers.contiguous()
-        _draw("gaussian" if self.plan.hidden_gaussian else "bernoulli", field, numbers, y)
+        by_blocks(partial(_draw, "gaussian" if self.plan.hidden_gaussian else "bernoulli"), field, numbers, y)
         for m, p in enumerate(self.plan.layers):
             states, pair = chain.visible[m], self._affine[m]
             chain.products[m].down(self._factors[m], y, states)
             states.add_(self._split_params[0][m][-1].view(-1))
             shaped = states.view(chain.n, *p.shape)
-            _draw(p.kind, shaped, self._numbers(chain.n, p), shaped)
+            by_blocks(partial(_draw, p.kind), shaped, self._numbers(chain.n, p), shaped)
             if pair is not None and not p.gaussian:
                 states.sub_(pair[1])
         self._upwards(chain)
@@ -126,7 +129,8 @@ class GemmUpdates(FlatUpdates):
     def _gradients(self, data: _Phase, chain: _Phase, of_data: float, of_chain: float) -> None:
         """Compute the gradient of of_data * mean F(data) - of_chain * mean F(chain)."""
         layers, to_c = self._split_gradient
-        self._data_mean = data.mean.sum(1).mul_(of_data / max(1, data.n))
+        self._data_mean = torch.empty_like(to_c).view(-1)
+        _total(data.mean, 1, self._data_mean, of_data / max(1, data.n), add=False)
         sides = [(chain, of_chain / max(1, chain.n)), (data, -of_data / max(1, data.n))]
         for number, (phase, sign) in enumerate(sides):
             add = number > 0
@@ -147,13 +151,14 @@ class GemmUpdates(FlatUpdates):
                 both = self._current.both
                 means = torch.cat([data.mean, chain.mean], 1) if both is None else both.mean
                 states = torch.cat([data.visible[m], chain.visible[m]]) if both is None else both.visible[m]
-                torch.mm(means, states, out=to_factors[0][0])
+                times(means, states, to_factors[0][0])
                 to_factors[0][1:] = to_factors[0][0]
 
 
 def _total(x: Tensor, dim: int, into: Tensor, scale: float, *, add: bool) -> None:
     """Write the sum along the samples, times `scale`, to `into`, or add it."""
-    total = x.sum(dim).view(into.shape)
+    with one_thread():
+        total = x.sum(dim).view(into.shape)
     into.add_(total, alpha=scale) if add else torch.mul(total, scale, out=into)
 
 

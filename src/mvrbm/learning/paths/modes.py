@@ -8,10 +8,10 @@ Downwards is the way back. So no array is ever permuted, and the batch is part o
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from mvrbm.learning.paths.flat import Plan
+from mvrbm.learning.paths.products import times
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import Layers
 
@@ -46,10 +46,10 @@ class ModeProducts:
                 for r in range(rank):
                     times(factor[r], state[r % len(state)].t(), out.view(K, -1), add=add or r > 0)
             elif len(state) == 1:
-                torch.mm(factor.view(rank * K, I), state[0].t(), out=self._ups[mode].view(rank * K, -1))
+                times(factor.view(rank * K, I), state[0].t(), self._ups[mode].view(rank * K, -1))
             else:
                 for r in range(rank):
-                    torch.mm(factor[r], state[r].t(), out=self._ups[mode][r])
+                    times(factor[r], state[r].t(), self._ups[mode][r])
             state = self._ups[mode]
 
     def down(self, factors: Sequence[Tensor], y: Tensor, out: Tensor | None) -> None:
@@ -60,12 +60,12 @@ class ModeProducts:
             state = self._after[mode] = state.view(1 if state is y else rank, K, -1)
             if mode < last:
                 for r in range(rank):
-                    torch.mm(state[r % len(state)].t(), factor[r], out=self._downs[mode][r])
+                    times(state[r % len(state)].t(), factor[r], self._downs[mode][r])
                 state = self._downs[mode]
             elif out is not None and len(state) == rank:
-                torch.mm(state.view(rank * K, -1).t(), factor.view(rank * K, I), out=out.view(-1, I))
+                times(state.view(rank * K, -1).t(), factor.view(rank * K, I), out.view(-1, I))
             elif out is not None:  # a single mode: all terms have the same hidden states
-                torch.mm(state[0].t(), factor.sum(0), out=out)
+                times(state[0].t(), factor.sum(0), out)
 
     def gradients(self, into: Sequence[Tensor], *, add: bool) -> None:
         """Write the sum over the batch of the gradients of <y, W x>, x and y as in the last calls, or add it."""
@@ -103,11 +103,3 @@ class ModeFields:
         for p, products, factors in zip(self._plan.layers, self._products, self._factors, strict=True):
             products.down(factors, y, fields[p.name])
         return fields
-
-
-def times(a: Tensor, b: Tensor, into: Tensor, *, add: bool) -> None:
-    """Write a matrix product to `into`, or add it."""
-    if add:
-        into.addmm_(a, b)
-    else:
-        torch.mm(a, b, out=into)

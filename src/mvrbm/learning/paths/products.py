@@ -1,0 +1,87 @@
+"""Matrix products and functions of entries on the CPU, whose bits do not depend on the number of threads.
+
+BLAS divides a product among its threads in ways that change sums in their last bits, and PyTorch computes the last
+entries of each thread's part by other instructions. Here work is cut into blocks by its size alone, a product along its
+longest side. Threads take blocks, and PyTorch and BLAS compute each of them with one thread.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mvrbm.devices import one_thread
+
+# Multiplications and entries of a block, below which handing it to a thread takes longer than it helps.
+_MULTIPLICATIONS, _ENTRIES, _MOST_BLOCKS = 2**21, 2**17, 16
+_MOST_THREADS = 64  # of the pool, which starts only those that are used
+
+Job = Callable[[], object]
+
+
+def times(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
+    """Write a matrix product (m, k) (k, n) to `into` (m, n), or add it."""
+    (m, k), n, threads = a.shape, b.shape[1], torch.get_num_threads()
+    n_blocks = min(_MOST_BLOCKS, m * k * n // _MULTIPLICATIONS)
+    if n_blocks < 2 and threads == 1:
+        _product(a, b, into, add)
+        return
+    longest = max(m, k, n)
+    cuts = [slice(longest * i // n_blocks, longest * (i + 1) // n_blocks) for i in range(n_blocks)]
+    with one_thread():
+        if n_blocks < 2:
+            _product(a, b, into, add)
+        elif longest == k:
+            parts = into.new_empty(n_blocks, m, n)
+            each = zip(cuts, parts, strict=True)
+            _share([partial(_product, a[:, cut], b[cut], part, False) for cut, part in each], threads)
+            into.add_(parts.sum(0)) if add else torch.sum(parts, 0, out=into)
+        elif longest == m:
+            _share([partial(_product, a[cut], b, into[cut], add) for cut in cuts], threads)
+        else:
+            _share([partial(_product, a, b[:, cut], into[:, cut], add) for cut in cuts], threads)
+
+
+def _product(a: Tensor, b: Tensor, into: Tensor, add: bool) -> None:
+    into.addmm_(a, b) if add else torch.mm(a, b, out=into)
+
+
+def by_blocks(function: Callable[..., object], *tensors: Tensor) -> None:
+    """Call a function, which computes each entry or sample by itself, on parts of tensors that have the same samples.
+
+    The samples are along the first axis or, of transposed matrices, along the last.
+    """
+    threads = torch.get_num_threads()
+    n_blocks = min(_MOST_BLOCKS, tensors[0].numel() // _ENTRIES)
+    if n_blocks < 2 and threads == 1:
+        function(*tensors)
+        return
+    axis = 0 if tensors[0].is_contiguous() else -1
+    parts = zip(*(tensor.tensor_split(max(1, n_blocks), axis) for tensor in tensors), strict=True)
+    with one_thread():
+        _share([partial(function, *part) for part in parts], threads)
+
+
+def _share(jobs: Sequence[Job], threads: int) -> None:
+    """Let this thread and up to `threads` - 1 others take jobs until none is left."""
+    waiting = iter(jobs)
+
+    def work() -> None:
+        for job in waiting:
+            job()
+
+    others = [_pool(os.getpid()).submit(work) for _ in range(min(threads, len(jobs)) - 1)]
+    work()
+    for other in others:
+        if not other.cancel():  # a thread that has not woken up is not waited for
+            other.result()
+
+
+@functools.cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Return the threads of a process; one that was forked has none of its parent's."""
+    return ThreadPoolExecutor(_MOST_THREADS, "mvrbm-products", torch.set_num_threads, (1,))
