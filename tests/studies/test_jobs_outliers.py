@@ -1,0 +1,37 @@
+"""The study of outliers: what it plants is what it looks for, and its cells cover every tool."""
+
+import numpy as np
+import pytest
+
+from studies.cells import Place, Store
+from studies.jobs import outliers
+from studies.runner import run
+
+
+def test_defects_are_squares_of_the_stroke_and_are_found_where_they_are():
+    rng = np.random.default_rng(0)
+    images = (rng.random((20, 12, 12)) < 0.3).astype(np.float32)
+    changed, where = outliers.plant_defects(images, rng)
+    np.testing.assert_array_equal(np.abs(changed - images), where)
+    assert (where.sum((1, 2)) == 9).all()
+    centres = [np.argwhere(mask).mean(0).astype(int) for mask in where]
+    assert all(image[tuple(centre)] == 1 for image, centre in zip(images, centres, strict=True))
+    noise = 0.1 * rng.random(where.shape)
+    assert outliers.share_found(where + noise, where) == 1  # 5 % of 144 entries are 8 of the 9 that were changed
+    assert outliers.share_found(noise, where) == 0
+
+
+def test_every_class_is_compared_with_every_tool():
+    cells = outliers.cells()
+    assert len(cells) == (10 + 1 + 3 + 10) * (1 + len(outliers.TOOLS))
+    assert len({cell.name for cell in cells}) == len(cells)
+
+
+def test_a_tool_on_a_table_has_the_area_of_its_scores(tmp_path):
+    cells = [cell for cell in outliers.cells(["wine"]) if cell.settings["tool"] in ("lof", "5-nearest", "pca-error")]
+    store = Store(tmp_path)
+    assert not run(cells, Place(store, "cpu"), say=lambda _: None).failed
+    table = outliers.table(store, cells)
+    assert list(table) == ["wine"]
+    assert table["wine"]["lof"] == pytest.approx(0.98, abs=0.02)
+    assert all(0.9 < area < 1 for area in table["wine"].values())
