@@ -99,6 +99,24 @@ MUTANTS = [
         "Categorical log-normaliser: bias missing",
     ),
     Mutant(
+        "units/counts.py",
+        "return (torch.lgamma(x + 1) - self.bias * x).sum(-1) - torch.lgamma(x.sum(-1) + 1)",
+        "return (torch.lgamma(x + 1) - self.bias * x).sum(-1)",
+        "Counts energy: the orders of the words are not counted",
+    ),
+    Mutant(
+        "units/counts.py",
+        "return self._draw(field, n_words, rng) * (lengths / n_words.clamp(min=1))[..., None]",
+        "return self._draw(field, n_words.flip(0), rng)",
+        "Counts in Gibbs steps: documents exchange their lengths",
+    ),
+    Mutant(
+        "estimators/topics.py",
+        "joint = (field[:, None] + columns).flatten(0, 1)",
+        "joint = field[:, None].expand(-1, n_words, -1).flatten(0, 1)",
+        "topics: the next word does not depend on the known ones",
+    ),
+    Mutant(
         "units/base.py",
         "return batch_mean.sum_to_size(self.bias_shape)",
         "return batch_mean.sum_to_size(self.bias_shape) * (math.prod(self.bias_shape) / math.prod(self.shape))",

@@ -11,7 +11,7 @@ from mvrbm.cli import options as opt
 
 _INPUT_HELP = (
     "A folder of .txt files, a .txt file with one document per line, a .csv file with a column of texts, or word "
-    "counts: an svmlight file (.svm, .libsvm, .feat) or a sparse matrix of SciPy (.npz)."
+    "counts: a file in svmlight format (.svm, .libsvm, .feat) or a sparse matrix of SciPy (.npz)."
 )
 
 

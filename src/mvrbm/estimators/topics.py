@@ -265,7 +265,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
     def perplexity(self, X: Any, observed: Any = None) -> float:
         r"""Perplexity of words given other words of the same documents: document completion.
 
-        It is :math:`\exp(-\sum \log p / n)` over all `n` words of X; a model that knows nothing has the size of the
+        It is :math:`\exp(-\sum \log p / n)` over all `n` words of X; without any knowledge it is the size of the
         vocabulary.
 
         Parameters
