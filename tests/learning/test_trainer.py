@@ -483,7 +483,7 @@ def test_gaps_are_refused_unless_they_are_announced():
         Trainer(mvrbm((2, 2), (2, 2))).fit(x, 1, initialise=True)
     Trainer(mvrbm((2, 2), (2, 2))).fit(x, 1, nan_is_missing=True, initialise=True)
     rows = np.zeros((5, 2, 3))
-    rows[..., 0] = 1
+    rows[:3, :, 0] = rows[3:, :, 2] = 1
     rows[0, 0, 1] = np.nan
     with pytest.raises(ValueError, match="must be the same for all entries of a one-hot row"):
         Trainer(BoltzmannMachine(Categorical((2, 3)), Bernoulli(2), Dense())).fit(
@@ -577,7 +577,7 @@ def test_moments_of_large_values_do_not_cancel():
 def test_data_that_can_be_gone_through_once_is_refused():
     class Once(IterableDataset):
         def __init__(self):
-            self.items = iter(np.zeros((20, 2, 2), dtype=np.float32))
+            self.items = iter(np.float32(patterns(20, (2, 2))))
 
         def __iter__(self):
             return self.items

@@ -20,8 +20,6 @@ _RATE, _LARGEST_RATE, _FIELD_SPREAD = 3.0, 0.5, 0.3
 _LEAST_POWER = 0.1
 # A layer of constant entries is as certain as if it had been seen this often.
 _CERTAIN_COUNT = 1000
-# Standard deviation over mean below which an entry is constant: rounding.
-_ROUNDING = 1e-6
 _NAMED = 8  # constant entries in a warning
 
 
@@ -48,14 +46,13 @@ def initialise(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
 
 
 def warn_of_constants(machine: BoltzmannMachine, moments: Mapping[str, Moments]) -> None:
-    """Warn of constant entries: any of real-valued data, half of them where some are usual, such as blank margins."""
+    """Warn if half of the entries of a layer or more are constant. Fewer are usual, such as the margins of images."""
     for name, unit in machine.layers.items():
-        mean, variance = moments[name].mean, moments[name].variance
         # A site of categories is constant if it has one category only.
         sites = unit.site_shape or (1,)
-        constant = (variance <= (_ROUNDING * mean) ** 2).reshape(*sites, -1).all(-1)
-        places, least = torch.nonzero(constant).tolist(), 1 if unit.gaussian else constant.numel() / 2
-        if len(places) >= least:
+        constant = (moments[name].variance == 0).reshape(*sites, -1).all(-1)
+        places = torch.nonzero(constant).tolist()
+        if 2 * len(places) >= constant.numel():
             shown = [str(tuple(place)) if len(place) > 1 else str(place[0]) for place in places[:_NAMED]]
             some = ", ".join(shown) + (", ..." if len(places) > _NAMED else "")
             what = "all" if len(places) == constant.numel() else f"{len(places)} of {constant.numel()}"
