@@ -17,13 +17,15 @@ from tqdm import tqdm
 
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.errors import StorageError
-from mvrbm.estimators.inputs import ROWS_AT_ONCE, VISIBLE, Array, batches
+from mvrbm.estimators.inputs import ROWS_AT_ONCE, VISIBLE, Array, batches, unit_named
 from mvrbm.estimators.parameters import SavedEstimator
 from mvrbm.estimators.rbm import TVRBM
+from mvrbm.io.shards import Shards
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.likelihood.masked import block_masks, masked_errors
 from mvrbm.random import RandomSource
 from mvrbm.saving import ESTIMATOR, register
+from mvrbm.units import Unit
 from mvrbm.validation import as_shape, number, whole_number
 
 # Automatic settings: the number of updates, the largest hidden layer of arrays (per axis) and of rows.
@@ -44,7 +46,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     r"""Outlier and novelty detection by masked prediction with a Boltzmann machine.
 
     The machine learns the training data. Then half of the entries of a sample are hidden, in blocks, and predicted from
-    the other half; the score is minus the mean of how much the squared errors exceed those that the machine expects.
+    the other half; the score is minus the mean excess of the squared errors over the variances that it expects.
     Samples may be rows, matrices or arrays of any order. NaN is missing: such entries are neither used nor scored.
 
     Parameters
@@ -117,7 +119,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     verbose: int = 0
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        r"""Learn normal data, (n, \*shape) or (n, n_features), which may contain some outliers.
+        r"""Learn normal data, (n, \*shape) or (n, n_features) or Shards, which may contain some outliers.
 
         `y` is ignored; it is there for pipelines.
         """
@@ -132,9 +134,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         missing = isinstance(data, np.ndarray) and bool(np.isnan(data).any())
         self.model_ = model.fit(data, mask=~np.isnan(data) if missing else None)
         self.n_features_in_ = model.n_features_in_
-        self._block()  # a wrong shape of blocks is an error of `fit`
         error, variance = self._means(references)
-        self.dispersion_ = float(error.mean() / variance.mean())
+        self.dispersion_ = float(error.mean() / max(variance.mean(), np.finfo(variance.dtype).tiny))
         scores = self.dispersion_ * variance - error
         if self.contamination == "auto":
             low, high = np.percentile(scores, (25, 75))
@@ -167,12 +168,13 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         a block wide. Values far above 0 are surprising. Missing entries (NaN) have the value 0 before averaging.
         """
         check_is_fitted(self)
-        width = [2 * (size // 4) + 1 for size in self._block()]
-        width += [1] * self.model_.machine_.layers[VISIBLE].entry_modes
+        unit = self.model_.machine_.layers[VISIBLE]
+        width = [2 * (size // 4) + 1 for size in self._block(unit)] + [1] * unit.entry_modes
         parts = self._errors(self._checked(X, reset=False), parts=_MAP_PARTS, rounds=_MAP_ROUNDS)
         excess = np.concatenate([errors - self.dispersion_ * variances for errors, variances, _ in parts])
         maps = uniform_filter(excess, [1, *width], mode="nearest")
-        return self.model_._outward(torch.from_numpy(maps), like=X)
+        shape = X.shape if hasattr(X, "shape") else np.shape(X)
+        return np.asarray(maps.reshape(shape))
 
     def _model(self, data: Array, n: int) -> TVRBM:
         """Return the model for n samples like these, with the automatic settings filled in; not trained."""
@@ -187,6 +189,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         kind = self.visible
         if kind == "auto":
             kind = "bernoulli" if data.dtype == np.uint8 or _within_unit_interval(data) else "gaussian"
+        self._block(unit_named(kind, shape))  # raises an error before training
         return TVRBM(
             hidden,
             coupling=Dense() if len(shape) == 1 or math.prod(shape) <= _SMALL else Kronecker(self.rank),
@@ -202,16 +205,21 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         )
 
     def _checked(self, X: Any, *, reset: bool) -> Any:
-        """Return data with checked rows; the model checks arrays and their values."""
+        r"""Return data with checked shape and dtype, (n, \*shape) or (n, n_features). The model checks its values."""
         X = X.detach().cpu().numpy() if isinstance(X, torch.Tensor) else X
         given = X if hasattr(X, "ndim") else np.asarray(X)
-        if given.ndim > 2:
-            return given
-        dtype = None if getattr(X, "dtype", None) == np.uint8 else [np.float64, np.float32]
-        return validate_data(self, X, reset=reset, dtype=dtype, ensure_all_finite=False)
+        if given.ndim > 2 and not reset and tuple(given.shape[1:]) != self.visible_shape_:
+            raise ValueError(f"samples must have shape {self.visible_shape_}, got {tuple(given.shape[1:])}")
+        if isinstance(X, Shards):
+            return X
+        rows = given.reshape(len(given), -1) if given.ndim > 2 and len(given) else X
+        dtype = None if getattr(given, "dtype", None) == np.uint8 else [np.float64, np.float32]
+        checked = validate_data(self, rows, reset=reset, dtype=dtype, ensure_all_finite=False)
+        return checked.reshape(given.shape) if given.ndim > 2 else checked
 
-    def _block(self) -> tuple[int, ...]:
-        shape = self.model_.machine_.layers[VISIBLE].site_shape
+    def _block(self, unit: Unit) -> tuple[int, ...]:
+        """Return the shape of the blocks of sites that are hidden."""
+        shape = unit.site_shape
         if self.block_shape is None:
             return tuple(max(1, round(size / _BLOCKS_PER_AXIS)) if len(shape) > 1 else 1 for size in shape)
         block = as_shape(self.block_shape, "block_shape")
@@ -230,13 +238,12 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
     def _errors(self, data: Any, *, parts: int, rounds: int) -> Iterator[tuple[Array, Array, Array]]:
         """Yield the errors of all entries, the variances to expect, and which entries were observed, batch by batch."""
-        data = self.model_._layers(data, reset=False)[VISIBLE]
         machine = self.model_.machine_
         unit = machine.layers[VISIBLE]
-        masks = block_masks(unit.site_shape, self._block(), RandomSource(0), parts=parts, rounds=rounds)
+        masks = block_masks(unit.site_shape, self._block(unit), RandomSource(0), parts=parts, rounds=rounds)
         firsts = tqdm(range(0, len(data), ROWS_AT_ONCE), unit="batch", disable=not self.verbose or None, delay=5)
         for first in firsts:
-            values = np.asarray(data[first : first + ROWS_AT_ONCE])
+            values = np.asarray(data[first : first + ROWS_AT_ONCE]).reshape(-1, *self.visible_shape_)
             observed = torch.from_numpy(~np.isnan(values)).to(machine.like.device)
             (batch,) = batches({VISIBLE: values}, {VISIBLE: unit}, {VISIBLE: observed})
             errors, variances = masked_errors(machine, batch[VISIBLE], masks, observed=observed)
