@@ -108,7 +108,7 @@ UNITS = {
         lambda values, mean: 2 * torch.prod((mean / 2) ** values / torch.exp(torch.lgamma(values + 1)), 1),
         {"counts-of-2": lambda shape: {"length": 2}},
         base=lambda x: torch.lgamma(x + 1) - x * math.log(2) / 2,  # all orders of the 2 words are one state
-        invalid=(-1, 0.5),
+        invalid=(-1,),
     ),
     "poisson": UnitRow(
         units.Poisson,
