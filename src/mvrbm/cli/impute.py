@@ -82,7 +82,7 @@ def _read(source: str, data_dir: Path | None, table: bool) -> Any:
         return opt.read(source, data_dir)
     if Path(source).suffix != ".csv":
         raise ValueError(f"a .csv file can only be made from a .csv file, got {source}")
-    import pandas
+    import pandas  # type: ignore[import-untyped]
 
     try:
         return pandas.read_csv(source)

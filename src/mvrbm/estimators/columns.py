@@ -84,7 +84,7 @@ class Columns:
 
     def learn(self, rows: Array, keep_all: bool) -> None:
         """Take note of the columns without any known entry, from rows of numbers."""
-        self.kept = np.ones(rows.shape[1], dtype=bool) if keep_all else ~np.isnan(rows).all(0)
+        self.kept = keep_all | np.asarray(~np.isnan(rows).all(axis=0))
 
     @property
     def widths(self) -> list[int]:
@@ -97,7 +97,8 @@ class Columns:
         for i in np.flatnonzero(self.kept).tolist() if self.categories else []:
             numbers = rows[:, i : i + 1]
             if i in self.categories:
-                numbers = np.where(np.isnan(numbers), np.nan, numbers == np.arange(len(self.categories[i])))
+                one_hot = (numbers == np.arange(len(self.categories[i]))).astype(rows.dtype)
+                numbers = np.where(np.isnan(numbers), np.nan, one_hot)
             parts.append(numbers)
         if parts:
             return np.concatenate(parts, axis=1)

@@ -31,12 +31,12 @@ from mvrbm.validation import choice, number, whole_number
 
 _HIDDEN = ("auto", "gaussian", "rectified", "bernoulli")
 # Samples of which some known entries are hidden to compare machines; most samples that factors are fitted to where
-# entries are missing, and most factors.
-_MOST_HELD, _MOST_FITTED, _MOST_FACTORS = 400, 10_000, 256
+# entries are missing; most factors, with missing entries, which cost a linear system per sample, and without.
+_MOST_HELD, _MOST_FITTED, _MOST_FACTORS, _MOST_FACTORS_COMPLETE = 400, 10_000, 128, 256
 # Samples per mask where nothing is missing: masks of their own would cost a linear system each.
 _SHARED_MASK = 10
-# Steps of EM at every number of factors, starting from the factors of the last; none are tried once the error rises.
-_STEPS, _WORSE = 15, 1.02
+# Steps of EM at every number of factors, starting from the factors of the last, until doubling it twice helps little.
+_STEPS, _BETTER = 15, 0.98
 # A correction is learned from at least so many samples, in so many updates.
 _FEWEST_SAMPLES, _FEWEST_UPDATES, _MOST_UPDATES = 200, 3000, 12_000
 _MOST_HIDDEN = 500
@@ -258,8 +258,8 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
             size = math.prod(self._shape_of_samples(axes))
             samples, seen, asked = (part.reshape(-1, size) for part in (x, known & ~held, held))
             rows = asked.any(1)
-            found, least = None, math.inf
-            for rank in self._ranks(*samples.shape):
+            found, errors = None, [math.inf, math.inf]
+            for rank in self._ranks(*samples.shape, complete=bool(known.all())):
                 found = _fit(samples, seen, rank, found)
                 error = 0.0
                 if bool(rows.any()):
@@ -268,16 +268,16 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
                 self._note(f"sample_axes={axes}, n_factors={rank}", error)
                 if best[1] is None or error < best[0]:
                     best = error, found, axes
-                if error > _WORSE * least:
+                if error > _BETTER * errors[-2]:
                     break
-                least = min(error, least)
+                errors.append(error)
         assert best[1] is not None
         return best[1], best[2]
 
-    def _ranks(self, n: int, size: int) -> list[int]:
+    def _ranks(self, n: int, size: int, *, complete: bool) -> list[int]:
         if self.n_factors is not None:
             return [self.n_factors]
-        most = max(1, min(n - 1, size - 1, _MOST_FACTORS))
+        most = max(1, min(n - 1, size - 1, _MOST_FACTORS_COMPLETE if complete else _MOST_FACTORS))
         return [2**power for power in range(most.bit_length())]
 
     def _learn_correction(

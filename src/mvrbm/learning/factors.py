@@ -1,7 +1,7 @@
 r"""Factor analysis: machines of two Gaussian layers, trained by exact steps (EM) instead of chains.
 
-A machine with Gaussian visible and hidden layers is a normal distribution whose covariance is a diagonal matrix plus one
-of low rank. Its likelihood, its conditional means and the steps of its training are linear algebra.
+A machine with Gaussian visible and hidden layers is a normal distribution whose covariance is a diagonal matrix plus a
+matrix of low rank. Its likelihood, its conditional means and the steps of its training are linear algebra.
 """
 
 from __future__ import annotations
@@ -81,14 +81,15 @@ class Factors:
         """
         rank = self.loadings.shape[1]
         weighted = self.loadings / self.noise[:, None]
-        products = (weighted[:, :, None] * self.loadings[:, None, :]).flatten(1)
+        above = torch.triu_indices(rank, rank, device=x.device)
+        products = weighted[:, above[0]] * self.loadings[:, above[1]]
         one = torch.eye(rank, dtype=x.dtype, device=x.device)
         size = max(1, _BATCH // max(rank**2, x.shape[1]))
         for first in range(0, len(x), size):
             rows = slice(first, first + size)
             # Samples with the same known entries, such as all complete ones, have the same covariance.
             patterns, which = torch.unique(known[rows], dim=0, return_inverse=True)
-            precision = (patterns.to(x.dtype) @ products).reshape(len(patterns), rank, rank) + one
+            precision = _symmetric(patterns.to(x.dtype) @ products, above, rank) + one
             covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
             projected = ((x[rows] - self.mean) * known[rows]) @ weighted
             mean = (
@@ -152,16 +153,17 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
     least = 1e-2 * variance[varying].median() if bool(varying.any()) else variance.new_tensor(1.0)
     scale = torch.sqrt(variance.clamp(min=least))
     z = torch.where(known, (x - centre) / scale, 0.0)
+    one_sample = 1.0
     if bool(known.all()) and len(x) > 2 * x.shape[1]:  # the moments are sufficient: rows that have the same ones
         values, vectors = torch.linalg.eigh(z.T @ z / len(z))
         root = (torch.sqrt(values.clamp(min=0) * len(values)))[:, None] * vectors.T
         z = torch.cat([root, -root])
         some = torch.ones_like(z)
-        known, count = some > 0, some.sum(0)
+        known, count, one_sample = some > 0, some.sum(0), len(z) / len(x)
     found = _started(z, known, rank, start, centre, scale)
     level = math.inf
     for _ in range(n_steps):
-        found = _step(found, z, known, some, count)
+        found = _step(found, z, known, some, count, one_sample)
         before, level = level, float(torch.log(found.noise).mean())
         if abs(before - level) < _TOLERANCE:
             break
@@ -193,26 +195,34 @@ def _largest(z: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     return left, size, right.T
 
 
-def _step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tensor) -> Factors:
+def _step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tensor, one_sample: float) -> Factors:
     """Return the factors after one step of EM: the regression of every entry on the factors of its samples."""
     rank = found.loadings.shape[1]
     products = z.new_zeros(z.shape[1], rank + 1)  # of entries with factors, and with 1
-    squares = z.new_zeros(z.shape[1], (rank + 1) ** 2)  # of factors with each other, where the entry is known
+    above = torch.triu_indices(rank + 1, rank + 1, device=z.device)
+    squares = z.new_zeros(z.shape[1], above.shape[1])  # of factors with each other, where the entry is known
     for rows, factors, covariance, which in found.posterior(z, known):
         with_one = torch.nn.functional.pad(factors, (0, 1), value=1.0)
         products += z[rows].T @ with_one
         if len(covariance) == 1:
             square = with_one.T @ with_one
             square[:rank, :rank] += len(factors) * covariance[0]
-            squares += torch.outer(some[rows][0], square.flatten())
+            squares += torch.outer(some[rows][0], square[above[0], above[1]])
         else:
             each = with_one[:, :, None] * with_one[:, None, :]
             each[:, :rank, :rank] += covariance[which]
-            squares += some[rows].T @ each.flatten(1)
+            squares += some[rows].T @ each[:, above[0], above[1]]
     # A standard normal prior of the loadings, in units of the noise, counts as much as one sample.
-    prior = torch.eye(rank + 1, dtype=z.dtype, device=z.device)
+    prior = one_sample * torch.eye(rank + 1, dtype=z.dtype, device=z.device)
     prior[-1, -1] = 1e-6
-    squares = squares.reshape(-1, rank + 1, rank + 1) + prior
-    line = torch.linalg.solve(squares, products[:, :, None])[:, :, 0]
+    line = torch.linalg.solve(_symmetric(squares, above, rank + 1) + prior, products[:, :, None])[:, :, 0]
     noise = ((z**2).sum(0) - (line * products).sum(1)) / count
     return Factors(line[:, -1], line[:, :-1], noise.clamp(min=_LEAST_NOISE))
+
+
+def _symmetric(values: Tensor, above: Tensor, size: int) -> Tensor:
+    """Return symmetric matrices (n, size, size) from the entries (n, m) on and above their diagonals."""
+    full = values.new_empty(len(values), size, size)
+    full[:, above[0], above[1]] = values
+    full[:, above[1], above[0]] = values
+    return full
