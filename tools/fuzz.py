@@ -135,7 +135,7 @@ def _documented(reader: str) -> tuple[type[Exception], ...]:
     from mvrbm.errors import DivergenceError, InputError, StorageError
 
     if reader == "checkpoint":
-        return StorageError, DivergenceError  # large numbers can be read, but training does not go on from them
+        return StorageError, DivergenceError  # training does not resume from large numbers
     return (StorageError,) if reader in inputs.FOLDERS else (InputError,)
 
 

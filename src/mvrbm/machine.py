@@ -279,7 +279,7 @@ class BoltzmannMachine(nn.Module):
         Measured in standard deviations, the energy is bounded exactly if the joint `W` of the Gaussian visible layers
         has a spectral norm below 1.
         """
-        if self.like.is_meta:  # shapes without numbers: whoever fills them in has to check
+        if self.like.is_meta:  # shapes without numbers, to be checked when they are filled in
             return
         norm = self.gaussian_norm()
         if norm >= 1:

@@ -45,7 +45,7 @@ class Budget:
     Parameters
     ----------
     *paths : path
-        The files. Those that are not there count nothing.
+        The files. Missing files count nothing.
     error : type of Exception
         What :meth:`spend` raises.
     """

@@ -18,7 +18,7 @@ from mvrbm.devices import one_thread
 
 # Multiplications and entries of a block, below which handing it to a thread takes longer than it helps.
 _MULTIPLICATIONS, _ENTRIES, _MOST_BLOCKS = 2**21, 2**17, 16
-_MOST_THREADS = 64  # of the pool, which starts only those that are used
+_MOST_THREADS = 64  # of the pool, which starts no more than are used
 
 Job = Callable[[], object]
 
