@@ -213,12 +213,14 @@ REFUSED = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore::mvrbm.errors.ConstantDataWarning")
 @pytest.mark.parametrize(("name", "call", "message"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_refusals_say_what_is_wrong(name, call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
+@pytest.mark.filterwarnings("ignore::mvrbm.errors.ConstantDataWarning")
 def test_private_names_never_appear_in_messages():
     for _, call, _ in REFUSED:
         with pytest.raises(ValueError) as caught:  # noqa: PT011
