@@ -226,7 +226,7 @@ class Checks:
         self.largest = max(stored)
 
     def run(self, name: str, disturbances: list[Disturbance]) -> None:
-        """Make one run with disturbances, and check what is there after each of them and at the end."""
+        """Make one run with disturbances, and check its files after each of them and at the end."""
         home = self.home / name
         home.mkdir()
         folder, out = home / "checkpoints", home / "model"

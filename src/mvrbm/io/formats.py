@@ -102,13 +102,13 @@ def check_mapped(array: Any) -> None:
 
     A file that becomes shorter between this check and the reading of the same rows still does.
     """
-    while array is not None and not isinstance(array, np.memmap):
-        array = getattr(array, "base", None)
-    if array is None:
+    file = array
+    while file is not None and not isinstance(file, mmap.mmap):
+        array, file = file, getattr(file, "base", None)
+    if file is None or not isinstance(array, np.memmap):
         return
-    mapping: Any = array._mmap  # type: ignore[attr-defined]  # it knows its file, whatever has its name now
-    mapped = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + len(mapping)
-    if (size := mapping.size()) < mapped:
+    mapped = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + len(file)
+    if (size := file.size()) < mapped:
         raise InputError(f"{array.filename} has been truncated: it has {size:,} bytes, and had {mapped:,}")
 
 

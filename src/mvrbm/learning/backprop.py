@@ -76,7 +76,7 @@ def descend(
     `plan.patience` epochs without a better one. `draws_from` are the sources that the loss draws from; if they are
     given, the loss must not read numbers back: on a GPU an update is captured as a CUDA graph and replayed.
 
-    With a `checkpoint`, the state after every epoch is stored there, and the descent continues from what is there.
+    With a `checkpoint`, the state after every epoch is stored there, and the descent continues from there.
 
     Return one row per epoch: its loss, and the scores. Ctrl-C and SIGTERM end the descent after an update: then it
     raises KeyboardInterrupt or :class:`~mvrbm.interrupt.Terminated`, and the module has the parameters so far.

@@ -18,7 +18,7 @@ from mvrbm.random import RandomSource
 _RATE, _LARGEST_RATE, _FIELD_SPREAD = 3.0, 0.5, 0.3
 # Mean squared distance of samples from their mean below which there is little to couple, and weights start smaller.
 _LEAST_POWER = 0.1
-# A layer of constant entries is as certain as if it had been seen this often.
+# A layer of constant entries is as certain as after this many samples.
 _CERTAIN_COUNT = 1000
 _NAMED = 8  # constant entries in a warning
 

@@ -112,12 +112,14 @@ def check_plain(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def counter(value: Any, name: str, least: int = 0) -> int:
+    """Return a whole number of at least `least`, or raise ValueError for anything else, a text or a float included."""
     if type(value) is not int:
         raise ValueError(f"{name} must be a whole number, got {value!r:.50}")
     return whole_number(value, name, least, 2**62)
 
 
 def of_kind(value: Any, kind: type | tuple[type, ...], name: str) -> Any:
+    """Return a value of some type, or raise ValueError if it is of another."""
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         raise ValueError(f"{name} must be {' or '.join(k.__name__ for k in kinds)}, got {value!r:.50}")
