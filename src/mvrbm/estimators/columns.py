@@ -14,7 +14,7 @@ from mvrbm.estimators.inputs import Array, classes_from, describe_classes
 
 @dataclass
 class Columns:
-    """What is known of the columns of a table, or of the entries of larger arrays, none of which are categories.
+    """The columns of a table, or of the entries of larger arrays, none of which are categories.
 
     Parameters
     ----------

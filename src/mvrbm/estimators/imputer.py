@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import TransformerMixin
-from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, validate_data
+from sklearn.base import OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from mvrbm.devices import resolve_device
@@ -46,7 +46,7 @@ _BATCH = 2**24
 
 @register("MVRBMImputer")
 @dataclass(eq=False, repr=False)
-class MVRBMImputer(TransformerMixin, SavedEstimator):
+class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     r"""Fill in missing entries (NaN) of rows, matrices or tensors with their means given the known entries.
 
     A machine with a Gaussian hidden layer, which is factor analysis, predicts them linearly. A second machine, with
@@ -184,8 +184,8 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
     def get_feature_names_out(self, input_features: Any = None) -> Array:
         """Return the names of the columns that :meth:`transform` returns."""
         check_is_fitted(self)
-        names: Array = _check_feature_names_in(self, input_features)[self._columns.kept]
-        return names
+        names: Array = super().get_feature_names_out(input_features)
+        return names[self._columns.kept]
 
     # -- data ------------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
 
     @torch.no_grad()
     def _of_each(self, rows: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return what is computed from samples and from what is known of them, in the shape of rows."""
+        """Return what is computed from samples and the masks of their known entries, in the shape of rows."""
         samples = rows.reshape(-1, math.prod(self._shape_of_samples(self.sample_axes_))).to(self.machine_.like)
         size = max(1, _BATCH // max(samples.shape[1], self.n_factors_**2))
         pieces = []
@@ -403,12 +403,12 @@ class MVRBMImputer(TransformerMixin, SavedEstimator):
 
 
 def _patterns(known: Tensor) -> Tensor | None:
-    """Return what is known, as masks to show other rows with; None if that is everything."""
+    """Return the known entries, as masks to show other rows with; None if all entries are known."""
     return None if bool(known.all()) else known
 
 
 def _masks(known: Tensor | None, others: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Tensor:
-    """Return what to show of as many rows as there are `others`: what is known of these, or else random masks."""
+    """Return what to show of as many rows as there are `others`: the known entries of these, or else random masks."""
     if known is not None:
         return known[others]
     n = len(others)

@@ -104,7 +104,7 @@ class Factors:
     def deviation(self, x: Tensor, known: Tensor) -> Tensor:
         """Return the standard deviation (n, D) of unknown entries given the known ones."""
         parts = [
-            torch.einsum("nij,di,dj->nd", found.covariance, self.loadings, self.loadings)[found.which]
+            torch.einsum("nij,ki,kj->nk", found.covariance, self.loadings, self.loadings)[found.which]
             for found in self.posterior(x, known)
         ]
         return torch.sqrt(torch.cat(parts) + self.noise)
