@@ -8,7 +8,7 @@ import pytest
 from mvrbm.errors import InputError
 from tools import fuzz, fuzz_inputs
 
-COUNTS = {"idx": 1000, "array": 1000, "shards": 500, "image": 500} | dict.fromkeys(fuzz_inputs.FOLDERS, 100)
+COUNTS = {"idx": 600, "array": 600, "shards": 300, "image": 300} | dict.fromkeys(fuzz_inputs.FOLDERS, 60)
 
 
 @pytest.mark.parametrize(("reader", "count"), COUNTS.items())
@@ -17,7 +17,7 @@ def test_damaged_files_give_only_the_documented_errors(reader, count):
     counts = fuzz.run(reader, make, read, range(count))
     assert counts["finding"] == 0
     assert counts["read"] + counts["rejected"] == count
-    assert counts["read"] >= count // 100  # the damage is slight enough to reach the end sometimes
+    assert counts["read"] >= 1  # the damage is slight enough to reach the end sometimes
     assert counts["rejected"] >= count // 3
 
 
