@@ -34,6 +34,9 @@ def test_scores_and_maps_are_those_of_the_detector_that_is_saved(place, capsys):
     assert main(["outliers", "mixed.npy", "again.npy", "--model", "detector", "--device", "cpu"]) == 0
     assert "of 40 samples are outliers; lowest scores: 7 (" in capsys.readouterr().out
     np.testing.assert_array_equal(np.load("again.npy"), scores)
+    assert main(["outliers", "mixed.npy", "some.npy", "--model", "detector", "--device", "cpu", "-n", "5:9"]) == 0
+    np.testing.assert_allclose(np.load("some.npy"), scores[5:9], atol=1e-6)
+    assert "of 4 samples" in capsys.readouterr().out
     assert main(["outliers", "wide.npy", "wide-scores.npy", "--model", "detector"]) == 1
     assert capsys.readouterr().err == "error: samples must have shape (4, 8), got (4, 5)\n"
 

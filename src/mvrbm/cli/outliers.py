@@ -24,6 +24,7 @@ def outliers(
     maps: Annotated[Path | None, opt.new(_MAPS_HELP)] = None,
     contamination: Annotated[float | None, opt.new(_SHARE_HELP, min=0, max=0.5)] = None,
     epochs: Annotated[int | None, opt.new("Number of epochs; default: about 3,000 updates.", min=1)] = None,
+    rows: opt.Rows = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
@@ -40,7 +41,7 @@ def outliers(
         opt.check_out(maps, force)
     if save is not None:
         opt.check_model_out(save, force)
-    samples = opt.read(source, data_dir)
+    samples = opt.read(source, data_dir, rows)
     if model_folder is None:
         import mvrbm
 
@@ -55,7 +56,6 @@ def outliers(
             detector.save(save)
     else:
         detector = opt.load_model(model_folder, device, "explain")
-        detector.set_params(verbose=int(not quiet))
     scores = detector.decision_function(samples)
     order = [int(row) for row in scores.argsort()]
     count = int((scores < 0).sum())

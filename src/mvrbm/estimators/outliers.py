@@ -13,7 +13,6 @@ import torch
 from scipy.ndimage import uniform_filter
 from sklearn.base import OutlierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
-from tqdm import tqdm
 
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.errors import StorageError
@@ -76,7 +75,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     device : str
         ``"auto"`` is a GPU if there is one.
     verbose : int
-        Whether to show progress bars.
+        Whether to show a progress bar of training.
 
     Attributes
     ----------
@@ -241,8 +240,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         machine = self.model_.machine_
         unit = machine.layers[VISIBLE]
         masks = block_masks(unit.site_shape, self._block(unit), RandomSource(0), parts=parts, rounds=rounds)
-        firsts = tqdm(range(0, len(data), ROWS_AT_ONCE), unit="batch", disable=not self.verbose or None, delay=5)
-        for first in firsts:
+        for first in range(0, len(data), ROWS_AT_ONCE):
             values = np.asarray(data[first : first + ROWS_AT_ONCE]).reshape(-1, *self.visible_shape_)
             observed = torch.from_numpy(~np.isnan(values)).to(machine.like.device)
             (batch,) = batches({VISIBLE: values}, {VISIBLE: unit}, {VISIBLE: observed})
