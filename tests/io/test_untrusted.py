@@ -76,6 +76,8 @@ def test_null_characters_in_names_raise_documented_errors(tmp_path):
         arrays.read_labels("a\0b.txt")
     with pytest.raises(StorageError):
         mvrbm.load("a\0b", "cpu")
+    with pytest.raises(StorageError, match="is not the name of a folder"):
+        mvrbm.save(mvrbm.models.rbm(2, 2), tmp_path / "a\0b")
 
 
 def test_an_archive_that_is_named_as_an_array_raises(tmp_path):

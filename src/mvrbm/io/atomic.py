@@ -118,6 +118,8 @@ def replace_folder(folder: str | os.PathLike[str], replaceable: Callable[[Path],
     A symbolic link stays: the folder that it points to is replaced. Raises StorageError if `folder` holds files and is
     not `replaceable`, or cannot be written.
     """
+    if "\0" in os.fspath(folder):
+        raise StorageError(f"{os.fspath(folder)!r} is not the name of a folder")
     target = _behind_link(bring_back(Path(folder)))
     if target.exists() and not target.is_dir():
         raise StorageError(f"{target} is a file: a folder is needed")
