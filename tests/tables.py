@@ -332,7 +332,7 @@ _MACHINES |= {
     f"{visible} | {hidden} | {connected}": functools.partial(_pair, visible, hidden, connected)
     for connected in ["kronecker(rank=3) (2, 3)->(2, 2)"]
     for visible, hidden in itertools.product(VARIANTS, VARIANTS)
-    if hidden != "categorical-padded" and not {visible, hidden} <= set(_EVERY_KIND)
+    if hidden not in ("categorical-padded", "counts-of-2") and not {visible, hidden} <= set(_EVERY_KIND)
     if _can_be_listed(visible, hidden, connected)
 }
 _MACHINES |= {
