@@ -174,9 +174,19 @@ def _torchrun(kind: str, folder: Path, out: Path, what: Disturbance) -> int:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(what.when)
         if process.poll() is None:
-            # A launcher that is terminated terminates its processes, as under a job scheduler.
-            os.killpg(process.pid, signal.SIGKILL) if what.kind == "kill" else process.terminate()
+            # A launcher that is terminated terminates its processes, as under a job scheduler. One that is killed does
+            # not, and each of them has a session of its own.
+            for number in _descendants(process.pid) if what.kind == "kill" else []:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            (process.kill if what.kind == "kill" else process.terminate)()
     return process.wait()
+
+
+def _descendants(parent: int) -> list[int]:
+    """Return the numbers of all processes that a process has started, directly or not."""
+    own = [int(number) for number in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    return own + [further for child in own for further in _descendants(child)]
 
 
 # -- what must be true ------------------------------------------------------------------------------------
