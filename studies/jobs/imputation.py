@@ -34,7 +34,8 @@ _PHOTOGRAPHS, _PATCHES = ("camera", "astronaut", "coffee", "chelsea", "rocket"),
 
 
 def _faces(data_dir: str | None) -> Array:
-    return np.load(data_file("freyfaces/freyfaces.npy", data_dir), allow_pickle=False) / 255
+    faces: Array = np.load(data_file("freyfaces/freyfaces.npy", data_dir), allow_pickle=False) / 255
+    return faces
 
 
 def _patches(data_dir: str | None) -> Array:
@@ -94,7 +95,7 @@ def hide(shape: Sequence[int], kind: str, seed: int = 0) -> Array:
 # -- the tools --------------------------------------------------------------------------------------
 
 
-def soft_impute(x: Array, penalty: float, rank: int = 200, n_steps: int = 100) -> Array:
+def soft_impute(x: Array, penalty: float, rank: int = 200, n_steps: int = 200) -> Array:
     """Fill in rows by singular values that are reduced by a penalty (Mazumder, Hastie and Tibshirani, 2010)."""
     known = ~np.isnan(x)
     mean = np.nanmean(x, axis=0)
@@ -104,7 +105,7 @@ def soft_impute(x: Array, penalty: float, rank: int = 200, n_steps: int = 100) -
     for _ in range(n_steps):
         left, size, right = np.linalg.svd(np.where(known, z, low), full_matrices=False)
         before, low = low, (left[:, :rank] * np.maximum(size - penalty, 0)[:rank]) @ right[:rank]
-        if ((low - before) ** 2).sum() < 1e-5 * max((before**2).sum(), 1e-12):
+        if ((low - before) ** 2).sum() < 1e-7 * max((before**2).sum(), 1e-12):
             break
     return np.where(known, x, mean + scale * low)
 
@@ -132,7 +133,8 @@ def _iterative(x: Array) -> Array:
 
     if x.size * x.shape[1] ** 2 > _MOST_WORK:
         raise TimeoutError(f"IterativeImputer takes too long for {x.shape[1]} columns")
-    return IterativeImputer(random_state=0, keep_empty_features=True).fit_transform(x)
+    filled: Array = IterativeImputer(random_state=0, keep_empty_features=True).fit_transform(x)
+    return filled
 
 
 def _tensorly(x: Array) -> Array:
@@ -146,7 +148,8 @@ def _tensorly(x: Array) -> Array:
         mask = ~np.isnan(shown)
         z = np.where(mask, (shown - mean) / scale, 0.0)
         found = parafac(z, rank, mask=mask, n_iter_max=50, init="random", random_state=0, tol=1e-5)
-        return mean + scale * cp_to_tensor(found)
+        filled: Array = mean + scale * cp_to_tensor(found)
+        return filled
 
     return np.where(known, x, _chosen(x, fill, [2, 4, 8, 16, 32]))
 

@@ -64,8 +64,8 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
         raise StorageError(f"{folder} holds no finished cells: there is nothing to report on")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in (("README.md", page(tables)), ("results.json", json.dumps(tables, indent=1) + "\n")):
-        with replace_file(out / name) as staging:
-            staging.write_text(text, encoding="utf-8")
+        with replace_file(out / name) as file:
+            file.write(text.encode())
     if summary is not None:
         summary.raise_failures()
     return {**tables, "out": str(out)}, str(out / "README.md")

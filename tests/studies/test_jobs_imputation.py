@@ -1,0 +1,47 @@
+"""The study of imputation: what is hidden, SoftImpute on a matrix of low rank, and the page."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorly")
+from studies.jobs import filling, imputation, study
+
+
+def test_the_kinds_of_missing_entries():
+    assert imputation.hide((200, 8, 8), "20").mean() == pytest.approx(0.2, abs=0.02)
+    blocks = imputation.hide((50, 8, 6), "block")
+    assert (blocks.sum((1, 2)) == 4 * 3).all()
+    right = filling.missing((3, 4, 6), "right half")
+    assert right[:, :, 3:].all()
+    assert not right[:, :, :3].any()
+
+
+def test_soft_impute_completes_a_matrix_of_low_rank():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 10))
+    missing = rng.random(x.shape) < 0.2
+    found = imputation.soft_impute(np.where(missing, np.nan, x), 0.5)
+    np.testing.assert_array_equal(found[~missing], x[~missing])
+    assert ((found - x)[missing] ** 2).mean() < 0.05 * x.var()
+
+
+def test_principal_components_with_ridge_predict_a_linear_relation():
+    rng = np.random.default_rng(0)
+    train, test = (rng.normal(size=(n, 30)).astype(np.float32) for n in (400, 20))
+    train[:, 1], test[:, 1] = train[:, 0], test[:, 0]
+    x = np.where(np.arange(30) == 1, np.nan, test)
+    assert (
+        (filling._ridge(train, x, 25, 1.0)[:, 1] - test[:, 1]) ** 2
+    ).mean() < 0.3  # other components are noise as large as it
+
+
+def test_the_page_has_one_row_per_task():
+    page = study.page({"imputation": {"digits, 20": {"mean": 0.27, "mvrbm": 0.13, "iterative": None}}})
+    assert "| task | mean | mvrbm | iterative |" in page
+    assert "| digits, 20 | 0.27 | 0.13 | - |" in page
+
+
+def test_all_cases_are_planned():
+    names = [cell.name for cell in imputation.cells()]
+    assert len(names) == len(set(names)) == 6 * 3 * len(imputation.TOOLS)
+    assert len(filling.cells()) == 2 * 4 + len(filling.EPOCHS)
