@@ -2,8 +2,8 @@
 
 Every tool learns from the same documents, reads half of the words of each test document, and predicts the other half.
 LDA and NMF predict a mixture of topics, to which a share of the words' frequencies is added; the share is the best one
-on validation documents. Ours has its default settings, chosen on training documents of 20 Newsgroups that were
-held out, and checked on docstrings: only the test documents of 20 Newsgroups are new to them.
+on validation documents. Ours has its default settings, chosen on training documents of 20 Newsgroups that were held out
+and on docstrings: only the test documents of 20 Newsgroups are new to them.
 """
 
 from __future__ import annotations
