@@ -25,7 +25,8 @@ from mvrbm.likelihood import log_likelihood
 # every command, and which of --seed and --device it has
 COMMANDS = {
     **dict.fromkeys(
-        ["train", "sample", "inpaint", "denoise", "superres-train", "demo", "likelihood", "topics"], ("--seed", "--device")
+        ["train", "sample", "inpaint", "denoise", "superres-train", "demo", "likelihood", "topics"],
+        ("--seed", "--device"),
     ),
     **dict.fromkeys(["transform", "score", "predict", "reconstruct", "superres"], ("--device",)),
     **dict.fromkeys(["info", "export", "data list", "data where", "data fetch"], ()),
