@@ -1,9 +1,9 @@
 """Machines that predict what a linear machine gets wrong, and masks that hide a part of the data to learn it from.
 
-A correction is a machine with the visible layers `value` (a sample whose unknown entries hold a first prediction), `known`
-(which entries are known) and `error` (by how much the first prediction is wrong). Given the first two layers, the mean field
-of the third corrects the prediction. It is trained for just that, by the gradient of the squared error, after the
-multi-prediction training of Goodfellow et al., "Multi-prediction deep Boltzmann machines", NeurIPS (2013).
+A correction is a machine with the visible layers `value` (a sample whose unknown entries hold a first prediction),
+`known` (which entries are known) and `error` (by how much the first prediction is wrong). Given the first two layers,
+the mean field of the third corrects the prediction. It is trained for just that, by the gradient of the squared error,
+after the multi-prediction training of Goodfellow et al., "Multi-prediction deep Boltzmann machines", NeurIPS (2013).
 """
 
 import math
@@ -23,8 +23,8 @@ _FIELD_SPREAD, _SMALL = 0.5, 0.003
 def random_masks(n: int, shape: tuple[int, ...], rng: RandomSource, like: Tensor) -> Tensor:
     """Return which entries of n samples to show, (n, *shape): random entries, only those of a box, or all others.
 
-    Every second mask, on average, shows random entries, at a rate that is itself random. In samples that are vectors, no
-    entries are neighbours, so that boxes mean nothing: then all masks do.
+    Every second mask, on average, shows random entries, at a rate that is itself random. In samples that are vectors,
+    no entries are neighbours, so that boxes mean nothing: then all masks do.
     """
     one = (n, *[1] * len(shape))
     shown = rng.uniform((n, *shape), like) < rng.uniform(one, like)
