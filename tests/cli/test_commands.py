@@ -240,7 +240,7 @@ MISTAKES = [
     ("unknown class", change_config(estimator={"class": "X"}), "sample model o.npy", 1, "'X'"),
     ("truncated weights", cut_weights(200), "info model", 1, "truncated"),
     ("damaged weights", lambda: write("model/model.safetensors", bytes(2000)), "info model", 1, "damaged"),
-    ("weights gone", lambda: Path("model/model.safetensors").unlink(), "info model", 1, "missing"),
+    ("weights gone", lambda: Path("model/model.safetensors").unlink(), "info model", 1, "no such file"),
     ("several modalities", several_modalities, "sample model o.npy", 1, "MMVRBM.*use Python"),
     ("a machine alone", machine_alone, "sample model o.npy", 1, "BoltzmannMachine, which has no method 'sample'"),
     ("classes of no classifier", None, "predict model data.npy o.npy", 1, "MVRBM, which has no method 'predict'"),

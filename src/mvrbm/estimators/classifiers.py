@@ -226,7 +226,8 @@ class FineTunedClassifier(ArrayClassifier):
 
         score = None if held_out is None else lambda: self._error_and_loss(held_out)
         decaying = [p for link in network.links for p in link.parameters() if p.requires_grad] + [network.weight]
-        with sensible_threads(network.stack[0], plan.batch_size), _bar(plan.n_epochs, self.verbose):
+        bar = _bar(plan.n_epochs) if self.verbose else contextlib.nullcontext()
+        with sensible_threads(network.stack[0], plan.batch_size), bar:
             draws = (dropping, moving)
             place = None if checkpoints is None else Path(checkpoints) / "tuning"
             kept = stored_descent(place, self, plan, data, draws, force)
@@ -353,11 +354,11 @@ class FineTunedClassifier(ArrayClassifier):
 
 
 @contextlib.contextmanager
-def _bar(n_epochs: int, verbose: int) -> Iterator[None]:
+def _bar(n_epochs: int) -> Iterator[None]:
     """Show the epochs of backpropagation in a progress bar."""
     from tqdm import tqdm
 
-    with tqdm(total=n_epochs, unit="epoch", disable=not verbose) as bar:
+    with tqdm(total=n_epochs, unit="epoch") as bar:
 
         def move(unit: str, count: int) -> None:
             bar.update(count if unit == "epochs" else 0)

@@ -140,7 +140,6 @@ def _launched() -> bool:
 
 
 def _join() -> None:
-    os.environ[_JOINED] = str(os.getpid())
     patience = os.environ.get(_PATIENCE_VARIABLE, str(_PATIENCE))
     try:
         timeout = datetime.timedelta(seconds=float(patience))
@@ -160,6 +159,7 @@ def _join() -> None:
         # machine all have been restarted equally often; on several, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps.
         store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
+    os.environ[_JOINED] = str(os.getpid())
     atexit.register(leave)  # otherwise communication threads end the process with an error
 
 

@@ -343,8 +343,8 @@ def test_arrays_that_are_not_images_raise_one_line(model, image, message):
         ({"scale": 5}, "scale must be one of [2, 3, 4], got 5"),
         ({"patch": 0}, "patch must be a whole number of at least 1, got 0"),
         ({"rank": 1.5}, "rank must be a whole number of at least 1, got 1.5"),
-        ({"cycles": 0}, "cycles must be a whole number of at least 1, got 0"),
-        ({"back_projection": -1}, "back_projection must be a whole number of at least 0, got -1"),
+        ({"cycles": 0}, "cycles must be a whole number from 1 to 1,000, got 0"),
+        ({"back_projection": -1}, "back_projection must be a whole number from 0 to 1,000, got -1"),
         ({"stride": 9, "patch": 8}, "stride must be at most the patch's side, 8, got 9"),
         ({"floor": 0.0}, "floor must be positive, got 0.0"),
         ({"n_patches": 0}, "n_patches must be a whole number of at least 1, got 0"),
@@ -390,7 +390,7 @@ def test_folders_of_other_models_raise_one_line(tmp_path):
         return str(error.value)
 
     assert f"{folder} is a model for scale 3, not for 2" == message_of(scale=2)
-    other = MVRBM((2, 2), n_epochs=1, device="cpu").fit(np.zeros((9, 3, 3)) + 0.5).save(tmp_path / "other")
+    other = MVRBM((2, 2), n_epochs=1, device="cpu").fit(np.eye(9).reshape(9, 3, 3)).save(tmp_path / "other")
     assert "does not hold a SuperResolver" in message_of(other)
     message_of(tmp_path / "nowhere")
     for number, change in enumerate(
