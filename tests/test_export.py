@@ -1,7 +1,6 @@
 """ONNX files compute what estimators compute, to 1e-5, for batches of any size."""
 
 import importlib.util
-import itertools
 import json
 import random
 import subprocess
@@ -26,7 +25,7 @@ needs_onnx = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.joi
 BATCHES = (1, 2, 7, 1000)
 SHAPES = {1: ((7,), (4,)), 2: ((6, 5), (4, 3)), 3: ((4, 3, 5), (2, 3, 4)), 4: ((3, 2, 4, 2), (2, 2, 3, 2))}
 # Each order with either rank, each rank and order with either unit and either method, in one case or another.
-SOME = [
+CASES = [
     (1, 1, "bernoulli", "reconstruct"),
     (1, 3, "gaussian", "transform"),
     (2, 1, "gaussian", "reconstruct"),
@@ -36,7 +35,6 @@ SOME = [
     (4, 1, "gaussian", "transform"),
     (4, 3, "bernoulli", "reconstruct"),
 ]
-ALL = list(itertools.product(SHAPES, (1, 3), ("bernoulli", "gaussian"), ("transform", "reconstruct")))
 
 
 def data(shape, visible="bernoulli", n=60, seed=0):
@@ -76,10 +74,7 @@ def differences(path, model, X, method):
 
 
 @needs_onnx
-@pytest.mark.parametrize(
-    ("order", "rank", "visible", "method"),
-    [pytest.param(*case, marks=[] if case in SOME else pytest.mark.slow) for case in ALL],
-)
+@pytest.mark.parametrize(("order", "rank", "visible", "method"), CASES)
 def test_arrays_of_every_order(order, rank, visible, method, tmp_path):
     shape, hidden_shape = SHAPES[order]
     X = data(shape, visible)

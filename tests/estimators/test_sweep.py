@@ -67,18 +67,18 @@ def test_by_itself_a_process_is_a_world_of_one():
 @pytest.mark.usefixtures("interpreted")
 def test_the_kernels_train_each_of_many_as_they_train_it_alone():
     pytest.importorskip("triton")
-    recipes = [Recipe(n_epochs=2, batch_size=12, learning_rate=rate, weight_decay=decay)
-               for rate, decay in [(0.2, 0.0), (0.05, 0.1), (0.1, 0.0)]]  # fmt: skip
+    recipes = [Recipe(n_epochs=2, batch_size=6, learning_rate=rate, weight_decay=decay)
+               for rate, decay in [(0.2, 0.0), (0.05, 0.1)]]  # fmt: skip
 
     def trainers():
         return [
             Trainer(mvrbm((6, 5), (4, 3), rank=rank), recipe, seed=seed)
-            for seed, (recipe, rank) in enumerate(zip(recipes, [1, 2, 1], strict=True))
+            for seed, (recipe, rank) in enumerate(zip(recipes, [1, 2], strict=True))
         ]
 
-    data = X[:24]
+    data = X[:12]
     many, alone = trainers(), trainers()
-    assert fit_together(many, [data] * 3)[0][0] is False
+    assert fit_together(many, [data] * 2)[0][0] is False
     for trainer in alone:
         trainer.fit(data, initialise=True)
     for mine, other in zip(many, alone, strict=True):

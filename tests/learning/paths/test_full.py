@@ -166,7 +166,7 @@ def prepared(case, seed=5, recipe=None, n=N):
     return trainer, source
 
 
-@pytest.mark.parametrize("name", ["rank 3", "label", "gaussian data of other variances", "dense, centred"])
+@pytest.mark.parametrize("name", ["label", "gaussian data of other variances", "dense, centred"])
 @pytest.mark.usefixtures("interpreted")
 def test_machines_that_train_together_train_as_by_themselves(name):
     def trained(seeds):
@@ -203,7 +203,7 @@ def test_labels_are_drawn_with_their_probabilities():
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("name", ["rank 3", "more chains than samples, centred", "label"])
+@pytest.mark.parametrize("name", ["more chains than samples, centred", "label"])
 def test_a_path_continues_with_other_data(name):
     first, second = (prepared(CASES[name])[0] for _ in range(2))
     sources = [as_source(data_for(first.machine, N, seed), first.machine) for seed in (3, 4)]

@@ -55,7 +55,6 @@ CASES = {
     "order 3": ([cube], hidden, [Kronecker(1)], DEFAULT),
     "order 3, rank 2, persistent chains, two steps": ([cube], hidden, [Kronecker(2)], with_chains(DEFAULT, 5, 2)),
     "more chains than samples": ([cube], hidden, [Kronecker(2)], with_chains(PAPER, 11)),
-    "gaussian data": ([lambda: Gaussian((4, 6, 5))], hidden, [Kronecker(2)], DEFAULT),
     "gaussian data of other variances": ([lambda: spread((4, 6, 5))], hidden, [Kronecker(1)], small(PAPER)),
     "gaussian hidden layer": ([cube], lambda: spread((3, 2, 4)), [Kronecker(1)], PAPER),
     "order 4": (
