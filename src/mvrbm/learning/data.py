@@ -37,8 +37,8 @@ _EMPTY = "the data is empty: at least one sample is needed"
 
 # Arrays of any kind by layer.
 Arrays = Mapping[str, Any]
-#: Numbers of samples, (n,).
-RowNumbers = np.ndarray[Any, np.dtype[np.int64]]
+# Numbers of samples, (n,).
+_Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Batch(NamedTuple):
@@ -184,7 +184,7 @@ class RowSource(Source):
         pieces = (rows[first : first + size] for first in range(0, len(rows), size))
         return self._load((piece, len(piece)) for piece in pieces)
 
-    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[RowNumbers, int]]:
+    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[_Rows, int]]:
         """Yield the rows of this process in each batch of an epoch, and the number of rows of all processes."""
         order = rng.permutation(self.n_samples).cpu().numpy()
         for first in range(start * batch_size, self.n_samples, batch_size):
@@ -192,7 +192,7 @@ class RowSource(Source):
             yield rows[self.world.part_of(len(rows))], len(rows)
 
     @abstractmethod
-    def _load(self, parts: Iterable[tuple[RowNumbers, int]]) -> Iterator[Batch]:
+    def _load(self, parts: Iterable[tuple[_Rows, int]]) -> Iterator[Batch]:
         """Yield a batch for each of some rows, with its number of samples on all processes."""
 
 
@@ -231,7 +231,7 @@ class ArraySource(RowSource):
                 found.update(tensor.cpu().contiguous().numpy().data)
         return found.hexdigest()
 
-    def _load(self, parts: Iterable[tuple[RowNumbers, int]]) -> Iterator[Batch]:
+    def _load(self, parts: Iterable[tuple[_Rows, int]]) -> Iterator[Batch]:
         for rows, total in parts:
             visible = {name: _take(array, rows) for name, array in self.arrays.items()}
             yield self._batch(visible, {name: _take(mask, rows) for name, mask in self.known.items()}, total)
@@ -242,7 +242,7 @@ class ShardSource(ArraySource):
 
     common = False
 
-    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[RowNumbers, int]]:
+    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[_Rows, int]]:
         """Yield batches of this process's rows, as many as the other processes have."""
         world, ranges = self.world, self._ranges(batch_size)
         # Ranges differ in length: a common random stream would get out of step.
@@ -276,7 +276,7 @@ class DatasetSource(RowSource):
         super().__init__(machine, len(dataset), nan_is_missing=nan_is_missing)  # type: ignore[arg-type]
         self.dataset = dataset
 
-    def _load(self, parts: Iterable[tuple[RowNumbers, int]]) -> Iterator[Batch]:
+    def _load(self, parts: Iterable[tuple[_Rows, int]]) -> Iterator[Batch]:
         parts = list(parts)
         # A loader draws a seed even without workers: not from the global generator.
         sampler = [rows.tolist() for rows, _ in parts if len(rows)]
@@ -382,7 +382,7 @@ def _as_array(part: Any) -> Any:
     return part if hasattr(part, "shape") else np.asarray(part)
 
 
-def _take(array: Any, rows: RowNumbers) -> Tensor:
+def _take(array: Any, rows: _Rows) -> Tensor:
     if isinstance(array, Tensor):
         # Five times as fast as indexing, which copies entry by entry.
         return array.index_select(0, torch.as_tensor(rows, device=array.device))
