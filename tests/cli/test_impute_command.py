@@ -38,6 +38,15 @@ def test_tables_keep_their_columns(place):
     assert np.abs(filled["size"] - np.arange(60) % 2).max() < 0.3
 
 
+def test_tables_of_numbers_stay_tables(place):
+    pandas = pytest.importorskip("pandas")
+    (place / "numbers.csv").write_text("\n".join(["a,b", *[f"{n},{2 * n if n % 4 else ''}" for n in range(40)]]))
+    assert main(["impute", "numbers.csv", "filled.csv", "--quiet"]) == 0
+    filled = pandas.read_csv("filled.csv")
+    assert list(filled.columns) == ["a", "b"]
+    assert np.abs(filled["b"] - 2 * filled["a"]).max() < 8
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from mvrbm.cli import options as opt
 
 _OUT_HELP = "A .npy file, an image for a contact sheet, or, for a table, a .csv file."
@@ -31,33 +29,34 @@ def impute(
     as_json: opt.AsJson = False,
 ) -> None:
     """Fill in missing entries (NaN; empty fields of tables) with their means given the known ones."""
-    training = (train, save, sample_axes, epochs)
-    if model_folder is not None and any(value is not None for value in training):
-        raise typer.BadParameter("leave out --train, --save, --sample-axes and --epochs", param_hint="'--model'")
+    from mvrbm.io.atomic import check_output, replace_file
+
+    opt.check_not_training(model_folder, train=train, save=save, sample_axes=sample_axes, epochs=epochs)
     tables = out.suffix == ".csv"
-    if not tables:
+    if tables:
+        check_output(out, force)
+    else:
         opt.check_out(out, force)
-    elif out.exists() and not force:
-        raise ValueError(f"{out} exists: use --force to replace it")
     if deviations is not None:
         opt.check_out(deviations, force, images=False)
     if save is not None:
         opt.check_model_out(save, force)
     samples = _read(source, data_dir, tables)
-    if model_folder is None:
+
+    def trained() -> Any:
         import mvrbm
 
-        imputer = mvrbm.MVRBMImputer(
+        return mvrbm.MVRBMImputer(
             sample_axes="auto" if sample_axes is None else sample_axes,
             n_epochs=epochs,
             random_state=seed,
             device=device,
             verbose=int(not quiet),
         ).fit(samples if train is None else _read(train, data_dir, tables))
-        if save is not None:
-            imputer.save(save)
-    else:
-        imputer = opt.load_model(model_folder, device, "standard_deviation")
+
+    imputer = opt.trained_or_loaded(trained, save, model_folder, device, "standard_deviation")
+    if tables:
+        imputer.set_output(transform="pandas")
     filled, count = imputer.transform(samples), _n_missing(samples)
     details: dict[str, Any] = {"missing": count, "n_factors": imputer.n_factors_}
     words = f"{count:,} of {samples.size:,} entries were missing"
@@ -67,8 +66,6 @@ def impute(
         write_output(deviations, imputer.standard_deviation(samples), force)
         details["deviations"] = str(deviations)
     if tables:
-        from mvrbm.io.atomic import replace_file
-
         with replace_file(out) as staging:
             filled.to_csv(staging, index=False)
         opt.show({"out": str(out), **details}, as_json, f"{out}: {words}")
@@ -82,12 +79,9 @@ def _read(source: str, data_dir: Path | None, table: bool) -> Any:
         return opt.read(source, data_dir)
     if Path(source).suffix != ".csv":
         raise ValueError(f"a .csv file can only be made from a .csv file, got {source}")
-    import pandas  # type: ignore[import-untyped]
+    from mvrbm.io.tables import read_table
 
-    try:
-        return pandas.read_csv(source)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{source} cannot be read as a table: {' '.join(str(error).split())}") from error
+    return read_table(Path(source))
 
 
 def _n_missing(samples: Any) -> int:

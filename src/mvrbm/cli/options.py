@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,6 +137,25 @@ def check_model_out(out: Path, force: bool) -> None:
         raise ValueError(f"{out} exists: use --force to replace the model in it")
     if full and not is_replaceable(out):
         raise ValueError(f"{out} holds other files than a model: choose another folder")
+
+
+def check_not_training(model_folder: Path | None, **settings: Any) -> None:
+    """Raise an error of usage if a saved model comes with settings of training, given by the names of their options."""
+    if model_folder is not None and any(value is not None for value in settings.values()):
+        *names, last = [f"--{name.replace('_', '-')}" for name in settings]
+        raise typer.BadParameter(f"leave out {', '.join(names)} and {last}", param_hint="'--model'")
+
+
+def trained_or_loaded(
+    train: Callable[[], Any], save: Path | None, model_folder: Path | None, device: str, method: str
+) -> Any:
+    """Return the estimator in a folder, which must have a method; without a folder, train one, and save it if asked."""
+    if model_folder is not None:
+        return load_model(model_folder, device, method)
+    model = train()
+    if save is not None:
+        model.save(save)
+    return model
 
 
 def read(source: str, data_dir: Path | None, rows: slice | None = None, out: Path | None = None) -> Any:

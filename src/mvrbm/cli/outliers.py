@@ -1,9 +1,7 @@
 """The command `outliers`: learn what is normal, score samples, and show where they are unusual."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Annotated, Any
 
 from mvrbm.cli import options as opt
 
@@ -33,29 +31,26 @@ def outliers(
     as_json: opt.AsJson = False,
 ) -> None:
     """Find unusual samples: write a score for each, negative for outliers, and list the most unusual ones."""
-    training = (train, save, contamination, epochs)
-    if model_folder is not None and any(value is not None for value in training):
-        raise typer.BadParameter("leave out --train, --save, --contamination and --epochs", param_hint="'--model'")
+    opt.check_not_training(model_folder, train=train, save=save, contamination=contamination, epochs=epochs)
     opt.check_out(out, force, images=False)
     if maps is not None:
         opt.check_out(maps, force)
     if save is not None:
         opt.check_model_out(save, force)
     samples = opt.read(source, data_dir, rows)
-    if model_folder is None:
+
+    def trained() -> Any:
         import mvrbm
 
-        detector = mvrbm.MVRBMOutlierDetector(
+        return mvrbm.MVRBMOutlierDetector(
             contamination="auto" if contamination is None else contamination,
             n_epochs=epochs,
             random_state=seed,
             device=device,
             verbose=int(not quiet),
         ).fit(samples if train is None else opt.read(train, data_dir))
-        if save is not None:
-            detector.save(save)
-    else:
-        detector = opt.load_model(model_folder, device, "explain")
+
+    detector = opt.trained_or_loaded(trained, save, model_folder, device, "explain")
     scores = detector.decision_function(samples)
     order = [int(row) for row in scores.argsort()]
     count = int((scores < 0).sum())
