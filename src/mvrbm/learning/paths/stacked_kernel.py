@@ -104,7 +104,7 @@ def stacked_step(
         grad_u, grad_v = _add_slopes(x, x_t, h, ut, vt, grad_u, grad_v, R, BI, BJ, BK, BL, PRECISION)
         state = chains + (model * CHAINS + i).to(tl.int64) * (I * J) + at_x
         if PERSISTENT:
-            x = tl.load(state, mask=in_x & (i < CHAINS), other=0.0)
+            x = tl.load(state, mask=in_x & (i < CHAINS), other=0.0).to(tl.float32)
             x_t = tl.trans(x).to(OPERAND)
             field = C + size * _two(v, x_t, tl.trans(ut), nothing_y, R, BL, BI, PRECISION)
             negative = tl.where(i < CHAINS, weight / largest, 0.0)

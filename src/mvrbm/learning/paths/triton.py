@@ -103,7 +103,9 @@ class TritonPath(KernelPath):
             factor.fill_(number)
         self._load_scale = torch.stack([packing.affine[0] for packing in self._packings])
         self._load_shift = torch.stack([packing.affine[1] for packing in self._packings])
-        self._chains = like.new_zeros(models, self._n_chains, self.plan.states)
+        # Zeros and ones in 16 bits are half the traffic; the tiled kernel keeps fields there.
+        dtype = torch.float16 if self._small and self._halves else torch.float32
+        self._chains = torch.zeros(models, self._n_chains, self.plan.states, dtype=dtype, device=self._device)
 
     def _choose(self) -> None:
         """Choose the kernel and its tiles."""

@@ -216,7 +216,7 @@ def small_step(
             x1, x1_t = x0, x0_t
             if PERSISTENT:
                 state = chains + (model * CHAINS + i).to(tl.int64) * (I * J) + at_x
-                x1 = fresh(state, in_x & (i < CHAINS))
+                x1 = fresh(state, in_x & (i < CHAINS)).to(tl.float32)
                 x1_t = tl.trans(x1).to(OPERAND)
                 field = _up(x1_t, u, v, size, C, PRECISION)
                 negative = tl.where(i < CHAINS, weight / largest, 0.0)
