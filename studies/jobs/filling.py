@@ -38,7 +38,7 @@ def _images(name: str, n: int | None, data_dir: str | None) -> tuple[Array, Arra
     """Return training and test images from 0 to 1."""
     if name == "mnist":
         train, test = (datasets.load("mnist", split=split, data_dir=data_dir).arrays for split in ("train", "test"))
-        return (train[:n] / 255).astype(np.float32), (test[:1000] / 255).astype(np.float32)
+        return (train[:n] / 255).astype(np.float32), (test[:n] / 255).astype(np.float32)
     images = SETS[name](data_dir)[:n].astype(np.float32)
     order = np.random.default_rng(0).permutation(len(images))
     return images[order[len(order) // 5 :]], images[order[: len(order) // 5]]

@@ -21,7 +21,7 @@ from mvrbm import MVRBMImputer
 from studies.cells import Cell, Outcome, Place, Store
 from studies.generative.data import data_file
 
-__all__ = ["KINDS", "OURS", "SETS", "TOOLS", "cells", "hide", "soft_impute", "table"]
+__all__ = ["KINDS", "OURS", "SETS", "TOOLS", "cells", "hide", "probabilistic_pca", "soft_impute", "table"]
 
 Array = NDArray[Any]
 OURS = "mvrbm"
@@ -95,19 +95,36 @@ def hide(shape: Sequence[int], kind: str, seed: int = 0) -> Array:
 # -- the tools --------------------------------------------------------------------------------------
 
 
-def soft_impute(x: Array, penalty: float, rank: int = 200, n_steps: int = 200) -> Array:
-    """Fill in rows by singular values that are reduced by a penalty (Mazumder, Hastie and Tibshirani, 2010)."""
-    known = ~np.isnan(x)
-    mean = np.nanmean(x, axis=0)
-    scale = np.nanstd(x)
+def low_rank(x: Array, shrink: Callable[[Array], Array], n_steps: int = 300) -> Array:
+    """Fill in rows by matrices whose singular values are shrunk, each computed from what the last one filled in."""
+    known, mean, scale = ~np.isnan(x), np.nanmean(x, axis=0), np.nanstd(x)
     z = np.where(known, (x - mean) / scale, 0.0)
     low = np.zeros_like(z)
     for _ in range(n_steps):
-        left, size, right = np.linalg.svd(np.where(known, z, low), full_matrices=False)
-        before, low = low, (left[:, :rank] * np.maximum(size - penalty, 0)[:rank]) @ right[:rank]
+        filled = np.where(known, z, low)
+        wide = filled if x.shape[0] > x.shape[1] else filled.T
+        squares, vectors = np.linalg.eigh(wide.T @ wide)
+        size = np.sqrt(np.maximum(squares, 1e-12 * squares[-1]))
+        product = (wide @ (vectors * (shrink(size) / size))) @ vectors.T
+        before, low = low, product if wide is filled else product.T
         if ((low - before) ** 2).sum() < 1e-7 * max((before**2).sum(), 1e-12):
             break
     return np.where(known, x, mean + scale * low)
+
+
+def soft_impute(x: Array, penalty: float) -> Array:
+    """Fill in rows by singular values that are reduced by a penalty (Mazumder, Hastie and Tibshirani, 2010)."""
+    return low_rank(x, lambda size: np.maximum(size - penalty, 0))
+
+
+def probabilistic_pca(x: Array, rank: int) -> Array:
+    """Fill in rows by the components of largest variance, less the mean variance of others (Josse and Husson, 2016)."""
+
+    def shrink(size: Array) -> Array:  # in increasing order
+        noise = (size[:-rank] ** 2).mean()
+        return np.where(np.arange(len(size)) < len(size) - rank, 0.0, np.maximum(size - noise / size, 0))
+
+    return low_rank(x, shrink)
 
 
 def _chosen(x: Array, fill: Callable[[Array, Any], Array], choices: Sequence[Any]) -> Array:
@@ -125,6 +142,10 @@ def _chosen(x: Array, fill: Callable[[Array, Any], Array], choices: Sequence[Any
 def _soft(x: Array) -> Array:
     largest = np.linalg.norm(np.nan_to_num((x - np.nanmean(x, axis=0)) / np.nanstd(x)), 2)
     return _chosen(x, soft_impute, [largest / 4**power for power in range(1, 7)])
+
+
+def _ppca(x: Array) -> Array:
+    return _chosen(x, probabilistic_pca, [2**power for power in range(9) if 2**power < min(x.shape)])
 
 
 def _iterative(x: Array) -> Array:
@@ -170,26 +191,32 @@ TOOLS: dict[str, Callable[[Array, bool], list[Array]]] = {
     "5-nearest": _best_rows(lambda x: KNNImputer(keep_empty_features=True).fit_transform(x)),
     "iterative": _best_rows(_iterative),
     "soft-impute": _best_rows(_soft),
+    "ppca": _best_rows(_ppca),
     "tensorly-cp": lambda x, _: [_tensorly(x)],
-    OURS: lambda x, _: [MVRBMImputer(random_state=0).fit_transform(x.astype(np.float32))],
+    OURS: lambda x, _: [MVRBMImputer(random_state=0, device="cpu").fit_transform(x.astype(np.float32))],
 }
 
 
-def cells(sets: Sequence[str] = tuple(SETS), kinds: Sequence[str] = KINDS, *, n: int | None = None) -> list[Cell]:
-    """Return one cell per data set, kind of missing entries and tool; `n` limits the samples."""
+def cells(
+    sets: Sequence[str] = tuple(SETS), kinds: Sequence[str] = KINDS, *, n: int | None = None, n_seeds: int = 3
+) -> list[Cell]:
+    """Return one cell per seed of what is missing, data set, kind of missing entries and tool; `n` limits the samples.
+
+    Seeds come first: a run that ends early has compared all tools.
+    """
     found = []
-    for name, kind, tool in itertools.product(sets, kinds, TOOLS):
-        settings = {"set": name, "kind": kind, "tool": tool, "n": n}
+    for seed, name, kind, tool in itertools.product(range(n_seeds), sets, kinds, TOOLS):
+        settings = {"set": name, "kind": kind, "tool": tool, "n": n, "seed": seed}
         needs = {"patches": ("skimage",), "digits": (), "frey": ()}.get(name, ("tensorly",))
         needs = (*needs, *(("tensorly",) if tool == "tensorly-cp" else ()))
-        found.append(Cell(f"imputation-{name}-{kind}-{tool}", "imputation", _compare, settings, (), needs))
+        found.append(Cell(f"imputation-{name}-{kind}-{tool}-{seed}", "imputation", _compare, settings, (), needs))
     return found
 
 
 def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
     """Return the root mean squared error of a tool, None where it would take too long, and its CPU time."""
     x = SETS[settings["set"]](place.data_dir)[: settings["n"]]
-    missing = hide(x.shape, settings["kind"])
+    missing = hide(x.shape, settings["kind"], settings["seed"])
     start = time.process_time()
     try:
         with warnings.catch_warnings():
@@ -201,11 +228,14 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
     return Outcome({"rmse": error, "seconds": time.process_time() - start})
 
 
-def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float]]:
-    """Return the errors of the cells that are stored, by data set and kind, then by tool."""
-    values: dict[str, dict[str, float]] = {}
+def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float | None]]:
+    """Return the mean errors over the seeds that are stored, by data set and kind, then by tool; None: too slow."""
+    values: dict[str, dict[str, list[float]]] = {}
     for cell in planned:
         if store.has(cell):
             task = f"{cell.settings['set']}, {cell.settings['kind']}"
-            values.setdefault(task, {})[cell.settings["tool"]] = store.numbers(cell)["rmse"]
-    return values
+            values.setdefault(task, {}).setdefault(cell.settings["tool"], []).append(store.numbers(cell)["rmse"])
+    return {
+        task: {tool: None if None in found else float(np.mean(found)) for tool, found in tools.items()}
+        for task, tools in values.items()
+    }

@@ -16,11 +16,13 @@ def test_the_kinds_of_missing_entries():
     assert not right[:, :, :3].any()
 
 
-def test_soft_impute_completes_a_matrix_of_low_rank():
+@pytest.mark.parametrize(("fill", "setting"), [(imputation.soft_impute, 0.5), (imputation.probabilistic_pca, 2)])
+@pytest.mark.parametrize("shape", [(60, 10), (30, 60)])
+def test_low_rank_tools_complete_a_matrix_of_low_rank(fill, setting, shape):
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 10))
+    x = rng.normal(size=(shape[0], 2)) @ rng.normal(size=(2, shape[1]))
     missing = rng.random(x.shape) < 0.2
-    found = imputation.soft_impute(np.where(missing, np.nan, x), 0.5)
+    found = fill(np.where(missing, np.nan, x), setting)
     np.testing.assert_array_equal(found[~missing], x[~missing])
     assert ((found - x)[missing] ** 2).mean() < 0.05 * x.var()
 
@@ -43,5 +45,5 @@ def test_the_page_has_one_row_per_task():
 
 def test_all_cases_are_planned():
     names = [cell.name for cell in imputation.cells()]
-    assert len(names) == len(set(names)) == 6 * 3 * len(imputation.TOOLS)
+    assert len(names) == len(set(names)) == 3 * 6 * 3 * len(imputation.TOOLS)
     assert len(filling.cells()) == 2 * 4 + len(filling.EPOCHS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -74,27 +75,36 @@ class Factors:
             made.hidden.bias.copy_(-weights @ (self.mean.double() / scale))
         return made
 
+    @cached_property
+    def _products(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Loadings over noise (D, q), and their products with loadings, (D, m), by the pairs of factors (2, m)."""
+        rank = self.loadings.shape[1]
+        weighted = self.loadings / self.noise[:, None]
+        above = torch.triu_indices(rank, rank, device=weighted.device)
+        return weighted, above, weighted[:, above[0]] * self.loadings[:, above[1]]
+
     def posterior(self, x: Tensor, known: Tensor) -> Iterator[Posterior]:
         """Yield the distribution of the factors of some rows after others, given the known entries.
 
         `x` and `known` are (n, D); what `x` holds elsewhere does not matter, unless it is NaN.
         """
         rank = self.loadings.shape[1]
-        weighted = self.loadings / self.noise[:, None]
-        above = torch.triu_indices(rank, rank, device=x.device)
-        products = weighted[:, above[0]] * self.loadings[:, above[1]]
+        weighted, above, products = self._products
         one = torch.eye(rank, dtype=x.dtype, device=x.device)
         size = max(1, _BATCH // max(rank**2, x.shape[1]))
         for first in range(0, len(x), size):
             rows = slice(first, first + size)
             # Samples with the same known entries, such as all complete ones, have the same covariance.
-            patterns, which = torch.unique(known[rows], dim=0, return_inverse=True)
+            patterns, which, counts = torch.unique(known[rows], dim=0, return_inverse=True, return_counts=True)
             precision = _symmetric(patterns.to(x.dtype) @ products, above, rank) + one
             covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
             projected = ((x[rows] - self.mean) * known[rows]) @ weighted
-            mean = (
-                projected @ covariance[0] if len(patterns) == 1 else (covariance[which] @ projected[:, :, None])[..., 0]
-            )
+            if 2 * len(patterns) > len(which):
+                mean = (covariance[which] @ projected[:, :, None])[..., 0]
+            else:  # a copy of the covariance for every row would take most of the time
+                order, mean = torch.argsort(which), torch.empty_like(projected)
+                groups = zip(projected[order].split(counts.tolist()), covariance, strict=True)
+                mean[order] = torch.cat([group @ own for group, own in groups])
             yield Posterior(rows, mean, covariance, which)
 
     def conditional_mean(self, x: Tensor, known: Tensor) -> Tensor:
