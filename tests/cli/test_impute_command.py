@@ -28,6 +28,8 @@ def test_arrays_are_filled_in_by_a_new_and_by_a_saved_imputer(place, capsys):
     np.testing.assert_array_equal((deviations > 0), np.isnan(holes))
     np.testing.assert_array_equal(filled[~np.isnan(holes)], holes[~np.isnan(holes)])
     np.testing.assert_allclose(np.load("b.npy"), filled)
+    assert main(["impute", "holes.npy", "c.npy", "--model", "model", "-n", "10:20"]) == 0
+    np.testing.assert_allclose(np.load("c.npy"), filled[10:20])
 
 
 def test_tables_keep_their_columns(place):
@@ -55,6 +57,7 @@ def test_tables_of_numbers_stay_tables(place):
         (["holes.npy", "holes.npy"], "holes.npy exists: use --force to replace it"),
         (["nowhere.npy", "a.npy"], "nowhere.npy: no such file"),
         (["holes.npy", "a.npy", "--model", "m", "--epochs", "3"], "leave out --train"),
+        (["holes.npy", "a.npy", "-n", "50:60"], "-n chooses no sample: holes.npy has 40"),
         (["holes.npy", "a.npy", "--sample-axes", "2", "--quiet"], "sample_axes must be at most 1"),
     ],
 )

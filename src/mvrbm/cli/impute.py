@@ -21,6 +21,7 @@ def impute(
     deviations: Annotated[Path | None, opt.new(_DEVIATIONS_HELP)] = None,
     sample_axes: Annotated[int | None, opt.new(_AXES_HELP, min=1)] = None,
     epochs: Annotated[int | None, opt.new("Number of epochs; default: 3,000 to 12,000 updates.", min=1)] = None,
+    rows: opt.Rows = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
@@ -41,7 +42,7 @@ def impute(
         opt.check_out(deviations, force, images=False)
     if save is not None:
         opt.check_model_out(save, force)
-    samples = _read(source, data_dir, tables)
+    samples = opt.chosen(_read(source, data_dir, tables), rows, source)
 
     def trained() -> Any:
         import mvrbm
@@ -57,6 +58,8 @@ def impute(
     imputer = opt.trained_or_loaded(trained, save, model_folder, device, "standard_deviation")
     if tables:
         imputer.set_output(transform="pandas")
+    elif rows is None:
+        samples = samples[opt.tiles(None, out, len(samples)) or slice(None)]
     filled, count = imputer.transform(samples), _n_missing(samples)
     details: dict[str, Any] = {"missing": count, "n_factors": imputer.n_factors_}
     words = f"{count:,} of {samples.size:,} entries were missing"
