@@ -8,13 +8,25 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sklearn.exceptions import NotFittedError
 
 import mvrbm
-from mvrbm import MVRBM, Bernoulli, BoltzmannMachine, Dense, Gaussian, Kronecker, saving
+from mvrbm import (
+    MVRBM,
+    Bernoulli,
+    BoltzmannMachine,
+    DeepMVRBM,
+    Dense,
+    Gaussian,
+    Kronecker,
+    MVRBMClassifier,
+    MVRBMImputer,
+    saving,
+)
 from mvrbm.errors import MVRBMError, StorageError
 from mvrbm.io import atomic
 from mvrbm.learning import Trainer
@@ -449,6 +461,84 @@ def test_gigantic_models_are_refused_before_they_are_built(tmp_path, monkeypatch
     monkeypatch.setattr(torch, "ones", guarded(ones))
     with pytest.raises(StorageError, match=r"describes .* numbers|not a valid model description"):
         mvrbm.load(folder)
+
+
+def rewrite(folder, **changed):
+    tensors = load_file(folder / "model.safetensors")
+    assert set(changed) <= set(tensors)
+    save_file({**tensors, **changed}, folder / "model.safetensors")
+
+
+def test_numbers_that_grow_too_large_along_a_stack_are_refused(tmp_path):
+    data = np.random.default_rng(0).random((8, 3, 2)).astype(np.float32)
+    folder = DeepMVRBM([(2, 2)] * 3, hidden="rectified", n_epochs=1, random_state=0).fit(data).save(tmp_path / "stack")
+    huge = {f"machines.{k}.couplings.visible.factors.0": torch.full((1, 2, 3 if k == 0 else 2), 1e9) for k in range(3)}
+    rewrite(folder, **{name: huge[name] for name in list(huge)[:1]})
+    mvrbm.load(folder)
+    rewrite(folder, **huge)  # none of these machines is refused by itself
+    with pytest.raises(StorageError, match="numbers of hidden layers cannot be computed: they get too large"):
+        mvrbm.load(folder)
+
+
+def test_further_tensors_that_are_too_large_are_refused(tmp_path):
+    data = np.random.default_rng(0).random((8, 3, 2)).astype(np.float32)
+    folder = MVRBMClassifier((2, 2), n_epochs=1).fit(data, np.arange(8) % 2).save(tmp_path / "classifier")
+    rewrite(folder, **{"top.weight": torch.full((2, 4), 1e38)})
+    with pytest.raises(StorageError, match=r"'top.weight' is too large: up to 1e\+38"):
+        mvrbm.load(folder)
+
+
+@pytest.fixture(scope="module")
+def table():
+    """A table with a column without any value, one with a single category, and one with two."""
+    rng = np.random.default_rng(0)
+    numbers = pd.DataFrame(rng.normal(size=(20, 3)), columns=list("abc")).assign(empty=np.nan)
+    return numbers.assign(one=["x"] * 19 + [None], two=["y", "z"] * 9 + [None, "y"])
+
+
+@pytest.fixture(scope="module")
+def imputer(table):
+    return MVRBMImputer("rectified", n_hidden=2, n_factors=1, n_epochs=1, random_state=0).fit(table)
+
+
+def test_tables_are_filled_in_the_same_by_a_loaded_imputer(imputer, table, tmp_path):
+    again = mvrbm.load(imputer.save(tmp_path / "model"), device="cpu")
+    pd.testing.assert_frame_equal(again.transform(table), imputer.transform(table))
+    np.testing.assert_array_equal(again.standard_deviation(table), imputer.standard_deviation(table))
+
+
+DAMAGED_IMPUTERS = [
+    ("shape", {"low": torch.zeros(5, dtype=torch.float64)}, r"'low' should be of shape \(6,\), is of shape \(5,\)"),
+    ("dtype", {"centre": torch.zeros(6)}, "'centre' should be torch.float64, is torch.float32"),
+    (
+        "not finite",
+        {"high": torch.full((6,), torch.inf, dtype=torch.float64)},
+        "'high' has entries that are not finite",
+    ),
+    ("too large", {"centre": torch.full((6,), 1e200, dtype=torch.float64)}, "'centre' is too large"),
+    ("negative", {"scale": torch.full((6,), -1.0, dtype=torch.float64)}, "'centre' and 'scale' do not fit"),
+    ("tiny", {"scale": torch.full((6,), 1e-320, dtype=torch.float64)}, "'centre' and 'scale' do not fit"),
+]
+
+
+@pytest.mark.parametrize(("_", "changed", "message"), DAMAGED_IMPUTERS, ids=[row[0] for row in DAMAGED_IMPUTERS])
+def test_tensors_of_imputers_are_checked(imputer, tmp_path, _, changed, message):
+    rewrite(imputer.save(tmp_path / "model"), **changed)
+    with pytest.raises(StorageError, match=message):
+        mvrbm.load(tmp_path / "model", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"sample_axes": 1', '"sample_axes": 2'), ('"two"', '"two", "three"'), ('"kept": [', '"kept": [true, ')],
+)
+def test_descriptions_of_imputers_are_checked(imputer, tmp_path, old, new):
+    path = imputer.save(tmp_path / "model") / "config.json"
+    config = json.dumps(json.loads(path.read_text()))
+    assert old in config
+    path.write_text(config.replace(old, new))
+    with pytest.raises(StorageError):
+        mvrbm.load(tmp_path / "model", device="cpu")
 
 
 def test_nothing_is_unpickled(tmp_path):

@@ -91,16 +91,19 @@ def read_model(folder: Path) -> None:
     if isinstance(machine, mvrbm.BoltzmannMachine):
         zeros = {name: torch.zeros(1, *unit.shape, dtype=machine.like.dtype) for name, unit in machine.layers.items()}
         _check_finite(machine.hidden_mean(zeros, check=False).detach().numpy())
-    for method in ("transform", "predict_proba"):
-        if hasattr(model, method) and hasattr(model, "visible_shape_"):
-            _check_finite(getattr(model, method)(np.zeros((1, *model.visible_shape_), np.float32)))
+    shape = getattr(model, "visible_shape_", getattr(model, "n_features_in_", None))
+    for method in ("transform", "predict_proba", "decision_function", "predict_words", "standard_deviation"):
+        if hasattr(model, method) and shape is not None:
+            unknown = hasattr(model, "standard_deviation")  # entries are filled in
+            _check_finite(getattr(model, method)(np.full((1, *np.atleast_1d(shape)), np.nan if unknown else 0.0)))
     if hasattr(model, "upscale") and model.cycles < 10 and model.back_projection < 100:  # larger ones only take longer
         model.upscale(np.zeros((4, 4), np.uint8))
 
 
 def _check_finite(values: Any) -> None:
-    if not np.isfinite(values).all():
-        raise NotFiniteError(f"the result is {np.asarray(values).ravel()[:4]}")
+    values = np.asarray(values)
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise NotFiniteError(f"the result is {values.ravel()[:4]}")
 
 
 def read_checkpoint(folder: Path) -> None:

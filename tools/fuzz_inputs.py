@@ -316,6 +316,38 @@ def write_super_resolvers(home: Path) -> None:
         model.fit([image]).save(home / str(scale))
 
 
+def write_imputers(home: Path) -> None:
+    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+
+    from mvrbm import MVRBMImputer
+
+    rng = np.random.default_rng(0)
+    table, arrays = rng.normal(size=(9, 4)), rng.normal(size=(3, 4, 3))
+    table[rng.random(table.shape) < 0.2] = np.nan
+    table[:, 3] = np.nan  # a column without a known value
+    arrays[0, 0, 0] = np.nan
+    MVRBMImputer(random_state=0, device="cpu", n_factors=2).fit(table).save(home / "1")
+    MVRBMImputer("rectified", n_hidden=3, sample_axes=2, n_factors=1, **_QUICK).fit(arrays).save(home / "2")
+    frame = pd.DataFrame({"number": [1.5, 2.5, None, 4.0], "kind": ["a", "b", None, "a"], "one": ["c"] * 4})
+    MVRBMImputer("bernoulli", n_hidden=2, n_factors=1, **_QUICK).fit(frame).save(home / "3")
+
+
+def write_detectors(home: Path) -> None:
+    from mvrbm import MVRBMOutlierDetector
+
+    MVRBMOutlierDetector(**_QUICK).fit(images()).save(home / "1")
+    MVRBMOutlierDetector((2, 2), block_shape=(1, 2), n_masks=2, **_QUICK).fit(images() * 3).save(home / "2")
+    MVRBMOutlierDetector(3, contamination=0.2, **_QUICK).fit(images().reshape(8, 6)).save(home / "3")
+
+
+def write_topics(home: Path) -> None:
+    from mvrbm import ReplicatedSoftmax
+
+    counts = np.random.default_rng(0).poisson(1.0, (8, 6))
+    for number in (1, 3):
+        ReplicatedSoftmax(number, **_QUICK).fit(counts).save(home / str(number))
+
+
 def write_checkpoints(home: Path) -> None:
     from mvrbm.learning import RECIPES, Trainer
     from mvrbm.models import mvrbm
@@ -331,5 +363,8 @@ FOLDERS: Mapping[str, Callable[[Path], None]] = {
     "classifier": write_classifiers,
     "sweep": write_sweeps,
     "super-resolver": write_super_resolvers,
+    "imputer": write_imputers,
+    "detector": write_detectors,
+    "topics": write_topics,
     "checkpoint": write_checkpoints,
 }

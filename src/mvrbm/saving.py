@@ -25,7 +25,9 @@ from mvrbm.errors import StorageError
 from mvrbm.io.atomic import bring_back, replace_folder
 from mvrbm.io.untrusted import Budget, check_regular_file
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
 from mvrbm.units import Unit, make_unit
+from mvrbm.units.base import LARGEST_PARAMETER
 
 __all__ = ["load", "register", "save"]
 
@@ -39,7 +41,7 @@ CHAINS = "chains.safetensors"
 CARD, CARD_MARK = "README.md", "library_name: mvrbm"
 #: Entry of the config that describes the estimator, with its ``class`` and ``params``. Plain machines have none.
 ESTIMATOR = "estimator"
-#: Entry of the config that describes the machines of a stack, from below.
+#: Entry of the config that describes several machines, those of a stack from below.
 STACK = "stack"
 #: Name of the loader of training runs.
 CHECKPOINT = "checkpoint"
@@ -52,7 +54,8 @@ Registered = TypeVar("Registered", bound=Callable[..., Any])
 _LOADERS: dict[str, Loader] = {}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _LARGEST_CONFIG = 16 * 2**20
-_STACKED = "machines."  # prefix of the tensors of a stack
+_STACKED = "machines."  # prefix of the tensors of several machines
+_EXAMPLES = 4  # samples that are sent up a stack when it is loaded
 
 
 def register(name: str) -> Callable[[Registered], Registered]:
@@ -224,6 +227,9 @@ def _fill(module: nn.Module, folder: Path, prefix: str = "", more: Mapping[str, 
     tensors = _read_checked(folder / MODEL, {**expected, **(more or {})})
     module.load_state_dict({name.removeprefix(prefix): tensors.pop(name) for name in expected}, assign=True)
     try:
+        for name, tensor in tensors.items():
+            if tensor.numel() and not float(tensor.abs().max()) <= LARGEST_PARAMETER:
+                raise ValueError(f"'{name}' is too large: up to {float(tensor.abs().max()):.3g}")
         for machine in module.modules():
             if isinstance(machine, BoltzmannMachine):
                 machine.check_parameters()
@@ -232,32 +238,45 @@ def _fill(module: nn.Module, folder: Path, prefix: str = "", more: Mapping[str, 
     return tensors
 
 
-def write_stack(
+def write_machines(
     machines: Sequence[BoltzmannMachine],
     folder: Path,
     extra: Mapping[str, Any],
     more: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the two files of a stack into an existing folder, with further entries of the config and tensors."""
+    """Write the two files of several machines into an existing folder, with further entries of the config and tensors.
+
+    The tensors have the dtype of the first machine.
+    """
     own = {f"{_STACKED}{name}": tensor for name, tensor in nn.ModuleList(machines).state_dict().items()}
     _write({STACK: [machine_config(machine) for machine in machines], **extra}, {**own, **(more or {})}, folder)
 
 
-def read_stack(
-    folder: Path, more: Callable[[BoltzmannMachine], Mapping[str, tuple[int, ...]]] | None = None
+def read_machines(
+    folder: Path, more: Callable[[Sequence[BoltzmannMachine]], Mapping[str, tuple[int, ...]]] | None = None
 ) -> tuple[list[BoltzmannMachine], Tensors]:
-    """Read the machines of a stack, and the tensors stored with them, from a folder that `write_stack` wrote.
+    """Read machines, and the tensors stored with them, from a folder that :func:`write_machines` wrote.
 
-    `more` maps the top machine to the names and shapes of the further tensors. Default: there are none.
+    `more` maps the machines, which have no numbers yet, to the names and shapes of the further tensors. Default: there
+    are none.
     """
     parts = read_config(folder).get(STACK)
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
-        raise StorageError(f"{folder} does not hold a stack of machines")
+        raise StorageError(f"{folder} does not hold several machines")
     machines = _shapes_of(parts, folder)
-    _check_joints(machines, folder)
-    shapes = {} if more is None else more(machines[-1])
+    shapes = {} if more is None else more(machines)
     others = {name: torch.empty(shape, dtype=machines[0].like.dtype, device="meta") for name, shape in shapes.items()}
     return machines, _fill(nn.ModuleList(machines), folder, _STACKED, others)
+
+
+def read_stack(
+    folder: Path, more: Callable[[Sequence[BoltzmannMachine]], Mapping[str, tuple[int, ...]]] | None = None
+) -> tuple[list[BoltzmannMachine], Tensors]:
+    """Read the machines of a stack, from below, each of which has the hidden layer below as its only visible one."""
+    machines, others = read_machines(folder, more)
+    _check_joints(machines, folder)
+    _check_growth(machines, folder)
+    return machines, others
 
 
 def _check_joints(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
@@ -267,6 +286,20 @@ def _check_joints(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
         (unit,) = machine.layers.values()
         if number and unit.shape != machines[number - 1].hidden.shape:
             raise StorageError(f"{folder}: machine {number} does not fit on the one below")
+
+
+@torch.no_grad()
+def _check_growth(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
+    """Raise StorageError if numbers get too large on their way up a stack, although no machine has such numbers."""
+    (unit,) = machines[0].layers.values()
+    try:
+        state = unit.example(_EXAMPLES, RandomSource(0))
+        for machine in machines:
+            state = machine.hidden_mean(state, check=False)
+            if not float(state.abs().max()) <= LARGEST_PARAMETER:
+                raise ValueError("they get too large to compute with")
+    except (ValueError, RuntimeError) as error:
+        raise StorageError(f"{folder}: numbers of hidden layers cannot be computed: {error}") from error
 
 
 def _write(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> None:

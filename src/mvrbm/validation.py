@@ -16,14 +16,19 @@ from torch import Tensor
 Choice = TypeVar("Choice")
 
 
-def whole_number(value: Any, name: str, least: int = 1, most: float = math.inf) -> int:
+# Sizes, counts and their sums fit into 64 bits.
+_LARGEST_COUNT = 2**62
+
+
+def whole_number(value: Any, name: str, least: int = 1, most: int = _LARGEST_COUNT) -> int:
     """Return `value` as an int, or raise ValueError if it is not a whole number from `least` to `most`."""
     try:
         whole = int(value)
     except (TypeError, ValueError, OverflowError):
         whole = None
     if whole is None or whole != value or not least <= whole <= most:
-        wanted = f"of at least {least}" if math.isinf(most) else f"from {least} to {most:,}"
+        unlimited = most == _LARGEST_COUNT and (whole is None or whole <= most)
+        wanted = f"of at least {least}" if unlimited else f"from {least} to {most:,}"
         raise ValueError(f"{name} must be a whole number {wanted}, got {value!r}")
     return whole
 

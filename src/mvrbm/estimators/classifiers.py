@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mvrbm.devices import resolve_device, sensible_threads
+from mvrbm.errors import StorageError
 from mvrbm.estimators.deep import DeepMVRBM, build_stack
 from mvrbm.estimators.inputs import (
     ROWS_AT_ONCE,
@@ -43,7 +44,7 @@ from mvrbm.learning.recipe import Recipe
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.progress import listening, report
 from mvrbm.random import RandomSource
-from mvrbm.saving import read_stack, register, write_stack
+from mvrbm.saving import read_stack, register, write_machines
 from mvrbm.units import Unit
 from mvrbm.validation import number, whole_number
 
@@ -122,6 +123,8 @@ class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEs
     def _restore_classes(self, described: Mapping[str, Any]) -> int:
         """Set the classes from a saved description, and return how many there are."""
         self.classes_, self.history_ = classes_from(described["classes"]), []
+        if len(self.classes_) < 2:
+            raise StorageError(f"there must be at least two classes, got {self.classes_!r:.100}")
         return len(self.classes_)
 
 
@@ -338,13 +341,13 @@ class FineTunedClassifier(ArrayClassifier):
 
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         top = {name: self.network_.get_parameter(own) for name, own in _TOP.items()}
-        write_stack(self.network_.stack, folder, extra, top)
+        write_machines(self.network_.stack, folder, extra, top)
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         n_classes = self._restore_classes(described)
 
-        def top_shapes(machine: BoltzmannMachine) -> dict[str, tuple[int, ...]]:
-            return {"top.weight": (n_classes, math.prod(machine.hidden.shape)), "top.bias": (n_classes,)}
+        def top_shapes(machines: Sequence[BoltzmannMachine]) -> dict[str, tuple[int, ...]]:
+            return {"top.weight": (n_classes, math.prod(machines[-1].hidden.shape)), "top.bias": (n_classes,)}
 
         machines, top = read_stack(folder, top_shapes)
         network = StructuredNetwork(machines, n_classes)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mvrbm.errors import StorageError
 from mvrbm.estimators.inputs import Array, classes_from, describe_classes
 
 
@@ -126,10 +127,15 @@ class Columns:
         return {"categories": categories, "kept": self.kept.tolist()}
 
     @classmethod
-    def from_description(cls, described: Any) -> Columns:
-        """Return columns from plain values."""
+    def from_description(cls, described: Any, n_columns: int) -> Columns:
+        """Return so many columns from plain values."""
         categories = {int(i): classes_from(entry) for i, entry in described["categories"].items()}
-        return cls(categories, np.asarray(described["kept"], dtype=bool))
+        kept = np.asarray(described["kept"], dtype=bool)
+        if kept.shape != (n_columns,) or not set(categories) <= set(range(n_columns)):
+            raise StorageError(
+                f"columns of categories, {sorted(categories)}, or kept ones are not those of {n_columns}"
+            )
+        return cls(categories, kept)
 
 
 def _values(X: Any, column: int) -> tuple[Array, Array]:

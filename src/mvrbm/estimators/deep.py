@@ -19,7 +19,7 @@ from mvrbm.learning.callbacks import Callback, layer_folder
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, keep_known, sample
-from mvrbm.saving import read_stack, register, write_stack
+from mvrbm.saving import read_stack, register, write_machines
 from mvrbm.units import Unit, make_unit
 from mvrbm.validation import as_shape, choice, whole_number
 
@@ -262,7 +262,7 @@ class DeepMVRBM(SingleLayerRBM):
         return self._of_each(X, score)
 
     def _write_machines(self, folder: Path, extra: Mapping[str, Any]) -> None:
-        write_stack(self.machines_, folder, extra)
+        write_machines(self.machines_, folder, extra)
 
     def _read_machines(self, folder: Path) -> list[BoltzmannMachine]:
         return read_stack(folder)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +18,7 @@ from torch import Tensor
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.estimators.columns import Columns
-from mvrbm.estimators.inputs import Array
+from mvrbm.estimators.inputs import Array, restore_names, saved_names
 from mvrbm.estimators.parameters import SavedEstimator, seed_of
 from mvrbm.learning.backprop import Plan, descend
 from mvrbm.learning.factors import Factors, fit_factors
@@ -26,8 +26,8 @@ from mvrbm.learning.prediction import corrected, new_correction, random_masks
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.progress import report
 from mvrbm.random import RandomSource
-from mvrbm.saving import CHAINS, read_machine, read_tensors, register, write_machine, write_tensors
-from mvrbm.validation import choice, number, whole_number
+from mvrbm.saving import read_machines, register, write_machines
+from mvrbm.validation import all_finite, as_shape, choice, number, whole_number
 
 _HIDDEN = ("auto", "gaussian", "rectified", "bernoulli")
 # Samples of which some known entries are hidden to compare machines; most samples that factors are fitted to where
@@ -363,43 +363,65 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     # -- saving ----------------------------------------------------------------------------------------
 
     def _description(self) -> dict[str, Any]:
-        names = getattr(self, "feature_names_in_", None)
         fitted = {
             "columns": self._columns.describe(),
             "shape": list(self._shape_in),
             "sample_axes": self.sample_axes_,
             "errors": self.errors_,
             "calibration": self._calibration,
-            "hidden": None if self.correction_ is None else self.correction_.hidden.name,
-            "feature_names": None if names is None else list(map(str, names)),
+            "feature_names": saved_names(self),
         }
         return {**super()._description(), "fitted": fitted}
 
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
-        write_machine(self.machine_, folder, extra)
-        tensors = {"low": self._low, "high": self._high, "centre": self._centre, "scale": self._scale}
-        own = {} if self.correction_ is None else self.correction_.state_dict()
-        write_tensors({**tensors, **{f"correction.{name}": value for name, value in own.items()}}, folder / CHAINS)
+        machines = [self.machine_] if self.correction_ is None else [self.machine_, self.correction_]
+        # A column without known values has the range from inf to -inf, which files of models do not hold.
+        ranges = [
+            torch.where(self._low <= self._high, end, none) for end, none in ((self._low, 1.0), (self._high, 0.0))
+        ]
+        tensors = dict(zip(_TENSORS, (*ranges, self._centre, self._scale), strict=True))
+        write_machines(machines, folder, extra, tensors)
 
+    @torch.no_grad()
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
-        machine, tensors, fitted = read_machine(folder), read_tensors(folder / CHAINS), described["fitted"]
-        correction = None
-        if fitted["hidden"] is not None:
-            own = {name.removeprefix("correction."): value for name, value in tensors.items() if "." in name}
-            size, n_hidden = math.prod(machine.layers["visible"].shape), len(own["hidden.bias"])
-            correction = new_correction(size, fitted["hidden"], n_hidden, RandomSource(0), machine.like.detach())
-            try:
-                correction.load_state_dict(own)
-            except RuntimeError as error:
-                raise StorageError(f"{folder} is damaged: its correction does not fit: {error}") from error
-        self._low, self._high, self._centre, self._scale = (tensors[key] for key in ("low", "high", "centre", "scale"))
-        self._columns, self._shape_in = Columns.from_description(fitted["columns"]), tuple(fitted["shape"])
-        self.sample_axes_, self.errors_ = int(fitted["sample_axes"]), dict(fitted["errors"])
-        self._calibration, self.n_features_in_ = float(fitted["calibration"]), math.prod(self._shape_in)
-        if fitted["feature_names"] is not None:
-            self.feature_names_in_ = np.asarray(fitted["feature_names"], dtype=object)
+        fitted = described["fitted"]
+        self._shape_in = as_shape(fitted["shape"], "shape")
+        self.n_features_in_ = math.prod(self._shape_in)
+        self._columns = Columns.from_description(fitted["columns"], self.n_features_in_)
+        self.sample_axes_ = whole_number(fitted["sample_axes"], "sample_axes", 1, len(self._shape_in))
+        shape = self._shape_of_samples(self.sample_axes_)
+        n_columns = self._shape_out if len(self._shape_in) == 1 else ()
+
+        def shapes(machines: Sequence[BoltzmannMachine]) -> dict[str, tuple[int, ...]]:
+            _check_machines(machines, shape)
+            return dict(zip(_TENSORS, (n_columns, n_columns, (math.prod(shape),), (math.prod(shape),)), strict=True))
+
+        (machine, *corrections), tensors = read_machines(folder, shapes)
+        self._low, self._high, self._centre, self._scale = (tensors[name] for name in _TENSORS)
+        self.errors_ = {str(name): float(error) for name, error in fitted["errors"].items()}
+        self._calibration = number(fitted["calibration"], "calibration")
+        restore_names(self, fitted["feature_names"])
         self.n_factors_ = math.prod(machine.hidden.shape)
-        self._adopt(machine, correction)
+        self._adopt(machine, corrections[0] if corrections else None)
+        known = torch.arange(math.prod(shape), device=self._scale.device) % 2 == 1
+        if bool((self._scale <= 0).any()) or not all_finite([self._means(self._factors.mean[None], known[None])]):
+            raise StorageError(f"{folder}: 'centre' and 'scale' do not fit the correction: results are not finite")
+
+
+# Names of the tensors that are saved with the machines.
+_TENSORS = ("low", "high", "centre", "scale")
+
+
+def _check_machines(machines: Sequence[BoltzmannMachine], shape: tuple[int, ...]) -> None:
+    """Raise StorageError unless machines are a linear one for samples of this shape and at most one correction."""
+    linear, *others = machines
+    correction = {name: (math.prod(shape),) for name in ("value", "known", "error")}
+    if [unit.gaussian for unit in (linear.hidden, *linear.layers.values())] != [True, True]:
+        raise StorageError(f"an imputer needs a machine of two Gaussian layers, got {linear}")
+    if linear.layers.keys() != {"visible"} or linear.layers["visible"].shape != shape:
+        raise StorageError(f"an imputer of samples of shape {shape} cannot have the layers {linear.layers}")
+    if len(others) > 1 or any({n: u.shape for n, u in one.layers.items()} != correction for one in others):
+        raise StorageError(f"an imputer has at most one correction, with layers of shapes {correction}, got {others}")
 
 
 def _patterns(known: Tensor) -> Tensor | None:

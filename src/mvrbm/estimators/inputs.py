@@ -210,11 +210,26 @@ def classes_from(described: Mapping[str, Any]) -> Array:
     dtype, values = np.dtype(str(described["dtype"])), list(described["values"])
     if dtype.kind not in "biufUO":
         raise StorageError(f"labels cannot be of dtype {dtype}")
-    if len(values) < 2:
-        raise StorageError(f"there must be at least two classes, got {values!r:.100}")
-    if not 0 < dtype.itemsize * len(values) <= ALLOWANCE:
+    if dtype.itemsize * len(values) > ALLOWANCE:
         raise StorageError(f"{len(values):,} labels of dtype {dtype} take more than {ALLOWANCE:,} bytes")
-    return np.asarray(values, dtype=dtype)
+    labels = np.asarray(values, dtype=dtype)
+    if labels.ndim != 1:
+        raise StorageError(f"labels must be a list of values, got an array of shape {labels.shape}")
+    return labels
+
+
+def saved_names(estimator: Any) -> list[str] | None:
+    """Return the names of the columns of the training data as texts; None if it had none."""
+    names = getattr(estimator, "feature_names_in_", None)
+    return None if names is None else list(map(str, names))
+
+
+def restore_names(estimator: Any, names: Any) -> None:
+    """Set the names of columns that :func:`saved_names` returned."""
+    if names is not None:
+        if len(names) != estimator.n_features_in_ or not all(isinstance(name, str) for name in names):
+            raise StorageError(f"feature_names must be {estimator.n_features_in_} texts, got {names!r:.100}")
+        estimator.feature_names_in_ = np.asarray(names, dtype=object)
 
 
 class Labelled(NamedTuple):
@@ -322,16 +337,12 @@ class ArrayInput:
         return array if as_arrays else array.reshape(len(array), -1)
 
     def _describe_input(self) -> dict[str, Any]:
-        names = getattr(self, "feature_names_in_", None)
-        return {"as_arrays": self._takes_arrays, "feature_names": None if names is None else list(map(str, names))}
+        return {"as_arrays": self._takes_arrays, "feature_names": saved_names(self)}
 
     def _restore_input(self, unit: Unit, described: Mapping[str, Any]) -> None:
         """Set what `_read` would have learned, from a saved description."""
         if not is_named(unit, self.visible):
             raise ValueError(f"visible is {self.visible!r:.100}, but its units are {unit.name}")
         self.visible_shape_, self.n_features_in_ = unit.shape, math.prod(unit.shape)
-        self._takes_arrays, names = bool(described["as_arrays"]), described["feature_names"]
-        if names is not None:
-            if len(names) != self.n_features_in_ or not all(isinstance(name, str) for name in names):
-                raise StorageError(f"feature_names must be {self.n_features_in_} texts, got {names!r:.100}")
-            self.feature_names_in_ = np.asarray(names, dtype=object)
+        self._takes_arrays = bool(described["as_arrays"])
+        restore_names(self, described["feature_names"])

@@ -15,8 +15,7 @@ from sklearn.base import OutlierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mvrbm.couplings import Dense, Kronecker
-from mvrbm.errors import StorageError
-from mvrbm.estimators.inputs import ROWS_AT_ONCE, VISIBLE, Array, batches, unit_named
+from mvrbm.estimators.inputs import ROWS_AT_ONCE, VISIBLE, Array, batches, restore_names, saved_names, unit_named
 from mvrbm.estimators.parameters import SavedEstimator
 from mvrbm.estimators.rbm import TVRBM
 from mvrbm.io.shards import Shards
@@ -122,10 +121,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
 
         `y` is ignored; it is there for pipelines.
         """
-        if self.contamination != "auto":
-            number(self.contamination, "contamination", 0, 0.5, exclude_low=True)
-        if whole_number(self.n_masks, "n_masks", 2) % 2:
-            raise ValueError(f"n_masks must be even: each mask has a partner, got {self.n_masks}")
+        self._check_parameters()
         data = self._checked(X, reset=True)
         references = data[np.unique(np.linspace(0, len(data) - 1, _MOST_REFERENCES).astype(int))]
         some = data if isinstance(data, np.ndarray) else references
@@ -142,6 +138,12 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         else:
             self.offset_ = float(np.percentile(scores, 100 * self.contamination))
         return self
+
+    def _check_parameters(self) -> None:
+        if self.contamination != "auto":
+            number(self.contamination, "contamination", 0, 0.5, exclude_low=True)
+        if whole_number(self.n_masks, "n_masks", 2, 1000) % 2:
+            raise ValueError(f"n_masks must be even: each mask has a partner, got {self.n_masks}")
 
     def score_samples(self, X: Any) -> Array:
         """Score of each sample, (n,): the higher, the more normal; about 0 on average for training data."""
@@ -256,22 +258,16 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         self.model_._write(folder, extra)
 
     def _description(self) -> dict[str, Any]:
-        names = getattr(self, "feature_names_in_", None)
-        learned = {
-            "offset": self.offset_,
-            "dispersion": self.dispersion_,
-            "feature_names": None if names is None else list(map(str, names)),
-        }
+        learned = {"offset": self.offset_, "dispersion": self.dispersion_, "feature_names": saved_names(self)}
         return {**super()._description(), **learned, "model": self.model_._description()}
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        self._check_parameters()
         self.model_ = TVRBM.from_folder(folder, {ESTIMATOR: described["model"]}, self.device)
-        self.offset_, self.dispersion_ = float(described["offset"]), float(described["dispersion"])
+        self._block(self.model_.machine_.layers[VISIBLE])
+        self.offset_, self.dispersion_ = (number(described[name], name, -math.inf) for name in ("offset", "dispersion"))
         self.n_features_in_ = self.model_.n_features_in_
-        if (names := described["feature_names"]) is not None:
-            if len(names) != self.n_features_in_ or not all(isinstance(name, str) for name in names):
-                raise StorageError(f"feature_names must be {self.n_features_in_} texts, got {names!r:.100}")
-            self.feature_names_in_ = np.asarray(names, dtype=object)
+        restore_names(self, described["feature_names"])
 
     def __sklearn_tags__(self) -> Any:
         """Tell scikit-learn that NaN is missing."""

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LinearLR
 from mvrbm.couplings import Dense
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
-from mvrbm.estimators.inputs import ROWS_AT_ONCE, Array
+from mvrbm.estimators.inputs import ROWS_AT_ONCE, Array, restore_names, saved_names
 from mvrbm.estimators.parameters import SavedEstimator, seed_of
 from mvrbm.learning.callbacks import Callback, ProgressBar
 from mvrbm.learning.recipe import Recipe
@@ -331,18 +331,15 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         write_machine(self.machine_, folder, extra)
 
     def _description(self) -> dict[str, Any]:
-        names = getattr(self, "feature_names_in_", None)
-        described = {"n_epochs": self.n_epochs_, "feature_names": None if names is None else list(map(str, names))}
-        return {**super()._description(), **described}
+        return {**super()._description(), "n_epochs": self.n_epochs_, "feature_names": saved_names(self)}
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         machine = read_machine(folder)
-        if list(machine.layers) != [WORDS] or machine.layers[WORDS].name != Counts.name:
-            raise StorageError(f"ReplicatedSoftmax needs one layer '{WORDS}' of counts, got {machine.layers}")
+        if list(machine.layers) != [WORDS] or not machine.layers[WORDS].own_lengths:
+            raise StorageError(f"documents of any length need one layer '{WORDS}' of counts, got {machine.layers}")
         self._adopt(machine)
         self.n_epochs_, self.n_features_in_ = int(described["n_epochs"]), machine.layers[WORDS].shape[0]
-        if (names := described["feature_names"]) is not None:
-            self.feature_names_in_ = np.asarray(names, dtype=object)
+        restore_names(self, described["feature_names"])
 
     def __sklearn_tags__(self) -> Any:
         """Tell scikit-learn that X may be sparse, must not be negative, and that features are float32."""

@@ -115,7 +115,7 @@ def counter(value: Any, name: str, least: int = 0) -> int:
     """Return a whole number of at least `least`, or raise ValueError for anything else, a text or a float included."""
     if type(value) is not int:
         raise ValueError(f"{name} must be a whole number, got {value!r:.50}")
-    return whole_number(value, name, least, 2**62)
+    return whole_number(value, name, least)
 
 
 def of_kind(value: Any, kind: type | tuple[type, ...], name: str) -> Any:
