@@ -7,7 +7,7 @@ import torch
 
 from mvrbm import RandomSource
 from mvrbm.learning.factors import Factors, fit_factors
-from mvrbm.learning.prediction import corrected, new_correction, random_masks
+from mvrbm.learning.prediction import Correction, random_masks
 from mvrbm.sampling import conditional_mean
 
 
@@ -87,15 +87,17 @@ def test_masks_show_random_entries_and_boxes():
     assert random_masks(10, (7,), RandomSource(0), torch.empty(0)).shape == (10, 7)
 
 
-def test_a_correction_changes_unknown_entries_only():
-    machine = new_correction(5, "rectified", 20, RandomSource(0), torch.empty(0))
-    value, known = (
-        torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),
-        torch.rand(3, 5, generator=torch.Generator().manual_seed(1)) < 0.5,
-    )
-    found = corrected(machine, value, known)
-    torch.testing.assert_close(found[known], value[known])
-    assert bool((found != value)[~known].all())
-    layers = {"value": value, "known": known.float(), "error": torch.zeros(3, 5)}
-    error = machine.visible_mean(machine.hidden_mean(layers, check=False), check=False)["error"]  # mean field by itself
-    torch.testing.assert_close(found, torch.where(known, value, value + error))
+@pytest.mark.parametrize("filled", ["gaussian", "bernoulli"])
+def test_a_correction_is_the_pass_up_two_machines_and_down_to_what_is_filled_in(filled):
+    correction = Correction.new(5, "rectified", 20, filled, RandomSource(0), torch.empty(0))
+    value, first = torch.rand(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    known = torch.rand(3, 5, generator=torch.Generator().manual_seed(1)) < 0.5
+    found = correction(value, known, first)
+    assert bool(((found - first).abs() < 0.1).all())  # almost nothing yet
+    lower, upper = correction.children()
+    weights = {name: link.weight for machine in (lower, upper) for name, link in machine.links.items()}
+    below = torch.relu(value @ weights["value"].T + known.float() @ weights["known"].T)
+    back = torch.relu(below @ weights["below"].T) @ weights["filled"]
+    expected = first + back if filled == "gaussian" else torch.sigmoid(torch.logit(first) + back)
+    torch.testing.assert_close(found, expected)
+    assert correction.bounded == (filled == "bernoulli")

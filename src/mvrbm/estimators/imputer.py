@@ -22,9 +22,8 @@ from mvrbm.estimators.inputs import Array, restore_names, saved_names
 from mvrbm.estimators.parameters import SavedEstimator, seed_of
 from mvrbm.learning.backprop import Plan, descend
 from mvrbm.learning.factors import Factors, fit_factors
-from mvrbm.learning.prediction import corrected, new_correction, random_masks
+from mvrbm.learning.prediction import Correction, random_masks
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.progress import report
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_machines, register, write_machines
 from mvrbm.validation import all_finite, as_shape, choice, number, whole_number
@@ -38,8 +37,10 @@ _SHARED_MASK = 10
 # Steps of EM at every number of factors, starting from the factors of the last, until doubling it twice helps little.
 _STEPS, _BETTER = 15, 0.98
 # A correction is learned from at least so many samples, in so many updates.
-_FEWEST_SAMPLES, _FEWEST_UPDATES, _MOST_UPDATES = 200, 3000, 12_000
-_MOST_HIDDEN = 500
+_FEWEST_SAMPLES, _FEWEST_UPDATES, _MOST_UPDATES = 200, 3000, 9000
+_MOST_HIDDEN = 1000
+# Units of what a correction fills in: those of which a short training, of so much of the epochs, gives smaller errors.
+_FILLED, _TRIAL = ("gaussian", "bernoulli"), 0.1
 # Numbers of one batch of samples, or of covariances of their factors.
 _BATCH = 2**24
 
@@ -49,9 +50,10 @@ _BATCH = 2**24
 class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     r"""Fill in missing entries (NaN) of rows, matrices or tensors with their means given the known entries.
 
-    A machine with a Gaussian hidden layer, which is factor analysis, predicts them linearly. A second machine, with
-    rectified or binary hidden units, learns to correct these predictions. How many factors there are, and whether the
-    correction helps, is decided on known entries that are hidden, in the way in which entries are missing in the data.
+    A machine with a Gaussian hidden layer, which is factor analysis, predicts them linearly. Two further machines, with
+    rectified or binary hidden units, learn to correct these predictions. How many factors there are, whether the
+    correction helps, and whether its results are bounded by the range of the data, is decided on known entries that are
+    hidden, in the way in which entries are missing in the data.
 
     Parameters
     ----------
@@ -60,7 +62,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     n_factors : int, optional
         Number of hidden Gaussian units. Default: chosen among powers of two.
     n_hidden : int, optional
-        Number of hidden units of the correction. Default: three per entry, up to 500.
+        Number of hidden units in each of the two layers of the correction. Default: three per entry, up to 1,000.
     sample_axes : int or "auto"
         How many leading axes of the data count samples. With 2, data of shape (n, a, b) is `n a` samples of `b`
         entries. ``"auto"``: 1, or what is best on hidden entries if there are fewer samples than entries.
@@ -68,7 +70,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         Columns of categories, also binary ones, of 2-D data: those of data frames that are not numbers, or columns by
         number, name or mask. Their missing entries become the most probable category.
     n_epochs, batch_size, learning_rate : optional
-        Training of the correction. Default: 3,000 to 12,000 updates of 100 samples, more for more data.
+        Training of the correction. Default: 3,000 to 9,000 updates of 200 samples, more for more data.
     keep_empty_features : bool
         Whether columns without any known entry are kept, filled with 0; for 2-D data. Other arrays keep them.
     random_state : int, RandomState or None
@@ -80,8 +82,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     Attributes
     ----------
-    machine_, correction_ : BoltzmannMachine, and BoltzmannMachine or None
-        The linear machine, and its correction if there is one.
+    machine_, correction_ : BoltzmannMachine, and Correction or None
+        The linear machine, and its correction, which consists of two machines, if there is one.
     sample_axes_, n_factors_ : int
         What was chosen.
     errors_ : dict of str to float
@@ -105,7 +107,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     sample_axes: int | str = "auto"
     categorical_features: Any = "from_dtype"
     n_epochs: int | None = None
-    batch_size: int = 100
+    batch_size: int = 200
     learning_rate: float = 0.001
     keep_empty_features: bool = False
     random_state: Any = None
@@ -133,15 +135,18 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         known = ~torch.isnan(rows)
         # Predictions stay within the range of the data: that of each column of tables, of all entries of arrays.
         axes = 0 if len(self._shape_in) == 1 else (0, 1)
-        self._low = torch.where(known, rows, math.inf).amin(axes)
-        self._high = torch.where(known, rows, -math.inf).amax(axes)
+        # A column without known values has no range: that from 1 to 0.
+        some = known.any(axes)
+        self._low = torch.where(some, torch.where(known, rows, math.inf).amin(axes), 1.0)
+        self._high = torch.where(some, torch.where(known, rows, -math.inf).amax(axes), 0.0)
         x = torch.where(known, rows, 0.0)
         held = self._hide(known, rng)
         weights = _weights(x, known, each=len(self._shape_in) == 1)
         self.errors_: dict[str, float] = {}
         factors, self.sample_axes_ = self._choose_factors(x, known, held, weights)
         self.n_factors_ = factors.loadings.shape[1]
-        self._centre, self._scale = factors.mean, torch.sqrt((factors.loadings**2).sum(1) + factors.noise)
+        self._centre = factors.mean
+        self._scale = torch.where(weights > 0, 1 / torch.sqrt(weights), 1.0).expand_as(self._centre).clone()
         shape = self._shape_of_samples(self.sample_axes_)
         samples, seen, asked = (part.reshape(-1, math.prod(shape)) for part in (x, known, held))
         correction = None
@@ -220,7 +225,6 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         check_is_fitted(self)
         rows = self._read(X, reset=False)
         means = self._of_each(rows, fill)
-        # A column without known values in training has no range.
         means = torch.where(self._low <= self._high, torch.clamp(means, self._low, self._high), means)
         return self._columns.restore(torch.where(torch.isnan(rows), means, rows).numpy(), X, self._shape_out)
 
@@ -282,44 +286,44 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     def _learn_correction(
         self, factors: Factors, x: Tensor, known: Tensor, held: Tensor, weights: Tensor, rng: RandomSource
-    ) -> BoltzmannMachine | None:
-        """Return a machine that corrects the linear one; None if it does not help."""
+    ) -> Correction | None:
+        """Return a correction of the linear machine; None if it does not help."""
         n, size = x.shape
         unit = "rectified" if self.hidden == "auto" else self.hidden
         n_hidden = min(_MOST_HIDDEN, 3 * size) if self.n_hidden is None else self.n_hidden
-        machine = new_correction(size, unit, n_hidden, rng, x)
-        relative, patterns, shape = (
-            weights * self._scale**2,
-            _patterns(known | held),
-            self._shape_of_samples(self.sample_axes_),
-        )
+        patterns, shape = _patterns(known | held), self._shape_of_samples(self.sample_axes_)
         rows_held = held.any(1)
         tested, shown_of_tested, asked_of_tested = x[rows_held], known[rows_held], held[rows_held]
         first = factors.conditional_mean(tested, shown_of_tested) if bool(rows_held.any()) else tested
         linear = _error(first, tested, asked_of_tested, weights)
 
-        def loss(rows: Tensor) -> Tensor:
-            some = x[rows]
-            shown = known[rows] & _masks(patterns, rows.roll(1), shape, rng)
-            asked = known[rows] & ~shown
-            guess = factors.conditional_mean(some, shown)
-            wrong = (self._correct(machine, some, shown, guess) - some) / self._scale
-            return (wrong**2 * relative * asked).sum() / asked.sum().clamp(min=1) * len(rows)
+        def learned(filled: str, n_epochs: int) -> tuple[float, Correction]:
+            correction = Correction.new(size, unit, n_hidden, filled, rng, x)
 
-        @torch.no_grad()
-        def score() -> tuple[float, float]:
-            better = self._correct(machine, tested, shown_of_tested, first)
-            report("epochs")
-            return _error(better, tested, asked_of_tested, weights), 0.0
+            def loss(rows: Tensor) -> Tensor:
+                some = x[rows]
+                shown = known[rows] & _masks(patterns, rows.roll(1), shape, rng)
+                asked = known[rows] & ~shown
+                wrong = self._correct(correction, some, shown, factors.conditional_mean(some, shown)) - some
+                return (wrong**2 * weights * asked).sum() / asked.sum().clamp(min=1) * len(rows)
+
+            @torch.no_grad()
+            def score() -> tuple[float, float]:
+                better = self._correct(correction, tested, shown_of_tested, first)
+                return _error(better, tested, asked_of_tested, weights), 0.0
+
+            plan = Plan(n_epochs, self.batch_size, self.learning_rate, 0.0, "cosine", 0.0, None)
+            history = descend(correction, (), loss, torch.ones(n, dtype=x.dtype), plan, rng, score)
+            error = min(row["validation_error"] for row in history)
+            self._note(f"correction by {unit} units, {filled} output, {n_epochs} epochs", error)
+            return error, correction
 
         n_batches = -(-n // min(self.batch_size, n))
         updates = min(max(n // 5, _FEWEST_UPDATES), _MOST_UPDATES)
         epochs = self.n_epochs or -(-updates // n_batches)
-        plan = Plan(epochs, self.batch_size, self.learning_rate, 0.0, "cosine", 0.0, None)
-        history = descend(machine, (), loss, torch.ones(n, dtype=x.dtype), plan, rng, score)
-        error = min(row["validation_error"] for row in history)
-        self._note(f"correction by {unit} units", error)
-        return machine if error < linear or self.hidden != "auto" else None
+        tried = {filled: learned(filled, math.ceil(_TRIAL * epochs))[0] for filled in _FILLED}
+        error, correction = learned(min(_FILLED, key=tried.__getitem__), epochs)
+        return correction if error < linear or self.hidden != "auto" else None
 
     def _note(self, tried: str, error: float) -> None:
         self.errors_[tried] = error
@@ -338,7 +342,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     # -- machines --------------------------------------------------------------------------------------
 
-    def _adopt(self, machine: BoltzmannMachine, correction: BoltzmannMachine | None) -> None:
+    def _adopt(self, machine: BoltzmannMachine, correction: Correction | None) -> None:
         device = resolve_device(self.device)
         self.machine_ = machine.to(device)
         self.correction_ = None if correction is None else correction.to(device)
@@ -349,9 +353,14 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         first = self._factors.conditional_mean(x, known)
         return first if self.correction_ is None else self._correct(self.correction_, x, known, first)
 
-    def _correct(self, machine: BoltzmannMachine, x: Tensor, known: Tensor, first: Tensor) -> Tensor:
+    def _correct(self, correction: Correction, x: Tensor, known: Tensor, first: Tensor) -> Tensor:
         value = (torch.where(known, x, first) - self._centre) / self._scale
-        return self._centre + self._scale * corrected(machine, value, known)
+        start, width = self._centre, self._scale
+        if correction.bounded:
+            start, end = self._low.to(x), self._high.to(x)
+            width = torch.where(start < end, end - start, 1.0)
+        found: Tensor = correction(value, known, (first - start) / width)
+        return start + width * found
 
     def __sklearn_tags__(self) -> Any:
         """Tell scikit-learn that data may have NaN, and that float32 stays float32."""
@@ -374,12 +383,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return {**super()._description(), "fitted": fitted}
 
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
-        machines = [self.machine_] if self.correction_ is None else [self.machine_, self.correction_]
-        # A column without known values has the range from inf to -inf, which files of models do not hold.
-        ranges = [
-            torch.where(self._low <= self._high, end, none) for end, none in ((self._low, 1.0), (self._high, 0.0))
-        ]
-        tensors = dict(zip(_TENSORS, (*ranges, self._centre, self._scale), strict=True))
+        machines = [self.machine_, *(() if self.correction_ is None else self.correction_.children())]
+        tensors = dict(zip(_TENSORS, (self._low, self._high, self._centre, self._scale), strict=True))
         write_machines(machines, folder, extra, tensors)
 
     @torch.no_grad()
@@ -396,13 +401,13 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             _check_machines(machines, shape)
             return dict(zip(_TENSORS, (n_columns, n_columns, (math.prod(shape),), (math.prod(shape),)), strict=True))
 
-        (machine, *corrections), tensors = read_machines(folder, shapes)
+        (machine, *correction), tensors = read_machines(folder, shapes)
         self._low, self._high, self._centre, self._scale = (tensors[name] for name in _TENSORS)
         self.errors_ = {str(name): float(error) for name, error in fitted["errors"].items()}
         self._calibration = number(fitted["calibration"], "calibration")
         restore_names(self, fitted["feature_names"])
         self.n_factors_ = math.prod(machine.hidden.shape)
-        self._adopt(machine, corrections[0] if corrections else None)
+        self._adopt(machine, Correction(*correction) if correction else None)
         known = torch.arange(math.prod(shape), device=self._scale.device) % 2 == 1
         if bool((self._scale <= 0).any()) or not all_finite([self._means(self._factors.mean[None], known[None])]):
             raise StorageError(f"{folder}: 'centre' and 'scale' do not fit the correction: results are not finite")
@@ -413,15 +418,16 @@ _TENSORS = ("low", "high", "centre", "scale")
 
 
 def _check_machines(machines: Sequence[BoltzmannMachine], shape: tuple[int, ...]) -> None:
-    """Raise StorageError unless machines are a linear one for samples of this shape and at most one correction."""
+    """Raise StorageError unless machines are a linear one for samples of this shape, and a correction or nothing."""
     linear, *others = machines
-    correction = {name: (math.prod(shape),) for name in ("value", "known", "error")}
     if [unit.gaussian for unit in (linear.hidden, *linear.layers.values())] != [True, True]:
         raise StorageError(f"an imputer needs a machine of two Gaussian layers, got {linear}")
     if linear.layers.keys() != {"visible"} or linear.layers["visible"].shape != shape:
         raise StorageError(f"an imputer of samples of shape {shape} cannot have the layers {linear.layers}")
-    if len(others) > 1 or any({n: u.shape for n, u in one.layers.items()} != correction for one in others):
-        raise StorageError(f"an imputer has at most one correction, with layers of shapes {correction}, got {others}")
+    size = (math.prod(shape),)
+    wanted = [{"value": size, "known": size}, {"below": others[0].hidden.shape, "filled": size}] if others else []
+    if [{name: unit.shape for name, unit in one.layers.items()} for one in others] != wanted:
+        raise StorageError(f"a correction of samples of shape {shape} cannot have the machines {others}")
 
 
 def _patterns(known: Tensor) -> Tensor | None:
