@@ -80,6 +80,27 @@ def read_image(folder: Path) -> None:
     read_picture(folder / "file.png")
 
 
+def read_table(folder: Path) -> None:
+    """Read a table as rows of numbers, as labels, and as a frame."""
+    from mvrbm.errors import InputError
+    from mvrbm.io import tables
+
+    (path,) = folder.iterdir()
+    frame = tables.read_table(path)
+    with contextlib.suppress(InputError):  # not all tables are labels
+        tables.table_labels(frame, path)
+    tables.table_samples(frame, path)
+
+
+def read_documents(folder: Path) -> None:
+    from mvrbm.io.documents import read_documents as read
+
+    (path,) = folder.iterdir()
+    counts, words = read(path)
+    if counts.shape != (counts.shape[0], len(words)) or not np.isfinite(counts.data).all():
+        raise NotFiniteError(f"counts of {len(words)} words: {counts.data[:4]}")
+
+
 def read_model(folder: Path) -> None:
     """Load a model, and use it once."""
     import torch
@@ -127,6 +148,8 @@ def readers(name: str | None = None) -> dict[str, tuple[inputs.Make, Read]]:
         "array": (inputs.npz_input, read_array),
         "shards": (inputs.shards_input, read_shards),
         "image": (inputs.image_input, read_image),
+        "table": (inputs.table_input, read_table),
+        "documents": (inputs.documents_input, read_documents),
     }
     for kind, write in inputs.FOLDERS.items():
         if name in (None, kind):
@@ -284,7 +307,8 @@ def _keep(files: inputs.Files, reader: str, number: int, findings: Path | None) 
 # -- the command ------------------------------------------------------------------------------------
 
 # Share of the inputs for each reader: reading a model takes fifty times as long as reading an idx file.
-SHARES = {"idx": 0.3, "array": 0.25, "shards": 0.15, "image": 0.12} | dict.fromkeys(inputs.FOLDERS, 0.03)
+SHARES = {"idx": 0.25, "array": 0.2, "shards": 0.1, "image": 0.12, "table": 0.03, "documents": 0.03}
+SHARES |= dict.fromkeys(inputs.FOLDERS, 0.03)
 
 
 def main(args: list[str] | None = None) -> int:

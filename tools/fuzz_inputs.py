@@ -194,6 +194,70 @@ def shards_input(rng: random.Random) -> Files:
     return files
 
 
+_TABLES = [
+    b"a,b,c\n1,2.5,x\n3,,y\n-4,1e3,x\n",
+    b"0;1;2\n10;20;255\n0;3;4\n",
+    b'1\t2\n3\t"4"\nnan\t-inf\n',
+    '\ufeffname,größe\n"a\nb",1\nc,2\n'.encode(),
+]
+_DOCUMENTS = {
+    "file.txt": [b"some words about topics\nmore words about models\n", "über größe words\nwords größe\n".encode()],
+    "file.csv": [b'text,label\nsome words here,1\n"words,\nmore words",2\n', b"text\nwords words\nother words\n"],
+    "file.svm": [b"0 1:2 3:1\n1 2:1 # words\n", b"+1 0:1.5 7:2\n-1 7:1\n"],
+}
+
+
+@functools.cache
+def _parquet() -> list[bytes]:
+    try:
+        import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
+        from pyarrow import parquet
+    except ImportError:
+        return []
+    found = []
+    for compression in ("none", "zstd"):
+        buffer = io.BytesIO()
+        table = pa.table({"a": [1, 2, 3, None], "b": [0.5, 1.5, 2.5, 3.5], "c": ["x", "y", "x", None]})
+        parquet.write_table(table, buffer, compression=compression)
+        found.append(buffer.getvalue())
+    return found
+
+
+def table_input(rng: random.Random) -> Files:
+    kind, text = rng.randrange(4), damage(rng.choice(_TABLES), rng, _TABLES)
+    if kind == 0 and _parquet():
+        return {"file.parquet": damage(rng.choice(_parquet()), rng, _parquet())}
+    if kind == 1:
+        return {"file.csv.gz": gzip.compress(text, 1)}
+    if kind == 2:
+        return {"file.csv.gz": damage(gzip.compress(text, 1), rng, _TABLES)}
+    return {"file.csv": text}
+
+
+@functools.cache
+def _sparse_counts() -> list[bytes]:
+    from scipy import sparse
+
+    found = []
+    for compressed in (True, False):
+        buffer = io.BytesIO()
+        sparse.save_npz(buffer, sparse.csr_matrix([[1.0, 0, 2], [0, 3, 0]]), compressed=compressed)
+        found.append(buffer.getvalue())
+    return found
+
+
+def documents_input(rng: random.Random) -> Files:
+    kinds = {**_DOCUMENTS, "file.npz": _sparse_counts()}
+    name = rng.choice(list(kinds))
+    if name == "file.npz" and rng.random() < 0.7:  # damage to its members, behind their checksums
+        with zipfile.ZipFile(io.BytesIO(rng.choice(kinds[name]))) as archive:
+            members = {entry: archive.read(entry) for entry in archive.namelist()}
+        entry = rng.choice(list(members))
+        members[entry] = damage(members[entry], rng, list(members.values()))
+        return {name: _zip(members, rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)))}
+    return {name: damage(rng.choice(kinds[name]), rng, kinds[name])}
+
+
 @functools.cache
 def _pictures() -> list[tuple[str, bytes]]:
     from PIL import Image

@@ -1,6 +1,7 @@
 """mvrbm topics: every kind of input gives the same counts, and bad input gives one line."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_shows_and_saves_topics(place, capsys):
 
 
 ERRORS = [
-    ("missing.txt", [], "missing.txt: No such file or directory"),
+    ("missing.txt", [], "missing.txt: no such file"),
     ("words", [], "words is neither a folder nor a file of a known kind: .txt, .csv, .svm"),
     ("pets.csv", ["--column", "body"], "pets.csv has no column 'body', it has ['id', 'text']"),
     ("other.csv", [], "other.csv has no column 'text', it has ['a', 'b']: name the column of texts with --column"),
@@ -61,7 +62,12 @@ ERRORS = [
     ("pets.feat", ["--vocabulary", "few"], "few has 1 words, but pets.feat has counts of 4"),
     ("bad.feat", [], "bad.feat, line 2: 'x:1' is not word:count"),
     ("empty.feat", [], "empty.feat has no counts"),
-    ("bad.npz", [], "bad.npz is not a sparse matrix"),
+    ("bad.npz", [], "bad.npz is damaged or truncated: File is not a zip file"),
+    ("columns.npz", [], "columns.npz is stored as b'csc': convert it with tocsr() before it is saved"),
+    ("far.feat", [], "far.feat: a vocabulary of 1,000,000,000,000 words takes"),
+    ("infinite.feat", [], "infinite.feat has counts that are not finite"),
+    ("pipe.txt", [], "pipe.txt is a pipe, a socket or a device: name a regular file"),
+    ("pets.feat", ["--vocabulary", "pipe.txt"], "pipe.txt is a pipe, a socket or a device"),
     ("binary.txt", [], "binary.txt is not a text file in UTF-8"),
     ("empty", [], "empty has no documents"),
     ("short.txt", [], "short.txt has no word of three letters or more"),
@@ -78,6 +84,10 @@ def test_bad_input_gives_one_line(place, capsys, source, options, message):
     (place / "negative.feat").write_text("1 1:-1\n")
     (place / "empty.feat").touch()
     (place / "bad.npz").write_text("no archive")
+    sparse.save_npz(place / "columns.npz", sparse.csc_matrix(COUNTS))
+    (place / "far.feat").write_text("1 1000000000000:1\n")
+    (place / "infinite.feat").write_text("1 1:1e300\n")
+    os.mkfifo(place / "pipe.txt")
     (place / "binary.txt").write_bytes(b"\xff\xfe\x00")
     (place / "empty").mkdir()
     (place / "short.txt").write_text("a b\nc d\n")

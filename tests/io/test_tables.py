@@ -57,6 +57,22 @@ def test_columns_are_chosen_by_name(tmp_path, suffix):
             read_labels(f"{path}{columns}")
 
 
+def test_small_files_that_take_much_memory_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "wide.csv").write_text("1" + ",1" * 100_000 + "\n")
+    with pytest.raises(InputError, match=r"wide\.csv: a table of 100,001 columns takes 100,001,000 bytes, beyond the"):
+        read_array(tmp_path / "wide.csv")
+    (tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(b"1,2\n" * 10**6))
+    with pytest.raises(InputError, match=r"bomb\.csv\.gz has 2,097,152 bytes, more than the limit of 1,500,000"):
+        read_array(tmp_path / "bomb.csv.gz", largest=1_500_000)
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "constant.parquet"
+    pd.DataFrame({"a": np.zeros(2 * 10**5)}).to_parquet(path)
+    monkeypatch.setattr(tables, "ALLOWANCE", 1000)
+    monkeypatch.setattr(tables, "BEST_COMPRESSION", 10)
+    with pytest.raises(InputError, match=r"constant\.parquet has 1,600,000 bytes, more than the limit of"):
+        read_array(path)
+
+
 def test_whole_numbers_up_to_255_are_bytes(tmp_path):
     rows = pd.DataFrame([[0, 255], [7, 9]])
     rows.to_csv(tmp_path / "bytes.csv", index=False)

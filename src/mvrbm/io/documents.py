@@ -2,6 +2,7 @@
 
 import csv
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ import numpy as np
 from scipy import sparse
 
 from mvrbm.errors import InputError
+from mvrbm.io.formats import read_npz, reading
+from mvrbm.io.untrusted import Budget
 
 COUNT_SUFFIXES = (".svm", ".svmlight", ".libsvm", ".feat", ".npz")
+# Memory that the name of a word takes where words have numbers only.
+_BYTES_PER_WORD = 64
 # Words of three letters and more, of any alphabet: no numbers, no underscores.
 _WORD = r"(?u)\b[^\W\d_]{3,}\b"
 
@@ -35,7 +40,10 @@ def read_documents(
         Size of the vocabulary of texts: the most frequent words without English function words.
     """
     if path.suffix.lower() in COUNT_SUFFIXES and path.is_file():
-        counts, first = (_npz(path), 0) if path.suffix.lower() == ".npz" else _svmlight(path)
+        with np.errstate(over="ignore"):  # counts beyond single precision become infinite
+            counts, first = (_npz(path), 0) if path.suffix.lower() == ".npz" else _svmlight(path)
+        if not np.isfinite(counts.data).all():
+            raise InputError(f"{path} has counts that are not finite")
         if vocabulary is None:
             return counts, [str(number) for number in range(first, first + counts.shape[1])]
         words = [line.split()[0] for line in _lines(vocabulary) if line.strip()]
@@ -64,11 +72,11 @@ def read_documents(
 
 
 def _lines(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8") as file:
+    with reading(path), path.open(encoding="utf-8") as file:
+        try:
             yield from file
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file in UTF-8") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{path} is not a text file in UTF-8") from None
 
 
 def _texts(path: Path, column: str | None) -> Iterator[str]:
@@ -114,16 +122,30 @@ def _svmlight(path: Path) -> tuple[Any, int]:
     if not words:
         raise InputError(f"{path} has no counts: lines must be 'label word:count word:count ...'")
     first = 0 if min(words) == 0 else 1
-    columns = np.array(words) - first
-    if columns.min() < 0:
+    if min(words) < first:
         raise InputError(f"{path} has the word number {min(words)}: numbers start at 0 or 1")
+    _check_words(path, max(words))
+    columns = np.array(words) - first
     matrix = sparse.csr_matrix((counts, columns, ends), shape=(len(ends) - 1, int(columns.max()) + 1), dtype=np.float32)
     matrix.sum_duplicates()
     return matrix, first
 
 
 def _npz(path: Path) -> Any:
-    try:
-        return sparse.csr_matrix(sparse.load_npz(path), dtype=np.float32)
-    except (ValueError, KeyError) as error:
-        raise InputError(f"{path} is not a sparse matrix of scipy.sparse.save_npz: {error}") from error
+    """Read a sparse matrix of scipy.sparse.save_npz, whose own reader allocates whatever a file claims to hold."""
+    data, indices, indptr, shape = (read_npz(path, key) for key in ("data", "indices", "indptr", "shape"))
+    with reading(path):
+        with zipfile.ZipFile(path) as archive, archive.open("format.npy") as file:
+            kind = file.read(1000)[-3:]
+        if kind != b"csr":
+            raise InputError(f"{path} is stored as {kind!r}: convert it with tocsr() before it is saved")
+        n_documents, n_words = (int(size) for size in shape)
+        _check_words(path, n_words)
+        matrix = sparse.csr_matrix((data.astype(np.float32), indices, indptr), shape=(n_documents, n_words))
+        matrix.check_format(full_check=True)
+    return matrix
+
+
+def _check_words(path: Path, n_words: int) -> None:
+    """Raise InputError if so many words are not plausible for a file: each of them gets a name."""
+    Budget(path).spend(_BYTES_PER_WORD * n_words, f"{path}: a vocabulary of {n_words:,} words")

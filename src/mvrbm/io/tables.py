@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from mvrbm.errors import InputError
 from mvrbm.extras import require
-from mvrbm.io.formats import LARGEST, first_line, reading, some_of
-from mvrbm.io.untrusted import check_regular_file
+from mvrbm.io.formats import BEST_COMPRESSION, LARGEST, first_line, reading, some_of
+from mvrbm.io.untrusted import ALLOWANCE, Budget, check_regular_file
 
 __all__ = ["STORES", "TABLES", "open_stored", "read_table", "table_labels", "table_samples"]
 
@@ -25,6 +25,8 @@ Array = NDArray[Any]
 #: How the names of tables, and of files and folders of stored arrays, end.
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 STORES = (".h5", ".hdf5", ".zarr")
+# Memory that pandas takes for each column of a CSV file, however few rows it has.
+_BYTES_PER_COLUMN = 1000
 
 
 def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST) -> Any:
@@ -38,13 +40,20 @@ def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST
     with reading(path):
         if parquet is not None:  # compressed: its header says how large it is
             head = parquet.read_metadata(path)
+            largest = min(largest, ALLOWANCE + BEST_COMPRESSION * size)
             size = head.num_rows * head.num_columns * 8
+        elif path.suffix == ".gz":
+            size = 0
+            with gzip.open(path) as file:
+                while size <= largest and (block := file.read(2**20)):
+                    size += len(block)
         if size > largest:
             raise InputError(f"{path} has {size:,} bytes, more than the limit of {largest:,}")
         if parquet is not None:
             frame = parquet.read_table(path).to_pandas()
         else:
-            separator, header = _dialect(path)
+            separator, header, n_columns = _dialect(path)
+            Budget(path).spend(_BYTES_PER_COLUMN * n_columns, f"{path}: a table of {n_columns:,} columns")
             frame = pandas.read_csv(path, sep=separator, header=0 if header else None)
     frame.columns = frame.columns.astype(str)
     if not frame.size:
@@ -59,8 +68,8 @@ def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST
     return frame.drop(columns=names) if leave_out else frame[names]
 
 
-def _dialect(path: Path) -> tuple[str, bool]:
-    """Return the separator of a CSV file, and whether its first line is a header.
+def _dialect(path: Path) -> tuple[str, bool, int]:
+    """Return the separator of a CSV file, whether its first line is a header, and the number of columns.
 
     It is, if some field of it is no number, or if they are 0, 1, 2, ..., as pandas numbers columns without names.
     """
@@ -69,7 +78,7 @@ def _dialect(path: Path) -> tuple[str, bool]:
     separator = max(",;\t", key=line.count)
     fields = next(csv.reader([line], delimiter=separator), [])
     numbered = len(fields) > 2 and fields == [str(number) for number in range(len(fields))]
-    return separator, numbered or not all(_is_number(field) for field in fields)
+    return separator, numbered or not all(_is_number(field) for field in fields), len(fields)
 
 
 def _is_number(field: str) -> bool:
