@@ -17,9 +17,10 @@ def _one_gibibyte(monkeypatch):
 
 
 LARGE = [
-    (lambda: MVRBM((40_000, 40_000)).fit(X), r"a layer of shape \(40000, 40000\) needs 6.0 GiB of memory, .* 1.0 GiB"),
+    (lambda: MVRBM((40_000, 40_000)).fit(X), r"training a hidden layer of shape \(40000, 40000\) .* needs 1,192.1 GiB"),
+    (lambda: Bernoulli((40_000, 40_000)), r"a layer of shape \(40000, 40000\) needs 6.0 GiB of memory, .* 1.0 GiB"),
     (lambda: MVRBM((3000, 3000)).fit(X), r"training a hidden layer of shape \(3000, 3000\) with batches of 100 needs"),
-    (lambda: RBM(10**8).fit(X.reshape(20, -1)), "a dense coupling of .36,. to .100000000,. needs 13.4 GiB"),
+    (lambda: Dense().allocate((36,), (10**8,)), "a dense coupling of .36,. to .100000000,. needs 13.4 GiB"),
 ]
 
 
@@ -34,7 +35,15 @@ def test_the_command_says_so_in_one_line(tmp_path, monkeypatch, capsys):
     np.save("data.npy", X)
     assert main(["train", "data.npy", "--hidden", "40000x40000", "--out", "model"]) == 1
     error = capsys.readouterr().err
-    assert error == "error: a layer of shape (40000, 40000) needs 6.0 GiB of memory, but there are 1.0 GiB\n"
+    assert error.startswith("error: training a hidden layer of shape (40000, 40000) with batches of 100 needs 1,192.1")
+    assert error.endswith(" GiB of memory, but there are 1.0 GiB\n")
+    assert error.count("\n") == 1
+
+
+def test_hidden_layers_that_cannot_be_trained_are_not_even_made(monkeypatch):
+    monkeypatch.setattr("mvrbm.estimators.parameters.unit_named", pytest.fail)
+    with pytest.raises(MemoryLimitError):
+        RBM(10**8).fit(X.reshape(20, -1))
 
 
 def test_shapes_alone_need_no_memory():

@@ -21,7 +21,7 @@ from torch import Tensor
 from mvrbm.couplings import Coupling, Kronecker
 from mvrbm.devices import resolve_device, sensible_threads
 from mvrbm.estimators.chains import Chains, kept_chains, read_chains, start_of, write_chains
-from mvrbm.estimators.inputs import Array, batches, check_values, filled_batches, known_entries, masks, unit_named
+from mvrbm.estimators.inputs import Array, batches, check_values, filled_batches, known_entries, masks
 from mvrbm.estimators.parameters import (
     SavedEstimator,
     TrainingParameters,
@@ -78,7 +78,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         links = {name: self._coupling(name, units) for name in units}
         for name, unit in units.items():
             check_axes(links[name], unit, shape)
-        return [BoltzmannMachine(units, unit_named(self.hidden, shape, "hidden"), links).to(first.bias.dtype)]
+        return [BoltzmannMachine(units, self._new_hidden(shape, first.bias), links).to(first.bias.dtype)]
 
     @abstractmethod
     def _layers(self, X: Any, *, reset: bool) -> dict[str, Any]:

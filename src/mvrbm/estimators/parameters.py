@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mvrbm.couplings import Coupling, Kronecker, make_coupling
 from mvrbm.errors import RecipeWarning, StorageError
+from mvrbm.estimators.inputs import unit_named
 from mvrbm.hub import ModelCard, push_to_hub, write_card
 from mvrbm.learning import Trainer
 from mvrbm.learning.backprop import Plan
@@ -29,6 +30,7 @@ from mvrbm.learning.descent import Descent, digest_of
 from mvrbm.learning.distributed import World
 from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.learning.samplers import CD, PCD, TemperedPCD
+from mvrbm.learning.step import check_hidden_memory
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.saving import ESTIMATOR, machine_config, replace_model
@@ -71,6 +73,11 @@ class TrainingParameters:
         phase = dataclasses.replace(phase, **without_none({"n_chains": self.n_chains, "steps": self.gibbs_steps}))
         given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
         return dataclasses.replace(recipe, negative=phase, **without_none(given))
+
+    def _new_hidden(self, shape: tuple[int, ...], like: Tensor) -> Unit:
+        """Return the hidden units, or raise MemoryLimitError before they are made if they cannot be trained."""
+        check_hidden_memory(shape, -(-self._recipe().batch_size // World.here().size), like)
+        return unit_named(self.hidden, shape, "hidden")
 
 
 # A rate that decays after fewer updates leaves samples blurred.

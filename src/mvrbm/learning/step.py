@@ -139,8 +139,13 @@ def check_size(machine: BoltzmannMachine, recipe: Recipe, update: int) -> None:
 
 def check_training_memory(machine: BoltzmannMachine, batch_size: int) -> None:
     """Raise MemoryLimitError if training needs more memory than there is: the least that any path needs."""
-    sizes = [math.prod(unit.shape) for unit in (machine.hidden, *machine.layers.values())]
+    visible = sum(math.prod(unit.shape) for unit in machine.layers.values())
     # Parameters, momenta and gradients; and states and fields of a batch.
-    numbers = 3 * machine.n_parameters + 2 * batch_size * sum(sizes)
-    what = f"training a hidden layer of shape {machine.hidden.shape} with batches of {batch_size}"
-    check_memory(numbers, what, machine.like)
+    numbers = 3 * machine.n_parameters + 2 * batch_size * visible
+    check_hidden_memory(machine.hidden.shape, batch_size, machine.like, numbers)
+
+
+def check_hidden_memory(shape: tuple[int, ...], batch_size: int, like: Tensor, more: int = 0) -> None:
+    """Raise MemoryLimitError if states and fields of a hidden layer, and `more` numbers, do not fit into memory."""
+    what = f"training a hidden layer of shape {shape} with batches of {batch_size}"
+    check_memory(more + 2 * batch_size * math.prod(shape), what, like)
