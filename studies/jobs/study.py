@@ -14,6 +14,8 @@ from mvrbm.errors import StorageError
 from mvrbm.io.atomic import replace_file
 from studies.arguments import Command, Options, add_options, add_parts
 from studies.cells import Place, Store
+from studies.jobs.figure import draw
+from studies.report import draw_all
 from studies.runner import run
 
 __all__ = ["COMMANDS", "JOBS", "page"]
@@ -29,7 +31,7 @@ JOBS = {
 
 def page(tables: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> str:
     """Return the report as Markdown: one table per job, one row per task, one column per tool."""
-    sections = ["# Jobs"]
+    sections = ["# Jobs", "Means over seeds. A dash: the tool takes too long, or was not run.", "![](figures/jobs.png)"]
     for job, tasks in tables.items():
         tools = list(dict.fromkeys(tool for values in tasks.values() for tool in values))
         lines = [["task", *tools], ["---"] * (len(tools) + 1)]
@@ -62,7 +64,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     tables = {job: tasks for job, tasks in tables.items() if tasks}
     if not tables:
         raise StorageError(f"{folder} holds no finished cells: there is nothing to report on")
-    out.mkdir(parents=True, exist_ok=True)
+    draw_all(out, {"jobs": draw}, tables)
     for name, text in (("README.md", page(tables)), ("results.json", json.dumps(tables, indent=1) + "\n")):
         with replace_file(out / name) as file:
             file.write(text.encode())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("tensorly")
-from studies.jobs import filling, imputation, study
+from studies.jobs import figure, filling, imputation, study
 
 
 def test_the_kinds_of_missing_entries():
@@ -47,3 +47,13 @@ def test_all_cases_are_planned():
     names = [cell.name for cell in imputation.cells()]
     assert len(names) == len(set(names)) == 3 * 6 * 3 * len(imputation.TOOLS)
     assert len(filling.cells()) == 2 * 4 + len(filling.EPOCHS)
+
+
+def test_the_figure_has_multiples_of_the_best_result():
+    tables = {
+        "imputation": {"digits, 20": {"mean": 0.3, "mvrbm": 0.1, "iterative": None}},
+        "outliers": {"wine": {"lof": 0.9, "mvrbm": 0.8}, "wine, share": {"mvrbm": 1.0}},
+    }
+    assert figure.multiples("imputation", tables["imputation"])["digits, 20"] == pytest.approx({"mean": 3, "mvrbm": 1})
+    assert figure.multiples("outliers", tables["outliers"]) == {"wine": pytest.approx({"lof": 1, "mvrbm": 2})}
+    assert [ax.get_title() for ax in figure.draw(tables).canvas.axes] == ["imputation", "outliers"]

@@ -35,7 +35,7 @@ _MOST_HELD, _MOST_FITTED, _MOST_FACTORS, _MOST_FACTORS_COMPLETE = 400, 10_000, 1
 # Samples per mask where nothing is missing: masks of their own would cost a linear system each.
 _SHARED_MASK = 10
 # Steps of EM at every number of factors, starting from the factors of the last, until doubling it twice helps little.
-_STEPS, _BETTER = 15, 0.98
+_STEPS, _BETTER = 15, 0.995
 # A correction is learned from at least so many samples, in so many updates.
 _FEWEST_SAMPLES, _FEWEST_UPDATES, _MOST_UPDATES = 200, 3000, 9000
 _MOST_HIDDEN = 1000
