@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from mvrbm.interrupt import replaced
 from tools import fuzz_inputs as inputs
 
 ALLOWANCE = 64 * 2**20  # bytes that a reader may allocate for one input; the inputs themselves are small
@@ -254,17 +255,11 @@ _SPECIAL: dict[str, Callable[[Path], None]] = {
 }
 
 
-@contextlib.contextmanager
-def _alarms() -> Iterator[None]:
+def _alarms() -> contextlib.AbstractContextManager[None]:
     def too_slow(number: int, frame: Any) -> None:
         raise TooSlow(f"more than {SLOWEST:g} s of processor time, or {_STUCK:g} s on the clock")
 
-    former = {number: signal.signal(number, too_slow) for number in (signal.SIGPROF, signal.SIGALRM)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    return replaced({number: signal.getsignal(number) for number in (signal.SIGPROF, signal.SIGALRM)}, too_slow)
 
 
 @contextlib.contextmanager

@@ -6,10 +6,19 @@ Training finishes the present batch, saves, and then raises KeyboardInterrupt or
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
-__all__ = ["INTERRUPTS", "Terminated", "exit_code", "finish_on_interrupt", "hold_signals", "terminate_in_order"]
+__all__ = [
+    "INTERRUPTS",
+    "Terminated",
+    "exit_code",
+    "finish_on_interrupt",
+    "hold_signals",
+    "replaced",
+    "terminate_in_order",
+]
 
 
 class Terminated(SystemExit):
@@ -51,21 +60,25 @@ def _may_replace(number: int, handler: Any) -> bool:
 
 
 @contextlib.contextmanager
-def terminate_in_order() -> Iterator[None]:
-    """Raise :class:`Terminated` at SIGTERM, so that the program cleans up. For commands, not for libraries."""
-    former = _replaceable().get(signal.SIGTERM)
-    if former is None:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _terminate)
+def replaced(former: Mapping[signal.Signals, Any], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let `handler` handle the signals of `former`, whose handlers at the end of the context are those of `former`."""
     try:
+        for number in former:
+            signal.signal(number, handler)
         yield
     finally:
-        signal.signal(signal.SIGTERM, former)
+        for number, own in former.items():
+            signal.signal(number, own)
 
 
-@contextlib.contextmanager
-def finish_on_interrupt(notify: Callable[[type[BaseException]], None]) -> Iterator[None]:
+def terminate_in_order() -> AbstractContextManager[None]:
+    """Raise :class:`Terminated` at SIGTERM, so that the program cleans up. For commands, not for libraries."""
+    former = _replaceable()
+    former.pop(signal.SIGINT, None)
+    return replaced(former, _terminate)
+
+
+def finish_on_interrupt(notify: Callable[[type[BaseException]], None]) -> AbstractContextManager[None]:
     """Call `notify` at the first Ctrl-C or SIGTERM, with what is to be raised in the end, instead of ending at once.
 
     A second Ctrl-C interrupts immediately; a second SIGTERM does nothing.
@@ -81,25 +94,16 @@ def finish_on_interrupt(notify: Callable[[type[BaseException]], None]) -> Iterat
                 former[signal.SIGTERM] = signal.SIG_IGN  # nor does one that comes while the program saves
             notify(Terminated)
 
-    for number in former:
-        signal.signal(number, finish)
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    return replaced(former, finish)
 
 
 @contextlib.contextmanager
 def hold_signals() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM wait until the context ends."""
-    former, received = _replaceable(), list[signal.Signals]()
-    for number in former:
-        signal.signal(number, lambda number, frame: received.append(signal.Signals(number)))
+    received: list[int] = []
     try:
-        yield
+        with replaced(_replaceable(), lambda number, frame: received.append(number)):
+            yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
         for number in received:
             signal.raise_signal(number)

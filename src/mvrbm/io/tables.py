@@ -50,7 +50,8 @@ def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST
         if size > largest:
             raise InputError(f"{path} has {size:,} bytes, more than the limit of {largest:,}")
         if parquet is not None:
-            frame = parquet.read_table(path).to_pandas()
+            # Threads of its own would reserve much memory, and a process that has them cannot fork safely.
+            frame = parquet.read_table(path, use_threads=False, pre_buffer=False).to_pandas(use_threads=False)
         else:
             separator, header, n_columns = _dialect(path)
             Budget(path).spend(_BYTES_PER_COLUMN * n_columns, f"{path}: a table of {n_columns:,} columns")
