@@ -30,17 +30,17 @@ from mvrbm.validation import all_finite, as_shape, choice, number, whole_number
 
 _HIDDEN = ("auto", "gaussian", "rectified", "bernoulli")
 # Samples of which some known entries are hidden to compare machines; most samples that factors are fitted to where
-# entries are missing; most factors, with missing entries, which cost a linear system per sample, and without.
-_MOST_HELD, _MOST_FITTED, _MOST_FACTORS, _MOST_FACTORS_COMPLETE = 400, 10_000, 128, 256
+# entries are missing; most factors, which cost a linear system per mask.
+_MOST_HELD, _MOST_FITTED, _MOST_FACTORS = 400, 10_000, 128
 # Samples per mask where nothing is missing: masks of their own would cost a linear system each.
-_SHARED_MASK = 10
+_SHARED_MASK = 20
 # Steps of EM at every number of factors, starting from the factors of the last, until doubling it twice helps little.
 _STEPS, _BETTER = 15, 0.995
 # A correction is learned from at least so many samples, in so many updates.
-_FEWEST_SAMPLES, _FEWEST_UPDATES, _MOST_UPDATES = 200, 3000, 9000
+_FEWEST_SAMPLES, _FEWEST_UPDATES, _MOST_UPDATES = 200, 3000, 7000
 _MOST_HIDDEN = 1000
-# Units of what a correction fills in: those of which a short training, of so much of the epochs, gives smaller errors.
-_FILLED, _TRIAL = ("gaussian", "bernoulli"), 0.1
+# Units of what a correction fills in: those that have smaller errors after a short training of so many updates.
+_FILLED, _TRIAL_UPDATES = ("gaussian", "bernoulli"), 300
 # Numbers of one batch of samples, or of covariances of their factors.
 _BATCH = 2**24
 
@@ -70,7 +70,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         Columns of categories, also binary ones, of 2-D data: those of data frames that are not numbers, or columns by
         number, name or mask. Their missing entries become the most probable category.
     n_epochs, batch_size, learning_rate : optional
-        Training of the correction. Default: 3,000 to 9,000 updates of 200 samples, more for more data.
+        Training of the correction. Default: 3,000 to 7,000 updates of 200 samples, more for more data.
     keep_empty_features : bool
         Whether columns without any known entry are kept, filled with 0; for 2-D data. Other arrays keep them.
     random_state : int, RandomState or None
@@ -263,7 +263,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             samples, seen, asked = (part.reshape(-1, size) for part in (x, known & ~held, held))
             rows = asked.any(1)
             found, errors = None, [math.inf, math.inf]
-            for rank in self._ranks(*samples.shape, complete=bool(known.all())):
+            for rank in self._ranks(*samples.shape):
                 found = _fit(samples, seen, rank, found)
                 error = 0.0
                 if bool(rows.any()):
@@ -278,10 +278,10 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         assert best[1] is not None
         return best[1], best[2]
 
-    def _ranks(self, n: int, size: int, *, complete: bool) -> list[int]:
+    def _ranks(self, n: int, size: int) -> list[int]:
         if self.n_factors is not None:
             return [self.n_factors]
-        most = max(1, min(n - 1, size - 1, _MOST_FACTORS_COMPLETE if complete else _MOST_FACTORS))
+        most = max(1, min(n - 1, size - 1, _MOST_FACTORS))
         return [2**power for power in range(most.bit_length())]
 
     def _learn_correction(
@@ -319,9 +319,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             return error, correction
 
         n_batches = -(-n // min(self.batch_size, n))
-        updates = min(max(n // 5, _FEWEST_UPDATES), _MOST_UPDATES)
-        epochs = self.n_epochs or -(-updates // n_batches)
-        tried = {filled: learned(filled, math.ceil(_TRIAL * epochs))[0] for filled in _FILLED}
+        epochs = self.n_epochs or -(-min(max(n // 5, _FEWEST_UPDATES), _MOST_UPDATES) // n_batches)
+        tried = {filled: learned(filled, min(epochs, -(-_TRIAL_UPDATES // n_batches)))[0] for filled in _FILLED}
         error, correction = learned(min(_FILLED, key=tried.__getitem__), epochs)
         return correction if error < linear or self.hidden != "auto" else None
 
