@@ -337,6 +337,8 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         machine = read_machine(folder)
         if list(machine.layers) != [WORDS] or not machine.layers[WORDS].own_lengths:
             raise StorageError(f"documents of any length need one layer '{WORDS}' of counts, got {machine.layers}")
+        if machine.hidden.name != Bernoulli.name or len(machine.hidden.shape) != 1:
+            raise StorageError(f"topics must be one axis of Bernoulli units, got {machine.hidden}")
         self._adopt(machine)
         self.n_epochs_, self.n_features_in_ = int(described["n_epochs"]), machine.layers[WORDS].shape[0]
         restore_names(self, described["feature_names"])
