@@ -6,6 +6,7 @@ Nothing is allocated before the size that a file claims has been compared with w
 
 import contextlib
 import gzip
+import io
 import math
 import mmap
 import os
@@ -41,7 +42,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".pg
 #: Largest array, in bytes, that is read into memory by default.
 LARGEST = 4 * 2**30
 
-_LARGEST_ORDER = 16
+_LARGEST_ORDER, _LARGEST_HEADER = 16, 10_000
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 BEST_COMPRESSION = 1032  # bytes that one byte of a deflated stream can expand to
 
@@ -138,9 +139,13 @@ def _npy_header(file: IO[bytes], what: str, allow_empty: bool = False) -> tuple[
     if version not in ((1, 0), (2, 0)):
         raise InputError(f"{what} has .npy version {'.'.join(map(str, version))}: versions 1.0 and 2.0 are supported")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    length = file.read(2 if version == (1, 0) else 4)
+    size = int.from_bytes(length, "little")
+    if size > _LARGEST_HEADER:  # NumPy would allocate that much before it reads
+        raise InputError(f"{what} claims a header of {size:,} bytes: up to {_LARGEST_HEADER:,} are supported")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about strings that Python's parser finds odd: the result is checked
-        shape, by_column, dtype = read(file)
+        shape, by_column, dtype = read(io.BytesIO(length + file.read(size)))
     if dtype.hasobject:
         raise InputError(f"{what} holds Python objects, which are never read: save numbers")
     if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.subdtype is not None:
