@@ -97,15 +97,15 @@ class Factors:
             # Samples with the same known entries, such as all complete ones, have the same covariance.
             patterns, which, counts = torch.unique(known[rows], dim=0, return_inverse=True, return_counts=True)
             precision = _symmetric(patterns.to(x.dtype) @ products, above, rank) + one
-            covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+            root = torch.linalg.cholesky(precision)
             projected = ((x[rows] - self.mean) * known[rows]) @ weighted
             if 2 * len(patterns) > len(which):
-                mean = (covariance[which] @ projected[:, :, None])[..., 0]
-            else:  # a copy of the covariance for every row would take most of the time
+                mean = torch.cholesky_solve(projected[:, :, None], root[which])[..., 0]
+            else:  # a copy of the matrix for every row would take most of the time
                 order, mean = torch.argsort(which), torch.empty_like(projected)
-                groups = zip(projected[order].split(counts.tolist()), covariance, strict=True)
-                mean[order] = torch.cat([group @ own for group, own in groups])
-            yield Posterior(rows, mean, covariance, which)
+                groups = zip(projected[order].split(counts.tolist()), root, strict=True)
+                mean[order] = torch.cat([torch.cholesky_solve(group.T, own).T for group, own in groups])
+            yield Posterior(rows, mean, root, which)
 
     def conditional_mean(self, x: Tensor, known: Tensor) -> Tensor:
         """Return the mean (n, D) of the entries given the known entries, with noise of their own for these, too."""
@@ -135,8 +135,13 @@ class Posterior(NamedTuple):
 
     rows: slice
     mean: Tensor  # (n, q)
-    covariance: Tensor  # (p, q, q), one for each pattern of known entries
+    root: Tensor  # (p, q, q), the Cholesky factor of the inverse covariance of each pattern of known entries
     which: Tensor  # (n,): the pattern of each row
+
+    @property
+    def covariance(self) -> Tensor:
+        """The covariance of the factors of each pattern, (p, q, q)."""
+        return torch.cholesky_inverse(self.root)
 
 
 @torch.no_grad()
@@ -211,7 +216,8 @@ def _step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tensor,
     products = z.new_zeros(z.shape[1], rank + 1)  # of entries with factors, and with 1
     above = torch.triu_indices(rank + 1, rank + 1, device=z.device)
     squares = z.new_zeros(z.shape[1], above.shape[1])  # of factors with each other, where the entry is known
-    for rows, factors, covariance, which in found.posterior(z, known):
+    for posterior in found.posterior(z, known):
+        rows, factors, covariance = posterior.rows, posterior.mean, posterior.covariance
         with_one = torch.nn.functional.pad(factors, (0, 1), value=1.0)
         products += z[rows].T @ with_one
         if len(covariance) == 1:
@@ -220,7 +226,7 @@ def _step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tensor,
             squares += torch.outer(some[rows][0], square[above[0], above[1]])
         else:
             each = with_one[:, :, None] * with_one[:, None, :]
-            each[:, :rank, :rank] += covariance[which]
+            each[:, :rank, :rank] += covariance[posterior.which]
             squares += some[rows].T @ each[:, above[0], above[1]]
     # A standard normal prior of the loadings, in units of the noise, counts as much as one sample.
     prior = one_sample * torch.eye(rank + 1, dtype=z.dtype, device=z.device)
