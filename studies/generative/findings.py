@@ -207,12 +207,12 @@ def claims(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     if given:
         agreement = max(given, key=lambda row: row["steps"])["means"]["agreement"]
         add("agreement with the requested class, means", agreement, "at least 0.95", agreement >= 0.95)
-    if found["samples"]:
-        means = found["samples"][0]["means"]
-        add("confident samples, means", means["confident"], "at least 0.85", means["confident"] >= 0.85)
-        low, high = min(means["classes"]), max(means["classes"])
-        add("rarest class", low, "at least 0.04", low >= 0.04)
-        add("most frequent class", high, "at most 0.2", high <= 0.2)
+    for row in found["samples"]:
+        means, low, high = row["means"], min(row["means"]["classes"]), max(row["means"]["classes"])
+        if row["start"] == "chains":
+            add(f"confident means of {row['title']}", means["confident"], "at least 0.85", means["confident"] >= 0.85)
+            add(f"rarest class, {row['title']}", low, "at least 0.04", low >= 0.04)
+            add(f"most frequent class, {row['title']}", high, "at most 0.2", high <= 0.2)
     for minutes, wanted in ((3, -95.0), (10, -91.0)):
         quick = [
             row["test"]
