@@ -94,7 +94,8 @@ class CP(Coupling):
 
     def dense(self) -> Tensor:
         r"""Return the full :math:`W`, of shape (K, \*visible_shape)."""
-        return self.to_visible(torch.eye(len(self.hidden_factor)).to(self.hidden_factor))
+        like = self.hidden_factor  # made on its device: a CUDA graph copies nothing from the CPU
+        return self.to_visible(torch.eye(len(like), dtype=like.dtype, device=like.device))
 
     def balance(self) -> None:
         """Give the factors of each term equal norms."""

@@ -173,6 +173,8 @@ class FullMatrixPath(KernelPath):
         self._tile_down = tile_of(self._n_chains, plan.visible, self._models, processors)
         self._tile_gradient = tile_of(plan.hidden, plan.visible, self._models, processors)
         self._product = {"BK": TILE, "num_warps": 4, "num_stages": 4}
+        # Launches without large products begin before the former ends; those with them would share its processors.
+        self._options = {"PDL": True, "launch_pdl": True} if self._overlapping else {"PDL": False}
         # Samples between the orders of two models, and between their data.
         self._strides = self.n_samples, 0 if self._shared else self.n_samples
 
@@ -269,7 +271,7 @@ class FullMatrixPath(KernelPath):
             self._kernels.compensate[(plan.hidden // BM, plan.visible // BN, self._models)](
                 self._params, self._weight, self._new_weight, self._offset, self._new_offset, self._centre,
                 HIDDEN=plan.hidden, VISIBLE=plan.visible, UNITS=plan.n_hidden, STRIDE=self._stride,
-                VISIBLE_BIAS=plan.visible_bias, FOLLOWS=self._follows, BM=BM, BN=BN,
+                VISIBLE_BIAS=plan.visible_bias, FOLLOWS=self._follows, BM=BM, BN=BN, **self._options,
             )  # fmt: skip
 
     def _launch_products(self, batch: int, n_valid: int, shared: dict[str, Any]) -> None:
@@ -316,12 +318,13 @@ class FullMatrixPath(KernelPath):
                 self._kernels.contract[(-(-KI // 128), -(-LJ // 64), self._models)](
                     self._params, self._all_gradients, STRIDE=self._stride, FACTORS_AT=layer.parameters_at,
                     FULL_AT=plan.full_at(layer), KI=KI, LJ=LJ, R=layer.rank,
-                    RANKS=max(16, power_of_two(layer.rank)), PRECISION=self._precision, BM=128, BN=64,
+                    RANKS=max(16, power_of_two(layer.rank)), PRECISION=self._precision, BM=128, BN=64, **self._options,
                 )  # fmt: skip
         self._apply[(-(-plan.size // _APPLY_BLOCK), self._models)](
             self._params, self._momenta, self._all_gradients, self._params, self._momenta, self._gains, self._gain_of,
             self._multiplier, self._rates, self._clock, batch, SIZE=plan.size, STRIDE=self._stride,
-            N_GAINS=plan.n_factors, TERMS=self._terms, NORMALISED=self._normalised, BLOCK=_APPLY_BLOCK, PDL=False,
+            N_GAINS=plan.n_factors, TERMS=self._terms, NORMALISED=self._normalised, BLOCK=_APPLY_BLOCK,
+            **self._options,
         )  # fmt: skip
 
     def _build(self, weight: Tensor, batch: int = 0, n_next: int = 0) -> None:
@@ -335,7 +338,7 @@ class FullMatrixPath(KernelPath):
             STRIDE=self._stride, N_GAINS=plan.n_factors * self._terms, LAYERS=self._layers,
             NORMALISED=self._normalised, CENTRED=self._centred, TERMS=self._terms,
             PRECISION=self._exact,
-            BG=self._gathered, BM=TILE, BN=TILE, EDGE=self._edge,
+            BG=self._gathered, BM=TILE, BN=TILE, EDGE=self._edge, **self._options,
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ An update is: `upwards` (means of the data, draws of the chains), `downwards`, `
 import triton
 import triton.language as tl
 
+from mvrbm.learning.paths.triton_kernels import after_previous, fresh
 from mvrbm.learning.paths.triton_random import draw_layer, mean, normal, uniform
 
 #: Widths of layers are padded to multiples of this, which all tiles divide.
@@ -298,7 +299,7 @@ def gradients(
 def contract(
     weights, gradient, STRIDE: tl.constexpr, FACTORS_AT: tl.constexpr, FULL_AT: tl.constexpr, KI: tl.constexpr,
     LJ: tl.constexpr, R: tl.constexpr, RANKS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr,
+    BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients of U (R, K I) and V (R, L J) that follow from the gradient of their product, (K I, L J)."""
     model = tl.program_id(2).to(tl.int64)
@@ -311,9 +312,10 @@ def contract(
     gradient += model * STRIDE
     at = gradient + FULL_AT + a[:, None] * LJ + b[None, :]
     inside = (a < KI)[:, None] & (b < LJ)[None, :]
-    U = tl.load(weights + u_at, mask=in_u, other=0.0)
-    V = tl.load(weights + v_at, mask=in_v, other=0.0)
-    G = tl.load(at, mask=inside, other=0.0)
+    # The factors are older than the previous launch.
+    U, V = fresh(weights + u_at, in_u), fresh(weights + v_at, in_v)
+    after_previous(PDL)
+    G = fresh(at, inside)
     gradient += FACTORS_AT
     of_u = tl.dot(V, tl.trans(G), input_precision=PRECISION)
     tl.atomic_add(gradient + u_at, of_u, mask=in_u, sem="relaxed")
@@ -327,7 +329,7 @@ def build(
     data_stride, N: tl.constexpr, ALL_ROWS: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr,
     UNITS: tl.constexpr, K: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr,
     LAYERS: tl.constexpr, NORMALISED: tl.constexpr, CENTRED: tl.constexpr, TERMS: tl.constexpr, PRECISION: tl.constexpr,
-    BG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
+    BG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Form the full matrices of all couplings, as operands, and the norms of their factors; fetch the next batch.
 
@@ -337,6 +339,7 @@ def build(
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     weights += model * STRIDE
     weight += model * HIDDEN * VISIBLE
+    after_previous(PDL)
     if program < VISIBLE // GATHERED:
         if n_next > 0:
             _gather(
@@ -361,14 +364,13 @@ def build(
                 a = own // ACROSS * BM + tl.arange(0, BM)
                 b = own % ACROSS * BN + tl.arange(0, BN)
                 r = tl.arange(0, TERMS if TERMS > 16 else 16)
-                U = tl.load(
-                    weights + LAYERS[m][FACTORS] + a[:, None] + r[None, :] * KI,
-                    mask=(a < KI)[:, None] & (r < R)[None, :], other=0.0,
-                )  # fmt: skip
-                V = tl.load(
+                U = fresh(
+                    weights + LAYERS[m][FACTORS] + a[:, None] + r[None, :] * KI, (a < KI)[:, None] & (r < R)[None, :]
+                )
+                V = fresh(
                     weights + LAYERS[m][FACTORS] + R * KI + r[:, None] * LJ + b[None, :],
-                    mask=(r < R)[:, None] & (b < LJ)[None, :], other=0.0,
-                )  # fmt: skip
+                    (r < R)[:, None] & (b < LJ)[None, :],
+                )
                 W = tl.dot(U, V, input_precision=PRECISION)
                 at = (a // I * (L * VISIBLE) + a % I * LAYERS[m][PITCH])[:, None] + (b // J * VISIBLE + b % J)[None, :]
                 inside = (a < KI)[:, None] & (b < LJ)[None, :]
@@ -378,7 +380,7 @@ def build(
                 b = own % ACROSS * BN + tl.arange(0, BN)
                 inside = (a < UNITS)[:, None] & (b < I * J)[None, :]
                 full = weights + LAYERS[m][FULL] + a[:, None] * (I * J) + b[None, :]
-                W = tl.load(full, mask=inside, other=0.0)
+                W = fresh(full, inside)
                 at = a[:, None] * VISIBLE + (b // J * LAYERS[m][PITCH] + b % J)[None, :]
             if weight.dtype.element_ty == tl.float16:
                 # Numbers of 16 bits end beyond this, where every unit is saturated.
@@ -409,7 +411,7 @@ def add_norm(
             factors += RANK_ * K * I
             height, width = L, J
         inside = (row < height) & (column < width)
-        matrix = tl.load(factors + (r * height + row) * width + column, mask=inside, other=0.0)
+        matrix = fresh(factors + (r * height + row) * width + column, inside)
         gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
         gram = tl.dot(gram, gram, input_precision=PRECISION)
         # The norms of U make the gain of V, and those of V the gain of U.
@@ -421,20 +423,21 @@ def add_norm(
 def compensate(
     weights, weight, new_weight, offset, new_offset, centre, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr,
     UNITS: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, FOLLOWS: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr,
+    BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Take over new matrices, and adjust the biases for what the change does to the fields of the offsets."""
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     units, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
     at = (model.to(tl.int64) * HIDDEN + units[:, None]) * VISIBLE + columns[None, :]
-    new = tl.load(new_weight + at)
-    change = new.to(tl.float32) - tl.load(weight + at).to(tl.float32)
+    after_previous(PDL)
+    new = fresh(new_weight + at, True)
+    change = new.to(tl.float32) - fresh(weight + at, True).to(tl.float32)
     tl.store(weight + at, new)
     weights += model.to(tl.int64) * STRIDE + VISIBLE_BIAS
     mu = tl.load(centre + model * VISIBLE + columns)
     tl.atomic_add(weights + VISIBLE + units, -tl.sum(change * mu[None, :], 1), mask=units < UNITS, sem="relaxed")
     if FOLLOWS:
-        follow = tl.load(new_offset + model * HIDDEN + units)
+        follow = fresh(new_offset + model * HIDDEN + units, True)
         tl.atomic_add(weights + columns, -tl.sum(change * follow[:, None], 0), sem="relaxed")
         if tile_n == 0:
             tl.store(offset + model * HIDDEN + units, follow)

@@ -152,8 +152,7 @@ class KernelPath(EpochPath):
     def epoch(self, states: Sequence[TrainState], orders: Sequence[Tensor], stopped: Callable[[], bool]) -> int:
         """Go through the data once, without interruption."""
         n_batches, start, update = -(-self.n_samples // self.batch_size), states[0].batch, states[0].update
-        for number, order in enumerate(orders):
-            self._order[number].copy_(order, non_blocking=True)
+        self._order.copy_(torch.stack(list(orders)), non_blocking=True)
         if self._persistent and update == 0 and start == 0 and not states[0].chains:
             for number in range(self._models):
                 self._start_chains(number, self._order[number, : self.batch_size].long())

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from mvrbm.learning.paths.full_kernels import add_norm
-from mvrbm.learning.paths.triton_kernels import load_sample, operand
+from mvrbm.learning.paths.triton_kernels import after_previous, fresh, load_sample, operand
 from mvrbm.learning.paths.triton_random import draw_layer, mean, numbers_of
 
 
@@ -37,7 +37,7 @@ def stacked_step(
     BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
     STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
     BYTE_SCALE: tl.constexpr, NORMALISED: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr,
-    HALVES: tl.constexpr, EDGE: tl.constexpr,
+    HALVES: tl.constexpr, EDGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute one batch's gradient. Program (p, s) takes `SAMPLES` samples of model s, the last ones compute gains."""
     program, model = tl.program_id(0), tl.program_id(1)
@@ -48,11 +48,6 @@ def stacked_step(
     AT_B: tl.constexpr = RANK * (K * I + L * J)
     AT_C: tl.constexpr = AT_B + I * J
     weights += model.to(tl.int64) * STRIDE
-    if program >= PROGRAMS:
-        if NORMALISED:
-            number = program - PROGRAMS
-            add_norm(weights, gains + model * (2 * R), number, RANK, K, I, L, J, R, EDGE, PRECISION)
-        return
     OPERAND: tl.constexpr = tl.float16 if HALVES else tl.float32
     ri, rj, rk, rl = tl.arange(0, BI), tl.arange(0, BJ), tl.arange(0, BK), tl.arange(0, BL)
     at_x, in_x = ri[:, None] * J + rj[None, :], (ri < I)[:, None] & (rj < J)[None, :]
@@ -67,19 +62,35 @@ def stacked_step(
     in_ut = ((of_i // BI < RANK) & (of_i % BI < I))[:, None] & (rk < K)[None, :]
     at_vt = AT_V + (of_j // BJ * (L * J) + of_j % BJ)[:, None] + rl[None, :] * J  # (R J, L)
     in_vt = ((of_j // BJ < RANK) & (of_j % BJ < J))[:, None] & (rl < L)[None, :]
-    u, size_u = operand(tl.load(weights + at_u, mask=in_u, other=0.0), HALVES)
-    v, size_v = operand(tl.load(weights + at_v, mask=in_v, other=0.0), HALVES)
-    size = tl.minimum(size_u * size_v, 3e38)
-    ut = (tl.load(weights + at_ut, mask=in_ut, other=0.0) * (1.0 / size_u)).to(OPERAND)
-    vt = (tl.load(weights + at_vt, mask=in_vt, other=0.0) * (1.0 / size_v)).to(OPERAND)
-    B = tl.load(weights + AT_B + at_x, mask=in_x, other=0.0)
-    C = tl.load(weights + AT_C + at_y, mask=in_y, other=0.0)
     update, key = tl.load(clock) + batch, tl.load(seeds + model)
     data += model.to(tl.int64) * data_stride
     load_scale += model * (I * J)
     load_shift += model * (I * J)
     order += model * order_stride + batch * N
     recorded += batch * RECORDED
+    # Everything that does not depend on the parameters comes before the wait.
+    if SAMPLES == 1:
+        x = load_sample(
+            data, order, load_scale, load_shift, program, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
+        )
+        to_y = numbers_of(key, update, program, 0, recorded, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
+        to_x = numbers_of(
+            key, update, program, 1, recorded + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN, RECORDED, BI,
+            BJ,
+        )  # fmt: skip
+    after_previous(PDL)
+    if program >= PROGRAMS:
+        if NORMALISED:
+            number = program - PROGRAMS
+            add_norm(weights, gains + model * (2 * R), number, RANK, K, I, L, J, R, EDGE, PRECISION)
+        return
+    u, size_u = operand(fresh(weights + at_u, in_u), HALVES)
+    v, size_v = operand(fresh(weights + at_v, in_v), HALVES)
+    size = tl.minimum(size_u * size_v, 3e38)
+    ut = (fresh(weights + at_ut, in_ut) * (1.0 / size_u)).to(OPERAND)
+    vt = (fresh(weights + at_vt, in_vt) * (1.0 / size_v)).to(OPERAND)
+    B = fresh(weights + AT_B + at_x, in_x)
+    C = fresh(weights + AT_C + at_y, in_y)
     gradients += model.to(tl.int64) * STRIDE
     nothing_y, nothing_x = tl.zeros([BK, BL], tl.float32), tl.zeros([BI, BJ], tl.float32)
     grad_u, grad_v = tl.zeros([R * BK, BI], tl.float32), tl.zeros([R * BL, BJ], tl.float32)
@@ -91,9 +102,10 @@ def stacked_step(
         largest = tl.maximum(weight, 1.0)
     for s in range(SAMPLES):
         i = program * SAMPLES + s
-        x = load_sample(
-            data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
-        )
+        if SAMPLES > 1:
+            x = load_sample(
+                data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
+            )
         positive = tl.where(i < n_valid, 1.0 / largest, 0.0)
         negative = positive
         x_t = tl.trans(x).to(OPERAND)
@@ -104,29 +116,25 @@ def stacked_step(
         grad_u, grad_v = _add_slopes(x, x_t, h, ut, vt, grad_u, grad_v, R, BI, BJ, BK, BL, PRECISION)
         state = chains + (model * CHAINS + i).to(tl.int64) * (I * J) + at_x
         if PERSISTENT:
-            x = tl.load(state, mask=in_x & (i < CHAINS), other=0.0).to(tl.float32)
+            x = fresh(state, in_x & (i < CHAINS)).to(tl.float32)
             x_t = tl.trans(x).to(OPERAND)
             field = C + size * _two(v, x_t, tl.trans(ut), nothing_y, R, BL, BI, PRECISION)
             negative = tl.where(i < CHAINS, weight / largest, 0.0)
         for step in range(STEPS):
             numbers = recorded + step * ROWS * (K * L + I * J)
-            y = draw_layer(
-                field,
-                numbers_of(
+            if SAMPLES > 1 or step > 0:
+                to_y = numbers_of(
                     key, update, i, 2 * step, numbers, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL
-                ),
-                HIDDEN_GAUSSIAN,
-            )
+                )
+            y = draw_layer(field, to_y, HIDDEN_GAUSSIAN)
             y_t = tl.trans(y).to(OPERAND)
             towards = B + size * _two(vt, y_t, tl.trans(u), nothing_x, R, BJ, BK, PRECISION)
-            numbers += ROWS * K * L
-            x = draw_layer(
-                towards,
-                numbers_of(
-                    key, update, i, 2 * step + 1, numbers, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ
-                ),
-                VISIBLE_GAUSSIAN,
-            )
+            if SAMPLES > 1 or step > 0:
+                to_x = numbers_of(
+                    key, update, i, 2 * step + 1, numbers + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN,
+                    RECORDED, BI, BJ,
+                )  # fmt: skip
+            x = draw_layer(towards, to_x, VISIBLE_GAUSSIAN)
             x_t = tl.trans(x).to(OPERAND)
             field = C + size * _two(v, x_t, tl.trans(ut), nothing_y, R, BL, BI, PRECISION)
         h = negative * mean(field, HIDDEN_GAUSSIAN)

@@ -17,9 +17,8 @@ A group is a tuple of numbers, by position:
 # ruff: noqa: E741
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
-from mvrbm.learning.paths.triton_kernels import fresh, load_sample, operand
+from mvrbm.learning.paths.triton_kernels import after_previous, fresh, load_sample, operand
 from mvrbm.learning.paths.triton_random import draw_layer, mean, numbers_of
 
 K1, I1, K2, I2 = (tl.constexpr(n) for n in range(4))  # hidden and visible sizes of its modes; 1 if there is none
@@ -217,9 +216,7 @@ def tensor_step(
     OPERAND: tl.constexpr = tl.float16 if HALVES else tl.float32
     weights += model.to(tl.int64) * STRIDE
     if i >= MOST:
-        if PDL:
-            cuda.gdc_wait()
-            cuda.gdc_launch_dependents()
+        after_previous(PDL)
         if NORMALISED:
             own = gains + model * (len(FACTORS) // 3 * TERMS)
             _keep_gain(weights, own, i - MOST, FACTORS, RANK, TERMS, EDGE, EXACT)
@@ -249,9 +246,7 @@ def tensor_step(
     recorded += batch * RECORDED
     gradients += model.to(tl.int64) * STRIDE
     x0 = load_sample(data, order, load_scale, load_shift, i, n_valid, at_x, in_x, VISIBLE, BYTE_SCALE, VISIBLE_GAUSSIAN)
-    if PDL:
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
+    after_previous(PDL)
     a, b, c, size_a, size_b, size_c = _factors(weights, 0, A, B, C, MIDDLE, HALVES)
     size = _product(size_a, size_b, size_c)
     bias_x = fresh(weights + AT_B + at_x, in_x)

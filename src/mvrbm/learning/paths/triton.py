@@ -44,6 +44,8 @@ class TritonPath(KernelPath):
     updates_per_graph = 1000
     _packings: list[Packing]
 
+    _chain_dtype = torch.float32
+
     def __init__(
         self,
         tasks: Sequence[Task],
@@ -103,9 +105,7 @@ class TritonPath(KernelPath):
             factor.fill_(number)
         self._load_scale = torch.stack([packing.affine[0] for packing in self._packings])
         self._load_shift = torch.stack([packing.affine[1] for packing in self._packings])
-        # Zeros and ones in 16 bits are half the traffic; the tiled kernel keeps fields there.
-        dtype = torch.float16 if self._small and self._halves else torch.float32
-        self._chains = torch.zeros(models, self._n_chains, self.plan.states, dtype=dtype, device=self._device)
+        self._chains = like.new_zeros(models, self._n_chains, self.plan.states, dtype=self._chain_dtype)
 
     def _choose(self) -> None:
         """Choose the kernel and its tiles."""
@@ -113,6 +113,8 @@ class TritonPath(KernelPath):
         sizes = (first.rows, first.columns, plan.hidden_rows, plan.hidden_columns)
         self._tiles = tuple(tile_of(size) for size in sizes)
         self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE and first.rank <= _MOST_RANKS
+        if self._small and self._halves:
+            self._chain_dtype = torch.float16  # zeros and ones: half the traffic
         # Terms that the small kernel stacks, a power of two.
         self._stacked = 1 << (first.rank - 1).bit_length() if self._small else 1
         self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
@@ -129,7 +131,7 @@ class TritonPath(KernelPath):
             self._samples = fewest_waves(self._rows, self._models, at_a_time)
         # On a GPU that is not full, every program makes the step for itself: one launch less per update.
         self._late_steps = light and first.rank == 1 and not full
-        self._options = {"launch_pdl": True} if self._overlapping and self._small and self._stacked == 1 else {}
+        self._options = {"launch_pdl": True} if self._overlapping and self._small else {}
         if not self._small:
             self._half = max(layer.rows for layer in plan.layers) * plan.hidden_columns
             room = 2 * plan.states + 3 * plan.hidden_area + self._half
@@ -228,7 +230,7 @@ class TritonPath(KernelPath):
             BL=tiles[3], STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
             HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
             RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, EDGE=max(tiles),
-            num_warps=self._warps,
+            PDL=bool(self._options), num_warps=self._warps, **self._options,
         )  # fmt: skip
 
     def _launch_tiled(self, batch: int, n_valid: int) -> None:

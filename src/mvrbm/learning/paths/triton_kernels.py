@@ -66,9 +66,7 @@ def apply(
     factor_rate, bias_rate, keep, decay = _rates_of(rates, model, clock, batch)
     at += model.to(tl.int64) * STRIDE
     scale = tl.load(multiplier + at, mask=inside, other=0.0)
-    if PDL:
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
+    after_previous(PDL)
     value, momentum, gradient = (
         fresh(weights + at, inside),
         fresh(momenta + at, inside),
@@ -87,6 +85,14 @@ def apply(
     tl.store(new_weights + at, value, mask=inside)
     tl.store(new_momenta + at, momentum, mask=inside)
     tl.store(gradients + at, tl.zeros([BLOCK], tl.float32), mask=inside)
+
+
+@triton.jit
+def after_previous(PDL: tl.constexpr):
+    """Wait for the previous launch, and let the next one begin, which waits as well."""
+    if PDL:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -180,9 +186,7 @@ def small_step(
         to_x = numbers_of(
             key, update, i, 1, recorded + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ
         )
-    if PDL:
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
+    after_previous(PDL)
     scale_u, scale_v = 1.0, 1.0
     if NORMALISED:
         scale_u = 1.0 / tl.maximum(tl.load(gains + model * 2, cache_modifier=".cg"), 1e-12)
