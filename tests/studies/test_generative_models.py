@@ -376,7 +376,7 @@ def test_claims_compare_what_was_found_with_what_was_wanted():
             {"parameters": 18_869, "steps": 100, "means": {"agreement": 0.99}},
             {"parameters": 40_000, "steps": 9000, "means": {"agreement": 0.99}},
         ],
-        "samples": [sampled],
+        "samples": [{**sampled, "title": "A", "start": "chains"}, {**sampled, "title": "A", "start": "noise"}],
         "seconds_table": [
             {**quick, "training_seconds": 170.0, "test": -94.0},
             {**quick, "training_seconds": 590.0, "test": -91.5},
@@ -396,7 +396,7 @@ def test_claims_compare_what_was_found_with_what_was_wanted():
         (pytest.approx(-0.9), True),
     ]
     page = study.page({**EMPTY, "claims": findings.claims(found)}, {})
-    assert "| rarest class | 0.03 | at least 0.04 | ✗ not reached |" in page
+    assert "| rarest class, A | 0.03 | at least 0.04 | ✗ not reached |" in page
     nothing = {"judge": None, "conditional": [], "samples": [], "seconds_table": [], "processes": []}
     assert findings.claims(nothing) == []
 
