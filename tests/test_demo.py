@@ -41,7 +41,7 @@ def test_every_picture_says_what_it_shows(report):
     tags.feed(html)
     pictures = [attributes for tag, attributes in tags.found if tag == "img"]
     drawings = [attributes for tag, attributes in tags.found if tag == "svg"]
-    assert len(pictures) == 10
+    assert len(pictures) == 13
     assert len(drawings) == 3
     assert all(len(attributes["alt"]) > 5 for attributes in pictures)
     assert all(len(attributes["aria-label"]) > 5 for attributes in drawings)

@@ -48,14 +48,15 @@ _SUBMODULES = (
 
 
 def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") -> Any:
-    """Load whatever was saved in a folder, or is on the Hugging Face hub.
+    """Load whatever was saved in a folder, comes with this package, or is on the Hugging Face hub.
 
     Parameters
     ----------
     folder : path or str
         A folder written by :func:`mvrbm.save`, by the `save` method of an estimator, or by checkpoints. If there is no
         folder `user`, the text ``"user/name"`` or ``"user/name@revision"`` names a model on the Hugging Face hub, which
-        is downloaded; this needs ``pip install 'mvrbm[hub]'``.
+        is downloaded; this needs ``pip install 'mvrbm[hub]'``. If there is no such folder, ``"digits"`` and
+        ``"labelled-digits"`` are trained models of handwritten digits that come with this package.
     device : str or torch.device
         The device of the model: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ...
 
@@ -72,8 +73,7 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
     """
     for home in _WITH_LOADERS:  # their classes register themselves
         importlib.import_module(home)
-    hub = importlib.import_module("mvrbm.hub")
-    local = hub.download(folder) if hub.is_hub_name(folder) else folder
+    local = importlib.import_module("mvrbm.hub").find(folder)
     return importlib.import_module("mvrbm.saving").load(local, device)
 
 

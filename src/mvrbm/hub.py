@@ -1,5 +1,6 @@
 """Sharing models: folders in the layout of the Hugging Face hub, with a model card, and the way to the hub and back.
 
+It also finds the models that come with the package, which are such folders.
 Uploads and downloads go through the package `huggingface_hub`, the extra ``hub``. Only the files of a model are
 downloaded, and :mod:`mvrbm.saving` reads and checks them as it reads any other folder.
 """
@@ -18,6 +19,7 @@ from safetensors import safe_open
 
 from mvrbm.errors import StorageError
 from mvrbm.extras import require
+from mvrbm.io.atomic import bring_back
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import (
     CARD,
@@ -32,8 +34,12 @@ from mvrbm.saving import (
     write_machine,
 )
 
-__all__ = ["ModelCard", "download", "is_hub_name", "push_to_hub", "save_pretrained", "write_card"]
+__all__ = ["SHIPPED", "ModelCard", "download", "find", "is_hub_name", "push_to_hub", "save_pretrained", "write_card"]
 
+#: Names of the trained models that come with the package.
+SHIPPED = ("digits", "labelled-digits")
+
+_WEIGHTS = Path(__file__).parent / "weights"
 _FILES = (CONFIG, MODEL, CHAINS)
 _LARGEST_DOWNLOAD = 2**30
 _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?", re.ASCII)  # user/name, user/name@revision
@@ -123,6 +129,21 @@ def push_to_hub(model: Any, name: str, *, private: bool = False, message: str = 
     return str(commit.commit_url)
 
 
+def find(model: str | os.PathLike[str]) -> Path:
+    """Return the folder of a model: a path, a name on the hub, or the name of a model that comes with the package.
+
+    A folder here of that name comes first.
+    """
+    if is_hub_name(model):
+        return download(str(model))
+    folder = bring_back(Path(model))
+    if folder.exists():
+        return folder
+    if str(model) in SHIPPED:
+        return _WEIGHTS / model
+    raise StorageError(f"{folder} is not a model folder: nothing is there; mvrbm has the models {', '.join(SHIPPED)}")
+
+
 def is_hub_name(model: str | os.PathLike[str]) -> bool:
     """Return whether the argument of :func:`mvrbm.load` names a model on the hub.
 
@@ -207,7 +228,8 @@ def _lines(card: ModelCard, folder: Path) -> Iterator[str]:
     yield from ("", "## Data", "", card.data, "", "## Licence", "", card.license or _NOT_STATED)
     yield from ("", "## Measured figures", "")
     yield from _table(("figure", "value"), card.figures.items()) if card.figures else [_NOT_STATED]
-    place = card.name if card.name and _NAME.fullmatch(card.name) else "path/of/this/folder"
+    named = card.name is not None and (card.name in SHIPPED or _NAME.fullmatch(card.name))
+    place = card.name if named else "path/of/this/folder"
     yield from ("", "## How to load", "", "```python", "import mvrbm", "", f'model = mvrbm.load("{place}")', "```", "")
     yield "This file was written by `save_pretrained`. Saving another model to this folder replaces it."
 

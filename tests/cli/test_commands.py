@@ -732,7 +732,9 @@ def test_python_m_mvrbm(place):
     assert result.stdout.startswith("class")
     result = subprocess.run([sys.executable, "-m", "mvrbm", "info", "gone"], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "error: gone is not a model folder: nothing is there\n"
+    assert result.stderr == (
+        "error: gone is not a model folder: nothing is there; mvrbm has the models digits, labelled-digits\n"
+    )
 
 
 def test_a_reader_that_goes_away_is_no_error(place):

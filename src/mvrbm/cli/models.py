@@ -14,10 +14,12 @@ ExportMethod = StrEnum("ExportMethod", ["TRANSFORM", "RECONSTRUCT", "PREDICT_PRO
 def info(model_folder: ModelFolder, as_json: AsJson = False) -> None:
     """Show the class, layers, shapes, parameters and files of a model."""
     import mvrbm
+    from mvrbm.hub import find
     from mvrbm.learning.checkpoint import newest
     from mvrbm.saving import read_config
 
-    folder = newest(model_folder) or model_folder  # of several checkpoints, the last
+    place = find(model_folder)
+    folder = newest(place) or place  # of several checkpoints, the last
     loaded = mvrbm.load(folder, "cpu")
     model = getattr(loaded, "machine", loaded)  # a trainer has one
     config = read_config(folder)

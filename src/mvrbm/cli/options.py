@@ -77,11 +77,12 @@ _INPUT_HELP = (
     ".zarr file, a folder of images, of folders of images or of .npy files, or a data set (mnist-5k, mnist:test)."
 )
 _ROWS_HELP = "Only some samples of the input: 100 (the first), 100:200, or ::10 (every tenth)."
+_MODEL_HELP = "Folder of a saved model, or a model that comes with mvrbm: digits, labelled-digits."
 #: Tiles of a contact sheet, unless more are requested.
 MOST_TILES = 100
 
 Input = Annotated[str, argument("INPUT", _INPUT_HELP)]
-ModelFolder = Annotated[Path, argument("MODEL", "Folder of a saved model.")]
+ModelFolder = Annotated[Path, argument("MODEL", _MODEL_HELP)]
 ArrayOut = Annotated[Path, argument("OUT", "A .npy file.")]
 ImagesOut = Annotated[Path, argument("OUT", "A .npy file, or an image for a contact sheet.")]
 ModelOut = Annotated[Path, new("Folder for the model.")]
