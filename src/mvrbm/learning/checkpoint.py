@@ -77,6 +77,8 @@ def _tensors_of(run: Run) -> dict[str, Tensor]:
         "chains": state.chains | {name: chain.movedim(0, axis).contiguous() for name, chain in gathered.items()},
         "momenta": state.momenta,
     }
+    if run.world.size == 1:  # chains in it are those of one process
+        groups["exact"] = state.exact
     for name, part in state.rng.state_dict().items():
         for rank, own in enumerate(run.world.gather(part.reshape(-1))):
             groups.setdefault(f"noise.{rank}", {})[name] = own.reshape(part.shape)

@@ -211,6 +211,8 @@ class Stored:
             for name, chain in self._chains(run).items():
                 own = chain.movedim(axis, 0)[world.part_of(chain.shape[axis])].movedim(0, axis) if chain.ndim else chain
                 state.chains[name] = own.to(like.device, copy=True, memory_format=torch.contiguous_format)
+            exact = _under(self.tensors, "exact")
+            state.exact = checked(exact, dict.fromkeys(exact), "exact numbers") if world.size == 1 else {}
             if same_world:
                 state.rng.load_state_dict(_under(self.tensors, f"noise.{world.rank}"))
             else:

@@ -32,6 +32,9 @@ class TrainState:
         Offsets of the layers that are centred.
     epoch, batch, update : int
         Finished epochs, batches of the epoch in progress, and updates.
+    exact : dict of str to Tensor
+        Parameters, momenta and chains in the form that a path keeps them in, if it is another one: the path continues
+        from it without rounding, unless something else has changed the state.
     """
 
     machine: BoltzmannMachine
@@ -42,6 +45,7 @@ class TrainState:
     epoch: int = 0
     batch: int = 0
     update: int = 0
+    exact: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def learned(self) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ factors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -247,6 +247,22 @@ class Packing:
     @torch.no_grad()
     def unpack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
         """Write flat parameters and momenta back to a state."""
+        learned = state.learned
+        for name, value, momentum in self._unpacked(state, params, momenta):
+            learned[name].copy_(value)
+            state.momentum_of(name, learned[name]).copy_(momentum)
+
+    @torch.no_grad()
+    def is_of(self, state: TrainState, params: Tensor, momenta: Tensor) -> bool:
+        """Return whether a state has the values that `unpack` would write to it."""
+        learned = state.learned
+        return all(
+            torch.equal(learned[name], value) and torch.equal(state.momentum_of(name, value), momentum)
+            for name, value, momentum in self._unpacked(state, params, momenta)
+        )
+
+    def _unpacked(self, state: TrainState, params: Tensor, momenta: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield parameters and momenta as a state has them, by name; at the hidden bias, factors must be in place."""
         learned, values, scales = state.learned, self.named(params), self._scales()
         shifts = {f"visible.{p.name}.bias": self._shift(p) for p in self.plan.layers if p.gaussian}
         for name, momentum in self.named(momenta).items():
@@ -254,9 +270,8 @@ class Packing:
             if name in shifts:
                 value = value + shifts[name]
             elif name == "hidden.bias" and self._centred:
-                value = value - self._field_of_offsets(state.machine)  # the factors are in place by now
-            parameter.copy_(_part(value, parameter) / scale)
-            state.momentum_of(name, parameter).copy_(_part(momentum, parameter) / scale)
+                value = value - self._field_of_offsets(state.machine)
+            yield name, _part(value, parameter) / scale, _part(momentum, parameter) / scale
 
     @one_thread()
     def _field_of_offsets(self, machine: BoltzmannMachine) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 import torch
@@ -29,6 +29,10 @@ def compiled_code() -> ModuleType | None:
     """Return the compiled code, None where there is none of this version."""
     code = compiled.library()
     return None if code is None or code.INTERFACE != _INTERFACE else code
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 class FlatUpdates(UpdatePath):
@@ -67,6 +71,8 @@ class FlatUpdates(UpdatePath):
 
     def load(self, state: TrainState) -> None:
         self._rng = state.rng
+        if self._load_exact(state):
+            return
         self._packing.pack(state, self._params, self._momenta)
         if self._persistent and state.chains:
             self._set_chains(state.chains)
@@ -79,10 +85,38 @@ class FlatUpdates(UpdatePath):
     def store(self, state: TrainState) -> TrainState:
         self._packing.unpack(state, self._params, self._momenta)
         if self._persistent and self._chains_started:
-            for p, states, pair in zip(self.plan.layers, self._chain_states(), self._affine, strict=True):
-                data = states if pair is None else (states + pair[1].view(p.shape)) / pair[0].view(p.shape)
-                state.chains[p.name] = data.clone(memory_format=torch.contiguous_format)
+            state.chains |= {name: _copy(chain) for name, chain in self._chains()}
+        state.exact = {name: _copy(part) for name, part in self._own(self._chains_started).items()}
         return state
+
+    def _chains(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the persistent chains of every layer, (n, *layer shape), in the units of the data."""
+        for p, states, pair in zip(self.plan.layers, self._chain_states(), self._affine, strict=True):
+            yield p.name, states if pair is None else (states + pair[1].view(p.shape)) / pair[0].view(p.shape)
+
+    def _own(self, with_chains: bool) -> dict[str, Tensor]:
+        """Return everything that may be rounded when it is written to a state, by name."""
+        own = {"params": self._params, "momenta": self._momenta, "scale": self._packing.affine[0]}
+        if self._persistent and with_chains:
+            own |= {f"chains.{p.name}": part for p, part in zip(self.plan.layers, self._chain_states(), strict=True)}
+        return own
+
+    def _load_exact(self, state: TrainState) -> bool:
+        """Continue from the exact form of the state, and return True; False if it has none, or has changed since."""
+        own = self._own(bool(state.chains))
+        if {name: part.shape for name, part in state.exact.items()} != {name: part.shape for name, part in own.items()}:
+            return False
+        for name, part in own.items():
+            part.copy_(state.exact[name])
+        self._packing.measure({})
+        if self._variances:
+            self._multiplier.copy_(self._packing.multiplier)
+        if not self._packing.is_of(state, self._params, self._momenta):
+            return False
+        if self._persistent and state.chains:
+            self._chains_started = True
+            return all(torch.equal(state.chains[name], chain) for name, chain in self._chains())
+        return True
 
     @abstractmethod
     def _chain_states(self) -> list[Tensor]:
