@@ -20,7 +20,7 @@ def impute(
     save: Annotated[Path | None, opt.new("Folder to save the trained imputer in.")] = None,
     deviations: Annotated[Path | None, opt.new(_DEVIATIONS_HELP)] = None,
     sample_axes: Annotated[int | None, opt.new(_AXES_HELP, min=1)] = None,
-    epochs: Annotated[int | None, opt.new("Number of epochs; default: 3,000 to 7,000 updates.", min=1)] = None,
+    epochs: Annotated[int | None, opt.new("Number of epochs; default: 3,000 to 6,000 updates.", min=1)] = None,
     rows: opt.Rows = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,

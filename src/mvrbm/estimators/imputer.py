@@ -30,14 +30,16 @@ from mvrbm.validation import all_finite, as_shape, choice, number, whole_number
 
 _HIDDEN = ("auto", "gaussian", "rectified", "bernoulli")
 # Samples of which some known entries are hidden to compare machines; most samples that factors are fitted to where
-# entries are missing; most factors, which cost a linear system per mask.
-_MOST_HELD, _MOST_FITTED, _MOST_FACTORS = 400, 10_000, 128
+# entries are missing; most factors, with missing entries, which cost a linear system per sample, and without.
+_MOST_HELD, _MOST_FITTED, _MOST_FACTORS, _MOST_FACTORS_COMPLETE = 400, 10_000, 128, 256
 # Samples per mask where nothing is missing: masks of their own would cost a linear system each.
 _SHARED_MASK = 20
 # Steps of EM at every number of factors, starting from the factors of the last, until doubling it twice helps little.
 _STEPS, _BETTER = 15, 0.995
+# Multiples of the learned noise that are tried: with few samples, factors fit their own noise, too.
+_NOISES = (1.0, 2.0, 4.0)
 # A correction is learned from at least so many samples, in so many updates.
-_FEWEST_SAMPLES, _FEWEST_UPDATES, _MOST_UPDATES = 200, 3000, 7000
+_FEWEST_SAMPLES, _FEWEST_UPDATES, _MOST_UPDATES = 200, 3000, 6000
 _MOST_HIDDEN = 1000
 # Units of what a correction fills in: those that have smaller errors after a short training of so many updates.
 _FILLED, _TRIAL_UPDATES = ("gaussian", "bernoulli"), 300
@@ -70,7 +72,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         Columns of categories, also binary ones, of 2-D data: those of data frames that are not numbers, or columns by
         number, name or mask. Their missing entries become the most probable category.
     n_epochs, batch_size, learning_rate : optional
-        Training of the correction. Default: 3,000 to 7,000 updates of 200 samples, more for more data.
+        Training of the correction. Default: 3,000 to 6,000 updates of 200 samples, more for more data.
     keep_empty_features : bool
         Whether columns without any known entry are kept, filled with 0; for 2-D data. Other arrays keep them.
     random_state : int, RandomState or None
@@ -143,7 +145,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         held = self._hide(known, rng)
         weights = _weights(x, known, each=len(self._shape_in) == 1)
         self.errors_: dict[str, float] = {}
-        factors, self.sample_axes_ = self._choose_factors(x, known, held, weights)
+        factors, self.sample_axes_, noise = self._choose_factors(x, known, held, weights)
         self.n_factors_ = factors.loadings.shape[1]
         self._centre = factors.mean
         self._scale = torch.where(weights > 0, 1 / torch.sqrt(weights), 1.0).expand_as(self._centre).clone()
@@ -151,8 +153,9 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         samples, seen, asked = (part.reshape(-1, math.prod(shape)) for part in (x, known, held))
         correction = None
         if self.hidden not in ("auto", "gaussian") or (self.hidden == "auto" and len(samples) >= _FEWEST_SAMPLES):
-            correction = self._learn_correction(factors, samples, seen & ~asked, asked, weights, rng)
-        self._adopt(_fit(samples, seen, self.n_factors_, factors).machine(shape), correction)
+            noisier = factors.with_noise(noise)
+            correction = self._learn_correction(noisier, samples, seen & ~asked, asked, weights, rng)
+        self._adopt(_fit(samples, seen, self.n_factors_, factors).with_noise(noise).machine(shape), correction)
         self._calibration = self._calibrated(samples, seen & ~asked, asked)
         return self
 
@@ -248,8 +251,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         chosen[rng.permutation(n)[: min(max(n // 5, 1), _MOST_HELD)]] = True
         return known & chosen[:, None] & ~_masks(_patterns(known), rng.permutation(n), self._shape_out, rng)
 
-    def _choose_factors(self, x: Tensor, known: Tensor, held: Tensor, weights: Tensor) -> tuple[Factors, int]:
-        """Return factors fitted to what is not held out, and the number of axes that count samples."""
+    def _choose_factors(self, x: Tensor, known: Tensor, held: Tensor, weights: Tensor) -> tuple[Factors, int, float]:
+        """Return factors of what is not held out, how many axes count samples, and the multiple of the noise."""
         order, choices = len(self._shape_in), [1]
         if self.sample_axes != "auto":
             choices = [whole_number(self.sample_axes, "sample_axes")]
@@ -257,31 +260,28 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
                 raise ValueError(f"sample_axes must be at most {order} for such data, got {choices[0]}")
         elif order > 1 and len(x) < x.shape[1]:
             choices = list(range(1, order + 1))
-        best: tuple[float, Factors | None, int] = (math.inf, None, 1)
+        best: tuple[float, Factors, int, float] | None = None
         for axes in choices:
             size = math.prod(self._shape_of_samples(axes))
             samples, seen, asked = (part.reshape(-1, size) for part in (x, known & ~held, held))
             rows = asked.any(1)
             found, errors = None, [math.inf, math.inf]
-            for rank in self._ranks(*samples.shape):
+            for rank in self._ranks(*samples.shape, complete=bool(known.all())):
                 found = _fit(samples, seen, rank, found)
-                error = 0.0
-                if bool(rows.any()):
-                    means = found.conditional_mean(samples[rows], seen[rows])
-                    error = _error(means, samples[rows], asked[rows], weights)
+                error, noise = _score(found, samples[rows], seen[rows], asked[rows], weights)
                 self._note(f"sample_axes={axes}, n_factors={rank}", error)
-                if best[1] is None or error < best[0]:
-                    best = error, found, axes
+                if best is None or error < best[0]:
+                    best = error, found, axes, noise
                 if error > _BETTER * errors[-2]:
                     break
                 errors.append(error)
-        assert best[1] is not None
-        return best[1], best[2]
+        assert best is not None
+        return best[1:]
 
-    def _ranks(self, n: int, size: int) -> list[int]:
+    def _ranks(self, n: int, size: int, *, complete: bool) -> list[int]:
         if self.n_factors is not None:
             return [self.n_factors]
-        most = max(1, min(n - 1, size - 1, _MOST_FACTORS))
+        most = max(1, min(n - 1, size - 1, _MOST_FACTORS_COMPLETE if complete else _MOST_FACTORS))
         return [2**power for power in range(most.bit_length())]
 
     def _learn_correction(
@@ -453,6 +453,14 @@ def _fit(x: Tensor, known: Tensor, rank: int, start: Factors | None) -> Factors:
             rows = torch.linspace(0, len(x) - 1, _MOST_FITTED).long()
             x, known = x[rows], known[rows]
     return fit_factors(x, known, rank, _STEPS, start)
+
+
+def _score(found: Factors, x: Tensor, known: Tensor, asked: Tensor, weights: Tensor) -> tuple[float, float]:
+    """Return the smallest error of the entries that are asked for, and the multiple of the noise that has it."""
+    if not len(x):
+        return 0.0, 1.0
+    means = (found.with_noise(multiple).conditional_mean(x, known) for multiple in _NOISES)
+    return min((_error(mean, x, asked, weights), multiple) for mean, multiple in zip(means, _NOISES, strict=True))
 
 
 def _weights(x: Tensor, known: Tensor, *, each: bool) -> Tensor:

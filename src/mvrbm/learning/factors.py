@@ -22,8 +22,8 @@ from mvrbm.units import Gaussian
 
 # Steps end when the mean log-noise changes by less than this. Noise is at least this fraction of an entry's variance.
 _TOLERANCE, _LEAST_NOISE = 1e-4, 1e-3
-# Numbers in one batch of covariance matrices of factors.
-_BATCH = 2**24
+# Numbers in one batch of covariance matrices of factors; so few of them are computed one by one, from known entries.
+_BATCH, _FEW = 2**24, 16
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,10 @@ class Factors:
             mean = bias + right.T @ (size * (size * (right @ bias) + pull) / (1 - size**2))
             loadings = right.T * (size / torch.sqrt(1 - size**2)) * scale[:, None]
             return cls(*(part.to(unit.bias.dtype) for part in (mean * scale, loadings, scale**2)))
+
+    def with_noise(self, multiple: float) -> Factors:
+        """Return the same factors with a multiple of the noise."""
+        return Factors(self.mean, self.loadings, multiple * self.noise)
 
     def machine(self, shape: tuple[int, ...]) -> BoltzmannMachine:
         r"""Return the machine with this distribution: :math:`W = \sqrt{m / (1 + m)}\, U^\top` in standard deviations.
@@ -96,8 +100,11 @@ class Factors:
             rows = slice(first, first + size)
             # Samples with the same known entries, such as all complete ones, have the same covariance.
             patterns, which, counts = torch.unique(known[rows], dim=0, return_inverse=True, return_counts=True)
-            precision = _symmetric(patterns.to(x.dtype) @ products, above, rank) + one
-            root = torch.linalg.cholesky(precision)
+            if len(patterns) <= _FEW:
+                precision = torch.stack([weighted[own].T @ self.loadings[own] for own in patterns])
+            else:
+                precision = _symmetric(patterns.to(x.dtype) @ products, above, rank)
+            root = torch.linalg.cholesky(precision + one)
             projected = ((x[rows] - self.mean) * known[rows]) @ weighted
             if 2 * len(patterns) > len(which):
                 mean = torch.cholesky_solve(projected[:, :, None], root[which])[..., 0]
@@ -215,7 +222,8 @@ def _step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tensor,
     rank = found.loadings.shape[1]
     products = z.new_zeros(z.shape[1], rank + 1)  # of entries with factors, and with 1
     above = torch.triu_indices(rank + 1, rank + 1, device=z.device)
-    squares = z.new_zeros(z.shape[1], above.shape[1])  # of factors with each other, where the entry is known
+    # Of factors with each other, where the entry is known: the same for all entries of complete data.
+    squares = z.new_zeros(1 if bool(known.all()) else z.shape[1], above.shape[1])
     for posterior in found.posterior(z, known):
         rows, factors, covariance = posterior.rows, posterior.mean, posterior.covariance
         with_one = torch.nn.functional.pad(factors, (0, 1), value=1.0)
@@ -223,7 +231,7 @@ def _step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tensor,
         if len(covariance) == 1:
             square = with_one.T @ with_one
             square[:rank, :rank] += len(factors) * covariance[0]
-            squares += torch.outer(some[rows][0], square[above[0], above[1]])
+            squares += torch.outer(some[rows][0, : len(squares)], square[above[0], above[1]])
         else:
             each = with_one[:, :, None] * with_one[:, None, :]
             each[:, :rank, :rank] += covariance[posterior.which]
@@ -231,7 +239,11 @@ def _step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tensor,
     # A standard normal prior of the loadings, in units of the noise, counts as much as one sample.
     prior = one_sample * torch.eye(rank + 1, dtype=z.dtype, device=z.device)
     prior[-1, -1] = 1e-6
-    line = torch.linalg.solve(_symmetric(squares, above, rank + 1) + prior, products[:, :, None])[:, :, 0]
+    matrices = _symmetric(squares, above, rank + 1) + prior
+    if len(matrices) == 1:
+        line = torch.linalg.solve(matrices[0], products.T).T
+    else:
+        line = torch.linalg.solve(matrices, products[:, :, None])[:, :, 0]
     noise = ((z**2).sum(0) - (line * products).sum(1)) / count
     return Factors(line[:, -1], line[:, :-1], noise.clamp(min=_LEAST_NOISE))
 
