@@ -111,3 +111,13 @@ MISTAKES = [
 @pytest.mark.parametrize(("command", "code", "says"), MISTAKES)
 def test_a_mistake_is_one_clear_line(mistake, command, code, says):
     mistake(None, command, code, says)
+
+
+def test_models_that_come_with_the_package_are_taken_by_name(mvrbm):
+    assert found(mvrbm("sample labelled-digits a.png --label 7 -n 4 --steps 20 --json"))["shape"] == [4, 28, 28]
+    code, out, err = mvrbm("info digits")
+    assert (code, err) == (0, "")
+    assert "15,409" in out
+    code, out, err = mvrbm("sample digit b.png")
+    assert (code, out) == (1, "")
+    assert err == "error: digit is not a model folder: nothing is there; mvrbm has the models digits, labelled-digits\n"
