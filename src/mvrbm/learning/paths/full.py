@@ -32,7 +32,7 @@ _MOST_CATEGORIES = 64
 _OLDEST = (8, 0)
 # Fraction of the device's memory for the data, each entry as an operand.
 _SHARE_OF_MEMORY = 0.25
-_APPLY_BLOCK = 512
+_BLOCK = 512  # biases of a program
 _BUSY = 0.65  # fraction of the processors that have to have a tile
 _PIECE = 4096  # samples that are converted at a time
 
@@ -55,10 +55,10 @@ class FullMatrixPath(KernelPath):
         *,
         precision: str | None = None,
     ) -> None:
-        from mvrbm.learning.paths import full_kernels, triton_kernels
+        from mvrbm.learning.paths import full_kernels
 
         super().__init__(tasks, states, sources)
-        self._kernels, self._apply = full_kernels, triton_kernels.apply
+        self._kernels = full_kernels
         machines = [state.machine for state in states]
         first = machines[0]
         ranks = {name: max(factor_rank(machine.links[name]) for machine in machines) for name in first.layers}
@@ -99,29 +99,21 @@ class FullMatrixPath(KernelPath):
     def _allocate(self, states: Sequence[TrainState]) -> None:
         plan, models, like = self.plan, self._models, states[0].machine.like
         self._stride = padded(plan.size + plan.room)
-        self._params, self._momenta = like.new_zeros(2, models, self._stride)[..., : plan.size]
-        self._all_gradients = like.new_zeros(models, self._stride)
-        self._gradients = self._all_gradients[:, : plan.size]
+        # Two of each: an update reads one and writes the other. The first is current before and after a series.
+        self._all_params, self._all_momenta = like.new_zeros(2, 2, models, self._stride)[..., : plan.size]
+        self._all_gradients = like.new_zeros(2, models, self._stride)
+        self._params, self._momenta = self._all_params[0], self._all_momenta[0]
+        self._gradients = self._all_gradients[0, :, : plan.size]
         self._rates = self.rates()
         self._clock = torch.zeros(2, dtype=torch.int64, device=self._device)  # number of an update, and of its batch
-        # Norms of the factors, each one's gain their sum. The gain of a dense coupling is one.
+        # Norms of the factors, each one's gain their sum.
         self._terms = power_of_two(max(1, *(layer.rank for layer in plan.layers)))
-        self._gains = like.new_zeros(models, plan.n_factors, self._terms)
-        self._gain_of = torch.full((plan.size,), -1, dtype=torch.int32, device=self._device)
+        self._all_gains = like.new_zeros(2, models, plan.n_factors, self._terms)
+        self._gains = self._all_gains[0]
         multipliers = like.new_zeros(models, self._stride)
         self._multiplier = multipliers[:, : plan.size]
         for number, packing in enumerate(self._packings):
             self._multiplier[number] = packing.multiplier(self._params[number], self._normalised)
-        for layer in plan.layers:
-            at, area = layer.parameters_at, layer.rows * layer.columns
-            if layer.rank:
-                of_u = layer.rank * plan.hidden_rows * layer.rows
-                of_v = layer.rank * plan.hidden_columns * layer.columns
-                self._gain_of[at : at + of_u] = layer.factor
-                self._gain_of[at + of_u : at + of_u + of_v] = layer.factor + 1
-            else:
-                self._gain_of[at : at + plan.n_hidden * area] = layer.factor
-                self._gains[:, layer.factor, 0] = 1
         # Rows of data, then rows of chains, each padded with zeros.
         self._chains_at = padded(self.batch_size, _ROWS)
         self._all_rows = self._chains_at + padded(self._n_chains, _ROWS)
@@ -252,6 +244,10 @@ class FullMatrixPath(KernelPath):
             )  # fmt: skip
             for batch in range(n):
                 self._launch(batch, sizes[batch], 0 if batch == n - 1 else sizes[batch + 1])
+            if n % 2:
+                for first, second in (self._all_params, self._all_momenta, self._all_gains):
+                    first.copy_(second)
+                self._gradients.zero_()
 
         self._replay((count, sizes[-1]), launch, count)
 
@@ -264,19 +260,19 @@ class FullMatrixPath(KernelPath):
             "PRECISION": self._precision,
         }  # fmt: skip
         self._launch_products(batch, n_valid, shared)
-        self._launch_step(batch, n_valid, shared)
-        self._build(self._new_weight, batch + 1, n_next)
+        self._launch_gradients(batch, n_valid, shared)
+        self._build(self._new_weight, batch + 1, n_next, step=True)
         if self._centred:
             BM, BN = 64, 64
             self._kernels.compensate[(plan.hidden // BM, plan.visible // BN, self._models)](
-                self._params, self._weight, self._new_weight, self._offset, self._new_offset, self._centre,
-                HIDDEN=plan.hidden, VISIBLE=plan.visible, UNITS=plan.n_hidden, STRIDE=self._stride,
+                self._all_params[(batch + 1) % 2], self._weight, self._new_weight, self._offset, self._new_offset,
+                self._centre, HIDDEN=plan.hidden, VISIBLE=plan.visible, UNITS=plan.n_hidden, STRIDE=self._stride,
                 VISIBLE_BIAS=plan.visible_bias, FOLLOWS=self._follows, BM=BM, BN=BN, **self._options,
             )  # fmt: skip
 
     def _launch_products(self, batch: int, n_valid: int, shared: dict[str, Any]) -> None:
         """Launch the hidden means of the data and the chains' steps by products with full matrices."""
-        persistent, plan, steps = self._persistent, self.plan, self._steps
+        persistent, plan, steps, params = self._persistent, self.plan, self._steps, self._all_params[batch % 2]
         drawn = {"UNITS": plan.n_hidden, "GAUSSIAN": self._hidden_gaussian, "RECORDED": self._recorded_size}
         random = self._recorded, self._seeds, self._clock, batch, n_valid
 
@@ -285,7 +281,7 @@ class FullMatrixPath(KernelPath):
             first = 0 if data else self._chains_at // BM
             last = (self._chains_at if not chains else self._chains_at + self._n_chains + BM - 1) // BM
             self._kernels.upwards[(last - first, plan.hidden // BN, self._models)](
-                self._states, self._weight, self._params[:, plan.hidden_bias :], self._means, self._samples,
+                self._states, self._weight, params[:, plan.hidden_bias :], self._means, self._samples,
                 self._hidden_sums, *random, number, numbers, FIRST_TILE=first, DRAW_DATA=not chains and draw,
                 DRAW_CHAINS=draw, CENTRED=self._centred, BM=BM, BN=BN, **drawn, **shared, **self._product,
             )  # fmt: skip
@@ -295,19 +291,19 @@ class FullMatrixPath(KernelPath):
             upwards(2 * step, numbers, data=step == 0, chains=persistent or step > 0, draw=True)
             BM, BN = self._tile_down
             self._kernels.downwards[(-(-self._n_chains // BM), plan.visible // BN, self._models)](
-                self._samples, self._weight, self._params[:, plan.visible_bias :], self._states, self._visible_sums,
+                self._samples, self._weight, params[:, plan.visible_bias :], self._states, self._visible_sums,
                 *random, 2 * step + 1, numbers + self._n_chains * plan.n_hidden, LAYERS=self._layers,
                 SUMMED=self._centred and step == steps - 1, RECORDED=self._recorded_size, BM=BM, BN=BN, **shared,
                 **self._product,
             )  # fmt: skip
         upwards(0, 0, data=False, chains=True, draw=False)
 
-    def _launch_step(self, batch: int, n_valid: int, shared: dict[str, Any]) -> None:
-        """Launch the gradient and the step."""
-        plan = self.plan
+    def _launch_gradients(self, batch: int, n_valid: int, shared: dict[str, Any]) -> None:
+        """Launch the gradients of full matrices, and those of factors."""
+        plan, gradients = self.plan, self._all_gradients[batch % 2]
         BM, BN = self._tile_gradient
         self._kernels.gradients[(plan.hidden // BM, plan.visible // BN, self._models)](
-            self._states, self._means, self._visible_sums, self._hidden_sums, self._all_gradients, self._offset,
+            self._states, self._means, self._visible_sums, self._hidden_sums, gradients, self._offset,
             self._new_offset, self._centre, n_valid, N=self.batch_size, UNITS=plan.n_hidden, L=plan.hidden_columns,
             VISIBLE_BIAS=plan.visible_bias, LAYERS=self._layers, CENTRED=self._centred, FOLLOWS=self._follows,
             BM=BM, BN=BN, **shared, **{**self._product, "BK": TILE},
@@ -316,29 +312,28 @@ class FullMatrixPath(KernelPath):
             if layer.rank:
                 KI, LJ = plan.hidden_rows * layer.rows, plan.hidden_columns * layer.columns
                 self._kernels.contract[(-(-KI // 128), -(-LJ // 64), self._models)](
-                    self._params, self._all_gradients, STRIDE=self._stride, FACTORS_AT=layer.parameters_at,
+                    self._all_params[batch % 2], gradients, STRIDE=self._stride, FACTORS_AT=layer.parameters_at,
                     FULL_AT=plan.full_at(layer), KI=KI, LJ=LJ, R=layer.rank,
                     RANKS=max(16, power_of_two(layer.rank)), PRECISION=self._precision, BM=128, BN=64, **self._options,
                 )  # fmt: skip
-        self._apply[(-(-plan.size // _APPLY_BLOCK), self._models)](
-            self._params, self._momenta, self._all_gradients, self._params, self._momenta, self._gains, self._gain_of,
-            self._multiplier, self._rates, self._clock, batch, SIZE=plan.size, STRIDE=self._stride,
-            N_GAINS=plan.n_factors, TERMS=self._terms, NORMALISED=self._normalised, BLOCK=_APPLY_BLOCK,
-            **self._options,
-        )  # fmt: skip
 
-    def _build(self, weight: Tensor, batch: int = 0, n_next: int = 0) -> None:
-        """Launch the full matrices of the present factors, and the copy of the next batch, of `n_next` samples."""
+    def _build(self, weight: Tensor, batch: int = 0, n_next: int = 0, *, step: bool = False) -> None:
+        """Launch the full matrices of the factors, after a step if there is one, and the copy of the next batch."""
         plan = self.plan
         norms = plan.n_factors * self._terms if self._normalised else 0
-        self._kernels.build[(self._n_tiles + norms, self._models)](
-            self._params, weight, self._gains, self._data, self._order, self._states, self._visible_sums,
-            self._hidden_sums, self._clock, batch, n_next, *self._strides, N=self.batch_size, ALL_ROWS=self._all_rows,
-            HIDDEN=plan.hidden, VISIBLE=plan.visible, UNITS=plan.n_hidden, K=plan.hidden_rows, L=plan.hidden_columns,
-            STRIDE=self._stride, N_GAINS=plan.n_factors * self._terms, LAYERS=self._layers,
-            NORMALISED=self._normalised, CENTRED=self._centred, TERMS=self._terms,
-            PRECISION=self._exact,
-            BG=self._gathered, BM=TILE, BN=TILE, EDGE=self._edge, **self._options,
+        biases = -(-(plan.size - plan.visible_bias) // _BLOCK) if step else 0
+        now = (batch - 1) % 2 if step else 0
+        new = 1 - now if step else now
+        of_now = (pair[now] for pair in (self._all_params, self._all_momenta, self._all_gradients, self._all_gains))
+        of_new = (pair[new] for pair in (self._all_params, self._all_momenta, self._all_gradients, self._all_gains))
+        self._kernels.build[(self._n_tiles + norms + biases, self._models)](
+            *of_now, *of_new, self._multiplier, self._rates, weight, self._data, self._order, self._states,
+            self._visible_sums, self._hidden_sums, self._clock, batch, n_next, *self._strides, N=self.batch_size,
+            ALL_ROWS=self._all_rows, HIDDEN=plan.hidden, VISIBLE=plan.visible, UNITS=plan.n_hidden,
+            K=plan.hidden_rows, L=plan.hidden_columns, SIZE=plan.size, STRIDE=self._stride,
+            VISIBLE_BIAS=plan.visible_bias, N_GAINS=plan.n_factors * self._terms, LAYERS=self._layers, STEP=step,
+            NORMALISED=self._normalised, CENTRED=self._centred, TERMS=self._terms, PRECISION=self._exact,
+            BG=self._gathered, BM=TILE, BN=TILE, EDGE=self._edge, BLOCK=_BLOCK, **self._options,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ An update is: `upwards` (means of the data, draws of the chains), `downwards`, `
 import triton
 import triton.language as tl
 
-from mvrbm.learning.paths.triton_kernels import after_previous, fresh
+from mvrbm.learning.paths.triton_kernels import after_previous, fresh, keep_step, rates_of, stepped
 from mvrbm.learning.paths.triton_random import draw_layer, mean, normal, uniform
 
 #: Widths of layers are padded to multiples of this, which all tiles divide.
@@ -325,22 +325,25 @@ def contract(
 
 @triton.jit(do_not_specialize=["batch", "n_next"])
 def build(
-    weights, weight, gains, data, order, states, visible_sums, hidden_sums, clock, batch, n_next, order_stride,
-    data_stride, N: tl.constexpr, ALL_ROWS: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr,
-    UNITS: tl.constexpr, K: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr,
-    LAYERS: tl.constexpr, NORMALISED: tl.constexpr, CENTRED: tl.constexpr, TERMS: tl.constexpr, PRECISION: tl.constexpr,
-    BG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr, PDL: tl.constexpr,
+    weights, momenta, gradient, gains, new_weights, new_momenta, cleared, new_gains, multiplier, rates, weight, data,
+    order, states, visible_sums, hidden_sums, clock, batch, n_next, order_stride, data_stride,
+    N: tl.constexpr, ALL_ROWS: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr,
+    K: tl.constexpr, L: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
+    N_GAINS: tl.constexpr, LAYERS: tl.constexpr, STEP: tl.constexpr, NORMALISED: tl.constexpr, CENTRED: tl.constexpr,
+    TERMS: tl.constexpr, PRECISION: tl.constexpr, BG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    EDGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Form the full matrices of all couplings, as operands, and the norms of their factors; fetch the next batch.
+    """Make the step of an update, form the full matrices of all couplings, as operands; fetch the next batch.
 
-    The next batch, number `batch`, has `n_next` samples; none if it is zero. Sums over hidden means and over chains
-    begin anew.
+    With `STEP`, every program makes the step of the parameters that it needs, and the first of those that need them
+    writes them to `new_weights` and `new_momenta` and sets `cleared`, the next gradient, to zero: other programs still
+    read the old ones. The norms of the new factors go to `new_gains`. The next batch, number `batch`, has `n_next`
+    samples; none if it is zero. Sums over hidden means and over chains begin anew.
     """
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    weights += model * STRIDE
     weight += model * HIDDEN * VISIBLE
-    after_previous(PDL)
     if program < VISIBLE // GATHERED:
+        # No launch since that of the gradients reads the former batch.
         if n_next > 0:
             _gather(
                 data, order, states, visible_sums, clock, batch, n_next, order_stride, data_stride, program, model, N,
@@ -351,12 +354,17 @@ def build(
         tl.store(visible_sums + model * (2 * VISIBLE) + VISIBLE + columns, nothing)
         for start in range(0, 2 * HIDDEN, VISIBLE):
             tl.store(hidden_sums + model * (2 * HIDDEN) + start + columns, nothing, mask=start + columns < 2 * HIDDEN)
+    factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch - 1)
+    first = model * STRIDE
+    after_previous(PDL)
+    gains += model * N_GAINS
+    new_gains += model * N_GAINS
     for m in tl.static_range(len(LAYERS)):
+        I: tl.constexpr = LAYERS[m][ROWS]
+        J: tl.constexpr = LAYERS[m][COLUMNS]
+        R: tl.constexpr = LAYERS[m][RANK]
         if (program >= LAYERS[m][PROGRAMS]) & (program < LAYERS[m][END]):
             own = program - LAYERS[m][PROGRAMS]
-            I: tl.constexpr = LAYERS[m][ROWS]
-            J: tl.constexpr = LAYERS[m][COLUMNS]
-            R: tl.constexpr = LAYERS[m][RANK]
             if R > 0:
                 KI: tl.constexpr = K * I
                 LJ: tl.constexpr = L * J
@@ -364,13 +372,18 @@ def build(
                 a = own // ACROSS * BM + tl.arange(0, BM)
                 b = own % ACROSS * BN + tl.arange(0, BN)
                 r = tl.arange(0, TERMS if TERMS > 16 else 16)
-                U = fresh(
-                    weights + LAYERS[m][FACTORS] + a[:, None] + r[None, :] * KI, (a < KI)[:, None] & (r < R)[None, :]
-                )
-                V = fresh(
-                    weights + LAYERS[m][FACTORS] + R * KI + r[:, None] * LJ + b[None, :],
-                    (r < R)[:, None] & (b < LJ)[None, :],
-                )
+                u_at, in_u = a[:, None] + r[None, :] * KI, (a < KI)[:, None] & (r < R)[None, :]
+                U = _after_step(
+                    weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier,
+                    first + LAYERS[m][FACTORS] + u_at, in_u, own % ACROSS == 0, gains + LAYERS[m][GAINS], factor_rate,
+                    keep, decay, STEP, NORMALISED, TERMS,
+                )  # fmt: skip
+                v_at, in_v = r[:, None] * LJ + b[None, :], (r < R)[:, None] & (b < LJ)[None, :]
+                V = _after_step(
+                    weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier,
+                    first + LAYERS[m][FACTORS] + R * KI + v_at, in_v, own < ACROSS, gains + LAYERS[m][GAINS] + TERMS,
+                    factor_rate, keep, decay, STEP, NORMALISED, TERMS,
+                )  # fmt: skip
                 W = tl.dot(U, V, input_precision=PRECISION)
                 at = (a // I * (L * VISIBLE) + a % I * LAYERS[m][PITCH])[:, None] + (b // J * VISIBLE + b % J)[None, :]
                 inside = (a < KI)[:, None] & (b < LJ)[None, :]
@@ -379,8 +392,11 @@ def build(
                 a = own // ACROSS * BM + tl.arange(0, BM)
                 b = own % ACROSS * BN + tl.arange(0, BN)
                 inside = (a < UNITS)[:, None] & (b < I * J)[None, :]
-                full = weights + LAYERS[m][FULL] + a[:, None] * (I * J) + b[None, :]
-                W = fresh(full, inside)
+                W = _after_step(
+                    weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier,
+                    first + LAYERS[m][FULL] + a[:, None] * (I * J) + b[None, :], inside, True, gains, factor_rate, keep,
+                    decay, STEP, False, TERMS,
+                )  # fmt: skip
                 at = a[:, None] * VISIBLE + (b // J * LAYERS[m][PITCH] + b % J)[None, :]
             if weight.dtype.element_ty == tl.float16:
                 # Numbers of 16 bits end beyond this, where every unit is saturated.
@@ -389,34 +405,63 @@ def build(
     number = program - LAYERS[len(LAYERS) - 1][END]
     if NORMALISED:
         for m in tl.static_range(len(LAYERS)):
-            if LAYERS[m][RANK] > 0:
-                add_norm(
-                    weights + LAYERS[m][FACTORS], gains + model * N_GAINS + LAYERS[m][GAINS],
-                    number - LAYERS[m][GAINS], LAYERS[m][RANK], K, LAYERS[m][ROWS], L, LAYERS[m][COLUMNS], TERMS, EDGE,
-                    PRECISION,
+            mine = number - LAYERS[m][GAINS]
+            if (LAYERS[m][RANK] > 0) & (mine >= 0) & (mine < 2 * TERMS) & (mine % TERMS < LAYERS[m][RANK]):
+                at, inside = factor_at(mine, LAYERS[m][RANK], K, LAYERS[m][ROWS], L, LAYERS[m][COLUMNS], TERMS, EDGE)
+                matrix = _after_step(
+                    weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier,
+                    first + LAYERS[m][FACTORS] + at, inside, False,
+                    gains + LAYERS[m][GAINS] + tl.where(mine < TERMS, 0, TERMS), factor_rate, keep, decay, STEP, True,
+                    TERMS,
                 )  # fmt: skip
+                keep_norm(matrix, new_gains + LAYERS[m][GAINS], mine, TERMS, PRECISION)
+        number -= N_GAINS
+    if STEP:
+        at = VISIBLE_BIAS + number * BLOCK + tl.arange(0, BLOCK)
+        _after_step(
+            weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier, first + at,
+            (number >= 0) & (at < SIZE), True, gains, bias_rate, keep, 0.0, STEP, False, TERMS,
+        )  # fmt: skip
 
 
 @triton.jit
-def add_norm(
-    factors, gains, number, RANK_: tl.constexpr, K: tl.constexpr, I: tl.constexpr, L: tl.constexpr, J: tl.constexpr,
-    TERMS: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+def _after_step(
+    weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier, at, inside, kept, gains, rate, keep,
+    decay, STEP: tl.constexpr, NORMALISED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
+    """Return parameters after the step, if there is one, of a gradient divided by its gain; write them if `kept`."""
+    scale = 1.0
+    if STEP:
+        scale = tl.load(multiplier + at, mask=inside, other=0.0)
+        if NORMALISED:
+            scale /= tl.maximum(tl.sum(fresh(gains + tl.arange(0, TERMS), True)), 1e-12)
+    value, momentum = stepped(weights, momenta, gradient, at, inside, scale, rate, keep, decay, STEP)
+    if STEP:
+        keep_step(new_weights, new_momenta, cleared, at, inside & kept, value, momentum)
+    return value
+
+
+@triton.jit
+def factor_at(
+    number, RANK_: tl.constexpr, K: tl.constexpr, I: tl.constexpr, L: tl.constexpr, J: tl.constexpr,
+    TERMS: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Return the positions of one matrix of the factors U (R, K, I) and V (R, L, J), and which of them exist."""
+    row, column = tl.arange(0, EDGE)[:, None], tl.arange(0, EDGE)[None, :]
+    height, width, start = K, I, 0
+    if number >= TERMS:
+        height, width, start = L, J, RANK_ * K * I
+    return start + (number % TERMS * height + row) * width + column, (row < height) & (column < width)
+
+
+@triton.jit
+def keep_norm(matrix, gains, number, TERMS: tl.constexpr, PRECISION: tl.constexpr):
     """Store one term of the gains of U and V: a squared norm, as `couplings.base.squared_norms` has it."""
-    r = number % TERMS
-    if (number >= 0) & (number < 2 * TERMS) & (r < RANK_):
-        row, column = tl.arange(0, EDGE)[:, None], tl.arange(0, EDGE)[None, :]
-        height, width = K, I
-        if number >= TERMS:
-            factors += RANK_ * K * I
-            height, width = L, J
-        inside = (row < height) & (column < width)
-        matrix = fresh(factors + (r * height + row) * width + column, inside)
-        gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
-        gram = tl.dot(gram, gram, input_precision=PRECISION)
-        # The norms of U make the gain of V, and those of V the gain of U.
-        partner = tl.where(number < TERMS, number + TERMS, r)
-        tl.store(gains + partner, tl.sqrt(tl.sqrt(tl.sum(gram * gram))))
+    gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
+    gram = tl.dot(gram, gram, input_precision=PRECISION)
+    # The norms of U make the gain of V, and those of V the gain of U.
+    partner = tl.where(number < TERMS, number + TERMS, number % TERMS)
+    tl.store(gains + partner, tl.sqrt(tl.sqrt(tl.sum(gram * gram))))
 
 
 @triton.jit

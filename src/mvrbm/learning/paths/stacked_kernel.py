@@ -10,7 +10,7 @@ all :math:`U_r` side by side, (K, R I), with the result. Steps are launches of t
 import triton
 import triton.language as tl
 
-from mvrbm.learning.paths.full_kernels import add_norm
+from mvrbm.learning.paths.full_kernels import factor_at, keep_norm
 from mvrbm.learning.paths.triton_kernels import after_previous, fresh, load_sample, operand
 from mvrbm.learning.paths.triton_random import draw_layer, mean, numbers_of
 
@@ -80,9 +80,10 @@ def stacked_step(
         )  # fmt: skip
     after_previous(PDL)
     if program >= PROGRAMS:
-        if NORMALISED:
-            number = program - PROGRAMS
-            add_norm(weights, gains + model * (2 * R), number, RANK, K, I, L, J, R, EDGE, PRECISION)
+        number = program - PROGRAMS
+        if NORMALISED and number % R < RANK:
+            at, inside = factor_at(number, RANK, K, I, L, J, R, EDGE)
+            keep_norm(fresh(weights + at, inside), gains + model * (2 * R), number, R, PRECISION)
         return
     u, size_u = operand(fresh(weights + at_u, in_u), HALVES)
     v, size_v = operand(fresh(weights + at_v, in_v), HALVES)

@@ -63,7 +63,7 @@ def apply(
     inside = at < SIZE
     which = tl.load(gain_of + at, mask=inside, other=-1)  # number of the factor, -1 for a bias
     factor = which >= 0
-    factor_rate, bias_rate, keep, decay = _rates_of(rates, model, clock, batch)
+    factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch)
     at += model.to(tl.int64) * STRIDE
     scale = tl.load(multiplier + at, mask=inside, other=0.0)
     after_previous(PDL)
@@ -103,7 +103,7 @@ def fresh(at, inside):
 
 
 @triton.jit
-def _rates_of(rates, model, clock, batch):
+def rates_of(rates, model, clock, batch):
     """Return the rates of factors and biases at a batch, momentum and weight decay."""
     rates += model * N_RATES
     update = (tl.load(clock) + batch).to(tl.float32)
@@ -172,7 +172,7 @@ def small_step(
     mine = gradients + model * STRIDE
     i = program * SAMPLES
     # Everything that does not depend on the parameters comes before the wait: rates, data and random numbers.
-    factor_rate, bias_rate, keep, decay = _rates_of(rates, model, clock, batch - 1)
+    factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch - 1)
     scale_b, scale_c = 1.0, 1.0
     if VISIBLE_GAUSSIAN:
         scale_b = tl.load(multiplier + AT_B + at_x, mask=in_x, other=0.0)
@@ -192,10 +192,10 @@ def small_step(
         scale_u = 1.0 / tl.maximum(tl.load(gains + model * 2, cache_modifier=".cg"), 1e-12)
         scale_v = 1.0 / tl.maximum(tl.load(gains + model * 2 + 1, cache_modifier=".cg"), 1e-12)
     if program < tl.num_programs(0) - (1 if KEEPER else 0):
-        U, _ = _parameter(now, moving, owed, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
-        V, _ = _parameter(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
-        B, _ = _parameter(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
-        C, _ = _parameter(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
+        U, _ = stepped(now, moving, owed, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
+        V, _ = stepped(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
+        B, _ = stepped(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
+        C, _ = stepped(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
         u, size_u = operand(U, HALVES)
         v, size_v = operand(V, HALVES)
         size = _both(size_u, size_v)
@@ -255,18 +255,18 @@ def small_step(
         tl.atomic_add(mine + at_u, grad_u * (largest * size_v / N), mask=in_u, sem="relaxed")
         tl.atomic_add(mine + AT_V + at_v, grad_v * (largest * size_u / N), mask=in_v, sem="relaxed")
     else:
-        U, of_u = _parameter(now, moving, owed, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
-        V, of_v = _parameter(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
+        U, of_u = stepped(now, moving, owed, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
+        V, of_v = stepped(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
         if PENDING:
-            B, of_b = _parameter(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
-            C, of_c = _parameter(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
+            B, of_b = stepped(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
+            C, of_c = stepped(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
             new_weights += model * STRIDE
             new_momenta += model * STRIDE
             cleared += model * STRIDE
-            _keep(new_weights, new_momenta, cleared, at_u, in_u, U, of_u)
-            _keep(new_weights, new_momenta, cleared, AT_V + at_v, in_v, V, of_v)
-            _keep(new_weights, new_momenta, cleared, AT_B + at_x, in_x, B, of_b)
-            _keep(new_weights, new_momenta, cleared, AT_C + at_y, in_y, C, of_c)
+            keep_step(new_weights, new_momenta, cleared, at_u, in_u, U, of_u)
+            keep_step(new_weights, new_momenta, cleared, AT_V + at_v, in_v, V, of_v)
+            keep_step(new_weights, new_momenta, cleared, AT_B + at_x, in_x, B, of_b)
+            keep_step(new_weights, new_momenta, cleared, AT_C + at_y, in_y, C, of_c)
         if NORMALISED:
             norm_u, norm_v = _schatten(U), _schatten(V)
             tl.store(new_gains + model * 2, norm_v)
@@ -274,7 +274,7 @@ def small_step(
 
 
 @triton.jit
-def _parameter(weights, momenta, gradients, at, inside, scale, rate, keep, decay, PENDING: tl.constexpr):
+def stepped(weights, momenta, gradients, at, inside, scale, rate, keep, decay, PENDING: tl.constexpr):
     """Return parameters and momenta, after the pending step if there is one."""
     value = fresh(weights + at, inside)
     momentum = value
@@ -286,7 +286,7 @@ def _parameter(weights, momenta, gradients, at, inside, scale, rate, keep, decay
 
 
 @triton.jit
-def _keep(weights, momenta, cleared, at, inside, value, momentum):
+def keep_step(weights, momenta, cleared, at, inside, value, momentum):
     """Write parameters and their momentum, and set a gradient to zero."""
     tl.store(weights + at, value, mask=inside)
     tl.store(momenta + at, momentum, mask=inside)
