@@ -17,9 +17,9 @@ def _one_gibibyte(monkeypatch):
 
 
 LARGE = [
-    (lambda: MVRBM((40_000, 40_000)).fit(X), r"training a hidden layer of shape \(40000, 40000\) .* needs 1,192.1 GiB"),
+    (lambda: MVRBM((40_000, 40_000)).fit(X), r"training a hidden layer of shape \(40000, 40000\) .* needs 238.4 GiB"),
     (lambda: Bernoulli((40_000, 40_000)), r"a layer of shape \(40000, 40000\) needs 6.0 GiB of memory, .* 1.0 GiB"),
-    (lambda: MVRBM((3000, 3000)).fit(X), r"training a hidden layer of shape \(3000, 3000\) with batches of 100 needs"),
+    (lambda: MVRBM((6000, 6000)).fit(X), r"training a hidden layer of shape \(6000, 6000\) with batches of 20 needs"),
     (lambda: Dense().allocate((36,), (10**8,)), "a dense coupling of .36,. to .100000000,. needs 13.4 GiB"),
 ]
 
@@ -30,13 +30,17 @@ def test_needs_are_compared_with_what_there_is(fit, message):
         fit()
 
 
+def test_a_batch_is_no_larger_than_the_data():
+    MVRBM((2, 2), batch_size=10**12, n_epochs=1).fit(X)
+
+
 def test_the_command_says_so_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     np.save("data.npy", X)
     assert main(["train", "data.npy", "--hidden", "40000x40000", "--out", "model"]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("error: training a hidden layer of shape (40000, 40000) with batches of 100 needs 1,192.1")
-    assert error.endswith(" GiB of memory, but there are 1.0 GiB\n")
+    assert error.startswith("error: training a hidden layer of shape (40000, 40000) with batches of 20 needs 238.4 GiB")
+    assert error.endswith(" of memory, but there are 1.0 GiB\n")
     assert error.count("\n") == 1
 
 

@@ -71,14 +71,14 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         """Return a new coupling of one of the layers, without shapes."""
         return Kronecker(self.rank) if self.coupling is None else unconnected(self.coupling)
 
-    def _build(self, units: dict[str, Unit]) -> list[BoltzmannMachine]:
-        """Return new machines over visible units."""
+    def _build(self, units: dict[str, Unit], n: int) -> list[BoltzmannMachine]:
+        """Return new machines over visible units, to be trained on n samples."""
         first = next(iter(units.values()))
         shape = first.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
         links = {name: self._coupling(name, units) for name in units}
         for name, unit in units.items():
             check_axes(links[name], unit, shape)
-        return [BoltzmannMachine(units, self._new_hidden(shape, first.bias), links).to(first.bias.dtype)]
+        return [BoltzmannMachine(units, self._new_hidden(shape, n, first.bias), links).to(first.bias.dtype)]
 
     @abstractmethod
     def _layers(self, X: Any, *, reset: bool) -> dict[str, Any]:
@@ -169,9 +169,9 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
             raise ValueError(
                 "X must have no unknown entries (NaN, or by a mask): fill them in first, as by MVRBM.inpaint"
             )
-        units = self._units(layers)
+        units, n = self._units(layers), len(next(iter(layers.values())))
         check_values(layers, units, known)
-        machines, recipe, trainers = self._build(units), self._recipe(), self.trainers_ if continues else None
+        machines, recipe, trainers = self._build(units, n), self._recipe(), self.trainers_ if continues else None
         if continues:
             same = "training cannot continue: the parameters describe another model (use warm_start=False to train it)"
             check_same(machines, self.machines_, same)

@@ -300,8 +300,10 @@ class ClassificationMVRBM(ArrayClassifier):
         n_classes, machine = self._restore_classes(described), read_machine(folder)
         if list(machine.layers) != [VISIBLE, LABEL]:
             raise StorageError(f"{folder}: the layers must be {[VISIBLE, LABEL]}, got {list(machine.layers)}")
-        if machine.layers[LABEL].shape != (n_classes,):
+        if machine.layers[LABEL].shape != (n_classes,) or machine.layers[LABEL].name != Categorical.name:
             raise StorageError(f"{folder}: the label layer does not fit {n_classes} classes")
+        if not machine.hidden.has_energy:
+            raise StorageError(f"{folder}: there are no probabilities of classes with {machine.hidden}")
         self.machine_ = machine.to(resolve_device(self.device))
         self.chains_, self.interrupted_ = read_chains(folder, self.machine_), False
         self.n_epochs_, self.n_updates_ = int(described.get("n_epochs", 0)), int(described.get("n_updates", 0))

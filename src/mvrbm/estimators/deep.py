@@ -91,7 +91,7 @@ class DeepMVRBM(SingleLayerRBM):
     feed: str = "mean"
     visible_shape: Sequence[int] | None = None
 
-    def _build(self, units: dict[str, Unit]) -> list[BoltzmannMachine]:
+    def _build(self, units: dict[str, Unit], n: int) -> list[BoltzmannMachine]:
         return build_stack(units[VISIBLE], self.layers, rank=self.rank, hidden=self.hidden)
 
     def _learn(

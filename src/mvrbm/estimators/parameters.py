@@ -74,9 +74,9 @@ class TrainingParameters:
         given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
         return dataclasses.replace(recipe, negative=phase, **without_none(given))
 
-    def _new_hidden(self, shape: tuple[int, ...], like: Tensor) -> Unit:
-        """Return the hidden units, or raise MemoryLimitError before they are made if they cannot be trained."""
-        check_hidden_memory(shape, -(-self._recipe().batch_size // World.here().size), like)
+    def _new_hidden(self, shape: tuple[int, ...], n: int, like: Tensor) -> Unit:
+        """Return the hidden units, or raise MemoryLimitError if n samples cannot train them, before they are made."""
+        check_hidden_memory(shape, -(-min(n, self._recipe().batch_size) // World.here().size), like)
         return unit_named(self.hidden, shape, "hidden")
 
 

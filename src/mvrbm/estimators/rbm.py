@@ -171,7 +171,7 @@ class RBM(SingleLayerRBM):
         same = {name: getattr(fitted, name) for name in ("batch_size", "learning_rate", "random_state")}
         estimator = cls(weights.shape[0], n_epochs=fitted.n_iter, device=device, **same)
         unit = Bernoulli(weights.shape[1]).to(model_dtype({VISIBLE: weights}))
-        estimator._adopt(estimator._build({VISIBLE: unit}))
+        estimator._adopt(estimator._build({VISIBLE: unit}, 1))
         machine = estimator.machine_
         with torch.no_grad():
             machine.links[VISIBLE].get_parameter("weight").copy_(torch.from_numpy(weights))

@@ -241,7 +241,7 @@ class Trainer:
             own = len(range(size)[world.part_of(size)])
             source = as_source(data, self.machine, mask=mask, nan_is_missing=nan_is_missing, batch_size=own)
             source.world = world
-            check_training_memory(self.machine, own)
+            check_training_memory(self.machine, source.full_batch(own))
             source.first_look()
         n_batches = source.n_batches(size)
         counts = [int(count) for count in world.gather(torch.tensor([-1 if n_batches is None else n_batches]))]
