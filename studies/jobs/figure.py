@@ -19,9 +19,8 @@ def multiples(job: str, tasks: Tasks) -> dict[str, dict[str, float]]:
     """Return results divided by the best one of their task. Areas under the curve become areas above it."""
     found = {}
     for task, values in tasks.items():
-        # Shares of defects, and trainings that ended early, are not compared with tools.
-        losses = {tool: value for tool, value in values.items() if value is not None and "," not in tool}
-        if len(losses) > 1:
+        losses = {tool: value for tool, value in values.items() if value is not None}
+        if len(losses) > 1:  # shares of defects, and trainings that ended early, are not compared
             losses = {tool: 1 - value for tool, value in losses.items()} if job == "outliers" else losses
             found[task] = {tool: loss / max(min(losses.values()), 1e-12) for tool, loss in losses.items()}
     return found

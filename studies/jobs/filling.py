@@ -121,12 +121,12 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
 
 
 def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float]]:
-    """Return the errors of the cells that are stored, by set and part, then by tool."""
+    """Return the errors of the cells that are stored, by set, part and number of epochs, then by tool."""
     values: dict[str, dict[str, float]] = {}
     for cell in planned:
         if store.has(cell):
             epochs = cell.settings["epochs"]
-            tool = cell.settings["tool"] + ("" if epochs is None else f", {epochs} epochs")
             for part in PARTS:
-                values.setdefault(f"{cell.settings['set']}, {part}", {})[tool] = store.numbers(cell)[part]
+                task = f"{cell.settings['set']}, {part}" + ("" if epochs is None else f", after {epochs} epochs")
+                values.setdefault(task, {})[cell.settings["tool"]] = store.numbers(cell)[part]
     return values

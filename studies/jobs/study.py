@@ -20,12 +20,12 @@ from studies.runner import run
 
 __all__ = ["COMMANDS", "JOBS", "page"]
 
-#: What the numbers of a job are. The module of its name has `cells()` and `table(store, cells)`.
+#: What the numbers of a job are, and which is the best. The module of its name has `cells()` and `table(store, cells)`.
 JOBS = {
-    "imputation": "Root mean squared error of missing entries; less is better.",
-    "filling": "Mean squared error of missing pixels of test images; less is better.",
-    "outliers": "Area under the curve, mean over classes; more is better.",
-    "topics": "Perplexity of unseen halves of documents; less is better.",
+    "imputation": ("Root mean squared error of missing entries; less is better.", min),
+    "filling": ("Mean squared error of missing pixels of test images; less is better.", min),
+    "outliers": ("Area under the curve, mean over classes; more is better.", max),
+    "topics": ("Perplexity of unseen halves of documents; less is better.", min),
 }
 
 
@@ -35,14 +35,17 @@ def page(tables: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> str:
     for job, tasks in tables.items():
         tools = list(dict.fromkeys(tool for values in tasks.values() for tool in values))
         lines = [["task", *tools], ["---"] * (len(tools) + 1)]
-        lines += [[task, *(_number(values.get(tool)) for tool in tools)] for task, values in tasks.items()]
+        meaning, best = JOBS[job]
+        for task, values in tasks.items():
+            first = best((value for value in values.values() if value is not None), default=None)
+            lines.append([task, *(_number(values.get(tool), values.get(tool) == first) for tool in tools)])
         rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        sections += [f"## {job.capitalize()}", JOBS[job], rows, f"`python -m studies jobs {job}`"]
+        sections += [f"## {job.capitalize()}", f"{meaning} The best is bold.", rows, f"`python -m studies jobs {job}`"]
     return "\n\n".join(sections) + "\n"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+def _number(value: float | None, bold: bool) -> str:
+    return "-" if value is None else f"**{value:.4g}**" if bold else f"{value:.4g}"
 
 
 def _add(parser: argparse.ArgumentParser) -> None:

@@ -40,7 +40,7 @@ def test_principal_components_with_ridge_predict_a_linear_relation():
 def test_the_page_has_one_row_per_task():
     page = study.page({"imputation": {"digits, 20": {"mean": 0.27, "mvrbm": 0.13, "iterative": None}}})
     assert "| task | mean | mvrbm | iterative |" in page
-    assert "| digits, 20 | 0.27 | 0.13 | - |" in page
+    assert "| digits, 20 | 0.27 | **0.13** | - |" in page
 
 
 def test_all_cases_are_planned():

@@ -32,6 +32,8 @@ _HIDDEN = ("auto", "gaussian", "rectified", "bernoulli")
 # Samples of which some known entries are hidden to compare machines; most samples that factors are fitted to where
 # entries are missing; most factors, with missing entries, which cost a linear system per sample, and without.
 _MOST_HELD, _MOST_FITTED, _MOST_FACTORS, _MOST_FACTORS_COMPLETE = 400, 10_000, 128, 256
+# Share of complete samples from which on factors are fitted to these alone, which is much faster.
+_MOSTLY = 0.8
 # Samples per mask where nothing is missing: masks of their own would cost a linear system each.
 _SHARED_MASK = 20
 # Steps of EM at every number of factors, starting from the factors of the last, until doubling it twice helps little.
@@ -445,13 +447,14 @@ def _masks(known: Tensor | None, others: Tensor, shape: tuple[int, ...], rng: Ra
 
 def _fit(x: Tensor, known: Tensor, rank: int, start: Factors | None) -> Factors:
     """Return factors fitted to data, to a part of it if there is much and entries are missing."""
-    if len(x) > _MOST_FITTED and not bool(known.all()):
-        complete = known.all(1)
-        if int(complete.sum()) >= _MOST_FITTED:  # only entries of held-out samples are missing
-            x, known = x[complete], known[complete]
-        else:
-            rows = torch.linspace(0, len(x) - 1, _MOST_FITTED).long()
-            x, known = x[rows], known[rows]
+    complete = known.all(1)
+    if (
+        len(x) > int(complete.sum()) >= min(_MOST_FITTED, _MOSTLY * len(x))
+    ):  # few or no entries are missing but held ones
+        x, known = x[complete], known[complete]
+    elif len(x) > _MOST_FITTED and not bool(complete.all()):
+        rows = torch.linspace(0, len(x) - 1, _MOST_FITTED).long()
+        x, known = x[rows], known[rows]
     return fit_factors(x, known, rank, _STEPS, start)
 
 
