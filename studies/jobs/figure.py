@@ -20,7 +20,7 @@ def multiples(job: str, tasks: Tasks) -> dict[str, dict[str, float]]:
     found = {}
     for task, values in tasks.items():
         losses = {tool: value for tool, value in values.items() if value is not None}
-        if len(losses) > 1:  # shares of defects, and trainings that ended early, are not compared
+        if len(losses) > 1:  # shares of defects, and training runs that ended early, are not compared
             losses = {tool: 1 - value for tool, value in losses.items()} if job == "outliers" else losses
             found[task] = {tool: loss / max(min(losses.values()), 1e-12) for tool, loss in losses.items()}
     return found

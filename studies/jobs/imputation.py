@@ -200,7 +200,7 @@ TOOLS: dict[str, Callable[[Array, bool], list[Array]]] = {
 def cells(
     sets: Sequence[str] = tuple(SETS), kinds: Sequence[str] = KINDS, *, n: int | None = None, n_seeds: int = 3
 ) -> list[Cell]:
-    """Return one cell per seed of what is missing, data set, kind of missing entries and tool; `n` limits the samples.
+    """Return one cell per seed, data set, kind of missing entries and tool; `n` limits the samples.
 
     Seeds come first: a run that ends early has compared all tools.
     """

@@ -43,7 +43,7 @@ _NOISES = (1.0, 2.0, 4.0)
 # A correction is learned from at least so many samples, in so many updates.
 _FEWEST_SAMPLES, _FEWEST_UPDATES, _MOST_UPDATES = 200, 3000, 6000
 _MOST_HIDDEN = 1000
-# Units of what a correction fills in: those that have smaller errors after a short training of so many updates.
+# Units of what a correction fills in; the ones with smaller errors after a short training of so many updates are used.
 _FILLED, _TRIAL_UPDATES = ("gaussian", "bernoulli"), 300
 # Numbers of one batch of samples, or of covariances of their factors.
 _BATCH = 2**24

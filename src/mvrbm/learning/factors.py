@@ -222,7 +222,7 @@ def _step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tensor,
     rank = found.loadings.shape[1]
     products = z.new_zeros(z.shape[1], rank + 1)  # of entries with factors, and with 1
     above = torch.triu_indices(rank + 1, rank + 1, device=z.device)
-    # Of factors with each other, where the entry is known: the same for all entries of complete data.
+    # Products of factors with each other where the entry is known: the same for all entries of complete data.
     squares = z.new_zeros(1 if bool(known.all()) else z.shape[1], above.shape[1])
     for posterior in found.posterior(z, known):
         rows, factors, covariance = posterior.rows, posterior.mean, posterior.covariance
