@@ -410,7 +410,9 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         self.n_factors_ = math.prod(machine.hidden.shape)
         self._adopt(machine, Correction(*correction) if correction else None)
         known = torch.arange(math.prod(shape), device=self._scale.device) % 2 == 1
-        if bool((self._scale <= 0).any()) or not all_finite([self._means(self._factors.mean[None], known[None])]):
+        some = self._factors.mean
+        results = [self._means(some[None], known[None]), (some + 1 - self._centre) / self._scale]
+        if bool((self._scale <= 0).any()) or not all_finite(results):
             raise StorageError(f"{folder}: 'centre' and 'scale' do not fit the correction: results are not finite")
 
 
