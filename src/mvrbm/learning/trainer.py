@@ -408,9 +408,9 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         self.epoch_order = self.order_rng.state_dict()
-        if self._current:
-            for member in self.group:
-                balance(member.machine, member.recipe)
+        for member in self.group if self._current else []:
+            balance(member.machine, member.recipe)
+        self.state.exact = {}  # an epoch begins from the parameters themselves, and its checkpoint is small
         try:
             self.machine.check_bounded()
         except ValueError as error:

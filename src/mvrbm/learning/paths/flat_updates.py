@@ -71,11 +71,12 @@ class FlatUpdates(UpdatePath):
 
     def load(self, state: TrainState) -> None:
         self._rng = state.rng
-        if self._load_exact(state):
-            return
-        self._packing.pack(state, self._params, self._momenta)
-        if self._persistent and state.chains:
-            self._set_chains(state.chains)
+        if not self._load_exact(state):
+            self._packing.pack(state, self._params, self._momenta)
+            if self._persistent and state.chains:
+                self._set_chains(state.chains)
+        if self._variances:
+            self._multiplier.copy_(self._packing.multiplier)
 
     def draw_missing(self, state: TrainState, batch: Batch, steps: int) -> Layers:
         machine = state.machine
@@ -109,8 +110,6 @@ class FlatUpdates(UpdatePath):
         for name, part in own.items():
             part.copy_(state.exact[name])
         self._packing.measure({})
-        if self._variances:
-            self._multiplier.copy_(self._packing.multiplier)
         if not self._packing.is_of(state, self._params, self._momenta):
             return False
         if self._persistent and state.chains:
