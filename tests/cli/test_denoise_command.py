@@ -51,6 +51,22 @@ def test_command_denoises_a_picture_larger_than_the_model(command, stripes):
     assert command("one.npy", "one-clean.png", "--model", "model", "--stride", 2)[0] == 0
 
 
+@pytest.mark.parametrize("channels", [3, 4])
+def test_a_picture_in_colour_stays_in_colour(command, stripes, channels):
+    noisy = np.random.default_rng(0).integers(0, 256, (16, 20, channels), dtype=np.uint8)
+    Image.fromarray(noisy).save("noisy.png")
+    how = ("--model", "model", "--noise", "gaussian", "--level", 0.1, "--stride", 2, "--device", "cpu")
+    code, out, err = command("noisy.png", "clean.png", *how)
+    assert (code, err) == (0, "")
+    assert out == f"clean.png: 16x20x{channels} uint8, gaussian of level 0.1 (given)\n"
+    clean = np.asarray(Image.open("clean.png"))
+    by_channel = denoise(stripes[0], noisy[..., :3].transpose(2, 0, 1), noise="gaussian", level=0.1, stride=2)
+    np.testing.assert_array_equal(clean[..., :3], by_channel.transpose(1, 2, 0))
+    np.testing.assert_array_equal(clean[..., 3:], noisy[..., 3:])
+    assert command("noisy.png", "clean.npy", *how)[0] == 0
+    np.testing.assert_array_equal(np.load("clean.npy"), clean)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

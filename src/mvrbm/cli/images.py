@@ -4,12 +4,15 @@ import sys
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mvrbm.cli import options as opt
 from mvrbm.interrupt import INTERRUPTS
+
+if TYPE_CHECKING:
+    from mvrbm.io.pictures import Picture
 
 Scale = StrEnum("Scale", {"TWO": "2", "THREE": "3", "FOUR": "4"})
 NoiseKind = StrEnum("NoiseKind", {"SALT_AND_PEPPER": "salt-and-pepper", "GAUSSIAN": "gaussian"})
@@ -39,22 +42,53 @@ def denoise(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Remove noise from images with the model as the prior. A .npy input with two axes is one image."""
+    """Remove noise from images with the model as the prior. A .npy input with two axes is one image.
+
+    A picture in colour stays in colour: its red, green and blue are three images with one level of noise.
+    """
     opt.check_out(out, force)
+    import numpy as np
+
     from mvrbm import vision
     from mvrbm.io.arrays import write_output
+    from mvrbm.io.pictures import check_format, write_picture
 
     model = opt.load_model(model_folder, device, "inpaint")
-    images = opt.read(source, data_dir, rows, out)
+    picture = _in_colour(source)
+    if picture is None:
+        images = opt.read(source, data_dir, rows, out)
+    else:
+        images = picture.pixels[..., :3].transpose(2, 0, 1)
+        for text in (*picture.notes, *(() if opt.is_array(out) else check_format(out, picture))):
+            opt.note(text)
     how = "estimated" if level is None else "given"
     if level is None:
         level = vision.estimate_level(model, images, noise=noise.value, stride=stride)
     how_long: Any = {"method": method.value, "rounds": rounds, "steps": steps, "burn_in": burn_in, "seed": seed}
     clean = vision.denoise(model, images, noise=noise.value, level=level, stride=stride, **how_long)
-    write_output(out, clean if out.suffix.lower() == ".npy" or clean.ndim == 3 else clean[None], force)
+    if picture is not None:
+        clean = np.concatenate([clean.transpose(1, 2, 0), picture.pixels[..., 3:]], 2)
+    if picture is None or opt.is_array(out):
+        write_output(out, clean if opt.is_array(out) or clean.ndim == 3 else clean[None], force)
+    else:
+        write_picture(out, picture.with_pixels(clean), force)
     result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": noise.value, "level": level}
     text = f"{out}: {opt.times(clean.shape)} {clean.dtype}, {noise.value} of level {level:.4g} ({how})"
     opt.show(result, as_json, text)
+
+
+def _in_colour(source: str) -> "Picture | None":
+    """Return the picture of a file as bytes if it has colours, otherwise None."""
+    from mvrbm.io.formats import IMAGE_SUFFIXES
+    from mvrbm.io.pictures import read_picture
+
+    path = Path(source)
+    if path.suffix.lower() not in IMAGE_SUFFIXES or not path.is_file():
+        return None
+    picture = read_picture(path)
+    if picture.pixels.dtype.itemsize == 2:
+        picture = picture.with_pixels((picture.pixels >> 8).astype("uint8"))
+    return picture if picture.pixels.ndim == 3 else None
 
 
 def superres(

@@ -254,16 +254,43 @@ def by_chroma(model, rgb):
 
 @pytest.mark.parametrize("factor", [1, 257])
 def test_colour_is_luminance_by_the_model_and_the_rest_bicubic(model, picture, factor):
-    image = picture * (np.uint8(1) if factor == 1 else np.uint16(factor))
+    image = picture[..., :3] * (np.uint8(1) if factor == 1 else np.uint16(factor))
     top = 255 * factor
     found = model.upscale(image)
     assert found.dtype == image.dtype
-    assert found.shape == (36, 44, 4)
-    np.testing.assert_allclose(found[..., :3] / top, by_chroma(model, image[..., :3]), atol=0.51 / top + 1e-5)
-    alpha = enlarge_image(image[..., 3] / top, 2)
-    np.testing.assert_allclose(found[..., 3] / top, alpha.clip(0, 1), atol=0.51 / top + 1e-6)
-    np.testing.assert_array_equal(model.upscale(image[..., :3]), found[..., :3])
-    assert abs(found[..., :3].astype(int) - enlarge_image(image[..., :3], 2)).max() > 2 * factor
+    assert found.shape == (36, 44, 3)
+    np.testing.assert_allclose(found / top, by_chroma(model, image), atol=0.51 / top + 1e-5)
+    assert abs(found.astype(int) - enlarge_image(image, 2)).max() > 2 * factor
+
+
+def on_white(rgba):
+    colours, alpha = rgba[..., :3] / 255, rgba[..., 3:] / 255
+    return np.rint(255 * (1 - alpha * (1 - colours))).astype(np.uint8)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_colours_under_transparent_pixels_do_not_show(soft):
+    """A red disc on transparent green, enlarged and seen on white, is the enlarged disc on white."""
+    model = SuperResolver.pretrained(2, device="cpu")
+    distance = np.hypot(*(np.mgrid[:100, :100] - 49.5))
+    alpha = np.clip(30.5 - distance, 0, 1) if soft else distance <= 30
+    disc = np.zeros((100, 100, 4), np.uint8)
+    disc[..., 3] = np.rint(255 * alpha)
+    disc[..., :3] = np.where(disc[..., 3:] > 0, [255, 0, 0], [0, 255, 0])
+    calls = []
+    found = model.upscale(disc, progress=lambda done, total: calls.append((done, total)))
+    error = np.abs(on_white(found).astype(int) - model.upscale(on_white(disc))).max(2)
+    assert (error > 30).sum() <= 4
+    np.testing.assert_array_equal(found[..., 3], model.upscale(disc[..., 3]))
+    assert calls == [(1, 2), (2, 2)]
+
+
+def test_an_opaque_image_is_enlarged_as_without_alpha(model, picture):
+    opaque = picture.copy()
+    opaque[..., 3] = 255
+    found = model.upscale(opaque)
+    np.testing.assert_array_equal(found[..., 3], 255)
+    np.testing.assert_allclose(found[..., :3].astype(int), model.upscale(picture[..., :3]), atol=1)
 
 
 def test_types_differ_by_rounding_alone(model, picture):
@@ -309,7 +336,7 @@ def test_self_ensemble_is_the_mean_over_flips_and_turns(model, picture):
     again = model.upscale_luminance(np.ascontiguousarray(np.rot90(grey).T), self_ensemble=True)
     np.testing.assert_allclose(again, np.rot90(ensemble).T, atol=1e-6)
     calls = []
-    model.upscale(picture, self_ensemble=True, progress=lambda *n: calls.append(n))
+    model.upscale(picture[..., :3], self_ensemble=True, progress=lambda *n: calls.append(n))
     assert calls == [(n, 8) for n in range(1, 9)]
 
 

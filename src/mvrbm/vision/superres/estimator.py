@@ -289,8 +289,8 @@ class SuperResolver(SavedEstimator):
         Parameters
         ----------
         image : array (H, W), (H, W, 3) or (H, W, 4)
-            Grey, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Luminance is enlarged by the model,
-            chroma and alpha by bicubic interpolation.
+            Grey, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Luminance and alpha are enlarged by the
+            model, chroma by bicubic interpolation. Colours of transparent pixels do not count.
         self_ensemble : bool
             Whether to average over the eight flips and turns of the image, which takes eight times as long.
         progress : callable, optional
@@ -305,20 +305,41 @@ class SuperResolver(SavedEstimator):
         if image.ndim == 3 and image.shape[2] not in (3, 4):
             raise ValueError(f"image must be grey, RGB or RGBA, got {image.shape[2]} channels")
         top = np.float32(white(image.dtype))
-        colours = image[..., :3] if image.ndim == 3 else image
-        blocks = (colours[first : first + _ROWS_AT_ONCE] for first in range(0, len(image), _ROWS_AT_ONCE))
+        if image.ndim == 3 and image.shape[2] == 4:
+            return self._upscale_transparent(image, self_ensemble, progress)
+        blocks = (image[first : first + _ROWS_AT_ONCE] for first in range(0, len(image), _ROWS_AT_ONCE))
         low = np.concatenate([luminance(block.astype(np.float32) / top) for block in blocks])
         high = self.upscale_luminance(low, self_ensemble=self_ensemble, progress=progress)
         if image.ndim == 2:
             return to_dtype(high, image.dtype)
-        out = np.empty((*high.shape, image.shape[2]), image.dtype)
+        out = np.empty((*high.shape, 3), image.dtype)
         for first in range(0, len(out), _ROWS_AT_ONCE):
             rows = slice(first, min(first + _ROWS_AT_ONCE, len(out)))
             block = enlarge_rows(image, self.scale, rows) / top
             # Luminance adds to R, G and B alike: replacing that of the bicubic colours keeps their chroma.
-            block[..., :3] += np.float32(LUMINANCE_GAIN) * (high[rows] - luminance(block[..., :3]))[..., None]
+            block += np.float32(LUMINANCE_GAIN) * (high[rows] - luminance(block))[..., None]
             out[rows] = to_dtype(block, image.dtype)
         return out
+
+    def _upscale_transparent(self, image: Array, self_ensemble: bool, progress: Progress | None) -> Array:
+        """Enlarge an RGBA image so that on white it looks like the enlarged image of what is seen on white."""
+        top = np.float32(white(image.dtype))
+        alpha = image[..., 3].astype(np.float32) / top
+        on_white = 1 - alpha[..., None] * (1 - image[..., :3].astype(np.float32) / top)
+        parts = [on_white] if alpha.min() == 1 else [on_white, alpha]
+        large = []
+        for which, part in enumerate(parts):
+
+            def in_all(done: int, total: int, which: int = which) -> None:
+                if progress is not None:
+                    progress(which * total + done, len(parts) * total)
+
+            large.append(self.upscale(part, self_ensemble=self_ensemble, progress=in_all))
+        colours = large[0]
+        shown = np.ones_like(colours[..., :1]) if len(parts) == 1 else large[1][..., None]
+        colours -= 1
+        np.divide(colours, shown, out=colours, where=shown > 0)
+        return to_dtype(np.concatenate([colours + 1, shown], 2), image.dtype)
 
     def upscale_luminance(
         self, low: Array, *, self_ensemble: bool = False, progress: Progress | None = None
