@@ -127,13 +127,18 @@ class Columns:
         return {"categories": categories, "kept": self.kept.tolist()}
 
     @classmethod
-    def from_description(cls, described: Any, n_columns: int) -> Columns:
-        """Return so many columns from plain values."""
+    def from_description(cls, described: Any, shape: Sequence[int]) -> Columns:
+        """Return the columns of samples of a shape from plain values."""
+        n_columns = math.prod(shape)
         categories = {int(i): classes_from(entry) for i, entry in described["categories"].items()}
         kept = np.asarray(described["kept"], dtype=bool)
         if kept.shape != (n_columns,) or not set(categories) <= set(range(n_columns)):
             raise StorageError(
                 f"columns of categories, {sorted(categories)}, or kept ones are not those of {n_columns}"
+            )
+        if len(shape) > 1 and (categories or not kept.all()):
+            raise StorageError(
+                f"samples of shape {tuple(shape)} have no columns of categories, and all entries are kept"
             )
         return cls(categories, kept)
 

@@ -393,7 +393,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         fitted = described["fitted"]
         self._shape_in = as_shape(fitted["shape"], "shape")
         self.n_features_in_ = math.prod(self._shape_in)
-        self._columns = Columns.from_description(fitted["columns"], self.n_features_in_)
+        self._columns = Columns.from_description(fitted["columns"], self._shape_in)
         self.sample_axes_ = whole_number(fitted["sample_axes"], "sample_axes", 1, len(self._shape_in))
         shape = self._shape_of_samples(self.sample_axes_)
         n_columns = self._shape_out if len(self._shape_in) == 1 else ()
