@@ -7,7 +7,9 @@ from sklearn.impute import KNNImputer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvrbm
-from mvrbm import MVRBMImputer
+from mvrbm import MVRBMImputer, RandomSource
+from mvrbm.estimators.imputer import _score
+from mvrbm.learning.factors import Factors
 
 
 def kronecker_normal(n, seed=0):
@@ -41,6 +43,18 @@ def test_conditional_means_of_a_normal_distribution_approach_the_exact_ones():
     draws = np.stack(imputer.draw(np.where(hidden, np.nan, test), 40))
     np.testing.assert_array_equal(draws[0][~hidden], test[~hidden])
     assert (draws.std(0)[hidden] / deviation[hidden]).mean() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("multiple", [1.0, 4.0])
+def test_noise_that_is_too_small_is_multiplied(multiple):
+    rng = RandomSource(0)
+    loadings = rng.normal((12, 3), torch.empty(0))
+    true = Factors(torch.zeros(12), loadings, torch.full((12,), 4.0))
+    nothing = torch.zeros(2000, 12, dtype=torch.bool)
+    x, known = true.draw(torch.zeros(2000, 12), nothing, rng), rng.uniform((2000, 12), loadings) < 0.5
+    error, found = _score(true.with_noise(1 / multiple), x, known, ~known, torch.ones(12))
+    assert found == multiple
+    assert error == pytest.approx(float((true.conditional_mean(x, known) - x)[~known].square().mean().sqrt()), rel=1e-4)
 
 
 def test_a_correction_learns_what_is_not_linear():

@@ -47,6 +47,29 @@ def test_conditional_means_and_deviations_are_exact():
     torch.testing.assert_close(factors.conditional_mean(x, other)[:2, ~known], mean[:2])
 
 
+@pytest.mark.parametrize(
+    ("n_patterns", "rows_each"), [(40, 1), (20, 3), (4, 10)]
+)  # own masks, many and few shared ones
+def test_rows_may_share_masks_or_not(n_patterns, rows_each):
+    factors, rng = some_factors(), torch.Generator().manual_seed(1)
+    numbers = torch.randperm(64, generator=rng)[:n_patterns].repeat(rows_each)  # six bits, all different
+    known = (numbers[:, None] >> torch.arange(6)) % 2 == 1
+    x = torch.randn(len(known), 6, generator=rng, dtype=torch.float64)
+    one_by_one = torch.cat([factors.conditional_mean(x[i : i + 1], known[i : i + 1]) for i in range(len(x))])
+    torch.testing.assert_close(factors.conditional_mean(x, known), one_by_one)
+
+
+def test_complete_data_has_one_system_for_all_entries():
+    x = torch.randn(9, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    known = torch.ones(9, 6, dtype=torch.bool)
+    padded = torch.cat([x, torch.zeros(1, 6, dtype=torch.float64)])  # a row without any known entry changes nothing
+    with_empty = torch.cat([known, torch.zeros(1, 6, dtype=torch.bool)])
+    found, general = (fit_factors(*data, 2, 5) for data in ((x, known), (padded, with_empty)))
+    torch.testing.assert_close(
+        covariance_of(found), covariance_of(general), rtol=0.02, atol=0.02
+    )  # starts differ a bit
+
+
 def test_draws_have_the_exact_moments_and_chains_agree():
     factors = some_factors()
     known = torch.tensor([True, True, False, True, False, True]).repeat(4000, 1)
