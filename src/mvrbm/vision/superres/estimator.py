@@ -322,7 +322,7 @@ class SuperResolver(SavedEstimator):
         return out
 
     def _upscale_transparent(self, image: Array, self_ensemble: bool, progress: Progress | None) -> Array:
-        """Enlarge an RGBA image so that on white it looks like the enlarged image of what is seen on white."""
+        """Enlarge an RGBA image so that, laid on white, it equals the enlargement of the image laid on white."""
         top = np.float32(white(image.dtype))
         alpha = image[..., 3].astype(np.float32) / top
         on_white = 1 - alpha[..., None] * (1 - image[..., :3].astype(np.float32) / top)

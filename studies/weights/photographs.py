@@ -1,0 +1,188 @@
+"""Photographs with free licences out of Debian packages, as one small archive of crops to train with.
+
+``python -m studies.weights.photographs PACKAGES OUT`` takes a folder of .deb files (``apt-get download`` of the names
+in `PHOTOGRAPHS`), and adds the open images of scikit-image and scikit-learn. Photographs are reduced, which makes them
+sharp and takes away noise and traces of JPEG, and are cut into squares; the squares with most detail are stored without
+loss, as WebP, until the archive has the size that is asked for. No photograph is one of Set5, Set14, BSD100, Urban100
+and T91, or Lena.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mvrbm.vision import luminance
+from studies.weights.images import LICENCES, collect, open_images
+
+__all__ = ["HELD_OUT", "PHOTOGRAPHS", "main"]
+
+Array = NDArray[Any]
+
+_LOMIRI = "usr/share/backgrounds/{}.jpg"
+_MATE = "usr/share/backgrounds/mate/nature/{}.jpg"
+_PLASMA = "usr/share/wallpapers/{}/contents/images/2560x1600.jpg"
+_LXQT = "usr/share/lxqt/wallpapers/{}"
+
+#: Package of Debian 12, where its photographs are, and the licence and the author of each, as its copyright file has
+#: them (in plasma-workspace-wallpapers, the metadata of each wallpaper). Drawings and renderings are left out.
+PHOTOGRAPHS: dict[str, tuple[str, dict[str, str]]] = {
+    "lomiri-wallpapers-16.04": (
+        _LOMIRI,
+        {
+            "Bridge_by_Sander_Klootwijk": "CC-BY-SA-4.0, Sander Klootwijk",
+            "Dragonfly_by_Bolly": "CC-BY-SA-4.0, Bolly",
+            "Picture_0B_by_freespace": "CC-BY-4.0, Trevor Freespace",
+            "Picture_1A_by_freespace": "CC-BY-4.0, Trevor Freespace",
+            "Wine_by_Jakkub_Mede": "CC-BY-4.0, Jakub Mede",
+            "aitzgorri_by_Aitzol_Berasategi": "CC-BY-4.0, Aitzol Berasategi",
+            "free_by_Peter_Nerlich": "CC-BY-SA-4.0, Peter Nerlich",
+            "friends_by_Aitzol_Berasategi": "CC-BY-4.0, Aitzol Berasategi",
+            "greentock_by_Peter_Nerlich": "CC-BY-SA-4.0, Peter Nerlich",
+            "life_by_Aitzol_Berasategi": "CC-BY-4.0, Aitzol Berasategi",
+            "picosdeeuropa_by_Aitzol_Berasategi": "CC-BY-4.0, Aitzol Berasategi",
+            "seeding_by_Clements_Engelhardt": "CC0-1.0, Clemens Engelhardt",
+            "sunset_by_Aitzol_Berasategi": "CC-BY-4.0, Aitzol Berasategi",
+        },
+    ),
+    "lomiri-wallpapers-20.04": (_LOMIRI, {"Kleiber_by_Lukas_Baubkus": "CC-BY-SA-3.0, Lukas Baubkus"}),
+    "mate-backgrounds": (
+        _MATE,
+        {
+            "Aqua": "GPL-2+, Charles Barbin",
+            "Blinds": "GPL-2+, Lennart Poettering",
+            "Dune": "GPL-2+, Marco Cogoni",
+            "Garden": "GPL-2+, Charles Barbin",
+            "GreenMeadow": "GPL-2+, Timothy Schellhase",
+            "LadyBird": "GPL-2+, Charles Barbin",
+            "RainDrops": "GPL-2+, blackcombwhistler07",
+            "Storm": "GPL-2+, Sergey Nazarov",
+            "TwoWings": "GPL-2+, Charles Barbin",
+            "Wood": "GPL-2+, Jean-François Fortin Tam",
+            "YellowFlower": "GPL-2+, Charles Barbin",
+        },
+    ),
+    "plasma-workspace-wallpapers": (
+        _PLASMA,
+        {
+            "BytheWater": "LGPL-3, Maciej Wiklo",
+            "ColdRipple": "LGPL-3, Risto Saukonpää",
+            "ColorfulCups": "LGPL-3, Dmitri Popov",
+            "EveningGlow": "LGPL-3, Ian Hex",
+            "FallenLeaf": "LGPL-3, Martin Klapetek",
+            "Grey": "LGPL-3, Sigi Sagi",
+            "Kite": "LGPL-3, Risto Saukonpää",
+            "OneStandsOut": "LGPL-3, Risto Saukonpää",
+            "Path": "LGPL-3, Risto Saukonpää",
+        },
+    ),
+    "lxqt-themes": (
+        _LXQT,
+        dict.fromkeys(
+            ("Valendas.png", "appleflower.png", "beam.png", "butterfly.png", "cloud.png", "drop.png", "flowers.png"),
+            "LGPL-2.1+, LXQt team",
+        )
+        | dict.fromkeys(("after-the-rain.jpg", "fog.jpg", "this-is-not-windows.jpg"), "LGPL-2.1+, LXQt team"),
+    ),
+}
+#: Photographs whose crops are for validation alone.
+HELD_OUT = (
+    "Picture_1A_by_freespace",
+    "picosdeeuropa_by_Aitzol_Berasategi",
+    "LadyBird",
+    "EveningGlow",
+    "chelsea",
+    "china",
+)
+
+_LARGE = 1600  # side of photographs that are used at a quarter of their size, too
+_SIDE = 192  # of a crop, in pixels
+_HELD_OUT_CROPS = 4  # of each photograph
+_LEAST_DETAIL = 1.0  # of a crop, in roots of grey levels
+_SHARE = 0.25  # of the archive that is in colour, the rest is luminance
+
+
+def photographs(packages: Path, work: Path) -> Iterator[tuple[str, str, Array]]:
+    """Return the name, the licence and the pixels of each photograph, at the sizes that are used."""
+    for package, (pattern, licences) in PHOTOGRAPHS.items():
+        (archive,) = packages.glob(f"{package}_*.deb")
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(["dpkg-deb", "-x", str(archive), folder], check=True)
+            for name, licence in licences.items():
+                with Image.open(Path(folder) / pattern.format(name)) as image:
+                    whole = image.convert("RGB")
+                # A camera's pixel has one of three colours, blurred by the lens: the photograph as it is has no detail.
+                for factor in (2, 4) if min(whole.size) >= _LARGE else (2,):
+                    size = (whole.width // factor, whole.height // factor)
+                    yield name, f"{package}; {licence}", np.asarray(whole.resize(size, Image.Resampling.BICUBIC))
+    collect(work)
+    for name, pixels in open_images(work).items():
+        yield name, LICENCES[name], np.stack([pixels] * 3, 2) if pixels.ndim == 2 else pixels
+
+
+def crops(image: Array) -> list[tuple[float, Array]]:
+    """Return the squares of an image, the most detailed first, each with its amount of detail."""
+    found = []
+    for top in range(0, image.shape[0] - _SIDE + 1, _SIDE):
+        for left in range(0, image.shape[1] - _SIDE + 1, _SIDE):
+            piece = image[top : top + _SIDE, left : left + _SIDE]
+            grey = luminance(piece).astype(np.float32)
+            detail = np.abs(grey[1:-1, 1:-1] * 4 - grey[2:, 1:-1] - grey[:-2, 1:-1] - grey[1:-1, 2:] - grey[1:-1, :-2])
+            found.append((float(np.sqrt(detail).mean()), piece))
+    return sorted(found, key=lambda pair: -pair[0])
+
+
+def _encoded(pixels: Array) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "WEBP", lossless=True, quality=60, method=4)
+    return file.getvalue()
+
+
+def main() -> None:
+    """Write the archive: a ZIP file with folders `colour`, `grey` and `valid`, and the list of licences."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("packages", type=Path, help="folder of .deb files")
+    parser.add_argument("out", type=Path, help="ZIP file to write")
+    parser.add_argument("--megabytes", type=float, default=26.0, help="size of the archive")
+    options = parser.parse_args()
+    queue: list[tuple[float, str, Array]] = []
+    licences: dict[str, str] = {}
+    with zipfile.ZipFile(options.out, "w") as archive, tempfile.TemporaryDirectory() as work:
+        for number, (name, licence, image) in enumerate(photographs(options.packages, Path(work))):
+            licences[name] = licence
+            pieces = crops(image)
+            if name in HELD_OUT:
+                for index, (_, piece) in enumerate(pieces[:_HELD_OUT_CROPS]):
+                    archive.writestr(f"valid/{name}-{number}-{index}.webp", _encoded(piece))
+                continue
+            # Turns are taken: the n-th best crop of every photograph comes before the next best of any.
+            for index, (detail, piece) in enumerate(pieces):
+                if detail > _LEAST_DETAIL:
+                    queue.append((index / len(pieces), f"{name}-{number}-{index}", piece))
+            print(f"{name}: {image.shape}, {len(pieces)} crops", flush=True)
+        queue.sort(key=lambda entry: entry[0])
+        sizes = {"colour": 0, "grey": 0}
+        for _, name, piece in queue:
+            kind = "colour" if sizes["colour"] < _SHARE * sum(sizes.values()) + 1 else "grey"
+            content = _encoded(piece if kind == "colour" else luminance(piece))
+            if sum(sizes.values()) + len(content) > options.megabytes * 1e6:
+                break
+            sizes[kind] += len(content)
+            archive.writestr(f"{kind}/{name}.webp", content)
+        archive.writestr("LICENCES.txt", "".join(f"{name}: {licence}\n" for name, licence in licences.items()))
+        counts = {kind: sum(n.startswith(kind) for n in archive.namelist()) for kind in ("colour", "grey", "valid")}
+    print(f"{options.out}: {counts} crops of {_SIDE}x{_SIDE}, bytes {sizes}")
+
+
+if __name__ == "__main__":
+    main()
