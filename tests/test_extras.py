@@ -26,7 +26,8 @@ import numpy as np
 import mvrbm
 
 for module in pkgutil.walk_packages(mvrbm.__path__, "mvrbm."):
-    if not module.name.startswith(("mvrbm.__main__", "mvrbm.learning.paths.")):  # a program; Triton is no extra
+    needs_triton = module.name.startswith("mvrbm.learning.paths.") or module.name.endswith("_kernels")  # it is no extra
+    if not needs_triton and module.name != "mvrbm.__main__":
         importlib.import_module(module.name)
 
 model = mvrbm.MVRBM((2, 2), n_epochs=1, random_state=0).fit(np.eye(8).reshape(8, 2, 4))

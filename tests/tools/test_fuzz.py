@@ -52,7 +52,7 @@ def test_inputs_depend_on_their_number_alone():
 def test_memory_beyond_the_limit_is_a_finding_even_if_it_is_not_used_and_the_error_is_documented(capsys):
     def read(folder):
         try:
-            np.empty(80 * 2**20, np.uint8)
+            np.empty(2**30, np.uint8)
         except MemoryError as error:
             raise InputError("too large") from error
 

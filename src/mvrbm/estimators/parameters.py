@@ -197,9 +197,9 @@ class SavedEstimator(BaseEstimator):
         """Load a model from a folder with this config. Called by :func:`mvrbm.load`."""
         described = config[ESTIMATOR]
         saved = {_OLD_NAMES.get(name, name): value for name, value in described["params"].items()}
-        estimator = cls(**{name: cls._rebuilt(name, value) for name, value in saved.items()}, device=device)
         if "random_state" in saved:
-            whole_number(saved["random_state"], "random_state", 0, 2**32 - 1)
+            saved["random_state"] = whole_number(saved["random_state"], "random_state", 0, 2**32 - 1)
+        estimator = cls(**{name: cls._rebuilt(name, value) for name, value in saved.items()}, device=device)
         estimator._restore(folder, described)
         return estimator
 

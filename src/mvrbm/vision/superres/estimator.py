@@ -278,7 +278,7 @@ class SuperResolver(SavedEstimator):
         stride = whole_number(self.scale if self.stride is None else self.stride, "stride")
         if stride > self.patch:
             raise ValueError(f"stride must be at most the patch's side, {self.patch}, got {stride}")
-        return Geometry(self.scale, self.patch, stride, number(self.floor, "floor", exclude_low=True))
+        return Geometry(self.scale, self.patch, stride, number(self.floor, "floor", 0, 1, exclude_low=True))
 
     def _seeds(self, n: int) -> list[int]:
         return [int(seed) for seed in check_random_state(self.random_state).randint(2**31 - 1, size=n)]
