@@ -35,7 +35,8 @@ _PLASMA = "usr/share/wallpapers/{}/contents/images/2560x1600.jpg"
 _LXQT = "usr/share/lxqt/wallpapers/{}"
 
 #: Package of Debian 12, where its photographs are, and the licence and the author of each, as its copyright file has
-#: them (in plasma-workspace-wallpapers, the metadata of each wallpaper). Drawings and renderings are left out.
+#: them (in plasma-workspace-wallpapers, the metadata of each wallpaper; in lxqt-themes, the file License next to
+#: them). Drawings and renderings are left out.
 PHOTOGRAPHS: dict[str, tuple[str, dict[str, str]]] = {
     "lomiri-wallpapers-16.04": (
         _LOMIRI,
@@ -88,11 +89,16 @@ PHOTOGRAPHS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "lxqt-themes": (
         _LXQT,
-        dict.fromkeys(
-            ("Valendas.png", "appleflower.png", "beam.png", "butterfly.png", "cloud.png", "drop.png", "flowers.png"),
-            "LGPL-2.1+, LXQt team",
-        )
-        | dict.fromkeys(("after-the-rain.jpg", "fog.jpg", "this-is-not-windows.jpg"), "LGPL-2.1+, LXQt team"),
+        {
+            "after-the-rain.jpg": "CC-BY-SA-3.0, stefonarch",
+            "appleflower.png": "CC-BY-SA-3.0, stefonarch",
+            "beam.png": "CC-BY-SA-3.0, stefonarch",
+            "butterfly.png": "CC-BY-SA-3.0, stefonarch",
+            "drop.png": "CC-BY-SA-3.0, stefonarch",
+            "flowers.png": "CC-BY-SA-3.0, stefonarch",
+            "fog.jpg": "CC-BY-SA-3.0, stefonarch",
+            "this-is-not-windows.jpg": "CC-BY-SA-3.0, stefonarch",
+        },
     ),
 }
 #: Photographs whose crops are for validation alone.
@@ -109,7 +115,7 @@ _LARGE = 1600  # side of photographs that are used at a quarter of their size, t
 _SIDE = 192  # of a crop, in pixels
 _HELD_OUT_CROPS = 4  # of each photograph
 _LEAST_DETAIL = 1.0  # of a crop, in roots of grey levels
-_SHARE = 0.25  # of the archive that is in colour, the rest is luminance
+_SHARE = 0.35  # of the archive that is in colour, the rest is luminance
 
 
 def photographs(packages: Path, work: Path) -> Iterator[tuple[str, str, Array]]:

@@ -7,7 +7,7 @@ import pytest
 
 from studies.cells import Cell, Place, Rows
 from studies.runner import run_parts
-from studies.weights import images, measuring, study, training
+from studies.weights import images, measuring, photographs, study, training
 
 COMMITTED = Path(__file__).parents[2] / "results" / "superres"
 
@@ -78,3 +78,21 @@ def test_missing_open_images_say_what_to_do(tmp_path):
 def test_halves_are_half_as_large():
     found = images.with_halves([np.zeros((8, 6), np.uint8)])
     assert [image.shape for image in found] == [(8, 6), (4, 3)]
+
+
+def test_crops_of_photographs_come_with_the_most_detailed_first():
+    image = np.full((400, 600, 3), 90, np.uint8)
+    image[:192, 192:384] = np.random.default_rng(0).integers(0, 256, (192, 192, 1))
+    image[192:384, :192] = np.random.default_rng(1).integers(80, 100, (192, 192, 1))
+    found = photographs.crops(image)
+    assert len(found) == 6
+    np.testing.assert_array_equal(found[0][1], image[:192, 192:384])
+    np.testing.assert_array_equal(found[1][1], image[192:384, :192])
+    assert found[0][0] > found[1][0] > found[2][0] == 0
+
+
+def test_each_photograph_to_train_with_has_a_licence_that_is_known():
+    known = ("CC0-1.0", "CC-BY-4.0", "CC-BY-SA-3.0", "CC-BY-SA-4.0", "GPL-2+", "LGPL-3")
+    listed = {name: text for _, licences in photographs.PHOTOGRAPHS.values() for name, text in licences.items()}
+    assert {text.split(", ")[0] for text in listed.values()} <= set(known)
+    assert set(photographs.HELD_OUT) <= {*listed, *images.LICENCES}
