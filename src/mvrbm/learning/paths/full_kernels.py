@@ -335,7 +335,7 @@ def build(
 ):  # fmt: skip
     """Make the step of an update, form the full matrices of all couplings, as operands; fetch the next batch.
 
-    With `STEP`, every program makes the step of the parameters that it needs, and the first of those that need them
+    With `STEP`, every program makes the step of the parameters that it needs, and the first program that needs them
     writes them to `new_weights` and `new_momenta` and sets `cleared`, the next gradient, to zero: other programs still
     read the old ones. The norms of the new factors go to `new_gains`. The next batch, number `batch`, has `n_next`
     samples; none if it is zero. Sums over hidden means and over chains begin anew.
