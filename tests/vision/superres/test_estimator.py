@@ -373,7 +373,7 @@ def test_arrays_that_are_not_images_raise_one_line(model, image, message):
         ({"cycles": 0}, "cycles must be a whole number from 1 to 1,000, got 0"),
         ({"back_projection": -1}, "back_projection must be a whole number from 0 to 1,000, got -1"),
         ({"stride": 9, "patch": 8}, "stride must be at most the patch's side, 8, got 9"),
-        ({"floor": 0.0}, "floor must be positive, got 0.0"),
+        ({"floor": 0.0}, "floor must be positive and below 1, got 0.0"),
         ({"n_patches": 0}, "n_patches must be a whole number of at least 1, got 0"),
     ],
 )
