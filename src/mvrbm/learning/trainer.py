@@ -404,6 +404,8 @@ class Trainer:
         """Bring the state up to date, and continue from it as a resumed training run would."""
         if isinstance(self._path, UpdatePath):
             self._path.store(self.state)
+            if self.world.size > 1:
+                self.state.exact = {}  # is not in a checkpoint: it has the chains of one process
             self._path.load(self.state)
 
     def _end_epoch(self) -> None:
