@@ -336,8 +336,7 @@ class Trainer:
                 member.state.epoch, member.state.batch = member.epoch + 1, 0
             self._end_epoch()
         else:
-            # The order is drawn again when the epoch is resumed.
-            self.order_rng.load_state_dict(self.epoch_order)
+            self.order_rng.load_state_dict(self.epoch_order)  # drawn again when the epoch is resumed
             if not source.resumable:
                 self.restart_epoch()
 
@@ -404,8 +403,7 @@ class Trainer:
         """Bring the state up to date, and continue from it as a resumed training run would."""
         if isinstance(self._path, UpdatePath):
             self._path.store(self.state)
-            if self.world.size > 1:
-                self.state.exact = {}  # is not in a checkpoint: it has the chains of one process
+            self.state.exact = self.state.exact if self.world.size == 1 else {}  # holds the chains of one process
             self._path.load(self.state)
 
     def _end_epoch(self) -> None:
