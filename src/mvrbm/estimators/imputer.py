@@ -450,9 +450,8 @@ def _masks(known: Tensor | None, others: Tensor, shape: tuple[int, ...], rng: Ra
 def _fit(x: Tensor, known: Tensor, rank: int, start: Factors | None) -> Factors:
     """Return factors fitted to data, to a part of it if there is much and entries are missing."""
     complete = known.all(1)
-    if (
-        len(x) > int(complete.sum()) >= min(_MOST_FITTED, _MOSTLY * len(x))
-    ):  # few or no entries are missing but held ones
+    # Few or no entries are missing but held ones.
+    if len(x) > int(complete.sum()) >= min(_MOST_FITTED, _MOSTLY * len(x)):
         x, known = x[complete], known[complete]
     elif len(x) > _MOST_FITTED and not bool(complete.all()):
         rows = torch.linspace(0, len(x) - 1, _MOST_FITTED).long()

@@ -322,15 +322,13 @@ class FullMatrixPath(KernelPath):
         plan = self.plan
         norms = plan.n_factors * self._terms if self._normalised else 0
         biases = -(-(plan.size - plan.visible_bias) // _BLOCK) if step else 0
-        now = (batch - 1) % 2 if step else 0
-        new = 1 - now if step else now
-        of_now = (pair[now] for pair in (self._all_params, self._all_momenta, self._all_gradients, self._all_gains))
-        of_new = (pair[new] for pair in (self._all_params, self._all_momenta, self._all_gradients, self._all_gains))
+        pairs = self._all_params, self._all_momenta, self._all_gradients, self._all_gains
+        now, new = (batch - step) % 2, batch % 2
         self._kernels.build[(self._n_tiles + norms + biases, self._models)](
-            *of_now, *of_new, self._multiplier, self._rates, weight, self._data, self._order, self._states,
-            self._visible_sums, self._hidden_sums, self._clock, batch, n_next, *self._strides, N=self.batch_size,
-            ALL_ROWS=self._all_rows, HIDDEN=plan.hidden, VISIBLE=plan.visible, UNITS=plan.n_hidden,
-            K=plan.hidden_rows, L=plan.hidden_columns, SIZE=plan.size, STRIDE=self._stride,
+            *(pair[now] for pair in pairs), *(pair[new] for pair in pairs), self._multiplier, self._rates, weight,
+            self._data, self._order, self._states, self._visible_sums, self._hidden_sums, self._clock, batch, n_next,
+            *self._strides, N=self.batch_size, ALL_ROWS=self._all_rows, HIDDEN=plan.hidden, VISIBLE=plan.visible,
+            UNITS=plan.n_hidden, K=plan.hidden_rows, L=plan.hidden_columns, SIZE=plan.size, STRIDE=self._stride,
             VISIBLE_BIAS=plan.visible_bias, N_GAINS=plan.n_factors * self._terms, LAYERS=self._layers, STEP=step,
             NORMALISED=self._normalised, CENTRED=self._centred, TERMS=self._terms, PRECISION=self._exact,
             BG=self._gathered, BM=TILE, BN=TILE, EDGE=self._edge, BLOCK=_BLOCK, **self._options,

@@ -12,7 +12,7 @@ model, `STRIDE` numbers apart, are those of all couplings, the padded visible bi
 room for full matrices: the full `W` of couplings that this file has no product for, and in the gradient its `G`.
 
 An update is: `upwards` (means of the data, draws of the chains), `downwards`, `upwards` (means of the chains),
-`gradients`, `contract`, the step (`triton_kernels.apply`), `build`, and, for centred layers, `compensate`. A row of
+`gradients`, `contract`, `build`, which makes the step as well, and, for centred layers, `compensate`. A row of
 `LAYERS`, by position:
 """
 

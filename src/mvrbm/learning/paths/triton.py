@@ -43,7 +43,6 @@ class TritonPath(KernelPath):
 
     updates_per_graph = 1000
     _packings: list[Packing]
-
     _chain_dtype = torch.float32
 
     def __init__(
