@@ -55,6 +55,20 @@ def test_dense_is_the_definition(name):
     )
 
 
+@pytest.mark.parametrize("name", CONNECTED)
+def test_contractions_are_the_map_and_its_adjoint(name):
+    coupling = connected(name)
+    x, y = arrays(coupling)
+    up, down = x[0], y[0]
+    for equation, factor in coupling.contractions():
+        up = torch.einsum(equation, up, factor)
+    for equation, factor in coupling.contractions()[::-1]:
+        before, own, after = equation.replace("->", ",").split(",")
+        down = torch.einsum(f"{after},{own}->{before}", down, factor)
+    torch.testing.assert_close(up, coupling.to_hidden(x)[0], **TOLERANCE)
+    torch.testing.assert_close(down, coupling.to_visible(y)[0], **TOLERANCE)
+
+
 def test_every_coupling_has_a_definition():
     assert {name: row.coupling for name, row in COUPLINGS.items()} == couplings.COUPLINGS
 

@@ -168,6 +168,16 @@ class Coupling(nn.Module, ABC):
         factors = self.mode_factors() or []
         return (factors[0], factors[1]) if len(factors) == 2 else None
 
+    def contractions(self) -> list[tuple[str, Tensor]]:
+        """Return :meth:`to_hidden` as steps of an array without the axis of samples and a factor, for other languages.
+
+        A step is an equation of `einsum`, of the array and the factor, and the factor. The steps in reverse order, each
+        with its input and its output exchanged, are :meth:`to_visible`. Default: one step, by the full `W`.
+        """
+        visible = string.ascii_uppercase[: len(self.visible_shape)]
+        hidden = string.ascii_lowercase[: len(self.hidden_shape)]
+        return [(f"{visible},{hidden}{visible}->{hidden}", self.dense())]
+
     def _arrow(self) -> str:
         return " -> ".join("x".join(map(str, shape)) for shape in (self.visible_shape, self.hidden_shape))
 
@@ -307,6 +317,15 @@ class Chain(Coupling):
             state = self._apply_factor(equation, states[-1], mode, to_hidden=old == "i")
             states.append(state if state.ndim == states[0].ndim else state.unsqueeze(1))
         return states
+
+    def contractions(self) -> list[tuple[str, Tensor]]:
+        steps = []
+        for number, mode in enumerate(self._order, start=1):
+            before = self._bonds[0] if number > 1 else ""
+            after = self._bonds[1] if number < len(self._order) else ""
+            equation = f"{before}{self._modes(mode, 'i')},{self._subscripts}->{after}{self._modes(mode, 'k')}"
+            steps.append((equation, self.factors[mode]))
+        return steps
 
     @property
     def operations(self) -> int:

@@ -76,6 +76,14 @@ class CP(Coupling):
                 modes, has_rank = left, "r"
         return state if has_rank else state.unsqueeze(-1).expand(*state.shape, self.rank)
 
+    def contractions(self) -> list[tuple[str, Tensor]]:
+        modes = self._letters
+        steps = [
+            (f"{modes[number:]}{'r' if number else ''},{mode}r->{modes[number + 1 :]}r", factor)
+            for number, (mode, factor) in enumerate(zip(modes, self.visible_factors, strict=True))
+        ]
+        return [*steps, ("r,kr->k", self.hidden_factor)]
+
     @property
     def _letters(self) -> str:
         return string.ascii_uppercase[: len(self.visible_factors)]

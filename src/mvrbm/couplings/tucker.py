@@ -82,6 +82,9 @@ class Tucker(Coupling):
         compression = self.compression.dense().reshape(self.core.weight.shape[1], -1)
         return (self.core.weight @ compression).reshape(*self.hidden_shape, *self.visible_shape)
 
+    def contractions(self) -> list[tuple[str, Tensor]]:
+        return [*self.compression.contractions(), *self.core.contractions()]
+
     def balance(self) -> None:
         """Give the core and all factors equal norms."""
         equalise_norms([self.core.weight, *self.compression.factors], keep=None)
