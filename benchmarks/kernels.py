@@ -91,8 +91,8 @@ def _path(
     return TritonPath(tasks, states, sources * len(trainers), precision=precision), states
 
 
-def _orders(states: Sequence[TrainState], n: int) -> list[Tensor]:
-    return [torch.randperm(n, device=states[0].machine.like.device) for _ in states]
+def _orders(states: Sequence[TrainState], n: int) -> Tensor:
+    return torch.stack([torch.randperm(n, device=states[0].machine.like.device) for _ in states])
 
 
 def _now(device: str) -> float:

@@ -1,6 +1,6 @@
 """Workloads of generative models on one device: microseconds per update, next to the least possible.
 
-28x28 digits where nothing else is said. Each row is a cell: medians of whole epochs by the path that the trainer
+28x28 digits where nothing else is said. Each row is a cell: medians of whole epochs, by the path that the trainer
 chooses, without compilation and capture. One row that fails leaves the others.
 
 Floors are counted operations at the rate of tensor cores (tf32), bytes, random numbers and one node of a CUDA graph,
@@ -34,6 +34,7 @@ from mvrbm.devices import resolve_device
 from mvrbm.learning import CD, PCD, NegativePhase, Recipe, TemperedPCD, Trainer
 from mvrbm.learning.paths import EpochPath, choose_path
 from mvrbm.likelihood import annealed_importance_sampling
+from mvrbm.random import permutations
 from mvrbm.units import Bernoulli, Categorical, Gaussian, Unit
 from studies.cells import Cell, Outcome, Place, Store
 from studies.runner import run
@@ -133,8 +134,8 @@ WORKLOADS: dict[str, Workload] = {
     "rank 8, PCD(100), half masked": dataclasses.replace(_RANK_8, known=0.5),
     "rank 8, PCD(100), learned variances": dataclasses.replace(_RANK_8, learn_variance=True),
 }
-REPETITIONS = 5  # timed epochs, or more if they are short
-MIN_SECONDS = 0.2  # of all timed epochs together
+REPETITIONS = 7  # turns that are timed, of one epoch or of several if they are short
+MIN_SECONDS = 0.3  # of all turns together
 ANNEALED = (200, 1000)  # steps of two runs, whose difference is timed
 
 
@@ -179,7 +180,7 @@ def _epochs(workload: Workload, device: str) -> tuple[Callable[[], int], str]:
 
     def whole() -> int:
         assert isinstance(path, EpochPath)
-        orders = [trainer.order_rng.permutation(path.n_samples) for trainer in trainers]
+        orders = permutations([trainer.order_rng for trainer in trainers], path.n_samples)
         return path.epoch(states, orders, lambda: False)
 
     def batch_by_batch() -> int:
@@ -285,9 +286,12 @@ def microseconds(settings: Settings, place: Place) -> Outcome:
             times.append(more / (long - short))
     else:
         epoch, path = (_peer if workload.peer else _epochs)(workload, device)
-        made = [epoch() for _ in range(2)][-1]  # compiles and captures; the second replays everything
-        while len(times) < REPETITIONS or sum(times) * made < MIN_SECONDS:
-            times.append(_seconds(epoch, device) / made)
+        epoch()  # compiles and captures
+        made = epoch()
+        # As in a training run, several epochs follow each other before anybody waits for them.
+        turns = max(1, round(MIN_SECONDS / REPETITIONS / _seconds(epoch, device)))
+        for _ in range(REPETITIONS):
+            times.append(_seconds(lambda: [epoch() for _ in range(turns)], device) / (turns * made))
     return Outcome({"microseconds": dataclasses.asdict(Spread.of(times, 1e6)), "path": path})
 
 

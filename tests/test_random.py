@@ -8,7 +8,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource, Recorder, Replay
+from mvrbm import (
+    Bernoulli,
+    BoltzmannMachine,
+    Categorical,
+    Dense,
+    Gaussian,
+    Kronecker,
+    RandomSource,
+    Recorder,
+    Replay,
+    random,
+)
+from mvrbm.random import permutations
 from mvrbm.sampling import gibbs, sample
 
 # With fresh seeds each statistical test here would fail once in ten thousand runs; the seeds are fixed.
@@ -44,6 +56,21 @@ def test_numbers_have_the_distribution_they_are_named_after():
     assert stats.kstest(rng.normal((n,), LIKE).numpy(), "norm").pvalue > FALSE_ALARM
     orders = list(itertools.permutations(range(3)))
     seen = [orders.index(tuple(rng.permutation(3).tolist())) for _ in range(3000)]
+    assert stats.chisquare(np.bincount(seen, minlength=6)).pvalue > FALSE_ALARM
+
+
+def test_permutations_of_several_sources_are_those_of_each():
+    sources, alone = ([RandomSource(seed) for seed in range(3)] for _ in range(2))
+    assert torch.equal(permutations(sources, 5), torch.stack([source.permutation(5) for source in alone]))
+
+
+def test_sorted_keys_are_the_permutations_of_each_generator():
+    """The way of the GPU, which draws the permutations of many models at once."""
+    together, alone = ([torch.Generator().manual_seed(seed) for seed in range(4)] for _ in range(2))
+    drawn = torch.stack([random._sorted_keys(together, 3) for _ in range(1500)])  # (draws, generators, 3)
+    assert torch.equal(drawn[0], torch.cat([random._sorted_keys([one], 3) for one in alone]))
+    orders = list(itertools.permutations(range(3)))
+    seen = [orders.index(tuple(order)) for order in drawn.flatten(0, 1).tolist()]
     assert stats.chisquare(np.bincount(seen, minlength=6)).pvalue > FALSE_ALARM
 
 

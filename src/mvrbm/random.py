@@ -17,10 +17,11 @@ from torch import Tensor
 from mvrbm import compiled
 from mvrbm.validation import whole_number
 
-__all__ = ["RandomSource", "Recorder", "Replay"]
+__all__ = ["RandomSource", "Recorder", "Replay", "permutations"]
 
 _MAX_SEED = 2**63
 _NAMED = 2**32 - 1  # more than the number of streams that `split` can return
+_KEY_BITS = 40  # of the random numbers whose order is a permutation; the bits above count permutations
 _WORDS: dict[torch.dtype, tuple[np.dtype[Any], int]] = {
     torch.float32: (np.dtype(np.int32), 24),
     torch.float64: (np.dtype(np.int64), 53),
@@ -94,6 +95,8 @@ class RandomSource:
 
     def permutation(self, n: int) -> Tensor:
         """Return the integers 0..n-1 in random order, on the device of this source."""
+        if self.device.type == "cuda":
+            return _sorted_keys([self._generator], n)[0]
         return torch.randperm(n, generator=self._generator, device=self.device)
 
     @property
@@ -165,6 +168,22 @@ class RandomSource:
     def __repr__(self) -> str:
         key = "".join(f".{k}" for k in self._key)
         return f"RandomSource({self._entropy}{key}, device='{self.device}')"
+
+
+def permutations(sources: Sequence[RandomSource], n: int) -> Tensor:
+    """Return the next `permutation` of each source, (len(sources), n); on a GPU all of them by one sort."""
+    if all(source.capturable for source in sources):
+        return _sorted_keys([source._generator for source in sources], n)
+    return torch.stack([source.permutation(n) for source in sources])
+
+
+def _sorted_keys(generators: Sequence[torch.Generator], n: int) -> Tensor:
+    """Return the orders that sort random numbers of each generator, (len(generators), n), by one sort of all."""
+    count = len(generators)
+    keys = torch.empty(count, n, dtype=torch.int64, device=generators[0].device)
+    for number, (row, generator) in enumerate(zip(keys, generators, strict=True)):
+        row.random_(number << _KEY_BITS, (number + 1) << _KEY_BITS, generator=generator)
+    return keys.flatten().argsort(stable=True).view(count, n) - n * torch.arange(count, device=keys.device)[:, None]
 
 
 class Recorder(RandomSource):

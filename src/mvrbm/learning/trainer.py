@@ -30,7 +30,7 @@ from mvrbm.learning.restoring import Stored, fingerprint
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import balance, check_size, check_training_memory
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.random import RandomSource
+from mvrbm.random import RandomSource, permutations
 from mvrbm.validation import choice, whole_number
 
 #: Returns the trainer that keeps the path of its last `fit`, None if there is none.
@@ -370,7 +370,7 @@ class Trainer:
         states = [member.state for member in self.group]
         for member in self.group:
             (member.source or source).check_all()
-        orders = [member.order_rng.permutation(path.n_samples) for member in self.group]
+        orders = permutations([member.order_rng for member in self.group], path.n_samples)
         made = path.epoch(states, orders, lambda: self.stop)
         for state in states:
             state.batch += made

@@ -278,7 +278,7 @@ def test_machines_with_data_of_their_own_train_as_by_themselves(unit, recipe, mi
             sources.append(as_source(x, trainer.machine))
             trainer.prepare(sources[-1], initialise=True)
         path, states = kernels(trainers, sources, "tf32x3" if ON_GPU else "ieee")
-        made = path.epoch(states, [torch.arange(12, device=DEVICE)] * len(seeds), never)
+        made = path.epoch(states, torch.arange(12, device=DEVICE).expand(len(seeds), -1), never)
         assert [state.update for state in states] == [made] * len(seeds) == [2] * len(seeds)
         assert path.store(states) == [False] * len(seeds)
         return [trainer.machine.state_dict() for trainer in trainers]
@@ -296,7 +296,7 @@ def test_factors_beyond_the_range_of_sixteen_bits_stay_finite(scale):
     trainer.prepare(source, initialise=True)
     multiply(trainer.machine, scale)
     path, states = kernels([trainer], [source], "fp16")
-    path.epoch(states, [torch.arange(20, device=DEVICE)], never)
+    path.epoch(states, torch.arange(20, device=DEVICE)[None], never)
     assert path._params.abs().max() > 65504
     assert torch.isfinite(path._params).all()
 
@@ -351,7 +351,7 @@ def test_steps_made_by_the_next_launch_are_those_of_a_launch_of_their_own(name, 
         path, states = kernels(trainers, [source] * models, "fp16")
         path._samples, path._late_steps = samples, late
         start = path._params.clone()
-        path.epoch(states, [torch.arange(4000, device=DEVICE)] * models, never)
+        path.epoch(states, torch.arange(4000, device=DEVICE).expand(models, -1), never)
         return start, path._params
 
     (start, late), (other, prompt) = epoch(True), epoch(False)
@@ -389,7 +389,7 @@ def trained_by_both(case, samples, late, precision, scale=1.0):
     for number, order in enumerate(orders):
         path._recorded = draws[n_batches * number :].contiguous().reshape(-1)
         path._graphs.clear()
-        assert path.epoch(states, [order], never) == n_batches
+        assert path.epoch(states, order[None], never) == n_batches
     assert path.store(states) == [False]
     assert trainer.update == reference.update == n_batches * n_epochs
     results = start, reference.machine.state_dict(), machine.state_dict()

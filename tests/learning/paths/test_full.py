@@ -119,7 +119,7 @@ def by_kernels(case, data, order, draws, precision, kind=FullMatrixPath, reason=
     path = kind([trainer.task()], [trainer.state], [source], precision=precision)
     path._recorded, path._recorded_size = draws.reshape(-1), draws.shape[1]
     path.updates_per_graph = series or path.updates_per_graph
-    assert path.epoch([trainer.state], [order], never) == len(draws)
+    assert path.epoch([trainer.state], order[None], never) == len(draws)
     assert path.store([trainer.state]) == [False]
     return trainer
 
@@ -175,7 +175,7 @@ def test_machines_that_train_together_train_as_by_themselves(name):
         pairs = [prepared(CASES[name], seed) for seed in seeds]
         states, sources = [trainer.state for trainer, _ in pairs], [source for _, source in pairs]
         path = FullMatrixPath([trainer.task() for trainer, _ in pairs], states, sources)
-        assert path.epoch(states, [torch.arange(N, device=DEVICE)] * len(seeds), never) == 2
+        assert path.epoch(states, torch.arange(N, device=DEVICE).expand(len(seeds), -1), never) == 2
         assert path.store(states) == [False] * len(seeds)
         return [everything(trainer) for trainer, _ in pairs]
 
@@ -195,7 +195,7 @@ def test_labels_are_drawn_with_their_probabilities():
     path = FullMatrixPath([trainer.task()], [trainer.state], [source])
     counts = torch.zeros(3, 5)
     for _ in range(2):
-        path.epoch([trainer.state], [torch.arange(N, device=DEVICE)], never)
+        path.epoch([trainer.state], torch.arange(N, device=DEVICE)[None], never)
         path.store([trainer.state])
         counts += trainer.state.chains["x0"].sum(0).cpu()
     expected = 800 * torch.softmax(unit.bias.detach().cpu(), -1)
@@ -210,7 +210,7 @@ def test_a_path_continues_with_other_data(name):
     first, second = (prepared(CASES[name])[0] for _ in range(2))
     sources = [as_source(data_for(first.machine, N, seed), first.machine) for seed in (3, 4)]
     path = FullMatrixPath([first.task()], [first.state], sources[:1])
-    order = [torch.arange(N, device=DEVICE)]
+    order = torch.arange(N, device=DEVICE)[None]
     path.epoch([first.state], order, never)
     path.store([first.state])
     other = FullMatrixPath([second.task()], [second.state], sources[:1])

@@ -228,7 +228,7 @@ def test_epochs_allow_tensor_cores_unless_they_have_to_be_exact():
         trainer = Trainer(machine, recipe)
         source = trainer.prepare(data_for(machine, 8), initialise=True)
         path = graphs.GraphPath(trainer.task(), trainer.state, source, exact=exact)
-        path.epoch([trainer.state], [torch.arange(8)], lambda: False)
+        path.epoch([trainer.state], torch.arange(8)[None], lambda: False)
     assert seen == [True, False]
 
 
@@ -380,7 +380,7 @@ def test_a_gpu_takes_graphs_by_default_and_captures_them():
     path = choose_path([trainer.task()], [state], [source], 1)
     assert isinstance(path, graphs.GraphPath)
     for _ in range(2):
-        assert path.epoch([state], [trainer.order_rng.permutation(36)], lambda: False) == 5
+        assert path.epoch([state], trainer.order_rng.permutation(36)[None], lambda: False) == 5
     assert path.store([state]) == [False]
     assert trainer.update == 10
     assert set(path._graphs) == {(8, 0), (4, 0)}

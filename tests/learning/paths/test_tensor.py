@@ -113,7 +113,7 @@ def test_machines_that_train_together_train_as_by_themselves():
         pairs = [prepared(case, seed, n=10) for seed in seeds]
         states, sources = [trainer.state for trainer, _ in pairs], [source for _, source in pairs]
         path = TensorPath([trainer.task() for trainer, _ in pairs], states, sources)
-        assert path.epoch(states, [torch.arange(10, device=DEVICE)] * len(seeds), never) == 2
+        assert path.epoch(states, torch.arange(10, device=DEVICE).expand(len(seeds), -1), never) == 2
         path.balance(states)
         assert path.store(states) == [False] * len(seeds)
         return [everything(trainer) for trainer, _ in pairs]

@@ -72,11 +72,11 @@ class EpochPath(ABC):
     n_samples: int
 
     @abstractmethod
-    def epoch(self, states: Sequence[TrainState], orders: Sequence[Tensor], stopped: Callable[[], bool]) -> int:
+    def epoch(self, states: Sequence[TrainState], orders: Tensor, stopped: Callable[[], bool]) -> int:
         """Go through the data once from each state's batch on, and return the number of updates.
 
-        The states are changed in place. Each has its order of the samples, (n_samples,). `stopped` returns whether to
-        stop after the present update, where the path can.
+        The states are changed in place. `orders` has each one's order of the samples, (states, n_samples). `stopped`
+        returns whether to stop after the present update, where the path can.
         """
 
     def continues_with(self, tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source]) -> bool:

@@ -81,7 +81,7 @@ class GraphPath(EpochPath):
         return {name: known.get(name, everything) for name in self._data if known}
 
     @torch.no_grad()
-    def epoch(self, states: Sequence[TrainState], orders: Sequence[Tensor], stopped: Callable[[], bool]) -> int:
+    def epoch(self, states: Sequence[TrainState], orders: Tensor, stopped: Callable[[], bool]) -> int:
         (state,), (order,) = states, orders
         self._order.copy_(order)
         self._position.fill_(state.batch * self.batch_size)

@@ -149,10 +149,10 @@ class KernelPath(EpochPath):
     # -- an epoch ---------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def epoch(self, states: Sequence[TrainState], orders: Sequence[Tensor], stopped: Callable[[], bool]) -> int:
+    def epoch(self, states: Sequence[TrainState], orders: Tensor, stopped: Callable[[], bool]) -> int:
         """Go through the data once, without interruption."""
         n_batches, start, update = -(-self.n_samples // self.batch_size), states[0].batch, states[0].update
-        self._order.copy_(torch.stack(list(orders)), non_blocking=True)
+        self._order.copy_(orders, non_blocking=True)
         if self._persistent and update == 0 and start == 0 and not states[0].chains:
             for number in range(self._models):
                 self._start_chains(number, self._order[number, : self.batch_size].long())
