@@ -28,6 +28,7 @@ Array = NDArray[Any]
 Settings = Mapping[str, Any]
 
 _ROWS, _CHAINS = 2000, 2000  # of data and of chains at once: a bound on memory
+_WIDEST, _MORE_CHAINS = 1.0, 4  # width of an interval, in nats, beyond which an estimate has so many times more chains
 _SHOWN = 100  # samples that are stored, for figures
 _SHAPE = (28, 28)  # of digits, whatever the shape of a machine's layer
 _CLASSES = 10
@@ -50,12 +51,16 @@ def log_z(
     chains : mapping of str to Tensor
         States near equilibrium, from which the reverse annealing starts after as many Gibbs steps as it has itself.
     settings : mapping
-        `chains` and `steps` of the annealing, and `seed`.
+        `chains` and `steps` of the annealing, and `seed`. Where the interval is wide, there are more chains.
     """
-    rng = RandomSource(settings["seed"], device=machine.like.device)
-    n_chains, n_steps = settings["chains"], settings["steps"]
-    found = log_partition_interval(machine, rng, n_chains=n_chains, n_steps=n_steps, init=chains, centre=centre)
+    for times in (1, _MORE_CHAINS):
+        rng = RandomSource(settings["seed"], device=machine.like.device)
+        n_chains, n_steps = times * settings["chains"], settings["steps"]
+        found = log_partition_interval(machine, rng, n_chains=n_chains, n_steps=n_steps, init=chains, centre=centre)
+        if found.width <= _WIDEST:
+            break
     return {
+        "chains": n_chains,
         "log_z": found.forward.log_z,  # what is usually published
         "standard_error": found.forward.standard_error,
         "effective_samples": found.forward.effective_samples,
