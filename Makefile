@@ -48,8 +48,8 @@ format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff format
 
 docs: $(STAMP)  ## build the documentation into docs/_build/html
-	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python -m sphinx -q -W -n --keep-going -b html docs docs/_build/html
 
 clean:  ## remove what was built, and keep the environment
-	rm -rf build dist docs/_build docs/generated .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist docs/_build docs/generated docs/gallery docs/tutorials docs/sg_execution_times.rst .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src studies benchmarks tests tools docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,35 +1,98 @@
-"""Sphinx settings. Nothing here needs the network; MathJax is loaded by the reader's browser."""
+"""Sphinx settings. Neither the build nor the built pages need a network."""
 
+import os
 import re
-from importlib.metadata import version as _version
+import sys
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
 
 project = "mvrbm"
 author = "the mvrbm developers"
 copyright = "2026, the mvrbm developers"
-version = release = _version("mvrbm")
+version = release = metadata.version("mvrbm")
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.mathjax", "numpydoc", "myst_parser"]
-exclude_patterns = ["_build"]
-nitpicky = False
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "numpydoc",
+    "myst_parser",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+    "measured_figures",
+]
+exclude_patterns = ["_build", "_ext", "_templates", "**/sg_execution_times.rst", "sg_execution_times.rst"]
+templates_path = ["_templates"]
+nitpicky = True
+nitpick_ignore_regex = [
+    ("py:func", "posterior_mean"),
+    ("py:.*", r"(sklearn|torch|numpy|abc)\..*"),
+]  # documented elsewhere, which only a network reaches
 
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
+# One page per class and function of the reference. Types are those of the numpydoc sections.
 autosummary_generate = True
-# scikit-learn adds the set_*_request methods, with references that only its own documentation can resolve.
-_REQUESTS = ("fit", "partial_fit", "predict", "predict_proba", "score", "transform", "inverse_transform")
-autodoc_default_options = {
-    "members": True,
-    "show-inheritance": True,
-    "exclude-members": ", ".join(f"set_{name}_request" for name in _REQUESTS),
-}
+autodoc_typehints = "none"
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
-numpydoc_show_class_members = False  # autodoc lists them
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+add_module_names = False
 
-html_theme = "furo"
+# Formulas: one file of MathJax that draws them as SVG, without fonts or other files.
+_MATHJAX = next(file for file in metadata.files("sphinx-mathjax-offline") or [] if file.name == "tex-svg.js")
+mathjax_path = _MATHJAX.name
+
+html_theme = "pydata_sphinx_theme"
 html_title = "mvrbm"
-html_static_path = ["_static"]
+html_static_path = ["_static", str(_MATHJAX.locate())]
+html_css_files = ["custom.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "logo": {"text": "mvrbm"},
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "show_prev_next": False,
+    "navbar_align": "left",
+    "header_links_before_dropdown": 6,
+    "navbar_end": ["theme-switcher"],
+    "navbar_persistent": ["search-button"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "back_to_top_button": False,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+# Published pages have a list of versions, which is a file next to the folders of all versions.
+if _PUBLISHED := os.environ.get("MVRBM_DOCS_URL"):
+    html_theme_options |= {
+        "navbar_end": ["version-switcher", "theme-switcher"],
+        "switcher": {
+            "json_url": f"{_PUBLISHED.rstrip('/')}/switcher.json",
+            "version_match": os.environ.get("MVRBM_DOCS_VERSION", version),
+        },
+        "check_switcher": False,  # the file is written after the build
+    }
+
+sphinx_gallery_conf = {
+    "examples_dirs": [str(ROOT / "examples" / "gallery"), str(ROOT / "examples" / "tutorials")],
+    "gallery_dirs": ["gallery", "tutorials"],
+    "filename_pattern": r"\.py$",  # all are executed
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "show_memory": False,
+    "show_signature": False,
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "image_srcset": ["2x"],
+    "backreferences_dir": "generated/backreferences",
+    "doc_module": ("mvrbm",),
+    "reference_url": {"mvrbm": None},
+}
 
 _SHAPE = re.compile(r"(?<![\\*\w])\*(?=\w+(?: shape)?[,)])")
 

@@ -12,7 +12,7 @@ from mvrbm.validation import whole_number
 
 
 class CP(Coupling):
-    r"""Rank-R tensor with a hidden vector: :math:`W_{k, i_1 .. i_D} = \sum_r A_{kr} B^1_{i_1 r} \cdots B^D_{i_D r}`.
+    r"""Rank-R tensor with a hidden vector: :math:`W_{k, i_1 \dots i_D} = \sum_r A_{kr} B^1_{i_1 r} \cdots B^D_{i_D r}`.
 
     The weights of TvRBM (Nguyen et al. 2015).
 

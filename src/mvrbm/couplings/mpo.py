@@ -11,7 +11,7 @@ from mvrbm.couplings.base import Chain, equalise_norms, one_or_each, same_order,
 
 
 class MPO(Chain):
-    r"""Matrix-product operator: :math:`W_{k_1 .. k_D, i_1 .. i_D} = G_1[k_1, i_1] \cdots G_D[k_D, i_D]`.
+    r"""Matrix-product operator: :math:`W_{k_1 \dots k_D, i_1 \dots i_D} = G_1[k_1, i_1] \cdots G_D[k_D, i_D]`.
 
     Each :math:`G_d[k, i]` is a matrix of size (bond d-1, bond d); the outer bonds are 1. At order 2 it is a sum of
     Kronecker products, whose number is the bond.

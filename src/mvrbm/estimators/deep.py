@@ -48,8 +48,8 @@ class DeepMVRBM(SingleLayerRBM):
     Parameters
     ----------
     layers : sequence
-        The hidden layers, lowest first, each a shape, None for the shape of the layer below, or a :class:`Layer` with
-        its own coupling and units.
+        The hidden layers, lowest first, each a shape, None for the shape of the layer below, or a
+        :class:`~mvrbm.estimators.Layer` with its own coupling and units.
     rank : int
         Rank of the Kronecker couplings of layers without a coupling of their own.
     hidden : str

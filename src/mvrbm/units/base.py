@@ -26,7 +26,7 @@ LARGEST_PARAMETER = 1e15
 
 
 class Alternatives(NamedTuple):
-    """The values that one site can have; see :meth:`Unit.alternatives`."""
+    """The values that one site can have; see :meth:`mvrbm.Unit.alternatives`."""
 
     values: Tensor  # (a, n, *entry_shape)
     log_weights: Tensor  # (a, n): logarithms of the weights in the sum, or quadrature, over all values

@@ -1,0 +1,8 @@
+"""
+Features
+========
+
+Text.
+"""
+
+print(1)

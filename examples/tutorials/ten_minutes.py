@@ -1,0 +1,8 @@
+"""
+Ten minutes
+===========
+
+A tutorial.
+"""
+
+print(1)

@@ -1,0 +1,461 @@
+"""Figures that README and documentation quote, read from the JSON files of `results/` and `benchmarks/`.
+
+    python -m tools.measured               # print all values and the names of all tables
+    python -m tools.measured --write       # write the table of figures in README.md again
+
+Pages of the documentation name a value or a table (`docs/_ext/measured_figures.py`), so that they follow new results by
+themselves. `README.md` is read without a build: its block between two comments is written by `--write`, and a test
+compares it. Every table names its file and the command that measures it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+DASH = "–"
+BLOCK = re.compile(r"(?<=<!-- measured: begin -->\n).*?(?=<!-- measured: end -->)", re.DOTALL)
+
+
+class Table(NamedTuple):
+    """A table, the JSON file that its numbers come from, and the command that measures them."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    source: str
+    command: str
+
+    def plain(self) -> str:
+        """Return the table alone, in Markdown."""
+        lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *self.rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+    def markdown(self) -> str:
+        """Return the table with its source and its command."""
+        return f"{self.plain()}\n`{self.command}`, stored in `{self.source}`.\n"
+
+
+@functools.cache
+def read(path: str) -> Any:
+    """Return the contents of a JSON file of the repository."""
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))
+
+
+# -- generative models ------------------------------------------------------------------------------
+
+_GENERATIVE = "results/generative/results.json"
+
+
+def _machine(title: str) -> Any:
+    rows = [row for row in read(_GENERATIVE)["table"] if row["title"] == title and row["data"] == "random"]
+    return rows[0]
+
+
+def _nats(title: str, decimals: int = 1) -> str:
+    return f"{_machine(title)['median']:.{decimals}f}"
+
+
+def _conditional(steps: int) -> Any:
+    return next(row for row in read(_GENERATIVE)["conditional"] if row["steps"] == steps)
+
+
+def _confident(title: str) -> float:
+    rows = read(_GENERATIVE)["samples"]
+    return float(next(row for row in rows if row["title"] == title and row["start"] == "chains")["means"]["confident"])
+
+
+def _lines() -> Table:
+    rows = [
+        [
+            line["machine"],
+            f"{line['parameters']:,}",
+            f"{line['median']:.2f}",
+            str(line["seeds"]),
+            f"{line['widest_interval']:.2f}",
+        ]
+        for line in read(_GENERATIVE)["lines"]
+        if line["median"] is not None
+    ]
+    header = ["machine", "parameters", "nats per test digit", "seeds", "widest interval"]
+    return Table(header, rows, _GENERATIVE, "python -m studies generative likelihood --scale paper")
+
+
+def _schedule() -> Table:
+    rows = [
+        [row["title"], f"{row['updates']:,}", f"{row['training_seconds']:.1f}", f"{row['test']:.1f}"]
+        for row in read(_GENERATIVE)["seconds_table"]
+    ]
+    header = ["machine", "updates", "seconds on an H200", "nats per test digit"]
+    return Table(header, rows, _GENERATIVE, "python -m studies generative seconds --scale paper")
+
+
+# -- jobs -------------------------------------------------------------------------------------------
+
+_JOBS = "results/jobs/results.json"
+_TOOLS = {"mvrbm": "mvrbm", "5-nearest": "5 nearest", "pca-error": "PCA error", "isolation-forest": "isolation forest"}
+_TOOLS |= {
+    "one-class-svm": "one-class SVM",
+    "lof": "LOF",
+    "lda": "LDA",
+    "nmf": "NMF",
+    "nmf-kl": "NMF, Kullback-Leibler",
+}
+_TOOLS |= {
+    "pca-ridge": "PCA, ridge",
+    "soft-impute": "SoftImpute",
+    "tensorly-cp": "TensorLy, CP",
+    "unigram": "frequencies of words",
+}
+
+
+def _job(part: str, digits: int) -> Table:
+    found = read(_JOBS)[part]
+    tools = list(dict.fromkeys(tool for task in found.values() for tool in task))
+    tools.sort(key=lambda tool: tool != "mvrbm")
+    rows = [
+        [task, *(DASH if (number := of.get(tool)) is None else f"{number:.{digits}g}" for tool in tools)]
+        for task, of in found.items()
+    ]
+    return Table(["task", *(_TOOLS.get(tool, tool) for tool in tools)], rows, _JOBS, f"python -m studies jobs {part}")
+
+
+def _job_value(part: str, task: str, tool: str, form: str) -> str:
+    return format(read(_JOBS)[part][task][tool], form)
+
+
+# -- images -----------------------------------------------------------------------------------------
+
+_SHIPPED = "results/superres/cpu.json"
+
+
+def _set5(name: str) -> float:
+    return float(read(_SHIPPED)[name]["set5"][0])
+
+
+def _enlarging() -> Table:
+    rows = [
+        [name, f"{found['set5'][0]:.2f}", f"{found['set5'][1]:.4f}", f"{found['lena_paper'][0]:.2f}"]
+        for name, found in read(_SHIPPED).items()
+        if "set5" in found
+    ]
+    header = ["weights, scale", "Set5: PSNR in dB", "Set5: SSIM", "Lena: PSNR in dB"]
+    return Table(header, rows, _SHIPPED, "python -m studies superres-weights cpu")
+
+
+def _papers(source: str, part: str | None, command: str) -> Table:
+    found = read(source)[part] if part else read(source)
+    rows = []
+    for number in found["numbers"]:
+        form = f"{{:.{number['decimals']}f}}{' ' + number['unit'] if number['unit'] else ''}"
+        ours, theirs = number["ours"], number["paper"]
+        if ours is None:
+            continue
+        mean = ours["mean"] if isinstance(ours, dict) else ours
+        rows.append([number["title"], *(DASH if x is None else form.format(x) for x in (theirs, mean))])
+    return Table(["", "paper", "ours"], rows, source, command)
+
+
+def _claims() -> Table:
+    rows = [
+        [
+            claim["paper_says"],
+            "yes" if claim["holds"] else "no" if claim["holds"] is not None else DASH,
+            claim["by"] or DASH,
+        ]
+        for claim in read("results/digits/results.json")["claims"]
+    ]
+    return Table(["the paper says", "holds", "measured"], rows, "results/digits/results.json", _DIGITS)
+
+
+_DIGITS = "python -m studies digits --scale paper --out runs/digits --device cuda --jobs 12"
+
+
+def _against_n() -> Table:
+    methods = read("results/digits/results.json")["comparison"]["methods"]
+    sizes = sorted({int(n) for found in methods.values() for n in found})
+    rows = [
+        [name, *(f"{found[str(n)]['mean']:.4f}" if str(n) in found else DASH for n in sizes)]
+        for name, found in methods.items()
+    ]
+    return Table(["test error", *(f"N = {n:,}" for n in sizes)], rows, "results/digits/results.json", _DIGITS)
+
+
+# -- classifiers ------------------------------------------------------------------------------------
+
+
+def _errors(rows: Iterable[Any], of: str = "test_error") -> str:
+    values = [row[of] for row in rows]
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{spread} ({len(values)})"
+
+
+def _few() -> Table:
+    found = {**read("results/deep/few.json"), **read("results/deep/baselines.json")}
+    names = list(dict.fromkeys(key.rsplit(" n", 1)[0] for key in found if " n" in key))
+    rows = []
+    for name in names:
+        of = {n: [row for key, row in found.items() if key.startswith(f"{name} n{n} ")] for n in (100, 600, 1000)}
+        one = next(row for rows in of.values() for row in rows)
+        rows.append([name, f"{one['parameters']:,}", *(_errors(of[n]) if of[n] else DASH for n in of)])
+    header = ["test error (subsets)", "parameters", "100 labels", "600 labels", "1,000 labels"]
+    return Table(header, rows, "results/deep/few.json", "python -m studies deep few baselines")
+
+
+def _full() -> Table:
+    found = read("results/deep/full.json")
+    rows = []
+    for name in dict.fromkeys(key.rsplit(" s", 1)[0] for key in found):
+        runs = [row for key, row in found.items() if key.rsplit(" s", 1)[0] == name and "test_error" in row]
+        if not runs:
+            continue
+        rows.append([f"{name}: {runs[0]['settings']}", f"{runs[0]['parameters']:,}", _errors(runs)])
+    return Table(
+        ["60,000 labels", "parameters", "test error (seeds)"],
+        rows,
+        "results/deep/full.json",
+        "python -m studies deep full",
+    )
+
+
+# -- learning ---------------------------------------------------------------------------------------
+
+
+_DEFAULTS = {"subset": "subset", "raw": "raw pixels", "after 10 passes": "10 epochs", "after 100 passes": "100 epochs"}
+_PAPER = {"subset": "subset", "raw": "raw pixels", "error": "recipe `paper`, 300 epochs"}
+_GRID = {key: key for key in ("unit", "visible", "hidden", "rank", "rate", "error at 100", "error at 400")}
+
+
+def _learning(part: str, columns: dict[str, str], form: str = "{:.4g}") -> Table:
+    source = f"results/learning/{part}.json"
+
+    def text(value: Any) -> str:
+        if isinstance(value, list):
+            return "x".join(map(str, value))
+        return form.format(value) if isinstance(value, float) else str(value)
+
+    rows = [[text(row.get(key, DASH)) for key in columns] for row in read(source)["rows"]]
+    return Table(list(columns.values()), rows, source, f"python -m studies learning {part}")
+
+
+def _negative() -> Table:
+    source = "results/learning/likelihood.json"
+    found = read(source)
+    marks = ["1", "1000", "2000", "5000", "10000"]
+    names = list(dict.fromkeys(row["negative"] for row in found["rows"]))
+    rows = [
+        [
+            name,
+            *(
+                f"{statistics.mean(row[mark] for row in found['rows'] if row['negative'] == name):.2f}"
+                for mark in marks
+            ),
+        ]
+        for name in names
+    ]
+    header = ["nats per sample", *(f"update {int(mark):,}" for mark in marks)]
+    return Table(header, rows, source, "python -m studies learning likelihood")
+
+
+def _pines() -> Table:
+    source = "results/indian-pines/results.json"
+    found = read(source)["summary"]
+    measures = ["overall", "average", "kappa"]
+    rows = []
+    for classifier, of in found.items():
+        for features, numbers in of.items():
+            cells = (f"{numbers[m]['mean']:.3f} ± {numbers[m]['deviation']:.3f}" for m in measures)
+            rows.append([f"{classifier}: {features}", *cells])
+    return Table(["classifier: features", *measures], rows, source, "python -m studies indian-pines")
+
+
+# -- speed ------------------------------------------------------------------------------------------
+
+
+def _seconds(value: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-6:.2g} us"
+
+
+def _bench(device: str) -> Table:
+    source = f"benchmarks/{device}/bench.json"
+    rows = [
+        [
+            row["problem"],
+            row["title"],
+            f"{row['phase'].upper()}-1",
+            _seconds(row["update"]["median"]),
+            f"{row['parameters']:,}",
+        ]
+        for row in read(source)["rows"]
+        if row["skipped"] is None
+    ]
+    command = "python -m benchmarks --out benchmarks/cpu"
+    if device == "gpu":
+        command = "python -m benchmarks --device cuda --out benchmarks/gpu"
+    return Table(["layers", "program", "", "one update", "parameters"], rows, source, command)
+
+
+def _workloads() -> Table:
+    source = "benchmarks/gpu/workloads.json"
+    rows = [
+        [name, f"{row['microseconds']['median']:.1f}", row["path"] or DASH]
+        for name, row in read(source)["workloads"].items()
+    ]
+    header = ["workload, H200", "microseconds per update", "path"]
+    return Table(header, rows, source, f"python -m benchmarks workloads --out {source}")
+
+
+def _update(contestant: str, problem: str = "28x28 -> 25x25", phase: str = "pcd") -> float:
+    for row in read("benchmarks/cpu/bench.json")["rows"]:
+        if (row["contestant"], row["problem"], row["phase"]) == (contestant, problem, phase):
+            return float(row["update"]["median"])
+    raise KeyError(f"benchmarks/cpu/bench.json has no {contestant} {problem} {phase}")
+
+
+def _speed_up() -> Table:
+    source = "results/distributed/curve.json"
+    found = read(source)
+    rows = [
+        [f"{int(batch):,}", *(f"{number:.3g}" for number in numbers)]
+        for batch, numbers in found["speed_up_loopback"].items()
+    ]
+    return Table(["batch", *map(str, found["processes"])], rows, source, "python -m studies distributed")
+
+
+# -- README -----------------------------------------------------------------------------------------
+
+
+def _front() -> Table:
+    """Return what the first screen of the README claims: one line per job, with what people use for it."""
+    ours, classic = _machine("Kronecker(5), 45x45"), _machine("Dense, 500")
+    speed = _update("sklearn") / _update("mvrbm")
+    rows = [
+        [
+            "likelihood of handwritten digits (MNIST, binarised; nats, higher is better)",
+            f"**{ours['median']:.1f}** with {ours['parameters']:,} parameters",
+            f"classic RBM: {classic['median']:.1f} with {classic['parameters']:,}",
+        ],
+        [
+            "one training update, 28x28 to 25x25 (two CPU cores, batch of 100)",
+            f"**{_seconds(_update('mvrbm'))}**",
+            f"scikit-learn's `BernoulliRBM`: {_seconds(_update('sklearn'))} ({speed:.1f} times as long)",
+        ],
+        [
+            "topics of 20 Newsgroups (perplexity, lower is better)",
+            f"**{value('topics.ours')}**",
+            f"LDA: {value('topics.lda')}, NMF: {value('topics.nmf')}",
+        ],
+        [
+            "unusual digits (area under the curve, higher is better)",
+            f"{value('outliers.ours')}",
+            f"LOF: {value('outliers.lof')}, isolation forest: {value('outliers.forest')}",
+        ],
+        [
+            "photographs enlarged twice (Set5, dB, higher is better)",
+            f"**{value('enlarge.ours')}**",
+            f"bicubic: {value('enlarge.bicubic')}",
+        ],
+    ]
+    return Table(["job", "mvrbm", "what people use"], rows, "results/", "")
+
+
+VALUES: dict[str, Callable[[], str]] = {
+    "digits.parameters": lambda: f"{_machine('Kronecker(5), 45x45')['parameters']:,}",
+    "digits.nats": lambda: _nats("Kronecker(5), 45x45"),
+    "digits.confident": lambda: f"{100 * _confident('Kronecker(5), 45x45'):.0f} %",
+    "largest.parameters": lambda: f"{_machine('Kronecker(16), 60x60')['parameters']:,}",
+    "largest.nats": lambda: _nats("Kronecker(16), 60x60"),
+    "largest.confident": lambda: f"{100 * _confident('Kronecker(16), 60x60'):.0f} %",
+    "smallest.parameters": lambda: f"{_machine('Kronecker(1), 22x24')['parameters']:,}",
+    "smallest.nats": lambda: _nats("Kronecker(1), 22x24"),
+    "classic.parameters": lambda: f"{_machine('Dense, 500')['parameters']:,}",
+    "classic.nats": lambda: _nats("Dense, 500"),
+    "labelled.parameters": lambda: f"{_conditional(5000)['parameters']:,}",
+    "labelled.agreement": lambda: f"{100 * _conditional(5000)['means']['agreement']:.1f} %",
+    "labelled.confident": lambda: f"{100 * _conditional(5000)['means']['confident']:.0f} %",
+    "judge.accuracy": lambda: f"{100 * read(_GENERATIVE)['judge']['grey']['agreement']:.1f} %",
+    "judge.confident": lambda: f"{100 * read(_GENERATIVE)['judge']['grey']['confident']:.0f} %",
+    "topics.ours": lambda: _job_value("topics", "20news", "mvrbm", ".0f"),
+    "topics.lda": lambda: _job_value("topics", "20news", "lda", ".0f"),
+    "topics.nmf": lambda: _job_value("topics", "20news", "nmf-kl", ".0f"),
+    "outliers.ours": lambda: _job_value("outliers", "mnist", "mvrbm", ".3f"),
+    "outliers.lof": lambda: _job_value("outliers", "mnist", "lof", ".3f"),
+    "outliers.forest": lambda: _job_value("outliers", "mnist", "isolation-forest", ".3f"),
+    "enlarge.ours": lambda: f"{_set5('shipped x2'):.1f}",
+    "enlarge.bicubic": lambda: f"{_set5('bicubic x2'):.1f}",
+    "update.mvrbm": lambda: _seconds(_update("mvrbm")),
+    "update.sklearn": lambda: _seconds(_update("sklearn")),
+    "update.ratio": lambda: f"{_update('sklearn') / _update('mvrbm'):.1f}",
+    "update.dense-ratio": lambda: f"{_update('sklearn') / _update('rbm'):.1f}",
+    "grid.runs": lambda: str(read("results/learning/grid.json")["summary"]["trainings"]),
+    "grid.diverged": lambda: str(read("results/learning/grid.json")["summary"]["diverged"]),
+    "memory.growth": lambda: f"{read('results/learning/memory.json')['summary']['growth, MB']:.0f} MB",
+    "memory.file": lambda: f"{read('results/learning/memory.json')['rows'][0]['file, MB']:.0f} MB",
+}
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "front": _front,
+    "generative": _lines,
+    "schedule": _schedule,
+    "imputation": lambda: _job("imputation", 3),
+    "filling": lambda: _job("filling", 3),
+    "outliers": lambda: _job("outliers", 4),
+    "topics": lambda: _job("topics", 4),
+    "enlarging": _enlarging,
+    "paper-digits": lambda: _papers("results/digits/results.json", None, _DIGITS),
+    "paper-claims": _claims,
+    "paper-comparison": _against_n,
+    "few-labels": _few,
+    "all-labels": _full,
+    "defaults": lambda: _learning("defaults", _DEFAULTS),
+    "grid": lambda: _learning("grid", _GRID, "{:.2g}"),
+    "paper-recipe": lambda: _learning("paper", _PAPER),
+    "negative": _negative,
+    "indian-pines": _pines,
+    "bench-cpu": lambda: _bench("cpu"),
+    "bench-gpu": lambda: _bench("gpu"),
+    "workloads": _workloads,
+    "processes": _speed_up,
+}
+
+
+def value(name: str) -> str:
+    """Return one measured value as it is written in a text."""
+    return VALUES[name]()
+
+
+def table(name: str) -> Table:
+    """Return one table."""
+    return TABLES[name]()
+
+
+def readme(text: str) -> str:
+    """Return the README with its table of figures as the stored results have it."""
+    return BLOCK.sub(lambda _: table("front").plain(), text)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print values and tables, or write the README's."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write the table of figures in README.md")
+    if parser.parse_args(arguments).write:
+        path = ROOT / "README.md"
+        path.write_text(readme(path.read_text(encoding="utf-8")), encoding="utf-8")
+        return
+    for name in VALUES:
+        print(f"{name}: {value(name)}")
+    for name in TABLES:
+        print(f"table {name}: {len(table(name).rows)} rows of {table(name).source}")
+
+
+if __name__ == "__main__":
+    main()
