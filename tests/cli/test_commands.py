@@ -29,7 +29,7 @@ COMMANDS = {
         ("--seed", "--device"),
     ),
     **dict.fromkeys(["transform", "score", "predict", "reconstruct", "superres"], ("--device",)),
-    **dict.fromkeys(["info", "export", "data list", "data where", "data fetch"], ()),
+    **dict.fromkeys(["info", "export", "page", "data list", "data where", "data fetch"], ()),
 }
 STRIPES = np.repeat((np.arange(60)[:, None] % 2 == np.arange(6) % 2)[:, None, :], 4, 1)  # (60, 4, 6), boolean
 DATA = STRIPES.astype(np.float32)
@@ -282,6 +282,7 @@ WRITERS = [
     ("reconstruct", "reconstruct model data.npy out.png"),
     ("sample", "sample model out.npy -n 2 --steps 1"),
     ("inpaint", "inpaint model data.npy out.npy --hide left --steps 1 --burn-in 0"),
+    ("page", "page model --out out.html"),
     ("train", "train data.npy --hidden 2x2 --epochs 1 --out out --quiet"),
 ]
 

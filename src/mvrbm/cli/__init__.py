@@ -15,7 +15,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from mvrbm import __version__
-from mvrbm.cli import data, demo, images, impute, models, outliers, topics, train, use
+from mvrbm.cli import data, demo, images, impute, models, outliers, page, topics, train, use
 from mvrbm.cli.options import Interrupted, new, note, progress
 from mvrbm.interrupt import INTERRUPTS, exit_code, terminate_in_order
 
@@ -38,6 +38,7 @@ _COMMANDS: list[tuple[Callable[..., None], str]] = [
     (images.superres_train, "superres-train photos/ --out model/ --scale 2"),
     (topics.topics, "topics letters/ --topics 20 --out model/"),
     (models.export, "export model/ features.onnx --method transform"),
+    (page.page, "page digits --out page.html"),
     (demo.demo, "demo --out report.html"),
     (data.list_sets, "data list"),
     (data.where, "data where mnist"),

@@ -1,0 +1,31 @@
+"""The command ``mvrbm page``, which writes a page in which a model runs in the browser."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mvrbm.cli.options import AsJson, Force, ModelFolder, new, show
+
+
+def page(
+    model_folder: ModelFolder,
+    out: Annotated[Path, typer.Option(help="Output file, an HTML page.")] = Path("page.html"),
+    title: Annotated[str | None, new("Heading of the page. Default: the name of the model.")] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file in which a model runs in the browser: draw and watch it fill in the rest, or let it sample.
+
+    It takes models with one visible layer of two axes, of Bernoulli or Gaussian units, and at most one layer of labels.
+    """
+    import mvrbm
+    from mvrbm.io.atomic import check_output
+    from mvrbm.page import write_page
+
+    check_output(out, force, (".html", ".htm"))
+    model = mvrbm.load(model_folder, "cpu")
+    write_page(model, out, title=title or model_folder.name)
+    size = out.stat().st_size
+    result = {"out": str(out), "class": type(model).__name__, "bytes": size}
+    show(result, as_json, f"{out}: {type(model).__name__}, {size:,} bytes; open it in a browser")
