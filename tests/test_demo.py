@@ -2,6 +2,7 @@
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -31,8 +32,17 @@ def test_nothing_is_fetched_from_outside(report):
     for tag, attributes in tags.found:
         for key in ("src", "href", "xlink:href"):
             address = attributes.get(key) or ""
-            assert address == "" or address.startswith(("data:", "#")), (tag, address)
+            # the page to play with lies next to the report
+            assert address in ("", "report-playground.html") or address.startswith(("data:", "#")), (tag, address)
     assert not re.search(r"url\((?!#)|@import|<script", html)
+
+
+def test_the_model_of_the_report_can_be_played_with(report):
+    html, numbers = report
+    assert 'href="report-playground.html"' in html
+    page = Path(numbers["playground"]).read_text(encoding="utf-8")
+    assert f"{numbers['parameters_generative']:,} learned numbers" in page
+    assert len(page) < 400_000
 
 
 def test_every_picture_says_what_it_shows(report):

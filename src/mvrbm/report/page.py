@@ -23,12 +23,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, and the paragraphs, tables and figures under it."""
+    """A heading, and the paragraphs, tables, figures and links under it. A link has a text and an address."""
 
     title: str
     text: Sequence[str] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
+    links: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
