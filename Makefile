@@ -5,10 +5,10 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint wheel format docs clean study bench
+.PHONY: help demo test browser-test lint wheel format docs clean study bench
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # torch comes first: it is the largest, and everything else has to agree with it.
 $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mvrbm/compiled/*.[ch])
@@ -30,6 +30,10 @@ bench: $(STAMP)  ## measure speed, such as make bench ARGS="--quick --out runs/b
 
 test: lint  ## lint, then all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# MVRBM_BROWSER=required makes a missing browser a failure.
+browser-test: $(STAMP)  ## tests of pages in Chrome or Chromium (on Debian: apt-get install -y chromium)
+	MVRBM_BROWSER=$(or $(MVRBM_BROWSER),1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/page
 
 lint: $(STAMP)  ## style, types, layers, structure, spelling and plain English, changing nothing
 	$(BIN)/ruff check

@@ -23,14 +23,15 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "measured_figures",
+    "live_pages",
 ]
 exclude_patterns = ["_build", "_ext", "_templates", "**/sg_execution_times.rst", "sg_execution_times.rst"]
 templates_path = ["_templates"]
 nitpicky = True
 nitpick_ignore_regex = [
+    ("py:.*", r"(sklearn|torch|numpy|abc)\..*"),  # documented elsewhere, which only a network reaches
     ("py:func", "posterior_mean"),
-    ("py:.*", r"(sklearn|torch|numpy|abc)\..*"),
-]  # documented elsewhere, which only a network reaches
+]
 
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
