@@ -53,6 +53,7 @@ html_title = "mvrbm"
 html_static_path = ["_static", str(_MATHJAX.locate())]
 html_css_files = ["custom.css"]
 html_show_sourcelink = False
+html_context = {"default_mode": "auto"}  # without it, the theme logs an error at the first visit
 html_theme_options = {
     "logo": {"text": "mvrbm"},
     "show_toc_level": 2,
