@@ -13,8 +13,14 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 WANTED = os.environ.get("MVRBM_BROWSER", "")
 
 
-def unavailable(reason):
+def _unavailable(reason):
     (pytest.fail if WANTED == "required" else pytest.skip)(reason)
+
+
+@pytest.fixture(scope="session")
+def unavailable():
+    """Skip a test for a reason, or fail where nothing may be skipped."""
+    return _unavailable
 
 
 @pytest.fixture(scope="session")
@@ -24,11 +30,11 @@ def browser():
         pytest.skip("tests in a browser run with `make browser-test`")
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
-        unavailable("no Chrome or Chromium was found: apt-get install -y chromium")
+        _unavailable("no Chrome or Chromium was found: apt-get install -y chromium")
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
-        unavailable("the package playwright is missing: pip install 'mvrbm[browser]'")
+        _unavailable("the package playwright is missing: pip install 'mvrbm[browser]'")
     with sync_playwright() as playwright:
         # A container has no user namespaces for the sandbox; the pages are our own.
         chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])

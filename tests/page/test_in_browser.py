@@ -1,12 +1,13 @@
 """Pages as people see them: in a real browser, by mouse and keyboard, with the values that Python computes."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import mvrbm
+import mvrbm.demo
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
 from mvrbm.couplings import Tucker
 from mvrbm.page import write_page
@@ -262,23 +263,65 @@ def test_a_finger_draws_instead_of_scrolling(visit, digits):
 SCREENS = [*itertools.product([390, 1280], ["light", "dark"])]
 
 
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "_build" / "html"
+MAIN_PAGES = ("index", "installation", "how-to", "playground", "gallery/index", "explanation", "results", "reference")
+
+
 @pytest.fixture(scope="module")
-def pages(digits, tmp_path_factory):
+def report(tmp_path_factory):
+    path = tmp_path_factory.mktemp("demo") / "report.html"
+    mvrbm.demo.run(path, device="cpu", quick=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pages(digits, report, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     gaussian = single(randomise(MACHINES["one term"](), generator("gaussian")))
     return {
         "labelled digits": digits,
         "digits": write_page(mvrbm.load("digits", "cpu"), folder / "digits.html"),
         "gaussian": write_page(gaussian, folder / "gaussian.html", title="A" * 100),
+        "report": report,
+        "playground of the report": mvrbm.demo.playground_of(report),
     }
 
 
-@pytest.mark.parametrize("name", ["labelled digits", "digits", "gaussian"])
-@pytest.mark.parametrize(("width", "scheme"), SCREENS)
-def test_pages_fit_the_screen_in_light_and_dark(visit, pages, name, width, scheme):
-    visited = visit(pages[name], width=width, scheme=scheme, motion="no-preference")
+def check_looks(visited, scheme):
     visited.page.wait_for_timeout(100)
     assert visited.overflow() <= 0
     background = visited.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    brightness = sum(int(part) for part in background.strip("rgb()").split(", ")) / 3
+    brightness = np.mean([int(part) for part in background.strip("rgb()").split(", ")])
     assert brightness > 200 if scheme == "light" else brightness < 60
+
+
+@pytest.mark.parametrize("name", ["labelled digits", "digits", "gaussian", "report", "playground of the report"])
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_pages_fit_the_screen_in_light_and_dark(visit, pages, name, width, scheme):
+    check_looks(visit(pages[name], width=width, scheme=scheme, motion="no-preference"), scheme)
+
+
+@pytest.mark.parametrize("name", MAIN_PAGES)
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_documentation_fits_the_screen_in_light_and_dark(visit, unavailable, name, width, scheme):
+    path = DOCUMENTATION / f"{name}.html"
+    if not path.exists():
+        unavailable(f"{path} is missing: make docs")
+    check_looks(visit(path, width=width, scheme=scheme), scheme)
+
+
+def test_the_report_leads_to_its_playground(visit, report):
+    page = visit(report).page
+    page.get_by_role("link", name="Open the playground").click()
+    assert page.evaluate("machine.label.size") == 10
+
+
+def test_the_documentation_shows_a_model_that_runs(visit, unavailable):
+    path = DOCUMENTATION / "playground.html"
+    if not path.exists():
+        unavailable(f"{path} is missing: make docs")
+    page = visit(path).page
+    page.locator("iframe.live-page").scroll_into_view_if_needed()
+    frame = page.frame_locator("iframe.live-page")
+    frame.get_by_role("button", name="One step").click()
+    assert frame.locator("#energy").inner_text().startswith("−")
