@@ -59,6 +59,7 @@ function nearest() {
   state = machine.start(candidates[best], label);
   hurry = performance.now() + HURRY_MS;
   setRunning(true);
+  say(`${sum(known)} pixels are held; the model draws the other ${known.length - sum(known)}.`);
 }
 
 function setRunning(on) {
@@ -283,8 +284,10 @@ byId("picture").addEventListener("keydown", (event) => {
   if (event.key === " " || event.shiftKey) {
     line(from, cursor);
     nearest();
-  } else drawPicture();
-  say(`Row ${cursor.row + 1}, column ${cursor.column + 1}`);
+  } else {
+    drawPicture();
+    say(`Row ${cursor.row + 1}, column ${cursor.column + 1}`);
+  }
 });
 for (const name of ["focus", "blur"]) byId("picture").addEventListener(name, drawPicture);
 
