@@ -4,12 +4,6 @@
 // errors that anyone could see, whatever the units of the data are.
 "use strict";
 
-// A tensor of the model: {shape, type, data}, where data is base64.
-function decode(tensor) {
-  const bytes = Uint8Array.from(atob(tensor.data), (letter) => letter.charCodeAt(0));
-  return Float64Array.from(tensor.type === "uint8" ? bytes : new Float32Array(bytes.buffer));
-}
-
 const size = (shape) => shape.reduce((product, length) => product * length, 1);
 
 // One step of a coupling: an equation such as "rkJ,rlJ->kl" of the array and a factor, whose shape gives all sizes but

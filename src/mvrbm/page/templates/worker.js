@@ -1,0 +1,44 @@
+// Runs in workers, after the code of stages.js. The first worker gets a photograph, and starts helpers, which are
+// workers like itself: they compute bands of patches, because one core takes long for them.
+let enlarger;
+
+onmessage = async ({ data }) => {
+  if (data.model) enlarger = new Enlarger(data.model);
+  if (data.picture) {
+    const result = await enlarger.picture(data.picture, startHelpers(data));
+    postMessage({ result }, [result.better.buffer, result.bicubic.buffer]);
+  } else if (data.image) {
+    let rows = 0;
+    let said = performance.now();
+    const band = enlarger.stages[data.stage].band(data.image, data.taken, data.first, data.last, () => {
+      rows += 1;
+      // A message for each row would keep the page busy.
+      if (performance.now() - said < 50) return;
+      postMessage({ rows });
+      [rows, said] = [0, performance.now()];
+    });
+    postMessage({ rows, band }, [band.data.buffer]);
+  }
+};
+
+// Returns a function that computes the bands of a stage, one band per helper, and reports progress to the page.
+function startHelpers({ model, code, count }) {
+  // A page that is opened as a file has no origin, so that its workers cannot load what it has: they make their own.
+  const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+  const helpers = Array.from({ length: count }, () => new Worker(url));
+  for (const helper of helpers) helper.postMessage({ model });
+  return async (stage, image, taken) => {
+    const rows = enlarger.stages[stage].count(image.height);
+    const ends = [...helpers.keys(), count].map((n) => Math.round((n * rows) / count));
+    let done = 0;
+    const bands = helpers.map((helper, n) => new Promise((resolve) => {
+      helper.onmessage = ({ data }) => {
+        done += data.rows;
+        postMessage({ share: (stage + done / rows) / model.stages.length });
+        if (data.band) resolve(data.band);
+      };
+      helper.postMessage({ stage, image, taken, first: ends[n], last: ends[n + 1] });
+    }));
+    return Promise.all(bands);
+  };
+}
