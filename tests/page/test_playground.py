@@ -87,11 +87,14 @@ def test_models_that_a_page_cannot_run_are_named(tmp_path, make, says):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gaussian_pictures_are_shown_within_two_standard_deviations(tmp_path):
+def test_the_range_of_gaussian_pictures_is_that_of_chains_or_of_two_standard_deviations(tmp_path):
     data = np.random.default_rng(0).normal(50, 3, (200, 4, 5)).astype(np.float32)
     model = MVRBM((2, 2), visible="gaussian", n_epochs=0, device="cpu").fit(data)
     low, high = model_of(write_page(model, tmp_path / "page.html"))["visible"]["range"]
     assert 41 < low < 46 < 54 < high < 59
+    model = MVRBM((2, 2), visible="gaussian", recipe="generative", n_epochs=1, device="cpu").fit(data)
+    low, high = model_of(write_page(model, tmp_path / "page.html"))["visible"]["range"]
+    assert (low, high) == pytest.approx(np.quantile(model.chains_["visible"], [0.005, 0.995]))
 
 
 def test_the_title_is_the_class_unless_given(tmp_path):

@@ -1,9 +1,11 @@
 """The playground: a page with one picture, to draw on, to sample, to fill in, with its label and hidden units."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mvrbm import __version__
 from mvrbm.couplings import Coupling
@@ -21,13 +23,13 @@ def playground(model: Any, title: str) -> dict[str, Any]:
     """Return what the template shows of a model, or raise ValueError if it cannot run it."""
     machine = _machine_of(model)
     picture, label = _layers_of(machine, type(model).__name__)
-    visible, hidden = machine.layers[picture], machine.hidden
+    visible, hidden, chains = machine.layers[picture], machine.hidden, getattr(model, "chains_", {})
     rows, columns = visible.shape
     described = {
-        "visible": {**_describe(visible, machine.links[picture]), "range": _range(visible)},
+        "visible": {**_describe(visible, machine.links[picture]), "range": _range(visible, chains.get(picture))},
         "hidden": _describe(hidden),
         "label": None,
-        "starts": _starts(model, machine, picture, label),
+        "starts": _starts(chains, picture, label),
     }
     if label is not None:
         unit = machine.layers[label]
@@ -37,6 +39,7 @@ def playground(model: Any, title: str) -> dict[str, Any]:
     return {
         "title": title,
         "model": described,
+        "binary": visible.name == "bernoulli",
         "rows": rows,
         "columns": columns,
         "hidden": f"{hidden.n_sites:,}",
@@ -79,26 +82,26 @@ def _describe(unit: Unit, link: Coupling | None = None) -> dict[str, Any]:
     return described
 
 
-def _encode(tensor: torch.Tensor) -> dict[str, Any]:
+def _encode(tensor: Tensor) -> dict[str, Any]:
     return encode(tensor.detach().cpu().numpy())
 
 
-def _range(unit: Unit) -> list[float]:
-    """Return the values that are shown as paper and as ink: all that there are, or two standard deviations."""
+def _range(unit: Unit, chains: Tensor | None) -> list[float]:
+    """Return the darkest and the lightest value to show: all that there are, else those of most pixels."""
     if np.isfinite(unit.data_range).all():
         return list(unit.data_range)
+    if chains is not None:
+        return [float(end) for end in np.quantile(chains.cpu().numpy(), [0.005, 0.995])]
     bias, scale = unit.bias.detach().cpu(), 1 / unit.inverse_scale().cpu()
     return [float((bias - 2 * scale).min()), float((bias + 2 * scale).max())]
 
 
-def _starts(model: Any, machine: BoltzmannMachine, picture: str, label: str | None) -> dict[str, Any] | None:
+def _starts(chains: Mapping[str, Tensor], picture: str, label: str | None) -> dict[str, Any] | None:
     """Return persistent chains of training, as many of each label as there are; None if the model has none."""
-    chains = getattr(model, "chains_", None)
     if not chains:
         return None
-    order = np.arange(len(chains[picture]))
-    labels = np.zeros_like(order) if label is None else chains[label].argmax(-1).cpu().numpy()
-    rank = np.array([np.count_nonzero(labels[:row] == labels[row]) for row in order])
+    labels = np.zeros(len(chains[picture]), int) if label is None else chains[label].argmax(-1).cpu().numpy()
+    rank = [np.count_nonzero(labels[:row] == labels[row]) for row in range(len(labels))]
     rows = np.argsort(rank, kind="stable")[:_STARTS]  # the first of every label, the second of every label, ...
     return {"visible": _encode(chains[picture][rows]), "labels": labels[rows].tolist()}
 

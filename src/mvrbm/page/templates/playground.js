@@ -94,7 +94,8 @@ let colours;
 function readColours() {
   const style = getComputedStyle(document.documentElement);
   const rgb = (name) => style.getPropertyValue(`--${name}`).match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
-  const names = ["paper", "ink", "kept", "kept-blank", "glow", "off", "on", "positive", "negative", "middle", "accent"];
+  const names = ["paper", "ink", "kept-blank", "kept", "dark", "light", "kept-dark", "kept-light"];
+  names.push("glow", "off", "on", "positive", "negative", "middle", "accent");
   colours = Object.fromEntries(names.map((name) => [name, rgb(name)]));
 }
 
@@ -124,11 +125,16 @@ function outline(canvas, scale, row, column) {
   context.strokeRect(column * scale, row * scale, scale, scale);
 }
 
+// The lowest and the highest value, of free and of kept pixels: ink on paper for binary pixels, light for others.
+const SHADES = machine.visible.kind === "bernoulli"
+  ? [["paper", "ink"], ["kept-blank", "kept"]] : [["dark", "light"], ["kept-dark", "kept-light"]];
+
 function drawPicture() {
   const shown = byId("probabilities").checked ? state.mean : state.x;
   const scale = paint(byId("picture"), rows, columns, (i) => {
     const share = (shown[i] - low) / (high - low);
-    return known[i] ? mix(colours["kept-blank"], colours.kept, share) : mix(colours.paper, colours.ink, share);
+    const [from, to] = SHADES[known[i]];
+    return mix(colours[from], colours[to], share);
   });
   if (byId("picture").matches(":focus-visible")) outline(byId("picture"), scale, cursor.row, cursor.column);
 }
@@ -227,7 +233,7 @@ function stamp(row, column) {
       if (r < 0 || c < 0 || r >= rows || c >= columns) continue;
       const i = r * columns + c;
       known[i] = brush === "free" ? 0 : 1;
-      if (known[i]) state.x[i] = state.mean[i] = brush === "ink" ? high : low;
+      if (known[i]) state.x[i] = state.mean[i] = brush === "high" ? high : low;
     }
   }
 }
@@ -323,6 +329,8 @@ byId("new").addEventListener("click", () => {
 });
 byId("keep").addEventListener("click", () => {
   known.fill(1);
+  // Real values are kept as they are shown. Binary ones stay samples: probabilities are no values of such pixels.
+  if (machine.visible.kind !== "bernoulli" && byId("probabilities").checked) state.x.set(state.mean);
   document.querySelector('input[name="brush"][value="free"]').checked = true;
   state.mean = Float64Array.from(state.x);
   draw();
@@ -330,7 +338,7 @@ byId("keep").addEventListener("click", () => {
 });
 byId("free").addEventListener("click", () => {
   known.fill(0);
-  document.querySelector('input[name="brush"][value="ink"]').checked = true;
+  document.querySelector('input[name="brush"][value="high"]').checked = true;
   draw();
   say("Every pixel is free.");
 });
