@@ -727,6 +727,19 @@ def test_defaults_are_stable_for_the_other_couplings(coupling):
     assert reconstruction(machine, x) < 0.9 * spread(x)
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_steps_shrink_with_learned_variances(backend):
+    """One hidden unit explains the data, so that variances fall far below the data's; fixed rates diverge."""
+    rng = np.random.default_rng(0)
+    signs = np.sign(rng.standard_normal((2000, 1)))
+    x = signs @ rng.standard_normal((1, 64)) + 0.05 * rng.standard_normal((2000, 64))
+    x = x.reshape(-1, 8, 8).astype(np.float32)
+    machine = BoltzmannMachine(Gaussian((8, 8), learn_variance=True), Bernoulli(16), Dense())
+    recipe = dataclasses.replace(RECIPES["generative"], n_epochs=60)
+    Trainer(machine, recipe, seed=1, backend=backend).fit(x, 30, initialise=True)
+    assert float(machine.layers["visible"].log_variance.detach().exp().sum()) < 0.1 * spread(x)
+
+
 def test_gaussian_machine_learns_patches_in_raw_units():
     image = pytest.importorskip("skimage.data").camera()
     rng = np.random.default_rng(0)

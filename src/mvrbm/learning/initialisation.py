@@ -90,8 +90,11 @@ def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, M
     columns = visible_fluctuation * hidden.fluctuation * math.prod(hidden.shape)
     # Where T is bounded, units saturate, and the curvature is far below its bound.
     ends = [end for unit in (hidden, *machine.layers.values()) for end in unit.statistic_bounds()]
-    bounded = all(map(math.isfinite, ends))
-    return min(_LARGEST_RATE, (recipe.rate_factor if bounded else 1.0) * _RATE / (rows + columns))
+    factor = recipe.rate_factor * _RATE
+    if not all(map(math.isfinite, ends)):
+        # Beyond the bound only for the short time before the rate decays.
+        factor = 1.0 if recipe.rate_decay is None else _RATE
+    return min(_LARGEST_RATE, factor / (rows + columns))
 
 
 def _power(machine: BoltzmannMachine, moments: Mapping[str, Moments], offset: Mapping[str, Tensor] | None) -> float:

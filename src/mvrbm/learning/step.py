@@ -54,13 +54,23 @@ def safe_gain(gain: Tensor) -> Tensor:
     return gain.clamp(min=SMALLEST_GAIN)
 
 
-def gains_of(machine: BoltzmannMachine, gradient: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return the gradients of a machine's parameters with the gains that couplings and units report for them."""
+def gains_of(
+    machine: BoltzmannMachine, gradient: Mapping[str, Tensor], powers: Mapping[str, Tensor] | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    r"""Return the gradients of a machine's parameters with the gains that couplings and units report for them.
+
+    `powers`, for layers that learn their variance, are mean squares of the data's deviations :math:`T(x) - \mu`. Rates
+    are safe for a power of 1, as it is at the start. A learned variance becomes smaller than the data's, so that
+    :math:`T(x) = x / s` grows, and the curvature along a row of `W` in proportion to its square: gains grow with it.
+    """
+    powers = powers or {}
     found = {f"hidden.{key}": gain for key, gain in machine.hidden.gains().items()}
     for name, unit in machine.layers.items():
         found |= {f"visible.{name}.{key}": gain for key, gain in unit.gains().items()}
         gains = machine.links[name].gains()
         safe = torch._foreach_clamp_min(list(gains.values()), SMALLEST_GAIN)
+        if name in powers:
+            safe = torch._foreach_mul(safe, powers[name].clamp(min=1))
         found |= {f"couplings.{name}.{key}": gain for key, gain in zip(gains, safe, strict=True)}
     return [(gradient[key], gain) for key, gain in found.items()]
 

@@ -56,6 +56,7 @@ class FlatUpdates(UpdatePath):
         self._code = compiled_code() if like.dtype == torch.float32 and like.device.type == "cpu" else None
         self._multiplier = self._packing.multiplier
         self._even = bool((self._multiplier == 1).all()) and not self._variances
+        self._powers = like.new_ones(len(self.plan.layers))  # of layers that learn their variances
         self._data_mean = like.new_zeros(self.plan.hidden_shape)  # of the hidden layer, over the last batch
         # What turns data into states, (area,) each: a factor and an offset to subtract; None for nothing.
         pairs = [[p.states_of(array) for array in self._packing.affine] for p in self.plan.layers]
@@ -136,7 +137,7 @@ class FlatUpdates(UpdatePath):
         offset = None  # of the hidden layer
         if state.centring is not None and state.centring.follow_hidden:
             offset = state.centring.advance(self._data_mean.view(1, *self.plan.hidden_shape) / weight)
-        self.task.all_reduce(self._gradient)
+        self._reduce(self._own_powers(batch, shares[0]))
         self._check(all_finite([self._gradient]), "gradient", self._gradient, state)
         self._finish_variances()
         before = [] if offset is None else self._centre(offset)
@@ -176,6 +177,26 @@ class FlatUpdates(UpdatePath):
         for m in self._variances:
             bias, total = self._split_params[0][m][-1], layers[m][-1]
             self.plan.log_variance(self._gradient, self.plan.layers[m]).add_(2 * bias * total).mul_(-0.5)
+
+    def _own_powers(self, batch: Mapping[str, Tensor], share: float) -> Tensor:
+        """Return this process's share of the mean squares of states, one for each layer that learns its variances."""
+        found = self._params.new_zeros(len(self._variances))
+        for number, m in enumerate(self._variances):
+            p, (scale, shift) = self.plan.layers[m], self._packing.affine
+            states = batch[p.name] * p.states_of(scale).view(p.shape) - p.states_of(shift).view(p.shape)
+            found[number] = share * states.square().sum() / max(1, states.numel())
+        return found
+
+    def _reduce(self, powers: Tensor) -> None:
+        """Add up the gradients, and the powers of layers that learn their variances, of all processes."""
+        if not self._variances:
+            self.task.all_reduce(self._gradient)
+            return
+        everything = torch.cat([self._gradient, powers])
+        self.task.all_reduce(everything)
+        gradient, powers = everything.split([len(self._gradient), len(powers)])
+        self._gradient.copy_(gradient)
+        self._powers[self._variances] = powers.clamp(min=1)
 
     def _rescale(self) -> None:
         """Measure biases, their momenta and chains of layers whose variances have changed in their new units."""
@@ -225,8 +246,11 @@ class FlatUpdates(UpdatePath):
         recipe, gradients = self.task.recipe, self._factor_gradients
         if recipe.normalised:
             with one_thread():
-                gains = factor_gains(self._factors)
-            normalise((gradient, safe_gain(gain)) for (_, gradient), gain in zip(gradients, gains, strict=True))
+                gains = [safe_gain(gain) for gain in factor_gains(self._factors)]
+                if self._variances:  # see `gains_of`
+                    of_layers = [power for power, own in zip(self._powers, self._factors, strict=True) for _ in own]
+                    gains = [gain * power for gain, power in zip(gains, of_layers, strict=True)]
+            normalise((gradient, gain) for (_, gradient), gain in zip(gradients, gains, strict=True))
         if not self._even:
             self._gradient.mul_(self._multiplier)
         rate, bias_rate = learning_rates(recipe, update)

@@ -33,7 +33,7 @@ _OLDEST = (8, 0)
 # Fraction of the device's memory for the data, each entry as an operand.
 _SHARE_OF_MEMORY = 0.25
 _BLOCK = 512  # biases of a program
-_BUSY = 0.65  # fraction of the processors that have to have a tile
+_BUSY = 0.6  # fraction of the processors that have to have a tile
 _PIECE = 4096  # samples that are converted at a time
 
 
@@ -161,7 +161,8 @@ class FullMatrixPath(KernelPath):
         edges = [max(plan.hidden_rows, plan.hidden_columns, p.rows, p.columns) for p in plan.layers if p.rank]
         self._edge = max(16, power_of_two(max(edges, default=1)))
         processors = n_processors(self._device)
-        self._tile_up = tile_of(self._n_chains, plan.hidden, self._models, processors)
+        upwards = self._n_chains + (self.batch_size if self._persistent else 0)  # data and chains in one launch
+        self._tile_up = tile_of(upwards, plan.hidden, self._models, processors)
         self._tile_down = tile_of(self._n_chains, plan.visible, self._models, processors)
         self._tile_gradient = tile_of(plan.hidden, plan.visible, self._models, processors)
         self._product = {"BK": TILE, "num_warps": 4, "num_stages": 4}
@@ -311,10 +312,11 @@ class FullMatrixPath(KernelPath):
         for layer in plan.layers:
             if layer.rank:
                 KI, LJ = plan.hidden_rows * layer.rows, plan.hidden_columns * layer.columns
-                self._kernels.contract[(-(-KI // 128), -(-LJ // 64), self._models)](
+                self._kernels.contract[(-(-KI // TILE), -(-LJ // TILE), self._models)](
                     self._all_params[batch % 2], gradients, STRIDE=self._stride, FACTORS_AT=layer.parameters_at,
                     FULL_AT=plan.full_at(layer), KI=KI, LJ=LJ, R=layer.rank,
-                    RANKS=max(16, power_of_two(layer.rank)), PRECISION=self._precision, BM=128, BN=64, **self._options,
+                    RANKS=max(16, power_of_two(layer.rank)), PRECISION=self._precision, BM=TILE, BN=TILE,
+                    **self._options,
                 )  # fmt: skip
 
     def _build(self, weight: Tensor, batch: int = 0, n_next: int = 0, *, step: bool = False) -> None:

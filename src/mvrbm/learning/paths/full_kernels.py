@@ -360,10 +360,10 @@ def build(
     gains += model * N_GAINS
     new_gains += model * N_GAINS
     for m in tl.static_range(len(LAYERS)):
-        I: tl.constexpr = LAYERS[m][ROWS]
-        J: tl.constexpr = LAYERS[m][COLUMNS]
-        R: tl.constexpr = LAYERS[m][RANK]
         if (program >= LAYERS[m][PROGRAMS]) & (program < LAYERS[m][END]):
+            I: tl.constexpr = LAYERS[m][ROWS]
+            J: tl.constexpr = LAYERS[m][COLUMNS]
+            R: tl.constexpr = LAYERS[m][RANK]
             own = program - LAYERS[m][PROGRAMS]
             if R > 0:
                 KI: tl.constexpr = K * I

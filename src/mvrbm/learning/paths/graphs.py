@@ -21,7 +21,7 @@ from mvrbm.learning.gradients import Centring, Gradient
 from mvrbm.learning.missing import draw_unknown
 from mvrbm.learning.paths.base import EpochPath, Task
 from mvrbm.learning.paths.formed import FormedMachine
-from mvrbm.learning.paths.reference import ReferencePath, own_gradient, own_step
+from mvrbm.learning.paths.reference import ReferencePath, own_gradient, own_step, powers_of
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import fail, gains_of, normalise
 from mvrbm.random import RandomSource
@@ -166,7 +166,7 @@ class GraphPath(EpochPath):
         if state.centring is not None and formed.centring is not None:
             state.centring.hidden = formed.centring.hidden
         if self.task.recipe.normalised:
-            normalise(gains_of(state.machine, gradient))
+            normalise(gains_of(state.machine, gradient, powers_of(state, batch)))
         if self.task.optimizer is None:
             self._step(state, formed.centring, gradient, n / self.batch_size)
         else:

@@ -50,15 +50,30 @@ class ReferencePath(UpdatePath):
 
 def gradient_of(state: TrainState, task: Task, batch: Layers, shares: Shares = (1.0, 1.0)) -> Gradient:
     """Advance the chains and the offset, and return the gradient of one update for every learned parameter."""
-    gradient = own_gradient(state, task, batch, shares)
+    gradient, powers = own_gradient(state, task, batch, shares), powers_of(state, batch, shares[0])
     if task.n_processes > 1:
-        flat = torch.cat([part.reshape(-1) for part in gradient.values()])
+        parts = [*gradient.values(), *powers.values()]
+        flat = torch.cat([part.reshape(-1) for part in parts])
         task.all_reduce(flat)
-        pieces = flat.split([part.numel() for part in gradient.values()])
-        gradient = {name: piece.view(gradient[name].shape) for name, piece in zip(gradient, pieces, strict=True)}
+        pieces = flat.split([part.numel() for part in parts])
+        summed = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+        powers = dict(zip(powers, summed[len(gradient) :], strict=True))
+        gradient = dict(zip(gradient, summed, strict=False))
     if task.recipe.normalised:
-        normalise(gains_of(state.machine, gradient))
+        normalise(gains_of(state.machine, gradient, powers))
     return gradient
+
+
+def powers_of(state: TrainState, batch: Layers, share: float = 1.0) -> dict[str, Tensor]:
+    """Return this process's share of the mean squares of deviations, for layers that learn their variance."""
+    found = {}
+    for name, unit in state.machine.layers.items():
+        if unit.learns_statistic:
+            states = unit.statistic(batch[name])
+            if state.centring is not None:
+                states = states - unit.statistic(state.centring.centre[name])
+            found[name] = share * states.square().sum() / max(1, states.numel())
+    return found
 
 
 def own_gradient(state: TrainState, task: Task, batch: Layers, shares: Shares = (1.0, 1.0)) -> Gradient:
