@@ -18,6 +18,7 @@ _MODULES = {
     "studies.deep": "deep",
     "studies.learning": "learning",
     "studies.distributed": "distributed",
+    "studies.hyperparameters": "hyperparameters",
     "studies.generative.study": "generative",
     "studies.jobs.study": "jobs",
 }

@@ -1,6 +1,6 @@
-"""Find phrases that the project does not use, in docstrings, comments, messages and help texts.
+"""Find phrases that the project does not use, in docstrings, comments, messages, help texts and documentation.
 
-    python -m tools.check_english                # src, studies, benchmarks, tools
+    python -m tools.check_english                # src, studies, benchmarks, tools, examples, docs and README.md
     python -m tools.check_english src/mvrbm/io   # these files and folders
 
 Each rule is one regular expression and what to write instead. Words in backticks and examples of code are not
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("src", "studies", "benchmarks", "tools")
+FOLDERS = ("src", "studies", "benchmarks", "tools", "examples", "docs", "README.md", "CONTRIBUTING.md")
+BUILT = ("_build", "generated", "gallery", "tutorials")  # folders of docs
 OWN_FILES = ("tools/check_english.py",)  # it lists the phrases
 
 
@@ -181,10 +182,27 @@ def c_comments(source: str) -> Iterator[Text]:
         yield Text(source.count("\n", 0, match.start()) + 1, re.sub(r"(?m)^\s*(?://+|\*)|/\*|\*/", "", match[0]))
 
 
+def pages(source: str) -> Iterator[Text]:
+    """Yield a page of Markdown, without blocks of code, formulas and comments, whose lines are left blank."""
+    blocks = re.compile(
+        r"^(`{3,})(?!\{(?:note|tip|warning|admonition))[^\n]*\n.*?^\1$|\$\$.*?\$\$|<!--.*?-->", re.M | re.S
+    )
+    text = blocks.sub(lambda match: "\n" * match[0].count("\n"), source)
+    text = re.sub(r"\$[^$\n]+\$|(?<=\])\([^)\n]*\)", lambda match: "`" * len(match[0]), text)
+    start = 1
+    for paragraph in re.split(r"(\n(?:[ \t]*\n|(?=[|#>*-])))", text):  # rows of tables and items are texts of their own
+        if paragraph.strip():
+            yield Text(start, paragraph)
+        start += paragraph.count("\n")
+
+
 def prose(path: Path, source: str) -> Iterator[Text]:
     """Yield the texts of a file that people read."""
     if path.suffix in (".c", ".h"):
         yield from c_comments(source)
+        return
+    if path.suffix == ".md":
+        yield from pages(source)
         return
     yield from comments(source)
     yield from (text for text in strings(source) if " " in text.content.strip())
@@ -234,16 +252,21 @@ def findings(path: Path, source: str) -> list[Finding]:
 
 
 def files(paths: list[Path]) -> Iterator[Path]:
-    """Yield the files of code under some paths."""
+    """Yield the files of code and the pages under some paths."""
     for path in paths:
         found = [path] if path.is_file() else sorted(path.rglob("*"))
-        yield from (file for file in found if file.suffix in (".py", ".c", ".h") and "__pycache__" not in file.parts)
+        for file in found:
+            built = "__pycache__" in file.parts or (path.name == "docs" and file.relative_to(path).parts[0] in BUILT)
+            if file.suffix in (".py", ".c", ".h", ".md") and not built and file.name != "bench.md":
+                yield file
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Check files and print what to change."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("paths", nargs="*", type=Path, help="files or folders; default: all code of the project")
+    parser.add_argument(
+        "paths", nargs="*", type=Path, help="files or folders; default: all code and pages of the project"
+    )
     options = parser.parse_args(arguments)
     count = 0
     for file in files(options.paths or [ROOT / folder for folder in FOLDERS]):

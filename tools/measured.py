@@ -1,11 +1,11 @@
 """Figures that README and documentation quote, read from the JSON files of `results/` and `benchmarks/`.
 
     python -m tools.measured               # print all values and the names of all tables
-    python -m tools.measured --write       # write the table of figures in README.md again
+    python -m tools.measured --write       # write README.md's table and results/README.md again
 
 Pages of the documentation name a value or a table (`docs/_ext/measured_figures.py`), so that they follow new results by
-themselves. `README.md` is read without a build: its block between two comments is written by `--write`, and a test
-compares it. Every table names its file and the command that measures it.
+themselves. `README.md` and `results/README.md` are read without a build: `--write` writes the block of the first
+between two comments, and all of the second, and a test compares them. Every table names its file and its command.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         """Return the table with its source and its command."""
-        return f"{self.plain()}\n`{self.command}`, stored in `{self.source}`.\n"
+        return f"{self.plain()}\n`{self.command}`, stored in `{self.source}`.\n" if self.command else self.plain()
 
 
 @functools.cache
@@ -227,12 +227,12 @@ def _full() -> Table:
 # -- learning ---------------------------------------------------------------------------------------
 
 
-_DEFAULTS = {"subset": "subset", "raw": "raw pixels", "after 10 passes": "10 epochs", "after 100 passes": "100 epochs"}
-_PAPER = {"subset": "subset", "raw": "raw pixels", "error": "recipe `paper`, 300 epochs"}
-_GRID = {key: key for key in ("unit", "visible", "hidden", "rank", "rate", "error at 100", "error at 400")}
+_DEFAULTS = ["subset", "raw pixels", "10 epochs", "100 epochs"]
+_PAPER = ["subset", "epochs", "recipe `paper`", "raw pixels"]
+_GRID = ["unit", "visible", "hidden", "rank", "seed", "error at 100", "error at 400"]
 
 
-def _learning(part: str, columns: dict[str, str], form: str = "{:.4g}") -> Table:
+def _learning(part: str, columns: Sequence[str], form: str = "{:.4g}") -> Table:
     source = f"results/learning/{part}.json"
 
     def text(value: Any) -> str:
@@ -240,8 +240,35 @@ def _learning(part: str, columns: dict[str, str], form: str = "{:.4g}") -> Table
             return "x".join(map(str, value))
         return form.format(value) if isinstance(value, float) else str(value)
 
-    rows = [[text(row.get(key, DASH)) for key in columns] for row in read(source)["rows"]]
-    return Table(list(columns.values()), rows, source, f"python -m studies learning {part}")
+    rows = [[text(value) for value, _ in zip(row.values(), columns, strict=False)] for row in read(source)["rows"]]
+    return Table(columns, rows, source, f"python -m studies learning {part}")
+
+
+def _hyperparameters() -> Table:
+    source = "results/hyperparameters/results.json"
+    rows = [
+        [
+            *(str(row[key]) for key in ("rank", "hidden", "recipe", "n_epochs", "n_chains", "centring")),
+            f"{row['parameters']:,}",
+            f"{row['nats']:.1f}",
+            f"{row['interval'][0]:.1f} to {row['interval'][1]:.1f}",
+            f"{row['error']:.3f}",
+        ]
+        for row in read(source)["rows"]
+    ]
+    header = [
+        "rank",
+        "hidden side",
+        "recipe",
+        "epochs",
+        "chains",
+        "centring",
+        "parameters",
+        "nats",
+        "interval",
+        "1-NN error",
+    ]
+    return Table(header, rows, source, "python -m studies hyperparameters")
 
 
 def _negative() -> Table:
@@ -420,6 +447,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "grid": lambda: _learning("grid", _GRID, "{:.2g}"),
     "paper-recipe": lambda: _learning("paper", _PAPER),
     "negative": _negative,
+    "hyperparameters": _hyperparameters,
     "indian-pines": _pines,
     "bench-cpu": lambda: _bench("cpu"),
     "bench-gpu": lambda: _bench("gpu"),
@@ -443,13 +471,25 @@ def readme(text: str) -> str:
     return BLOCK.sub(lambda _: table("front").plain(), text)
 
 
+def results() -> str:
+    """Return all tables as one page."""
+    parts = [f"## {name.replace('-', ' ')}\n\n{table(name).markdown()}" for name in TABLES if name != "front"]
+    about = "Written by `python -m tools.measured --write` from the JSON files of this folder and of `benchmarks/`.\n"
+    about += "The page Results of the documentation (`docs/results.md`) explains each table.\n"
+    return "\n".join(["# Results\n", about, *parts])
+
+
+PAGES: dict[str, Callable[[str], str]] = {"README.md": readme, "results/README.md": lambda _: results()}
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Print values and tables, or write the README's."""
+    """Print values and tables, or write the pages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write the table of figures in README.md")
+    parser.add_argument("--write", action="store_true", help="write README.md's table and results/README.md")
     if parser.parse_args(arguments).write:
-        path = ROOT / "README.md"
-        path.write_text(readme(path.read_text(encoding="utf-8")), encoding="utf-8")
+        for name, page in PAGES.items():
+            path = ROOT / name
+            path.write_text(page(path.read_text(encoding="utf-8") if path.exists() else ""), encoding="utf-8")
         return
     for name in VALUES:
         print(f"{name}: {value(name)}")

@@ -1,7 +1,7 @@
 """Sphinx: figures of the repository's results in the text, as tables, and names that are imported elsewhere.
 
-{measured}`name` writes one number of :mod:`tools.measured`, and the directive {measured-table} one of its tables, with the
-file it is read from and the command that measures it. Nothing is typed by hand: a page follows its JSON files.
+{measured}`name` writes one number of `tools.measured`, and the directive {measured-table} one of its tables, with its
+file and the command that measures it. Nothing is typed by hand: a page follows its JSON files.
 """
 
 import importlib

@@ -1,8 +1,0 @@
-"""
-Features
-========
-
-Text.
-"""
-
-print(1)

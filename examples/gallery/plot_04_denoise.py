@@ -1,0 +1,40 @@
+"""
+Remove noise
+============
+
+Salt-and-pepper noise sets random pixels to black or white. The model is a prior of clean pictures: pixels that cannot
+be noise are kept, the others are weighed against the model.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from skimage.filters import median
+
+from mvrbm import MVRBM
+from mvrbm.io.datasets import load
+from mvrbm.vision import add_noise, denoise, psnr
+
+digits = load("mnist-5k").arrays / 255
+train, clean = np.delete(digits, np.s_[::250], axis=0), digits[::250]  # 20 digits are held out
+
+model = MVRBM(hidden_shape=(25, 25), rank=2, n_epochs=20, random_state=0).fit(train)
+noisy = add_noise(clean, "salt-and-pepper", 0.2, seed=0)
+
+restored = denoise(model, noisy)  # the level of the noise is estimated
+filtered = np.stack([median(picture) for picture in noisy])
+
+# %%
+# From above: clean, noisy, a 3x3 median filter, and the model.
+
+rows = {"clean": clean, "noisy": noisy, "median filter": filtered, "model": restored}
+fig, axes = plt.subplots(len(rows), 10, figsize=(8, 3.6), layout="constrained")
+for line, (name, pictures) in zip(axes, rows.items(), strict=True):
+    line[0].set_ylabel(name, rotation=0, ha="right", va="center")
+    for axis, picture in zip(line, pictures[::2], strict=True):
+        axis.imshow(picture, cmap="gray", vmin=0, vmax=1)
+        axis.set(xticks=[], yticks=[])
+plt.show()
+
+for name, pictures in rows.items():
+    if name != "clean":
+        print(f"{name:13s}  {np.mean([psnr(a, b) for a, b in zip(clean, pictures, strict=True)]):.1f} dB")

@@ -1,0 +1,63 @@
+"""
+Missing values in a hyperspectral cube
+======================================
+
+A hyperspectral picture has a whole spectrum per pixel. Here nine tenths of the values of a cube are missing, and
+:class:`~mvrbm.MVRBMImputer` estimates them, each with a standard deviation.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.impute import SimpleImputer
+
+from mvrbm import MVRBMImputer
+from mvrbm.io.datasets import load
+
+scene = load("indian-pines").arrays  # 145 x 145 pixels, 200 bands, from TensorLy
+cube = scene[40:112, 40:112, ::5].astype(float)  # 72 x 72 pixels, every fifth band
+pixels = cube.reshape(-1, cube.shape[-1])  # one spectrum per sample
+hidden = np.random.default_rng(0).random(pixels.shape) < 0.9
+holes = np.where(hidden, np.nan, pixels)
+
+imputer = MVRBMImputer(hidden="gaussian", random_state=0).fit(holes)  # the linear part alone, which takes seconds
+filled = imputer.transform(holes)
+spread = imputer.standard_deviation(holes)
+
+# %%
+# One band: the known values, the estimates, and the truth.
+
+band = 20
+shape = cube.shape[:2]
+pictures = {
+    "known (10 %)": holes[:, band],
+    "mean of the band": SimpleImputer().fit_transform(holes)[:, band],
+    "MVRBMImputer": filled[:, band],
+    "truth": pixels[:, band],
+}
+low, high = np.percentile(pixels[:, band], [1, 99])
+fig, axes = plt.subplots(1, 4, figsize=(10, 2.9), layout="constrained")
+for axis, (name, values) in zip(axes, pictures.items(), strict=True):
+    axis.imshow(values.reshape(shape), cmap="viridis", vmin=low, vmax=high)
+    axis.set_title(name)
+    axis.axis("off")
+plt.show()
+
+# %%
+# One spectrum, with two standard deviations. The shaded range should contain about 95 % of the hidden values.
+
+pixel = 2000
+bands = np.arange(cube.shape[-1])
+plt.figure(figsize=(8, 3.2), layout="constrained")
+plt.fill_between(bands, (filled - 2 * spread)[pixel], (filled + 2 * spread)[pixel], alpha=0.3, label="two deviations")
+plt.plot(bands, pixels[pixel], color="black", linewidth=1, label="truth")
+plt.plot(bands, filled[pixel], label="estimate")
+plt.plot(bands, holes[pixel], "o", color="tab:red", label="known")
+plt.xlabel("band")
+plt.ylabel("radiance")
+plt.legend()
+plt.show()
+
+inside = np.abs(filled - pixels)[hidden] < 2 * spread[hidden]
+print(f"hidden values within two standard deviations: {100 * inside.mean():.1f} %")
+for name, values in {"mean of the band": SimpleImputer().fit_transform(holes), "MVRBMImputer": filled}.items():
+    print(f"{name:17s} root mean squared error {np.sqrt(np.mean((values - pixels)[hidden] ** 2)):.0f}")

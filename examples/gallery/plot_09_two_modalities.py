@@ -1,0 +1,53 @@
+"""
+Two modalities
+==============
+
+A sample can have several arrays. Here they are the left and the right half of a digit, and its name:
+:class:`~mvrbm.MMVRBM` learns them together, and predicts any of them from the others.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import load_digits
+
+from mvrbm import MMVRBM
+
+bunch = load_digits()
+pictures = (bunch.images > 7).astype(np.float32)  # (1797, 8, 8), zeros and ones
+names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])[bunch.target]
+train, test = slice(0, 1500), slice(1500, None)
+
+
+def sample(rows):
+    return {"left": pictures[rows][:, :, :4], "right": pictures[rows][:, :, 4:], "name": names[rows]}
+
+
+model = MMVRBM((12, 12), rank=4, recipe="generative", n_epochs=150, random_state=0).fit(sample(train))
+
+# %%
+# The name, from both halves or from one of them:
+
+both = sample(test)
+for known in (["left", "right"], ["left"], ["right"]):
+    guess = model.predict({key: both[key] for key in known}, steps=100)
+    guess = guess if isinstance(guess, np.ndarray) else guess["name"]
+    print(f"name from {' and '.join(known):15s} {np.mean(guess == both['name']):.3f} correct")
+
+# %%
+# The right half, from the left half and the name. From above: what is given, the prediction, and the truth.
+
+rows = np.array([np.flatnonzero(names[test] == name)[0] for name in model.classes_["name"]])
+given = {"left": both["left"][rows], "name": both["name"][rows]}
+found = model.predict(given, steps=200)
+grey = np.full_like(found, 0.5)
+lines = {"given": grey, "predicted": found, "truth": both["right"][rows]}
+
+fig, axes = plt.subplots(3, 10, figsize=(8, 3), layout="constrained")
+for line, (title, right) in zip(axes, lines.items(), strict=True):
+    line[0].set_ylabel(title, rotation=0, ha="right", va="center")
+    for axis, half, other in zip(line, given["left"], right, strict=True):
+        axis.imshow(np.concatenate([half, other], 1), cmap="gray", vmin=0, vmax=1)
+        axis.set(xticks=[], yticks=[])
+for axis, name in zip(axes[0], given["name"], strict=True):
+    axis.set_title(name, fontsize=9)
+plt.show()

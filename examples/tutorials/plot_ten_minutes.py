@@ -1,0 +1,150 @@
+"""
+Ten minutes with mvrbm
+======================
+
+Train a small probabilistic model of pictures, and use it for five things: features, samples, filling in, likelihood
+and finding what is odd. All you need is ``pip install`` and this page; every output below was printed when the page
+was built.
+
+What the model is
+-----------------
+
+A restricted Boltzmann machine (RBM) is a probability distribution of a picture :math:`X` together with a layer of
+hidden units :math:`Y`. It is learned from examples, without labels. A classic RBM has one weight for every pair of a
+pixel and a hidden unit. A *matrix-variate* RBM (MVRBM) arranges the hidden units in a matrix, too, and couples rows
+to rows and columns to columns:
+
+.. math:: p(Y = 1 \\mid X) = \\sigma(U X V^\\top + C), \\qquad p(X = 1 \\mid Y) = \\sigma(U^\\top Y V + B).
+
+That takes hundreds of weights where the classic RBM takes thousands. A few such terms, the *rank*, make it more
+flexible.
+
+Data
+----
+
+Samples lie along the first axis. Values from 0 to 1 suit the default units, which are binary.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import load_digits
+
+import mvrbm
+from mvrbm import MVRBM
+
+digits = load_digits()
+X = (digits.images > 7).astype(np.float32)  # (1797, 8, 8), zeros and ones
+train, test = X[:1500], X[1500:]
+print(train.shape, test.shape)
+
+# %%
+# Train
+# -----
+#
+# ``recipe="generative"`` trains for samples and for filling in. The default recipe trains for features and takes a
+# tenth of the time. ``random_state`` makes the result repeatable.
+
+model = MVRBM(hidden_shape=(10, 10), rank=4, recipe="generative", random_state=0).fit(train)
+print(model)
+print(f"{model.machine_.n_parameters} parameters; a classic RBM has {64 * 100 + 64 + 100}")
+
+# %%
+# Samples
+# -------
+#
+# New digits, from the model alone. ``mean=True`` shows the probability of each pixel instead of zeros and ones.
+
+
+def show(rows, names):
+    _, axes = plt.subplots(len(rows), len(rows[0]), figsize=(8, 0.9 * len(rows)), layout="constrained")
+    for line, pictures, name in zip(np.atleast_2d(axes), rows, names, strict=True):
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center")
+        for axis, picture in zip(line, pictures, strict=True):
+            axis.imshow(picture, cmap="gray", vmin=0, vmax=1)
+            axis.set(xticks=[], yticks=[])
+    plt.show()
+
+
+samples = model.sample(24, mean=True)
+show([samples[:12], samples[12:], test[:12]], ["samples", "samples", "data"])
+
+# %%
+# Fill in
+# -------
+#
+# A mask is True where a value is known. Here the left half of test digits is known.
+
+known = np.tile(np.arange(8) < 4, (8, 1))
+filled = model.inpaint(test[:12], known)
+show([np.where(known, test[:12], 0.4), filled, test[:12]], ["known", "filled in", "truth"])
+
+# %%
+# NaN marks unknown values, too, and then no mask is needed:
+
+broken = test[:1].copy()
+broken[0, 2:5, 2:5] = np.nan
+print(np.round(model.inpaint(broken)[0], 1))
+
+# %%
+# Features
+# --------
+#
+# The probabilities of the hidden units describe a picture. The model is a scikit-learn transformer, so it fits into a
+# pipeline; rows of 64 values are read as pictures by ``visible_shape``.
+
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+
+rows = digits.data / 16
+features = MVRBM((16, 16), rank=4, visible_shape=(8, 8), n_epochs=40, random_state=0)
+pipeline = make_pipeline(features, LogisticRegression(C=10, max_iter=1000)).fit(rows[:1500], digits.target[:1500])
+print(f"accuracy on test digits: {pipeline.score(rows[1500:], digits.target[1500:]):.3f}")
+
+# %%
+# Are these features better than pixels? Not for such small pictures, whose pixels a linear classifier separates well.
+# For larger ones they are: see :doc:`/gallery/plot_01_features`. If you have labels, :class:`~mvrbm.MVRBMClassifier`
+# learns from them directly.
+
+from mvrbm import MVRBMClassifier
+
+pixels = LogisticRegression(C=10, max_iter=1000).fit(rows[:1500], digits.target[:1500])
+classifier = MVRBMClassifier(n_epochs=50, random_state=0).fit(digits.images[:1500] / 16, digits.target[:1500])
+print(f"logistic regression on pixels: {pixels.score(rows[1500:], digits.target[1500:]):.3f}")
+print(f"MVRBMClassifier: {classifier.score(digits.images[1500:] / 16, digits.target[1500:]):.3f}")
+
+# %%
+# Likelihood, and what is odd
+# ---------------------------
+#
+# ``log_likelihood`` estimates how probable new digits are, with an interval. The free energy ranks single pictures:
+# it is minus the log-probability, up to a constant.
+
+print("test digits:", model.log_likelihood(test, n_steps=500))
+noise = (np.random.default_rng(0).random(test.shape) < test.mean()).astype(np.float32)
+print(f"free energy: digits {model.free_energy(test).mean():.1f}, noise {model.free_energy(noise).mean():.1f}")
+
+order = np.argsort(model.free_energy(test))
+show([test[order[:12]], test[order[-12:]]], ["most likely", "least likely"])
+
+# %%
+# Save and load
+# -------------
+#
+# A model is a folder with two or three small files, without pickle.
+
+import tempfile
+
+with tempfile.TemporaryDirectory() as place:
+    folder = model.save(f"{place}/digits-model")
+    print(sorted(path.name for path in folder.iterdir()))
+    again = mvrbm.load(folder)
+assert np.array_equal(again.transform(test), model.transform(test))
+
+# %%
+# What next
+# ---------
+#
+# * :doc:`/choosing` says which model fits your data, and when to use something else.
+# * The :doc:`gallery </gallery/index>` has examples of each job.
+# * :doc:`/hyperparameters` explains rank, hidden shape and recipe.
+# * :doc:`/bernoulli-rbm` is for users of scikit-learn's ``BernoulliRBM``.

@@ -1,8 +1,0 @@
-"""
-Ten minutes
-===========
-
-A tutorial.
-"""
-
-print(1)
