@@ -1,6 +1,8 @@
 """The playground: a page with one picture, to draw on, to sample, to fill in, with its label and hidden units."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from mvrbm import __version__
 from mvrbm.couplings import Coupling
+from mvrbm.io.templates import write_html
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.page.encoding import encode
 from mvrbm.units import Unit
@@ -19,7 +22,39 @@ _LABELS = ("categorical",)
 _STARTS = 40  # chains to start from; of 28x28 bits, 40 take 42 kB
 
 
-def playground(model: Any, title: str) -> dict[str, Any]:
+def write_page(model: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
+    """Write one HTML file in which a model runs in the browser, without a network.
+
+    Parameters
+    ----------
+    model : BoltzmannMachine or estimator
+        A model with one visible layer of two axes, of Bernoulli or Gaussian units, and at most one layer of labels.
+    path : path
+        The file. An existing file is replaced when the new one is complete.
+    title : str, optional
+        Heading of the page. Default: the class of the model.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        If the model has other layers.
+
+    Examples
+    --------
+    >>> import mvrbm
+    >>> from mvrbm.page import write_page
+    >>> write_page(mvrbm.load("digits"), "page.html").name  # doctest: +SKIP
+    'page.html'
+    """
+    return write_html("mvrbm.page", "playground.html", path, **_playground(model, title or type(model).__name__))
+
+
+def _playground(model: Any, title: str) -> dict[str, Any]:
     """Return what the template shows of a model, or raise ValueError if it cannot run it."""
     machine = _machine_of(model)
     picture, label = _layers_of(machine, type(model).__name__)

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mvrbm.extras import require
-from mvrbm.io.atomic import replace_file
+from mvrbm.io.templates import write_html
 from mvrbm.report.figures import Figure
 
 __all__ = ["Page", "Section", "Table"]
@@ -43,12 +42,4 @@ class Page:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to a file, which replaces an older one only when it is complete."""
-        jinja = require("jinja2", "a report", "demo")
-        loader = jinja.PackageLoader("mvrbm.report")
-        templates = jinja.Environment(loader=loader, autoescape=True, undefined=jinja.StrictUndefined)
-        html = templates.get_template("page.html").render(page=self)
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(target) as file:
-            file.write(html.encode())
-        return target
+        return write_html("mvrbm.report", "page.html", path, page=self)

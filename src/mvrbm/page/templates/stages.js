@@ -133,10 +133,7 @@ class Stage {
       }
       return full;
     });
-    this.up = span(0, this.sources).map((source) => {
-      const layersOf = weights.slice(1 + 4 * source, 5 + 4 * source);
-      return evenAndOdd(withTransposes(this.windowFilters(layersOf, base), this.window), this.window, true);
-    });
+    this.up = evenAndOdd(withTransposes(this.windowFilters(weights.slice(1), base), this.window), this.window, true);
     this.down = evenAndOdd(withTransposes(weights[0], patch), patch, false);
     const bias = decode(described.bias);
     this.bias = Float64Array.from({ length: this.units }, (_, unit) => bias[unit % base]);
@@ -166,13 +163,13 @@ class Stage {
     return Math.ceil(length / this.stride) + this.patch / this.stride - 1;
   }
 
-  // Adds up the missing parts of the rows `first` to `last` of patches; `taken` is the first image minus this one.
-  // Bands of patches can be computed anywhere; `missing` makes an image of them.
-  band(image, taken, first, last, progress) {
+  // Adds up the missing parts of the rows `first` to `last` of patches. Bands of patches can be computed anywhere;
+  // `missing` makes an image of them.
+  band(image, first, last, progress) {
     const { patch, stride, window } = this;
     const [rows, columns] = [this.count(image.height), this.count(image.width)];
-    const sources = (this.sources > 1 ? [image, taken] : [image]).map((each) => this.padded(each));
-    const scales = sources.map((each) => this.scales(each, rows, columns));
+    const padded = this.padded(image);
+    const scales = this.scales(padded, rows, columns);
     const total = { ...emptyImage((last - first - 1) * stride + patch, (columns - 1) * stride + patch), first };
     const quarter = Math.ceil(window / 2) ** 2;
     const parts = new Float64Array(4 * quarter * TOGETHER);
@@ -180,13 +177,10 @@ class Stage {
     for (let row = first; row < last; row++) {
       for (let column = 0; column < columns; column += TOGETHER) {
         const [some, number] = [Math.min(TOGETHER, columns - column), row * columns + column];
-        fields.fill(0);
-        sources.forEach((source, which) => {
-          gather(source, parts, row * stride, column * stride, this, scales[which], number, some);
-          multiply(this.up[which], parts, fields, this.units, quarter);
-        });
+        gather(padded, parts, row * stride, column * stride, this, scales, number, some);
+        multiply(this.up, parts, fields, this.units, quarter);
         this.hidden(fields);
-        this.addPatches(total, fields, row - first, column, some, scales[0], number);
+        this.addPatches(total, fields, row - first, column, some, scales, number);
       }
       progress(1);
     }
@@ -363,7 +357,7 @@ function gather({ data, width }, parts, top, left, { window, stride }, scales, f
   }
 }
 
-// Adds products of filters (part, unit, entry) with parts (part, entry, patch) to fields (part, unit, patch).
+// Fields (part, unit, patch): products of filters (part, unit, entry) with parts (part, entry, patch).
 function multiply(filters, parts, fields, units, quarter) {
   for (let part = 0; part < 4; part++) {
     for (let unit = 0; unit < units; unit++) {
@@ -378,10 +372,10 @@ function multiply(filters, parts, fields, units, quarter) {
         d += weight * parts[at + 3];
       }
       const at = (part * units + unit) * TOGETHER;
-      fields[at] += a;
-      fields[at + 1] += b;
-      fields[at + 2] += c;
-      fields[at + 3] += d;
+      fields[at] = a;
+      fields[at + 1] = b;
+      fields[at + 2] = c;
+      fields[at + 3] = d;
     }
   }
 }
@@ -400,20 +394,18 @@ class Enlarger {
 
   // Enlarges luminance. `bandsOf` computes the bands of a stage, by its number: here, or by helpers.
   async luminance(low, resampler, bandsOf = this.oneBand) {
-    const first = resampler.enlarge(low);
-    let image = first;
+    let image = resampler.enlarge(low);
     for (const [number, stage] of this.stages.entries()) {
-      const taken = { ...image, data: first.data.map((value, i) => value - image.data[i]) };
-      const missing = stage.missing(image, await bandsOf.call(this, number, image, taken));
+      const missing = stage.missing(image, await bandsOf.call(this, number, image));
       const better = { ...image, data: image.data.map((value, i) => value + missing.data[i]) };
       image = this.rounds ? resampler.backProject(low, better, this.rounds) : better;
     }
     return image;
   }
 
-  oneBand(number, image, taken) {
+  oneBand(number, image) {
     const stage = this.stages[number];
-    return [stage.band(image, taken, 0, stage.count(image.height), () => {})];
+    return [stage.band(image, 0, stage.count(image.height), () => {})];
   }
 
   // Enlarges a picture of bytes R, G, B, A, laid on white. Luminance is enlarged by the stages, colours by bicubic

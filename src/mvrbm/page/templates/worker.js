@@ -10,7 +10,7 @@ onmessage = async ({ data }) => {
   } else if (data.image) {
     let rows = 0;
     let said = performance.now();
-    const band = enlarger.stages[data.stage].band(data.image, data.taken, data.first, data.last, () => {
+    const band = enlarger.stages[data.stage].band(data.image, data.first, data.last, () => {
       rows += 1;
       // A message for each row would keep the page busy.
       if (performance.now() - said < 50) return;
@@ -27,7 +27,7 @@ function startHelpers({ model, code, count }) {
   const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
   const helpers = Array.from({ length: count }, () => new Worker(url));
   for (const helper of helpers) helper.postMessage({ model });
-  return async (stage, image, taken) => {
+  return async (stage, image) => {
     const rows = enlarger.stages[stage].count(image.height);
     const ends = [...helpers.keys(), count].map((n) => Math.round((n * rows) / count));
     let done = 0;
@@ -37,7 +37,7 @@ function startHelpers({ model, code, count }) {
         postMessage({ share: (stage + done / rows) / model.stages.length });
         if (data.band) resolve(data.band);
       };
-      helper.postMessage({ stage, image, taken, first: ends[n], last: ends[n + 1] });
+      helper.postMessage({ stage, image, first: ends[n], last: ends[n + 1] });
     }));
     return Promise.all(bands);
   };

@@ -1,0 +1,21 @@
+"""HTML pages from Jinja templates: what they show is filled in, and the page is written whole."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from mvrbm.extras import require
+from mvrbm.io.atomic import replace_file
+
+
+def write_html(package: str, template: str, path: str | os.PathLike[str], **values: Any) -> Path:
+    """Fill in a template of a package, and write it to a file, which replaces an older one only when it is complete."""
+    jinja = require("jinja2", "a page", "demo")
+    loader = jinja.PackageLoader(package)
+    templates = jinja.Environment(loader=loader, autoescape=True, undefined=jinja.StrictUndefined)
+    html = templates.get_template(template).render(values)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replace_file(target) as file:
+        file.write(html.encode())
+    return target
