@@ -22,7 +22,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 if importlib.util.find_spec("triton") is None:
     pytest.skip("the kernels need triton", allow_module_level=True)
 from paths import test_equal_reference as of_rank_1  # noqa: E402
-from paths.test_equal_reference import Single, data_for, never, spread  # noqa: E402
+from paths.test_equal_reference import Single, data_for, learning, never, spread  # noqa: E402
 
 from mvrbm.learning.paths import kernel_path  # noqa: E402
 from mvrbm.learning.paths.flat import Plan  # noqa: E402
@@ -31,6 +31,7 @@ from mvrbm.learning.paths.triton import TritonPath, slower_reason  # noqa: E402
 
 DEFAULT, PAPER = (dataclasses.replace(recipe, batch_size=8) for recipe in (of_rank_1.DEFAULT, of_rank_1.PAPER))
 FULL = dataclasses.replace(DEFAULT, centring="full")
+MOVING = dataclasses.replace(DEFAULT, momentum=0.5, weight_decay=0.01, negative=CD(2))
 
 
 def with_chains(recipe, *arguments):
@@ -64,6 +65,8 @@ CASES = {
     "gaussian hidden layer": (
         [picture], lambda: spread((4, 7)), [Kronecker(2)], dataclasses.replace(PAPER, factor_std=0.1),
     ),
+    "learned variances": ([lambda: learning((6, 5))], hidden, [Kronecker(2)], with_chains(DEFAULT, 9)),
+    "learned variances, dense": ([picture, lambda: learning((3, 8))], hidden, [Kronecker(1), Dense()], MOVING),
     "label": ([picture, lambda: Categorical(3)], hidden, [Kronecker(2), Dense()], with_chains(DEFAULT, 9)),
     "rows of categories, centred": (
         [picture, lambda: Categorical((2, 3))], hidden, [Kronecker(2), Kronecker(1)],
@@ -88,12 +91,17 @@ def machine_of(visible, hidden_layer, links):
 N = 12
 
 
-def by_reference(case, dtype):
+def unchanged(machine):
+    pass
+
+
+def by_reference(case, dtype, change=unchanged):
     """Train by the reference, and return the trainer, its start, its data, its order and all draws of each update."""
     *_, recipe = case
     machine = machine_of(*case[:3])
     data = data_for(machine, N)
     Trainer(machine, recipe, seed=5, backend="reference").prepare(data, initialise=True)
+    change(machine)
     start = {key: value.clone() for key, value in machine.state_dict().items()}
     trainer = Trainer(machine.to(dtype), recipe, seed=5, backend="reference")
     trainer.state.rng = recorder = Recorder(Single(11, device=DEVICE))
@@ -110,7 +118,9 @@ def by_reference(case, dtype):
     return trainer, start, data, order, torch.stack(draws)
 
 
-def by_kernels(case, data, order, draws, precision, kind=FullMatrixPath, reason=unsupported_reason, series=None):
+def by_kernels(
+    case, data, order, draws, precision, kind=FullMatrixPath, reason=unsupported_reason, series=None, change=unchanged
+):
     """Train by the kernels with recorded draws, and return the trainer; `series` is how many updates a graph has."""
     trainer = Trainer(machine_of(*case[:3]), case[3], seed=5)
     source = as_source(data, trainer.machine)
@@ -119,6 +129,8 @@ def by_kernels(case, data, order, draws, precision, kind=FullMatrixPath, reason=
     path = kind([trainer.task()], [trainer.state], [source], precision=precision)
     path._recorded, path._recorded_size = draws.reshape(-1), draws.shape[1]
     path.updates_per_graph = series or path.updates_per_graph
+    change(trainer.machine)
+    path.load([trainer.state])
     assert path.epoch([trainer.state], order[None], never) == len(draws)
     assert path.store([trainer.state]) == [False]
     return trainer
@@ -148,6 +160,25 @@ def test_full_matrices_train_as_the_reference_does(name, series):
         torch.testing.assert_close(found[key], value, rtol=rtol, atol=5e-5, msg=lambda m, k=key: f"{k}: {m}")
     moved = max(float((expected[key] - value.float()).abs().max()) for key, value in start.items())
     assert moved > 5e-3, "the reference has hardly learned: the comparison says nothing"
+
+
+@pytest.mark.parametrize("name", ["learned variances", "learned variances, dense"])
+@pytest.mark.usefixtures("interpreted")
+def test_variances_may_be_far_from_where_they_began(name):
+    """States keep the units of the start; the power of the data is 5, so that steps are shorter."""
+
+    def change(machine):
+        for unit in machine.layers.values():
+            if unit.learns_statistic:
+                unit.log_variance.data.sub_(torch.linspace(1, 2, unit.bias.numel(), device=DEVICE).view(unit.shape))
+
+    reference, start, data, order, draws = by_reference(CASES[name], torch.float64, change)
+    mine = by_kernels(CASES[name], data, order, draws, "tf32x3" if ON_GPU else "ieee", change=change)
+    expected, found = everything(reference), everything(mine)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=2e-3 if ON_GPU else 2e-4, atol=5e-5)
+    moved = [float((expected[key] - value).abs().max()) for key, value in start.items() if "variance" in key]
+    assert max(moved) > 5e-3
 
 
 @pytest.mark.parametrize("name", ["rank 3", "dense", "label", "more chains than samples, centred"])
@@ -241,7 +272,9 @@ def test_what_full_matrices_are_not_for():
     assert "two learned matrices" in reason(links=[Kronecker(2)], **cube)
     assert "Kronecker" in reason([picture], [CP(2)], layer=lambda: Bernoulli(9))
     assert "TemperedPCD" in reason([picture], [Kronecker(3)], dataclasses.replace(DEFAULT, negative=TemperedPCD(4)))
-    assert "variances" in reason([lambda: Gaussian((6, 5), learn_variance=True)], [Kronecker(3)])
+    assert reason([lambda: learning((6, 5))], [Kronecker(3)]) is None
+    assert "not normalised" in reason([lambda: learning((6, 5))], [Kronecker(3)], PAPER)
+    assert "centred" in reason([lambda: learning((6, 5))], [Kronecker(3)], FULL)
     assert "categories" in reason([lambda: Categorical((2, 65))], [Dense()])
     assert "one bias per entry" in reason([lambda: Bernoulli((6, 5), bias_shape=(1, 5))], [Kronecker(3)])
     assert "padded" in reason([lambda: Categorical((2, 3), padded=True)], [Dense()])

@@ -55,10 +55,10 @@ class FullMatrixPath(KernelPath):
         *,
         precision: str | None = None,
     ) -> None:
-        from mvrbm.learning.paths import full_kernels
+        from mvrbm.learning.paths import full_kernels, full_variances
 
         super().__init__(tasks, states, sources)
-        self._kernels = full_kernels
+        self._kernels, self._vary = full_kernels, full_variances.vary
         machines = [state.machine for state in states]
         first = machines[0]
         ranks = {name: max(factor_rank(machine.links[name]) for machine in machines) for name in first.layers}
@@ -136,6 +136,12 @@ class FullMatrixPath(KernelPath):
         self._centre = like.new_zeros(models, plan.visible)
         self._offset = like.new_zeros(models * (plan.hidden + 1))
         self._new_offset = torch.zeros_like(self._offset)
+        # Of layers that learn their variances: see `full_variances`.
+        self._start, self._squares = like.new_zeros(models, plan.visible), like.new_zeros(models, plan.visible)
+        self._ratios = like.new_ones(models, plan.visible)
+        for number, packing in enumerate(self._packings):
+            for name, columns in packing.columns.items():
+                self._start[number, columns] = -2 * torch.log(packing.scale(name))
         self._centred = states[0].centring is not None
         self._new_weight = torch.zeros_like(self._weight) if self._centred else self._weight
         self._follows = bool(states[0].centring and states[0].centring.follow_hidden)
@@ -152,7 +158,7 @@ class FullMatrixPath(KernelPath):
             rows.append((
                 self._kernels.KINDS.index(layer.kind), layer.first, layer.width, layer.rows, layer.columns,
                 layer.pitch, layer.rank, layer.parameters_at, plan.full_at(layer), layer.numbers_at,
-                layer.factor * self._terms, first, last,
+                layer.factor * self._terms, first, last, power_of_two(layer.width) if layer.learns else 0,
             ))  # fmt: skip
             first = last
         self._layers = tuple(rows)
@@ -186,6 +192,11 @@ class FullMatrixPath(KernelPath):
             self._offset[self._models * self.plan.hidden + number] = 0.0 if offset is None else 1.0
             if offset is not None:
                 self._offsets(self._offset)[number] = offset.flatten()
+        for layer in self.plan.layers:
+            if layer.learns:
+                columns = slice(layer.first, layer.first + layer.width)
+                log_variance = self._params[:, self.plan.variances :][:, columns]
+                self._ratios[:, columns] = torch.exp(-0.5 * (log_variance - self._start[:, columns]))
         self._build(self._weight)
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
@@ -212,7 +223,7 @@ class FullMatrixPath(KernelPath):
         self._build(self._weight)
 
     def _changing(self) -> tuple[Tensor, ...]:
-        return *super()._changing(), self._weight, self._gains, self._offset
+        return *super()._changing(), self._weight, self._gains, self._offset, self._ratios
 
     def _chain_data(self, number: int) -> dict[str, Tensor]:
         packing, found = self._packings[number], {}
@@ -293,9 +304,9 @@ class FullMatrixPath(KernelPath):
             BM, BN = self._tile_down
             self._kernels.downwards[(-(-self._n_chains // BM), plan.visible // BN, self._models)](
                 self._samples, self._weight, params[:, plan.visible_bias :], self._states, self._visible_sums,
-                *random, 2 * step + 1, numbers + self._n_chains * plan.n_hidden, LAYERS=self._layers,
-                SUMMED=self._centred and step == steps - 1, RECORDED=self._recorded_size, BM=BM, BN=BN, **shared,
-                **self._product,
+                *random[:3], self._ratios, *random[3:], 2 * step + 1, numbers + self._n_chains * plan.n_hidden,
+                LAYERS=self._layers, SUMMED=self._centred and step == steps - 1, VARIES=plan.varies,
+                RECORDED=self._recorded_size, BM=BM, BN=BN, **shared, **self._product,
             )  # fmt: skip
         upwards(0, 0, data=False, chains=True, draw=False)
 
@@ -305,10 +316,21 @@ class FullMatrixPath(KernelPath):
         BM, BN = self._tile_gradient
         self._kernels.gradients[(plan.hidden // BM, plan.visible // BN, self._models)](
             self._states, self._means, self._visible_sums, self._hidden_sums, gradients, self._offset,
-            self._new_offset, self._centre, n_valid, N=self.batch_size, UNITS=plan.n_hidden, L=plan.hidden_columns,
-            VISIBLE_BIAS=plan.visible_bias, LAYERS=self._layers, CENTRED=self._centred, FOLLOWS=self._follows,
-            BM=BM, BN=BN, **shared, **{**self._product, "BK": TILE},
+            self._new_offset, self._centre, self._ratios, n_valid, N=self.batch_size, UNITS=plan.n_hidden,
+            L=plan.hidden_columns, VISIBLE_BIAS=plan.visible_bias, LAYERS=self._layers, CENTRED=self._centred,
+            FOLLOWS=self._follows, VARIES=plan.varies, BM=BM, BN=BN, **shared, **{**self._product, "BK": TILE},
         )  # fmt: skip
+        if plan.varies:
+            now, new = batch % 2, (batch + 1) % 2
+            params, momenta = self._all_params, self._all_momenta
+            placed = {key: value for key, value in shared.items() if key != "PRECISION"}
+            self._vary[(plan.visible // self._kernels.GATHERED.value, self._models)](
+                params[now], momenta[now], gradients, params[new], momenta[new], self._all_gradients[new],
+                self._weight, self._states, self._centre, self._start, self._ratios, self._squares, self._rates,
+                self._clock, batch, n_valid, N=self.batch_size, UNITS=plan.n_hidden, L=plan.hidden_columns,
+                VISIBLE_BIAS=plan.visible_bias, VARIANCES=plan.variances, LAYERS=self._layers, BLOCK=TILE,
+                **placed, **self._options,
+            )  # fmt: skip
         for layer in plan.layers:
             if layer.rank:
                 KI, LJ = plan.hidden_rows * layer.rows, plan.hidden_columns * layer.columns
@@ -323,14 +345,15 @@ class FullMatrixPath(KernelPath):
         """Launch the full matrices of the factors, after a step if there is one, and the copy of the next batch."""
         plan = self.plan
         norms = plan.n_factors * self._terms if self._normalised else 0
-        biases = -(-(plan.size - plan.visible_bias) // _BLOCK) if step else 0
+        biases = -(-(plan.variances - plan.visible_bias) // _BLOCK) if step else 0
         pairs = self._all_params, self._all_momenta, self._all_gradients, self._all_gains
         now, new = (batch - step) % 2, batch % 2
         self._kernels.build[(self._n_tiles + norms + biases, self._models)](
             *(pair[now] for pair in pairs), *(pair[new] for pair in pairs), self._multiplier, self._rates, weight,
-            self._data, self._order, self._states, self._visible_sums, self._hidden_sums, self._clock, batch, n_next,
-            *self._strides, N=self.batch_size, ALL_ROWS=self._all_rows, HIDDEN=plan.hidden, VISIBLE=plan.visible,
-            UNITS=plan.n_hidden, K=plan.hidden_rows, L=plan.hidden_columns, SIZE=plan.size, STRIDE=self._stride,
+            self._data, self._order, self._states, self._visible_sums, self._hidden_sums, self._clock, self._ratios,
+            self._squares, batch, n_next, *self._strides, N=self.batch_size, ALL_ROWS=self._all_rows,
+            HIDDEN=plan.hidden, VISIBLE=plan.visible,
+            UNITS=plan.n_hidden, K=plan.hidden_rows, L=plan.hidden_columns, SIZE=plan.variances, STRIDE=self._stride,
             VISIBLE_BIAS=plan.visible_bias, N_GAINS=plan.n_factors * self._terms, LAYERS=self._layers, STEP=step,
             NORMALISED=self._normalised, CENTRED=self._centred, TERMS=self._terms, PRECISION=self._exact,
             BG=self._gathered, BM=TILE, BN=TILE, EDGE=self._edge, BLOCK=_BLOCK, **self._options,
@@ -354,8 +377,10 @@ def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | N
     if machine.like.is_cuda and torch.cuda.get_device_capability(machine.like.device) < _OLDEST:
         return "the GPU has too little shared memory"
     for unit in machine.layers.values():
-        if unit.learns_statistic:
-            return "it learns variances"
+        if unit.learns_statistic and not task.recipe.normalised:
+            return "it learns variances, and its gradients are not normalised"
+        if unit.learns_statistic and state.centring is not None and state.centring.follow_hidden:
+            return "it learns variances, and its hidden layer is centred"
         if unit.sampled_as == "categorical" and unit.shape[-1] > _MOST_CATEGORIES:
             return f"it has more than {_MOST_CATEGORIES} categories"
     for link in machine.links.values():

@@ -21,7 +21,16 @@ An update is: `upwards` (means of the data, draws of the chains), `downwards`, `
 import triton
 import triton.language as tl
 
-from mvrbm.learning.paths.triton_kernels import after_previous, fresh, keep_step, rates_of, stepped
+from mvrbm.learning.paths.triton_kernels import (
+    after_previous,
+    factor_at,
+    fresh,
+    keep_norm,
+    keep_step,
+    power_of,
+    rates_of,
+    stepped,
+)
 from mvrbm.learning.paths.triton_random import draw_layer, mean, normal, uniform
 
 #: Widths of layers are padded to multiples of this, which all tiles divide.
@@ -42,6 +51,7 @@ FULL = tl.constexpr(8)  # position of the full matrix (H, I J); its gradient is 
 NUMBERS = tl.constexpr(9)  # numbers drawn per chain before this layer's
 GAINS = tl.constexpr(10)  # position of the terms of the gain of U; those of V follow
 PROGRAMS, END = tl.constexpr(11), tl.constexpr(12)  # number of its first program in `build`, and the first beyond
+LEARNS = tl.constexpr(13)  # its width as a power of two if it learns its variances (see `full_variances`), or 0
 
 
 @triton.jit(do_not_specialize=["batch", "n_valid"])
@@ -163,10 +173,11 @@ def _draw_categories(field, key, update, draw, tile, recorded, exists, SITES: tl
 
 @triton.jit(do_not_specialize=["batch", "n_valid", "draw"])
 def downwards(
-    samples, weight, bias, states, sums, recorded, seeds, clock, batch, n_valid, draw, numbers_at,
+    samples, weight, bias, states, sums, recorded, seeds, clock, ratios, batch, n_valid, draw, numbers_at,
     CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
     VISIBLE: tl.constexpr, STRIDE: tl.constexpr, LAYERS: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr,
-    RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    VARIES: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """Draw all visible layers of the chains, given draws of the hidden layer, and add up draws where `SUMMED`."""
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -184,6 +195,10 @@ def downwards(
             left = tl.load(y + k, mask=inside[None, :], other=0.0)
             right = tl.load(w + k * VISIBLE, mask=inside[:, None], other=0.0)
             field = tl.dot(left, right, acc=field, input_precision=PRECISION)
+    spread = 1.0
+    if VARIES:
+        spread = 1.0 / tl.load(ratios + model * VISIBLE + columns)[None, :]
+        field *= spread * spread
     field += tl.load(bias + model * STRIDE + columns)[None, :]
     exist = rows < (CHAINS if PERSISTENT else n_valid)
     key, update = tl.load(seeds + model), tl.load(clock) + batch
@@ -212,6 +227,8 @@ def downwards(
             else:
                 numbers += rows[:, None] * (LAYERS[m][ROWS] * LAYERS[m][COLUMNS]) + own[None, :]
                 drawn = _draw(field, key, update, draw, tile, numbers, exists, LAYERS[m][KIND] == 1, RECORDED, BM, BN)
+                if LAYERS[m][LEARNS] > 0:
+                    drawn = field + spread * (drawn - field)
                 _keep_draws(drawn, exist, real, target, sums, SUMMED)
 
 
@@ -226,11 +243,11 @@ def _keep_draws(drawn, exist, real, target, sums, SUMMED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_valid"])
 def gradients(
-    states, means, visible_sums, hidden_sums, gradient, offset, new_offset, centre, n_valid,
+    states, means, visible_sums, hidden_sums, gradient, offset, new_offset, centre, ratios, n_valid,
     N: tl.constexpr, CHAINS: tl.constexpr, PERSISTENT: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr,
     HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr,
     VISIBLE_BIAS: tl.constexpr, LAYERS: tl.constexpr, CENTRED: tl.constexpr, FOLLOWS: tl.constexpr,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    VARIES: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     r"""Compute the gradient of biases and full matrices: minus the mean over data plus that over chains.
 
@@ -281,18 +298,23 @@ def gradients(
         tl.store(to_visible, G, mask=(units == UNITS)[:, None] & (columns < VISIBLE - 1)[None, :])
         to_hidden = gradient + VISIBLE_BIAS + VISIBLE + units[:, None] + 0 * columns[None, :]
         tl.store(to_hidden, G, mask=(units < UNITS)[:, None] & (columns == VISIBLE - 1)[None, :])
+    if VARIES:
+        G *= tl.load(ratios + model * VISIBLE + columns)[None, :]
     for m in tl.static_range(len(LAYERS)):
         if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
             i, j = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
             exists = (units < UNITS)[:, None] & ((i < LAYERS[m][ROWS]) & (j < LAYERS[m][COLUMNS]))[None, :]
-            J: tl.constexpr = LAYERS[m][COLUMNS]
-            if LAYERS[m][RANK] > 0:
-                across = ((units // L) * LAYERS[m][ROWS] * L + units % L) * J
-                at = across[:, None] + (i * (L * J) + j)[None, :]
-            else:
-                at = units[:, None] * (LAYERS[m][ROWS] * J) + (i * J + j)[None, :]
+            at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], L)
             tl.store(gradient + LAYERS[m][FULL] + at, G, mask=exists)
+
+
+@triton.jit
+def matrix_at(units, i, j, RANK_: tl.constexpr, I: tl.constexpr, J: tl.constexpr, L: tl.constexpr):
+    """Return where the gradient of a full matrix has its entries: (K I, L J) where there are factors, or (H, I J)."""
+    if RANK_ > 0:
+        return (((units // L) * I * L + units % L) * J)[:, None] + (i * (L * J) + j)[None, :]
+    return units[:, None] * (I * J) + (i * J + j)[None, :]
 
 
 @triton.jit
@@ -326,7 +348,7 @@ def contract(
 @triton.jit(do_not_specialize=["batch", "n_next"])
 def build(
     weights, momenta, gradient, gains, new_weights, new_momenta, cleared, new_gains, multiplier, rates, weight, data,
-    order, states, visible_sums, hidden_sums, clock, batch, n_next, order_stride, data_stride,
+    order, states, visible_sums, hidden_sums, clock, ratios, squares, batch, n_next, order_stride, data_stride,
     N: tl.constexpr, ALL_ROWS: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr,
     K: tl.constexpr, L: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
     N_GAINS: tl.constexpr, LAYERS: tl.constexpr, STEP: tl.constexpr, NORMALISED: tl.constexpr, CENTRED: tl.constexpr,
@@ -364,6 +386,7 @@ def build(
             I: tl.constexpr = LAYERS[m][ROWS]
             J: tl.constexpr = LAYERS[m][COLUMNS]
             R: tl.constexpr = LAYERS[m][RANK]
+            power = power_of(squares + model * VISIBLE, LAYERS[m][FIRST], LAYERS[m][WIDTH], LAYERS[m][LEARNS])
             own = program - LAYERS[m][PROGRAMS]
             if R > 0:
                 KI: tl.constexpr = K * I
@@ -375,17 +398,18 @@ def build(
                 u_at, in_u = a[:, None] + r[None, :] * KI, (a < KI)[:, None] & (r < R)[None, :]
                 U = _after_step(
                     weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier,
-                    first + LAYERS[m][FACTORS] + u_at, in_u, own % ACROSS == 0, gains + LAYERS[m][GAINS], factor_rate,
-                    keep, decay, STEP, NORMALISED, TERMS,
+                    first + LAYERS[m][FACTORS] + u_at, in_u, own % ACROSS == 0, gains + LAYERS[m][GAINS], power,
+                    factor_rate, keep, decay, STEP, NORMALISED, TERMS,
                 )  # fmt: skip
                 v_at, in_v = r[:, None] * LJ + b[None, :], (r < R)[:, None] & (b < LJ)[None, :]
                 V = _after_step(
                     weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier,
                     first + LAYERS[m][FACTORS] + R * KI + v_at, in_v, own < ACROSS, gains + LAYERS[m][GAINS] + TERMS,
-                    factor_rate, keep, decay, STEP, NORMALISED, TERMS,
+                    power, factor_rate, keep, decay, STEP, NORMALISED, TERMS,
                 )  # fmt: skip
                 W = tl.dot(U, V, input_precision=PRECISION)
-                at = (a // I * (L * VISIBLE) + a % I * LAYERS[m][PITCH])[:, None] + (b // J * VISIBLE + b % J)[None, :]
+                column = (a % I * LAYERS[m][PITCH])[:, None] + (b % J)[None, :]
+                at = column + (a // I * (L * VISIBLE))[:, None] + (b // J * VISIBLE)[None, :]
                 inside = (a < KI)[:, None] & (b < LJ)[None, :]
             else:
                 ACROSS: tl.constexpr = (I * J + BN - 1) // BN
@@ -394,10 +418,13 @@ def build(
                 inside = (a < UNITS)[:, None] & (b < I * J)[None, :]
                 W = _after_step(
                     weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier,
-                    first + LAYERS[m][FULL] + a[:, None] * (I * J) + b[None, :], inside, True, gains, factor_rate, keep,
-                    decay, STEP, False, TERMS,
+                    first + LAYERS[m][FULL] + a[:, None] * (I * J) + b[None, :], inside, True, gains, power,
+                    factor_rate, keep, decay, STEP, False, TERMS,
                 )  # fmt: skip
-                at = a[:, None] * VISIBLE + (b // J * LAYERS[m][PITCH] + b % J)[None, :]
+                column = (b // J * LAYERS[m][PITCH] + b % J)[None, :]
+                at = a[:, None] * VISIBLE + column
+            if LAYERS[m][LEARNS] > 0:
+                W *= tl.load(ratios + model * VISIBLE + LAYERS[m][FIRST] + column, mask=inside, other=0.0)
             if weight.dtype.element_ty == tl.float16:
                 # Numbers of 16 bits end beyond this, where every unit is saturated.
                 W = tl.minimum(tl.maximum(W, -60000.0), 60000.0)
@@ -411,8 +438,9 @@ def build(
                 matrix = _after_step(
                     weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier,
                     first + LAYERS[m][FACTORS] + at, inside, False,
-                    gains + LAYERS[m][GAINS] + tl.where(mine < TERMS, 0, TERMS), factor_rate, keep, decay, STEP, True,
-                    TERMS,
+                    gains + LAYERS[m][GAINS] + tl.where(mine < TERMS, 0, TERMS),
+                    power_of(squares + model * VISIBLE, LAYERS[m][FIRST], LAYERS[m][WIDTH], LAYERS[m][LEARNS]),
+                    factor_rate, keep, decay, STEP, True, TERMS,
                 )  # fmt: skip
                 keep_norm(matrix, new_gains + LAYERS[m][GAINS], mine, TERMS, PRECISION)
         number -= N_GAINS
@@ -420,48 +448,25 @@ def build(
         at = VISIBLE_BIAS + number * BLOCK + tl.arange(0, BLOCK)
         _after_step(
             weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier, first + at,
-            (number >= 0) & (at < SIZE), True, gains, bias_rate, keep, 0.0, STEP, False, TERMS,
+            (number >= 0) & (at < SIZE), True, gains, 1.0, bias_rate, keep, 0.0, STEP, False, TERMS,
         )  # fmt: skip
 
 
 @triton.jit
 def _after_step(
-    weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier, at, inside, kept, gains, rate, keep,
-    decay, STEP: tl.constexpr, NORMALISED: tl.constexpr, TERMS: tl.constexpr,
+    weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier, at, inside, kept, gains, power, rate,
+    keep, decay, STEP: tl.constexpr, NORMALISED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     """Return parameters after the step, if there is one, of a gradient divided by its gain; write them if `kept`."""
     scale = 1.0
     if STEP:
-        scale = tl.load(multiplier + at, mask=inside, other=0.0)
+        scale = tl.load(multiplier + at, mask=inside, other=0.0) / power
         if NORMALISED:
             scale /= tl.maximum(tl.sum(fresh(gains + tl.arange(0, TERMS), True)), 1e-12)
     value, momentum = stepped(weights, momenta, gradient, at, inside, scale, rate, keep, decay, STEP)
     if STEP:
         keep_step(new_weights, new_momenta, cleared, at, inside & kept, value, momentum)
     return value
-
-
-@triton.jit
-def factor_at(
-    number, RANK_: tl.constexpr, K: tl.constexpr, I: tl.constexpr, L: tl.constexpr, J: tl.constexpr,
-    TERMS: tl.constexpr, EDGE: tl.constexpr,
-):  # fmt: skip
-    """Return the positions of one matrix of the factors U (R, K, I) and V (R, L, J), and which of them exist."""
-    row, column = tl.arange(0, EDGE)[:, None], tl.arange(0, EDGE)[None, :]
-    height, width, start = K, I, 0
-    if number >= TERMS:
-        height, width, start = L, J, RANK_ * K * I
-    return start + (number % TERMS * height + row) * width + column, (row < height) & (column < width)
-
-
-@triton.jit
-def keep_norm(matrix, gains, number, TERMS: tl.constexpr, PRECISION: tl.constexpr):
-    """Store one term of the gains of U and V: a squared norm, as `couplings.base.squared_norms` has it."""
-    gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
-    gram = tl.dot(gram, gram, input_precision=PRECISION)
-    # The norms of U make the gain of V, and those of V the gain of U.
-    partner = tl.where(number < TERMS, number + TERMS, number % TERMS)
-    tl.store(gains + partner, tl.sqrt(tl.sqrt(tl.sum(gram * gram))))
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """Positions of parameters and states in the form that `full_kernels` works on, and the conversion from and to a state.
 
 All visible layers are columns of one array, in units of their statistic, each from a multiple of a tile on. The flat
-parameters are those of all couplings, the visible bias of every column, and the hidden bias.
+parameters are those of all couplings, the visible bias of every column, the hidden bias, and the log-variance of every
+column if a layer learns it. Scales are those that layers have when a packing is made.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class FullLayer:
     room_at: int
     numbers_at: int
     factor: int  # number of its first factor
+    learns: bool  # its variances
 
     def places(self) -> Tensor:
         """Return the column of every entry, (rows * columns,)."""
@@ -44,7 +46,9 @@ class FullLayer:
 
 
 class FullPlan:
-    """Positions of all parameters in the flat array: couplings, visible bias, hidden bias; then room for gradients.
+    """Positions of all parameters in the flat array: couplings, visible bias, hidden bias, log-variances if any learns.
+
+    Room for gradients follows.
 
     Couplings that have factors are padded to `ranks`, by the name of their layer; others are dense, with rank 0.
     """
@@ -64,7 +68,7 @@ class FullPlan:
             width = padded(rows * pitch + (len(self.layers) + 1 == len(machine.layers)))  # the last column is of ones
             layer = FullLayer(
                 name, str(unit.sampled_as), self.visible, width, rows, columns, pitch, rank, size,
-                self.room, self.numbers, self.n_factors,
+                self.room, self.numbers, self.n_factors, unit.learns_statistic,
             )  # fmt: skip
             for key, parameter in machine.links[name].named_parameters():
                 self.parameter_at[f"couplings.{name}.{key}"] = size
@@ -75,7 +79,8 @@ class FullPlan:
             self.n_factors += 2 if rank else 1
             self.layers.append(layer)
         self.visible_bias, self.hidden_bias = size, size + self.visible
-        self.size = self.hidden_bias + self.hidden
+        self.variances, self.varies = self.hidden_bias + self.hidden, any(layer.learns for layer in self.layers)
+        self.size = self.variances + (self.visible if self.varies else 0)
 
     def full_at(self, layer: FullLayer) -> int:
         """Return the position of a layer's full matrix: a dense coupling's own, or that of a gradient of factors."""
@@ -115,6 +120,8 @@ class FullPacking:
         for layer in plan.layers:
             self._places[f"visible.{layer.name}.bias"] = (plan.visible_bias + layer.places()).to(device)
             self._scales[f"visible.{layer.name}.bias"] = machine.layers[layer.name].inverse_scale().flatten()
+            if layer.learns:
+                self._places[f"visible.{layer.name}.log_variance"] = (plan.variances + layer.places()).to(device)
         self._places["hidden.bias"] = plan.hidden_bias + torch.arange(plan.n_hidden, device=device)
         self._scales["hidden.bias"] = machine.hidden.inverse_scale().flatten()
         self.columns = {layer.name: layer.places().to(device) for layer in plan.layers}

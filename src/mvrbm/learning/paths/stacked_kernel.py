@@ -10,8 +10,7 @@ all :math:`U_r` side by side, (K, R I), with the result. Steps are launches of t
 import triton
 import triton.language as tl
 
-from mvrbm.learning.paths.full_kernels import factor_at, keep_norm
-from mvrbm.learning.paths.triton_kernels import after_previous, fresh, load_sample, operand
+from mvrbm.learning.paths.triton_kernels import after_previous, factor_at, fresh, keep_norm, load_sample, operand
 from mvrbm.learning.paths.triton_random import draw_layer, mean, numbers_of
 
 

@@ -343,3 +343,39 @@ def n_programs(size: int, block: int) -> int:
 def tile_of(size: int) -> int:
     """Return the smallest power of two that a product accepts and that an axis of this size fits into."""
     return max(16, int(triton.next_power_of_2(size)))
+
+
+@triton.jit
+def factor_at(
+    number, RANK_: tl.constexpr, K: tl.constexpr, I: tl.constexpr, L: tl.constexpr, J: tl.constexpr,
+    TERMS: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Return the positions of one matrix of the factors U (R, K, I) and V (R, L, J), and which of them exist."""
+    row, column = tl.arange(0, EDGE)[:, None], tl.arange(0, EDGE)[None, :]
+    height, width, start = K, I, 0
+    if number >= TERMS:
+        height, width, start = L, J, RANK_ * K * I
+    return start + (number % TERMS * height + row) * width + column, (row < height) & (column < width)
+
+
+@triton.jit
+def keep_norm(matrix, gains, number, TERMS: tl.constexpr, PRECISION: tl.constexpr):
+    """Store one term of the gains of U and V: a squared norm, as `couplings.base.squared_norms` has it."""
+    gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
+    gram = tl.dot(gram, gram, input_precision=PRECISION)
+    # The norms of U make the gain of V, and those of V the gain of U.
+    partner = tl.where(number < TERMS, number + TERMS, number % TERMS)
+    tl.store(gains + partner, tl.sqrt(tl.sqrt(tl.sum(gram * gram))))
+
+
+@triton.jit
+def power_of(squares, first, n_columns, WIDE: tl.constexpr):
+    """Return the power of a layer that learns its variances, see :func:`mvrbm.learning.step.gains_of`; 1 for others.
+
+    It has `n_columns` columns from `first` on, or none where `WIDE` is 0; squares of columns that are padded are zero.
+    """
+    power = 1.0
+    if WIDE > 0:
+        columns = tl.arange(0, WIDE)
+        power = tl.maximum(tl.sum(fresh(squares + first + columns, columns < n_columns)), 1.0)
+    return power
