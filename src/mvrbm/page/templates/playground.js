@@ -109,7 +109,10 @@ function paint(canvas, height, width, colourOf) {
     canvas.height = height * scale;
   }
   const pixels = new ImageData(width, height);
-  for (let i = 0; i < height * width; i++) pixels.data.set([...colourOf(i), 255], 4 * i);
+  for (let i = 0; i < height * width; i++) {
+    pixels.data.set(colourOf(i), 4 * i);
+    pixels.data[4 * i + 3] = 255;
+  }
   const small = new OffscreenCanvas(width, height);
   small.getContext("2d").putImageData(pixels, 0, 0);
   const context = canvas.getContext("2d");
