@@ -53,6 +53,7 @@ format: $(STAMP)  ## let ruff rewrite what it can
 
 docs: $(STAMP)  ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -q -W -n --keep-going -b html docs docs/_build/html
+	$(BIN)/python -m tools.check_links docs/_build/html
 
 clean:  ## remove what was built, and keep the environment
 	rm -rf build dist docs/_build docs/generated docs/gallery docs/tutorials docs/sg_execution_times.rst .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

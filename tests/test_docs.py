@@ -1,24 +1,33 @@
-"""Every Python example of the documentation and the README runs, page by page."""
+"""Examples of pages and docstrings print what they show, every public name is documented, and figures are current."""
 
+import contextlib
+import doctest
+import importlib
+import io
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
+import mvrbm
 from mvrbm.couplings import COUPLINGS
 from mvrbm.units import UNITS
+from tools import measured
 
 ROOT = Path(__file__).parents[1]
 NOT_RUN = "<!-- not run -->"
-BLOCK = re.compile(r"^```python[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```python[^\n]*\n(?P<code>.*?)^```$(?:\n+^```text\n(?P<output>.*?)^```$)?", re.MULTILINE | re.DOTALL
+)
 
 
 def examples(text):
-    """Line number and code of each block that is to be run."""
+    """Line number, code and shown output of each block that is to be run."""
     for match in BLOCK.finditer(text):
         if not text[: match.start()].rstrip().endswith(NOT_RUN):
-            yield text.count("\n", 0, match.start("code")), match["code"]
+            yield text.count("\n", 0, match.start("code")), match["code"], match["output"]
 
 
 PAGES = [
@@ -43,11 +52,99 @@ def test_examples_of_a_page_run_in_order(page, monkeypatch, tmp_path):
     namespace = {"__name__": "__main__"}
     with torch.random.fork_rng(devices=[]):  # examples make up data with torch.rand
         torch.manual_seed(0)
-        for line, code in examples(page.read_text()):
-            # Blank lines in front make a traceback point to the line of the page.
-            exec(compile("\n" * line + code, str(page), "exec"), namespace)
+        for line, code, shown in examples(page.read_text()):
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                # Blank lines in front make a traceback point to the line of the page.
+                exec(compile("\n" * line + code, str(page), "exec"), namespace)
+            assert shown is None or doctest.OutputChecker().check_output(shown, printed.getvalue(), doctest.ELLIPSIS)
 
 
 def test_blocks_are_found_and_marked_ones_left_out():
     text = "# Page\n\n```python\na = 1\n```\n\n<!-- not run -->\n```python\nb = 2\n```\n\n```bash\nc\n```\n"
-    assert list(examples(text)) == [(3, "a = 1\n")]
+    text += "```python\nprint(a)\n```\n\n```text\n1\n```\n"
+    assert list(examples(text)) == [(3, "a = 1\n", None), (15, "print(a)\n", "1\n")]
+
+
+# -- reference --------------------------------------------------------------------------------------
+
+
+def documented():
+    """The names that the reference has a page for, with their modules."""
+    module, names = "", []
+    for line in (ROOT / "docs" / "api.md").read_text().splitlines():
+        if found := re.match(r"\.\. (?:current)?module:: (\S+)", line):
+            module = found[1]
+        elif found := re.fullmatch(r" {3}([A-Za-z]\w*)", line):
+            names.append(f"{module}.{found[1]}")
+    return names
+
+
+PACKAGES = ["mvrbm", "mvrbm.estimators", "mvrbm.learning", "mvrbm.vision"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_has_a_page(package):
+    listed = {name.rsplit(".", 1)[1] for name in documented()}
+    missing = set(importlib.import_module(package).__all__) - listed
+    assert not missing, f"docs/api.md does not list {sorted(missing)} of {package}"
+
+
+def test_every_page_of_the_reference_is_of_a_name_that_exists():
+    assert len(documented()) == len(set(documented()))
+    for name in documented():
+        module, attribute = name.rsplit(".", 1)
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+@pytest.mark.parametrize("name", mvrbm.__all__)
+def test_docstrings_have_all_sections(name):
+    validate = pytest.importorskip("numpydoc.validate", reason="numpydoc is in the extra docs")
+    checks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["numpydoc_validation"]["checks"]
+    assert [error for error in validate.validate(f"mvrbm.{name}")["errors"] if error[0] in checks] == []
+
+
+WITHOUT_EXAMPLES = {"Coupling", "Unit", "push_to_hub"}  # abstract; needs a network
+
+
+@pytest.mark.parametrize("name", sorted({*mvrbm.__all__} - WITHOUT_EXAMPLES))
+def test_examples_of_docstrings_print_what_they_show(name):
+    (test,) = doctest.DocTestFinder(recurse=False).find(getattr(mvrbm, name), name, globs={})
+    assert test.examples, f"{name} has no section Examples"
+    assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
+
+
+# -- figures, links ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", measured.PAGES)
+def test_figures_are_those_of_the_stored_results(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert measured.PAGES[page](text) == text, "run python -m tools.measured --write"
+
+
+def test_pages_quote_figures_that_exist():
+    for page in (ROOT / "docs").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for name in re.findall(r"\{measured\}`([^`]+)`", text):
+            assert measured.value(name)
+        for name in re.findall(r"\{measured-table\} (\S+)", text):
+            assert measured.table(name).rows, f"{page.name}: the table {name} is empty"
+
+
+def test_a_missing_figure_is_an_error():
+    with pytest.raises(KeyError):
+        measured.value("digits.nonsense")
+
+
+def test_the_readme_is_written_again_where_a_figure_differs():
+    text = "a\n<!-- measured: begin -->\n| 1 |\n<!-- measured: end -->\nb\n"
+    assert measured.table("front").plain() in measured.readme(text)
+    assert re.fullmatch(r"a\n<!.*>\nb\n", measured.readme(text), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "studies/baselines/README.md"])
+def test_links_of_pages_outside_of_the_documentation_exist(page):
+    folder = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text(encoding="utf-8")):
+        assert target.startswith("http") or (folder / target).exists(), target

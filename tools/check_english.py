@@ -257,7 +257,11 @@ def files(paths: list[Path]) -> Iterator[Path]:
         found = [path] if path.is_file() else sorted(path.rglob("*"))
         for file in found:
             built = "__pycache__" in file.parts or (path.name == "docs" and file.relative_to(path).parts[0] in BUILT)
-            if file.suffix in (".py", ".c", ".h", ".md") and not built and file.name != "bench.md":
+            if (
+                file.suffix in (".py", ".c", ".h", ".md")
+                and not built
+                and (file.suffix != ".md" or path.name != "benchmarks")
+            ):
                 yield file
 
 

@@ -70,6 +70,12 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
     ------
     StorageError
         If the folder does not hold a model that this version can read. The message says why.
+
+    Examples
+    --------
+    >>> import mvrbm
+    >>> mvrbm.load("digits", device="cpu").sample(2, steps=1).shape
+    (2, 28, 28)
     """
     for home in _WITH_LOADERS:  # their classes register themselves
         importlib.import_module(home)

@@ -62,6 +62,12 @@ class ModelCard:
         Licence of the weights by its name on the hub, such as ``"bsd-3-clause"`` or ``"cc-by-4.0"``.
     figures : mapping of str to value
         Measured figures by name, such as ``{"test log-likelihood (nats)": -84.6}``. Name the data and the command.
+
+    Examples
+    --------
+    >>> from mvrbm import ModelCard
+    >>> ModelCard(name="Digits", license="bsd-3-clause").data
+    'Not stated.'
     """
 
     name: str | None = None
@@ -82,6 +88,20 @@ def save_pretrained(model: Any, folder: str | os.PathLike[str], **card: Any) -> 
         The folder to write. A model in it is replaced, with its card.
     **card
         Contents of the card `README.md`: `name`, `description`, `data`, `license`, `figures`; see :class:`ModelCard`.
+
+    Returns
+    -------
+    pathlib.Path
+        The folder.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import mvrbm
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     folder = mvrbm.save_pretrained(mvrbm.models.rbm(6, 3), f"{place}/model", name="Example")
+    ...     sorted(path.name for path in folder.iterdir())
+    ['README.md', 'config.json', 'model.safetensors']
     """
     if isinstance(model, BoltzmannMachine):
         with replace_model(folder) as staging:
@@ -109,6 +129,11 @@ def push_to_hub(model: Any, name: str, *, private: bool = False, message: str = 
         Message of the commit.
     **card
         Contents of the card; see :class:`ModelCard`.
+
+    Returns
+    -------
+    str
+        The address of the commit.
 
     Notes
     -----

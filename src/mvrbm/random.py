@@ -187,7 +187,22 @@ def _sorted_keys(generators: Sequence[torch.Generator], n: int) -> Tensor:
 
 
 class Recorder(RandomSource):
-    """Draws from another stream and keeps a copy of every draw in `draws`. It cannot be split."""
+    """Draws from another stream and keeps a copy of every draw in `draws`. It cannot be split.
+
+    Parameters
+    ----------
+    source : RandomSource
+        The stream to draw from.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mvrbm import RandomSource, Recorder, Replay
+    >>> recorder = Recorder(RandomSource(0))
+    >>> drawn = recorder.uniform((3,), torch.empty(0))
+    >>> torch.equal(Replay(recorder.draws).uniform((3,), torch.empty(0)), drawn)
+    True
+    """
 
     def __init__(self, source: RandomSource) -> None:
         super().__init__(device=source.device)
@@ -228,6 +243,18 @@ class Replay(RandomSource):
 
     A draw of another shape than the recorded one, or one draw too many, raises ValueError: two programs that should
     be equal differ there.
+
+    Parameters
+    ----------
+    draws : sequence of Tensor
+        The draws of a :class:`Recorder`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mvrbm import Replay
+    >>> Replay([torch.tensor([0.25, 0.5])]).uniform((2,), torch.empty(0)).tolist()
+    [0.25, 0.5]
     """
 
     def __init__(self, draws: Iterable[Tensor]) -> None:

@@ -103,6 +103,22 @@ def save(model: Any, folder: str | os.PathLike[str]) -> Path:
     folder : path
         The folder to write. It may be missing, empty, or hold a model, which is replaced. Other files in it raise
         `StorageError`.
+
+    Returns
+    -------
+    pathlib.Path
+        The folder.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import mvrbm
+    >>> machine = mvrbm.models.mvrbm((8, 8), (5, 5))
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     folder = mvrbm.save(machine, f"{place}/model")
+    ...     again = mvrbm.load(folder, device="cpu")
+    >>> again.n_parameters
+    169
     """
     if isinstance(model, BoltzmannMachine):
         with replace_model(folder) as staging:

@@ -86,6 +86,19 @@ PLACES = [
 ]
 
 
+PAGE_PLACES = [
+    ("a paragraph", "# Page\n\nThis is\nrefused.\n", [4]),
+    ("a row of a table", "| a | b |\n|---|---|\n| is refused | x |\n", [3]),
+    ("after a block of code", "```python\nx = wants()\n```\n\nIt refuses.\n", [5]),
+    ("code, formulas, comments, targets", "```\nrefuses\n```\n$wants$ <!-- refuses --> [x](refuses.md) `wants`\n", []),
+]
+
+
+@pytest.mark.parametrize(("_", "source", "lines"), PAGE_PLACES)
+def test_habits_are_found_in_pages(_, source, lines):
+    assert [finding.line for finding in findings(Path("x.md"), source)] == lines
+
+
 @pytest.mark.parametrize(("_", "source", "line"), PLACES)
 def test_habits_are_found_where_people_read(_, source, line):
     assert [finding.line for finding in findings(Path("x.py"), source)] == [line]

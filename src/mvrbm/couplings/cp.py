@@ -26,6 +26,13 @@ class CP(Coupling):
     hidden_factor : Parameter (K, R)
     visible_factors : ParameterList
         One per visible mode, of shape (I_d, R).
+
+    Examples
+    --------
+    >>> from mvrbm import Bernoulli, BoltzmannMachine, CP
+    >>> machine = BoltzmannMachine(Bernoulli((8, 8, 3)), Bernoulli(20), CP(rank=4))
+    >>> sum(parameter.numel() for parameter in machine.links["visible"].parameters())
+    156
     """
 
     name = "cp"

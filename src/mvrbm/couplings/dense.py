@@ -9,7 +9,19 @@ from mvrbm.couplings.base import Coupling
 
 
 class Dense(Coupling):
-    r"""The full matrix: :math:`\langle y, W x\rangle = \mathrm{vec}(y)^\top W \mathrm{vec}(x)`, the classic RBM."""
+    r"""The full matrix: :math:`\langle y, W x\rangle = \mathrm{vec}(y)^\top W \mathrm{vec}(x)`, the classic RBM.
+
+    Examples
+    --------
+    >>> from mvrbm import Bernoulli, BoltzmannMachine, Dense
+    >>> machine = BoltzmannMachine(Bernoulli((28, 28)), Bernoulli((25, 25)), Dense())
+    >>> sum(parameter.numel() for parameter in machine.links["visible"].parameters())
+    490000
+
+    References
+    ----------
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equation (1).
+    """
 
     name = "dense"
     is_full = True

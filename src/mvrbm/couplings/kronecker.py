@@ -28,6 +28,17 @@ class Kronecker(Chain):
     ----------
     factors : ParameterList
         One factor per mode, `factors[d]` of shape (R, K_d, I_d). For matrices these are `U` and `V`.
+
+    Examples
+    --------
+    >>> from mvrbm import Bernoulli, BoltzmannMachine, Kronecker
+    >>> machine = BoltzmannMachine(Bernoulli((28, 28)), Bernoulli((25, 25)), Kronecker(rank=2))
+    >>> sum(parameter.numel() for parameter in machine.links["visible"].parameters())
+    2800
+
+    References
+    ----------
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equation (3).
     """
 
     name = "kronecker"

@@ -25,6 +25,13 @@ class MPO(Chain):
     ----------
     factors : ParameterList
         One core per mode, `factors[d]` of shape (bond d-1, K_d, I_d, bond d).
+
+    Examples
+    --------
+    >>> from mvrbm import Bernoulli, BoltzmannMachine, MPO
+    >>> machine = BoltzmannMachine(Bernoulli((8, 8, 3)), Bernoulli((5, 5, 2)), MPO(bond=2))
+    >>> sum(parameter.numel() for parameter in machine.links["visible"].parameters())
+    252
     """
 
     name = "mpo"

@@ -32,6 +32,13 @@ class Tucker(Coupling):
         The map of the factors; `compression.factors[d]` has shape (1, R_d, I_d).
     core : Dense
         The map of the core; `core.weight` has shape (hidden size, R_1 .. R_D together).
+
+    Examples
+    --------
+    >>> from mvrbm import Bernoulli, BoltzmannMachine, Tucker
+    >>> machine = BoltzmannMachine(Bernoulli((8, 8)), Bernoulli(10), Tucker(rank=2))
+    >>> sum(parameter.numel() for parameter in machine.links["visible"].parameters())
+    72
     """
 
     name = "tucker"

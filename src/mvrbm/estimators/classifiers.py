@@ -436,6 +436,15 @@ class MVRBMClassifier(FineTunedClassifier):
         Shape of a sample.
     n_parameters_ : int
         Number of parameters that were fine-tuned.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from mvrbm import MVRBMClassifier
+    >>> X, y = load_digits().images[:300] / 16, load_digits().target[:300]
+    >>> model = MVRBMClassifier((8, 8), rank=2, n_epochs=20, perturbation=0, random_state=0).fit(X[:200], y[:200])
+    >>> bool(model.score(X[200:], y[200:]) > 0.7)
+    True
     """
 
     hidden_shape: Any = None
@@ -472,6 +481,21 @@ class DeepMVRBMClassifier(FineTunedClassifier):
         Rank of the Kronecker couplings of layers without a coupling of their own.
     feed : {"mean", "sample"}
         The data that the machines above the first are pre-trained on.
+    hidden, visible, visible_shape, recipe, n_epochs, batch_size, learning_rate, schedule
+        See :class:`~mvrbm.MVRBMClassifier`.
+    dropout, input_dropout, weight_decay, averaging, perturbation, certainty, unlabelled_batch_size
+        See :class:`~mvrbm.MVRBMClassifier`.
+    early_stopping, validation_fraction, patience, pretraining, random_state, device, verbose
+        See :class:`~mvrbm.MVRBMClassifier`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from mvrbm import DeepMVRBMClassifier
+    >>> X, y = load_digits().images[:50] / 16, load_digits().target[:50]
+    >>> model = DeepMVRBMClassifier(((4, 4), (3, 3)), n_epochs=1, perturbation=0, random_state=0).fit(X, y)
+    >>> model.predict_proba(X[:5]).shape
+    (5, 10)
     """
 
     layers: Sequence[Any] = (None, None)

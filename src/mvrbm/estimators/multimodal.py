@@ -61,6 +61,10 @@ class MMVRBM(ArrayRBM):
         ``Kronecker(rank)``, and ``Dense()`` for labels.
     visible : str or dict of str to str
         Name of the units of the data, for all modalities or for each; labels can be left out.
+    hidden, n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
+        See :class:`~mvrbm.MVRBM`.
+    backend, random_state, device, verbose
+        See :class:`~mvrbm.MVRBM`.
 
     Attributes
     ----------
@@ -81,6 +85,10 @@ class MMVRBM(ArrayRBM):
     ((3, 8, 8), ['dog', 'dog', 'dog'])
     >>> model.predict({"image": images}).shape, model.predict({"animal": ["cat", "dog"]}).shape
     ((40,), (2, 8, 8))
+
+    References
+    ----------
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equation (18).
     """
 
     hidden_shape: Any = None

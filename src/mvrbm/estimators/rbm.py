@@ -53,6 +53,28 @@ class TVRBM(SingleLayerRBM):
 
     :math:`E(X, Y) = -\langle Y, X \times_1 U_1 \cdots \times_D U_D\rangle - \langle B, X\rangle - \langle C, Y\rangle`.
     See :class:`MVRBM` for the parameters and attributes.
+
+    Parameters
+    ----------
+    hidden_shape, rank, coupling, visible, hidden, visible_shape
+        See :class:`~mvrbm.MVRBM`. The hidden layer has as many axes as a sample.
+    n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
+        See :class:`~mvrbm.MVRBM`.
+    backend, random_state, device, verbose
+        See :class:`~mvrbm.MVRBM`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mvrbm import TVRBM
+    >>> X = np.random.default_rng(0).random((50, 4, 4, 3)).round()
+    >>> model = TVRBM((3, 3, 2), n_epochs=2, random_state=0).fit(X)
+    >>> model.hidden_maps(X).shape
+    (50, 3, 3, 2)
+
+    References
+    ----------
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: Remark 3.
     """
 
     hidden_shape: Any = None
@@ -135,6 +157,10 @@ class MVRBM(TVRBM):
     >>> model = MVRBM((6, 6), rank=2, n_epochs=1, random_state=0).fit(images)
     >>> model.transform(images).shape, model.components_.shape
     ((20, 36), (36, 64))
+
+    References
+    ----------
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equations (3), (8) and (9), Algorithm 1.
     """
 
     largest_order = 2
@@ -153,6 +179,24 @@ class RBM(SingleLayerRBM):
         Number of hidden units.
     coupling : Coupling or str, optional
         Another coupling instead of the full matrix. Default: ``Dense()``.
+    visible, hidden, visible_shape
+        See :class:`~mvrbm.MVRBM`.
+    n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
+        See :class:`~mvrbm.MVRBM`.
+    backend, random_state, device, verbose
+        See :class:`~mvrbm.MVRBM`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mvrbm import RBM
+    >>> X = np.random.default_rng(0).random((50, 6)).round()
+    >>> RBM(3, n_epochs=2, random_state=0).fit(X).transform(X).shape
+    (50, 3)
+
+    References
+    ----------
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equation (1).
     """
 
     hidden_shape: Any = 256

@@ -13,6 +13,25 @@ class Bernoulli(Unit):
 
     Data may have grey values in [0, 1], which are interpreted as the probability of a one. Likelihoods are then those
     of binary data.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Shape of the layer.
+    bias_shape : sequence of int, optional
+        Shape of the bias, which is broadcast to `shape`. Default: `shape`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mvrbm import Bernoulli
+    >>> unit = Bernoulli(2)
+    >>> unit.mean(torch.zeros(1, *unit.shape)).tolist()
+    [[0.5, 0.5]]
+
+    References
+    ----------
+    Qi, Sun, Gao, Hu and Li, "Matrix Variate RBM and Its Applications", 2016: equations (8) and (9).
     """
 
     name = "bernoulli"

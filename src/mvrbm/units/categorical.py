@@ -20,6 +20,14 @@ class Categorical(Unit):
         Shape of the bias, which is broadcast to `shape`.
     padded : bool
         Whether rows of zeros are padding, as at the end of a short document. Otherwise they are an error.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mvrbm import Categorical
+    >>> unit = Categorical(4)
+    >>> unit.mean(torch.zeros(1, *unit.shape)).tolist()
+    [[0.25, 0.25, 0.25, 0.25]]
     """
 
     name = "categorical"

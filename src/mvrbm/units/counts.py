@@ -34,6 +34,14 @@ class Counts(Unit):
         Shape of the bias, which is broadcast to `shape`.
     length : int, optional
         Number of words of every document. Default: documents have lengths of their own, 0 included.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mvrbm import Counts
+    >>> unit = Counts(4, length=8)
+    >>> unit.mean(torch.zeros(1, *unit.shape)).tolist()
+    [[2.0, 2.0, 2.0, 2.0]]
     """
 
     name = "counts"

@@ -38,6 +38,14 @@ class Gaussian(Unit):
     learn_variance : bool
         Whether the log-variances, one per entry, are learned. Otherwise they stay at 0, or at the values that
         :meth:`initialise_from` took from the data.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mvrbm import Gaussian
+    >>> unit = Gaussian(2)
+    >>> unit.mean(torch.zeros(1, *unit.shape)).tolist()
+    [[0.0, 0.0]]
     """
 
     name = "gaussian"

@@ -24,6 +24,21 @@ class Poisson(Unit):
 
     Next to Gaussian or Poisson units, whose values are unbounded as well, the sum over all states diverges for any
     positive weight, since :math:`x!` grows more slowly than :math:`e^{x^2}`: machines of such layers raise ValueError.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Shape of the layer.
+    bias_shape : sequence of int, optional
+        Shape of the bias, which is broadcast to `shape`. Default: `shape`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mvrbm import Poisson
+    >>> unit = Poisson(2)
+    >>> unit.mean(torch.zeros(1, *unit.shape)).tolist()
+    [[1.0, 1.0]]
     """
 
     name = "poisson"

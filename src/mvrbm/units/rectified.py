@@ -29,6 +29,20 @@ class Rectified(Unit):
     function. Free energies, likelihoods, :math:`\log Z`, annealing, tempering and ``gradient="autograd"``, which
     differentiates free energies, raise ValueError. Entries have no upper bound: next to Gaussian units training can
     diverge, which the trainer reports.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Shape of the layer.
+    bias_shape : sequence of int, optional
+        Shape of the bias, which is broadcast to `shape`. Default: `shape`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mvrbm import Rectified
+    >>> Rectified(2).mean(torch.tensor([[-20.0, 20.0]])).round().abs().tolist()
+    [[0.0, 20.0]]
     """
 
     name = "rectified"
