@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from distributed_jobs import CASES, grey, likelihood, long_training, swept, train_case
+from filelock import FileLock
 from safetensors.torch import load_file
 
 from mvrbm import BoltzmannMachine, load
@@ -41,8 +42,17 @@ def jobs(size, names, folder, **how):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What four processes and two of them left behind."""
-    folder = tmp_path_factory.mktemp("shared")
+    """What four processes and two of them left behind; made once, although tests are spread over workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            leave_behind(folder)
+    return folder
+
+
+def leave_behind(folder):
+    folder.mkdir()
     value = iter(np.arange(1000.0))
     for name, lengths in {"unequal": [5, 0, 31, 1], "two": [6, 9]}.items():
         (folder / name).mkdir()
@@ -51,7 +61,6 @@ def folder(tmp_path_factory):
             np.save(folder / name / f"{number}.npy", rows)
     jobs(2, "equal,statistics,shards,loaders,tempered,sweep,corners", folder)
     jobs(4, "equal,shards,loaders", folder)
-    return folder
 
 
 @pytest.mark.parametrize("size", [2, 4])
