@@ -14,6 +14,7 @@ __all__ = ["commands", "main"]
 _MODULES = {
     "studies.paper": None,
     "studies.weights.study": "superres-weights",
+    "studies.photographs.study": "photographs",
     "studies.indian_pines.study": "indian-pines",
     "studies.deep": "deep",
     "studies.learning": "learning",

@@ -16,7 +16,6 @@ from mvrbm.vision.resampling import crop_to_multiple
 from studies.superres.data import named_training_images, test_image
 
 __all__ = [
-    "HELD_OUT_OPEN",
     "Bicubic",
     "collect",
     "lena",
@@ -26,7 +25,6 @@ __all__ = [
     "paper_protocol",
     "set5",
     "split_t91",
-    "with_halves",
 ]
 
 Array = NDArray[Any]
@@ -46,7 +44,6 @@ LICENCES = {
     "china": "scikit-learn; CC BY 2.0, danielbuechele",
     "flower": "scikit-learn; CC BY 2.0, vultilion",
 }
-HELD_OUT_OPEN = ("chelsea", "china", "coins")
 HELD_OUT_T91 = ("t5", "t17", "t33", "t48", "t60", "tt3", "tt12", "tt22")
 SET5 = ("baby", "bird", "butterfly", "head", "woman")
 
@@ -80,11 +77,6 @@ def open_images(work: Path) -> dict[str, Array]:
         with Image.open(path) as image:
             found[name] = np.asarray(image.convert("L" if image.mode == "L" else "RGB"))
     return found
-
-
-def with_halves(images: Sequence[Array]) -> list[Array]:
-    """Return images, and the same images at half their size: sharper, with other content at the scale of a patch."""
-    return [*images, *(reduce_image(image, 2) for image in images)]
 
 
 def split_t91(data_dir: str | None) -> tuple[list[Array], list[Array]]:

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 import mvrbm
 from mvrbm.vision import SuperResolver, enlarge_image, psnr_ssim, reduce_image
-from mvrbm.vision.resampling import crop_to_multiple
 from mvrbm.vision.superres.training_data import cut_patches, image_pair
 from studies.cells import Cell, Outcome, Place
 from studies.superres.data import training_images
@@ -35,13 +33,11 @@ from studies.weights.images import (
 )
 from studies.weights.training import SETTINGS, load_start, rows_of, tested
 
-__all__ = ["PICTURE", "cells", "picture"]
+__all__ = ["cells"]
 
 Array = NDArray[Any]
 Settings = Mapping[str, Any]
 SPARSE = "sparse representation"
-PICTURE = Path("docs/_static/super-resolution.png")
-_CROP = (slice(335, 415), slice(540, 640))
 
 
 def _finished(settings: Settings, place: Place) -> Any:
@@ -58,12 +54,11 @@ def _finished(settings: Settings, place: Place) -> Any:
 def cpu(settings: Settings, place: Place) -> Outcome:
     """Quality in single precision."""
     images, first = set5(place.data_dir), lena(place.data_dir)
-    if settings["model"] == "bicubic":
-        bicubic = Bicubic(settings["scale"])
-        row = {"set5": literature(bicubic, images), "set5_paper": mean_in_paper_protocol(bicubic, images)}
-        row |= {"lena_paper": paper_protocol(bicubic, first), "lena_literature": literature(bicubic, [first])}
+    model = Bicubic(settings["scale"]) if settings["model"] == "bicubic" else _finished(settings, place)
+    if settings["model"] in ("bicubic", "shipped"):
+        row = {"set5": literature(model, images), "set5_paper": mean_in_paper_protocol(model, images)}
+        row |= {"lena_paper": paper_protocol(model, first), "lena_literature": literature(model, [first])}
         return Outcome(row)
-    model = _finished(settings, place)
     return Outcome({**tested(model, place.data_dir), "set5_paper": mean_in_paper_protocol(model, images)})
 
 
@@ -166,29 +161,6 @@ def _image_correlation(model: Any, images: Sequence[Array]) -> dict[str, float]:
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _rounded(value) if isinstance(value, dict) else round(value, 4) for key, value in row.items()}
-
-
-# -- the picture of the documentation ---------------------------------------------------------------
-
-
-def picture(path: Path) -> list[str]:
-    """Write crops of a photograph that the shipped weights were not trained on: bicubic, ours, the truth."""
-    from skimage.data import rocket
-
-    zoom, gap = 3, 6
-    truth = crop_to_multiple(rocket(), 4)
-    rows, lines = [], []
-    for scale in (2, 4):
-        low = reduce_image(truth, scale)
-        images = [enlarge_image(low, scale), SuperResolver.pretrained(scale, device="cpu").upscale(low), truth]
-        lines.append(f"x{scale} {[psnr_ssim(truth, image, 'literature', scale) for image in images[:2]]}")
-        crops = [image[_CROP].repeat(zoom, 0).repeat(zoom, 1) for image in images]
-        rows.append(
-            np.concatenate([np.pad(each, ((0, 0), (0, gap), (0, 0)), constant_values=255) for each in crops], 1)
-        )
-    sheet = np.concatenate([np.pad(each, ((0, gap), (0, 0), (0, 0)), constant_values=255) for each in rows])
-    Image.fromarray(sheet[:-gap, :-gap]).save(path, optimize=True)
-    return [*lines, str(path)]
 
 
 # -- cells ------------------------------------------------------------------------------------------

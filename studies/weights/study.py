@@ -1,12 +1,7 @@
-"""The command of the study of the shipped super-resolution weights.
+"""The command of the study of super-resolution by one machine: choice of settings, training and measurements.
 
-Anyone can make the shipped weights again from open images::
-
-    python -m studies superres-weights collect --work fresh
-    python -m studies superres-weights starts --only open --device cpu --out fresh --work fresh
-    python -m studies superres-weights ship --device cuda --tf32 --out fresh --work fresh
-
-The parts that need T91, Set5 and Lena find them through ``--data-dir`` or ``MVRBM_DATA``.
+T91, Set5 and Lena are found through ``--data-dir`` or ``MVRBM_DATA``. The stages that come with the package are the
+study `photographs`; here they are measured next to the models of this study.
 """
 
 from __future__ import annotations
@@ -28,9 +23,9 @@ from studies.weights.images import collect
 __all__ = ["COMMANDS", "PARTS"]
 
 #: Groups of cells, in their order.
-GROUPS = ("starts", "paper", "choose", "t91", "open", "ship", "cpu", "speed", "generative", "compare")
-#: Parts of the study: all groups, the open images before them, and the picture of the documentation after them.
-PARTS = ("collect", *GROUPS, "picture")
+GROUPS = ("starts", "paper", "choose", "t91", "cpu", "speed", "generative", "compare")
+#: Parts of the study: the open images, and all groups.
+PARTS = ("collect", *GROUPS)
 
 
 def table(store: Rows) -> str:
@@ -51,9 +46,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         out={"default": Path("results/superres"), "help": "Folder for the results. Default: results/superres."},
         work={"default": Path("runs/superres"), "help": "Folder for models and open images. Default: runs/superres."},
     )
-    parser.add_argument(
-        "--tf32", action="store_true", help="Use TF32 for products on a GPU, as the shipped weights did."
-    )
+    parser.add_argument("--tf32", action="store_true", help="Use TF32 for products on a GPU.")
     parser.add_argument(
         "--tiny", action="store_true", help="Train too little to learn anything, to try that everything runs."
     )
@@ -73,16 +66,14 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
         if part in GROUPS:  # planned anew for each: later groups depend on the results of earlier ones
             cells = [*training.cells(place, tiny=options.tiny), *measuring.cells(place)]
             result[part] = run_parts(cells, [part], place, only=options.only, jobs=options.jobs, budget=options.budget)
-    if "picture" in parts:
-        lines += measuring.picture(measuring.PICTURE)
     return result, "\n".join([*lines, *(f"{part}: {counts}" for part, counts in result.items())])
 
 
 COMMANDS = {
     "superres-weights": Command(
-        "The shipped super-resolution weights: choice of settings, training and measurements.",
+        "Super-resolution by one machine: choice of settings, training on T91 and measurements.",
         _add,
         _run,
-        "choose ship --device cuda --tf32",
+        "choose t91 --device cuda --tf32",
     )
 }

@@ -1,4 +1,4 @@
-"""The cells that train: the paper's setting, the choice of settings, models trained on T91, and the shipped weights.
+"""The cells that train: the paper's setting, the choice of settings, and models trained on T91.
 
 Fine-tuned models start from CD-1, which the group `starts` trains once for all of them.
 """
@@ -16,17 +16,7 @@ from mvrbm.vision import SuperResolver
 from studies.arguments import say
 from studies.cells import Cell, Outcome, Place, Rows
 from studies.superres.data import has_files, named_training_images, training_images
-from studies.weights.images import (
-    HELD_OUT_OPEN,
-    Bicubic,
-    lena,
-    literature,
-    open_images,
-    paper_protocol,
-    set5,
-    split_t91,
-    with_halves,
-)
+from studies.weights.images import Bicubic, lena, literature, paper_protocol, set5, split_t91
 
 __all__ = ["SETTINGS", "cells", "load_start", "rows_of"]
 
@@ -88,10 +78,7 @@ def _images_of(kind: str, place: Place) -> list[Array]:
     """Return the training images of a start."""
     if kind == "T91":
         return list(named_training_images("t91", place.data_dir).values())
-    if kind == "T91, part":
-        return split_t91(place.data_dir)[0]
-    images = open_images(place.work)
-    return with_halves([image for name, image in images.items() if kind == "open" or name not in HELD_OUT_OPEN])
+    return split_t91(place.data_dir)[0]
 
 
 def load_start(name: str, place: Place) -> Any:
@@ -182,43 +169,16 @@ def tested(model: Any, data_dir: str | None) -> dict[str, Any]:
     return row
 
 
-def _final(settings: Settings, place: Place, kind: str, images: Sequence[Array], row: dict[str, Any]) -> Outcome:
-    """The chosen setting at one scale: CD-1, then fine-tuning."""
-    scale, setting = settings["scale"], chosen(place)
+def t91(settings: Settings, place: Place) -> Outcome:
+    """The chosen setting on all of T91, at one scale: CD-1, then fine-tuning."""
+    scale, setting, images = settings["scale"], chosen(place), _images_of("T91", place)
+    row: dict[str, Any] = {"setting": setting, "bicubic": literature(Bicubic(scale), set5(place.data_dir))}
     described = SETTINGS[setting] if scale == 2 else LARGER[scale]
-    model = _start(f"x{scale} {kind} {setting}", scale, images, place, tiny=settings["tiny"], **described)
-    row = {"setting": setting, **row}
-    if kind == "T91":
-        row["cd"] = tested(model, place.data_dir)
+    model = _start(f"x{scale} T91 {setting}", scale, images, place, tiny=settings["tiny"], **described)
+    row["cd"] = tested(model, place.data_dir)
     row |= _fine_tune(model, images, settings, PATCHES, FINAL if scale == 2 else CROPS)
     row |= {**tested(model, place.data_dir), "parameters": model.machine_.n_parameters}
     return Outcome(row, machine=model)
-
-
-def t91(settings: Settings, place: Place) -> Outcome:
-    """The chosen setting on all of T91."""
-    row = {"bicubic": literature(Bicubic(settings["scale"]), set5(place.data_dir))}
-    return _final(settings, place, "T91", _images_of("T91", place), row)
-
-
-def open_part(settings: Settings, place: Place) -> Outcome:
-    """The setting of the shipped weights on some open images, judged by three others."""
-    images = open_images(place.work)
-    held_out = [images.pop(name) for name in HELD_OUT_OPEN]
-    kept = list(images.values())
-    kept = with_halves(kept) if settings["halves"] else kept
-    setting = "p10 h32 R16"
-    model = _start(f"open {setting}", 2, kept, place, tiny=settings["tiny"], **SETTINGS[setting])
-    row = _fine_tune(model, kept, settings, PATCHES, CROPS)
-    row |= {"held_out": literature(model, held_out), "parameters": model.machine_.n_parameters}
-    return Outcome(row, machine=model)
-
-
-def ship(settings: Settings, place: Place) -> Outcome:
-    """The shipped weights of one scale."""
-    images = list(open_images(place.work).values())
-    halves = _best(rows_of(place).rows("open"), ["halves", "no halves"], "halves") == "halves"
-    return _final(settings, place, "open", with_halves(images) if halves else images, {"halves": halves})
 
 
 # -- cells ------------------------------------------------------------------------------------------
@@ -236,7 +196,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 def cells(place: Place, *, tiny: bool = False) -> Iterator[Cell]:
     """Return all cells that train.
 
-    The group `starts` depends on the chosen setting, and on whether T91 is on this machine.
+    The group `starts` depends on the chosen setting.
 
     Parameters
     ----------
@@ -247,13 +207,10 @@ def cells(place: Place, *, tiny: bool = False) -> Iterator[Cell]:
     """
     setting = chosen(place)
     starts: list[tuple[str, int, str, dict[str, Any], int]]
-    starts = [("open p10 h32 R16", 2, "open, part", SETTINGS["p10 h32 R16"], 5)]
-    if has_files(place.data_dir):
-        starts += [(name, 2, "T91, part", described, 5) for name, described in SETTINGS.items()]
-        starts += [("p10 h24 R16, no CD", 2, "T91, part", SETTINGS["p10 h24 R16"], 0)]
-    for kind in ("open", "T91") if has_files(place.data_dir) else ("open",):
-        for scale, described in ({2: SETTINGS[setting]} | LARGER).items():
-            starts.append((f"x{scale} {kind} {setting}", scale, kind, described, 5))
+    starts = [(name, 2, "T91, part", described, 5) for name, described in SETTINGS.items()]
+    starts += [("p10 h24 R16, no CD", 2, "T91, part", SETTINGS["p10 h24 R16"], 0)]
+    for scale, described in ({2: SETTINGS[setting]} | LARGER).items():
+        starts.append((f"x{scale} T91 {setting}", scale, "T91", described, 5))
     for name, scale, kind, described, cd in starts:
         settings = {"name": name, "scale": scale, "images": kind, "model": described, "cd": cd, "tiny": tiny}
         yield Cell(name, "starts", start, settings)
@@ -266,7 +223,3 @@ def cells(place: Place, *, tiny: bool = False) -> Iterator[Cell]:
         yield Cell(name, "choose", choose, {**plain, **changes})
     for scale in (2, 3, 4):
         yield Cell(f"x{scale}", "t91", t91, {"scale": scale, "tiny": tiny})
-    for name in ("halves", "no halves"):
-        yield Cell(name, "open", open_part, {"halves": name == "halves", "tiny": tiny})
-    for scale in (2, 3, 4):
-        yield Cell(f"x{scale}", "ship", ship, {"scale": scale, "tiny": tiny})

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mvrbm import cli
-from mvrbm.vision import add_noise, denoise
+from mvrbm.vision import add_noise, denoise, denoise_photograph
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_picture_in_colour_stays_in_colour(command, stripes, channels):
         (("absent.npy", "o.npy", "--model", "model"), 1, "no such file"),
         (("noisy.npy", "o.npy", "--model", "absent"), 1, "absent"),
         (("noisy.npy", "o.txt", "--model", "model"), 1, "should end in one of"),
-        (("noisy.npy", "o.npy"), 2, "--model"),
+        (("noisy.npy", "o.npy"), 1, "should end in one of"),
         (("noisy.npy", "o.npy", "--model", "model", "--level", "2"), 1, "level must be positive and below 1"),
         (("noisy.npy", "o.npy", "--model", "model", "--noise", "snow"), 2, "--noise"),
         (("noisy.npy", "o.npy", "--model", "model", "--stride", "9"), 1, "stride must be"),
@@ -87,3 +87,18 @@ def test_mistakes_at_the_command_line_are_one_line(command, words, code, message
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_photograph_is_denoised_without_a_model(command, channels):
+    noisy = np.clip(np.random.default_rng(0).normal(120, 20, (40, 50, channels)), 0, 255).astype(np.uint8).squeeze()
+    Image.fromarray(noisy).save("noisy.png")
+    code, out, err = command("noisy.png", "clean.png", "--device", "cpu", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["noise"] == "gaussian"
+    assert found["level"] == pytest.approx(20 / 255, rel=0.15)
+    clean = np.asarray(Image.open("clean.png"))
+    np.testing.assert_array_equal(clean, denoise_photograph(noisy, device="cpu"))
+    code, out, _ = command("noisy.png", "salt.png", "--device", "cpu", "--noise", "salt-and-pepper")
+    assert (code, out.strip().endswith("uint8, salt-and-pepper")) == (0, True)

@@ -15,7 +15,7 @@ from PIL import Image, ImageCms
 
 from mvrbm import MVRBM, cli
 from mvrbm.io.pictures import Picture, read_picture, write_picture
-from mvrbm.vision import SuperResolver
+from mvrbm.vision import Degradation, SuperResolver, clean_photograph
 
 RANDOM = np.random.default_rng(0)
 COARSE = RANDOM.integers(0, 256, (20, 25, 4), dtype=np.uint8)
@@ -184,7 +184,7 @@ KINDS = [
 @pytest.mark.parametrize(("save", "dtype"), [k[1:] for k in KINDS], ids=[k[0] for k in KINDS])
 def test_every_kind_of_image_is_enlarged_as_in_python(mvrbm, save, dtype):
     channels = save()
-    code, out, err = mvrbm("superres x.png out.png --model models/x2 --device cpu --json")
+    code, out, err = mvrbm("superres x.png out.png --clean --model models/x2 --device cpu --json")
     assert code == 0, err
     assert err in ("", "note: CMYK was turned into RGB\n")
     small, large = read_picture("x.png").pixels, read_picture("out.png").pixels
@@ -201,7 +201,7 @@ def test_the_result_is_upright_and_keeps_exif_and_profile(mvrbm, suffix):
     exif = Image.Exif()
     exif[0x0112], exif[0x010F] = 6, "a camera"
     Image.fromarray(RGB).save("turned.jpg", quality=95, exif=exif, icc_profile=PROFILE)
-    code, out, err = mvrbm("superres turned.jpg", f"out{suffix}", "--model", "models/x2", "--device", "cpu")
+    code, out, err = mvrbm("superres turned.jpg --clean", f"out{suffix}", "--model", "models/x2", "--device", "cpu")
     assert (code, err) == (0, "")
     assert re.fullmatch(rf"out\{suffix}: 80x100 -> 160x200 in \d+\.\d s\n", out)
     with Image.open(f"out{suffix}") as image:
@@ -216,7 +216,7 @@ def test_the_result_is_upright_and_keeps_exif_and_profile(mvrbm, suffix):
 def test_self_ensemble_and_force(mvrbm):
     assert mvrbm("superres photo.png out.png --model models/x2 --device cpu")[0] == 0
     once = read_picture("out.png").pixels
-    assert mvrbm("superres photo.png out.png --model models/x2 --device cpu --self-ensemble --force")[0] == 0
+    assert mvrbm("superres photo.png out.png --model models/x2 --device cpu --clean --self-ensemble --force")[0] == 0
     np.testing.assert_array_equal(
         read_picture("out.png").pixels,
         SuperResolver.pretrained(folder="models/x2", device="cpu").upscale(RGB, self_ensemble=True),
@@ -307,3 +307,19 @@ def test_help_has_an_example(mvrbm, command):
     code, out, err = mvrbm(command, "--help")
     assert (code, err) == (0, "")
     assert f"Example:\n  mvrbm {command} " in out.replace("    mvrbm", "  mvrbm")
+
+
+def test_traces_of_jpeg_and_noise_are_removed_and_reported(place, mvrbm):
+    Image.fromarray(RGB).save("photo.jpg", quality=40)
+    small = np.asarray(Image.open("photo.jpg"))
+    how = "--device cpu --json --force"
+    found = json.loads(mvrbm(f"superres photo.jpg out.png {how}")[1])
+    assert (found["jpeg"], found["strength"]) == (40, 1)
+    expected = clean_photograph(small, Degradation(40, found["noise"]), device="cpu")
+    large = SuperResolver.pretrained(device="cpu").upscale(expected)
+    np.testing.assert_array_equal(np.asarray(Image.open("out.png")), large)
+    assert json.loads(mvrbm(f"superres photo.jpg out.png --clean {how}")[1])["jpeg"] is None
+    assert json.loads(mvrbm(f"superres photo.png out.png --jpeg 30 {how}")[1])["jpeg"] == 30
+    assert json.loads(mvrbm(f"superres photo.jpg out.png --strength 0 {how}")[1])["jpeg"] is None
+    out = mvrbm("superres photo.jpg other.png --device cpu")[1]
+    assert "s, without JPEG of quality 40" in out

@@ -1,4 +1,4 @@
-"""The study of the shipped weights: committed results have its cells, and its cells run on small images."""
+"""The studies of super-resolution: committed results have its cells, and its cells run on small images."""
 
 from pathlib import Path
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from studies.cells import Cell, Place, Rows
+from studies.photographs import collecting as photographs
 from studies.runner import run_parts
-from studies.weights import images, measuring, photographs, study, training
+from studies.weights import images, measuring, study, training
 
 COMMITTED = Path(__file__).parents[2] / "results" / "superres"
 
@@ -41,14 +42,9 @@ def test_committed_results_are_cells_of_the_plan(tmp_path):
     for cell in (*training.cells(place), *measuring.cells(place)):
         names.setdefault(cell.group, set()).add(cell.name)
     assert tuple(names) == study.GROUPS
-    for group in ("paper", "choose", "t91", "open", "ship", "cpu", "speed", "generative"):
+    for group in ("paper", "choose", "t91", "cpu", "speed", "generative"):
         assert set(store.rows(group)) <= names[group], group
         assert store.rows(group)
-
-
-def test_the_chosen_setting_is_that_of_the_committed_weights(tmp_path):
-    place = Place(Rows(COMMITTED, tmp_path), "cpu")
-    assert {row["setting"] for row in place.store.rows("ship").values()} == {training.chosen(place)}
 
 
 def test_a_tiny_model_goes_from_start_to_measurement(place, monkeypatch):
@@ -73,11 +69,6 @@ def test_bicubic_is_measured_in_both_protocols(place):
 def test_missing_open_images_say_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError, match="is missing: run the part 'collect' first"):
         images.open_images(tmp_path)
-
-
-def test_halves_are_half_as_large():
-    found = images.with_halves([np.zeros((8, 6), np.uint8)])
-    assert [image.shape for image in found] == [(8, 6), (4, 3)]
 
 
 def test_crops_of_photographs_come_with_the_most_detailed_first():

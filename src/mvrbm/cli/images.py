@@ -1,7 +1,9 @@
 """Commands for images: denoise, superres and superres-train."""
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +21,11 @@ NoiseKind = StrEnum("NoiseKind", {"SALT_AND_PEPPER": "salt-and-pepper", "GAUSSIA
 Method = StrEnum("Method", {"MEAN_FIELD": "mean-field", "GIBBS": "gibbs"})
 
 _HIDDEN = opt.Shape((24, 24))
+_MODEL_HELP = "Folder of a saved model, for images like its own; default: the denoiser for photographs."
+_NOISE_HELP = "Kind of noise; default: salt-and-pepper with --model, gaussian without."
 _LEVEL_HELP = "Fraction of pixels hit, or standard deviation (black to white is 1); default: estimated."
+_ENSEMBLE_HELP = "Average over flips and turns, for --model: better, slower."
+_JPEG_HELP = "Quality of the JPEG that the image once was; default: that of the file, if it is one."
 _STRIDE_HELP = "Pixels from patch to patch, for images larger than the model's; default: a quarter of a patch."
 _CROPS_HELP = "Crops to fine-tune with after that, such as 20000: better, but slow without a GPU."
 
@@ -27,8 +33,8 @@ _CROPS_HELP = "Crops to fine-tune with after that, such as 20000: better, but sl
 def denoise(
     source: opt.Input,
     out: opt.ImagesOut,
-    model_folder: Annotated[Path, opt.new("Folder of a saved model.", "--model")],
-    noise: Annotated[NoiseKind, typer.Option(help="Kind of noise.")] = NoiseKind.SALT_AND_PEPPER,
+    model_folder: Annotated[Path | None, opt.new(_MODEL_HELP, "--model")] = None,
+    noise: Annotated[NoiseKind | None, opt.new(_NOISE_HELP)] = None,
     level: Annotated[float | None, opt.new(_LEVEL_HELP)] = None,
     method: Annotated[Method, typer.Option(help="Method of inference.")] = Method.MEAN_FIELD,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of mean field.")] = 5,
@@ -42,11 +48,16 @@ def denoise(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Remove noise from images with the model as the prior. A .npy input with two axes is one image.
+    """Remove noise from a photograph, or from images with a model of your own as the prior.
 
-    A picture in colour stays in colour: its red, green and blue are three images with one level of noise.
+    A .npy input with two axes is one image. A picture in colour stays in colour: with --model, its red, green and blue
+    are three images with one level of noise.
     """
     opt.check_out(out, force)
+    if model_folder is None:
+        _denoise_photograph(source, out, noise or NoiseKind.GAUSSIAN, level, device.value, force, as_json)
+        return
+    noise = noise or NoiseKind.SALT_AND_PEPPER
     import numpy as np
 
     from mvrbm import vision
@@ -77,6 +88,43 @@ def denoise(
     opt.show(result, as_json, text)
 
 
+def _denoise_photograph(
+    source: str, out: Path, noise: NoiseKind, level: float | None, device: str, force: bool, as_json: bool
+) -> None:
+    """Denoise a picture by the stages that come with the package."""
+    from mvrbm.io.atomic import check_output
+    from mvrbm.io.pictures import FORMATS, check_format, read_picture, write_picture
+    from mvrbm.vision.photographs import denoise_photograph, estimate_noise
+
+    check_output(out, force, tuple(FORMATS))
+    picture = read_picture(Path(source))
+    for text in (*picture.notes, *check_format(out, picture)):
+        opt.note(text)
+    salty, how = noise is NoiseKind.SALT_AND_PEPPER, "estimated" if level is None else "given"
+    if level is None and not salty:
+        level = estimate_noise(picture.pixels)
+    with _bar("denoise") as progress:
+        clean = denoise_photograph(picture.pixels, noise=noise.value, level=level, device=device, progress=progress)
+    write_picture(out, picture.with_pixels(clean), force)
+    result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": noise.value, "level": level}
+    size = "" if level is None else f" of level {level:.4g} ({how})"
+    opt.show(result, as_json, f"{out}: {opt.times(clean.shape)} {clean.dtype}, {noise.value}{size}")
+
+
+@contextlib.contextmanager
+def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar, to be called with the number of finished parts and their total."""
+    from tqdm import tqdm
+
+    with tqdm(desc=name, unit="part", file=sys.stderr, disable=None, leave=False, delay=0.5) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield progress
+
+
 def _in_colour(source: str) -> "Picture | None":
     """Return the picture of a file as bytes if it has colours, otherwise None."""
     from mvrbm.io.formats import IMAGE_SUFFIXES
@@ -96,20 +144,23 @@ def superres(
     out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
     scale: Annotated[Scale | None, opt.new("Enlargement per side; default: the model's, or 2.")] = None,
     model_folder: Annotated[Path | None, opt.new("Folder that superres-train wrote.", "--model")] = None,
-    self_ensemble: Annotated[bool, opt.new("Average over flips and turns: better, slower.", "--self-ensemble")] = False,
+    self_ensemble: Annotated[bool, opt.new(_ENSEMBLE_HELP, "--self-ensemble")] = False,
+    clean: Annotated[bool, opt.new("Remove nothing before enlarging: the image is clean.", "--clean")] = False,
+    jpeg: Annotated[int | None, opt.new(_JPEG_HELP, min=1, max=100)] = None,
+    strength: Annotated[float, typer.Option(min=0, max=4, help="How much is removed, against the estimate.")] = 1.0,
     device: opt.Where = opt.Device.AUTO,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Enlarge an image: grey or colour, 8 or 16 bits, with or without transparency.
 
-    The result is upright, and keeps the ICC profile and EXIF data.
+    Traces of JPEG and noise are removed first, as much of them as is found. The result is upright, and keeps the ICC
+    profile and EXIF data.
     """
-    from tqdm import tqdm
-
     from mvrbm.io.atomic import check_output
     from mvrbm.io.pictures import FORMATS, check_format, read_picture, write_picture
     from mvrbm.vision import SuperResolver
+    from mvrbm.vision.photographs import Degradation, clean_photograph, estimate_degradation, jpeg_steps
 
     check_output(out, force, tuple(FORMATS))
     picture = read_picture(source)
@@ -117,18 +168,28 @@ def superres(
     for text in (*picture.notes, *check_format(out, picture, model.scale)):
         opt.note(text)
     began = time.perf_counter()
-    with tqdm(desc="superres", unit="tile", file=sys.stderr, disable=None, leave=False, delay=0.5) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        large = picture.with_pixels(model.upscale(picture.pixels, self_ensemble=self_ensemble, progress=progress))
+    table = _jpeg_table(source) if jpeg is None else list(jpeg_steps(jpeg))
+    found = Degradation(None, 0.0) if clean or not strength else estimate_degradation(picture.pixels, table)
+    with _bar("clean") as progress:
+        pixels = clean_photograph(picture.pixels, found, strength=strength, device=device.value, progress=progress)
+    with _bar("superres") as progress:
+        large = picture.with_pixels(model.upscale(pixels, self_ensemble=self_ensemble, progress=progress))
     seconds = time.perf_counter() - began
     write_picture(out, large, force)
     result = {"out": str(out), "from": picture.pixels.shape[:2], "shape": large.pixels.shape, "scale": model.scale}
     result |= {"dtype": str(large.pixels.dtype), "seconds": round(seconds, 3)}
-    opt.show(result, as_json, f"{out}: {picture.size} -> {large.size} in {seconds:.1f} s")
+    result |= {"jpeg": found.quality, "noise": found.noise, "strength": strength}
+    removed = "" if found == (None, 0.0) else f", without {found}"
+    opt.show(result, as_json, f"{out}: {picture.size} -> {large.size} in {seconds:.1f} s{removed}")
+
+
+def _jpeg_table(path: Path) -> list[int] | None:
+    """Return the luminance table of a JPEG file, None for other files."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        tables = getattr(image, "quantization", None)
+        return list(tables[0]) if tables and 0 in tables else None
 
 
 def superres_train(

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mvrbm.vision.superres.features import MARGIN, feature_matrix
-
 #: Bumps along the logarithm of the size of noise, and the sizes, as shares of r, where the first and the last lie.
 CODES, SMALLEST, LARGEST = 10, 0.02, 10.0
 
 _DERIVATIVES = 4
+_MARGIN = 2  # pixels beyond a patch that its second differences depend on
 _ENTRIES_AT_ONCE = (2**20, 2**27)  # hidden units of patches that are inferred together, on a CPU and on a GPU
 
 Progress = Callable[[int, int], None]
@@ -36,6 +35,15 @@ def code(size: Tensor) -> Tensor:
     centres, width = torch.linspace(low, high, CODES, device=size.device), (high - low) / (CODES - 1)
     bumps = torch.exp(-0.5 * ((size.clamp(SMALLEST, LARGEST).log()[..., None] - centres) / width) ** 2)
     return bumps * (size > 0)[..., None]
+
+
+def _derivatives(patch: int) -> Tensor:
+    """Return the matrix (4 p p, w w) from windows to the derivatives of patches along x, y, xx and yy."""
+    line = torch.eye(patch + 2 * _MARGIN)
+    plain = line[_MARGIN:-_MARGIN]
+    slope, bend = line[3:-1] - line[1:-3], line[4:] - 2 * plain + line[:-4]
+    pairs = ((plain, slope), (slope, plain), (plain, bend), (bend, plain))
+    return torch.cat([torch.kron(rows, columns) for rows, columns in pairs])
 
 
 class Stage(nn.Module):
@@ -72,17 +80,17 @@ class Stage(nn.Module):
         self.visible_bias = nn.Parameter(torch.zeros(channels))
         self.codes = nn.Parameter(torch.randn(base, CODES)) if coded else None  # each unit for some sizes of noise
         self.features: Tensor
-        self.register_buffer("features", feature_matrix(1, patch, 0, 0).float(), persistent=False)  # (4 p p, w w)
+        self.register_buffer("features", _derivatives(patch), persistent=False)  # (4 p p, w w)
 
     @property
     def window(self) -> int:
         """Side of what a patch depends on."""
-        return self.patch + 2 * MARGIN
+        return self.patch + 2 * _MARGIN
 
     @property
     def padding(self) -> int:
         """By how many pixels an image continues beyond its edges."""
-        return self.patch - self.stride + MARGIN
+        return self.patch - self.stride + _MARGIN
 
     def weights(self) -> Tensor:
         """Return the weights of the base machine to each layer, (layers, K L, p p): X, then Z, then M."""
@@ -95,12 +103,12 @@ class Stage(nn.Module):
         derivatives = full[c : (1 + _DERIVATIVES) * c].reshape(c, _DERIVATIVES, full.shape[1], -1)
         up = (derivatives.transpose(1, 2).flatten(2) @ self.features).unflatten(2, (self.window, self.window))
         if self.mask:
-            up = torch.cat([up, F.pad(full[-1:].unflatten(2, (self.patch, self.patch)), (MARGIN,) * 4)])
+            up = torch.cat([up, F.pad(full[-1:].unflatten(2, (self.patch, self.patch)), (_MARGIN,) * 4)])
         return up.transpose(0, 1), full[:c].transpose(0, 1).unflatten(2, (self.patch, self.patch))
 
     def scales(self, padded: Tensor) -> Tensor:
         """Return r of every patch: padded images (n, c, h, w) -> (n, rows, columns)."""
-        b, inner = padded, slice(MARGIN, -MARGIN)
+        b, inner = padded, slice(_MARGIN, -_MARGIN)
         squares = (b[..., inner, 3:-1] - b[..., inner, 1:-3]).square()
         squares = squares + (b[..., 3:-1, inner] - b[..., 1:-3, inner]).square()
         squares = squares + (b[..., inner, 4:] - 2 * b[..., inner, inner] + b[..., inner, :-4]).square()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -27,25 +27,22 @@ from mvrbm.random import RandomSource
 from mvrbm.saving import load, read_machine, register, write_machine
 from mvrbm.units import Gaussian
 from mvrbm.validation import choice, number, whole_number
-from mvrbm.vision.colour import LUMINANCE_GAIN, luminance
-from mvrbm.vision.images import Array, check_image, to_dtype, turned, turned_back, white
-from mvrbm.vision.resampling import SCALES, enlarge_rows
+from mvrbm.vision.images import Array, check_image
+from mvrbm.vision.resampling import SCALES
+from mvrbm.vision.stages import Progress
 from mvrbm.vision.superres.back_projection import back_project
+from mvrbm.vision.superres.enlarging import Enlarger, StagedEnlarger
 from mvrbm.vision.superres.features import DERIVATIVES, HIGH, Geometry
-from mvrbm.vision.superres.inference import Maps, Offsets, Tile, all_maps, feature_matrices, image_loss, patch_loss
+from mvrbm.vision.superres.inference import Tile, all_maps, feature_matrices, image_loss, patch_loss
 from mvrbm.vision.superres.training_data import CROP_SIDE, TrainingPatches, cut_crops, cut_patches
 
-Progress = Callable[[int, int], None]
-
-_WEIGHTS = Path(__file__).parents[1] / "weights"  # trained models that come with the package
 _MOST_ROUNDS = 1000  # of mean field and of back-projection, which converge after a few
 _TILE = 512  # side of the tiles of an enlarged image, in pixels
-_ROWS_AT_ONCE = 256  # rows of an enlarged image whose colours are computed together
 
 
 @register("SuperResolver")
 @dataclass(eq=False, repr=False)
-class SuperResolver(SavedEstimator):
+class SuperResolver(SavedEstimator, Enlarger):
     r"""Enlarges images by a multimodal MVRBM.
 
     A patch is five Gaussian matrices: X, the true patch minus the bicubic one, and the derivatives Z1 to Z4 of the
@@ -283,83 +280,18 @@ class SuperResolver(SavedEstimator):
     def _seeds(self, n: int) -> list[int]:
         return [int(seed) for seed in check_random_state(self.random_state).randint(2**31 - 1, size=n)]
 
-    def upscale(self, image: Any, *, self_ensemble: bool = False, progress: Progress | None = None) -> Array:
-        """Enlarge an image.
-
-        Parameters
-        ----------
-        image : array (H, W), (H, W, 3) or (H, W, 4)
-            Grey, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Luminance and alpha are enlarged by the
-            model, chroma by bicubic interpolation. Colours of transparent pixels do not count.
-        self_ensemble : bool
-            Whether to average over the eight flips and turns of the image, which takes eight times as long.
-        progress : callable, optional
-            Called after each tile with the number of finished tiles and their total.
-
-        Returns
-        -------
-        array (H * scale, W * scale, ...)
-            Of the same type.
-        """
-        image = check_image(image, unit_range=True)
-        if image.ndim == 3 and image.shape[2] not in (3, 4):
-            raise ValueError(f"image must be grey, RGB or RGBA, got {image.shape[2]} channels")
-        top = np.float32(white(image.dtype))
-        if image.ndim == 3 and image.shape[2] == 4:
-            return self._upscale_transparent(image, self_ensemble, progress)
-        blocks = (image[first : first + _ROWS_AT_ONCE] for first in range(0, len(image), _ROWS_AT_ONCE))
-        low = np.concatenate([luminance(block.astype(np.float32) / top) for block in blocks])
-        high = self.upscale_luminance(low, self_ensemble=self_ensemble, progress=progress)
-        if image.ndim == 2:
-            return to_dtype(high, image.dtype)
-        out = np.empty((*high.shape, 3), image.dtype)
-        for first in range(0, len(out), _ROWS_AT_ONCE):
-            rows = slice(first, min(first + _ROWS_AT_ONCE, len(out)))
-            block = enlarge_rows(image, self.scale, rows) / top
-            # Luminance adds to R, G and B alike: replacing that of the bicubic colours keeps their chroma.
-            block += np.float32(LUMINANCE_GAIN) * (high[rows] - luminance(block))[..., None]
-            out[rows] = to_dtype(block, image.dtype)
-        return out
-
-    def _upscale_transparent(self, image: Array, self_ensemble: bool, progress: Progress | None) -> Array:
-        """Enlarge an RGBA image so that, laid on white, it equals the enlargement of the image laid on white."""
-        top = np.float32(white(image.dtype))
-        alpha = image[..., 3].astype(np.float32) / top
-        on_white = 1 - alpha[..., None] * (1 - image[..., :3].astype(np.float32) / top)
-        parts = [on_white] if alpha.min() == 1 else [on_white, alpha]
-        large = []
-        for which, part in enumerate(parts):
-
-            def in_all(done: int, total: int, which: int = which) -> None:
-                if progress is not None:
-                    progress(which * total + done, len(parts) * total)
-
-            large.append(self.upscale(part, self_ensemble=self_ensemble, progress=in_all))
-        colours = large[0]
-        shown = np.ones_like(colours[..., :1]) if len(parts) == 1 else large[1][..., None]
-        colours -= 1
-        np.divide(colours, shown, out=colours, where=shown > 0)
-        return to_dtype(np.concatenate([colours + 1, shown], 2), image.dtype)
-
     def upscale_luminance(
         self, low: Array, *, self_ensemble: bool = False, progress: Progress | None = None
     ) -> NDArray[np.float32]:
         """Enlarge luminance (h, w), with white at 1, without rounding or clipping."""
         check_is_fitted(self)
-        with torch.no_grad():
-            maps = all_maps(self.machine_, feature_matrices(self._geometry(), self.machine_.like))
-        total = self._once(low, maps, progress, 0, 8 if self_ensemble else 1)
-        if self_ensemble:
-            for turn in range(1, 8):
-                total += self._once(low, maps, progress, turn, 8)
-            total /= np.float32(8)
-        return total
+        return super().upscale_luminance(low, self_ensemble=self_ensemble, progress=progress)
 
     @torch.no_grad()
-    def _once(self, low: Array, maps: dict[Offsets, Maps], progress: Progress | None, turn: int, turns: int) -> Array:
-        """Enlarge luminance (h, w) that is flipped and turned, and turn the result back."""
+    def _enlarged(self, low: NDArray[np.float32], progress: Progress) -> NDArray[np.float32]:
         geometry, like = self._geometry(), self.machine_.like
-        small = torch.from_numpy(np.ascontiguousarray(turned(low, turn), np.float32)).to(like)
+        maps = all_maps(self.machine_, feature_matrices(geometry, like))
+        small = torch.from_numpy(low).to(like)
         size = (small.shape[0], small.shape[1])
         large = torch.empty(size[0] * self.scale, size[1] * self.scale, dtype=like.dtype, device=like.device)
         rows, columns = ([(first, min(first + _TILE, n)) for first in range(0, n, _TILE)] for n in large.shape)
@@ -369,23 +301,21 @@ class SuperResolver(SavedEstimator):
             view = tile.view(small[None])
             found = tile.difference(maps, view.around, view.scales, self.cycles)
             large[slice(*down), slice(*across)] = (view.bicubic + found)[0]
-            if progress is not None:
-                progress(turn * len(regions) + done, turns * len(regions))
-        high: Array = back_project(small, large, self.scale, self.back_projection).cpu().numpy()
-        return turned_back(high.astype(np.float32, copy=False), turn)
+            progress(done, len(regions))
+        return back_project(small, large, self.scale, self.back_projection).float().cpu().numpy()
 
     @classmethod
-    def pretrained(cls, scale: int | None = None, folder: Any = None, *, device: Any = "auto") -> SuperResolver:
+    def pretrained(cls, scale: int | None = None, folder: Any = None, *, device: Any = "auto") -> Enlarger:
         """Load a trained model, from the package or from a folder.
 
         Parameters
         ----------
         scale, folder, device : int, path, str
             Required scale, default: 2 without a folder, that of the saved model with one; folder of a saved model,
-            default: the model in the package; device to compute on.
+            default: :class:`StagedEnlarger`, the model in the package; device to compute on.
         """
         if folder is None:
-            folder = _WEIGHTS / f"x{choice(2 if scale is None else scale, 'scale', SCALES)}"
+            return StagedEnlarger(choice(2 if scale is None else scale, "scale", SCALES), device)
         model = load(folder, device)
         if not isinstance(model, SuperResolver):
             raise StorageError(f"{folder} does not hold a {cls.__name__}")

@@ -1,0 +1,233 @@
+r"""Photographs: noise and traces of JPEG are estimated, and removed by the stages that come with the package.
+
+Gaussian noise is removed from grey images and from the three channels of colour together, in an orthonormal space of
+opponent colours. JPEG is removed from luminance. Salt and pepper starts from the median of uncorrupted neighbours.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from mvrbm.devices import resolve_device
+from mvrbm.validation import choice, number
+from mvrbm.vision.colour import LUMINANCE_GAIN, luminance
+from mvrbm.vision.denoising import NOISES
+from mvrbm.vision.images import Array, check_image, to_dtype, white
+from mvrbm.vision.shipped import ShippedStages
+from mvrbm.vision.stages import Progress
+
+#: Rows: brightness, red against blue, green against both; orthonormal, so that noise keeps its size.
+OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [0.5, -1, 0.5]]) / np.sqrt([[3.0], [2.0], [1.5]])
+
+#: The luminance table of the JPEG standard, which qualities scale.
+STANDARD_STEPS = np.array(
+    [
+        [16, 11, 10, 16, 24, 40, 51, 61, 12, 12, 14, 19, 26, 58, 60, 55],
+        [14, 13, 16, 24, 40, 57, 69, 56, 14, 17, 22, 29, 51, 87, 80, 62],
+        [18, 22, 37, 56, 68, 109, 103, 77, 24, 35, 55, 64, 81, 104, 113, 92],
+        [49, 64, 78, 87, 103, 121, 120, 101, 72, 92, 95, 98, 112, 100, 103, 99],
+    ]
+).ravel()
+
+_BLOCK = 8  # side of the blocks that the noise is estimated from, in details of 2x2 pixels
+_QUIET = 0.1  # the share of blocks that hold least detail, which is taken for noise
+_WHITE, _LEAST_WHITE = 1.4, 0.04  # how even the details of noise are, and the least share of such blocks
+_SMALLEST_NOISE = 1.5 / 255  # what is below this is left alone, as a share of white
+_HIGHEST_QUALITY = 95  # JPEG above this is left alone
+
+
+class Degradation(NamedTuple):
+    """What is wrong with a photograph."""
+
+    quality: int | None  # of JPEG, None for other files
+    noise: float  # standard deviation as a share of white
+
+    def __str__(self) -> str:
+        parts = [f"JPEG of quality {self.quality}"] if self.quality is not None else []
+        parts += [f"noise of {255 * self.noise:.1f} of 255"] if self.noise else []
+        return " and ".join(parts) or "nothing"
+
+
+def jpeg_steps(quality: float) -> NDArray[np.int64]:
+    """Return the luminance table (64,) of a quality from 1 to 100, as libjpeg makes it."""
+    factor = 5000 // quality if quality < 50 else 200 - 2 * quality
+    return np.clip((STANDARD_STEPS * factor + 50) // 100, 1, 255).astype(np.int64)
+
+
+def jpeg_quality(table: Sequence[int]) -> int:
+    """Return the quality from 1 to 100 whose luminance table is nearest to a given one."""
+    given = np.log(np.asarray(table, np.float64).mean())
+    return min(range(1, 101), key=lambda quality: abs(math.log(jpeg_steps(quality).mean()) - given))
+
+
+def estimate_noise(image: Any) -> float:
+    """Return the standard deviation of Gaussian noise on a photograph, as a share of white.
+
+    White noise is as strong in all of the finest details, and everywhere; the detail of images is stronger along rows
+    and columns. Blocks of details are measured, and the quietest tenth counts. It is 0 if hardly any block is white.
+
+    Parameters
+    ----------
+    image : array (H, W), (H, W, 3) or (H, W, 4)
+        Bytes, 16-bit numbers or floats from 0 to 1. Alpha is ignored.
+    """
+    array = check_image(image)
+    pixels = array[..., None] if array.ndim == 2 else array[..., :3]
+    even = pixels[: len(pixels) // 2 * 2, : pixels.shape[1] // 2 * 2].astype(np.float32) / white(array.dtype)
+    if even.size == 0:
+        return 0.0
+    a, b, c, d = even[::2, ::2], even[::2, 1::2], even[1::2, ::2], even[1::2, 1::2]
+    bands = (
+        np.stack([a - b - c + d, a + b - c - d, a - b + c - d]) / 2
+    )  # details of 2x2 pixels: diagonal, rows, columns
+    rows, columns = (max(1, size // _BLOCK) for size in a.shape[:2])
+    high, wide = a.shape[0] // rows, a.shape[1] // columns
+    blocks = bands[:, : rows * high, : columns * wide].reshape(3, rows, high, columns, wide, -1)
+    diagonal, *others = blocks.var((2, 4)).mean(-1)
+    noise = sum(others) / 2 < _WHITE * diagonal  # detail of images is stronger along rows and columns
+    if noise.mean() < _LEAST_WHITE:
+        return 0.0
+    deviations = np.sqrt(diagonal)
+    lowest = min(np.quantile(some, _QUIET) for some in (deviations, deviations[noise]))
+    by_chance = 1.28 / math.sqrt(2 * high * wide * blocks.shape[-1])  # by so much a tenth of equal blocks is lower
+    return float(lowest / (1 - min(by_chance, 0.5)))
+
+
+def denoise_photograph(
+    image: Any,
+    *,
+    noise: str = "gaussian",
+    level: float | None = None,
+    device: Any = "auto",
+    progress: Progress | None = None,
+) -> Array:
+    """Remove noise from a photograph.
+
+    Parameters
+    ----------
+    image : array (H, W), (H, W, 3) or (H, W, 4)
+        Grey, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Alpha stays as it is.
+    noise : {"gaussian", "salt-and-pepper"}
+        Kind of noise. Salt and pepper is looked for where pixels are exactly black or white, in each channel.
+    level : float, optional
+        Standard deviation of Gaussian noise as a share of white; default: estimated. Not for salt and pepper.
+    device : str
+        ``"auto"`` is a GPU if there is one.
+    progress : callable, optional
+        Called with the number of finished parts and their total.
+
+    Returns
+    -------
+    array like `image`
+        Of the same shape and type.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mvrbm.vision import denoise_photograph
+    >>> noisy = np.random.default_rng(0).normal(128, 10, (40, 40)).astype(np.uint8)
+    >>> bool(denoise_photograph(noisy, device="cpu").std() < 0.5 * noisy.std())
+    True
+    """
+    array = check_image(image)
+    if array.ndim == 3 and array.shape[2] not in (3, 4):
+        raise ValueError(f"image must be grey, RGB or RGBA, got {array.shape[2]} channels")
+    salty = choice(noise, "noise", NOISES) == "salt-and-pepper"
+    if level is not None:
+        number(level, "level", 0, 1, exclude_low=True)
+        if salty:
+            raise ValueError(f"level must be left out for salt and pepper on photographs, got {level:g}")
+    where = resolve_device(device)
+    colours = array[..., None] if array.ndim == 2 else array[..., :3]
+    pixels = torch.from_numpy(np.ascontiguousarray(colours.transpose(2, 0, 1), np.float32)).to(where) / white(
+        array.dtype
+    )
+    if salty:
+        clean = torch.cat([_without_salt(each[None], where, progress) for each in pixels])
+    else:
+        sigma = estimate_noise(array) if level is None else level
+        clean = _without_noise(pixels, sigma, progress) if sigma > 0 else pixels
+    found = to_dtype(clean.cpu().numpy().transpose(1, 2, 0), array.dtype)
+    return found[..., 0] if array.ndim == 2 else np.concatenate([found, array[..., 3:]], 2)
+
+
+def _without_noise(pixels: Tensor, sigma: float, progress: Progress | None) -> Tensor:
+    stages = ShippedStages("grey" if len(pixels) == 1 else "colour", pixels.device)
+    if len(pixels) == 1:
+        return stages.run(pixels, level=sigma, progress=progress)
+    opponent = torch.from_numpy(OPPONENT).to(pixels)
+    found = stages.run(torch.einsum("dc,chw->dhw", opponent, pixels), level=sigma, progress=progress)
+    return torch.einsum("dc,dhw->chw", opponent, found)
+
+
+def _without_salt(channel: Tensor, device: torch.device, progress: Progress | None) -> Tensor:
+    mask = ((channel <= 0) | (channel >= 1)).float()
+    if not mask.any():
+        return channel
+    start = median_of_uncorrupted(channel[None], mask[None])[0]
+    return ShippedStages("salt", device).run(start, mask=mask, progress=progress)
+
+
+def median_of_uncorrupted(images: Tensor, mask: Tensor) -> Tensor:
+    """Replace corrupted pixels (mask 1) by the median of the others within 3x3, 5x5 or 7x7: (n, 1, h, w) for both."""
+    for side in (3, 5, 7):
+        known = torch.where(mask > 0, torch.nan, images)
+        around = F.unfold(F.pad(known, (side // 2,) * 4, mode="replicate"), side)
+        median = around.nanmedian(1).values.reshape(images.shape)
+        images = torch.where((mask > 0) & median.isfinite(), median, images)
+        mask = mask * median.isnan()
+    return images
+
+
+def estimate_degradation(image: Any, table: Sequence[int] | None = None) -> Degradation:
+    """Say what is wrong with a photograph, given the luminance table of its JPEG file if it comes from one.
+
+    JPEG of a quality above 95 and noise below 1.5 of 255 count as nothing.
+    """
+    quality = None if table is None else jpeg_quality(table)
+    sigma = estimate_noise(image)
+    return Degradation(
+        None if quality is None or quality > _HIGHEST_QUALITY else quality, sigma if sigma > _SMALLEST_NOISE else 0.0
+    )
+
+
+def clean_photograph(
+    image: Any,
+    degradation: Degradation,
+    *,
+    strength: float = 1.0,
+    device: Any = "auto",
+    progress: Progress | None = None,
+) -> Array:
+    """Remove traces of JPEG and then noise from a photograph, as much as `strength` says.
+
+    `degradation` is what :func:`estimate_degradation` returns.
+    """
+    array = check_image(image)
+    number(strength, "strength", 0, 4)
+    if degradation.quality is not None and strength > 0:
+        level = strength * 0.25 * float(jpeg_steps(degradation.quality).mean()) / 255
+        array = _without_jpeg(array, level, resolve_device(device), progress)
+    if degradation.noise * strength > 0:
+        array = denoise_photograph(
+            array, level=min(1.0, strength * degradation.noise), device=device, progress=progress
+        )
+    return array
+
+
+def _without_jpeg(image: Array, level: float, device: torch.device, progress: Progress | None) -> Array:
+    colours = image if image.ndim == 2 else image[..., :3]
+    pixels = colours.astype(np.float32) / np.float32(white(image.dtype))
+    before = luminance(pixels)
+    start = torch.from_numpy(np.ascontiguousarray(before))[None].to(device)
+    after = ShippedStages("jpeg", device).run(start, level=level, progress=progress)[0].cpu().numpy()
+    if image.ndim == 2:
+        return to_dtype(after, image.dtype)
+    pixels += np.float32(LUMINANCE_GAIN) * (after - before)[..., None]
+    return np.concatenate([to_dtype(pixels, image.dtype), image[..., 3:]], 2)

@@ -1,0 +1,248 @@
+"""The cells that measure the shipped stages: enlarging, real input, denoising, time and memory.
+
+Set5 and the photographs in `UNSEEN` took no part in training, nor in any choice. The list was made before measuring.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+from mvrbm.vision import SuperResolver, add_noise, enlarge_image, luminance, psnr_ssim, reduce_image
+from mvrbm.vision.images import to_dtype
+from mvrbm.vision.photographs import clean_photograph, denoise_photograph, estimate_degradation, median_of_uncorrupted
+from mvrbm.vision.quality import psnr
+from mvrbm.vision.resampling import SCALES, crop_to_multiple
+from studies.cells import Cell, Outcome, Place
+from studies.weights.images import SET5, set5, split_t91
+
+__all__ = ["GROUPS", "UNSEEN", "cells"]
+
+Array = NDArray[Any]
+Settings = Mapping[str, Any]
+
+#: Groups of cells, and the folder of results that each belongs to.
+GROUPS = {"enlarging": "superres", "degraded": "superres", "time": "superres", "denoising": "denoising"}
+#: The photographs in scikit-image that were not trained on.
+UNSEEN = (
+    "cell",
+    "clock",
+    "immunohistochemistry",
+    "microaneurysms",
+    "moon",
+    "page",
+    "rocket",
+    "stereo_motorcycle",
+    "text",
+)
+JPEG, NOISE = (30, 50, 75, 95), (5, 10)
+
+
+def unseen(name: str) -> Array:
+    """Return a photograph of scikit-image."""
+    found = getattr(importlib.import_module("skimage.data"), name)()
+    return np.asarray(found[0] if isinstance(found, tuple) else found)  # the left one of a stereo pair
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(float(value), 4) for name, value in values.items()}
+
+
+# -- enlarging --------------------------------------------------------------------------------------
+
+
+def _reduced(truth: Array, scale: int, protocol: str) -> Array:
+    """Return a small luminance image with white at 1: in floats or rounded to bytes, or with mirrored borders."""
+    high = truth.astype(np.float32) / 255
+    if protocol == "bytes":
+        return reduce_image(truth, scale).astype(np.float32) / 255
+    if protocol == "mirrored":
+        margin = 4
+        small = reduce_image(np.pad(high, margin * scale, mode="symmetric"), scale)
+        return small[margin:-margin, margin:-margin]
+    return reduce_image(high, scale)
+
+
+def enlarging(settings: Settings, place: Place) -> Outcome:
+    """PSNR and SSIM of the luminance of Set5, rounded to bytes, the border of `scale` pixels left out."""
+    scale, rows = settings["scale"], {}
+    model = SuperResolver.pretrained(scale, device="cpu")
+    methods: dict[str, Callable[[Array], Array]] = {
+        "bicubic": lambda low: enlarge_image(low, scale),
+        "stages": model.upscale_luminance,
+    }
+    for name, image in zip(SET5, set5(place.data_dir), strict=True):
+        truth = crop_to_multiple(luminance(image), scale)
+        low = _reduced(truth, scale, settings["protocol"])
+        for method, enlarge in methods.items():
+            rows[method, name] = psnr_ssim(truth, to_dtype(enlarge(low), np.uint8), "literature", scale)
+    found: dict[str, Any] = {}
+    for method in methods:
+        each = {name: rows[method, name] for name in SET5}
+        found[method] = {"psnr": round(float(np.mean([q.psnr for q in each.values()])), 4)}
+        found[method] |= {"ssim": round(float(np.mean([q.ssim for q in each.values()])), 4)}
+        found[method] |= {"images": _rounded({name: q.psnr for name, q in each.items()})}
+    return Outcome(found)
+
+
+# -- real input -------------------------------------------------------------------------------------
+
+
+def degraded_picture(low: Array, kind: str, level: int) -> tuple[Array, list[int] | None]:
+    """Return a picture after JPEG or with noise, in bytes, and the luminance table of its file."""
+    if kind == "noise":
+        noise = np.random.default_rng(0).normal(0, level, low.shape)
+        return np.clip(np.rint(low + noise), 0, 255).astype(np.uint8), None
+    file = io.BytesIO()
+    Image.fromarray(low).save(file, "JPEG", quality=level)
+    with Image.open(file) as image:
+        return np.asarray(image), list(image.quantization[0])  # type: ignore[attr-defined]
+
+
+def degraded(settings: Settings, place: Place) -> Outcome:
+    """Pictures in colour that are JPEG or noisy, enlarged as `mvrbm superres` does it, against bicubic."""
+    scale = settings["scale"]
+    model = SuperResolver.pretrained(scale, device="cpu")
+    images = set5(place.data_dir) if settings["images"] == "Set5" else split_t91(place.data_dir)[1]
+    rows = []
+    for image in images:
+        truth = crop_to_multiple(image, scale)
+        low, table = degraded_picture(reduce_image(truth, scale), settings["kind"], settings["level"])
+        ours = model.upscale(clean_photograph(low, estimate_degradation(low, table), device="cpu"))
+        each = {"bicubic": enlarge_image(low, scale), "not cleaned": model.upscale(low), "stages": ours}
+        rows.append({name: psnr_ssim(truth, found, "literature", scale).psnr for name, found in each.items()})
+    means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+    better = sum(row["stages"] > row["bicubic"] for row in rows)
+    return Outcome({**_rounded(means), "better": better, "images": len(rows)})
+
+
+# -- denoising --------------------------------------------------------------------------------------
+
+
+def _truth(name: str, colour: bool, place: Place) -> Array:
+    image = dict(zip(SET5, set5(place.data_dir), strict=True))[name] if name in SET5 else unseen(name)
+    if colour or image.ndim == 2:
+        return image
+    return np.asarray(Image.fromarray(image).convert("L"))
+
+
+def gaussian(settings: Settings, place: Place) -> Outcome:
+    """One photograph with Gaussian noise, neither rounded nor clipped: BM3D and the stages, the level known or not."""
+    bm3d = importlib.import_module("bm3d")
+
+    truth, sigma = _truth(settings["image"], settings["colour"], place), settings["sigma"] / 255
+    clean = truth.astype(np.float32) / 255
+    noisy = clean + np.float32(sigma) * np.random.default_rng(0).standard_normal(clean.shape).astype(np.float32)
+    reference = (bm3d.bm3d_rgb if settings["colour"] else bm3d.bm3d)(noisy.astype(np.float64), sigma)
+    found = {
+        "noisy": noisy,
+        "bm3d": np.clip(np.asarray(reference).reshape(clean.shape), 0, 1).astype(np.float32),
+        "stages": denoise_photograph(noisy, level=sigma, device="cpu"),
+        "stages, estimated": denoise_photograph(noisy, device="cpu"),
+    }
+    return Outcome(_rounded({name: psnr(clean, image) for name, image in found.items()}))
+
+
+def salt(settings: Settings, place: Place) -> Outcome:
+    """One grey photograph in bytes with salt and pepper: the median of uncorrupted neighbours, and the stages."""
+    truth = _truth(settings["image"], False, place)
+    noisy = add_noise(truth, "salt-and-pepper", settings["share"], seed=0)
+    pixels = torch.from_numpy(noisy / np.float32(255))[None, None]
+    median = median_of_uncorrupted(pixels, ((pixels <= 0) | (pixels >= 1)).float())[0, 0].numpy()
+    ours = denoise_photograph(noisy, noise="salt-and-pepper", device="cpu")
+    found = {"noisy": noisy, "median": to_dtype(median, np.uint8), "stages": ours}
+    return Outcome(_rounded({name: psnr(truth, image, 255) for name, image in found.items()}))
+
+
+# -- time and memory --------------------------------------------------------------------------------
+
+
+class Fsrcnn(nn.Sequential):
+    """FSRCNN(56, 12, 4) with random weights: its time is that of trained ones."""
+
+    def __init__(self, scale: int) -> None:
+        shrunk = [nn.Conv2d(12, 12, 3, padding=1) for _ in range(4)]
+        layers = [nn.Conv2d(1, 56, 5, padding=2), nn.Conv2d(56, 12, 1), *shrunk, nn.Conv2d(12, 56, 1)]
+        active = [part for layer in layers for part in (layer, nn.PReLU(layer.out_channels))]
+        super().__init__(*active, nn.ConvTranspose2d(56, 1, 9, scale, padding=4, output_padding=scale - 1))
+
+
+@torch.no_grad()
+def _measure(method: str, size: tuple[int, int]) -> dict[str, float]:
+    """Enlarge RGB by 2 on one thread; return seconds and the peak memory of this process."""
+    torch.set_num_threads(1)
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    used, began = time.process_time(), time.perf_counter()
+    if method == "stages":
+        SuperResolver.pretrained(2, device="cpu").upscale(image)
+    else:
+        low = torch.from_numpy(luminance(image.astype(np.float32) / 255))[None, None]
+        model = Fsrcnn(2)
+        for first in range(0, size[0], 100):  # in strips, as whole images would need gigabytes
+            model(low[:, :, first : first + 100])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        "seconds": round(time.perf_counter() - began, 2),
+        "processor_seconds": round(time.process_time() - used, 2),
+        "process_seconds": round(time.process_time(), 2),
+        "peak_mib": round(peak),
+    }
+
+
+def timed(settings: Settings, place: Place) -> Outcome:
+    """Seconds and memory of a process of its own on one thread, for random pixels of RGB, by 2."""
+    command = [sys.executable, "-m", "studies.photographs.measuring"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        command, input=json.dumps(dict(settings)), capture_output=True, text=True, check=False, cwd=root
+    )
+    if done.returncode:
+        raise RuntimeError(f"the process that enlarges failed: {done.stderr.strip()[-300:]}")
+    return Outcome(json.loads(done.stdout))
+
+
+# -- cells ------------------------------------------------------------------------------------------
+
+
+def cells() -> Iterator[Cell]:
+    """Return all cells."""
+    for scale in SCALES:
+        for protocol in ("floats", "bytes", "mirrored"):
+            settings: dict[str, Any] = {"scale": scale, "protocol": protocol}
+            yield Cell(f"x{scale}, {protocol}", "enlarging", enlarging, settings)
+    for images in ("Set5", "T91"):
+        for kind, levels in (("jpeg", JPEG), ("noise", NOISE)):
+            for level in levels:
+                settings = {"scale": 2, "images": images, "kind": kind, "level": level}
+                yield Cell(f"{images}, x2, {kind} {level}", "degraded", degraded, settings)
+    for method, size in (("stages", (1000, 1000)), ("FSRCNN", (1000, 1000)), ("stages", (1, 1))):
+        settings = {"method": method, "size": size}
+        yield Cell(f"{method}, {size[0]}x{size[1]}", "time", timed, settings, alone=True)
+    for name in (*SET5, *UNSEEN):
+        for sigma in (15, 25, 50):
+            settings = {"image": name, "sigma": sigma, "colour": False}
+            yield Cell(f"{name}, grey, {sigma}", "denoising", gaussian, settings, needs=("bm3d",))
+        if name in (*SET5, "rocket", "immunohistochemistry", "stereo_motorcycle"):
+            settings = {"image": name, "sigma": 25, "colour": True}
+            yield Cell(f"{name}, colour, 25", "denoising", gaussian, settings, needs=("bm3d",))
+        for share in (0.05, 0.1, 0.3):
+            yield Cell(f"{name}, salt {share}", "denoising", salt, {"image": name, "share": share})
+
+
+if __name__ == "__main__":
+    given = json.load(sys.stdin)
+    print(json.dumps(_measure(given["method"], tuple(given["size"]))))

@@ -1,0 +1,67 @@
+"""The pictures of the documentation: crops at twice their size, before and after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mvrbm.vision import SuperResolver, enlarge_image, reduce_image
+from mvrbm.vision.photographs import clean_photograph, denoise_photograph, estimate_degradation
+from mvrbm.vision.resampling import crop_to_multiple
+from studies.photographs.measuring import degraded_picture, unseen
+
+__all__ = ["write_pictures"]
+
+Array = NDArray[Any]
+Crop = tuple[slice, slice]
+
+_GAP = 6
+
+
+def _sheet(rows: list[list[Array]], zoom: int) -> Array:
+    """Return crops, row by row, each pixel a square."""
+
+    def padded(image: Array, down: int, across: int) -> Array:
+        return np.pad(image, ((0, down), (0, across), (0, 0)), constant_values=255)
+
+    lines = [np.concatenate([padded(each.repeat(zoom, 0).repeat(zoom, 1), 0, _GAP) for each in row], 1) for row in rows]
+    return np.concatenate([padded(line, _GAP, 0) for line in lines])[:-_GAP, :-_GAP]
+
+
+def _colour(image: Array) -> Array:
+    return image if image.ndim == 3 else image[..., None].repeat(3, 2)
+
+
+def _enlarged(truth: Array, scale: int, crop: Crop, quality: int | None = None) -> list[Array]:
+    """Return crops: bicubic, the stages, the truth; of a JPEG if a quality is given."""
+    truth = crop_to_multiple(truth, scale)
+    low = reduce_image(truth, scale)
+    low, table = (low, None) if quality is None else degraded_picture(low, "jpeg", quality)
+    clean = clean_photograph(low, estimate_degradation(low, table), device="cpu")
+    large = SuperResolver.pretrained(scale, device="cpu").upscale(clean)
+    return [_colour(each[crop]) for each in (enlarge_image(low, scale), large, truth)]
+
+
+def _denoised(truth: Array, sigma: int, crop: Crop) -> list[Array]:
+    """Return crops: noisy, denoised, the truth."""
+    noisy, _ = degraded_picture(truth, "noise", sigma)
+    return [_colour(each[crop]) for each in (noisy, denoise_photograph(noisy, device="cpu"), truth)]
+
+
+def write_pictures(folder: Path) -> list[str]:
+    """Write the pictures, of photographs that were not trained on."""
+    rocket, motorcycle, page = unseen("rocket"), unseen("stereo_motorcycle"), unseen("page")
+    tower, wheel = (slice(335, 415), slice(540, 640)), (slice(330, 410), slice(140, 240))
+    text = (slice(20, 100), slice(200, 300))
+    sheets = {
+        "super-resolution": [_enlarged(rocket, 2, tower), _enlarged(rocket, 4, tower), _enlarged(page, 2, text)],
+        "super-resolution-jpeg": [_enlarged(motorcycle, 2, wheel, 50), _enlarged(rocket, 2, tower, 30)],
+        "denoising": [_denoised(motorcycle, 25, wheel), _denoised(rocket, 50, tower), _denoised(page, 25, text)],
+    }
+    for name, rows in sheets.items():
+        Image.fromarray(_sheet(rows, 2)).save(folder / f"{name}.png", optimize=True)
+    return [str(folder / f"{name}.png") for name in sheets]

@@ -1,0 +1,132 @@
+"""Photographs: noise and JPEG are estimated, and removed by the shipped stages."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from skimage.data import page, rocket
+
+from mvrbm.vision import (
+    Degradation,
+    add_noise,
+    clean_photograph,
+    denoise_photograph,
+    estimate_degradation,
+    estimate_noise,
+)
+from mvrbm.vision.photographs import OPPONENT, jpeg_quality, jpeg_steps, median_of_uncorrupted
+from mvrbm.vision.quality import psnr
+
+PHOTO = rocket()[300:396, 500:612]  # not trained on
+LETTERS = page()[40:136, 200:312]
+
+
+def _noisy(image, sigma):
+    noise = np.random.default_rng(0).normal(0, sigma, image.shape)
+    return np.clip(np.rint(image + noise), 0, 255).astype(np.uint8)
+
+
+def _compressed(image, quality):
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "JPEG", quality=quality)
+    with Image.open(file) as found:
+        return np.asarray(found), list(found.quantization[0])
+
+
+def test_steps_are_those_of_libjpeg():
+    for quality in (5, 30, 50, 75, 95):
+        _, table = _compressed(LETTERS, quality)
+        assert sorted(table) == sorted(jpeg_steps(quality))
+        assert jpeg_quality(table) == quality
+
+
+@pytest.mark.parametrize("sigma", [5, 15, 40])
+def test_noise_is_estimated(sigma):
+    truth = rocket()[:200, :300].astype(np.float32) / 255
+    noisy = truth + sigma / 255 * np.random.default_rng(0).standard_normal(truth.shape).astype(np.float32)
+    assert estimate_noise(noisy) == pytest.approx(sigma / 255, rel=0.1)
+    assert estimate_noise(noisy[..., 0]) == pytest.approx(sigma / 255, rel=0.15)
+
+
+def test_noise_of_hardly_any_pixels():
+    assert estimate_noise(np.zeros((1, 5), np.uint8)) == 0
+    assert estimate_noise(np.zeros((3, 70, 3), np.uint8)) == 0
+
+
+def test_opponent_colours_are_orthonormal():
+    np.testing.assert_allclose(OPPONENT @ OPPONENT.T, np.eye(3), atol=1e-12)
+
+
+@pytest.mark.parametrize(("image", "sigma", "gain"), [(PHOTO, 25, 6), (LETTERS, 25, 4), (PHOTO, 5, 0.5)])
+def test_noise_is_removed_and_colour_stays(image, sigma, gain):
+    noisy = _noisy(image, sigma)
+    clean = denoise_photograph(noisy, level=sigma / 255, device="cpu")
+    assert (clean.shape, clean.dtype) == (image.shape, image.dtype)
+    assert psnr(image, clean, 255) > psnr(image, noisy, 255) + gain
+
+
+def test_other_types_and_alpha():
+    noisy = _noisy(PHOTO, 25)
+    alpha = np.arange(noisy[..., :1].size, dtype=np.uint8).reshape(noisy[..., :1].shape)
+    found = denoise_photograph(np.concatenate([noisy, alpha], 2), level=0.1, device="cpu")
+    np.testing.assert_array_equal(found[..., 3:], alpha)
+    floats = denoise_photograph(noisy.astype(np.float32) / 255, level=0.1, device="cpu")
+    assert floats.dtype == np.float32
+    np.testing.assert_allclose(floats * 255, found[..., :3], atol=0.51)
+    deep = denoise_photograph(noisy.astype(np.uint16) * 257, level=0.1, device="cpu")
+    np.testing.assert_allclose(deep / 257, found[..., :3], atol=0.51)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_salt_and_pepper_is_removed_better_than_by_the_median(share):
+    noisy = add_noise(LETTERS, "salt-and-pepper", share, seed=0)
+    pixels = torch.from_numpy(noisy / np.float32(255))[None, None]
+    median = median_of_uncorrupted(pixels, ((pixels <= 0) | (pixels >= 1)).float())[0, 0].numpy() * 255
+    clean = denoise_photograph(noisy, noise="salt-and-pepper", device="cpu")
+    assert psnr(LETTERS, clean, 255) > psnr(LETTERS, median, 255) + 0.5
+    kept = (noisy > 0) & (noisy < 255)
+    np.testing.assert_array_equal(clean[kept], noisy[kept])
+
+
+def test_pixels_without_salt_and_pepper_stay():
+    image = np.full((9, 9, 3), 100, np.uint8)
+    np.testing.assert_array_equal(denoise_photograph(image, noise="salt-and-pepper", device="cpu"), image)
+
+
+def test_median_is_that_of_uncorrupted_neighbours():
+    image = torch.tensor([[[[0.2, 0.3, 1.0], [0.0, 1.0, 0.4], [0.5, 1.0, 0.0]]]])
+    mask = ((image <= 0) | (image >= 1)).float()
+    found = median_of_uncorrupted(image, mask)[0, 0]
+    assert found[1, 1] == pytest.approx(0.3)  # of 0.2, 0.3, 0.4, 0.5, the lower one of the two in the middle
+    assert found[0, 0] == pytest.approx(0.2)
+    white = torch.ones(1, 1, 4, 4)
+    torch.testing.assert_close(median_of_uncorrupted(white, torch.ones_like(white)), white)
+
+
+@pytest.mark.parametrize("image", [PHOTO, LETTERS])
+def test_traces_of_jpeg_are_removed(image):
+    compressed, table = _compressed(image, 40)
+    found = estimate_degradation(compressed, table)
+    assert found.quality == 40
+    clean = clean_photograph(compressed, found, device="cpu")
+    assert psnr(image, clean, 255) > psnr(image, compressed, 255)
+    np.testing.assert_array_equal(clean_photograph(compressed, found, strength=0, device="cpu"), compressed)
+
+
+def test_nothing_is_removed_from_a_clean_photograph():
+    clean = np.full((64, 64), 90, np.uint8)
+    found = estimate_degradation(clean, list(jpeg_steps(98)))
+    assert (found, str(found)) == (Degradation(None, 0.0), "nothing")
+    np.testing.assert_array_equal(clean_photograph(clean, found), clean)
+    assert str(Degradation(75, 5 / 255)) == "JPEG of quality 75 and noise of 5.0 of 255"
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="image must be grey, RGB or RGBA, got 2 channels"):
+        denoise_photograph(np.zeros((4, 4, 2), np.uint8))
+    with pytest.raises(ValueError, match="level must be left out for salt and pepper"):
+        denoise_photograph(LETTERS, noise="salt-and-pepper", level=0.1)
+    with pytest.raises(ValueError, match="strength must be"):
+        clean_photograph(LETTERS, Degradation(None, 0.0), strength=5)
