@@ -9,10 +9,14 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 import mvrbm
-from mvrbm.page import write_page
+from mvrbm.page import write_enlarging_page, write_page
 
 FOLDER = "live"
-PAGES = {name: name for name in ("digits", "labelled-digits")}  # file: model
+PAGES = {  # title, and height of the frame
+    "labelled-digits": ("Handwritten digits and their labels", "60rem"),
+    "digits": ("Handwritten digits", "60rem"),
+    "enlarge": ("Enlarge a photograph", "46rem"),
+}
 
 
 class LivePage(SphinxDirective):
@@ -22,17 +26,20 @@ class LivePage(SphinxDirective):
         name = self.arguments[0]
         if name not in PAGES:
             raise self.error(f"no page {name!r}: there are {', '.join(PAGES)}")
-        up = "../" * self.env.docname.count("/")
-        address = f"{up}{FOLDER}/{name}.html"
-        frame = f'<iframe class="live-page" src="{address}" title="{name}, running in this page" loading="lazy"></iframe>'
-        link = f'<p><a href="{address}">Open {name} alone</a></p>'
+        address = f"{'../' * self.env.docname.count('/')}{FOLDER}/{name}.html"
+        title, height = PAGES[name]
+        style = f"width: 100%; height: {height}; border: 1px solid var(--pst-color-border); border-radius: .5rem"
+        frame = f'<iframe id="live-{name}" src="{address}" title="{title}" style="{style}" loading="lazy"></iframe>'
+        link = f'<p><a href="{address}">Open this page alone</a></p>'
         return [nodes.raw("", frame + link, format="html")]
 
 
 def write_pages(app, error):
     if error is None and app.builder.format == "html":
-        for name, model in PAGES.items():
-            write_page(mvrbm.load(model, "cpu"), Path(app.outdir, FOLDER, f"{name}.html"), title=name)
+        folder = Path(app.outdir, FOLDER)
+        for name in ("labelled-digits", "digits"):
+            write_page(mvrbm.load(name, "cpu"), folder / f"{name}.html", title=PAGES[name][0])
+        write_enlarging_page(folder / "enlarge.html")
 
 
 def setup(app):

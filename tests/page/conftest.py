@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
@@ -65,8 +66,13 @@ class Visit:
             self.outside.append(route.request.url)
             route.abort()
 
-    def overflow(self):
-        return self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    def check_looks(self, scheme):
+        """Nothing is wider than the screen, and the background has the brightness of the scheme."""
+        self.page.wait_for_timeout(100)
+        assert self.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        background = self.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        brightness = np.mean([int(part) for part in background.strip("rgb()").split(", ")])
+        assert brightness > 200 if scheme == "light" else brightness < 60
 
     def check(self):
         assert self.errors == []

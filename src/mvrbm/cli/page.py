@@ -5,11 +5,16 @@ from typing import Annotated
 
 import typer
 
-from mvrbm.cli.options import AsJson, Force, ModelFolder, new, show
+from mvrbm.cli.options import AsJson, Force, argument, new, show
+
+_MODEL_HELP = (
+    "Folder of a saved model, a model that comes with mvrbm (digits, labelled-digits), or enlarge, for a page that "
+    "enlarges photographs."
+)
 
 
 def page(
-    model_folder: ModelFolder,
+    model_folder: Annotated[Path, argument("MODEL", _MODEL_HELP)],
     out: Annotated[Path, typer.Option(help="Output file, an HTML page.")] = Path("page.html"),
     title: Annotated[str | None, new("Heading of the page. Default: the name of the model.")] = None,
     force: Force = False,
@@ -21,11 +26,16 @@ def page(
     """
     import mvrbm
     from mvrbm.io.atomic import check_output
-    from mvrbm.page import write_page
+    from mvrbm.page import write_enlarging_page, write_page
 
     check_output(out, force, (".html", ".htm"))
-    model = mvrbm.load(model_folder, "cpu")
-    write_page(model, out, title=title or model_folder.name)
+    if str(model_folder) == "enlarge" and not model_folder.exists():
+        write_enlarging_page(out)
+        kind = "SuperResolver"
+    else:
+        model = mvrbm.load(model_folder, "cpu")
+        write_page(model, out, title=title or model_folder.name)
+        kind = type(model).__name__
     size = out.stat().st_size
-    result = {"out": str(out), "class": type(model).__name__, "bytes": size}
-    show(result, as_json, f"{out}: {type(model).__name__}, {size:,} bytes; open it in a browser")
+    result = {"out": str(out), "class": kind, "bytes": size}
+    show(result, as_json, f"{out}: {kind}, {size:,} bytes; open it in a browser")

@@ -3,6 +3,7 @@
 The templates hold the HTML, CSS and JavaScript; the modules describe models for them. Nothing here trains or samples.
 """
 
+from mvrbm.page.enlarge import write_enlarging_page
 from mvrbm.page.playground import write_page
 
-__all__ = ["write_page"]
+__all__ = ["write_enlarging_page", "write_page"]

@@ -2,7 +2,7 @@
 "use strict";
 
 const models = JSON.parse(document.getElementById("models").textContent);
-const MOST_PIXELS = 2 ** 19; // of a photograph; of larger ones, the middle is enlarged
+const MOST_PIXELS = 2 ** 18; // of a photograph; of larger ones, the middle is enlarged
 const MOST_HELPERS = 8;
 const byId = (id) => document.getElementById(id);
 const say = (text) => (byId("status").textContent = text);
@@ -68,7 +68,7 @@ function stop() {
 
 function show({ width, height, better, bicubic }) {
   // Small results are shown with larger pixels.
-  byId("compare").style.width = `${width * Math.max(1, Math.floor(640 / width))}px`;
+  byId("compare").style.width = `${width * Math.max(1, Math.floor(480 / width))}px`;
   for (const [id, data] of [["after", better], ["before", bicubic]]) {
     Object.assign(byId(id), { width, height });
     byId(id).getContext("2d").putImageData(new ImageData(data, width, height), 0, 0);
