@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mvrbm
-from mvrbm import MVRBM, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, Rectified
+from mvrbm import MVRBM, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, Rectified, cli
 from mvrbm.page import write_page
 
 
@@ -102,3 +102,15 @@ def test_the_title_is_the_class_unless_given(tmp_path):
     with torch.no_grad():
         html = write_page(machine, tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<h1>BoltzmannMachine: a model to play with</h1>" in html
+
+
+def test_the_command_writes_a_page_that_enlarges(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["page", "enlarge", "--out", "enlarge.html"]) == 0
+    assert "enlarge.html: SuperResolver" in capsys.readouterr().out
+    text = (tmp_path / "enlarge.html").read_text(encoding="utf-8")
+    models = json.loads(re.search(r'id="models">(.*?)</script>', text, re.DOTALL)[1])
+    assert [model["scale"] for model in models] == [2, 3, 4]
+    assert models[0]["stages"][0]["left"]["type"] == "float16"
+    assert len(text) < 1_000_000
+    assert not re.search(r"""(src|href)=["'](?!data:)|url\(|@import|https?://""", text)
