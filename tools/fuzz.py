@@ -195,28 +195,37 @@ def run(
             if now > shown + _PROGRESS:
                 shown = now
                 print(f"{reader}: {sum(counts.values()):,} inputs, {counts['finding']:,} findings", flush=True)
+            again = []
             with _limits():
                 for number in numbers[first : first + _BLOCK]:
-                    counts[_outcome(reader, make, read, number, seed, place, findings)] += 1
+                    outcome, _ = _outcome(reader, make(random.Random(f"{seed} {reader} {number}")), read, place)
+                    counts[outcome] += 1
+                    if outcome == "finding":
+                        again.append(number)
+            # Inputs before one may have used up the limits: it counts only if it exceeds them by itself.
+            for number in again:
+                files = make(random.Random(f"{seed} {reader} {number}"))
+                with _limits(sum(len(content) for content in files.values())):
+                    outcome, trace = _outcome(reader, files, read, place)
+                counts["finding"] -= 1
+                counts[outcome] += 1
+                if outcome == "finding":
+                    _keep(files, reader, number, findings, trace)
     return counts
 
 
-def _outcome(
-    reader: str, make: inputs.Make, read: Read, number: int, seed: int, place: _Place, findings: Path | None
-) -> str:
-    """Feed one input to a reader and return the outcome; the input of a finding is kept."""
-    files = make(random.Random(f"{seed} {reader} {number}"))
+def _outcome(reader: str, files: inputs.Files, read: Read, place: _Place) -> tuple[str, str]:
+    """Feed one input to a reader and return the outcome, with the traceback of a finding."""
     try:
         place.put(files)
         read(place.folder)
-        return "read"
+        return "read", ""
     except _documented(reader) as error:
         if str(error).strip() and not _was_memory(error):
-            return "rejected"
-        _keep(files, reader, number, findings)
+            return "rejected", ""
+        return "finding", traceback.format_exc(limit=-3)
     except (Exception, TooSlow):
-        _keep(files, reader, number, findings)
-    return "finding"
+        return "finding", traceback.format_exc(limit=-3)
 
 
 def _warm_up(make: inputs.Make, read: Read, place: _Place) -> None:
@@ -263,14 +272,14 @@ def _alarms() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _limits() -> Iterator[None]:
+def _limits(n_bytes: int = 0) -> Iterator[None]:
     """Limit processor time, and the address space: allocations beyond it fail, also those of C code that are unused.
 
-    The limits of one input are those of a whole block of inputs here, which is stricter and takes less time.
+    The limits of one input of `n_bytes` bytes; also those of a whole block of inputs, which takes less time.
     """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     pages = int(Path("/proc/self/statm").read_bytes().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ALLOWANCE, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ALLOWANCE + 4 * n_bytes, hard))
     signal.setitimer(signal.ITIMER_PROF, SLOWEST)
     signal.setitimer(signal.ITIMER_REAL, _STUCK)
     try:
@@ -290,8 +299,8 @@ def _was_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _keep(files: inputs.Files, reader: str, number: int, findings: Path | None) -> None:
-    print(f"finding: {reader} {number}: {traceback.format_exc(limit=-3)}", file=sys.stderr, flush=True)
+def _keep(files: inputs.Files, reader: str, number: int, findings: Path | None, trace: str) -> None:
+    print(f"finding: {reader} {number}: {trace}", file=sys.stderr, flush=True)
     if findings is not None:
         home = findings / f"{reader}-{number}"
         shutil.rmtree(home, ignore_errors=True)

@@ -11,6 +11,7 @@ between two comments, and all of the second, and a test compares them. Every tab
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import re
@@ -34,7 +35,11 @@ class Table(NamedTuple):
 
     def plain(self) -> str:
         """Return the table alone, in Markdown."""
-        lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *self.rows]
+        numbers = [
+            all(re.fullmatch(r"[-–\d.,%± ()]*( (dB|ms|us|s))?", cell) for cell in column)
+            for column in zip(*self.rows, strict=True)
+        ]
+        lines = [self.header, ["---:" if right else "---" for right in numbers], *self.rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
     def markdown(self) -> str:
@@ -132,21 +137,42 @@ def _job_value(part: str, task: str, tool: str, form: str) -> str:
 
 # -- images -----------------------------------------------------------------------------------------
 
-_SHIPPED = "results/superres/cpu.json"
+_STAGES = "results/superres/enlarging.json"
+_PHOTOGRAPHS = "python -m studies photographs"
 
 
-def _set5(name: str) -> float:
-    return float(read(_SHIPPED)[name]["set5"][0])
+def _set5(method: str) -> float:
+    """Return the PSNR on Set5 at twice the size, small pictures rounded to bytes as files are."""
+    if (ROOT / _STAGES).exists():
+        return float(read(_STAGES)["x2, bytes"][method]["psnr"])
+    before = {"stages": "shipped x2", "bicubic": "bicubic x2"}  # the study of the weights of version 0.1
+    return float(read("results/superres/cpu.json")[before[method]]["set5"][0])
 
 
 def _enlarging() -> Table:
     rows = [
-        [name, f"{found['set5'][0]:.2f}", f"{found['set5'][1]:.4f}", f"{found['lena_paper'][0]:.2f}"]
-        for name, found in read(_SHIPPED).items()
-        if "set5" in found
+        [name, *(f"{row[method][what]:.{digits}f}" for what, digits in (("psnr", 2), ("ssim", 4)) for method in row)]
+        for name, row in read(_STAGES).items()
     ]
-    header = ["weights, scale", "Set5: PSNR in dB", "Set5: SSIM", "Lena: PSNR in dB"]
-    return Table(header, rows, _SHIPPED, "python -m studies superres-weights cpu")
+    methods = next(iter(read(_STAGES).values()))
+    header = ["Set5", *(f"{method}: {what}" for what in ("PSNR in dB", "SSIM") for method in methods)]
+    return Table(header, rows, _STAGES, f"{_PHOTOGRAPHS} enlarging")
+
+
+def _photographs(part: str, folder: str) -> Table:
+    """Return a table of cells that are numbers by name."""
+    source = f"results/{folder}/{part}.json"
+    found = read(source)
+    columns = list(dict.fromkeys(key for row in found.values() for key, value in row.items() if _is_number(value)))
+    rows = [
+        [name, *(f"{row[key]:.4g}" if _is_number(row.get(key)) else DASH for key in columns)]
+        for name, row in found.items()
+    ]
+    return Table([part, *columns], rows, source, f"{_PHOTOGRAPHS} {part}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _papers(source: str, part: str | None, command: str) -> Table:
@@ -369,7 +395,7 @@ def _front() -> Table:
         [
             "likelihood of handwritten digits (MNIST, binarised; nats, higher is better)",
             f"**{ours['median']:.1f}** with {ours['parameters']:,} parameters",
-            f"classic RBM: {classic['median']:.1f} with {classic['parameters']:,}",
+            f"classic RBM, trained alike: {classic['median']:.1f} with {classic['parameters']:,}",
         ],
         [
             "one training update, 28x28 to 25x25 (two CPU cores, batch of 100)",
@@ -417,8 +443,8 @@ VALUES: dict[str, Callable[[], str]] = {
     "outliers.ours": lambda: _job_value("outliers", "mnist", "mvrbm", ".3f"),
     "outliers.lof": lambda: _job_value("outliers", "mnist", "lof", ".3f"),
     "outliers.forest": lambda: _job_value("outliers", "mnist", "isolation-forest", ".3f"),
-    "enlarge.ours": lambda: f"{_set5('shipped x2'):.1f}",
-    "enlarge.bicubic": lambda: f"{_set5('bicubic x2'):.1f}",
+    "enlarge.ours": lambda: f"{_set5('stages'):.1f}",
+    "enlarge.bicubic": lambda: f"{_set5('bicubic'):.1f}",
     "update.mvrbm": lambda: _seconds(_update("mvrbm")),
     "update.sklearn": lambda: _seconds(_update("sklearn")),
     "update.ratio": lambda: f"{_update('sklearn') / _update('mvrbm'):.1f}",
@@ -438,6 +464,8 @@ TABLES: dict[str, Callable[[], Table]] = {
     "outliers": lambda: _job("outliers", 4),
     "topics": lambda: _job("topics", 4),
     "enlarging": _enlarging,
+    "degraded": lambda: _photographs("degraded", "superres"),
+    "denoising": lambda: _photographs("denoising", "denoising"),
     "paper-digits": lambda: _papers("results/digits/results.json", None, _DIGITS),
     "paper-claims": _claims,
     "paper-comparison": _against_n,
@@ -462,7 +490,7 @@ def value(name: str) -> str:
 
 
 def table(name: str) -> Table:
-    """Return one table."""
+    """Return one table; FileNotFoundError if it was not measured yet."""
     return TABLES[name]()
 
 
@@ -473,7 +501,10 @@ def readme(text: str) -> str:
 
 def results() -> str:
     """Return all tables as one page."""
-    parts = [f"## {name.replace('-', ' ')}\n\n{table(name).markdown()}" for name in TABLES if name != "front"]
+    parts = []
+    for name in TABLES:
+        with contextlib.suppress(FileNotFoundError):  # not measured yet
+            parts += [f"## {name.replace('-', ' ')}\n\n{table(name).markdown()}"] if name != "front" else []
     about = "Written by `python -m tools.measured --write` from the JSON files of this folder and of `benchmarks/`.\n"
     about += "The page Results of the documentation (`docs/results.md`) explains each table.\n"
     return "\n".join(["# Results\n", about, *parts])
@@ -494,7 +525,8 @@ def main(arguments: list[str] | None = None) -> None:
     for name in VALUES:
         print(f"{name}: {value(name)}")
     for name in TABLES:
-        print(f"table {name}: {len(table(name).rows)} rows of {table(name).source}")
+        with contextlib.suppress(FileNotFoundError):
+            print(f"table {name}: {len(table(name).rows)} rows of {table(name).source}")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,5 @@
+import io
+
 import numpy as np
 import pytest
 
@@ -19,8 +21,16 @@ def test_shards_are_the_rows_of_all_files(tmp_path):
     np.testing.assert_array_equal(shards.reshape(8, 6)[rows], whole[rows].reshape(-1, 6))
 
 
+def header(shape):
+    """The bytes of an .npy file of this shape, without its entries."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
 BAD = {
     "no .npy files": {},
+    "an impossible shape": {"0.npy": header((0, 2**62))},
     "is damaged": {"0.npy": b"\x93NUMPY\x01\x00"},
     "holds samples of shape": {"0.npy": np.zeros((2, 3)), "1.npy": np.zeros((2, 4))},
     "are empty": {"0.npy": np.zeros((0, 3))},

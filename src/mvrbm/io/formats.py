@@ -90,6 +90,8 @@ def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False) -> Arra
         shape, by_column, dtype = _npy_header(file, str(path), allow_empty)
         start, size = file.tell(), os.fstat(file.fileno()).st_size
     if 0 in shape:
+        if math.prod(size for size in shape if size) * dtype.itemsize > np.iinfo(np.intp).max:
+            raise InputError(f"{path} has an impossible shape: {shape}")
         return np.empty(shape, dtype)
     needed = math.prod(shape) * dtype.itemsize
     if start + needed > size:

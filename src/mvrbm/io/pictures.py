@@ -52,7 +52,7 @@ Array = NDArray[Any]
 LARGEST = 2**26
 #: Pillow's names of the formats that are read. Some of its other readers start programs, such as Ghostscript for EPS.
 READ = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "PPM")
-_BYTES_PER_PIXEL = 12  # that reading takes at once, with all copies
+_BYTES_PER_PIXEL = 16  # that reading takes at once, with all copies
 
 _ORIENTATION = 0x0112
 _EXIF, _GPS = 0x8769, 0x8825
