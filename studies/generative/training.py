@@ -176,7 +176,7 @@ def train(settings: Settings, place: Place) -> Outcome:
         "epochs": trainer.epoch,
         "learning_rate": trainer.recipe.learning_rate,
         "training_seconds": seconds,
-        "cores": os.cpu_count(),
+        "cores": torch.get_num_threads(),
         "peak_device_memory": peak_memory(device),
     }
     return Outcome(numbers, _chains(trainer), trainer.machine.cpu())
@@ -269,7 +269,7 @@ def train_rbms(settings: Settings, place: Place) -> Outcome:
     machine = from_rbms(params.weight_matrix, params.vbias, params.hbias, images.shape[1:])
     numbers = {"parameters": machine.n_parameters, "updates": update, "training_seconds": seconds}
     states = chains["visible"].reshape(-1, *images.shape[1:]).cpu().to(torch.uint8)
-    return Outcome({**numbers, "cores": os.cpu_count()}, {f"chains.{IMAGE}": states}, machine)
+    return Outcome({**numbers, "cores": torch.get_num_threads()}, {f"chains.{IMAGE}": states}, machine)
 
 
 @torch.no_grad()
