@@ -3,8 +3,8 @@
 ``python -m studies.photographs.collecting PACKAGES OUT`` takes a folder of .deb files (``apt-get download`` of the
 names in `PHOTOGRAPHS`), and adds the open images of scikit-image and scikit-learn. Photographs are reduced, which makes
 them sharp and takes away noise and traces of JPEG, and are cut into squares; the squares with most detail are stored
-without loss, as WebP, until the archive has the size that is asked for. Drawings of text and line art are added. No
-photograph is one of Set5, Set14, BSD100, Urban100 and T91, or Lena.
+without loss, as WebP, until the archive has the size that is asked for. No photograph is one of Set5, Set14, BSD100,
+Urban100 and T91, or Lena.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mvrbm.vision import luminance
-from studies.photographs.drawings import drawing
 from studies.weights.images import LICENCES, collect, open_images
 
 __all__ = ["HELD_OUT", "PHOTOGRAPHS", "main"]
@@ -116,7 +115,6 @@ _LARGE = 1600  # side of photographs that are used at a quarter of their size, t
 _SIDE = 192  # of a crop, in pixels
 _HELD_OUT_CROPS = 4  # of each photograph
 _LEAST_DETAIL = 1.0  # of a crop, in roots of grey levels
-_DRAWINGS = 150  # crops of text and line art
 _SHARE = 0.35  # of the archive that is in colour, the rest is luminance
 
 
@@ -187,12 +185,6 @@ def main() -> None:
                 break
             sizes[kind] += len(content)
             archive.writestr(f"{kind}/{name}.webp", content)
-        rng = np.random.default_rng(0)
-        for number in range(_DRAWINGS):
-            kind, pixels = "grey" if number % 5 else "colour", drawing(rng, _SIDE)
-            archive.writestr(
-                f"{kind}/drawing-{number}.webp", _encoded(pixels if kind == "colour" else luminance(pixels))
-            )
         archive.writestr("LICENCES.txt", "".join(f"{name}: {licence}\n" for name, licence in licences.items()))
         counts = {kind: sum(n.startswith(kind) for n in archive.namelist()) for kind in ("colour", "grey", "valid")}
     print(f"{options.out}: {counts} crops of {_SIDE}x{_SIDE}, bytes {sizes}")

@@ -203,42 +203,49 @@ def all_turns(filters: Tensor) -> Tensor:
 
 
 def _even_and_odd(filters: Tensor) -> Tensor:
-    """Return parts (4, ..., q, q) of filters (..., w, w) that are even or odd along rows and columns, of one quarter.
+    """Return the parts (4, ..., q, q), of one quarter, of filters (..., w, w) that are even or odd along both sides.
 
-    With the sums and differences that :class:`Pass` makes of a window, their products add up to those of the filter
-    and, with other signs, of its flips.
+    With all patterns of signs, they add up to the four quarters, each flipped to the place of the first.
     """
     w = filters.shape[-1]
     q = (w + 1) // 2
     near, far, parts = filters[..., :q, :], filters[..., w - q :, :].flip(-2), []
     for rows in (near + far, near - far):
         parts += [rows[..., :q] + rows[..., w - q :].flip(-1), rows[..., :q] - rows[..., w - q :].flip(-1)]
-    found = torch.stack(parts) / 4
-    if w % 2:  # what is in the middle is counted twice by the sums
-        found[..., -1, :] /= 2
-        found[..., -1] /= 2
-    return found
+    return torch.stack(parts) / 4
+
+
+def _mix(parts: Tensor) -> Tensor:
+    """Replace parts (4, ...) by their sums with all patterns of signs, which belong to the four flips."""
+    plain, flipped = parts[::2] + parts[1::2], parts[::2] - parts[1::2]
+    for which, (even, odd) in enumerate((plain, flipped)):
+        torch.add(even, odd, out=parts[which])
+        torch.sub(even, odd, out=parts[2 + which])
+    return parts
 
 
 class Pass:
     r"""The pass of a stage over one image, with the products that flips share made once.
 
     A window is split into parts that are even or odd along rows and columns. The fields of the four flips of a filter
-    are the sums of the products of the parts with four patterns of signs: a quarter of the products.
+    are the sums of the products of the parts with four patterns of signs: a quarter of the products. So it is on the
+    way down.
     """
 
     @torch.no_grad()
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         up, down = stage.filters()
-        both, high = torch.cat([up, up.mT]), torch.cat([down, down.mT])
-        self._up = _even_and_odd(both).flatten(2).contiguous()  # (4, 2 K L, inputs q q)
-        flipped = torch.cat([high, high.flip(-1), high.flip(-2), high.flip(-1, -2)])
-        self._down = flipped.flatten(1).mT.contiguous()  # (c p p, 8 K L)
+        parts = _even_and_odd(torch.cat([up, up.mT]))
+        if stage.window % 2:  # what is in the middle is counted twice by the sums of mirrored pixels
+            parts[..., -1, :] /= 2
+            parts[..., -1] /= 2
+        self._up = parts.flatten(2).contiguous()  # (4, 2 K L, inputs q q)
+        self._down = _even_and_odd(torch.cat([down, down.mT])).flatten(2).mT.contiguous()  # (4, c q q, 2 K L)
         self._bias = stage.bias.detach().repeat(2)[:, None]
         self._codes = None if stage.codes is None else stage.codes.detach().repeat(2, 1)
-        visible = stage.visible_bias.detach().repeat_interleave(stage.patch**2)
-        self._visible_bias = (visible - 0.5 * self._down.sum(1))[:, None]
+        visible = stage.visible_bias.detach().repeat_interleave(self._down.shape[1] // stage.channels)
+        self._visible_bias = (visible - 2 * self._down[0].sum(1))[:, None]  # four flips, each from a half
 
     @torch.no_grad()
     def __call__(
@@ -258,7 +265,7 @@ class Pass:
             sources.append(_Columns(F.pad(F.pad(mask, beyond), (stage.padding,) * 4), s))
             scales.append(torch.ones_like(r))
         rows, columns = r.shape
-        at_once = max(1, _ENTRIES_AT_ONCE[image.is_cuda] // (columns * self._down.shape[1]))
+        at_once = max(1, _ENTRIES_AT_ONCE[image.is_cuda] // (4 * columns * self._up.shape[1]))
         total = image.new_zeros(c, (rows - 1) * s + p, (columns - 1) * s + p)
         for first in range(0, rows, at_once):
             some = slice(first, min(first + at_once, rows))
@@ -268,16 +275,23 @@ class Pass:
             fields[0] += self._bias
             if self._codes is not None and shares is not None:
                 fields[0].addmm_(self._codes, code(shares[some].flatten()).mT)
-            plain, flipped = fields[::2] + fields[1::2], fields[::2] - fields[1::2]  # columns as they are, and flipped
-            for which, (even, odd) in enumerate((plain, flipped)):
-                torch.add(even, odd, out=fields[which])
-                torch.sub(even, odd, out=fields[2 + which])
-            x = torch.addmm(self._visible_bias, self._down, torch.sigmoid_(fields).flatten(0, 1)) * unit[some].flatten()
+            x = torch.bmm(self._down, _mix(torch.sigmoid_(_mix(fields))))
+            x[0] += self._visible_bias
+            x = self._patches(_mix(x)) * unit[some].flatten()
             size = ((some.stop - first - 1) * s + p, (columns - 1) * s + p)
             total[:, first * s : first * s + size[0]] += F.fold(x[None], size, p, stride=s)[0]
             if progress is not None:
                 progress(some.stop, rows)
         return total[:, p - s : p - s + h, p - s : p - s + w] * (s / p) ** 2
+
+    def _patches(self, quarters: Tensor) -> Tensor:
+        """Return patches (c p p, n) given their quarters (4, c q q, n), flipped to the place of the first."""
+        p, q, c = self.stage.patch, (self.stage.patch + 1) // 2, self.stage.channels
+        first, across, down, both = quarters.unflatten(1, (c, q, q))
+        found = quarters.new_empty(c, p, p, quarters.shape[-1])
+        found[:, :q, :q], found[:, :q, p - q :] = first, across.flip(2)
+        found[:, p - q :, :q], found[:, p - q :, p - q :] = down.flip(1), both.flip(1, 2)
+        return found.flatten(0, 2)
 
 
 class _Columns:
