@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -107,5 +108,11 @@ def _escape_shapes(app, what, name, obj, options, lines):
     lines[:] = [_SHAPE.sub(r"\\*", line) for line in lines]
 
 
+def _draw_again(app):
+    """Remove plots of an earlier build: their numbers may be new."""
+    shutil.rmtree(Path(app.outdir) / "plot_directive", ignore_errors=True)
+
+
 def setup(app):
+    app.connect("builder-inited", _draw_again)
     app.connect("autodoc-process-docstring", _escape_shapes, priority=400)  # before numpydoc, at 500

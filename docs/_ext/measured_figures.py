@@ -12,9 +12,16 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 from tools import measured
 
 
+def depend_on_results(env):
+    """Let Sphinx read the page again when any result changes."""
+    for pattern in ("results/*/*.json", "benchmarks/*/*.json", "tools/measured.py"):
+        for path in measured.ROOT.glob(pattern):
+            env.note_dependency(str(path))
+
+
 class Measured(SphinxRole):
     def run(self):
-        self.env.note_dependency(measured.__file__)
+        depend_on_results(self.env)
         try:
             return [nodes.Text(measured.value(self.text))], []
         except (KeyError, OSError) as error:
@@ -26,9 +33,12 @@ class MeasuredTable(SphinxDirective):
     required_arguments = 1
 
     def run(self):
-        table = measured.table(self.arguments[0])
-        self.env.note_dependency(measured.__file__)
-        self.env.note_dependency(str(measured.ROOT / table.source))
+        depend_on_results(self.env)
+        try:
+            table = measured.table(self.arguments[0])
+        except FileNotFoundError:
+            self.env.note_reread()
+            return self.parse_text_to_nodes("*Not measured yet.*")
         return self.parse_text_to_nodes(table.markdown())
 
 

@@ -19,7 +19,7 @@ for panel, (key, name) in zip(panels.ravel(), AXES.items(), strict=True):
         [row["nats"] - row["interval"][0] for row in points],
         [row["interval"][1] - row["nats"] for row in points],
     ]
-    panel.errorbar(labels, nats, errors, fmt="o-", capsize=3)
+    panel.errorbar(labels, nats, errors, fmt="o" if isinstance(start[key], str) else "o-", capsize=3)
     panel.set(xlabel=name)
     panel.margins(x=0.25)
     panel.grid(alpha=0.3)

@@ -4,7 +4,7 @@ Samples and likelihood
 
 Draw digits from a trained model, watch a Markov chain at work, and measure how likely the model finds new digits.
 
-The model comes with the package. It was trained on binarised MNIST and has 15,409 parameters.
+The model comes with the package. It was trained on binarised MNIST.
 """
 
 from itertools import pairwise
@@ -17,6 +17,7 @@ from mvrbm.io.arrays import contact_sheet
 from mvrbm.io.datasets import load
 
 model = mvrbm.load("digits")
+print(f"{model.machine_.n_parameters:,} parameters")
 pictures = model.sample(64, steps=200, mean=True)
 
 plt.figure(figsize=(6, 6), layout="constrained")

@@ -30,7 +30,7 @@ print(f"classic: {classic.machine_.n_parameters:6,} parameters, test {full[1]:.1
 # %%
 # The first steps buy most, at least within these 1,400 updates. For pictures as small as these a full matrix is
 # affordable, and it is the best model. On digits of 28 x 28 pixels it is the other way round: the full matrix
-# overfits, and sums of a few products are better, with a thirtieth of the parameters (see :doc:`/results`).
+# overfits, and sums of a few products are better, with far fewer parameters (see :doc:`/results`).
 
 plt.figure(figsize=(7, 3.8), layout="constrained")
 for place, name in enumerate(["training digits", "test digits"]):
