@@ -150,12 +150,13 @@ def _set5(method: str) -> float:
 
 
 def _enlarging() -> Table:
+    methods = ("bicubic", "stages")
+    measures = {"psnr": ("PSNR in dB", 2), "ssim": ("SSIM", 4)}
     rows = [
-        [name, *(f"{row[method][what]:.{digits}f}" for what, digits in (("psnr", 2), ("ssim", 4)) for method in row)]
+        [name, *(f"{row[method][key]:.{measures[key][1]}f}" for key in measures for method in methods)]
         for name, row in read(_STAGES).items()
     ]
-    methods = next(iter(read(_STAGES).values()))
-    header = ["Set5", *(f"{method}: {what}" for what in ("PSNR in dB", "SSIM") for method in methods)]
+    header = ["Set5", *(f"{method}: {name}" for name, _ in measures.values() for method in methods)]
     return Table(header, rows, _STAGES, f"{_PHOTOGRAPHS} enlarging")
 
 
