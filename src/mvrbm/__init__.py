@@ -40,7 +40,7 @@ _HOMES = {
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _CLASSES_IN = ("mvrbm.units", "mvrbm.couplings")  # all classes that these packages export
-_WITH_LOADERS = ("mvrbm.estimators", "mvrbm.learning", "mvrbm.vision.superres")
+_WITH_LOADERS = ("mvrbm.estimators", "mvrbm.learning", "mvrbm.vision.superres.estimator")
 _SUBMODULES = (
     "couplings", "devices", "errors", "estimators", "export", "hub", "io", "learning", "likelihood", "machine",
     "models", "random", "sampling", "saving", "units", "vision",

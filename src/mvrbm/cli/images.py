@@ -15,6 +15,7 @@ from mvrbm.interrupt import INTERRUPTS
 
 if TYPE_CHECKING:
     from mvrbm.io.pictures import Picture
+    from mvrbm.vision.superres.enlarging import Enlarger
 
 Scale = StrEnum("Scale", {"TWO": "2", "THREE": "3", "FOUR": "4"})
 NoiseKind = StrEnum("NoiseKind", {"SALT_AND_PEPPER": "salt-and-pepper", "GAUSSIAN": "gaussian"})
@@ -159,12 +160,11 @@ def superres(
     """
     from mvrbm.io.atomic import check_output
     from mvrbm.io.pictures import FORMATS, check_format, read_picture, write_picture
-    from mvrbm.vision import SuperResolver
     from mvrbm.vision.photographs import Degradation, clean_photograph, estimate_degradation, jpeg_steps
 
     check_output(out, force, tuple(FORMATS))
     picture = read_picture(source)
-    model = SuperResolver.pretrained(None if scale is None else int(scale), model_folder, device=device.value)
+    model = _enlarger(None if scale is None else int(scale), model_folder, device.value)
     for text in (*picture.notes, *check_format(out, picture, model.scale)):
         opt.note(text)
     began = time.perf_counter()
@@ -181,6 +181,17 @@ def superres(
     result |= {"jpeg": found.quality, "noise": found.noise, "strength": strength}
     removed = "" if found == (None, 0.0) else f", without {found}"
     opt.show(result, as_json, f"{out}: {picture.size} -> {large.size} in {seconds:.1f} s{removed}")
+
+
+def _enlarger(scale: int | None, folder: Path | None, device: str) -> "Enlarger":
+    """Return a trained model; that of the package without importing what training needs."""
+    if folder is None:
+        from mvrbm.vision.superres.enlarging import StagedEnlarger
+
+        return StagedEnlarger(2 if scale is None else scale, device)
+    from mvrbm.vision import SuperResolver
+
+    return SuperResolver.pretrained(scale, folder, device=device)
 
 
 def _jpeg_table(path: Path) -> list[int] | None:

@@ -3,6 +3,8 @@
 Files are read by :mod:`mvrbm.io.pictures`; figures are drawn in :mod:`mvrbm.report`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from mvrbm.vision.colour import luminance
 from mvrbm.vision.denoising import NOISES, add_noise, denoise, estimate_level
 from mvrbm.vision.photographs import (
@@ -14,8 +16,19 @@ from mvrbm.vision.photographs import (
 )
 from mvrbm.vision.quality import psnr, psnr_ssim
 from mvrbm.vision.resampling import enlarge_image, reduce_image
-from mvrbm.vision.superres import SuperResolver
 
 __all__ = ["NOISES", "Degradation", "SuperResolver", "add_noise", "clean_photograph", "denoise"]
 __all__ += ["denoise_photograph", "enlarge_image", "estimate_degradation", "estimate_level", "estimate_noise"]
 __all__ += ["luminance", "psnr", "psnr_ssim", "reduce_image"]
+
+
+if TYPE_CHECKING:
+    from mvrbm.vision.superres import SuperResolver
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SuperResolver":  # see there
+        from mvrbm.vision import superres
+
+        return superres.SuperResolver
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
