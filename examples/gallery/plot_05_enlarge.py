@@ -14,12 +14,7 @@ truth = data.astronaut()[:384, 64:448]
 small = reduce_image(truth, 2)
 
 model = SuperResolver.pretrained(2)
-results = {
-    "small, 192 x 192": small,
-    "bicubic": enlarge_image(small, 2),
-    "mvrbm": model.upscale(small),
-    "truth": truth,
-}
+results = {"small, 192 x 192": small, "bicubic": enlarge_image(small, 2), "mvrbm": model.upscale(small), "truth": truth}
 
 fig, axes = plt.subplots(2, 4, figsize=(10, 5.2), layout="constrained")
 for column, (name, picture) in enumerate(results.items()):

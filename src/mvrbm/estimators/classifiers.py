@@ -442,9 +442,8 @@ class MVRBMClassifier(FineTunedClassifier):
     >>> from sklearn.datasets import load_digits
     >>> from mvrbm import MVRBMClassifier
     >>> X, y = load_digits().images[:300] / 16, load_digits().target[:300]
-    >>> model = MVRBMClassifier((8, 8), rank=2, n_epochs=20, perturbation=0, random_state=0).fit(X[:200], y[:200])
-    >>> bool(model.score(X[200:], y[200:]) > 0.7)
-    True
+    >>> MVRBMClassifier(n_epochs=20, random_state=0).fit(X[:200], y[:200]).predict(X[200:]).shape
+    (100,)
     """
 
     hidden_shape: Any = None
@@ -469,33 +468,31 @@ class DeepMVRBMClassifier(FineTunedClassifier):
     r"""A stack of machines with a softmax on top, fine-tuned by backpropagation.
 
     :math:`Z_l = a(W_l Z_{l-1} + C_l)`, :math:`p(\text{class} \mid X) = \mathrm{softmax}(A \,\mathrm{vec}\, Z_L + d)`.
-    With ``Dense`` couplings and ``hidden="bernoulli"`` it is the classic fine-tuned deep belief network.
-    See :class:`MVRBMClassifier` for the other parameters and the attributes.
+    With ``Dense`` couplings and ``hidden="bernoulli"`` it is the classic fine-tuned deep belief network. Its attributes
+    are those of :class:`MVRBMClassifier`.
 
     Parameters
     ----------
     layers : sequence
-        The hidden layers, lowest first, each a shape, None, or a :class:`~mvrbm.estimators.Layer`; see
-        :class:`~mvrbm.DeepMVRBM`.
+        Hidden layers, lowest first: shapes, None, or :class:`~mvrbm.estimators.Layer`; see :class:`~mvrbm.DeepMVRBM`.
     rank : int
         Rank of the Kronecker couplings of layers without a coupling of their own.
     feed : {"mean", "sample"}
         The data that the machines above the first are pre-trained on.
-    hidden, visible, visible_shape, recipe, n_epochs, batch_size, learning_rate, schedule
+    hidden, visible, visible_shape, recipe, n_epochs, batch_size, learning_rate, schedule, dropout, input_dropout
         See :class:`~mvrbm.MVRBMClassifier`.
-    dropout, input_dropout, weight_decay, averaging, perturbation, certainty, unlabelled_batch_size
+    weight_decay, averaging, perturbation, certainty, unlabelled_batch_size
         See :class:`~mvrbm.MVRBMClassifier`.
     early_stopping, validation_fraction, patience, pretraining, random_state, device, verbose
         See :class:`~mvrbm.MVRBMClassifier`.
 
     Examples
     --------
-    >>> from sklearn.datasets import load_digits
+    >>> import numpy as np
     >>> from mvrbm import DeepMVRBMClassifier
-    >>> X, y = load_digits().images[:50] / 16, load_digits().target[:50]
-    >>> model = DeepMVRBMClassifier(((4, 4), (3, 3)), n_epochs=1, perturbation=0, random_state=0).fit(X, y)
-    >>> model.predict_proba(X[:5]).shape
-    (5, 10)
+    >>> X, y = np.random.default_rng(0).random((40, 8, 8)), np.arange(40) % 2
+    >>> DeepMVRBMClassifier(((4, 4), (3, 3)), n_epochs=1, random_state=0).fit(X, y).predict_proba(X).shape
+    (40, 2)
     """
 
     layers: Sequence[Any] = (None, None)
