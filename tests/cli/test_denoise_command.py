@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mvrbm import cli
-from mvrbm.vision import add_noise, denoise, denoise_photograph
+from mvrbm.vision import add_noise, denoise, denoise_photograph, restore_photograph
 
 
 @pytest.fixture
@@ -102,3 +102,16 @@ def test_a_photograph_is_denoised_without_a_model(command, channels):
     np.testing.assert_array_equal(clean, denoise_photograph(noisy, device="cpu"))
     code, out, _ = command("noisy.png", "salt.png", "--device", "cpu", "--noise", "salt-and-pepper")
     assert (code, out.strip().endswith("uint8, salt-and-pepper")) == (0, True)
+
+
+def test_scratches_are_filled(command, capfd):
+    photo = np.random.default_rng(0).integers(0, 256, (20, 30, 4), dtype=np.uint8)
+    Image.fromarray(photo).save("photo.png")
+    mask = np.zeros((20, 30, 3), np.uint8)
+    mask[5:7] = 255
+    Image.fromarray(mask).save("mask.png")
+    assert cli.main(["restore", "photo.png", "whole.png", "--mask", "mask.png", "--device", "cpu"]) == 0
+    assert capfd.readouterr().out == "whole.png: 30x20, 10.00% filled\n"
+    np.testing.assert_array_equal(
+        np.asarray(Image.open("whole.png")), restore_photograph(photo, mask[..., 0], device="cpu")
+    )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from skimage.data import page, rocket
+from skimage.restoration import inpaint_biharmonic
 
 from mvrbm.vision import (
     Degradation,
@@ -15,6 +16,7 @@ from mvrbm.vision import (
     denoise_photograph,
     estimate_degradation,
     estimate_noise,
+    restore_photograph,
 )
 from mvrbm.vision.photographs import OPPONENT, jpeg_quality, jpeg_steps, median_of_uncorrupted
 from mvrbm.vision.quality import psnr
@@ -130,3 +132,22 @@ def test_arguments_are_checked():
         denoise_photograph(LETTERS, noise="salt-and-pepper", level=0.1)
     with pytest.raises(ValueError, match="strength must be"):
         clean_photograph(LETTERS, Degradation(None, 0.0), strength=5)
+
+
+@pytest.mark.parametrize("image", [PHOTO, LETTERS])
+def test_scratches_are_filled_better_than_by_biharmonic_interpolation(image):
+    mask = np.zeros(image.shape[:2], np.uint8)
+    mask[20:22, 5:90], mask[30:90, 60:62], mask[np.arange(80), np.arange(80)] = 255, 200, 255
+    broken = np.where(mask[..., None] > 0, 255, np.atleast_3d(image)).astype(np.uint8).reshape(image.shape)
+    found = restore_photograph(broken, mask, device="cpu")
+    np.testing.assert_array_equal(found[mask == 0], image[mask == 0])
+    axis = None if image.ndim == 2 else -1
+    plain = 255 * inpaint_biharmonic(broken / 255, mask > 0, channel_axis=axis)
+    assert psnr(image, found, 255) > psnr(image, plain, 255)
+
+
+def test_masks_are_checked():
+    with pytest.raises(ValueError, match=r"mask must be an array of the image's size, \(96, 112\), got shape \(4, 4\)"):
+        restore_photograph(LETTERS, np.zeros((4, 4)))
+    with pytest.raises(ValueError, match="missing everywhere"):
+        restore_photograph(LETTERS, np.ones(LETTERS.shape, bool))

@@ -112,6 +112,34 @@ def _denoise_photograph(
     opt.show(result, as_json, f"{out}: {opt.times(clean.shape)} {clean.dtype}, {noise.value}{size}")
 
 
+def restore(
+    source: Annotated[Path, opt.argument("IN", "A photograph.")],
+    out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
+    mask: Annotated[Path, opt.new("An image of the same size, white where the photograph is to be filled.")],
+    device: opt.Where = opt.Device.AUTO,
+    force: opt.Force = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Fill scratches, or text, on a photograph."""
+    import numpy as np
+
+    from mvrbm.io.atomic import check_output
+    from mvrbm.io.pictures import FORMATS, check_format, read_picture, write_picture
+    from mvrbm.vision.photographs import restore_photograph
+
+    check_output(out, force, tuple(FORMATS))
+    picture, holes = read_picture(source), read_picture(mask).pixels
+    for text in (*picture.notes, *check_format(out, picture)):
+        opt.note(text)
+    holes = holes if holes.ndim == 2 else holes[..., :3].max(2)
+    with _bar("restore") as progress:
+        pixels = restore_photograph(picture.pixels, holes, device=device.value, progress=progress)
+    write_picture(out, picture.with_pixels(pixels), force)
+    share = float((holes > np.iinfo(holes.dtype).max // 2).mean())
+    result = {"out": str(out), "shape": pixels.shape, "dtype": str(pixels.dtype), "missing": share}
+    opt.show(result, as_json, f"{out}: {picture.size}, {share:.2%} filled")
+
+
 @contextlib.contextmanager
 def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar, to be called with the number of finished parts and their total."""

@@ -13,13 +13,14 @@ from mvrbm.vision.photographs import (
     denoise_photograph,
     estimate_degradation,
     estimate_noise,
+    restore_photograph,
 )
 from mvrbm.vision.quality import psnr, psnr_ssim
 from mvrbm.vision.resampling import enlarge_image, reduce_image
 
 __all__ = ["NOISES", "Degradation", "SuperResolver", "add_noise", "clean_photograph", "denoise"]
 __all__ += ["denoise_photograph", "enlarge_image", "estimate_degradation", "estimate_level", "estimate_noise"]
-__all__ += ["luminance", "psnr", "psnr_ssim", "reduce_image"]
+__all__ += ["luminance", "psnr", "psnr_ssim", "reduce_image", "restore_photograph"]
 
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mvrbm.devices import resolve_device
+from mvrbm.extras import require
 from mvrbm.validation import choice, number
 from mvrbm.vision.colour import LUMINANCE_GAIN, luminance
 from mvrbm.vision.denoising import NOISES
@@ -172,6 +173,41 @@ def _without_salt(channel: Tensor, device: torch.device, progress: Progress | No
         return channel
     start = median_of_uncorrupted(channel[None], mask[None])[0]
     return ShippedStages("salt", device).run(start, mask=mask, progress=progress)
+
+
+def restore_photograph(image: Any, mask: Any, *, device: Any = "auto", progress: Progress | None = None) -> Array:
+    """Fill scratches or text on a photograph: biharmonic interpolation, made better by the stages for salt and pepper.
+
+    Parameters
+    ----------
+    image : array (H, W), (H, W, 3) or (H, W, 4)
+        Grey, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Alpha stays as it is.
+    mask : array (H, W)
+        Where pixels are missing: True, or more than half of white.
+    device, progress : str, callable, optional
+        As for :func:`denoise_photograph`.
+
+    Returns
+    -------
+    array like `image`
+        Of the same shape and type. Pixels that are not missing are unchanged.
+    """
+    array, given = check_image(image), np.asarray(mask)
+    if given.shape != array.shape[:2]:
+        raise ValueError(f"mask must be an array of the image's size, {array.shape[:2]}, got shape {given.shape}")
+    missing = given if given.dtype == bool else given > white(given.dtype) / 2
+    if missing.all():
+        raise ValueError("mask must leave some pixels of the image, got one that is missing everywhere")
+    colours = array[..., None] if array.ndim == 2 else array[..., :3]
+    inpaint = require("skimage.restoration", "restoring a photograph", "data").inpaint_biharmonic
+    pixels = colours.astype(np.float32) / np.float32(white(array.dtype))
+    start = inpaint(pixels, missing, split_into_regions=True, channel_axis=-1).astype(np.float32)
+    where = resolve_device(device)
+    stages, holes = ShippedStages("salt", where), torch.from_numpy(missing.astype(np.float32))[None].to(where)
+    channels = torch.from_numpy(np.ascontiguousarray(start.transpose(2, 0, 1))).to(where)
+    filled = torch.cat([stages.run(each[None], mask=holes, progress=progress) for each in channels])
+    found = np.where(missing[..., None], to_dtype(filled.cpu().numpy().transpose(1, 2, 0), array.dtype), colours)
+    return found[..., 0] if array.ndim == 2 else np.concatenate([found, array[..., 3:]], 2)
 
 
 def median_of_uncorrupted(images: Tensor, mask: Tensor) -> Tensor:
