@@ -19,12 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import nn
 
 from mvrbm.vision import SuperResolver, add_noise, enlarge_image, luminance, psnr_ssim, reduce_image
 from mvrbm.vision.images import to_dtype
-from mvrbm.vision.photographs import clean_photograph, denoise_photograph, estimate_degradation, median_of_uncorrupted
+from mvrbm.vision.photographs import (
+    clean_photograph,
+    denoise_photograph,
+    estimate_degradation,
+    median_of_uncorrupted,
+    restore_photograph,
+)
 from mvrbm.vision.quality import psnr
 from mvrbm.vision.resampling import SCALES, crop_to_multiple
 from studies.cells import Cell, Outcome, Place
@@ -37,6 +43,7 @@ Settings = Mapping[str, Any]
 
 #: Groups of cells, and the folder of results that each belongs to.
 GROUPS = {"enlarging": "superres", "degraded": "superres", "time": "superres", "denoising": "denoising"}
+GROUPS |= {"restoring": "denoising"}
 #: The photographs in scikit-image that were not trained on.
 UNSEEN = (
     "cell",
@@ -168,6 +175,27 @@ def salt(settings: Settings, place: Place) -> Outcome:
     return Outcome(_rounded({name: psnr(truth, image, 255) for name, image in found.items()}))
 
 
+def restoring(settings: Settings, place: Place) -> Outcome:
+    """One grey photograph with scratches: OpenCV's Telea, biharmonic interpolation, and the stages."""
+    opencv, restoration = importlib.import_module("cv2"), importlib.import_module("skimage.restoration")
+    truth = _truth(settings["image"], False, place)
+    drawn, rng = Image.new("L", truth.shape[::-1]), np.random.default_rng(0)
+    for _ in range(max(6, truth.size // 4000)):
+        begin, end = rng.integers(0, truth.shape[::-1], (2, 2))
+        end = begin + np.clip(end - begin, -80, 80)
+        ImageDraw.Draw(drawn).line([*begin.tolist(), *end.tolist()], 255, settings["width"])
+    mask = np.asarray(drawn) > 0
+    broken = np.where(mask, 255, truth).astype(np.uint8)
+    biharmonic = restoration.inpaint_biharmonic(broken / 255, mask, split_into_regions=True)
+    found = {
+        "telea": opencv.inpaint(broken, mask.astype(np.uint8), 3, opencv.INPAINT_TELEA),
+        "biharmonic": np.rint(255 * np.clip(biharmonic, 0, 1)),
+        "stages": restore_photograph(broken, mask, device="cpu"),
+    }
+    numbers = _rounded({name: psnr(truth, image, 255) for name, image in found.items()})
+    return Outcome({**numbers, "missing": round(float(mask.mean()), 4)})
+
+
 # -- time and memory --------------------------------------------------------------------------------
 
 
@@ -241,6 +269,10 @@ def cells() -> Iterator[Cell]:
             yield Cell(f"{name}, colour, 25", "denoising", gaussian, settings, needs=("bm3d",))
         for share in (0.05, 0.1, 0.3):
             yield Cell(f"{name}, salt {share}", "denoising", salt, {"image": name, "share": share})
+    for name in UNSEEN:
+        for width in (1, 3):
+            settings = {"image": name, "width": width}
+            yield Cell(f"{name}, scratches of {width}", "restoring", restoring, settings, needs=("cv2", "skimage"))
 
 
 if __name__ == "__main__":
