@@ -66,7 +66,6 @@ function setRunning(on) {
   if (on && !running) requestAnimationFrame(frame);
   running = on;
   byId("run").textContent = on ? "Pause" : "Run";
-  byId("run").setAttribute("aria-pressed", on);
 }
 
 let due = 0;
