@@ -48,7 +48,7 @@ function newSample() {
   draw();
 }
 
-// After a stroke: of the stored chains and the picture itself, each with the pixels that are held, go on from the most
+// After a stroke: of the stored chains and the picture itself, each with the pixels that are held, continue from the most
 // probable one. A chain that is far from the stroke would take long to come to it step by step.
 function nearest() {
   const candidates = [state.x, ...(starts ?? [])].map((x) => x.map((value, i) => (known[i] ? state.x[i] : value)));
@@ -63,15 +63,23 @@ function nearest() {
 }
 
 function setRunning(on) {
-  if (on && !running) requestAnimationFrame(frame);
   running = on;
   byId("run").textContent = on ? "Pause" : "Run";
+  if (on) schedule();
+}
+
+// At most one frame waits: pausing and running again within a frame must not start a second series of them.
+let waiting = false;
+function schedule() {
+  if (!waiting) requestAnimationFrame(frame);
+  waiting = true;
 }
 
 let due = 0;
 let hurry = 0; // until then, at full speed
 let before = null;
 function frame(now) {
+  waiting = false;
   if (!running) return (before = null);
   const speed = now < hurry ? Infinity : SPEEDS[byId("speed").valueAsNumber];
   due = speed === Infinity ? Infinity : Math.min(due, 1) + (speed * Math.min(now - (before ?? now), 1000)) / 1000;
@@ -84,7 +92,7 @@ function frame(now) {
     stepped = true;
   }
   if (stepped) draw();
-  requestAnimationFrame(frame);
+  schedule();
 }
 
 // -- drawing the state -------------------------------------------------------------------------------------------------
