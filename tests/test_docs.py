@@ -13,6 +13,7 @@ import torch
 
 import mvrbm
 from mvrbm.couplings import COUPLINGS
+from mvrbm.learning import RECIPES
 from mvrbm.units import UNITS
 from tools import measured
 
@@ -131,6 +132,15 @@ def test_pages_quote_figures_that_exist():
         for name in re.findall(r"\{measured-table\} (\S+)", text):
             with contextlib.suppress(FileNotFoundError):  # not measured yet, as the page says
                 assert measured.table(name).rows, f"{page.name}: the table {name} is empty"
+
+
+def test_the_table_of_recipes_is_that_of_the_code():
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    recipes = [RECIPES[name] for name in ("default", "generative", "paper")]
+    for name in ("n_epochs", "batch_size", "momentum"):
+        cells = next(line for line in text.splitlines() if f"`{name}` |" in line).split("|")[2:5]
+        assert [float(cell.replace(",", "")) for cell in cells] == [getattr(recipe, name) for recipe in recipes]
+    assert f"{RECIPES['generative'].rate_factor:g} times that (`rate_factor`)" in text
 
 
 def test_a_missing_figure_is_an_error():
