@@ -160,16 +160,21 @@ def _enlarging() -> Table:
     return Table(header, rows, _STAGES, f"{_PHOTOGRAPHS} enlarging")
 
 
-def _photographs(part: str, folder: str) -> Table:
-    """Return a table of cells that are numbers by name."""
+def _photographs(part: str, folder: str, *, by_picture: bool = False) -> Table:
+    """Return a table of numbers by name; with `by_picture`, names are "picture, case", and means over pictures."""
     source = f"results/{folder}/{part}.json"
-    found = read(source)
-    columns = list(dict.fromkeys(key for row in found.values() for key, value in row.items() if _is_number(value)))
-    rows = [
-        [name, *(f"{row[key]:.4g}" if _is_number(row.get(key)) else DASH for key in columns)]
-        for name, row in found.items()
-    ]
-    return Table([part, *columns], rows, source, f"{_PHOTOGRAPHS} {part}")
+    cases: dict[str, list[Any]] = {}
+    for name, row in read(source).items():
+        cases.setdefault(name.split(", ", 1)[1] if by_picture else name, []).append(row)
+    found = [key for of in cases.values() for key, value in of[0].items() if _is_number(value) and key != "seconds"]
+    columns = list(dict.fromkeys(found))
+    rows = []
+    for case, of in cases.items():
+        means = [statistics.mean(row[key] for row in of) if all(key in row for row in of) else None for key in columns]
+        cells = [DASH if mean is None else f"{mean:.4g}" for mean in means]
+        rows.append([case, *cells, *([str(len(of))] if by_picture else [])])
+    header = [part, *columns, *(["pictures"] if by_picture else [])]
+    return Table(header, rows, source, f"{_PHOTOGRAPHS} {part}")
 
 
 def _is_number(value: Any) -> bool:
@@ -471,7 +476,8 @@ TABLES: dict[str, Callable[[], Table]] = {
     "topics": lambda: _job("topics", 4),
     "enlarging": _enlarging,
     "degraded": lambda: _photographs("degraded", "superres"),
-    "denoising": lambda: _photographs("denoising", "denoising"),
+    "denoising": lambda: _photographs("denoising", "denoising", by_picture=True),
+    "restoring": lambda: _photographs("restoring", "denoising", by_picture=True),
     "paper-digits": lambda: _papers("results/digits/results.json", None, _DIGITS),
     "paper-claims": _claims,
     "paper-comparison": _against_n,
