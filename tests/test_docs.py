@@ -5,6 +5,8 @@ import doctest
 import importlib
 import io
 import re
+import runpy
+import sys
 import tomllib
 from pathlib import Path
 
@@ -159,3 +161,15 @@ def test_links_of_pages_outside_of_the_documentation_exist(page):
     folder = (ROOT / page).parent
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text(encoding="utf-8")):
         assert target.startswith("http") or (folder / target).exists(), target
+
+
+@pytest.mark.parametrize("address", [None, "https://x.org/mvrbm/"])
+def test_published_pages_have_a_version_switcher(address, monkeypatch):
+    pytest.importorskip("sphinx_gallery", reason="the settings need the extra docs")
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.delenv("MVRBM_DOCS_URL", raising=False)
+    if address is not None:
+        monkeypatch.setenv("MVRBM_DOCS_URL", address)
+    options = runpy.run_path(str(ROOT / "docs" / "conf.py"))["html_theme_options"]
+    assert options.get("switcher", {}).get("json_url") == (address and "https://x.org/mvrbm/switcher.json")
+    assert ("version-switcher" in options["navbar_end"]) is (address is not None)
