@@ -2,7 +2,8 @@
 Enlarge a photograph
 ====================
 
-:class:`~mvrbm.vision.SuperResolver` enlarges photographs with weights that come with the package.
+:class:`~mvrbm.vision.SuperResolver` enlarges photographs with weights that come with the package. This photograph was
+not used to train them.
 """
 
 import matplotlib.pyplot as plt
@@ -10,18 +11,18 @@ from skimage import data
 
 from mvrbm.vision import SuperResolver, enlarge_image, psnr_ssim, reduce_image
 
-truth = data.astronaut()[:384, 64:448]
+truth = data.rocket()[:420, 100:520]
 small = reduce_image(truth, 2)
 
 model = SuperResolver.pretrained(2)
-results = {"small, 192 x 192": small, "bicubic": enlarge_image(small, 2), "mvrbm": model.upscale(small), "truth": truth}
+results = {"small": small, "bicubic": enlarge_image(small, 2), "mvrbm": model.upscale(small), "truth": truth}
 
 fig, axes = plt.subplots(2, 4, figsize=(10, 5.2), layout="constrained")
 for column, (name, picture) in enumerate(results.items()):
-    size = picture.shape[0] / 384
-    rows, columns = slice(int(40 * size), int(136 * size)), slice(int(120 * size), int(216 * size))
+    size = picture.shape[0] / 420
+    rows, columns = slice(int(300 * size), int(390 * size)), slice(int(170 * size), int(260 * size))
     axes[0, column].imshow(picture)
-    axes[0, column].set_title(name)
+    axes[0, column].set_title(f"{name}, {picture.shape[0]} x {picture.shape[1]}")
     axes[1, column].imshow(picture[rows, columns], interpolation="nearest")
     for axis in axes[:, column]:
         axis.axis("off")
