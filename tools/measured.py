@@ -476,6 +476,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "topics": lambda: _job("topics", 4),
     "enlarging": _enlarging,
     "degraded": lambda: _photographs("degraded", "superres"),
+    "time": lambda: _photographs("time", "superres"),
     "denoising": lambda: _photographs("denoising", "denoising", by_picture=True),
     "restoring": lambda: _photographs("restoring", "denoising", by_picture=True),
     "paper-digits": lambda: _papers("results/digits/results.json", None, _DIGITS),
