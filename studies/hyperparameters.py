@@ -32,6 +32,7 @@ __all__ = ["COMMANDS"]
 START: dict[str, Any] = {
     "hidden": 20, "rank": 4, "recipe": "generative", "n_epochs": 100, "n_chains": 100, "centring": "location",
 }  # fmt: skip
+ANNEALING = {"n_steps": 1000, "n_chains": 100}  # of the log-likelihood
 #: What is changed, one at a time.
 AXES: dict[str, tuple[Any, ...]] = {
     "rank": (1, 2, 4, 8),
@@ -60,7 +61,7 @@ def measure(settings: Mapping[str, Any], place: Place) -> Outcome:
     began = time.perf_counter()
     model.fit(train)
     seconds = time.perf_counter() - began
-    found = model.log_likelihood(test, n_steps=1000, n_chains=100)
+    found = model.log_likelihood(test, **ANNEALING)
     neighbour = KNeighborsClassifier(1).fit(model.transform(train), digits.labels[order[:4000]])
     return Outcome(
         {

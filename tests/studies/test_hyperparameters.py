@@ -1,0 +1,28 @@
+"""The plan changes one setting at a time, and stored results are complete."""
+
+import json
+from pathlib import Path
+
+from studies import hyperparameters
+from studies.__main__ import main
+
+STORED = Path(__file__).parents[2] / "results" / "hyperparameters" / "results.json"
+
+
+def test_cells_differ_from_the_start_in_one_setting_at_most():
+    plan = hyperparameters.cells()
+    assert len({cell.name for cell in plan}) == len(plan)
+    for cell in plan:
+        assert sum(cell.settings[key] != value for key, value in hyperparameters.START.items()) <= 1
+
+
+def test_stored_results_are_those_of_the_plan():
+    stored = json.loads(STORED.read_text())
+    assert stored["start"] == hyperparameters.START
+    found = [{key: row[key] for key in hyperparameters.START} for row in stored["rows"]]
+    assert found == [dict(cell.settings) for cell in hyperparameters.cells()]
+
+
+def test_stored_results_are_printed(capsys):
+    assert main(["hyperparameters", "--out", str(STORED.parent), "--report-only"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(hyperparameters.cells())
