@@ -47,12 +47,12 @@ def folder(tmp_path_factory):
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
-            leave_behind(folder)
+            leave_behind(unfinished := tmp_path_factory.mktemp("unfinished"))
+            unfinished.rename(folder)
     return folder
 
 
 def leave_behind(folder):
-    folder.mkdir()
     value = iter(np.arange(1000.0))
     for name, lengths in {"unequal": [5, 0, 31, 1], "two": [6, 9]}.items():
         (folder / name).mkdir()

@@ -1,5 +1,6 @@
 """The analytic gradient is that of mean F(data) - mean F(chain); centring and gains do what they say."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -8,8 +9,10 @@ import torch
 from torch.func import functional_call
 
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Dense, Gaussian, Kronecker
+from mvrbm.learning import Recipe, Trainer
 from mvrbm.learning import step as rule
 from mvrbm.learning.gradients import Centring, contrast, contrast_by_autograd
+from mvrbm.learning.paths.reference import gradient_of
 from mvrbm.models import mvrbm
 from tables import CONNECTED, MACHINES, full_matrix, generator, machine_named, random_states
 
@@ -375,3 +378,17 @@ def test_normalising_leaves_the_biases_of_bits_alone():
         rule.normalise(rule.gains_of(machine, gradient))
     for key, value in plain.items():
         assert torch.equal(gradient[key], value) != key.startswith("couplings.")
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_gradients_of_several_processes_have_the_order_of_the_parameters(learn):
+    """They are added up as one array: also those of a process that has no samples."""
+    machine = BoltzmannMachine(Gaussian(3, learn_variance=learn), Bernoulli(2), Dense())
+    trainer = Trainer(machine, Recipe(learning_rate=0.1))
+    source = trainer.prepare(torch.randn(5, 3), initialise=True)
+    batch = next(iter(source.batches(5, trainer.order_rng))).visible
+    task = dataclasses.replace(trainer.task(), n_processes=2, all_reduce=lambda flat: None)
+    for part in (batch, {name: array[:0] for name, array in batch.items()}):
+        with torch.no_grad():
+            found = gradient_of(trainer.state, task, part, (1.0, 1.0))
+        assert list(found) == list(trainer.state.learned)

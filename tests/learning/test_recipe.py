@@ -13,7 +13,7 @@ from mvrbm.learning.initialisation import safe_rate
 from mvrbm.learning.recipe import RECIPES, as_recipe
 from mvrbm.likelihood import log_likelihood
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.units import Bernoulli, make_unit
+from mvrbm.units import Bernoulli, Gaussian, make_unit
 
 
 def bars_and_stripes(size=3):
@@ -68,6 +68,29 @@ def test_a_computed_rate_is_multiplied_only_where_units_saturate():
             rates[name, factor] = trainer.recipe.learning_rate
     assert rates["bernoulli", 4.0] == pytest.approx(4 * rates["bernoulli", 1.0])
     assert rates["gaussian", 4.0] == rates["gaussian", 1.0]
+
+
+def test_a_rate_that_does_not_decay_stays_within_the_bound_where_units_are_unbounded():
+    machine = BoltzmannMachine(Gaussian(60), Bernoulli(40), Dense())
+    data = machine.layers["visible"].example(50, RandomSource(0))
+    rates = []
+    for decay in (30.0, None):
+        trainer = Trainer(machine, Recipe(rate_decay=decay), seed=0)
+        trainer.prepare(data, initialise=True)
+        rates.append(trainer.recipe.learning_rate)
+    assert rates[0] == pytest.approx(3 * rates[1])
+
+
+def test_what_divides_the_steps_of_learned_variances_does_not_divide_the_rate_as_well():
+    data = 10 + Gaussian(60).example(50, RandomSource(0))
+    rates = []
+    for learn in (False, True):
+        machine = BoltzmannMachine(Gaussian(60, learn_variance=learn), Bernoulli(40), Dense())
+        trainer = Trainer(machine, Recipe(centring="none"), seed=0)
+        trainer.prepare(data, initialise=True)
+        rates.append(trainer.recipe.learning_rate)
+    assert rates[0] < 0.1 * rates[1]  # the mean square is about 100 instead of 1
+    assert rates[1] == pytest.approx(3 / (60 / 4 + 40 / 4), rel=1e-3)
 
 
 def test_recipes_by_name():

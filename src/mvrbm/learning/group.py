@@ -50,7 +50,10 @@ def _group_key(trainer: Trainer, samples: Any, number: int) -> Any:
     if kernels is None or trainer.callbacks:
         return number
     machine, recipe = trainer.machine, trainer.recipe
-    layers = tuple((name, unit.name, unit.shape, machine.links[name].name) for name, unit in machine.layers.items())
+    layers = tuple(
+        (name, unit.name, unit.learns_statistic, unit.shape, machine.links[name].name)
+        for name, unit in machine.layers.items()
+    )
     steps = (recipe.n_epochs, recipe.batch_size, recipe.negative, recipe.normalised, recipe.balance, recipe.centring)
     return kernels, layers, machine.hidden.name, machine.hidden.shape, steps, source.n_samples
 

@@ -82,7 +82,7 @@ def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, M
     its input, :math:`v_h \sum \mathrm{E}\, T(x)^2` around the offset; along a column, :math:`v_v` times the
     variance of all hidden units, :math:`v_h K`. A step is safe up to about the inverse of their sum.
     """
-    hidden, power = machine.hidden, _power(machine, moments, offsets(machine, recipe, moments))
+    hidden, power = machine.hidden, _power(machine, moments, offsets(machine, recipe, moments), most=recipe.normalised)
     if power < _LEAST_POWER:  # the data hardly varies, but chains do
         power = sum(unit.fluctuation * math.prod(unit.shape) for unit in machine.layers.values())
     rows = hidden.fluctuation * power
@@ -97,11 +97,22 @@ def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, M
     return min(_LARGEST_RATE, factor / (rows + columns))
 
 
-def _power(machine: BoltzmannMachine, moments: Mapping[str, Moments], offset: Mapping[str, Tensor] | None) -> float:
-    """Return the mean square of the statistic around an offset (default: the mean), summed over all entries."""
+def _power(
+    machine: BoltzmannMachine,
+    moments: Mapping[str, Moments],
+    offset: Mapping[str, Tensor] | None,
+    *,
+    most: bool = False,
+) -> float:
+    """Return the mean square of the statistic around an offset (default: the mean), summed over all entries.
+
+    With `most`, layers that learn their variance count at most 1 per entry: what is more divides their steps, see
+    :func:`mvrbm.learning.step.gains_of`.
+    """
     total = 0.0
     for name, unit in machine.layers.items():
         variance, mean = (part.to(machine.like) for part in (moments[name].variance, moments[name].mean))
         away = torch.zeros_like(mean) if offset is None else mean - offset[name][0]
-        total += float((unit.statistic(torch.sqrt(variance + away**2)) ** 2).sum())
+        own = float((unit.statistic(torch.sqrt(variance + away**2)) ** 2).sum())
+        total += min(own, math.prod(unit.shape)) if most and unit.learns_statistic else own
     return max(total, 1e-6)

@@ -60,8 +60,9 @@ def gains_of(
     r"""Return the gradients of a machine's parameters with the gains that couplings and units report for them.
 
     `powers`, for layers that learn their variance, are mean squares of the data's deviations :math:`T(x) - \mu`. Rates
-    are safe for a power of 1, as it is at the start. A learned variance becomes smaller than the data's, so that
-    :math:`T(x) = x / s` grows, and the curvature along a row of `W` in proportion to its square: gains grow with it.
+    are safe for a power of at most 1, as it usually is at the start. A learned variance becomes smaller than the
+    data's, so that :math:`T(x) = x / s` grows, and the curvature along a row of `W` in proportion to its square: gains
+    grow with it.
     """
     powers = powers or {}
     found = {f"hidden.{key}": gain for key, gain in machine.hidden.gains().items()}

@@ -82,6 +82,7 @@ CASES = {
 VARYING = {
     "Kronecker": ([lambda: learning((6, 5))], hidden, [Kronecker(2)], with_chains(DEFAULT, 9)),
     "dense": ([picture, lambda: learning((3, 8))], hidden, [Kronecker(1), Dense()], MOVING),
+    "dense alone": ([lambda: learning(9)], lambda: Bernoulli(7), [Dense()], with_chains(DEFAULT, 9)),
 }
 
 
@@ -240,6 +241,25 @@ def test_labels_are_drawn_with_their_probabilities():
 
 
 @pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(("units", "centring"), [("fixed and learned", "location"), ("learned", "full")])
+def test_machines_that_no_kernel_can_train_together_are_trained_one_by_one(units, centring):
+    recipe = dataclasses.replace(DEFAULT, centring=centring, n_epochs=1)
+    kinds = [lambda: Gaussian(9), lambda: learning(9)] if units == "fixed and learned" else [lambda: learning(9)] * 2
+    x = data_for(machine_of(kinds[:1], lambda: Bernoulli(7), [Dense()]), N)
+
+    def trainers():
+        return [Trainer(machine_of([kind], lambda: Bernoulli(7), [Dense()]), recipe, seed=1) for kind in kinds]
+
+    together, alone = trainers(), trainers()
+    fit_together(together, [x, x])
+    for mine, other in zip(together, alone, strict=True):
+        other.fit(x, initialise=True)
+        assert mine.update == other.update == 2
+        for key, value in other.machine.state_dict().items():
+            torch.testing.assert_close(mine.machine.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("name", ["more chains than samples, centred", "label"])
 def test_a_path_continues_with_other_data(name):
     first, second = (prepared(CASES[name])[0] for _ in range(2))
@@ -279,6 +299,7 @@ def test_what_full_matrices_are_not_for():
     assert reason([lambda: learning((6, 5))], [Kronecker(3)]) is None
     assert "not normalised" in reason([lambda: learning((6, 5))], [Kronecker(3)], PAPER)
     assert "centred" in reason([lambda: learning((6, 5))], [Kronecker(3)], FULL)
+    assert "more than 8192 variances" in reason([lambda: learning(8193)], [Dense()])
     assert "categories" in reason([lambda: Categorical((2, 65))], [Dense()])
     assert "one bias per entry" in reason([lambda: Bernoulli((6, 5), bias_shape=(1, 5))], [Kronecker(3)])
     assert "padded" in reason([lambda: Categorical((2, 3), padded=True)], [Dense()])

@@ -31,6 +31,8 @@ def choose_path(
     task, state, source = tasks[0], states[0], sources[0]
     if (kernels := kernel_path(task, state, source, len(tasks))) is not None:
         return kernels(tasks, states, sources)
+    if len(tasks) > 1:
+        raise ValueError("no kernels can train these machines together: train each by itself")
     if graphs.unsupported_reason(task, state, source) is None:
         return graphs.GraphPath(task, state, source)
     if native.unsupported_reason(task, state) is None:

@@ -1,7 +1,7 @@
-"""The path for a GPU that forms couplings as full matrices: some seven launches per update, many updates in a graph.
+"""The path for a GPU that forms couplings as full matrices: six to eight launches per update, many updates in a graph.
 
 It is for couplings of matrices of higher rank and for dense ones, for several visible layers, labels among them, and
-for centring of all layers. The kernels are in `full_kernels`.
+for centring of all layers. The kernels are in `full_kernels`, and those of learned variances in `full_variances`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _LARGEST = 2**24
 # Factors up to this size have a kernel for their norms.
 _WIDEST_FACTOR = 64
 _MOST_CATEGORIES = 64
+# Columns whose squares every program adds up.
+_MOST_VARIANCES = 8192
 # Compute capability of the first GPUs (Ampere) with shared memory for the stages of a product.
 _OLDEST = (8, 0)
 # Fraction of the device's memory for the data, each entry as an operand.
@@ -324,12 +326,15 @@ class FullMatrixPath(KernelPath):
             now, new = batch % 2, (batch + 1) % 2
             params, momenta = self._all_params, self._all_momenta
             placed = {key: value for key, value in shared.items() if key != "PRECISION"}
+            # It reads the batch, and `build` fetches the next one before it waits for the launch before it. Where that
+            # is this launch, not a `contract`, it must be over by then.
+            options = self._options if any(layer.rank for layer in plan.layers) else {"PDL": False}
             self._vary[(plan.visible // self._kernels.GATHERED.value, self._models)](
                 params[now], momenta[now], gradients, params[new], momenta[new], self._all_gradients[new],
                 self._weight, self._states, self._centre, self._start, self._ratios, self._squares, self._rates,
                 self._clock, batch, n_valid, N=self.batch_size, UNITS=plan.n_hidden, L=plan.hidden_columns,
                 VISIBLE_BIAS=plan.visible_bias, VARIANCES=plan.variances, LAYERS=self._layers, BLOCK=TILE,
-                **placed, **self._options,
+                **placed, **options,
             )  # fmt: skip
         for layer in plan.layers:
             if layer.rank:
@@ -379,8 +384,10 @@ def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | N
     for unit in machine.layers.values():
         if unit.learns_statistic and not task.recipe.normalised:
             return "it learns variances, and its gradients are not normalised"
-        if unit.learns_statistic and state.centring is not None and state.centring.follow_hidden:
+        if unit.learns_statistic and task.recipe.centring == "full":
             return "it learns variances, and its hidden layer is centred"
+        if unit.learns_statistic and math.prod(unit.shape) > _MOST_VARIANCES:
+            return f"it learns more than {_MOST_VARIANCES} variances"
         if unit.sampled_as == "categorical" and unit.shape[-1] > _MOST_CATEGORIES:
             return f"it has more than {_MOST_CATEGORIES} categories"
     for link in machine.links.values():

@@ -4,16 +4,17 @@ A coupling of rank R takes R products of small matrices per sample. From some ra
 :math:`W` takes less time, and its gradient :math:`G` gives those of the factors:
 :math:`\partial U_r = \sum_{lj} G_{kl,ij} V_r^{lj}` and :math:`\partial V_r = \sum_{ki} G_{kl,ij} U_r^{ki}`.
 
-Layers are in units of their statistic (Gaussian: x / s). All visible layers are columns of one array, (rows, VISIBLE),
-each from a multiple of `TILE` on and padded with zeros, but for the last column, of ones; hidden means have a one after
-the last unit. So the products of the gradient contain the sums that biases need. `W` is (HIDDEN, VISIBLE), padded with
-zeros, as are the rows of states beyond the data and beyond the chains. The flat parameters of a
-model, `STRIDE` numbers apart, are those of all couplings, the padded visible bias, the padded hidden bias, and then
-room for full matrices: the full `W` of couplings that this file has no product for, and in the gradient its `G`.
+Layers are in units of their statistic (Gaussian: x / s, with s as it was at the start). All visible layers are columns
+of one array, (rows, VISIBLE), each from a multiple of `TILE` on, padded with zeros but for the last column, of ones;
+hidden means have a one after the last unit. So the products of the gradient contain the sums that biases need. `W` is
+(HIDDEN, VISIBLE), padded with zeros, as are the rows of states beyond the data and beyond the chains. The flat
+parameters of a model, `STRIDE` numbers apart, are those of all couplings, the padded visible bias, the padded hidden
+bias, the padded log-variances if a layer learns them, and then room for full matrices: the full `W` of couplings that
+this file has no product for, and in the gradient its `G`.
 
 An update is: `upwards` (means of the data, draws of the chains), `downwards`, `upwards` (means of the chains),
-`gradients`, `contract`, `build`, which makes the step as well, and, for centred layers, `compensate`. A row of
-`LAYERS`, by position:
+`gradients`, `vary` of `full_variances` for learned variances, `contract`, `build`, which makes the step as well, and,
+for centred layers, `compensate`. A row of `LAYERS`, by position:
 """
 
 # mypy: ignore-errors
@@ -365,7 +366,7 @@ def build(
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     weight += model * HIDDEN * VISIBLE
     if program < VISIBLE // GATHERED:
-        # No launch since that of the gradients reads the former batch.
+        # No launch that is still running reads the former batch: see where `vary` is launched.
         if n_next > 0:
             _gather(
                 data, order, states, visible_sums, clock, batch, n_next, order_stride, data_stride, program, model, N,
@@ -424,7 +425,7 @@ def build(
                 column = (b // J * LAYERS[m][PITCH] + b % J)[None, :]
                 at = a[:, None] * VISIBLE + column
             if LAYERS[m][LEARNS] > 0:
-                W *= tl.load(ratios + model * VISIBLE + LAYERS[m][FIRST] + column, mask=inside, other=0.0)
+                W *= fresh(ratios + model * VISIBLE + LAYERS[m][FIRST] + column, inside)
             if weight.dtype.element_ty == tl.float16:
                 # Numbers of 16 bits end beyond this, where every unit is saturated.
                 W = tl.minimum(tl.maximum(W, -60000.0), 60000.0)

@@ -4,9 +4,9 @@ States stay in units of the scale :math:`s_0` that a layer had at the start; `ra
 column, 1 where nothing is learned. The full matrix as an operand is :math:`W q`, so that products with it are the
 fields of hidden units; those of visible units are :math:`q^{-2}` times products with it, and draws have a spread of
 :math:`1 / q`. With weights w (minus one over the batch for data, plus for chains) and deviations
-:math:`d = x / s_0 - \\mu`, the gradient of a log-variance is
+:math:`d = x / s_0 - \mu`, the gradient of a log-variance is
 
-.. math:: -\\tfrac12 \\sum_k W_k G_k + \\tfrac12 q^2 \\sum w \\{d^2 - 2 (b / s_0 - \\mu) d\\}.
+.. math:: -\tfrac12 \sum_k W_k G_k + \tfrac12 q^2 \sum w \{d^2 - 2 (b / s_0 - \mu) d\}.
 """
 
 # mypy: ignore-errors

@@ -52,6 +52,7 @@ def gradient_of(state: TrainState, task: Task, batch: Layers, shares: Shares = (
     """Advance the chains and the offset, and return the gradient of one update for every learned parameter."""
     gradient, powers = own_gradient(state, task, batch, shares), powers_of(state, batch, shares[0])
     if task.n_processes > 1:
+        gradient = {name: gradient[name] for name in state.learned}  # in the same order everywhere
         parts = [*gradient.values(), *powers.values()]
         flat = torch.cat([part.reshape(-1) for part in parts])
         task.all_reduce(flat)
