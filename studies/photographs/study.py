@@ -38,7 +38,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         work={"default": Path("runs/photographs"), "help": "Folder for new weights. Default: runs/photographs."},
     )
     parser.add_argument("--archive", type=Path, default=Path("photographs.zip"), help="Crops to train with.")
-    parser.add_argument("--start", type=Path, help="Folder of weights to go on from.")
+    parser.add_argument("--start", type=Path, help="Folder of weights to start from.")
     parser.add_argument("--tasks", nargs="*", choices=tuple(training.TASKS), help="Tasks to train. Default: all.")
     parser.add_argument("--seconds", type=float, default=460.0, help="Time for each task. Default: 460.")
 

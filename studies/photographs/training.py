@@ -1,6 +1,6 @@
 """Training of the stages, on a GPU in some minutes: contrastive divergence, then their pass by backpropagation.
 
-The schedule follows the clock, so that a training ends when its time is over. On a GPU an update is recorded once and
+The schedule follows the clock: a training run ends when its time is over. On a GPU an update is recorded once and
 replayed, with products in 16 bits. Every task is a process of its own; several share a GPU well.
 """
 

@@ -1,6 +1,6 @@
 r"""Stages: tied multimodal MVRBMs whose mean-field pass maps an image to a better one of the same size.
 
-A patch of p x p pixels has the visible layers X (what is missing from it) and Z1 to Z4 (its derivatives along x, y, xx
+A patch of p x p pixels has the visible layers X (the correction) and Z1 to Z4 (its derivatives along x, y, xx
 and yy) for every channel, all divided by the root mean square of the derivatives, r. Optional layers are M, a mask of
 corrupted pixels, and T, a code of the size of the noise against r. All share one hidden layer: every orientation g of a
 base machine of K x L units, of which there are eight, sees the patch flipped and turned by g,
@@ -24,6 +24,7 @@ CODES, SMALLEST, LARGEST = 10, 0.02, 10.0
 
 _DERIVATIVES = 4
 _MARGIN = 2  # pixels beyond a patch that its second differences depend on
+_ROWS_AT_ONCE = 128  # rows of patches whose scales are computed together
 _ENTRIES_AT_ONCE = (2**20, 2**27)  # hidden units of patches that are inferred together, on a CPU and on a GPU
 
 Progress = Callable[[int, int], None]
@@ -130,7 +131,7 @@ class Stage(nn.Module):
         return cut, self.scales(padded).flatten(1)
 
     def forward(self, image: Tensor, level: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Return what is missing from images (n, c, h, w) whose sides the stride divides.
+        """Return the correction of images (n, c, h, w) whose sides the stride divides.
 
         `level` (n,) is the size of the noise, `mask` (n, 1, h, w) is 1 where pixels are corrupted.
         """
@@ -251,16 +252,16 @@ class Pass:
     def __call__(
         self, image: Tensor, level: float | None = None, mask: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Return what is missing from an image (c, h, w) of any size; the rest is as for :meth:`Stage.forward`."""
+        """Return the correction of an image (c, h, w) of any size; the rest is as for :meth:`Stage.forward`."""
         stage, p, s = self.stage, self.stage.patch, self.stage.stride
         c, h, w = image.shape
         beyond = (0, -w % s, 0, -h % s)  # to multiples of the stride
         padded = F.pad(F.pad(image[None], beyond, mode="replicate"), (stage.padding,) * 4, mode="replicate")
-        r = stage.scales(padded)[0]
+        r = self._scales(padded)
         shares = None if level is None or self._codes is None else level / r
         unit = r if shares is None else stage.unit(r[None], r.new_tensor([level]))[0]
         # Derivatives do not depend on the mean; without it, rounding is less.
-        sources, scales = [_Columns(padded[0] - 0.5, s)], [r]
+        sources, scales = [_Columns(padded[0].sub_(0.5), s)], [r]
         if mask is not None:
             sources.append(_Columns(F.pad(F.pad(mask, beyond), (stage.padding,) * 4), s))
             scales.append(torch.ones_like(r))
@@ -283,6 +284,14 @@ class Pass:
             if progress is not None:
                 progress(some.stop, rows)
         return total[:, p - s : p - s + h, p - s : p - s + w] * (s / p) ** 2
+
+    def _scales(self, padded: Tensor) -> Tensor:
+        """Return r of every patch of one image, some rows at a time, which bounds the memory."""
+        s, beyond = self.stage.stride, self.stage.window - self.stage.stride
+        rows = (padded.shape[2] - beyond) // s
+        starts = range(0, rows, _ROWS_AT_ONCE)
+        parts = [padded[:, :, s * a : s * min(a + _ROWS_AT_ONCE, rows) + beyond] for a in starts]
+        return torch.cat([self.stage.scales(part)[0] for part in parts])
 
     def _patches(self, quarters: Tensor) -> Tensor:
         """Return patches (c p p, n) given their quarters (4, c q q, n), flipped to the place of the first."""

@@ -82,7 +82,7 @@ class Enlarger(ABC):
 
             large.append(self.upscale(part, self_ensemble=self_ensemble, progress=in_all))
         colours = large[0]
-        # Alpha is large enough for what is seen on white.
+        # Alpha is large enough for the picture on white.
         least = 1 - colours.min(2, keepdims=True)
         shown = np.ones_like(colours[..., :1]) if len(parts) == 1 else np.maximum(large[1][..., None], least)
         colours -= 1
@@ -108,7 +108,7 @@ class Enlarger(ABC):
 
     @abstractmethod
     def _enlarged(self, low: NDArray[np.float32], progress: Progress) -> NDArray[np.float32]:
-        """Enlarge luminance (h, w), with white at 1, in one pass."""
+        """Enlarge luminance (h, w), with white at 1, without self-ensemble."""
 
 
 class StagedEnlarger(Enlarger):
@@ -137,7 +137,10 @@ class StagedEnlarger(Enlarger):
 
     def _enlarged(self, low: NDArray[np.float32], progress: Progress) -> NDArray[np.float32]:
         small = torch.from_numpy(low).to(self._stages.device)
-        bicubic = torch.from_numpy(enlarge_rows(low, self.scale, slice(0, len(low) * self.scale)).copy()).to(small)
+        bicubic = small.new_empty(len(low) * self.scale, low.shape[1] * self.scale)
+        for first in range(0, len(bicubic), _ROWS_AT_ONCE):
+            rows = slice(first, min(first + _ROWS_AT_ONCE, len(bicubic)))
+            bicubic[rows] = torch.from_numpy(np.ascontiguousarray(enlarge_rows(low, self.scale, rows)))
 
         def consistent(image: torch.Tensor) -> torch.Tensor:
             return back_project(small, image[0], self.scale, BACK_PROJECTION)[None]
