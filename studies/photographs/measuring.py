@@ -8,10 +8,8 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
-from torch import nn
 
 from mvrbm.vision import SuperResolver, add_noise, enlarge_image, luminance, psnr_ssim, reduce_image
 from mvrbm.vision.images import to_dtype
@@ -199,41 +196,9 @@ def restoring(settings: Settings, place: Place) -> Outcome:
 # -- time and memory --------------------------------------------------------------------------------
 
 
-class Fsrcnn(nn.Sequential):
-    """FSRCNN(56, 12, 4) with random weights: its time is that of trained ones."""
-
-    def __init__(self, scale: int) -> None:
-        shrunk = [nn.Conv2d(12, 12, 3, padding=1) for _ in range(4)]
-        layers = [nn.Conv2d(1, 56, 5, padding=2), nn.Conv2d(56, 12, 1), *shrunk, nn.Conv2d(12, 56, 1)]
-        active = [part for layer in layers for part in (layer, nn.PReLU(layer.out_channels))]
-        super().__init__(*active, nn.ConvTranspose2d(56, 1, 9, scale, padding=4, output_padding=scale - 1))
-
-
-@torch.no_grad()
-def _measure(method: str, size: tuple[int, int]) -> dict[str, float]:
-    """Enlarge RGB by 2 on one thread; return seconds and the peak memory of this process."""
-    torch.set_num_threads(1)
-    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    used, began = time.process_time(), time.perf_counter()
-    if method == "stages":
-        SuperResolver.pretrained(2, device="cpu").upscale(image)
-    else:
-        low = torch.from_numpy(luminance(image.astype(np.float32) / 255))[None, None]
-        model = Fsrcnn(2)
-        for first in range(0, size[0], 100):  # in strips, as whole images would need gigabytes
-            model(low[:, :, first : first + 100])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {
-        "seconds": round(time.perf_counter() - began, 2),
-        "processor_seconds": round(time.process_time() - used, 2),
-        "process_seconds": round(time.process_time(), 2),
-        "peak_mib": round(peak),
-    }
-
-
 def timed(settings: Settings, place: Place) -> Outcome:
     """Seconds and memory of a process of its own on one thread, for random pixels of RGB, by 2."""
-    command = [sys.executable, "-m", "studies.photographs.measuring"]
+    command = [sys.executable, "-m", "studies.photographs.timing"]
     root = Path(__file__).parents[2]
     done = subprocess.run(
         command, input=json.dumps(dict(settings)), capture_output=True, text=True, check=False, cwd=root
@@ -273,8 +238,3 @@ def cells() -> Iterator[Cell]:
         for width in (1, 3):
             settings = {"image": name, "width": width}
             yield Cell(f"{name}, scratches of {width}", "restoring", restoring, settings, needs=("cv2", "skimage"))
-
-
-if __name__ == "__main__":
-    given = json.load(sys.stdin)
-    print(json.dumps(_measure(given["method"], tuple(given["size"]))))

@@ -161,9 +161,9 @@ def denoise_photograph(
 def _without_noise(pixels: Tensor, sigma: float, progress: Progress | None) -> Tensor:
     stages = ShippedStages("grey" if len(pixels) == 1 else "colour", pixels.device)
     if len(pixels) == 1:
-        return stages.run(pixels, level=sigma, progress=progress)
+        return stages.run_mirrored(pixels, level=sigma, progress=progress)
     opponent = torch.from_numpy(OPPONENT).to(pixels)
-    found = stages.run(torch.einsum("dc,chw->dhw", opponent, pixels), level=sigma, progress=progress)
+    found = stages.run_mirrored(torch.einsum("dc,chw->dhw", opponent, pixels), level=sigma, progress=progress)
     return torch.einsum("dc,dhw->chw", opponent, found)
 
 
@@ -172,7 +172,7 @@ def _without_salt(channel: Tensor, device: torch.device, progress: Progress | No
     if not mask.any():
         return channel
     start = median_of_uncorrupted(channel[None], mask[None])[0]
-    return ShippedStages("salt", device).run(start, mask=mask, progress=progress)
+    return ShippedStages("salt", device).run_mirrored(start, mask=mask, progress=progress)
 
 
 def restore_photograph(image: Any, mask: Any, *, device: Any = "auto", progress: Progress | None = None) -> Array:
@@ -205,7 +205,7 @@ def restore_photograph(image: Any, mask: Any, *, device: Any = "auto", progress:
     where = resolve_device(device)
     stages, holes = ShippedStages("salt", where), torch.from_numpy(missing.astype(np.float32))[None].to(where)
     channels = torch.from_numpy(np.ascontiguousarray(start.transpose(2, 0, 1))).to(where)
-    filled = torch.cat([stages.run(each[None], mask=holes, progress=progress) for each in channels])
+    filled = torch.cat([stages.run_mirrored(each[None], mask=holes, progress=progress) for each in channels])
     found = np.where(missing[..., None], to_dtype(filled.cpu().numpy().transpose(1, 2, 0), array.dtype), colours)
     return found[..., 0] if array.ndim == 2 else np.concatenate([found, array[..., 3:]], 2)
 
@@ -262,7 +262,7 @@ def _without_jpeg(image: Array, level: float, device: torch.device, progress: Pr
     pixels = colours.astype(np.float32) / np.float32(white(image.dtype))
     before = luminance(pixels)
     start = torch.from_numpy(np.ascontiguousarray(before))[None].to(device)
-    after = ShippedStages("jpeg", device).run(start, level=level, progress=progress)[0].cpu().numpy()
+    after = ShippedStages("jpeg", device).run_mirrored(start, level=level, progress=progress)[0].cpu().numpy()
     if image.ndim == 2:
         return to_dtype(after, image.dtype)
     pixels += np.float32(LUMINANCE_GAIN) * (after - before)[..., None]
