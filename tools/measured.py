@@ -101,6 +101,16 @@ def _schedule() -> Table:
     return Table(header, rows, _GENERATIVE, "python -m studies generative seconds --scale paper")
 
 
+def _real() -> Table:
+    rows = [
+        [f"{data}: {row['title']}", f"{row['parameters']:,}", f"{row['test']:.1f}", f"{row['train']:.1f}"]
+        for data, found in read(_GENERATIVE)["real"].items()
+        for row in found
+    ]
+    header = ["data: model", "parameters", "nats, held-out data", "nats, training data"]
+    return Table(header, rows, _GENERATIVE, "python -m studies generative real --scale paper")
+
+
 # -- jobs -------------------------------------------------------------------------------------------
 
 _JOBS = "results/jobs/results.json"
@@ -470,6 +480,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "front": _front,
     "generative": _lines,
     "schedule": _schedule,
+    "real": _real,
     "imputation": lambda: _job("imputation", 3),
     "filling": lambda: _job("filling", 3),
     "outliers": lambda: _job("outliers", 4),
