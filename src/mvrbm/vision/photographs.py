@@ -115,7 +115,7 @@ def denoise_photograph(
     image : array (H, W), (H, W, 3) or (H, W, 4)
         Grey, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Alpha stays as it is.
     noise : {"gaussian", "salt-and-pepper"}
-        Kind of noise. Salt and pepper is looked for where pixels are exactly black or white, in each channel.
+        Kind of noise. Salt and pepper are the pixels that are exactly black or white, in each channel.
     level : float, optional
         Standard deviation of Gaussian noise as a share of white; default: estimated. Not for salt and pepper.
     device : str
