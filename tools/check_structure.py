@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("src/mvrbm", "studies", "benchmarks", "tools")  # folders of code, and the roots of the tree of tests
 MOST_LINES = 500  # of one module of the library
 # Of the library: 16,000 when it was separated from the laboratory, 20,000 with the kernels, more with the jobs.
-MOST_LINES_INSTALLED = 25_000
+MOST_LINES_INSTALLED = 27_500
 
 FEWEST_WORDS = 4  # of a module's docstring
 

@@ -138,7 +138,7 @@ class FullMatrixPath(KernelPath):
         self._centre = like.new_zeros(models, plan.visible)
         self._offset = like.new_zeros(models * (plan.hidden + 1))
         self._new_offset = torch.zeros_like(self._offset)
-        # Of layers that learn their variances: see `full_variances`.
+        # What layers that learn their variances need: see `full_variances`.
         self._start, self._squares = like.new_zeros(models, plan.visible), like.new_zeros(models, plan.visible)
         self._ratios = like.new_ones(models, plan.visible)
         for number, packing in enumerate(self._packings):

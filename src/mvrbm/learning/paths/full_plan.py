@@ -2,7 +2,7 @@
 
 All visible layers are columns of one array, in units of their statistic, each from a multiple of a tile on. The flat
 parameters are those of all couplings, the visible bias of every column, the hidden bias, and the log-variance of every
-column if a layer learns it. Scales are those that layers have when a packing is made.
+column if a layer learns it. A packing keeps the scales that layers have when it is made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""The Triton kernel for layers that learn their variances, beside those of `full_kernels`.
+r"""The Triton kernel for layers that learn their variances, in addition to `full_kernels`.
 
 States stay in units of the scale :math:`s_0` that a layer had at the start; `ratios` has :math:`q = s_0 / s` of every
 column, 1 where nothing is learned. The full matrix as an operand is :math:`W q`, so that products with it are the
