@@ -104,7 +104,7 @@ def test_tables_with_numbers_and_categories():
     assert (found["colour"] == table["colour"]).mean() > 0.99
     assert (found["big"] == table["big"]).all()
     assert np.abs(found["size"] - table["size"]).max() < 0.6
-    with pytest.raises(ValueError, match=r"column 1 has categories that were not there in fit, such as 'pink'"):
+    with pytest.raises(ValueError, match=r"column 'colour' has categories that were not there in fit, such as 'pink'"):
         imputer.transform(holes.assign(colour="pink"))
 
 

@@ -74,7 +74,8 @@ def argument(metavar: str, help_text: str) -> Any:
 
 _INPUT_HELP = (
     "A .npy, .npz (file.npz:key) or idx file, a table (.csv, .parquet; file.csv:-a leaves out column a), a .h5 or "
-    ".zarr file, a folder of images, of folders of images or of .npy files, or a data set (mnist-5k, mnist:test)."
+    ".zarr file, an image, a folder of images, of folders of images or of .npy files, or a data set (mnist-5k, "
+    "mnist:test)."
 )
 _ROWS_HELP = "Only some samples of the input: 100 (the first), 100:200, or ::10 (every tenth)."
 _MODEL_HELP = "Folder of a saved model, or a model that comes with mvrbm: digits, labelled-digits."

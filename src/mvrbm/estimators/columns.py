@@ -73,12 +73,14 @@ class Columns:
             try:
                 numbers[known] = values.astype(float)
             except (TypeError, ValueError):
-                raise ValueError(f"column {column} has values that are not numbers: {values[:3].tolist()!r}") from None
+                what = f"column {_name(X, column)!r} has values that are not numbers: {values[:3].tolist()!r}"
+                raise ValueError(f"{what}; name it in categorical_features") from None
             return numbers
         known_ones = self.categories[column]
         places = np.searchsorted(known_ones, values).clip(max=max(len(known_ones) - 1, 0))
         if len(values) and (len(known_ones) == 0 or bool((known_ones[places] != values).any())):
-            raise ValueError(f"column {column} has categories that were not there in fit, such as {str(values[-1])!r}")
+            name, unknown = _name(X, column), str(values[-1])
+            raise ValueError(f"column {name!r} has categories that were not there in fit, such as {unknown!r}")
         numbers = np.full(len(known), np.nan)
         numbers[known] = places
         return numbers
@@ -141,6 +143,11 @@ class Columns:
                 f"samples of shape {tuple(shape)} have no columns of categories, and all entries are kept"
             )
         return cls(categories, kept)
+
+
+def _name(X: Any, column: int) -> Any:
+    """Return the name of a data frame's column, or its number in an array."""
+    return X.columns[column] if hasattr(X, "iloc") else column
 
 
 def _values(X: Any, column: int) -> tuple[Array, Array]:
