@@ -44,8 +44,8 @@ def test_every_row_is_timed_and_one_that_fails_leaves_the_others(small, monkeypa
         assert f"| {name} " in out
         if name == "rank 4, CD-1":
             assert "(4,)" in row["missing"] or "order" in row["missing"]
-        elif "missing" in row:
-            assert row["missing"] == "rbms", (name, row)
+        elif "missing" in row:  # only kernels train many models together
+            assert row["missing"] == "rbms" or ("64 models" in name and "together" in row["missing"]), (name, row)
         else:
             assert row["microseconds"]["median"] != 0
     # A second run has nothing left but the row that failed.

@@ -23,7 +23,7 @@ SENTENCE = '"""This module has nothing but lines."""\n'
 # a check, what a tree has instead, and what is reported about it
 OFFENCES = [
     (checks.check_sizes, {"src/mvrbm/long.py": SENTENCE + "x = 1\n" * 500}, "src/mvrbm/long.py:1: 501 lines"),
-    (checks.check_sizes, {f"src/mvrbm/m{i}.py": "x = 1\n" * 500 for i in range(51)}, "src:1: 25,502 lines"),
+    (checks.check_sizes, {f"src/mvrbm/m{i}.py": "x = 1\n" * 500 for i in range(56)}, "src:1: 28,002 lines"),
     (checks.check_docstrings, {"studies/new.py": "x = 1\n"}, "studies/new.py:1: "),
     (checks.check_docstrings, {"src/mvrbm/new.py": '"""Binary entries."""\n'}, "src/mvrbm/new.py:1: "),
     (checks.check_docstrings, {"src/mvrbm/new.py": '"""Units of a layer without a stop"""\n'}, "src/mvrbm/new.py:1: "),
