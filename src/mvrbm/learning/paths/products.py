@@ -1,8 +1,9 @@
 """Matrix products and functions of entries on the CPU, whose bits do not depend on the number of threads.
 
 BLAS divides a product among its threads in ways that change sums in their last bits, and PyTorch computes the last
-entries of each thread's part by other instructions. Here work is cut into blocks by its size alone, a product along its
-longest side. Threads take blocks, and PyTorch and BLAS compute each of them with one thread.
+entries of each thread's part by other instructions. Here work is cut into blocks by its size alone, a product along the
+longer side of its result or, where that is much longer, along its inner side. Threads take blocks, and PyTorch and BLAS
+compute each of them with one thread.
 """
 
 import functools
@@ -17,7 +18,8 @@ from torch import Tensor
 from mvrbm.devices import one_thread
 
 # Multiplications and entries of a block, below which handing it to a thread takes longer than it helps.
-_MULTIPLICATIONS, _ENTRIES, _MOST_BLOCKS = 2**21, 2**17, 16
+_MULTIPLICATIONS, _ENTRIES, _MOST_BLOCKS = 2**23, 2**17, 16
+_MUCH_LONGER = 8
 _MOST_THREADS = 64  # of the pool, which starts no more than are used
 
 Job = Callable[[], object]
@@ -30,12 +32,13 @@ def times(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
     if n_blocks < 2 and threads == 1:
         _product(a, b, into, add)
         return
-    longest = max(m, k, n)
+    # Parts of a sum take memory of their own: the inner side is cut only if it is by far the longest.
+    longest = k if k > _MUCH_LONGER * max(m, n) else max(m, n)
     cuts = [slice(longest * i // n_blocks, longest * (i + 1) // n_blocks) for i in range(n_blocks)]
     with one_thread():
         if n_blocks < 2:
             _product(a, b, into, add)
-        elif longest == k:
+        elif longest > max(m, n):
             parts = into.new_empty(n_blocks, m, n)
             each = zip(cuts, parts, strict=True)
             _share([partial(_product, a[:, cut], b[cut], part, False) for cut, part in each], threads)
