@@ -97,9 +97,9 @@ def test_a_tiny_training_makes_better_images(name, archive, tmp_path, monkeypatc
     row = training.train(name, archive, 0.5, tmp_path / "out", "cpu")
     assert row["updates"] > 0
     # How many updates half a second has depends on the machine: after a few, pictures with little noise may be worse.
-    befores, afters = np.array(list(row["valid"].values())).T
-    assert (afters > befores - 0.5).all()
-    assert afters.mean() > befores.mean() - 0.02
+    starts, ends = np.array(list(row["valid"].values())).T
+    assert (ends > starts - 0.5).all()
+    assert ends.mean() > starts.mean() - 0.02
     found = ShippedStages(tmp_path / "out" / f"{name}.safetensors", torch.device("cpu"))
     assert found.n_parameters == row["parameters"]
     again = training.train(name, archive, 0.1, tmp_path / "again", "cpu", tmp_path / "out" / f"{name}.pt")
