@@ -192,10 +192,11 @@ class FlatUpdates(UpdatePath):
         if not self._variances:
             self.task.all_reduce(self._gradient)
             return
-        everything = torch.cat([self._gradient, powers])
-        self.task.all_reduce(everything)
-        gradient, powers = everything.split([len(self._gradient), len(powers)])
-        self._gradient.copy_(gradient)
+        if self.task.n_processes > 1:
+            everything = torch.cat([self._gradient, powers])
+            self.task.all_reduce(everything)
+            gradient, powers = everything.split([len(self._gradient), len(powers)])
+            self._gradient.copy_(gradient)
         self._powers[self._variances] = powers.clamp(min=1)
 
     def _rescale(self) -> None:
