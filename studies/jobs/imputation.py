@@ -7,6 +7,7 @@ of which the better result counts. Settings of tools without defaults are chosen
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 import warnings
@@ -179,8 +180,11 @@ def _best_rows(fill: Callable[[Array], Array]) -> Callable[[Array, bool], list[A
     """Return all ways to fill in an array by a tool for tables: for single tensors, every cut into rows."""
 
     def filled(x: Array, every_cut: bool) -> list[Array]:
-        cuts = range(1, x.ndim) if every_cut else (1,)
-        return [fill(x.reshape(int(np.prod(x.shape[:cut])), -1)).reshape(x.shape) for cut in cuts]
+        found = []
+        for cut in range(1, x.ndim) if every_cut else (1,):
+            with contextlib.suppress(TimeoutError):  # of this cut: others have fewer columns
+                found.append(fill(x.reshape(int(np.prod(x.shape[:cut])), -1)).reshape(x.shape))
+        return found
 
     return filled
 
@@ -218,13 +222,10 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
     x = SETS[settings["set"]](place.data_dir)[: settings["n"]]
     missing = hide(x.shape, settings["kind"], settings["seed"])
     start = time.process_time()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of tools that did not converge
-            found = TOOLS[settings["tool"]](np.where(missing, np.nan, x), settings["set"] in _TENSORS)
-    except TimeoutError:
-        return Outcome({"rmse": None, "seconds": 0.0})
-    error = min(float(np.sqrt(((each - x)[missing] ** 2).mean())) for each in found)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tools that did not converge
+        found = TOOLS[settings["tool"]](np.where(missing, np.nan, x), settings["set"] in _TENSORS)
+    error = min((float(np.sqrt(((each - x)[missing] ** 2).mean())) for each in found), default=None)
     return Outcome({"rmse": error, "seconds": time.process_time() - start})
 
 
