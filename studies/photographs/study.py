@@ -33,7 +33,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     add_parts(parser, PARTS)
     add_options(
         parser,
-        *("--out", "--work", "--only", "--budget", "--report-only", "--device", "--data-dir", "--json"),
+        *("--out", "--work", "--only", "--jobs", "--budget", "--report-only", "--device", "--data-dir", "--json"),
         out={"default": Path("results"), "help": "Folder of the folders for results. Default: results."},
         work={"default": Path("runs/photographs"), "help": "Folder for new weights. Default: runs/photographs."},
     )
@@ -60,7 +60,8 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
         else:
             place = Place(stores[part], "cpu", options.data_dir, options.work)
             cells = [cell for cell in measuring.cells() if cell.group == part]
-            result[part] = run_parts(cells, [part], place, only=options.only, budget=options.budget)
+            settings = {"only": options.only, "jobs": options.jobs, "budget": options.budget}
+            result[part] = run_parts(cells, [part], place, **settings)
     return result, "\n".join(f"{part}: {found}" for part, found in result.items())
 
 
