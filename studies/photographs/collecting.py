@@ -115,7 +115,6 @@ _LARGE = 1600  # side of photographs that are used at a quarter of their size, t
 _SIDE = 192  # of a crop, in pixels
 _HELD_OUT_CROPS = 4  # of each photograph
 _LEAST_DETAIL = 1.0  # of a crop, in roots of grey levels
-_SHARE = 0.35  # of the archive that is in colour, the rest is luminance
 
 
 def photographs(packages: Path, work: Path) -> Iterator[tuple[str, str, Array]]:
@@ -160,6 +159,7 @@ def main() -> None:
     parser.add_argument("packages", type=Path, help="folder of .deb files")
     parser.add_argument("out", type=Path, help="ZIP file to write")
     parser.add_argument("--megabytes", type=float, default=26.0, help="size of the archive")
+    parser.add_argument("--colour", type=float, default=0.35, help="share of it in colour, the rest is luminance")
     options = parser.parse_args()
     queue: list[tuple[float, str, Array]] = []
     licences: dict[str, str] = {}
@@ -179,7 +179,7 @@ def main() -> None:
         queue.sort(key=lambda entry: entry[0])
         sizes = {"colour": 0, "grey": 0}
         for _, name, piece in queue:
-            kind = "colour" if sizes["colour"] < _SHARE * sum(sizes.values()) + 1 else "grey"
+            kind = "colour" if sizes["colour"] < options.colour * sum(sizes.values()) + 1 else "grey"
             content = _encoded(piece if kind == "colour" else luminance(piece))
             if sum(sizes.values()) + len(content) > options.megabytes * 1e6:
                 break
