@@ -63,7 +63,8 @@ def choice(value: Choice, name: str, options: Iterable[Choice]) -> Choice:
     """Return `value`, or raise ValueError if it is not one of the options."""
     options = list(options)
     if value not in options:
-        raise ValueError(f"{name} must be one of {options}, got {value!r}")
+        given = str(value) if isinstance(value, str) else value  # NumPy's strings look otherwise
+        raise ValueError(f"{name} must be one of {options}, got {given!r}")
     return value
 
 

@@ -1,6 +1,7 @@
 """`mvrbm denoise`."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -89,6 +90,19 @@ def test_mistakes_at_the_command_line_are_one_line(command, words, code, message
     assert err.count("\n") == 1
 
 
+def test_salt_and_pepper_on_a_photograph_is_noticed(command):
+    grey = np.tile(np.linspace(60, 200, 64), (64, 1)).astype(np.uint8)
+    for name, pixels in (("salty", add_noise(grey, "salt-and-pepper", 0.1, seed=0)), ("clean", grey)):
+        Image.fromarray(pixels).save(f"{name}.png")
+    code, out, err = command("salty.png", "out.png", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"out.png: 64x64 uint8, salt-and-pepper of level 0\.(09|10)\d* \(estimated\)\n", out)
+    assert np.abs(np.asarray(Image.open("out.png")).astype(int) - grey).max() <= 5
+    code, out, err = command("clean.png", "same.png", "--device", "cpu")
+    assert (code, err, out) == (0, "", "same.png: 64x64 uint8, gaussian of level 0 (estimated)\n")
+    np.testing.assert_array_equal(np.asarray(Image.open("same.png")), grey)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_photograph_is_denoised_without_a_model(command, channels):
     noisy = np.clip(np.random.default_rng(0).normal(120, 20, (40, 50, channels)), 0, 255).astype(np.uint8).squeeze()
@@ -101,7 +115,7 @@ def test_a_photograph_is_denoised_without_a_model(command, channels):
     clean = np.asarray(Image.open("clean.png"))
     np.testing.assert_array_equal(clean, denoise_photograph(noisy, device="cpu"))
     code, out, _ = command("noisy.png", "salt.png", "--device", "cpu", "--noise", "salt-and-pepper")
-    assert (code, out.strip().endswith("uint8, salt-and-pepper")) == (0, True)
+    assert (code, out.strip().endswith("uint8, salt-and-pepper of level 0 (estimated)")) == (0, True)
 
 
 def test_scratches_are_filled(command, capfd):

@@ -16,6 +16,7 @@ from mvrbm.vision import (
     denoise_photograph,
     estimate_degradation,
     estimate_noise,
+    estimate_salt,
     restore_photograph,
 )
 from mvrbm.vision.photographs import OPPONENT, jpeg_quality, jpeg_steps, median_of_uncorrupted
@@ -92,6 +93,25 @@ def test_salt_and_pepper_is_removed_better_than_by_the_median(share):
     np.testing.assert_array_equal(clean[kept], noisy[kept])
 
 
+@pytest.mark.parametrize("image", [PHOTO, LETTERS, np.round(LETTERS, -1)])
+def test_salt_and_pepper_is_found_where_it_is(image):
+    noisy = add_noise(image[..., 0] if image.ndim == 3 else image, "salt-and-pepper", 0.1, seed=0)
+    assert estimate_salt(noisy) == pytest.approx(0.1, rel=0.2)
+    assert [estimate_salt(each) for each in (image, _noisy(image, 10), _noisy(image, 60))] == [0, 0, 0]
+    assert estimate_salt(np.where(LETTERS > 128, 255, 0).astype(np.uint8)) == 0  # black on white
+    found = denoise_photograph(noisy, device="cpu")
+    np.testing.assert_array_equal(found, denoise_photograph(noisy, noise="salt-and-pepper", device="cpu"))
+
+
+@pytest.mark.parametrize(("black", "white"), [(2, 2), (20, 300)])  # of 10,000 pixels
+def test_a_few_dots_and_stars_are_no_salt_and_pepper(black, white):
+    image = np.full((100, 100), 60, np.uint8)
+    places = [(row, column) for row in range(1, 99, 3) for column in range(1, 99, 3)]
+    for number, place in enumerate(places[: black + white]):
+        image[place] = 0 if number < black else 255
+    assert estimate_salt(image) == 0
+
+
 def test_pixels_without_salt_and_pepper_stay():
     image = np.full((9, 9, 3), 100, np.uint8)
     np.testing.assert_array_equal(denoise_photograph(image, noise="salt-and-pepper", device="cpu"), image)
@@ -128,6 +148,8 @@ def test_nothing_is_removed_from_a_clean_photograph():
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="image must be grey, RGB or RGBA, got 2 channels"):
         denoise_photograph(np.zeros((4, 4, 2), np.uint8))
+    with pytest.raises(ValueError, match=r"level, as a share of white \(0.098 for 25 of 255\), must be .*, got 25"):
+        denoise_photograph(LETTERS, level=25)
     with pytest.raises(ValueError, match="level must be left out for salt and pepper"):
         denoise_photograph(LETTERS, noise="salt-and-pepper", level=0.1)
     with pytest.raises(ValueError, match="strength must be"):

@@ -106,7 +106,10 @@ def main(args: Sequence[str] | None = None) -> int:
         if isinstance(error, _ClickError):
             context = getattr(error, "ctx", None)
             hint = "" if context is None else f" (see {context.command_path} --help)"
-            return _complain(cast("Any", error).format_message() + hint, 2 if isinstance(error, _UsageError) else 1)
+            said = (
+                cast("Any", error).format_message().replace("Value error, ", "")
+            )  # pydantic's, in new versions of typer
+            return _complain(said + hint, 2 if isinstance(error, _UsageError) else 1)
         if (reason := _reason(error)) is None:
             raise
         return _complain(reason, 1)

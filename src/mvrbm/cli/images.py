@@ -23,7 +23,7 @@ Method = StrEnum("Method", {"MEAN_FIELD": "mean-field", "GIBBS": "gibbs"})
 
 _HIDDEN = opt.Shape((24, 24))
 _MODEL_HELP = "Folder of a saved model, for images like its own; default: the denoiser for photographs."
-_NOISE_HELP = "Kind of noise; default: salt-and-pepper with --model, gaussian without."
+_NOISE_HELP = "Kind of noise; default: salt-and-pepper with --model, estimated without."
 _LEVEL_HELP = "Fraction of pixels hit, or standard deviation (black to white is 1); default: estimated."
 _ENSEMBLE_HELP = "Average over flips and turns, for --model: better, slower."
 _JPEG_HELP = "Quality of the JPEG that the image once was; default: that of the file, if it is one."
@@ -56,7 +56,7 @@ def denoise(
     """
     opt.check_out(out, force)
     if model_folder is None:
-        _denoise_photograph(source, out, noise or NoiseKind.GAUSSIAN, level, device.value, force, as_json)
+        _denoise_photograph(source, out, noise, level, device.value, force, as_json)
         return
     noise = noise or NoiseKind.SALT_AND_PEPPER
     import numpy as np
@@ -90,26 +90,31 @@ def denoise(
 
 
 def _denoise_photograph(
-    source: str, out: Path, noise: NoiseKind, level: float | None, device: str, force: bool, as_json: bool
+    source: str, out: Path, noise: NoiseKind | None, level: float | None, device: str, force: bool, as_json: bool
 ) -> None:
     """Denoise a picture by the stages that come with the package."""
     from mvrbm.io.atomic import check_output
     from mvrbm.io.pictures import FORMATS, check_format, read_picture, write_picture
-    from mvrbm.vision.photographs import denoise_photograph, estimate_noise
+    from mvrbm.vision.photographs import denoise_photograph, estimate_noise, estimate_salt
 
     check_output(out, force, tuple(FORMATS))
     picture = read_picture(Path(source))
     for text in (*picture.notes, *check_format(out, picture)):
         opt.note(text)
-    salty, how = noise is NoiseKind.SALT_AND_PEPPER, "estimated" if level is None else "given"
-    if level is None and not salty:
+    how = "estimated" if level is None else "given"
+    salt = 0.0 if level is not None or noise is NoiseKind.GAUSSIAN else estimate_salt(picture.pixels)
+    kind = noise or (NoiseKind.SALT_AND_PEPPER if salt else NoiseKind.GAUSSIAN)
+    if level is None and kind is NoiseKind.GAUSSIAN:
         level = estimate_noise(picture.pixels)
     with _bar("denoise") as progress:
-        clean = denoise_photograph(picture.pixels, noise=noise.value, level=level, device=device, progress=progress)
+        # A level of 0 can be estimated, but not given.
+        how_much: Any = {"noise": kind.value, "level": level or None}
+        clean = denoise_photograph(picture.pixels, **how_much, device=device, progress=progress)
     write_picture(out, picture.with_pixels(clean), force)
-    result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": noise.value, "level": level}
-    size = "" if level is None else f" of level {level:.4g} ({how})"
-    opt.show(result, as_json, f"{out}: {opt.times(clean.shape)} {clean.dtype}, {noise.value}{size}")
+    found = salt if level is None else level
+    result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": kind.value, "level": found}
+    text = f"{out}: {opt.times(clean.shape)} {clean.dtype}, {kind.value} of level {found:.4g} ({how})"
+    opt.show(result, as_json, text)
 
 
 def restore(

@@ -13,6 +13,7 @@ from mvrbm.vision.photographs import (
     denoise_photograph,
     estimate_degradation,
     estimate_noise,
+    estimate_salt,
     restore_photograph,
 )
 from mvrbm.vision.quality import psnr, psnr_ssim
@@ -20,7 +21,7 @@ from mvrbm.vision.resampling import enlarge_image, reduce_image
 
 __all__ = ["NOISES", "Degradation", "SuperResolver", "add_noise", "clean_photograph", "denoise"]
 __all__ += ["denoise_photograph", "enlarge_image", "estimate_degradation", "estimate_level", "estimate_noise"]
-__all__ += ["luminance", "psnr", "psnr_ssim", "reduce_image", "restore_photograph"]
+__all__ += ["estimate_salt", "luminance", "psnr", "psnr_ssim", "reduce_image", "restore_photograph"]
 
 
 if TYPE_CHECKING:

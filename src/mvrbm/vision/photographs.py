@@ -41,6 +41,8 @@ _QUIET = 0.1  # the share of blocks that hold least detail, which is taken for n
 _WHITE, _LEAST_WHITE = 1.4, 0.04  # how even the details of noise are, and the least share of such blocks
 _SMALLEST_NOISE = 1.5 / 255  # what is below this is left alone, as a share of white
 _HIGHEST_QUALITY = 95  # JPEG above this is left alone
+_LEAST_SALT, _FAR_SALT = 0.001, 0.6  # pixels that are black or white all alone, and the share of them that stands out
+_STANDS_OUT = 4.0  # how far from its neighbours, in standard deviations of the noise
 
 
 class Degradation(NamedTuple):
@@ -100,10 +102,41 @@ def estimate_noise(image: Any) -> float:
     return float(lowest / (1 - min(by_chance, 0.5)))
 
 
+def estimate_salt(image: Any) -> float:
+    """Return the share of pixels that salt and pepper has hit, 0 for a photograph without it.
+
+    It is there if pixels are black, and others white, all alone among their neighbours, and further from them than
+    noise explains. Black and white count in each channel.
+
+    Parameters
+    ----------
+    image : array (H, W), (H, W, 3) or (H, W, 4)
+        Bytes, 16-bit numbers or floats from 0 to 1. Alpha is ignored.
+    """
+    pixels = _channels(check_image(image))[:, None]  # (c, 1, h, w)
+    kinds = torch.stack([pixels <= 0, pixels >= 1]).float()
+    alone = torch.stack([(kind > 0) & (9 * F.avg_pool2d(kind, 3, 1, 1) < 1.5) for kind in kinds])
+    counts = alone.sum((1, 2, 3, 4))
+    if counts.min() < max(_LEAST_SALT * pixels.numel(), counts.max() / 4):
+        return 0.0
+    hit = kinds.sum(0)
+    others = median_of_uncorrupted(pixels, hit)
+    noise = estimate_noise(others[:, 0].permute(1, 2, 0).numpy())
+    far = (hit > 0) & ((pixels - others).abs() > max(_STANDS_OUT * noise, 0.1))
+    enough = bool(((alone & far).sum((1, 2, 3, 4)) >= _FAR_SALT * counts).all())
+    return float(far.float().mean()) if enough else 0.0
+
+
+def _channels(array: Array) -> Tensor:
+    """Return grey or the three colours of an image as floats with white at 1, (c, h, w)."""
+    colours = array[..., None] if array.ndim == 2 else array[..., :3]
+    return torch.from_numpy(np.ascontiguousarray(colours.transpose(2, 0, 1), np.float32)) / white(array.dtype)
+
+
 def denoise_photograph(
     image: Any,
     *,
-    noise: str = "gaussian",
+    noise: str | None = None,
     level: float | None = None,
     device: Any = "auto",
     progress: Progress | None = None,
@@ -114,8 +147,9 @@ def denoise_photograph(
     ----------
     image : array (H, W), (H, W, 3) or (H, W, 4)
         Grey, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Alpha stays as it is.
-    noise : {"gaussian", "salt-and-pepper"}
-        Kind of noise. Salt and pepper are the pixels that are exactly black or white, in each channel.
+    noise : {"gaussian", "salt-and-pepper"}, optional
+        Kind of noise. Salt and pepper are the pixels that are exactly black or white, in each channel. Default: salt
+        and pepper if :func:`estimate_salt` finds any, otherwise Gaussian; Gaussian if `level` is given.
     level : float, optional
         Standard deviation of Gaussian noise as a share of white; default: estimated. Not for salt and pepper.
     device : str
@@ -139,16 +173,15 @@ def denoise_photograph(
     array = check_image(image)
     if array.ndim == 3 and array.shape[2] not in (3, 4):
         raise ValueError(f"image must be grey, RGB or RGBA, got {array.shape[2]} channels")
-    salty = choice(noise, "noise", NOISES) == "salt-and-pepper"
     if level is not None:
-        number(level, "level", 0, 1, exclude_low=True)
-        if salty:
+        number(level, "level, as a share of white (0.098 for 25 of 255),", 0, 1, exclude_low=True)
+        if noise == "salt-and-pepper":
             raise ValueError(f"level must be left out for salt and pepper on photographs, got {level:g}")
+    if noise is None:
+        noise = "salt-and-pepper" if level is None and estimate_salt(array) else "gaussian"
+    salty = choice(noise, "noise", NOISES) == "salt-and-pepper"
     where = resolve_device(device)
-    colours = array[..., None] if array.ndim == 2 else array[..., :3]
-    pixels = torch.from_numpy(np.ascontiguousarray(colours.transpose(2, 0, 1), np.float32)).to(where) / white(
-        array.dtype
-    )
+    pixels = _channels(array).to(where)
     if salty:
         clean = torch.cat([_without_salt(each[None], where, progress) for each in pixels])
     else:
