@@ -6,6 +6,7 @@ The package never uses the global generators of PyTorch and NumPy. Every functio
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -173,8 +174,19 @@ class RandomSource:
 def permutations(sources: Sequence[RandomSource], n: int) -> Tensor:
     """Return the next `permutation` of each source, (len(sources), n); on a GPU all of them by one sort."""
     if all(source.capturable for source in sources):
-        return _sorted_keys([source._generator for source in sources], n)
+        # On a stream of its own: what was launched before need not end first.
+        side, main = _side_stream(sources[0].device), torch.cuda.current_stream(sources[0].device)
+        with torch.cuda.stream(side):
+            orders = _sorted_keys([source._generator for source in sources], n)
+        main.wait_stream(side)
+        orders.record_stream(main)
+        return orders
     return torch.stack([source.permutation(n) for source in sources])
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def _sorted_keys(generators: Sequence[torch.Generator], n: int) -> Tensor:

@@ -123,7 +123,6 @@ class FullMatrixPath(KernelPath):
         def operands(*shape: int) -> Tensor:
             return torch.zeros(models, *shape, dtype=self._dtype, device=self._device)
 
-        self._weight = operands(plan.hidden, plan.visible)
         self._states, self._means = operands(self._all_rows, plan.visible), operands(self._all_rows, plan.hidden)
         self._states[..., -1] = 1
         self._samples = operands(self._all_rows - self._chains_at, plan.hidden)
@@ -136,8 +135,8 @@ class FullMatrixPath(KernelPath):
         # Offsets of centring: of the visible layers, and a running mean of the hidden one, with a row that is positive
         # once there is one.
         self._centre = like.new_zeros(models, plan.visible)
-        self._offset = like.new_zeros(models * (plan.hidden + 1))
-        self._new_offset = torch.zeros_like(self._offset)
+        self._all_offsets = like.new_zeros(2, models * (plan.hidden + 1))
+        self._offset = self._all_offsets[0]
         # What layers that learn their variances need: see `full_variances`.
         self._start, self._squares = like.new_zeros(models, plan.visible), like.new_zeros(models, plan.visible)
         self._ratios = like.new_ones(models, plan.visible)
@@ -145,7 +144,9 @@ class FullMatrixPath(KernelPath):
             for name, columns in packing.columns.items():
                 self._start[number, columns] = -2 * torch.log(packing.scale(name))
         self._centred = states[0].centring is not None
-        self._new_weight = torch.zeros_like(self._weight) if self._centred else self._weight
+        # Centring compares the old matrices with the new ones.
+        self._all_weights = [operands(plan.hidden, plan.visible) for _ in range(2 if self._centred else 1)]
+        self._weight = self._all_weights[0]
         self._follows = bool(states[0].centring and states[0].centring.follow_hidden)
 
     def _choose(self) -> None:
@@ -173,9 +174,10 @@ class FullMatrixPath(KernelPath):
         self._tile_up = tile_of(upwards, plan.hidden, self._models, processors)
         self._tile_down = tile_of(self._n_chains, plan.visible, self._models, processors)
         self._tile_gradient = tile_of(plan.hidden, plan.visible, self._models, processors)
-        self._product = {"BK": TILE, "num_warps": 4, "num_stages": 4}
-        # Launches without large products begin before the former ends; those with them would share its processors.
+        # Launches without large products begin before the former ends; products wait until all its programs have
+        # ended, whose processors they would share.
         self._options = {"PDL": True, "launch_pdl": True} if self._overlapping else {"PDL": False}
+        self._product = {"BK": TILE, "num_warps": 4, "num_stages": 4, **self._options}
         # Samples between the orders of two models, and between their data.
         self._strides = self.n_samples, 0 if self._shared else self.n_samples
 
@@ -259,7 +261,8 @@ class FullMatrixPath(KernelPath):
             for batch in range(n):
                 self._launch(batch, sizes[batch], 0 if batch == n - 1 else sizes[batch + 1])
             if n % 2:
-                for first, second in (self._all_params, self._all_momenta, self._all_gains):
+                pairs = [self._all_params, self._all_momenta, self._all_gains]
+                for first, second in [*pairs, self._all_offsets, self._all_weights] if self._centred else pairs:
                     first.copy_(second)
                 self._gradients.zero_()
 
@@ -275,18 +278,24 @@ class FullMatrixPath(KernelPath):
         }  # fmt: skip
         self._launch_products(batch, n_valid, shared)
         self._launch_gradients(batch, n_valid, shared)
-        self._build(self._new_weight, batch + 1, n_next, step=True)
+        self._build(self._weight_of(batch + 1), batch + 1, n_next, step=True)
         if self._centred:
             BM, BN = 64, 64
             self._kernels.compensate[(plan.hidden // BM, plan.visible // BN, self._models)](
-                self._all_params[(batch + 1) % 2], self._weight, self._new_weight, self._offset, self._new_offset,
-                self._centre, HIDDEN=plan.hidden, VISIBLE=plan.visible, UNITS=plan.n_hidden, STRIDE=self._stride,
-                VISIBLE_BIAS=plan.visible_bias, FOLLOWS=self._follows, BM=BM, BN=BN, **self._options,
+                self._all_params[(batch + 1) % 2], self._weight_of(batch), self._weight_of(batch + 1),
+                self._all_offsets[(batch + 1) % 2], self._centre, HIDDEN=plan.hidden, VISIBLE=plan.visible,
+                UNITS=plan.n_hidden, STRIDE=self._stride, VISIBLE_BIAS=plan.visible_bias, FOLLOWS=self._follows, BM=BM,
+                BN=BN, **self._options,
             )  # fmt: skip
+
+    def _weight_of(self, batch: int) -> Tensor:
+        """Return the full matrices that update number `batch` of a series has."""
+        return self._all_weights[batch % len(self._all_weights)]
 
     def _launch_products(self, batch: int, n_valid: int, shared: dict[str, Any]) -> None:
         """Launch the hidden means of the data and the chains' steps by products with full matrices."""
         persistent, plan, steps, params = self._persistent, self.plan, self._steps, self._all_params[batch % 2]
+        weight = self._weight_of(batch)
         drawn = {"UNITS": plan.n_hidden, "GAUSSIAN": self._hidden_gaussian, "RECORDED": self._recorded_size}
         random = self._recorded, self._seeds, self._clock, batch, n_valid
 
@@ -295,7 +304,7 @@ class FullMatrixPath(KernelPath):
             first = 0 if data else self._chains_at // BM
             last = (self._chains_at if not chains else self._chains_at + self._n_chains + BM - 1) // BM
             self._kernels.upwards[(last - first, plan.hidden // BN, self._models)](
-                self._states, self._weight, params[:, plan.hidden_bias :], self._means, self._samples,
+                self._states, weight, params[:, plan.hidden_bias :], self._means, self._samples,
                 self._hidden_sums, *random, number, numbers, FIRST_TILE=first, DRAW_DATA=not chains and draw,
                 DRAW_CHAINS=draw, CENTRED=self._centred, BM=BM, BN=BN, **drawn, **shared, **self._product,
             )  # fmt: skip
@@ -305,7 +314,7 @@ class FullMatrixPath(KernelPath):
             upwards(2 * step, numbers, data=step == 0, chains=persistent or step > 0, draw=True)
             BM, BN = self._tile_down
             self._kernels.downwards[(-(-self._n_chains // BM), plan.visible // BN, self._models)](
-                self._samples, self._weight, params[:, plan.visible_bias :], self._states, self._visible_sums,
+                self._samples, weight, params[:, plan.visible_bias :], self._states, self._visible_sums,
                 *random[:3], self._ratios, *random[3:], 2 * step + 1, numbers + self._n_chains * plan.n_hidden,
                 LAYERS=self._layers, SUMMED=self._centred and step == steps - 1, VARIES=plan.varies,
                 RECORDED=self._recorded_size, BM=BM, BN=BN, **shared, **self._product,
@@ -317,10 +326,11 @@ class FullMatrixPath(KernelPath):
         plan, gradients = self.plan, self._all_gradients[batch % 2]
         BM, BN = self._tile_gradient
         self._kernels.gradients[(plan.hidden // BM, plan.visible // BN, self._models)](
-            self._states, self._means, self._visible_sums, self._hidden_sums, gradients, self._offset,
-            self._new_offset, self._centre, self._ratios, n_valid, N=self.batch_size, UNITS=plan.n_hidden,
-            L=plan.hidden_columns, VISIBLE_BIAS=plan.visible_bias, LAYERS=self._layers, CENTRED=self._centred,
-            FOLLOWS=self._follows, VARIES=plan.varies, BM=BM, BN=BN, **shared, **{**self._product, "BK": TILE},
+            self._states, self._means, self._visible_sums, self._hidden_sums, gradients,
+            self._all_offsets[batch % 2], self._all_offsets[(batch + 1) % 2], self._centre, self._ratios, n_valid,
+            N=self.batch_size, UNITS=plan.n_hidden, L=plan.hidden_columns, VISIBLE_BIAS=plan.visible_bias,
+            LAYERS=self._layers, CENTRED=self._centred, FOLLOWS=self._follows, VARIES=plan.varies, BM=BM, BN=BN,
+            **shared, **self._product,
         )  # fmt: skip
         if plan.varies:
             now, new = batch % 2, (batch + 1) % 2
@@ -331,10 +341,10 @@ class FullMatrixPath(KernelPath):
             options = self._options if any(layer.rank for layer in plan.layers) else {"PDL": False}
             self._vary[(plan.visible // self._kernels.GATHERED.value, self._models)](
                 params[now], momenta[now], gradients, params[new], momenta[new], self._all_gradients[new],
-                self._weight, self._states, self._centre, self._start, self._ratios, self._squares, self._rates,
-                self._clock, batch, n_valid, N=self.batch_size, UNITS=plan.n_hidden, L=plan.hidden_columns,
-                VISIBLE_BIAS=plan.visible_bias, VARIANCES=plan.variances, LAYERS=self._layers, BLOCK=TILE,
-                **placed, **options,
+                self._weight_of(batch), self._states, self._centre, self._start, self._ratios, self._squares,
+                self._rates, self._clock, batch, n_valid, N=self.batch_size, UNITS=plan.n_hidden,
+                L=plan.hidden_columns, VISIBLE_BIAS=plan.visible_bias, VARIANCES=plan.variances, LAYERS=self._layers,
+                BLOCK=TILE, **placed, **options,
             )  # fmt: skip
         for layer in plan.layers:
             if layer.rank:

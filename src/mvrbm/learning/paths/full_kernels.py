@@ -31,6 +31,7 @@ from mvrbm.learning.paths.triton_kernels import (
     power_of,
     rates_of,
     stepped,
+    wait,
 )
 from mvrbm.learning.paths.triton_random import draw_layer, mean, normal, uniform
 
@@ -94,7 +95,7 @@ def upwards(
     VISIBLE: tl.constexpr, UNITS: tl.constexpr, STRIDE: tl.constexpr, GAUSSIAN: tl.constexpr,
     PERSISTENT: tl.constexpr, CENTRED: tl.constexpr, FIRST_TILE: tl.constexpr, DRAW_DATA: tl.constexpr,
     DRAW_CHAINS: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
+    BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute means or draws of the hidden layer for tiles of states, from `FIRST_TILE` on.
 
@@ -108,6 +109,7 @@ def upwards(
     x = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + within[None, :]
     w = weight + (model.to(tl.int64) * HIDDEN + columns[None, :]) * VISIBLE + within[:, None]
     field = tl.zeros([BM, BN], tl.float32)
+    wait(PDL)
     for k in range(0, VISIBLE, BK):
         if VISIBLE % BK == 0:
             field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
@@ -178,7 +180,7 @@ def downwards(
     CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
     VISIBLE: tl.constexpr, STRIDE: tl.constexpr, LAYERS: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr,
     VARIES: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
+    BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Draw all visible layers of the chains, given draws of the hidden layer, and add up draws where `SUMMED`."""
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -188,6 +190,7 @@ def downwards(
     y = samples + (model.to(tl.int64) * (ALL_ROWS - CHAINS_AT) + rows[:, None]) * HIDDEN + within[None, :]
     w = weight + (model.to(tl.int64) * HIDDEN + within[:, None]) * VISIBLE + columns[None, :]
     field = tl.zeros([BM, BN], tl.float32)
+    wait(PDL)
     for k in range(0, HIDDEN, BK):
         if HIDDEN % BK == 0:
             field = tl.dot(tl.load(y + k), tl.load(w + k * VISIBLE), acc=field, input_precision=PRECISION)
@@ -249,6 +252,7 @@ def gradients(
     HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr,
     VISIBLE_BIAS: tl.constexpr, LAYERS: tl.constexpr, CENTRED: tl.constexpr, FOLLOWS: tl.constexpr,
     VARIES: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     r"""Compute the gradient of biases and full matrices: minus the mean over data plus that over chains.
 
@@ -262,6 +266,7 @@ def gradients(
     h = means + (model.to(tl.int64) * ALL_ROWS + within[None, :]) * HIDDEN + units[:, None]
     x = states + (model.to(tl.int64) * ALL_ROWS + within[:, None]) * VISIBLE + columns[None, :]
     G = tl.zeros([BM, BN], tl.float32)
+    wait(PDL)
     for k in range(0, N, BK):
         G = tl.dot(tl.load(h + k * HIDDEN), tl.load(x + k * VISIBLE), acc=G, input_precision=PRECISION)
     # A short batch counts in proportion.
@@ -294,6 +299,8 @@ def gradients(
             G -= follow[:, None] * of_visible[None, :]
             if tile_n == 0:
                 tl.store(new_offset + model * HIDDEN + units, follow)
+                if tile_m == 0:
+                    tl.store(new_offset + tl.num_programs(2) * HIDDEN + model, 1.0)
     else:
         to_visible = gradient + VISIBLE_BIAS + columns[None, :] + 0 * units[:, None]
         tl.store(to_visible, G, mask=(units == UNITS)[:, None] & (columns < VISIBLE - 1)[None, :])
@@ -379,7 +386,10 @@ def build(
             tl.store(hidden_sums + model * (2 * HIDDEN) + start + columns, nothing, mask=start + columns < 2 * HIDDEN)
     factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch - 1)
     first = model * STRIDE
-    after_previous(PDL)
+    if CENTRED:
+        after_previous(PDL)
+    else:
+        wait(PDL)
     gains += model * N_GAINS
     new_gains += model * N_GAINS
     for m in tl.static_range(len(LAYERS)):
@@ -472,25 +482,19 @@ def _after_step(
 
 @triton.jit
 def compensate(
-    weights, weight, new_weight, offset, new_offset, centre, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr,
+    weights, weight, new_weight, new_offset, centre, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr,
     UNITS: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, FOLLOWS: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Take over new matrices, and adjust the biases for what the change does to the fields of the offsets."""
+    """Adjust the biases for what the change of the matrices does to the fields of the offsets."""
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     units, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
     at = (model.to(tl.int64) * HIDDEN + units[:, None]) * VISIBLE + columns[None, :]
-    after_previous(PDL)
-    new = fresh(new_weight + at, True)
-    change = new.to(tl.float32) - fresh(weight + at, True).to(tl.float32)
-    tl.store(weight + at, new)
+    wait(PDL)
+    change = fresh(new_weight + at, True).to(tl.float32) - fresh(weight + at, True).to(tl.float32)
     weights += model.to(tl.int64) * STRIDE + VISIBLE_BIAS
     mu = tl.load(centre + model * VISIBLE + columns)
     tl.atomic_add(weights + VISIBLE + units, -tl.sum(change * mu[None, :], 1), mask=units < UNITS, sem="relaxed")
     if FOLLOWS:
         follow = fresh(new_offset + model * HIDDEN + units, True)
         tl.atomic_add(weights + columns, -tl.sum(change * follow[:, None], 0), sem="relaxed")
-        if tile_n == 0:
-            tl.store(offset + model * HIDDEN + units, follow)
-            if tile_m == 0:
-                tl.store(offset + tl.num_programs(2) * HIDDEN + model, 1.0)

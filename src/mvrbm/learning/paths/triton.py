@@ -196,11 +196,11 @@ class TritonPath(KernelPath):
     def _launch_small(self, number: int, batch: int, n_valid: int) -> None:
         """Launch update `number` of a series, in which each update makes the step of the one before."""
         plan, layer = self.plan, self.plan.layers[0]
-        keeper = self._normalised or self._late_steps
+        keepers = 2 if self._normalised or self._late_steps else 0
         turn = number if self._late_steps else 0
         params, momenta, gradients, gains = self._all_params, self._all_momenta, self._all_gradients, self._all_gains
         old = max(turn - 1, 0) % 2  # the set of parameters that is current
-        programs = -(-self._rows // self._samples) + keeper
+        programs = -(-self._rows // self._samples) + keepers
         self._kernels.small_step[(programs, self._models)](
             self._data[0], self._order, params[old], momenta[old], gradients[(turn - 1) % 3], gradients[turn % 3],
             params[1 - old], momenta[1 - old], gradients[(turn + 1) % 3], gains[(turn - 1) % 2], gains[turn % 2],
@@ -213,7 +213,7 @@ class TritonPath(KernelPath):
             STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
             HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
             RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, PENDING=turn > 0,
-            KEEPER=keeper, PDL=self._overlapping, num_warps=self._warps, **self._options,
+            KEEPERS=keepers, PDL=self._overlapping, num_warps=self._warps, **self._options,
         )  # fmt: skip
 
     def _launch_stacked(self, batch: int, n_valid: int) -> None:

@@ -88,6 +88,13 @@ def apply(
 
 
 @triton.jit
+def wait(PDL: tl.constexpr):
+    """Wait for the previous launch. The next one begins when all programs have ended."""
+    if PDL:
+        cuda.gdc_wait()
+
+
+@triton.jit
 def after_previous(PDL: tl.constexpr):
     """Wait for the previous launch, and let the next one begin, which waits as well."""
     if PDL:
@@ -128,17 +135,17 @@ def small_step(
     BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
     STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
     BYTE_SCALE: tl.constexpr, NORMALISED: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr,
-    HALVES: tl.constexpr, PENDING: tl.constexpr, KEEPER: tl.constexpr, PDL: tl.constexpr,
+    HALVES: tl.constexpr, PENDING: tl.constexpr, KEEPERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute one batch's gradient, for one layer whose sizes fit one tile each, and rank 1.
 
     Program (p, s) takes `SAMPLES` samples of model s, one after another, and keeps their gradient in registers.
 
     With `PENDING`, a step is pending: every program makes it for itself, from `weights`, `momenta` and the gradient
-    `pending` of the batch before. Where there is a `KEEPER`, the last program along the first axis, it takes no sample:
-    it writes the result of that step to `new_weights` and `new_momenta`, sets `cleared`, the next launch's gradient, to
-    zero, and computes the gains of normalised steps. Other programs still read the old values, so the new ones go
-    elsewhere.
+    `pending` of the batch before. The last programs along the first axis, none or two `KEEPERS`, take no sample: one
+    for U and the visible bias, one for V and the hidden bias, they write the result of that step to `new_weights` and
+    `new_momenta`, set `cleared`, the next launch's gradient, to zero, and compute the gains of normalised steps. Other
+    programs still read the old values, so the new ones go elsewhere.
 
     The order of products leaves matrices where tensor cores put them: a thread holds side by side what the next product
     sums over, X' and Y' being the second operand of every product but those of the gradient. Beyond a layer's edges
@@ -191,7 +198,8 @@ def small_step(
     if NORMALISED:
         scale_u = 1.0 / tl.maximum(tl.load(gains + model * 2, cache_modifier=".cg"), 1e-12)
         scale_v = 1.0 / tl.maximum(tl.load(gains + model * 2 + 1, cache_modifier=".cg"), 1e-12)
-    if program < tl.num_programs(0) - (1 if KEEPER else 0):
+    keeper = program - tl.num_programs(0) + KEEPERS
+    if keeper < 0:
         U, _ = stepped(now, moving, owed, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
         V, _ = stepped(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
         B, _ = stepped(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
@@ -254,23 +262,33 @@ def small_step(
         tl.atomic_add(mine + AT_C + at_y, grad_c * (largest / N), mask=in_y, sem="relaxed")
         tl.atomic_add(mine + at_u, grad_u * (largest * size_v / N), mask=in_u, sem="relaxed")
         tl.atomic_add(mine + AT_V + at_v, grad_v * (largest * size_u / N), mask=in_v, sem="relaxed")
+    elif keeper == 0:
+        _keep(
+            now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
+            at_u, in_u, scale_u, AT_B + at_x, in_x, scale_b, factor_rate, bias_rate, keep, decay,
+            new_gains + model * 2 + 1, PENDING, NORMALISED,
+        )  # fmt: skip
     else:
-        U, of_u = stepped(now, moving, owed, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
-        V, of_v = stepped(now, moving, owed, AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
-        if PENDING:
-            B, of_b = stepped(now, moving, owed, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
-            C, of_c = stepped(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
-            new_weights += model * STRIDE
-            new_momenta += model * STRIDE
-            cleared += model * STRIDE
-            keep_step(new_weights, new_momenta, cleared, at_u, in_u, U, of_u)
-            keep_step(new_weights, new_momenta, cleared, AT_V + at_v, in_v, V, of_v)
-            keep_step(new_weights, new_momenta, cleared, AT_B + at_x, in_x, B, of_b)
-            keep_step(new_weights, new_momenta, cleared, AT_C + at_y, in_y, C, of_c)
-        if NORMALISED:
-            norm_u, norm_v = _schatten(U), _schatten(V)
-            tl.store(new_gains + model * 2, norm_v)
-            tl.store(new_gains + model * 2 + 1, norm_u)
+        _keep(
+            now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
+            AT_V + at_v, in_v, scale_v, AT_C + at_y, in_y, scale_c, factor_rate, bias_rate, keep, decay,
+            new_gains + model * 2, PENDING, NORMALISED,
+        )  # fmt: skip
+
+
+@triton.jit
+def _keep(
+    weights, momenta, pending, new_weights, new_momenta, cleared, at, inside, scale, bias_at, in_bias, bias_scale,
+    rate, bias_rate, keep, decay, gain, PENDING: tl.constexpr, NORMALISED: tl.constexpr,
+):  # fmt: skip
+    """Write a factor and a bias after the pending step, if there is one, and the gain that the factor makes."""
+    factor, momentum = stepped(weights, momenta, pending, at, inside, scale, rate, keep, decay, PENDING)
+    if PENDING:
+        bias, of_bias = stepped(weights, momenta, pending, bias_at, in_bias, bias_scale, bias_rate, keep, 0.0, PENDING)
+        keep_step(new_weights, new_momenta, cleared, at, inside, factor, momentum)
+        keep_step(new_weights, new_momenta, cleared, bias_at, in_bias, bias, of_bias)
+    if NORMALISED:
+        tl.store(gain, _schatten(factor))
 
 
 @triton.jit
