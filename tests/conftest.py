@@ -1,3 +1,4 @@
+import functools
 import importlib
 import importlib.util
 import os
@@ -24,6 +25,17 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
     importlib.import_module("mvrbm.learning.paths.triton_tiled")
     importlib.import_module("mvrbm.sampling.tempered_kernels")
     del os.environ["TRITON_INTERPRET"]
+    from triton.runtime import interpreter
+
+    # The launch of a kernel patches the language. Every call of a function within it would do so again, which takes a
+    # third of the time; once is enough for functions of other modules.
+    patch_language = functools.cache(interpreter._patch_lang)
+
+    def call(function, *args, **kwargs):
+        patch_language(function.fn)
+        return function.rewrite()(*args, **kwargs)
+
+    interpreter.InterpretedFunction.__call__ = call
 
 
 @pytest.fixture

@@ -1,10 +1,19 @@
-"""What the processes of test_distributed.py do. Started by torchrun with the name of a job and a folder."""
+"""What the processes of test_distributed.py do.
 
+    python distributed_jobs.py 2:equal,sweep 4:equal FOLDER    # two processes, then four
+    torchrun ... distributed_jobs.py killed FOLDER
+
+The first imports everything once for all its processes, which is most of their time.
+"""
+
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -13,7 +22,7 @@ import numpy as np
 import torch
 
 from enumeration import Written
-from mvrbm import MVRBM, BoltzmannMachine
+from mvrbm import MVRBM, BoltzmannMachine, cli
 from mvrbm.couplings import CP, Dense, Kronecker
 from mvrbm.estimators.sweep import Sweep
 from mvrbm.io.shards import Shards
@@ -23,7 +32,7 @@ from mvrbm.random import RandomSource
 from mvrbm.saving import write_tensors
 from mvrbm.units import Bernoulli, Categorical, Gaussian
 
-BATCH, SAMPLES, PASSES = 20, 100, 20  # 100 updates
+BATCH, SAMPLES, PASSES = 20, 100, 6  # 30 updates
 
 
 class Common(RandomSource):
@@ -87,7 +96,7 @@ def train_case(name, world):
     trainer = Trainer(machine, recipe, seed=3, world=world, **how)
     trainer.state.rng = Common(8, world)
     trainer.fit({"visible": grey(SAMPLES, 6, 5), **more}, PASSES, initialise=True)
-    assert trainer.update == 100
+    assert trainer.update == 30
     return {f"{name}/{key}": value for key, value in machine.state_dict().items()}
 
 
@@ -292,10 +301,54 @@ def alone(folder, world):
             time.sleep(0.1)
 
 
-JOBS = {job.__name__: job for job in (equal, statistics, shards, loaders, killed, tempered, sweep, corners, alone)}
+def estimator(folder, world):
+    """Nothing but the launch says that there are several."""
+    x = grey(200, 6, 5).numpy()
+    MVRBM((4, 3), n_epochs=5, batch_size=20, random_state=None).fit(x).save(folder / "by-estimator")
+
+
+def unreadable(folder, world):
+    """Both processes end if one of them cannot read its shard."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        code = cli.main(["train", str(folder / "unreadable"), "--hidden", "2x2", "--out", str(folder / "no-model")])
+    (folder / f"unreadable-{world.rank}.json").write_text(json.dumps({"code": code, "said": said.getvalue()}))
+
+
+JOBS = {
+    job.__name__: job
+    for job in (equal, statistics, shards, loaders, killed, tempered, sweep, corners, alone, estimator, unreadable)
+}
+
+
+def work(names, folder):
+    world = World.here()
+    for name in names.split(","):
+        JOBS[name](folder, world)
+
+
+def start(size, names, folder):
+    """Start processes with the variables that torchrun sets, and wait for them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    children = []
+    for rank in range(size):
+        children.append(os.fork())
+        if not children[-1]:
+            where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": size, "RANK": rank}
+            os.environ.update({name: str(value) for name, value in where.items()})
+            work(names, folder)
+            sys.exit()
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    if any(codes):
+        sys.exit(f"{size} processes: {names} failed")
+
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    here, where = World.here(), Path(sys.argv[2])
-    for job in sys.argv[1].split(","):
-        JOBS[job](where, here)
+    *groups, where_to = sys.argv[1:]
+    for group in groups:
+        if "RANK" in os.environ:
+            work(group, Path(where_to))
+        else:
+            number, _, to_do = group.partition(":")
+            start(int(number), to_do, Path(where_to))
