@@ -204,19 +204,29 @@ def _papers(source: str, part: str | None, command: str) -> Table:
     return Table(["", "paper", "ours"], rows, source, command)
 
 
-def _claims() -> Table:
+def _claims(source: str, part: str | None, command: str) -> Table:
+    found = read(source)[part] if part else read(source)
     rows = [
         [
             claim["paper_says"],
             "yes" if claim["holds"] else "no" if claim["holds"] is not None else DASH,
             claim["by"] or DASH,
         ]
-        for claim in read("results/digits/results.json")["claims"]
+        for claim in found["claims"]
     ]
-    return Table(["the paper says", "holds", "measured"], rows, "results/digits/results.json", _DIGITS)
+    return Table(["the paper says", "holds", "measured"], rows, source, command)
 
 
 _DIGITS = "python -m studies digits --scale paper --out runs/digits --device cuda --jobs 12"
+#: Where the numbers of both experiments are, and the command that measures them.
+_PAPERS = {
+    "digits": ("results/digits/results.json", None, _DIGITS),
+    "superres": (
+        "results/superres/results.json",
+        "superres",
+        "python -m studies superres --scale paper --out runs/superres",
+    ),
+}
 
 
 def _against_n() -> Table:
@@ -490,8 +500,10 @@ TABLES: dict[str, Callable[[], Table]] = {
     "time": lambda: _photographs("time", "superres"),
     "denoising": lambda: _photographs("denoising", "denoising", by_picture=True),
     "restoring": lambda: _photographs("restoring", "denoising", by_picture=True),
-    "paper-digits": lambda: _papers("results/digits/results.json", None, _DIGITS),
-    "paper-claims": _claims,
+    "paper-digits": lambda: _papers(*_PAPERS["digits"]),
+    "paper-claims": lambda: _claims(*_PAPERS["digits"]),
+    "paper-superres": lambda: _papers(*_PAPERS["superres"]),
+    "paper-superres-claims": lambda: _claims(*_PAPERS["superres"]),
     "paper-comparison": _against_n,
     "few-labels": _few,
     "all-labels": _full,

@@ -16,10 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 import mvrbm
-from mvrbm.vision import SuperResolver, enlarge_image, psnr_ssim, reduce_image
+from mvrbm.vision import SuperResolver, enlarge_image, reduce_image
 from mvrbm.vision.superres.training_data import cut_patches, image_pair
 from studies.cells import Cell, Outcome, Place
-from studies.superres.data import training_images
 from studies.superres.generative import generative_report
 from studies.weights.images import (
     Bicubic,
@@ -37,7 +36,6 @@ __all__ = ["cells"]
 
 Array = NDArray[Any]
 Settings = Mapping[str, Any]
-SPARSE = "sparse representation"
 
 
 def _finished(settings: Settings, place: Place) -> Any:
@@ -77,20 +75,19 @@ def speed(settings: Settings, place: Place) -> Outcome:
     row = json.loads(done.stdout)
     model, low = _finished(settings, place), reduce_image(lena(place.data_dir), 2)
     model.upscale(low)
-    seconds, _, _ = _timed(model, low, 5)
+    seconds = _timed(model, low, 5)
     row |= {"threads": torch.get_num_threads(), "lena_seconds": [round(each, 3) for each in sorted(seconds)]}
     return Outcome({**row, "lena_median": round(float(np.median(seconds)), 3)})
 
 
-def _timed(model: Any, low: Array, times: int) -> tuple[list[float], list[float], Array]:
-    """Return the seconds and the processor seconds of enlarging an image several times, and the result."""
-    seconds, processor = [], []
+def _timed(model: Any, low: Array, times: int) -> list[float]:
+    """Return the seconds of enlarging an image several times."""
+    seconds = []
     for _ in range(times):
-        began, used = time.perf_counter(), time.process_time()
-        image = model.upscale(low)
+        began = time.perf_counter()
+        model.upscale(low)
         seconds.append(time.perf_counter() - began)
-        processor.append(time.process_time() - used)
-    return seconds, processor, image
+    return seconds
 
 
 def _large(model: Any, work: Path) -> dict[str, Any]:
@@ -104,25 +101,6 @@ def _large(model: Any, work: Path) -> dict[str, Any]:
     found = model.upscale(image)
     row = {"large": list(found.shape), "large_seconds": round(time.perf_counter() - began, 1)}
     return row | {"large_peak_mib": round(mebibytes()), "large_growth_mib": round(mebibytes() - before)}
-
-
-def compare(settings: Settings, place: Place) -> Outcome:
-    """Quality and time of one method on Lena, on one thread."""
-    from studies.baselines import SparseRepresentation
-
-    torch.set_num_threads(1)
-    truth, row = lena(place.data_dir), {}
-    began = time.perf_counter()
-    if settings["model"] == SPARSE:
-        model: Any = SparseRepresentation(random_state=0).fit(training_images("scsr69", place.data_dir))
-        row["fit_seconds"] = round(time.perf_counter() - began, 1)
-    else:
-        model = _finished(settings, place)
-    times = 1 if settings["model"] == SPARSE else 5
-    seconds, processor, image = _timed(model, reduce_image(truth, 2), times)
-    psnr, ssim = psnr_ssim(truth, image, "paper", 2)
-    row |= {"seconds": round(float(np.median(seconds)), 3), "processor_seconds": round(float(np.median(processor)), 3)}
-    return Outcome({**row, "psnr": round(psnr, 4), "ssim": round(ssim, 4)})
 
 
 # -- the generative model ---------------------------------------------------------------------------
@@ -178,9 +156,6 @@ def cells(place: Place) -> Iterator[Cell]:
     for setting in ("p10 h24 R16", "p10 h32 R16", "p12 h32 R16"):
         for kind, tuned in (("CD", False), ("fine-tuned", True)):
             yield Cell(f"{setting}, {kind}", "generative", generative, {"setting": setting, "tuned": tuned})
-    for name, model in (("weights in the package", "shipped"), ("T91, fine-tuned", "T91"), (SPARSE, SPARSE)):
-        if model == SPARSE or (model, 2) in models:
-            yield Cell(name, "compare", compare, {"model": model, "scale": 2}, alone=True)
 
 
 if __name__ == "__main__":

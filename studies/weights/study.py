@@ -23,7 +23,7 @@ from studies.weights.images import collect
 __all__ = ["COMMANDS", "PARTS"]
 
 #: Groups of cells, in their order.
-GROUPS = ("starts", "paper", "choose", "t91", "cpu", "speed", "generative", "compare")
+GROUPS = ("starts", "paper", "choose", "t91", "cpu", "speed", "generative")
 #: Parts of the study: the open images, and all groups.
 PARTS = ("collect", *GROUPS)
 
