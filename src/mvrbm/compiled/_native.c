@@ -330,15 +330,17 @@ static void step_pieces(const void *given, atomic_int *next, int place)
     for (int64_t from; (from = (int64_t)atomic_fetch_add(next, 1) * PIECE) < step->count;) {
         const int64_t count = step->count - from < PIECE ? step->count - from : PIECE;
         float *restrict p = step->params + from, *restrict m = step->momenta + from, *restrict g = step->gradient + from;
-        float nothing = 0; /* or NaN */
+        uint32_t broken = 0;
         for (int64_t i = 0; i < count; i++) {
             const float old = p[i];
             m[i] = momentum * m[i] + (g[i] + decay * old);
             p[i] = old - rate * m[i];
             g[i] = old;
+            uint32_t bits; /* integers, because a sum of floats is not computed by vectors */
+            memcpy(&bits, p + i, sizeof bits);
+            broken |= (bits & 0x7f800000) == 0x7f800000;
         }
-        for (int64_t i = 0; i < count; i++) nothing += 0 * p[i];
-        if (nothing != 0) atomic_store(step->broken, 1);
+        if (broken) atomic_store(step->broken, 1);
     }
 }
 

@@ -362,7 +362,10 @@ class Trainer:
             if self.update == began and state.batch == 0:
                 raise ValueError("an epoch over the data gave no batch: can the data be iterated more than once?")
             source.check = False  # every sample has been checked
-        self._synchronise()
+        if not complete:
+            self._synchronise()
+        elif isinstance(self._path, UpdatePath):  # the next epoch begins from the parameters themselves
+            self._path.store(state)
         return complete
 
     def _whole_epoch(self, source: Source, path: EpochPath) -> bool:
@@ -403,7 +406,7 @@ class Trainer:
         """Bring the state up to date, and continue from it as a resumed training run would."""
         if isinstance(self._path, UpdatePath):
             self._path.store(self.state)
-            self.state.exact = self.state.exact if self.world.size == 1 else {}  # holds the chains of one process
+            self.state.exact = self._path.exact() if self.world.size == 1 else {}  # holds the chains of one process
             self._path.load(self.state)
 
     def _end_epoch(self) -> None:

@@ -61,6 +61,10 @@ class UpdatePath(ABC):
         """Write everything that the path keeps to the state."""
         return state
 
+    def exact(self) -> dict[str, Tensor]:
+        """Return copies of everything that `store` may round, by name: `load` continues from them without rounding."""
+        return {}
+
     def load(self, state: TrainState) -> None:  # noqa: B027  (a path that keeps nothing has nothing to load)
         """Continue from the state, which a callback may have changed."""
 

@@ -234,10 +234,13 @@ class Packing:
         momenta.zero_()
         learned, values, scales = state.learned, self.named(params), self._scales()
         for name, momentum in self.named(momenta).items():
-            scale = scales.get(name, 1.0)
-            _part(values[name], learned[name]).copy_(learned[name] * scale)
+            pairs = [(values[name], learned[name])]
             if name in state.momenta:
-                _part(momentum, learned[name]).copy_(state.momenta[name] * scale)
+                pairs.append((momentum, state.momenta[name]))
+            for flat, own in pairs:
+                part = _part(flat, own).copy_(own)
+                if name in scales:
+                    part.mul_(scales[name])
         for p in self.plan.layers:
             if p.gaussian:
                 values[f"visible.{p.name}.bias"].sub_(self._shift(p))
@@ -266,12 +269,14 @@ class Packing:
         learned, values, scales = state.learned, self.named(params), self._scales()
         shifts = {f"visible.{p.name}.bias": self._shift(p) for p in self.plan.layers if p.gaussian}
         for name, momentum in self.named(momenta).items():
-            parameter, value, scale = learned[name], values[name], scales.get(name, 1.0)
+            parameter, value = learned[name], values[name]
             if name in shifts:
                 value = value + shifts[name]
             elif name == "hidden.bias" and self._centred:
                 value = value - self._field_of_offsets(state.machine)
-            yield name, _part(value, parameter) / scale, _part(momentum, parameter) / scale
+            value, momentum = _part(value, parameter), _part(momentum, parameter)
+            # Factors, which may be large, have no scale: they are not copied for one.
+            yield (name, value / scales[name], momentum / scales[name]) if name in scales else (name, value, momentum)
 
     @one_thread()
     def _field_of_offsets(self, machine: BoltzmannMachine) -> Tensor:

@@ -88,8 +88,10 @@ class FlatUpdates(UpdatePath):
         self._packing.unpack(state, self._params, self._momenta)
         if self._persistent and self._chains_started:
             state.chains |= {name: _copy(chain) for name, chain in self._chains()}
-        state.exact = {name: _copy(part) for name, part in self._own(self._chains_started).items()}
         return state
+
+    def exact(self) -> dict[str, Tensor]:
+        return {name: _copy(part) for name, part in self._own(self._chains_started).items()}
 
     def _chains(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the persistent chains of every layer, (n, *layer shape), in the units of the data."""

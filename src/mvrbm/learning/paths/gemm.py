@@ -3,7 +3,7 @@
 The arrays between the modes are shared between the field and the gradient, and all arrays are allocated once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.flat import Plan
 from mvrbm.learning.paths.flat_updates import FlatUpdates
 from mvrbm.learning.paths.modes import ModeProducts
-from mvrbm.learning.paths.products import by_blocks, times
+from mvrbm.learning.paths.products import Times, by_blocks, plain_times, times
 from mvrbm.learning.state import TrainState
 
 # Buffers are kept for so many sizes of batches: a loader may deliver batches of any size.
@@ -25,10 +25,10 @@ _MOST_SIDES = 3
 class _Phase:
     """States of some samples, and the products that their gradient uses again."""
 
-    def __init__(self, plan: Plan, visible: list[Tensor], field: Tensor, mean: Tensor) -> None:
+    def __init__(self, plan: Plan, visible: list[Tensor], field: Tensor, mean: Tensor, times: Times) -> None:
         self.n = field.shape[1]
         self.visible, self.field, self.mean = visible, field, mean  # (n, area) of each layer, (hidden area, n)
-        self.products = [ModeProducts(p.factors, self.n, field) for p in plan.layers]
+        self.products = [ModeProducts(p.factors, self.n, field, times) for p in plan.layers]
 
 
 class _Sides:
@@ -38,18 +38,18 @@ class _Sides:
     sides one after another, `both`, and the hidden states of a sample together: the weights are then read less often.
     """
 
-    def __init__(self, plan: Plan, n: int, n_chains: int, like: Tensor) -> None:
+    def __init__(self, plan: Plan, n: int, n_chains: int, like: Tensor, times: Times) -> None:
         visible = [like.new_zeros(n + n_chains, p.area) for p in plan.layers]
         parts = slice(0, n), slice(n, n + n_chains)
-        if all(len(p.factors) == 1 for p in plan.layers):
+        if _all_full(plan):
             field, mean = (like.new_zeros(n + n_chains, plan.hidden_area).t() for _ in range(2))
-            self.both: _Phase | None = _Phase(plan, visible, field, mean)
+            self.both: _Phase | None = _Phase(plan, visible, field, mean, times)
             hidden = [(field[:, part], mean[:, part]) for part in parts]
         else:
             self.both = None
             hidden = [(like.new_zeros(plan.hidden_area, m), like.new_zeros(plan.hidden_area, m)) for m in (n, n_chains)]
         self.data, self.chain = (
-            _Phase(plan, [states[part] for states in visible], field, mean)
+            _Phase(plan, [states[part] for states in visible], field, mean, times)
             for part, (field, mean) in zip(parts, hidden, strict=True)
         )
 
@@ -59,6 +59,7 @@ class GemmUpdates(FlatUpdates):
 
     def __init__(self, task: Task, state: TrainState) -> None:
         super().__init__(task, state)
+        self._times, self._by_blocks = (plain_times, _at_once) if _all_full(self.plan) else (times, by_blocks)
         self._sides: dict[int, _Sides] = {}
         self._current = self._sides_of(0)
         self.load(state)
@@ -68,7 +69,8 @@ class GemmUpdates(FlatUpdates):
         if n not in self._sides:
             if len(self._sides) >= _MOST_SIDES:
                 self._sides.clear()
-            self._sides[n] = _Sides(self.plan, n, self._n_chains if self._persistent else n, self._params)
+            n_chains = self._n_chains if self._persistent else n
+            self._sides[n] = _Sides(self.plan, n, n_chains, self._params, self._times)
         return self._sides[n]
 
     def _chain_states(self) -> list[Tensor]:
@@ -107,7 +109,7 @@ class GemmUpdates(FlatUpdates):
         if self.plan.hidden_gaussian:
             phase.mean.copy_(phase.field)
         else:
-            by_blocks(lambda field, mean: torch.sigmoid(field, out=mean), phase.field, phase.mean)
+            self._by_blocks(lambda field, mean: torch.sigmoid(field, out=mean), phase.field, phase.mean)
 
     def _gibbs(self, chain: _Phase, field: Tensor) -> None:
         """Draw the hidden layer from its field, then the visible layers, and compute their hidden field."""
@@ -115,13 +117,13 @@ class GemmUpdates(FlatUpdates):
         numbers = self._numbers(chain.n, None).flatten(1).t()
         if y.is_contiguous():  # numbers that lie across the states' memory are read more slowly than they are copied
             numbers = numbers.contiguous()
-        by_blocks(partial(_draw, "gaussian" if self.plan.hidden_gaussian else "bernoulli"), field, numbers, y)
+        self._by_blocks(partial(_draw, "gaussian" if self.plan.hidden_gaussian else "bernoulli"), field, numbers, y)
         for m, p in enumerate(self.plan.layers):
             states, pair = chain.visible[m], self._affine[m]
             chain.products[m].down(self._factors[m], y, states)
             states.add_(self._split_params[0][m][-1].view(-1))
             shaped = states.view(chain.n, *p.shape)
-            by_blocks(partial(_draw, p.kind), shaped, self._numbers(chain.n, p), shaped)
+            self._by_blocks(partial(_draw, p.kind), shaped, self._numbers(chain.n, p), shaped)
             if pair is not None and not p.gaussian:
                 states.sub_(pair[1])
         self._upwards(chain)
@@ -151,8 +153,19 @@ class GemmUpdates(FlatUpdates):
                 both = self._current.both
                 means = torch.cat([data.mean, chain.mean], 1) if both is None else both.mean
                 states = torch.cat([data.visible[m], chain.visible[m]]) if both is None else both.visible[m]
-                times(means, states, to_factors[0][0])
+                self._times(means, states, to_factors[0][0])
                 to_factors[0][1:] = to_factors[0][0]
+
+
+def _all_full(plan: Plan) -> bool:
+    """Return whether all couplings are full matrices."""
+    return all(len(p.factors) == 1 for p in plan.layers)
+
+
+@one_thread()
+def _at_once(function: Callable[..., object], *tensors: Tensor) -> None:
+    """Compute entries by one thread: next to the products they are few, and threads would wait for each other."""
+    function(*tensors)
 
 
 def _total(x: Tensor, dim: int, into: Tensor, scale: float, *, add: bool) -> None:

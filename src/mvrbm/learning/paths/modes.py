@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mvrbm.learning.paths.flat import Plan
-from mvrbm.learning.paths.products import times
+from mvrbm.learning.paths.products import Times, times
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import Layers
 
@@ -22,7 +22,8 @@ class ModeProducts:
     The arrays between the modes, which the gradients need, are kept until the next call.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, int, int]], n: int, like: Tensor) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, int, int]], n: int, like: Tensor, times: Times = times) -> None:
+        self._times = times
         last = len(shapes) - 1
         visible, hidden = [shape[2] for shape in shapes], [shape[1] for shape in shapes]
         self._ups, self._downs = list[Tensor](), list[Tensor]()
@@ -44,12 +45,12 @@ class ModeProducts:
             state = self._before[mode] = state.view(1 if state is x else rank, -1, I)
             if mode == 0:
                 for r in range(rank):
-                    times(factor[r], state[r % len(state)].t(), out.view(K, -1), add=add or r > 0)
+                    self._times(factor[r], state[r % len(state)].t(), out.view(K, -1), add=add or r > 0)
             elif len(state) == 1:
-                times(factor.view(rank * K, I), state[0].t(), self._ups[mode].view(rank * K, -1))
+                self._times(factor.view(rank * K, I), state[0].t(), self._ups[mode].view(rank * K, -1))
             else:
                 for r in range(rank):
-                    times(factor[r], state[r].t(), self._ups[mode][r])
+                    self._times(factor[r], state[r].t(), self._ups[mode][r])
             state = self._ups[mode]
 
     def down(self, factors: Sequence[Tensor], y: Tensor, out: Tensor | None) -> None:
@@ -60,22 +61,22 @@ class ModeProducts:
             state = self._after[mode] = state.view(1 if state is y else rank, K, -1)
             if mode < last:
                 for r in range(rank):
-                    times(state[r % len(state)].t(), factor[r], self._downs[mode][r])
+                    self._times(state[r % len(state)].t(), factor[r], self._downs[mode][r])
                 state = self._downs[mode]
             elif out is not None and len(state) == rank:
-                times(state.view(rank * K, -1).t(), factor.view(rank * K, I), out.view(-1, I))
+                self._times(state.view(rank * K, -1).t(), factor.view(rank * K, I), out.view(-1, I))
             elif out is not None:  # a single mode: all terms have the same hidden states
-                times(state[0].t(), factor.sum(0), out)
+                self._times(state[0].t(), factor.sum(0), out)
 
     def gradients(self, into: Sequence[Tensor], *, add: bool) -> None:
         """Write the sum over the batch of the gradients of <y, W x>, x and y as in the last calls, or add it."""
         for mode, target in enumerate(into):
             before, after, (rank, K, I) = self._before[mode], self._after[mode], target.shape  # noqa: E741
             if len(before) == 1 and len(after) == rank:
-                times(after.view(rank * K, -1), before[0], target.view(rank * K, I), add=add)
+                self._times(after.view(rank * K, -1), before[0], target.view(rank * K, I), add=add)
             else:
                 for r in range(rank):
-                    times(after[r % len(after)], before[r % len(before)], target[r], add=add)
+                    self._times(after[r % len(after)], before[r % len(before)], target[r], add=add)
 
 
 class ModeFields:

@@ -3,7 +3,8 @@
 BLAS divides a product among its threads in ways that change sums in their last bits, and PyTorch computes the last
 entries of each thread's part by other instructions. Here work is cut into blocks by its size alone, a product along the
 longer side of its result or, where that is much longer, along its inner side. Threads take blocks, and PyTorch and BLAS
-compute each of them with one thread.
+compute each of them with one thread. Machines that have full matrices alone spend nearly all of their time in a few
+products, which BLAS divides better: they take plain products.
 """
 
 import functools
@@ -11,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,31 +27,38 @@ _MOST_THREADS = 64  # of the pool, which starts no more than are used
 Job = Callable[[], object]
 
 
+class Times(Protocol):
+    """Writes a matrix product (m, k) (k, n) to `into` (m, n), or adds it."""
+
+    def __call__(self, a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None: ...
+
+
 def times(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
     """Write a matrix product (m, k) (k, n) to `into` (m, n), or add it."""
     (m, k), n, threads = a.shape, b.shape[1], torch.get_num_threads()
     n_blocks = min(_MOST_BLOCKS, m * k * n // _MULTIPLICATIONS)
     if n_blocks < 2 and threads == 1:
-        _product(a, b, into, add)
+        plain_times(a, b, into, add=add)
         return
     # Parts of a sum take memory of their own: the inner side is cut only if it is by far the longest.
     longest = k if k > _MUCH_LONGER * max(m, n) else max(m, n)
     cuts = [slice(longest * i // n_blocks, longest * (i + 1) // n_blocks) for i in range(n_blocks)]
     with one_thread():
         if n_blocks < 2:
-            _product(a, b, into, add)
+            plain_times(a, b, into, add=add)
         elif longest > max(m, n):
             parts = into.new_empty(n_blocks, m, n)
             each = zip(cuts, parts, strict=True)
-            _share([partial(_product, a[:, cut], b[cut], part, False) for cut, part in each], threads)
+            _share([partial(plain_times, a[:, cut], b[cut], part) for cut, part in each], threads)
             into.add_(parts.sum(0)) if add else torch.sum(parts, 0, out=into)
         elif longest == m:
-            _share([partial(_product, a[cut], b, into[cut], add) for cut in cuts], threads)
+            _share([partial(plain_times, a[cut], b, into[cut], add=add) for cut in cuts], threads)
         else:
-            _share([partial(_product, a, b[:, cut], into[:, cut], add) for cut in cuts], threads)
+            _share([partial(plain_times, a, b[:, cut], into[:, cut], add=add) for cut in cuts], threads)
 
 
-def _product(a: Tensor, b: Tensor, into: Tensor, add: bool) -> None:
+def plain_times(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
+    """Write a matrix product to `into`, or add it, as BLAS divides it among its threads."""
     into.addmm_(a, b) if add else torch.mm(a, b, out=into)
 
 
