@@ -386,10 +386,7 @@ def build(
             tl.store(hidden_sums + model * (2 * HIDDEN) + start + columns, nothing, mask=start + columns < 2 * HIDDEN)
     factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch - 1)
     first = model * STRIDE
-    if CENTRED:
-        after_previous(PDL)
-    else:
-        wait(PDL)
+    wait(PDL)
     gains += model * N_GAINS
     new_gains += model * N_GAINS
     for m in tl.static_range(len(LAYERS)):

@@ -41,10 +41,10 @@ def load_sample(data, order, scales, shifts, i, n_valid, at, inside, AREA: tl.co
 
 
 @triton.jit
-def _schatten(matrix):
+def _schatten(matrix, PRECISION: tl.constexpr):
     """Return the squared Schatten 8-norm, as `couplings.base.squared_norms` does."""
-    gram = tl.dot(matrix, tl.trans(matrix), input_precision="ieee")
-    gram = tl.dot(gram, gram, input_precision="ieee")
+    gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
+    gram = tl.dot(gram, gram, input_precision=PRECISION)
     return tl.sqrt(tl.sqrt(tl.sum(gram * gram)))
 
 
@@ -266,13 +266,13 @@ def small_step(
         _keep(
             now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
             at_u, in_u, scale_u, AT_B + at_x, in_x, scale_b, factor_rate, bias_rate, keep, decay,
-            new_gains + model * 2 + 1, PENDING, NORMALISED,
+            new_gains + model * 2 + 1, PENDING, NORMALISED, PRECISION,
         )  # fmt: skip
     else:
         _keep(
             now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
             AT_V + at_v, in_v, scale_v, AT_C + at_y, in_y, scale_c, factor_rate, bias_rate, keep, decay,
-            new_gains + model * 2, PENDING, NORMALISED,
+            new_gains + model * 2, PENDING, NORMALISED, PRECISION,
         )  # fmt: skip
 
 
@@ -280,6 +280,7 @@ def small_step(
 def _keep(
     weights, momenta, pending, new_weights, new_momenta, cleared, at, inside, scale, bias_at, in_bias, bias_scale,
     rate, bias_rate, keep, decay, gain, PENDING: tl.constexpr, NORMALISED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write a factor and a bias after the pending step, if there is one, and the gain that the factor makes."""
     factor, momentum = stepped(weights, momenta, pending, at, inside, scale, rate, keep, decay, PENDING)
@@ -288,7 +289,7 @@ def _keep(
         keep_step(new_weights, new_momenta, cleared, at, inside, factor, momentum)
         keep_step(new_weights, new_momenta, cleared, bias_at, in_bias, bias, of_bias)
     if NORMALISED:
-        tl.store(gain, _schatten(factor))
+        tl.store(gain, _schatten(factor, PRECISION))
 
 
 @triton.jit
@@ -379,11 +380,9 @@ def factor_at(
 @triton.jit
 def keep_norm(matrix, gains, number, TERMS: tl.constexpr, PRECISION: tl.constexpr):
     """Store one term of the gains of U and V: a squared norm, as `couplings.base.squared_norms` has it."""
-    gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
-    gram = tl.dot(gram, gram, input_precision=PRECISION)
     # The norms of U make the gain of V, and those of V the gain of U.
     partner = tl.where(number < TERMS, number + TERMS, number % TERMS)
-    tl.store(gains + partner, tl.sqrt(tl.sqrt(tl.sum(gram * gram))))
+    tl.store(gains + partner, _schatten(matrix, PRECISION))
 
 
 @triton.jit
