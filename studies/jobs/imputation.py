@@ -130,7 +130,8 @@ def probabilistic_pca(x: Array, rank: int) -> Array:
 
 def _chosen(x: Array, fill: Callable[[Array, Any], Array], choices: Sequence[Any]) -> Array:
     """Fill in with the setting that is best on a tenth of the known entries, until the next one is worse."""
-    held = ~np.isnan(x) & (np.random.default_rng(1).random(x.shape) < 0.1)
+    # Seeds of missing entries are single numbers: with the same numbers, no held entries might be known.
+    held = ~np.isnan(x) & (np.random.default_rng((1, 1)).random(x.shape) < 0.1)
     shown, best, chosen = np.where(held, np.nan, x), np.inf, choices[0]
     for choice in choices:
         error = float(((fill(shown, choice) - x)[held] ** 2).mean())

@@ -40,6 +40,17 @@ def test_tables_keep_their_columns(place):
     assert np.abs(filled["size"] - np.arange(60) % 2).max() < 0.3
 
 
+def test_numbers_can_be_categories(place):
+    pandas = pytest.importorskip("pandas")
+    # Grade 5 comes with the largest sizes and grade 7 with the smallest ones: the mean of both is no grade.
+    lines = [f"{(n % 3 - 1) ** 2 * (n % 3 - 1)},{(7, 9, 5)[n % 3] if n % 4 else ''}" for n in range(60)]
+    (place / "grades.csv").write_text("\n".join(["size,grade", *lines]))
+    assert main(["impute", "grades.csv", "filled.csv", "--categorical", "grade", "--save", "model", "--quiet"]) == 0
+    assert pandas.read_csv("filled.csv", dtype=str)["grade"].tolist() == [("7", "9", "5")[n % 3] for n in range(60)]
+    assert main(["impute", "grades.csv", "again.csv", "--model", "model"]) == 0
+    assert (place / "again.csv").read_text() == (place / "filled.csv").read_text()
+
+
 def test_tables_of_numbers_stay_tables(place):
     pandas = pytest.importorskip("pandas")
     (place / "numbers.csv").write_text("\n".join(["a,b", *[f"{n},{2 * n if n % 4 else ''}" for n in range(40)]]))
@@ -55,6 +66,8 @@ def test_tables_of_numbers_stay_tables(place):
         (["holes.npy", "filled.csv"], "a .csv file can only be made from a .csv file, got holes.npy"),
         (["table.csv", "filled.npy"], "column 'colour' holds str, not numbers"),
         (["holes.npy", "holes.npy"], "holes.npy exists: use --force to replace it"),
+        (["table.csv", "a.csv", "--categorical", "size,hue"], "column 'hue', but table.csv has only ['size',"),
+        (["holes.npy", "a.npy", "--categorical", "a"], "--categorical is for tables, from a .csv file to a .csv file"),
         (["nowhere.npy", "a.npy"], "nowhere.npy: no such file"),
         (["holes.npy", "a.npy", "--model", "m", "--epochs", "3"], "leave out --train"),
         (["holes.npy", "a.npy", "-n", "50:60"], "-n chooses no sample: holes.npy has 40"),

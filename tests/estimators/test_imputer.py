@@ -8,7 +8,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvrbm
 from mvrbm import MVRBMImputer, RandomSource
-from mvrbm.estimators.imputer import _score
+from mvrbm.estimators.imputer import _masks, _score
 from mvrbm.learning.factors import Factors
 
 
@@ -70,6 +70,16 @@ def test_a_correction_learns_what_is_not_linear():
     assert error(corrected) < 0.7 * error(linear)
     assert corrected.correction_ is not None
     assert linear.correction_ is None
+
+
+def test_masks_show_what_is_known_in_other_rows_and_more_of_every_second_row():
+    known = torch.rand(2000, 50, generator=torch.Generator().manual_seed(0)) < 0.3
+    shown = _masks(known, torch.arange(2000).roll(1), (50,), RandomSource(0))
+    assert bool(shown[known.roll(1, 0)].all())
+    more = (shown & ~known.roll(1, 0)).sum(1) / (~known.roll(1, 0)).sum(1)
+    assert 0.45 < (more == 0).double().mean() < 0.57
+    # Of the others, the share is uniform between nothing and everything.
+    np.testing.assert_allclose(np.quantile(more[more > 0], (0.1, 0.5, 0.9)), (0.1, 0.5, 0.9), atol=0.07)
 
 
 def test_a_tensor_is_cut_into_the_samples_that_predict_best():

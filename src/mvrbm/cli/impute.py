@@ -9,6 +9,7 @@ _OUT_HELP = "A .npy file, an image for a contact sheet, or, for a table, a .csv 
 _TRAIN_HELP = "Data to learn from, in the form of INPUT, with or without missing entries; default: INPUT itself."
 _MODEL_HELP = "Use the imputer in this folder instead of training one."
 _DEVIATIONS_HELP = "Also write the standard deviation of every missing entry, to a .npy file."
+_CATEGORICAL_HELP = "Columns of numbers that are categories, NAME[,NAME]; columns of texts always are."
 _AXES_HELP = "How many leading axes count samples; default: chosen on hidden entries."
 
 
@@ -19,6 +20,7 @@ def impute(
     model_folder: Annotated[Path | None, opt.new(_MODEL_HELP, "--model")] = None,
     save: Annotated[Path | None, opt.new("Folder to save the trained imputer in.")] = None,
     deviations: Annotated[Path | None, opt.new(_DEVIATIONS_HELP)] = None,
+    categorical: Annotated[str | None, opt.new(_CATEGORICAL_HELP)] = None,
     sample_axes: Annotated[int | None, opt.new(_AXES_HELP, min=1)] = None,
     epochs: Annotated[int | None, opt.new("Number of epochs; default: 3,000 to 6,000 updates.", min=1)] = None,
     rows: opt.Rows = None,
@@ -32,8 +34,11 @@ def impute(
     """Fill in missing entries (NaN; empty fields of tables) with their means given the known ones."""
     from mvrbm.io.atomic import check_output, replace_file
 
-    opt.check_not_training(model_folder, train=train, save=save, sample_axes=sample_axes, epochs=epochs)
+    settings = {"categorical": categorical, "sample_axes": sample_axes, "epochs": epochs}
+    opt.check_not_training(model_folder, train=train, save=save, **settings)
     tables = out.suffix == ".csv"
+    if categorical is not None and not tables:
+        raise ValueError(f"--categorical is for tables, from a .csv file to a .csv file, got {out}")
     if tables:
         check_output(out, force)
     else:
@@ -42,7 +47,7 @@ def impute(
         opt.check_out(deviations, force, images=False)
     if save is not None:
         opt.check_model_out(save, force)
-    samples = opt.chosen(_read(source, data_dir, tables), rows, source)
+    samples = opt.chosen(_read(source, data_dir, tables, categorical), rows, source)
 
     def trained() -> Any:
         import mvrbm
@@ -53,7 +58,7 @@ def impute(
             random_state=seed,
             device=device,
             verbose=int(not quiet),
-        ).fit(samples if train is None else _read(train, data_dir, tables))
+        ).fit(samples if train is None else _read(train, data_dir, tables, categorical))
 
     imputer = opt.trained_or_loaded(trained, save, model_folder, device, "standard_deviation")
     if tables:
@@ -76,15 +81,19 @@ def impute(
         opt.write_samples(out, filled, filled.shape[1:], force, as_json, details, words)
 
 
-def _read(source: str, data_dir: Path | None, table: bool) -> Any:
-    """Read an array, or a table whose columns may be texts."""
+def _read(source: str, data_dir: Path | None, table: bool, categorical: str | None) -> Any:
+    """Read an array, or a table whose columns may be texts, or categories if they are named in ``"a,b"``."""
     if not table:
         return opt.read(source, data_dir)
     if Path(source).suffix != ".csv":
         raise ValueError(f"a .csv file can only be made from a .csv file, got {source}")
     from mvrbm.io.tables import read_table
 
-    return read_table(Path(source))
+    frame, names = read_table(Path(source)), [] if categorical is None else categorical.split(",")
+    if unknown := [name for name in names if name not in frame.columns]:
+        raise ValueError(f"--categorical names the column '{unknown[0]}', but {source} has only {list(frame.columns)}")
+    # Whole numbers are read as floats where some are missing.
+    return frame.assign(**{name: frame[name].convert_dtypes().astype("category") for name in names})
 
 
 def _n_missing(samples: Any) -> int:

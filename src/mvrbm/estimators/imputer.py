@@ -29,14 +29,16 @@ from mvrbm.saving import read_machines, register, write_machines
 from mvrbm.validation import all_finite, as_shape, choice, number, whole_number
 
 _HIDDEN = ("auto", "gaussian", "rectified", "bernoulli")
-# Samples of which some known entries are hidden to compare machines; most samples that factors are fitted to where
-# entries are missing; most factors, with missing entries, which cost a linear system per sample, and without.
-_MOST_HELD, _MOST_FITTED, _MOST_FACTORS, _MOST_FACTORS_COMPLETE = 400, 10_000, 128, 256
+# Fewest and most samples of which some known entries are hidden to compare machines; most samples that factors are
+# fitted to where entries are missing; most factors, with missing entries, which cost a linear system per sample, and
+# without.
+_FEWEST_HELD, _MOST_HELD, _MOST_FITTED, _MOST_FACTORS, _MOST_FACTORS_COMPLETE = 50, 400, 10_000, 128, 256
 # Share of complete samples from which on factors are fitted to these alone, which is much faster.
 _MOSTLY = 0.8
 # Samples per mask where nothing is missing: masks of their own would cost a linear system each.
 _SHARED_MASK = 20
-# Steps of EM at every number of factors, starting from the factors of the last, until doubling it twice helps little.
+# Steps of EM at every number of factors, starting from the factors of the last, until doubling it twice helps little;
+# more factors, or larger samples, must be this much better.
 _STEPS, _BETTER = 15, 0.995
 # Multiples of the learned noise that are tried: with few samples, factors fit their own noise, too.
 _NOISES = (1.0, 2.0, 4.0)
@@ -250,7 +252,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         """Return which known entries to hide to compare machines: as they are missing in other rows, if they are."""
         n = len(known)
         chosen = torch.zeros(n, dtype=torch.bool)
-        chosen[rng.permutation(n)[: min(max(n // 5, 1), _MOST_HELD)]] = True
+        chosen[rng.permutation(n)[: min(max(n // 5, min(n // 2, _FEWEST_HELD), 1), _MOST_HELD)]] = True
         return known & chosen[:, None] & ~_masks(_patterns(known), rng.permutation(n), self._shape_out, rng)
 
     def _choose_factors(self, x: Tensor, known: Tensor, held: Tensor, weights: Tensor) -> tuple[Factors, int, float]:
@@ -261,7 +263,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             if choices[0] > order:
                 raise ValueError(f"sample_axes must be at most {order} for such data, got {choices[0]}")
         elif order > 1 and len(x) < x.shape[1]:
-            choices = list(range(1, order + 1))
+            choices = list(range(order, 0, -1))  # the smallest samples, of which there are most, first
         best: tuple[float, Factors, int, float] | None = None
         for axes in choices:
             size = math.prod(self._shape_of_samples(axes))
@@ -272,7 +274,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
                 found = _fit(samples, seen, rank, found)
                 error, noise = _score(found, samples[rows], seen[rows], asked[rows], weights)
                 self._note(f"sample_axes={axes}, n_factors={rank}", error)
-                if best is None or error < best[0]:
+                if best is None or error < _BETTER * best[0]:
                     best = error, found, axes, noise
                 if error > _BETTER * errors[-2]:
                     break
@@ -439,11 +441,16 @@ def _patterns(known: Tensor) -> Tensor | None:
 
 
 def _masks(known: Tensor | None, others: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Tensor:
-    """Return what to show of as many rows as there are `others`: the known entries of these, or else random masks."""
+    """Return what to show of as many rows as there are `others`: the known entries of these, or else random masks.
+
+    Of rows with missing entries, only entries that are known in both rows are shown, fewer than there are later. So, of
+    every second row on average, a random share of the other entries is shown, too.
+    """
+    n, like = len(others), torch.empty(0)
     if known is not None:
-        return known[others]
-    n = len(others)
-    masks = random_masks(-(-n // _SHARED_MASK), shape, rng, torch.empty(0)).flatten(1)
+        share = rng.uniform((n, 1), like) * (rng.uniform((n, 1), like) < 0.5)
+        return known[others] | (rng.uniform((n, known.shape[1]), like) < share)
+    masks = random_masks(-(-n // _SHARED_MASK), shape, rng, like).flatten(1)
     return masks.repeat_interleave(_SHARED_MASK, 0)[:n]
 
 
