@@ -24,16 +24,12 @@ needs_onnx = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.joi
 
 BATCHES = (1, 2, 7, 1000)
 SHAPES = {1: ((7,), (4,)), 2: ((6, 5), (4, 3)), 3: ((4, 3, 5), (2, 3, 4)), 4: ((3, 2, 4, 2), (2, 2, 3, 2))}
-# Each order with either rank, each rank and order with either unit and either method, in one case or another.
+# Each order, and each rank with either unit and either method: an export takes seconds.
 CASES = [
     (1, 1, "bernoulli", "reconstruct"),
-    (1, 3, "gaussian", "transform"),
-    (2, 1, "gaussian", "reconstruct"),
     (2, 3, "bernoulli", "transform"),
-    (3, 1, "bernoulli", "transform"),
     (3, 3, "gaussian", "reconstruct"),
     (4, 1, "gaussian", "transform"),
-    (4, 3, "bernoulli", "reconstruct"),
 ]
 
 

@@ -1,6 +1,6 @@
 """What the processes of test_distributed.py do.
 
-    python distributed_jobs.py 2:equal,sweep 4:equal FOLDER    # two processes, then four
+    python distributed_jobs.py 2:equal,sweep 4:equal 2:alone:3 FOLDER  # processes, jobs, and seconds of patience
     torchrun ... distributed_jobs.py killed FOLDER
 
 The first imports everything once for all its processes, which is most of their time.
@@ -307,17 +307,28 @@ def estimator(folder, world):
     MVRBM((4, 3), n_epochs=5, batch_size=20, random_state=None).fit(x).save(folder / "by-estimator")
 
 
+def run_command(name, data, folder, world, *arguments):
+    """Run the command line, and write down its exit code, output and errors."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = cli.main(["train", str(folder / data), "--out", str(folder / f"by-{name}"), *arguments])
+    (folder / f"{name}-{world.rank}.json").write_text(json.dumps([code, out.getvalue(), err.getvalue()]))
+
+
+def command(folder, world):
+    run_command("command", "grey.npy", folder, world, "--hidden", "4x3", "--epochs", "5", "--batch-size", "20")
+
+
 def unreadable(folder, world):
     """Both processes end if one of them cannot read its shard."""
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        code = cli.main(["train", str(folder / "unreadable"), "--hidden", "2x2", "--out", str(folder / "no-model")])
-    (folder / f"unreadable-{world.rank}.json").write_text(json.dumps({"code": code, "said": said.getvalue()}))
+    run_command("unreadable", "unreadable", folder, world, "--hidden", "2x2")
 
 
 JOBS = {
     job.__name__: job
-    for job in (equal, statistics, shards, loaders, killed, tempered, sweep, corners, alone, estimator, unreadable)
-}
+    for job in (
+        equal, statistics, shards, loaders, killed, tempered, sweep, corners, alone, estimator, command, unreadable
+    )
+}  # fmt: skip
 
 
 def work(names, folder):
@@ -326,7 +337,7 @@ def work(names, folder):
         JOBS[name](folder, world)
 
 
-def start(size, names, folder):
+def start(size, names, folder, patience):
     """Start processes with the variables that torchrun sets, and wait for them."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -335,7 +346,7 @@ def start(size, names, folder):
         children.append(os.fork())
         if not children[-1]:
             where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": size, "RANK": rank}
-            os.environ.update({name: str(value) for name, value in where.items()})
+            os.environ.update({name: str(value) for name, value in where.items()}, MVRBM_TIMEOUT=patience)
             work(names, folder)
             sys.exit()
     codes = [os.waitpid(child, 0)[1] for child in children]
@@ -345,10 +356,11 @@ def start(size, names, folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)])  # imports the rest of torch once, not in every process
     *groups, where_to = sys.argv[1:]
     for group in groups:
         if "RANK" in os.environ:
             work(group, Path(where_to))
         else:
-            number, _, to_do = group.partition(":")
-            start(int(number), to_do, Path(where_to))
+            number, to_do, *seconds = group.split(":")
+            start(int(number), to_do, Path(where_to), *seconds or ["60"])

@@ -77,6 +77,8 @@ def resumed_from(path, folder, build, data, n_epochs=PASSES, **how):
     shutil.copytree(path, folder / path.name)
     trainer = build(folder)
     assert trainer.resume(folder)
+    # What the first run has written is not written again, which is most of the time.
+    trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, Checkpoint)]
     return trainer.fit(data, n_epochs, **how, initialise=True)
 
 

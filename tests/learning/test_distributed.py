@@ -13,6 +13,7 @@ from distributed_jobs import CASES, grey, likelihood, long_training, swept, trai
 from filelock import FileLock
 from safetensors.torch import load_file
 
+import mvrbm
 from mvrbm import BoltzmannMachine, load
 from mvrbm.couplings import Kronecker
 from mvrbm.learning import Recipe, TemperedPCD, Trainer
@@ -23,21 +24,14 @@ HERE = Path(__file__).parent
 JOBS = str(HERE / "distributed_jobs.py")
 
 
-def run(*command, **more):
+def run(*command):
     """Run Python and wait for its end; a hang fails."""
-    path = os.pathsep.join(
-        [str(HERE), str(HERE.parent), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MVRBM_TIMEOUT": "60", "PYTHONPATH": path, **more}
+    source = Path(mvrbm.__file__).parents[1]
+    path = os.pathsep.join([str(HERE), str(HERE.parent), str(source), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MVRBM_TIMEOUT": "60", "PYTHONPATH": path}
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=150)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
-
-
-def torchrun(size, *command, restarts=0):
-    launch = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(size)]
-    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--max-restarts", str(restarts)]
-    return run(*launch, "--monitor-interval", "0.2", *command)
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +53,12 @@ def leave_behind(folder):
         for number, length in enumerate(lengths):
             rows = np.array([next(value) for _ in range(length)]).reshape(-1, 1, 1) * np.ones((1, 2, 2))
             np.save(folder / name / f"{number}.npy", rows)
+    np.save(folder / "grey.npy", grey(200, 6, 5).numpy())
     (folder / "unreadable").mkdir()
     np.save(folder / "unreadable" / "0.npy", np.zeros((5, 4, 4)))
     (folder / "unreadable" / "1.npy").write_bytes(b"\x93NUMPY nonsense")
-    two = "2:equal,statistics,shards,loaders,tempered,sweep,corners,estimator"
-    run(JOBS, two, "4:equal,shards,loaders", "2:unreadable", str(folder))
+    two = "2:equal,statistics,shards,loaders,tempered,sweep,corners,estimator,command"
+    run(JOBS, two, "4:equal,shards,loaders", "2:unreadable", "2:alone:2", str(folder))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -115,7 +110,9 @@ def test_a_sweep_spreads_its_models(folder):
 
 
 def test_a_killed_process_is_made_up_for(tmp_path):
-    torchrun(2, JOBS, "killed", str(tmp_path), restarts=2)
+    launch = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "2"]
+    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.2"]
+    run(*launch, JOBS, "killed", str(tmp_path))
     assert json.loads((tmp_path / "killed.json").read_text()) == {"updates": 30, "attempt": 1}
     assert (tmp_path / "attempts-1").read_text() == "0\n1\n"
     killed, undisturbed = (load_file(tmp_path / f"{name}.safetensors") for name in ("killed", "undisturbed"))
@@ -126,34 +123,30 @@ def test_a_killed_process_is_made_up_for(tmp_path):
     assert trainer.state.chains["visible"].shape[0] == 30
 
 
-def test_nobody_waits_forever(tmp_path):
-    run(JOBS, "2:alone", str(tmp_path), MVRBM_TIMEOUT="2")
-    assert 1 < json.loads((tmp_path / "alone.json").read_text())["seconds"] < 50
+def test_nobody_waits_forever(folder):
+    assert 1 < json.loads((folder / "alone.json").read_text())["seconds"] < 50  # patience: 2
+
+
+def said(folder, name):
+    """Exit codes, outputs and errors of the command line, by process."""
+    return zip(*(json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)), strict=True)
 
 
 def test_an_unreadable_shard_is_refused_in_one_line(folder):
-    found = [json.loads((folder / f"unreadable-{rank}.json").read_text()) for rank in range(2)]
-    assert all(one["code"] != 0 for one in found)
-    (said,) = (line for one in found for line in one["said"].splitlines() if line.startswith("error:"))
-    assert "1.npy has .npy version 32.110: versions 1.0 and 2.0 are supported" in said
-    assert not (folder / "no-model").exists()
+    codes, _, errors = said(folder, "unreadable")
+    assert 0 not in codes
+    (line,) = (line for line in "".join(errors).splitlines() if line.startswith("error:"))
+    assert "1.npy has .npy version 32.110: versions 1.0 and 2.0 are supported" in line
+    assert not (folder / "by-unreadable").exists()
 
 
-def norm(folder):
-    return float(load(folder).machine_.links["visible"].factors[0].detach().norm())
-
-
-def test_estimators_need_no_change_but_the_launch(folder):
-    assert norm(folder / "by-estimator") > 0.1
-
-
-def test_the_command_line_needs_no_change_but_the_launch(tmp_path):
-    np.save(tmp_path / "x.npy", grey(200, 6, 5).numpy())
-    command = ["-m", "mvrbm", "train", str(tmp_path / "x.npy"), "--hidden", "4x3", "--epochs", "5"]
-    done = torchrun(2, *command, "--batch-size", "20", "--out", str(tmp_path / "by-command"))
-    assert done.stdout.count("by-command: MVRBM") == 1
-    assert done.stderr.count("epoch 5 of 5") == 1
-    assert norm(tmp_path / "by-command") > 0.1
+def test_estimators_and_the_command_line_need_no_change_but_the_launch(folder):
+    codes, outputs, errors = said(folder, "command")
+    assert codes == (0, 0)
+    assert "".join(outputs).count("by-command: MVRBM") == 1
+    assert "".join(errors).count("epoch 5 of 5") == 1
+    for name in ("by-estimator", "by-command"):
+        assert float(load(folder / name).machine_.links["visible"].factors[0].detach().norm()) > 0.1
 
 
 def test_too_few_samples_or_chains_for_the_processes_are_refused():
