@@ -47,6 +47,7 @@ def test_scores_and_maps_are_those_of_the_detector_that_is_saved(place, capsys):
         (["nothing.npy", "scores.npy"], 1, "no such file"),
         (["mixed.npy", "scores.txt"], 1, ".npy"),
         (["mixed.npy", "scores.npy", "--contamination", "0.7"], 2, "'--contamination'"),
+        (["mixed.npy", "scores.npy", "-n", "0:1"], 1, "learned from many samples, at least 2, got n_samples=1"),
         (["mixed.npy", "scores.npy", "--model", "nothing"], 1, "nothing is not a model folder"),
         (["mixed.npy", "scores.npy", "--model", "a", "--train", "normal.npy"], 2, "leave out --train"),
     ],

@@ -123,6 +123,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         """
         self._check_parameters()
         data = self._checked(X, reset=True)
+        if len(data) < 2:
+            raise ValueError(f"what is normal is learned from many samples, at least 2, got n_samples={len(data)}")
         references = data[np.unique(np.linspace(0, len(data) - 1, _MOST_REFERENCES).astype(int))]
         some = data if isinstance(data, np.ndarray) else references
         model = self._model(some, len(data))
