@@ -196,7 +196,8 @@ class TritonPath(KernelPath):
     def _launch_small(self, number: int, batch: int, n_valid: int) -> None:
         """Launch update `number` of a series, in which each update makes the step of the one before."""
         plan, layer = self.plan, self.plan.layers[0]
-        keepers = 2 if self._normalised or self._late_steps else 0
+        # Two at a time where there is room; on a full GPU one more would come after all others.
+        keepers = 2 if self._late_steps else 1 if self._normalised else 0
         turn = number if self._late_steps else 0
         params, momenta, gradients, gains = self._all_params, self._all_momenta, self._all_gradients, self._all_gains
         old = max(turn - 1, 0) % 2  # the set of parameters that is current

@@ -142,10 +142,10 @@ def small_step(
     Program (p, s) takes `SAMPLES` samples of model s, one after another, and keeps their gradient in registers.
 
     With `PENDING`, a step is pending: every program makes it for itself, from `weights`, `momenta` and the gradient
-    `pending` of the batch before. The last programs along the first axis, none or two `KEEPERS`, take no sample: one
-    for U and the visible bias, one for V and the hidden bias, they write the result of that step to `new_weights` and
-    `new_momenta`, set `cleared`, the next launch's gradient, to zero, and compute the gains of normalised steps. Other
-    programs still read the old values, so the new ones go elsewhere.
+    `pending` of the batch before. The last programs along the first axis, at most two `KEEPERS`, take no sample: the
+    first for U and the visible bias, the last for V and the hidden bias, they write the result of that step to
+    `new_weights` and `new_momenta`, set `cleared`, the next launch's gradient, to zero, and compute the gains of
+    normalised steps. Other programs still read the old values, so the new ones go elsewhere.
 
     The order of products leaves matrices where tensor cores put them: a thread holds side by side what the next product
     sums over, X' and Y' being the second operand of every product but those of the gradient. Beyond a layer's edges
@@ -262,13 +262,13 @@ def small_step(
         tl.atomic_add(mine + AT_C + at_y, grad_c * (largest / N), mask=in_y, sem="relaxed")
         tl.atomic_add(mine + at_u, grad_u * (largest * size_v / N), mask=in_u, sem="relaxed")
         tl.atomic_add(mine + AT_V + at_v, grad_v * (largest * size_u / N), mask=in_v, sem="relaxed")
-    elif keeper == 0:
+    if keeper == 0:
         _keep(
             now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
             at_u, in_u, scale_u, AT_B + at_x, in_x, scale_b, factor_rate, bias_rate, keep, decay,
             new_gains + model * 2 + 1, PENDING, NORMALISED, PRECISION,
         )  # fmt: skip
-    else:
+    if (keeper >= 0) & (keeper == KEEPERS - 1):
         _keep(
             now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
             AT_V + at_v, in_v, scale_v, AT_C + at_y, in_y, scale_c, factor_rate, bias_rate, keep, decay,
