@@ -728,9 +728,6 @@ def test_demo(mvrbm, monkeypatch):
 
 
 def test_python_m_mvrbm(place):
-    result = subprocess.run([sys.executable, "-m", "mvrbm", "info", "model"], capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("class")
     result = subprocess.run([sys.executable, "-m", "mvrbm", "info", "gone"], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (

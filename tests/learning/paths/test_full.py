@@ -225,13 +225,13 @@ def test_labels_are_drawn_with_their_probabilities():
     # No weights and no rate: chains are independent draws from the biases.
     case = [[lambda: Categorical((3, 5))], hidden, [Dense()], dataclasses.replace(DEFAULT, negative=PCD(400))]
     recipe = dataclasses.replace(case[3], learning_rate=1e-9, bias_learning_rate=1e-9, std=1e-9)
-    trainer, source = prepared(case, recipe=recipe)
+    trainer, source = prepared(case, recipe=recipe, n=8)  # one update per epoch
     unit = trainer.machine.layers["x0"]
     unit.bias.data.copy_(torch.randn(3, 5, generator=torch.Generator().manual_seed(0)))
     path = FullMatrixPath([trainer.task()], [trainer.state], [source])
     counts = torch.zeros(3, 5)
     for _ in range(2):
-        path.epoch([trainer.state], torch.arange(N, device=DEVICE)[None], never)
+        path.epoch([trainer.state], torch.arange(8, device=DEVICE)[None], never)
         path.store([trainer.state])
         counts += trainer.state.chains["x0"].sum(0).cpu()
     expected = 800 * torch.softmax(unit.bias.detach().cpu(), -1)
