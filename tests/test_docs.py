@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 import mvrbm
 from mvrbm.couplings import COUPLINGS
@@ -141,6 +142,29 @@ def test_pages_quote_figures_that_exist():
         for name in re.findall(r"\{measured-table\} (\S+)", text):
             with contextlib.suppress(FileNotFoundError):  # not measured yet, as the page says
                 assert measured.table(name).rows, f"{page.name}: the table {name} is empty"
+
+
+def test_pages_type_no_measured_figure():
+    """Those of others, as published or from the paper, are all that may be typed."""
+    for page in set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "errata.md"}:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for paragraph in text.split("\n\n"):
+            typed = re.findall(r"\d+\.\d+ (?:dB|nats)\b", paragraph)
+            assert not typed or re.search("published|paper", paragraph), f"{page.name}: {typed}"
+
+
+def test_pages_state_the_sizes_of_the_weights_for_photographs():
+    folder = ROOT / "src" / "mvrbm" / "vision" / "weights"
+
+    def kilobytes(*names):
+        return round(sum((folder / f"{name}.safetensors").stat().st_size for name in names) / 1000)
+
+    enlarging, denoising = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("super-resolution", "denoising"))
+    for name in ("x2", "x3", "x4", "jpeg"):
+        count = sum(tensor.size for tensor in load_file(folder / f"{name}.safetensors").values())
+        assert f"{count:,}" in enlarging
+    assert f"{kilobytes('x2', 'x3', 'x4', 'jpeg')} kB" in enlarging
+    assert f"{kilobytes('grey', 'colour', 'salt')} kB" in denoising
 
 
 def test_the_table_of_recipes_is_that_of_the_code():
