@@ -82,6 +82,14 @@ def test_other_types_and_alpha():
     np.testing.assert_allclose(deep / 257, found[..., :3], atol=0.51)
 
 
+@pytest.mark.parametrize("shape", [(96, 96), (96, 96, 3)])
+def test_no_pattern_of_alternating_pixels_is_left(shape):
+    noisy = (0.5 + 0.2 * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
+    clean = denoise_photograph(noisy, noise="gaussian", level=0.2, device="cpu").reshape(*shape[:2], -1)
+    places = clean.reshape(48, 2, 48, 2, -1).mean((0, 2))  # in squares of 2x2 pixels
+    assert np.abs(places - places.mean((0, 1))).max() < 0.001
+
+
 @pytest.mark.parametrize("share", [0.05, 0.3])
 def test_salt_and_pepper_is_removed_better_than_by_the_median(share):
     noisy = add_noise(LETTERS, "salt-and-pepper", share, seed=0)

@@ -42,6 +42,10 @@ _WHITE, _LEAST_WHITE = 1.4, 0.04  # how even the details of noise are, and the l
 _SMALLEST_NOISE = 1.5 / 255  # what is below this is left alone, as a share of white
 _HIGHEST_QUALITY = 95  # JPEG above this is left alone
 _LEAST_SALT, _FAR_SALT = 0.001, 0.6  # pixels that are black or white all alone, and the share of them that stands out
+_ALTERNATING, _REACH = (
+    0.1,
+    25,
+)  # largest pattern that is taken for noise, against it, and pixels that it is averaged over
 _STANDS_OUT = 4.0  # how far from its neighbours, in standard deviations of the noise
 
 
@@ -194,10 +198,26 @@ def denoise_photograph(
 def _without_noise(pixels: Tensor, sigma: float, progress: Progress | None) -> Tensor:
     stages = ShippedStages("grey" if len(pixels) == 1 else "colour", pixels.device)
     if len(pixels) == 1:
-        return stages.run_mirrored(pixels, level=sigma, progress=progress)
+        return _without_alternation(stages.run_mirrored(pixels, level=sigma, progress=progress), sigma)
     opponent = torch.from_numpy(OPPONENT).to(pixels)
     found = stages.run_mirrored(torch.einsum("dc,chw->dhw", opponent, pixels), level=sigma, progress=progress)
-    return torch.einsum("dc,dhw->chw", opponent, found)
+    return torch.einsum("dc,dhw->chw", opponent, _without_alternation(found, sigma))
+
+
+def _without_alternation(pixels: Tensor, sigma: float) -> Tensor:
+    """Remove weak patterns that alternate from pixel to pixel, as far as noise explains them: (c, h, w).
+
+    The derivatives of a stage are differences of every other pixel. They do not see such patterns, and leave them.
+    """
+    high, wide = (1 - 2 * (torch.arange(size, device=pixels.device) % 2) for size in pixels.shape[1:])
+    weights = pixels.new_tensor([0.25, 0.5, 0.25])  # of a mean that has no such pattern
+    around = F.pad(pixels[:, None], (1, 1, 1, 1), mode="replicate")
+    fine = pixels - F.conv2d(around, torch.outer(weights, weights)[None, None])[:, 0]
+    limit = _ALTERNATING * sigma
+    for signs in (high[:, None], wide[None], torch.outer(high, wide)):
+        size = F.avg_pool2d((fine * signs).clamp(-limit, limit), _REACH, 1, _REACH // 2, count_include_pad=False)
+        pixels = pixels - size * signs
+    return pixels
 
 
 def _without_salt(channel: Tensor, device: torch.device, progress: Progress | None) -> Tensor:
