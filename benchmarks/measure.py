@@ -30,6 +30,7 @@ from benchmarks.problems import Problem, as_problem, digits, on_device
 Run = Callable[[int], None]
 
 _MOST_EPOCHS = 100_000
+_REST = 0.05  # seconds: after its last product, a library's threads poll for work for about half as long
 
 
 # -- time -------------------------------------------------------------------------------------------
@@ -128,6 +129,7 @@ def _take_turn(
     min_seconds: float,
     synchronise: Callable[[], object],
 ) -> None:
+    time.sleep(_REST)
     run = kept.get(name)
     if run is None:
         run = entry.make()

@@ -133,11 +133,12 @@ class GemmUpdates(FlatUpdates):
         layers, to_c = self._split_gradient
         self._data_mean = torch.empty_like(to_c).view(-1)
         _total(data.mean, 1, self._data_mean, of_data / max(1, data.n), add=False)
+        _total(chain.mean, 1, to_c, of_chain / max(1, chain.n), add=False)
+        to_c.view(-1).sub_(self._data_mean)
         sides = [(chain, of_chain / max(1, chain.n)), (data, -of_data / max(1, data.n))]
         for number, (phase, sign) in enumerate(sides):
             add = number > 0
             phase.mean.mul_(sign)
-            _total(phase.mean, 1, to_c, 1.0, add=add)
             for m, (p, (*to_factors, to_b)) in enumerate(zip(self.plan.layers, layers, strict=True)):
                 products, x = phase.products[m], phase.visible[m]
                 _total(x, 0, to_b, sign, add=add)
@@ -162,9 +163,7 @@ def _all_full(plan: Plan) -> bool:
     return all(len(p.factors) == 1 for p in plan.layers)
 
 
-@one_thread()
 def _at_once(function: Callable[..., object], *tensors: Tensor) -> None:
-    """Compute entries by one thread: next to the products they are few, and threads would wait for each other."""
     function(*tensors)
 
 
