@@ -61,9 +61,14 @@ def _linear_energy(unit: Unit) -> Own:
     return Own(bias, torch.zeros_like(bias), torch.zeros_like(bias).sum(), torch.ones_like(bias))
 
 
+def log_variance(unit: Gaussian) -> Tensor:
+    """Return the log-variances, the sum of their parameters: one, or one per axis."""
+    return torch.stack(torch.broadcast_tensors(*[p for name, p in unit.named_parameters() if name != "bias"])).sum(0)
+
+
 def _quadratic_energy(unit: Gaussian) -> Own:
     bias = unit.bias.expand(unit.shape).reshape(-1)
-    variance = unit.log_variance.exp().expand(unit.shape).reshape(-1)
+    variance = log_variance(unit).exp().expand(unit.shape).reshape(-1)
     return Own(bias / variance, 1 / variance, (bias**2 / variance).sum() / 2, variance.sqrt())
 
 
@@ -83,6 +88,7 @@ UNITS = {
         None,
         {
             "gaussian-learned": lambda shape: {"learn_variance": True},
+            "gaussian-axes": lambda shape: {"learn_variance": "axes"},
             "gaussian": lambda shape: {},
             "gaussian-tied": lambda shape: {"learn_variance": True, "bias_shape": (1, *shape[1:])},
         },

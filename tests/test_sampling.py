@@ -22,7 +22,7 @@ from mvrbm.likelihood import annealed_importance_sampling
 from mvrbm.models import multimodal_mvrbm, replicated_softmax
 from mvrbm.sampling import ParallelTempering, TemperedPath, conditional_mean, gibbs, mean_field, sample, tempering
 from mvrbm.sampling import chains as sampling
-from tables import UNITS, VARIANTS
+from tables import UNITS, VARIANTS, log_variance
 
 # With fresh seeds each check of a right sampler would fail once in ten thousand runs; the seeds are fixed.
 FALSE_ALARM = 1e-4
@@ -117,12 +117,12 @@ class Flat:
         self.w = np.hstack(weights)  # (hidden, visible)
         self.real = np.concatenate([np.full(self.sizes[n], unit.gaussian) for n, unit in machine.layers.items()])
         scales = [
-            np.exp(flat_numpy(unit.log_variance, unit) / 2) if unit.gaussian else np.ones(self.sizes[name])
+            np.exp(flat_numpy(log_variance(unit), unit) / 2) if unit.gaussian else np.ones(self.sizes[name])
             for name, unit in machine.layers.items()
         ]
         self.s = np.concatenate(scales)
         hidden = machine.hidden
-        self.hidden_scale = np.exp(flat_numpy(hidden.log_variance, hidden) / 2) if hidden.gaussian else None
+        self.hidden_scale = np.exp(flat_numpy(log_variance(hidden), hidden) / 2) if hidden.gaussian else None
         self.y = None if hidden.gaussian else states_of(hidden)
         self.base_y = None if hidden.gaussian else base_of(hidden, self.y)
 

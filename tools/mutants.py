@@ -76,8 +76,8 @@ MUTANTS = [
     ),
     Mutant(
         "units/gaussian.py",
-        "0.5 * (math.log(2 * math.pi) + self.log_variance)",
-        "0.5 * (math.log(math.pi) + self.log_variance)",
+        "0.5 * (math.log(2 * math.pi) + self._log_variance())",
+        "0.5 * (math.log(math.pi) + self._log_variance())",
         "Gaussian log-normaliser: wrong constant",
     ),
     Mutant(

@@ -425,6 +425,7 @@ TRAININGS = [
     ("3x2", "data.npy --recipe generative", "MVRBM", [4, 6]),
     ("3x2", "real.npy --recipe generative --visible gaussian", "MVRBM", [4, 6]),
     ("3x2", "real.npy --recipe generative --visible gaussian-learned", "MVRBM", [4, 6]),
+    ("3x2", "real.npy --recipe generative --visible gaussian-axes", "MVRBM", [4, 6]),
     ("3x2", "counts.npy --recipe generative --visible poisson", "MVRBM", [4, 6]),
     ("3x2", "one-hot.npy --recipe generative --visible categorical", "MVRBM", [4, 6]),
     ("3x2", "data.npy --labels labels.npy", "ClassificationMVRBM", [4, 6]),

@@ -234,6 +234,8 @@ UNITS = {
     "bernoulli": lambda X: X,
     "gaussian": lambda X: 3 * X - 1,
     "gaussian-learned": lambda X: 3 * X - 1,
+    "gaussian-axes": lambda X: 3 * X - 1,
+    "gaussian-one": lambda X: 3 * X - 1,
     "rectified": lambda X: 3 * X,
     "poisson": lambda X: np.round(9 * X),
     "categorical": lambda X: (np.arange(8) == X.argmax(2)[..., None]).astype(X.dtype),
@@ -247,7 +249,7 @@ def test_units_by_name(kind, digits, tmp_path):
     loaded = mvrbm.load(fitted.save(tmp_path / "model"))
     np.testing.assert_array_equal(loaded.transform(X), fitted.transform(X))
     assert fitted.sample(2, steps=2).shape == (2, 8, 8)
-    if kind == "gaussian-learned":
+    if kind in ("gaussian-learned", "gaussian-axes", "gaussian-one"):
         assert any(p.requires_grad for name, p in loaded.machine_.named_parameters() if "variance" in name)
 
 

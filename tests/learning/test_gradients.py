@@ -125,7 +125,8 @@ def test_centred_gradient_is_that_of_the_centred_energy(name):
     statistics = {layer: mu[layer] / scale_of(unit) for layer, unit in machine.layers.items()}
     expected = centred_gradient(machine, data, chain, statistics, centring.hidden)
     assert_same({key: gradient[key] for key in expected}, expected)
-    followed = {f"visible.{layer}.log_variance" for layer in machine.layers}  # see the next but one test
+    # Variances of visible layers follow: see the next but one test.
+    followed = {key for key in gradient if key.startswith("visible.") and "log_variance" in key}
     for key in set(gradient) - set(expected) - followed:
         assert torch.equal(gradient[key], plain[key])
 
@@ -159,15 +160,16 @@ def test_centred_biases_stay_when_factors_change(name):
         assert any(not torch.equal(unit.bias, moved[layer]) for layer, unit in machine.layers.items())
 
 
-@pytest.mark.parametrize("tied", [(3, 2), (1, 2)])
-def test_gradient_of_a_variance_counts_what_the_hidden_bias_does_when_it_follows(tied):
+@pytest.mark.parametrize(("tied", "learn"), [((3, 2), True), ((1, 2), True), ((3, 2), "axes"), ((3, 2), "one")])
+def test_gradient_of_a_variance_counts_what_the_hidden_bias_does_when_it_follows(tied, learn):
     """Along a change of the log-variances the hidden bias makes up for the field of the centre, W mu / s."""
-    unit = Gaussian((3, 2), bias_shape=tied, learn_variance=True)
+    unit = Gaussian((3, 2), bias_shape=tied, learn_variance=learn)
     machine = BoltzmannMachine(unit, Bernoulli((2, 2)), Kronecker(2), std=0.5).double()
     rng = np.random.default_rng(0)
     with torch.no_grad():
-        unit.log_variance.copy_(torch.from_numpy(rng.normal(size=tied)))
-        unit.bias.copy_(torch.from_numpy(5 + rng.normal(size=tied)))
+        for parameter in unit.parameters():
+            parameter.copy_(torch.from_numpy(rng.normal(size=parameter.shape)))
+        unit.bias.add_(5)
     data, chain = ({"visible": torch.from_numpy(5 + rng.normal(size=(n, 3, 2)))} for n in (6, 4))
     centre = {"visible": data["visible"].mean(0, keepdim=True)}
     gradient = analytic(machine, data, chain)
@@ -176,16 +178,18 @@ def test_gradient_of_a_variance_counts_what_the_hidden_bias_does_when_it_follows
     )
     before = machine.hidden_field(centre)[0].detach()
 
-    def contrast_of(log_variance):
-        parameters = {**dict(machine.named_parameters()), "visible.visible.log_variance": log_variance}
-        scale = torch.exp(0.5 * log_variance)
+    variances = {f"visible.visible.{name}": p for name, p in unit.named_parameters() if name != "bias"}
+
+    def contrast():
+        parameters = dict(machine.named_parameters())
+        scale = torch.exp(0.5 * sum(variances.values()))
         field = machine.links["visible"].to_hidden(centre["visible"] / scale)[0]
         parameters["hidden.bias"] = machine.hidden.bias + before - field
         named = {f"machine.{key}": value for key, value in parameters.items()}
         return functional_call(Mean(machine), named, (data,)) - functional_call(Mean(machine), named, (chain,))
 
-    (expected,) = torch.autograd.grad(contrast_of(unit.log_variance), unit.log_variance)
-    torch.testing.assert_close(gradient["visible.visible.log_variance"], expected)
+    expected = torch.autograd.grad(contrast(), list(variances.values()))
+    torch.testing.assert_close([gradient[name] for name in variances], list(expected))
 
 
 def test_centred_learning_is_the_same_for_flipped_bits():

@@ -142,6 +142,21 @@ def test_gaussian_density_is_that_of_scipy():
     np.testing.assert_allclose(log_density.item(), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["gaussian-axes", "gaussian-one"])
+def test_gaussian_variances_of_axes_start_from_their_product(kind):
+    variance = torch.outer(torch.tensor([0.5, 1.0, 4.0]), torch.tensor([1.0, 3.0]))
+    unit = make_unit(kind, (3, 2))
+    unit.initialise_from(torch.zeros(3, 2), variance, 10)
+    expected = variance if kind == "gaussian-axes" else variance.mean().expand(3, 2)
+    torch.testing.assert_close(unit.scale.detach().expand(3, 2).float() ** 2, expected)
+    assert sum(p.numel() for p in unit.parameters()) == 6 + {"gaussian-axes": 5, "gaussian-one": 1}[kind]
+
+
+def test_gaussian_variances_have_no_other_kinds():
+    with pytest.raises(ValueError, match="learn_variance must be"):
+        Gaussian((3, 2), learn_variance="rows")
+
+
 def test_categorical_inverts_its_distribution_function():
     unit = unit_named("categorical", (1, 4))
     field = torch.zeros(1, 1, 4).double()

@@ -73,7 +73,7 @@ class Unit(nn.Module, ABC):
     stacked_as: ClassVar[str | None] = None
     #: Name of the kind of unit, "bernoulli", "gaussian" or "categorical", as which the fast paths can draw a layer with
     #: one bias per entry and no other learned parameter; None if they cannot.
-    sampled_as: ClassVar[str | None] = None
+    sampled_as: str | None = None
     #: Whether the entries are real with quadratic energy, so that the energy of two such layers can be unbounded.
     gaussian: ClassVar[bool] = False
     #: Whether the zero of the data is arbitrary, as for temperatures, rather than the absence of something.

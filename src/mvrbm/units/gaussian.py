@@ -1,5 +1,6 @@
 """Gaussian units: real entries with a fixed or learned variance."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from mvrbm.random import RandomSource
 from mvrbm.units.base import Alternatives, Unit, average
+from mvrbm.validation import choice
 
 # Variances are at least a hundredth of the median variance of the layer: constant and almost constant entries
 # must not be divided by almost zero.
@@ -35,9 +37,10 @@ class Gaussian(Unit):
         Shape of the layer.
     bias_shape : sequence of int, optional
         Shape of bias and variance, which are broadcast to `shape`.
-    learn_variance : bool
-        Whether the log-variances, one per entry, are learned. Otherwise they stay at 0, or at the values that
-        :meth:`initialise_from` took from the data.
+    learn_variance : bool, "axes" or "one"
+        Whether the log-variances are learned: one per entry (True), the sum of one per index of each axis, such as one
+        per row and one per column (``"axes"``), or one for all entries (``"one"``). Otherwise there is one per entry,
+        which stays at 0, or at the value that :meth:`initialise_from` took from the data.
 
     Examples
     --------
@@ -51,23 +54,47 @@ class Gaussian(Unit):
     name = "gaussian"
     gaussian = True
     arbitrary_zero = True
-    variants: ClassVar[dict[str, dict[str, Any]]] = {"gaussian": {}, "gaussian-learned": {"learn_variance": True}}
+    variants: ClassVar[dict[str, dict[str, Any]]] = {
+        "gaussian": {},
+        "gaussian-learned": {"learn_variance": True},
+        "gaussian-axes": {"learn_variance": "axes"},
+        "gaussian-one": {"learn_variance": "one"},
+    }
     stacked_as = "gaussian"
-    sampled_as = "gaussian"
+    sampled_as: str | None = "gaussian"
     levels = math.inf
     fluctuation = 1.0  # the statistic is measured in standard deviations
 
     def __init__(
-        self, shape: int | Sequence[int], *, bias_shape: Sequence[int] | None = None, learn_variance: bool = False
+        self, shape: int | Sequence[int], *, bias_shape: Sequence[int] | None = None, learn_variance: bool | str = False
     ) -> None:
         super().__init__(shape, bias_shape=bias_shape)
+        if isinstance(learn_variance, str):
+            choice(learn_variance, "learn_variance", ("axes", "one"))
+            self.sampled_as = None  # the backends have one variance per entry
         self.learn_variance = learn_variance
-        self.log_variance = nn.Parameter(torch.zeros(self.bias_shape), requires_grad=learn_variance)
+        sizes, order = self.bias_shape, len(self.bias_shape)
+        shapes = {"log_variance": (1,) * order if learn_variance == "one" else sizes}
+        if learn_variance == "axes":
+            shapes = {f"log_variance_{d}": tuple(sizes[d] if d == e else 1 for e in range(order)) for d in range(order)}
+        for name, own in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(own), requires_grad=bool(learn_variance)))
+        self._variance_names = tuple(shapes)
+
+    def _log_variance(self) -> Tensor:
+        """Return the log-variances, the sum of their parameters, in the shape of the bias or one that broadcasts."""
+        parts: list[Tensor] = [self.get_parameter(name) for name in self._variance_names]
+        return functools.reduce(torch.add, parts)
+
+    def _to_variances(self, gradient: Tensor) -> dict[str, Tensor]:
+        """Return gradients by the parameters of the log-variances from that by the log-variance of each entry."""
+        tied = self._tie(gradient)
+        return {name: tied.sum_to_size(self.get_parameter(name).shape) for name in self._variance_names}
 
     @property
     def scale(self) -> Tensor:
-        """Standard deviation of each entry, in the shape of the bias."""
-        return torch.exp(0.5 * self.log_variance)
+        """Standard deviation of each entry, in the shape of the bias, or one for all."""
+        return torch.exp(0.5 * self._log_variance())
 
     def statistic(self, x: Tensor) -> Tensor:
         """Return x / s."""
@@ -75,7 +102,7 @@ class Gaussian(Unit):
 
     def inverse_scale(self) -> Tensor:
         """Return 1 / s of every entry."""
-        return torch.exp(-0.5 * self.log_variance.detach()).expand(self.shape)
+        return torch.exp(-0.5 * self._log_variance().detach()).expand(self.shape)
 
     def site_energy(self, x: Tensor) -> Tensor:
         """Return (x - b)^2 / 2 s^2."""
@@ -83,7 +110,7 @@ class Gaussian(Unit):
 
     def site_log_normaliser(self, field: Tensor) -> Tensor:
         """Return log(2 pi s^2) / 2 + b f / s + f^2 / 2."""
-        log_width = 0.5 * (math.log(2 * math.pi) + self.log_variance)
+        log_width = 0.5 * (math.log(2 * math.pi) + self._log_variance())
         return log_width + field * (self.bias / self.scale + 0.5 * field)
 
     def mean(self, field: Tensor) -> Tensor:
@@ -105,7 +132,7 @@ class Gaussian(Unit):
         gradient = {"bias": self._tie(-average(deviation, weights) / scale)}
         if self.learn_variance and field is not None:
             each = x / scale * field - deviation**2
-            gradient["log_variance"] = self._tie(0.5 * average(each, weights))
+            gradient |= self._to_variances(0.5 * average(each, weights))
         return gradient
 
     def normaliser_gradient(
@@ -115,22 +142,23 @@ class Gaussian(Unit):
         gradient = {"bias": self._tie(mean_field / scale)}
         if self.learn_variance:
             total = 1 if weights is None else weights.sum()
-            gradient["log_variance"] = self._tie(0.5 * (total - self.bias / scale * mean_field))
+            gradient |= self._to_variances(0.5 * (total - self.bias / scale * mean_field))
         return gradient
 
     def statistic_gradient(self, x: Tensor, field: Tensor) -> dict[str, Tensor]:
-        return {"log_variance": self._tie((0.5 * self.statistic(x) * field).sum(0))} if self.learn_variance else {}
+        return self._to_variances((0.5 * self.statistic(x) * field).sum(0)) if self.learn_variance else {}
 
     def gains(self) -> dict[str, Tensor]:
         """Return gains that measure the bias in standard deviations."""
         gains = {"bias": self.n_sharing / self.scale**2}
-        if self.learn_variance and self.n_sharing > 1:
-            gains["log_variance"] = self.bias.new_full((), self.n_sharing)
+        for name in self._variance_names if self.learn_variance else ():
+            if (sharing := math.prod(self.shape) // self.get_parameter(name).numel()) > 1:
+                gains[name] = self.bias.new_full((), sharing)
         return gains
 
     @property
     def learns_statistic(self) -> bool:
-        return self.learn_variance
+        return bool(self.learn_variance)
 
     def check_parameters(self, layer: str) -> None:
         scale = self.scale.detach()
@@ -149,7 +177,11 @@ class Gaussian(Unit):
         else:
             floor = _CONSTANT_RELATIVE_VARIANCE * ((mean**2).max() or spread.new_tensor(1.0))
         self.bias.copy_(centre)
-        self.log_variance.copy_(torch.log(torch.maximum(spread, floor)))
+        spread = torch.maximum(spread, floor)
+        for name in self._variance_names:  # what the earlier ones left
+            own = self.get_parameter(name)
+            own.copy_(torch.log(spread.sum_to_size(own.shape) * (own.numel() / spread.numel())))
+            spread = spread / torch.exp(own)
 
     @torch.no_grad()
     def absorb(self, field: Tensor) -> None:
