@@ -10,6 +10,7 @@ from PIL import Image
 from mvrbm.errors import InputError, MissingPackageError
 from mvrbm.io import arrays, tables
 from mvrbm.io.arrays import read_array, read_labels, read_samples
+from mvrbm.io.parquet import check_pages
 from mvrbm.io.shards import StoredRows
 
 NUMBERS = np.array([[0.5, 1.0, np.nan], [2.0, 3.5, 4.0]])
@@ -70,6 +71,39 @@ def test_small_files_that_take_much_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "ALLOWANCE", 1000)
     monkeypatch.setattr(tables, "BEST_COMPRESSION", 10)
     with pytest.raises(InputError, match=r"constant\.parquet has 1,600,000 bytes, more than the limit of"):
+        read_array(path)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("use_dictionary", [True, False])
+def test_pages_of_parquet_files_are_walked_through(tmp_path, compression, version, use_dictionary):
+    pq = pytest.importorskip("pyarrow.parquet")
+    path, rng = tmp_path / "table.parquet", np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.random(3000), "b": rng.integers(0, 9, 3000), "c": [None, "word"] * 1500})
+    options = {"data_page_version": version, "data_page_size": 2000, "write_page_checksum": True, "row_group_size": 900}
+    frame.to_parquet(path, compression=compression, use_dictionary=use_dictionary, **options)
+    pd.testing.assert_frame_equal(tables.read_table(path), frame)
+    with pytest.raises(InputError, match=r"has a page of .* bytes, more than the limit of 1,000"):
+        check_pages(path, pq.read_metadata(path), 1000)
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        (b"\x8c\x82\x83\xe1\x05", "has a page of 6,182,601,776 bytes, more than the limit of"),  # 772,825,222 values
+        (b"\xff" * 12, "more than 64 bits"),
+    ],
+)
+def test_a_dictionary_that_claims_gigabytes_is_refused(tmp_path, claim, message):
+    """pyarrow reserves 8 bytes for each value that the header of a page claims."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "table.parquet"
+    pd.DataFrame({"a": [1, 2, 1]}).to_parquet(path, compression="none")
+    content = path.read_bytes()
+    at = content.index(b"\x4c\x15", pq.read_metadata(path).row_group(0).column(0).dictionary_page_offset) + 2
+    path.write_bytes(content[:at] + claim + content[at + 1 :])
+    with pytest.raises(InputError, match=message):
         read_array(path)
 
 

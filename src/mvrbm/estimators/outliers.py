@@ -229,6 +229,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         if len(block) != len(shape):
             axes = "1 axis" if len(shape) == 1 else f"{len(shape)} axes"
             raise ValueError(f"block_shape must have {axes}, as a sample of shape {shape} has, got {block}")
+        if any(step > size for step, size in zip(block, shape, strict=True)):
+            raise ValueError(f"block_shape must be at most the shape of a sample, {shape}, got {block}")
         return block
 
     def _means(self, data: Any) -> Array:

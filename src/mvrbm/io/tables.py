@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mvrbm.errors import InputError
 from mvrbm.extras import require
 from mvrbm.io.formats import BEST_COMPRESSION, LARGEST, first_line, reading, some_of
+from mvrbm.io.parquet import check_pages
 from mvrbm.io.untrusted import ALLOWANCE, Budget, check_regular_file
 
 __all__ = ["STORES", "TABLES", "open_stored", "read_table", "table_labels", "table_samples"]
@@ -50,6 +51,7 @@ def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST
         if size > largest:
             raise InputError(f"{path} has {size:,} bytes, more than the limit of {largest:,}")
         if parquet is not None:
+            check_pages(path, head, largest)
             # Threads of its own would reserve much memory, and a process that has them cannot fork safely.
             frame = parquet.read_table(path, use_threads=False, pre_buffer=False).to_pandas(use_threads=False)
         else:
