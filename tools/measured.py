@@ -334,6 +334,17 @@ def _full() -> Table:
     )
 
 
+def _without_arguments() -> Table:
+    found = read("results/deep/defaults.json")
+    rows = []
+    for n in (10_000, 60_000):
+        runs = [row for key, row in found.items() if key.startswith(f"n{n} ")]
+        seconds = f"{statistics.mean(row['seconds'] for row in runs):.0f} s"
+        rows.append([f"{n:,}", f"{runs[0]['parameters']:,}", _errors(runs), seconds, runs[0]["device"]])
+    header = ["labels", "parameters", "test error (subsets)", "time", "computed on"]
+    return Table(header, rows, "results/deep/defaults.json", "python -m studies deep defaults")
+
+
 # -- learning ---------------------------------------------------------------------------------------
 
 
@@ -569,6 +580,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "paper-comparison": _against_n,
     "few-labels": _few,
     "all-labels": _full,
+    "without-arguments": _without_arguments,
     "defaults": lambda: _learning("defaults", _DEFAULTS),
     "grid": lambda: _learning("grid", _GRID, "{:.2g}"),
     "paper-recipe": lambda: _learning("paper", _PAPER),
