@@ -51,7 +51,7 @@ def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST
         if size > largest:
             raise InputError(f"{path} has {size:,} bytes, more than the limit of {largest:,}")
         if parquet is not None:
-            check_pages(path, head, largest)
+            check_pages(path, largest)
             # Threads of its own would reserve much memory, and a process that has them cannot fork safely.
             frame = parquet.read_table(path, use_threads=False, pre_buffer=False).to_pandas(use_threads=False)
         else:
