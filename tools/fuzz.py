@@ -5,7 +5,7 @@
 
 Each input is a valid file, or folder of files, with simple damage (`tools.fuzz_inputs`). It depends only on the seed,
 the reader and its number. An undocumented error, a warning, a result that is not finite, more than 5 s of processor
-time for one input, or more memory than 64 MiB is a finding: its input is kept, and the exit
+time for one input, or more memory than 64 MiB and four times its size is a finding: its input is kept, and the exit
 code is 1. Every reader has a process of its own, so that a crash ends no other.
 """
 
