@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from mvrbm.vision import SuperResolver, enlarge_image, reduce_image
 from mvrbm.vision.photographs import clean_photograph, denoise_photograph, estimate_degradation
@@ -52,15 +52,32 @@ def _denoised(truth: Array, sigma: int, crop: Crop) -> list[Array]:
     return [_colour(each[crop]) for each in (noisy, denoise_photograph(noisy, device="cpu"), truth)]
 
 
+def _drawing() -> Array:
+    """Return a drawing in thin lines, 160x160."""
+    image = Image.new("L", (640, 640), 255)
+    draw = ImageDraw.Draw(image)
+    for size in range(40, 320, 56):
+        draw.ellipse((320 - size, 320 - size, 320 + size, 320 + size), outline=0, width=6)
+        draw.line((0, 2 * size, 640, 600 - 2 * size), fill=0, width=6)
+    return np.asarray(image.reduce(4))
+
+
 def write_pictures(folder: Path) -> list[str]:
     """Write the pictures, of photographs that were not trained on."""
     rocket, motorcycle, page = unseen("rocket"), unseen("stereo_motorcycle"), unseen("page")
     tower, wheel = (slice(335, 415), slice(540, 640)), (slice(330, 410), slice(140, 240))
-    text = (slice(20, 100), slice(200, 300))
+    text, lines = (slice(20, 100), slice(200, 300)), (slice(40, 120), slice(30, 130))
+    cat, eye = unseen("chelsea"), (slice(70, 150), slice(120, 220))
+    enlarged = [_enlarged(rocket, 2, tower), _enlarged(rocket, 4, tower), _enlarged(page, 2, text)]
     sheets = {
-        "super-resolution": [_enlarged(rocket, 2, tower), _enlarged(rocket, 4, tower), _enlarged(page, 2, text)],
+        "super-resolution": [*enlarged, _enlarged(cat, 2, eye), _enlarged(_drawing(), 2, lines)],
         "super-resolution-jpeg": [_enlarged(motorcycle, 2, wheel, 50), _enlarged(rocket, 2, tower, 30)],
-        "denoising": [_denoised(motorcycle, 25, wheel), _denoised(rocket, 50, tower), _denoised(page, 25, text)],
+        "denoising": [
+            _denoised(motorcycle, 25, wheel),
+            _denoised(rocket, 50, tower),
+            _denoised(page, 25, text),
+            _denoised(cat, 25, eye),
+        ],
     }
     for name, rows in sheets.items():
         Image.fromarray(_sheet(rows, 2)).save(folder / f"{name}.png", optimize=True)
