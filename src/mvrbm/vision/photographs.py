@@ -121,7 +121,7 @@ def estimate_salt(image: Any) -> float:
     kinds = torch.stack([pixels <= 0, pixels >= 1]).float()
     alone = torch.stack([(kind > 0) & (9 * F.avg_pool2d(kind, 3, 1, 1) < 1.5) for kind in kinds])
     counts = alone.sum((1, 2, 3, 4))
-    if counts.min() < max(_LEAST_SALT * pixels.numel(), counts.max() / 4):
+    if float(counts.min()) < max(_LEAST_SALT * pixels.numel(), float(counts.max()) / 4):
         return 0.0
     hit = kinds.sum(0)
     others = median_of_uncorrupted(pixels, hit)
