@@ -243,9 +243,11 @@ class Format(NamedTuple):
     longest: int = 2**31 - 1
 
 
+_PNG_LEVEL = 4  # of compression: half the time of 6 for 3 % more bytes
+
 #: Formats that pictures are written in, by the suffix of the file name.
 FORMATS: dict[str, Format] = {
-    ".png": Format("PNG", {"compress_level": 6}, depths=(8, 16)),
+    ".png": Format("PNG", {"compress_level": _PNG_LEVEL}, depths=(8, 16)),
     **dict.fromkeys((".jpg", ".jpeg"), Format("JPEG", {"quality": 95, "subsampling": 0}, alpha=False, longest=65_500)),
     **dict.fromkeys((".tif", ".tiff"), Format("TIFF", {"compression": "tiff_adobe_deflate"}, depths=(8, 16))),
     ".webp": Format("WEBP", {"quality": 95}, longest=16_383),
@@ -338,7 +340,7 @@ def _write_png(file: IO[bytes], picture: Picture) -> None:
         chunk(b"iCCP", b"ICC profile\0\0" + zlib.compress(picture.profile))
     if picture.exif:
         chunk(b"eXIf", picture.exif.removeprefix(b"Exif\0\0"))
-    packer, former = zlib.compressobj(6), np.uint8(0)
+    packer, former = zlib.compressobj(_PNG_LEVEL), np.uint8(0)
     for row in pixels:
         line = row.astype(">u2").view(np.uint8).reshape(-1)
         packed, former = packer.compress(b"\2" + (line - former).tobytes()), line  # 2: minus the row above
