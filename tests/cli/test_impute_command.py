@@ -60,14 +60,29 @@ def test_tables_of_numbers_stay_tables(place):
     assert np.abs(filled["b"] - 2 * filled["a"]).max() < 8
 
 
+def test_what_was_made_of_columns_is_said(place, capsys):
+    pytest.importorskip("pandas")
+    lines = [f"{n / 7},{n % 3},,{'?' if n == 3 else n}" for n in range(40)]
+    (place / "mixed.csv").write_text("\n".join(["a,code,empty,text", *lines]))
+    assert main(["impute", "mixed.csv:-a", "filled.csv", "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert "columns of categories: text\n" in shown
+    assert "columns left out, without any known entry: empty\n" in shown
+    assert "taken as numbers (see --categorical): code\n" in shown
+    assert (place / "filled.csv").read_text().startswith("code,text\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["holes.npy", "filled.csv"], "a .csv file can only be made from a .csv file, got holes.npy"),
+        (
+            ["holes.npy", "filled.csv"],
+            "a .csv file can only be made from a table (.csv, .csv.gz, .tsv, .tsv.gz, .parquet), got",
+        ),
         (["table.csv", "filled.npy"], "column 'colour' holds str, not numbers"),
         (["holes.npy", "holes.npy"], "holes.npy exists: use --force to replace it"),
         (["table.csv", "a.csv", "--categorical", "size,hue"], "column 'hue', but table.csv has only ['size',"),
-        (["holes.npy", "a.npy", "--categorical", "a"], "--categorical is for tables, from a .csv file to a .csv file"),
+        (["holes.npy", "a.npy", "--categorical", "a"], "--categorical is for tables, from a table to a .csv file"),
         (["nowhere.npy", "a.npy"], "nowhere.npy: no such file"),
         (["holes.npy", "a.npy", "--model", "m", "--epochs", "3"], "leave out --train"),
         (["holes.npy", "a.npy", "-n", "50:60"], "-n chooses no sample: holes.npy has 40"),

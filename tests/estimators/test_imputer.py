@@ -171,3 +171,15 @@ def test_seeds_determine_the_result():
     first, second = (MVRBMImputer(n_epochs=2, random_state=3).fit_transform(x) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert torch.isfinite(torch.from_numpy(first)).all()
+
+
+def test_nothing_known_and_columns_in_another_order_are_one_clear_error():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ValueError, match="every entry of the data is missing"):
+        MVRBMImputer().fit(np.full((5, 3), np.nan))
+    frame = pandas.DataFrame({"size": np.arange(20.0), "colour": ["red", "blue"] * 10})
+    imputer = MVRBMImputer(n_epochs=1, random_state=0).fit(frame)
+    with pytest.raises(ValueError, match="must be in the same order"):
+        imputer.transform(frame[["colour", "size"]])
+    with pytest.raises(ValueError, match=r"does not have: \['nowhere'\]"):
+        MVRBMImputer(categorical_features=["nowhere"]).fit(frame)

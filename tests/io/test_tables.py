@@ -194,3 +194,14 @@ def test_a_folder_of_folders_has_one_class_per_folder(tmp_path):
 def test_readers_are_chosen_by_the_ends_of_names():
     assert {".csv", ".parquet"} < set(tables.TABLES)
     assert {".h5", ".zarr"} < set(tables.STORES)
+
+
+def test_the_first_column_is_never_an_index(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,c\n1,2,3,\n4,,6,\n7,8,9,\n")
+    frame = tables.read_table(path)
+    assert list(frame.columns) == ["a", "b", "c"]
+    assert frame["a"].tolist() == [1, 4, 7]
+    path.write_text("a,b\n1,2,3\n4,5,6\n")
+    with pytest.raises(InputError, match="rows with more fields than its first line, which has 2"):
+        tables.read_table(path)

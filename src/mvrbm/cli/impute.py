@@ -10,6 +10,7 @@ _TRAIN_HELP = "Data to learn from, in the form of INPUT, with or without missing
 _MODEL_HELP = "Use the imputer in this folder instead of training one."
 _DEVIATIONS_HELP = "Also write the standard deviation of every missing entry, to a .npy file."
 _CATEGORICAL_HELP = "Columns of numbers that are categories, NAME[,NAME]; columns of texts always are."
+_FEW = 10  # whole numbers of so few kinds may be codes
 _AXES_HELP = "How many leading axes count samples; default: chosen on hidden entries."
 
 
@@ -38,7 +39,7 @@ def impute(
     opt.check_not_training(model_folder, train=train, save=save, **settings)
     tables = out.suffix == ".csv"
     if categorical is not None and not tables:
-        raise ValueError(f"--categorical is for tables, from a .csv file to a .csv file, got {out}")
+        raise ValueError(f"--categorical is for tables, from a table to a .csv file, got {out}")
     if tables:
         check_output(out, force)
     else:
@@ -76,7 +77,9 @@ def impute(
     if tables:
         with replace_file(out) as staging:
             filled.to_csv(staging, index=False)
-        opt.show({"out": str(out), **details}, as_json, f"{out}: {words}")
+        notes = _notes(samples, filled)
+        lines = [f"{out}: {words}", *(f"{what}: {', '.join(names)}" for what, names in notes.items() if names)]
+        opt.show({"out": str(out), **details, **notes}, as_json, "\n".join(lines))
     else:
         opt.write_samples(out, filled, filled.shape[1:], force, as_json, details, words)
 
@@ -85,15 +88,32 @@ def _read(source: str, data_dir: Path | None, table: bool, categorical: str | No
     """Read an array, or a table whose columns may be texts, or categories if they are named in ``"a,b"``."""
     if not table:
         return opt.read(source, data_dir)
-    if Path(source).suffix != ".csv":
-        raise ValueError(f"a .csv file can only be made from a .csv file, got {source}")
-    from mvrbm.io.tables import read_table
+    from mvrbm.io.arrays import split_key
+    from mvrbm.io.tables import TABLES, read_table
 
-    frame, names = read_table(Path(source)), [] if categorical is None else categorical.split(",")
+    path, columns = split_key(source)
+    if not path.name.endswith(TABLES):
+        raise ValueError(f"a .csv file can only be made from a table ({', '.join(TABLES)}), got {source}")
+    frame, names = read_table(path, columns), [] if categorical is None else categorical.split(",")
     if unknown := [name for name in names if name not in frame.columns]:
         raise ValueError(f"--categorical names the column '{unknown[0]}', but {source} has only {list(frame.columns)}")
     # Whole numbers are read as floats where some are missing.
     return frame.assign(**{name: frame[name].convert_dtypes().astype("category") for name in names})
+
+
+def _notes(table: Any, filled: Any) -> dict[str, list[str]]:
+    """Return names of columns that a user may have expected otherwise, by what was made of them."""
+    numbers = table.select_dtypes("number").columns
+    whole = [
+        name
+        for name in numbers.intersection(filled.columns, sort=False)
+        if 1 < table[name].nunique() <= min(_FEW, len(table) // 5) and bool((table[name].dropna() % 1 == 0).all())
+    ]
+    return {
+        "columns of categories": list(table.columns.difference(numbers, sort=False)),
+        "columns left out, without any known entry": list(table.columns.difference(filled.columns, sort=False)),
+        "columns of few whole numbers, taken as numbers (see --categorical)": whole,
+    }
 
 
 def _n_missing(samples: Any) -> int:

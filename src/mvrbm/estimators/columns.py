@@ -42,7 +42,7 @@ class Columns:
             if given.dtype.kind in "OU":
                 if not is_frame:
                     raise ValueError("categorical_features has names of columns, but the data is not a data frame")
-                missing = sorted(set(given) - set(X.columns))
+                missing = sorted(set(given.tolist()) - set(X.columns))
                 if missing:
                     raise ValueError(f"categorical_features names columns that the data does not have: {missing}")
                 given = np.array([list(X.columns).index(name) for name in given], dtype=int)

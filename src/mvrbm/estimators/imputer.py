@@ -205,11 +205,15 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         """Return data as rows of numbers with NaN, (n, entries)."""
         if reset:
             self._columns = Columns.of(X, self.categorical_features)
+        elif self._columns.categories:
+            validate_data(self, X, reset=False, skip_check_array=True)  # columns in another order
         X, shape = self._columns.to_numbers(X)
         checked = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         if reset:
             self._shape_in = shape
             self._columns.learn(checked, self.keep_empty_features or len(shape) > 1)
+            if bool(np.isnan(checked).all()):
+                raise ValueError("every entry of the data is missing: there is nothing to learn from")
         elif shape != self._shape_in:
             raise ValueError(f"samples must have shape {self._shape_in}, got {shape}")
         return torch.tensor(self._columns.expand(checked))

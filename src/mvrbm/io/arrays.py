@@ -64,7 +64,7 @@ def read_array(
     name, _, split = text.partition(":")
     if name in datasets.NAMES:
         return _read_set(name, split or "train", data_dir)
-    path, key = _split_key(text)
+    path, key = split_key(text)
     if path.name.endswith(TABLES) and path.exists():
         return table_samples(read_table(path, key, largest=largest), path)
     if path.suffix in STORES and path.exists():
@@ -98,7 +98,7 @@ def read_array(
     )
 
 
-def _split_key(text: str) -> tuple[Path, str | None]:
+def split_key(text: str) -> tuple[Path, str | None]:
     """Split the key, or the columns, off the path of a file that can hold several arrays."""
     place, colon, key = text.rpartition(":")
     several = colon and place.endswith((".npz", *TABLES, *STORES))
@@ -113,7 +113,7 @@ def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[
     """
     if is_folder_of_shards(source):
         return Shards(source)
-    path, key = _split_key(os.fspath(source))
+    path, key = split_key(os.fspath(source))
     if path.suffix in STORES and path.exists():
         stored = open_stored(path, key)
         if stored.ndim > 1 and math.prod(stored.shape) * stored.dtype.itemsize > _IN_MEMORY:
@@ -133,7 +133,7 @@ def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[s
     ``file.csv:column`` for a column of a table.
     """
     text = os.fspath(source)
-    path, key = _split_key(text)
+    path, key = split_key(text)
     if path.name.endswith(TABLES) and path.exists():
         return table_labels(read_table(path, key), path)
     if path.is_dir() and path.suffix not in STORES:

@@ -7,6 +7,7 @@ import csv
 import gzip
 import math
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,15 @@ def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST
         else:
             separator, header, n_columns = _dialect(path)
             Budget(path).spend(_BYTES_PER_COLUMN * n_columns, f"{path}: a table of {n_columns:,} columns")
-            frame = pandas.read_csv(path, sep=separator, header=0 if header else None)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", pandas.errors.ParserWarning)
+                    # The first column is never an index, which pandas would make of it where rows end with a separator.
+                    frame = pandas.read_csv(path, sep=separator, header=0 if header else None, index_col=False)
+            except pandas.errors.ParserWarning as error:
+                raise InputError(
+                    f"{path} has rows with more fields than its first line, which has {n_columns}"
+                ) from error
     frame.columns = frame.columns.astype(str)
     if not frame.size:
         raise InputError(f"{path} has no entries: {len(frame)} rows of {len(frame.columns)} columns")
