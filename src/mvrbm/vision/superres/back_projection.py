@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mvrbm.vision.resampling import enlarging_taps, reducing_taps, taps_matrix
 
-_BLOCK = 128  # entries of a line that are computed by one product
+_BLOCK = 64  # entries of a line that are computed by one product; most of a longer matrix is zeros
 
 
 # Some entries of a resampled line, as a product with some entries of the line: outputs, inputs, matrix.
