@@ -27,6 +27,24 @@ def test_low_rank_tools_complete_a_matrix_of_low_rank(fill, setting, shape):
     assert ((found - x)[missing] ** 2).mean() < 0.05 * x.var()
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["20", "50"])
+def test_settings_are_chosen_on_known_entries_whatever_the_seed(kind, seed):
+    x = np.where(imputation.hide((100, 30), kind, seed), np.nan, 0.0)
+    hidden = []
+    imputation._chosen(x, lambda shown, _: hidden.append(np.isnan(shown) & ~np.isnan(x)) or np.zeros(x.shape), [1])
+    assert hidden[0].sum() == pytest.approx(0.1 * (~np.isnan(x)).sum(), rel=0.25)
+
+
+def test_tools_for_tables_take_the_cuts_of_a_tensor_that_are_fast_enough():
+    def fill(rows):
+        if rows.shape[1] > 10:
+            raise TimeoutError
+        return rows
+
+    assert len(imputation._best_rows(fill)(np.zeros((3, 4, 5)), every_cut=True)) == 1
+
+
 def test_principal_components_with_ridge_predict_a_linear_relation():
     rng = np.random.default_rng(0)
     train, test = (rng.normal(size=(n, 30)).astype(np.float32) for n in (400, 20))
