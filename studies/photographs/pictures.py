@@ -64,10 +64,11 @@ def _drawing() -> Array:
 
 def write_pictures(folder: Path) -> list[str]:
     """Write the pictures, of photographs that were not trained on."""
-    rocket, motorcycle, page = unseen("rocket"), unseen("stereo_motorcycle"), unseen("page")
-    tower, wheel = (slice(335, 415), slice(540, 640)), (slice(330, 410), slice(140, 240))
-    text, lines = (slice(20, 100), slice(200, 300)), (slice(40, 120), slice(30, 130))
-    cat, eye = unseen("chelsea"), (slice(70, 150), slice(120, 220))
+    rocket, motorcycle = unseen("rocket")[268:, 472:], unseen("stereo_motorcycle")[264:472, 72:304]
+    page, cat = unseen("page")[:160, 132:364], unseen("chelsea")[4:212, 52:284]
+    columns = slice(68, 168)
+    tower, wheel, text, eye = ((slice(top, top + 80), columns) for top in (67, 66, 20, 66))
+    lines = (slice(40, 120), slice(30, 130))
     enlarged = [_enlarged(rocket, 2, tower), _enlarged(rocket, 4, tower), _enlarged(page, 2, text)]
     sheets = {
         "super-resolution": [*enlarged, _enlarged(cat, 2, eye), _enlarged(_drawing(), 2, lines)],
