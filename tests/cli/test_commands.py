@@ -1,6 +1,7 @@
 import errno
 import gzip
 import json
+import math
 import os
 import re
 import resource
@@ -15,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import load_file
 
 import mvrbm as package
-from mvrbm import MMVRBM, MVRBM, RBM, DeepMVRBM, MVRBMClassifier, cli
+from mvrbm import MMVRBM, MVRBM, RBM, DeepMVRBM, MVRBMClassifier, cli, saving
 from mvrbm.errors import InputError
 from mvrbm.io import arrays
 from mvrbm.likelihood import log_likelihood
@@ -664,6 +666,44 @@ def test_info(mvrbm):
     for words in ("MVRBM", "bernoulli 4x6", "bernoulli 3x2", "kronecker rank 1", "float32", "model.safetensors"):
         assert words in out
     assert [line.split()[-1] for line in out.splitlines() if line.startswith("parameters")] == [str(24 + 6 + 12 + 12)]
+
+
+FITTED = {
+    "RBM": (package.RBM(3), ()),
+    "MVRBM": (package.MVRBM((3, 2)), ()),
+    "TVRBM": (package.TVRBM((3, 2)), ()),
+    "MMVRBM": (package.MMVRBM((3, 2)), ()),
+    "DeepMVRBM": (package.DeepMVRBM([(3, 2)]), ()),
+    "MVRBMClassifier": (package.MVRBMClassifier((3, 2)), (np.arange(60) % 2,)),
+    "DeepMVRBMClassifier": (package.DeepMVRBMClassifier([(3, 2)]), (np.arange(60) % 2,)),
+    "ClassificationMVRBM": (package.ClassificationMVRBM((3, 2)), (np.arange(60) % 2,)),
+    "MVRBMOutlierDetector": (package.MVRBMOutlierDetector((3, 2)), ()),
+    "MVRBMImputer": (package.MVRBMImputer(n_factors=1), ()),
+    "ReplicatedSoftmax": (package.ReplicatedSoftmax(2), ()),
+    "SuperResolver": (package.vision.SuperResolver(2, 4, (2, 2), n_patches=20), ()),
+}
+
+
+def test_every_estimator_that_can_be_saved_is_here():
+    assert set(FITTED) == set(saving._LOADERS) - {saving.CHECKPOINT}
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_info_describes_every_estimator(mvrbm, name):
+    model, labels = FITTED[name]
+    data = {
+        "MMVRBM": {"a": DATA},
+        "RBM": DATA.reshape(60, 24),
+        "ReplicatedSoftmax": DATA.reshape(60, 24),
+        "SuperResolver": list(np.random.default_rng(0).random((2, 16, 16))),
+    }.get(name, DATA)
+    model.set_params(n_epochs=1, device="cpu", random_state=0).fit(data, *labels).save("saved")
+    out = ok(mvrbm("info", "saved"))
+    assert f" {name}\n" in out
+    assert re.search(rf"^parameters +{model.n_parameters_:,}$", out, re.MULTILINE)
+    assert re.search(r"^(1: )?visible '.*' +\w+ \d+", out, re.MULTILINE)
+    stored = sum(math.prod(part.shape) for part in load_file("saved/model.safetensors").values())
+    assert 0 < model.n_parameters_ <= stored
 
 
 def test_models_of_columns_with_names_are_used_without_a_word(mvrbm):

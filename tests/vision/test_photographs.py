@@ -53,6 +53,12 @@ def test_noise_is_estimated(sigma):
     assert estimate_noise(noisy[..., 0]) == pytest.approx(sigma / 255, rel=0.15)
 
 
+@pytest.mark.parametrize("sigma", [10, 25])
+def test_noise_is_estimated_where_black_does_not_cut_it_off(sigma):
+    image = np.repeat(np.linspace(0, 160, 8), 24)[:, None] + np.zeros((192, 160))  # an eighth is black
+    assert estimate_noise(_noisy(image, sigma)) == pytest.approx(sigma / 255, rel=0.1)
+
+
 def test_noise_of_hardly_any_pixels():
     assert estimate_noise(np.zeros((1, 5), np.uint8)) == 0
     assert estimate_noise(np.zeros((3, 70, 3), np.uint8)) == 0
@@ -158,10 +164,22 @@ def test_arguments_are_checked():
         denoise_photograph(np.zeros((4, 4, 2), np.uint8))
     with pytest.raises(ValueError, match=r"level, as a share of white \(0.098 for 25 of 255\), must be .*, got 25"):
         denoise_photograph(LETTERS, level=25)
-    with pytest.raises(ValueError, match="level must be left out for salt and pepper"):
-        denoise_photograph(LETTERS, noise="salt-and-pepper", level=0.1)
+    with pytest.raises(ValueError, match="level must be left out for salt and pepper on photographs, got 25"):
+        denoise_photograph(LETTERS, noise="salt-and-pepper", level=25)
     with pytest.raises(ValueError, match="strength must be"):
         clean_photograph(LETTERS, Degradation(None, 0.0), strength=5)
+
+
+@pytest.mark.parametrize("white", [255, np.nan])
+def test_floats_must_be_from_0_to_1(white):
+    image = np.float64([[0, white]])
+    for call in (
+        denoise_photograph,
+        lambda image: restore_photograph(image, np.zeros(image.shape, bool)),
+        lambda image: clean_photograph(image, Degradation(None, 0.0)),
+    ):
+        with pytest.raises(ValueError, match="image of floats must be from 0 to 1, got"):
+            call(image)
 
 
 @pytest.mark.parametrize("image", [PHOTO, LETTERS])

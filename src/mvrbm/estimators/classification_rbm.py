@@ -118,11 +118,6 @@ class ClassificationMVRBM(ArrayClassifier):
     def _unit(self) -> Unit:
         return self.machine_.layers[VISIBLE]
 
-    @property
-    def n_parameters_(self) -> int:
-        check_is_fitted(self)
-        return self.machine_.n_parameters
-
     def fit(
         self,
         X: Any,

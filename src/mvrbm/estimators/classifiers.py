@@ -160,11 +160,6 @@ class FineTunedClassifier(ArrayClassifier):
     def _unit(self) -> Unit:
         return self.network_.stack[0].layers[VISIBLE]
 
-    @property
-    def n_parameters_(self) -> int:
-        check_is_fitted(self)
-        return self.network_.n_parameters
-
     def fit(
         self,
         X: Any,

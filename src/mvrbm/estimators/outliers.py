@@ -258,6 +258,12 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         """Shape of a sample."""
         return self.model_.visible_shape_
 
+    @property
+    def n_parameters_(self) -> int:
+        """Number of learned parameters."""
+        check_is_fitted(self)
+        return self.model_.n_parameters_
+
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         self.model_._write(folder, extra)
 

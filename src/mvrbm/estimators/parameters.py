@@ -18,7 +18,7 @@ import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
+from torch import Tensor, nn
 
 from mvrbm.couplings import Coupling, Kronecker, make_coupling
 from mvrbm.errors import RecipeWarning, StorageError
@@ -160,6 +160,13 @@ class Layer:
 
 class SavedEstimator(BaseEstimator):
     """Estimators that can be saved to a folder, parameters included, and are loaded by :func:`mvrbm.load`."""
+
+    @property
+    def n_parameters_(self) -> int:
+        """Number of learned parameters."""
+        check_is_fitted(self)
+        learned = nn.ModuleList(part for part in vars(self).values() if isinstance(part, nn.Module))
+        return sum(parameter.numel() for parameter in learned.parameters() if parameter.requires_grad)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Save the fitted model to a folder, which :func:`mvrbm.load` reads. A model that is there is replaced."""

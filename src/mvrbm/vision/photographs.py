@@ -39,6 +39,7 @@ STANDARD_STEPS = np.array(
 _BLOCK = 8  # side of the blocks that the noise is estimated from, in details of 2x2 pixels
 _QUIET = 0.1  # the share of blocks that hold least detail, which is taken for noise
 _WHITE, _LEAST_WHITE = 1.4, 0.04  # how even the details of noise are, and the least share of such blocks
+_CUT, _LEAST_CUT = 0.02, 0.25  # blocks with more black or white pixels do not count, but for the quarter with fewest
 _SMALLEST_NOISE = 1.5 / 255  # what is below this is left alone, as a share of white
 _HIGHEST_QUALITY = 95  # JPEG above this is left alone
 _LEAST_SALT, _FAR_SALT = 0.001, 0.6  # pixels that are black or white all alone, and the share of them that stands out
@@ -95,13 +96,21 @@ def estimate_noise(image: Any) -> float:
     )  # details of 2x2 pixels: diagonal, rows, columns
     rows, columns = (max(1, size // _BLOCK) for size in a.shape[:2])
     high, wide = a.shape[0] // rows, a.shape[1] // columns
-    blocks = bands[:, : rows * high, : columns * wide].reshape(3, rows, high, columns, wide, -1)
+
+    def in_blocks(values: Array) -> Array:
+        some = values[..., : rows * high, : columns * wide, :]
+        return some.reshape(*values.shape[:-3], rows, high, columns, wide, values.shape[-1])
+
+    blocks = in_blocks(bands)
+    cut = in_blocks(((a == 0) | (a == 1)).astype(np.float32)).mean((1, 3, 4))
+    # Where black or white cuts noise off, there is less of it.
+    whole = (cut <= max(_CUT, np.quantile(cut, _LEAST_CUT))) | (cut > 1 - _CUT)
     diagonal, *others = blocks.var((2, 4)).mean(-1)
     noise = sum(others) / 2 < _WHITE * diagonal  # detail of images is stronger along rows and columns
-    if noise.mean() < _LEAST_WHITE:
+    if max(noise.mean(), noise[whole].mean()) < _LEAST_WHITE:
         return 0.0
-    deviations = np.sqrt(diagonal)
-    lowest = min(np.quantile(some, _QUIET) for some in (deviations, deviations[noise]))
+    deviations, counted = np.sqrt(diagonal), whole if (noise & whole).any() else np.ones_like(whole)
+    lowest = min(np.quantile(deviations[some], _QUIET) for some in (counted, counted & noise))
     by_chance = 1.28 / math.sqrt(2 * high * wide * blocks.shape[-1])  # by so much a tenth of equal blocks is lower
     return float(lowest / (1 - min(by_chance, 0.5)))
 
@@ -174,13 +183,13 @@ def denoise_photograph(
     >>> bool(denoise_photograph(noisy, device="cpu").std() < 0.5 * noisy.std())
     True
     """
-    array = check_image(image)
+    array = check_image(image, unit_range=True)
     if array.ndim == 3 and array.shape[2] not in (3, 4):
         raise ValueError(f"image must be grey, RGB or RGBA, got {array.shape[2]} channels")
     if level is not None:
-        number(level, "level, as a share of white (0.098 for 25 of 255),", 0, 1, exclude_low=True)
         if noise == "salt-and-pepper":
-            raise ValueError(f"level must be left out for salt and pepper on photographs, got {level:g}")
+            raise ValueError(f"level must be left out for salt and pepper on photographs, got {level}")
+        number(level, "level, as a share of white (0.098 for 25 of 255),", 0, 1, exclude_low=True)
     if noise is None:
         noise = "salt-and-pepper" if level is None and estimate_salt(array) else "gaussian"
     salty = choice(noise, "noise", NOISES) == "salt-and-pepper"
@@ -245,7 +254,7 @@ def restore_photograph(image: Any, mask: Any, *, device: Any = "auto", progress:
     array like `image`
         Of the same shape and type. Pixels that are not missing are unchanged.
     """
-    array, given = check_image(image), np.asarray(mask)
+    array, given = check_image(image, unit_range=True), np.asarray(mask)
     if given.shape != array.shape[:2]:
         raise ValueError(f"mask must be an array of the image's size, {array.shape[:2]}, got shape {given.shape}")
     missing = given if given.dtype == bool else given > white(given.dtype) / 2
@@ -298,7 +307,7 @@ def clean_photograph(
 
     `degradation` is what :func:`estimate_degradation` returns.
     """
-    array = check_image(image)
+    array = check_image(image, unit_range=True)
     number(strength, "strength", 0, 4)
     if degradation.quality is not None and strength > 0:
         level = strength * 0.25 * float(jpeg_steps(degradation.quality).mean()) / 255
