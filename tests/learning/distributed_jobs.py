@@ -356,8 +356,9 @@ def start(size, names, folder, patience):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    torch.optim.SGD([torch.zeros(1)])  # imports the rest of torch once, not in every process
     *groups, where_to = sys.argv[1:]
+    if "RANK" not in os.environ:
+        torch.optim.SGD([torch.zeros(1)])  # imports the rest of torch once, not in every process
     for group in groups:
         if "RANK" in os.environ:
             work(group, Path(where_to))

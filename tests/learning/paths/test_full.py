@@ -262,10 +262,10 @@ def test_machines_that_no_kernel_can_train_together_are_trained_one_by_one(units
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("name", ["more chains than samples, centred", "label"])
 def test_a_path_continues_with_other_data(name):
-    first, second = (prepared(CASES[name])[0] for _ in range(2))
-    sources = [as_source(data_for(first.machine, N, seed), first.machine) for seed in (3, 4)]
+    first, second = (prepared(CASES[name], n=8)[0] for _ in range(2))
+    sources = [as_source(data_for(first.machine, 8, seed), first.machine) for seed in (3, 4)]
     path = FullMatrixPath([first.task()], [first.state], sources[:1])
-    order = torch.arange(N, device=DEVICE)[None]
+    order = torch.arange(8, device=DEVICE)[None]
     path.epoch([first.state], order, never)
     path.store([first.state])
     other = FullMatrixPath([second.task()], [second.state], sources[:1])
