@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-def check_image(image: Any, *, unit_range: bool = False) -> Array:
+def check_image(image: Any, *, unit_range: bool = False, noise: float = 0.0) -> Array:
     """Return an image as an array (H, W) or (H, W, C), or raise ValueError for another shape or type.
 
-    With `unit_range`, images of floats must lie between 0 and 1.
+    With `unit_range`, images of floats must lie between 0 and 1, or beyond by no more than `noise`.
     """
     array = np.asarray(image)
     if array.ndim not in (2, 3) or 0 in array.shape:
         raise ValueError(f"image must be (rows, columns[, channels]) and not empty, got shape {array.shape}")
     if array.dtype not in (np.uint8, np.uint16) and array.dtype.kind != "f":
         raise ValueError(f"image must be of uint8, uint16 or floats, got {array.dtype}")
-    if unit_range and array.dtype.kind == "f" and not (array.min() >= 0 and array.max() <= 1):
+    if unit_range and array.dtype.kind == "f" and not (array.min() >= -noise and array.max() <= 1 + noise):
         raise ValueError(f"image of floats must be from 0 to 1, got {array.min():.4g} to {array.max():.4g}")
     return array
 

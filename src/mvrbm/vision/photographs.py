@@ -47,6 +47,7 @@ _ALTERNATING, _REACH = (
     0.1,
     25,
 )  # largest pattern that is taken for noise, against it, and pixels that it is averaged over
+_FARTHEST = 2.0  # how far noise takes floats beyond black and white: seven standard deviations of 75 of 255
 _STANDS_OUT = 4.0  # how far from its neighbours, in standard deviations of the noise
 
 
@@ -183,7 +184,7 @@ def denoise_photograph(
     >>> bool(denoise_photograph(noisy, device="cpu").std() < 0.5 * noisy.std())
     True
     """
-    array = check_image(image, unit_range=True)
+    array = check_image(image, unit_range=True, noise=_FARTHEST)
     if array.ndim == 3 and array.shape[2] not in (3, 4):
         raise ValueError(f"image must be grey, RGB or RGBA, got {array.shape[2]} channels")
     if level is not None:
