@@ -231,13 +231,15 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
 
 
 def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float | None]]:
-    """Return the mean errors over the seeds that are stored, by data set and kind, then by tool; None: too slow."""
-    values: dict[str, dict[str, list[float]]] = {}
+    """Return mean errors over the seeds that all tools have, by data set and kind, then by tool; None: too slow."""
+    values: dict[str, dict[str, dict[int, float]]] = {}
     for cell in planned:
         if store.has(cell):
-            task = f"{cell.settings['set']}, {cell.settings['kind']}"
-            values.setdefault(task, {}).setdefault(cell.settings["tool"], []).append(store.numbers(cell)["rmse"])
-    return {
-        task: {tool: None if None in found else float(np.mean(found)) for tool, found in tools.items()}
-        for task, tools in values.items()
-    }
+            of = values.setdefault(f"{cell.settings['set']}, {cell.settings['kind']}", {})
+            of.setdefault(cell.settings["tool"], {})[cell.settings["seed"]] = store.numbers(cell)["rmse"]
+    found: dict[str, dict[str, float | None]] = {}
+    for task, tools in values.items():
+        seeds = set.intersection(*map(set, tools.values()))
+        means = {tool: [errors[seed] for seed in seeds] for tool, errors in tools.items()}
+        found[task] = {tool: None if None in errors else float(np.mean(errors)) for tool, errors in means.items()}
+    return found
