@@ -239,7 +239,8 @@ def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float | 
             of.setdefault(cell.settings["tool"], {})[cell.settings["seed"]] = store.numbers(cell)["rmse"]
     found: dict[str, dict[str, float | None]] = {}
     for task, tools in values.items():
-        seeds = set.intersection(*map(set, tools.values()))
+        if not (seeds := set.intersection(*map(set, tools.values()))):
+            continue
         means = {tool: [errors[seed] for seed in seeds] for tool, errors in tools.items()}
         found[task] = {tool: None if None in errors else float(np.mean(errors)) for tool, errors in means.items()}
     return found
