@@ -217,6 +217,7 @@ MISTAKES = [
         1,
         "other files",
     ),
+    ("other files first", lambda: write("model/x", b""), "train data.npy --hidden 2 --out model", 1, "other files"),
     ("model folder is a file", None, "train data.npy --hidden 3x2 --out data.npy", 1, "data.npy is a file"),
     ("model folder below a file", None, "train data.npy --hidden 3x2 --out data.npy/m", 1, "data.npy is a file"),
     ("log is there", lambda: write("l.csv", b"x"), TRAIN.format("data.npy") + " --log l.csv", 1, "l.csv exists"),

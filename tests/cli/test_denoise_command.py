@@ -59,7 +59,7 @@ def test_a_picture_in_colour_stays_in_colour(command, stripes, channels):
     how = ("--model", "model", "--noise", "gaussian", "--level", 0.1, "--stride", 2, "--device", "cpu")
     code, out, err = command("noisy.png", "clean.png", *how)
     assert (code, err) == (0, "")
-    assert out == f"clean.png: 16x20x{channels} uint8, gaussian of level 0.1 (given)\n"
+    assert out == "clean.png: 20x16 uint8, gaussian of level 0.1 (given)\n"
     clean = np.asarray(Image.open("clean.png"))
     by_channel = denoise(stripes[0], noisy[..., :3].transpose(2, 0, 1), noise="gaussian", level=0.1, stride=2)
     np.testing.assert_array_equal(clean[..., :3], by_channel.transpose(1, 2, 0))
@@ -74,7 +74,13 @@ def test_a_picture_in_colour_stays_in_colour(command, stripes, channels):
         (("absent.npy", "o.npy", "--model", "model"), 1, "no such file"),
         (("noisy.npy", "o.npy", "--model", "absent"), 1, "absent"),
         (("noisy.npy", "o.txt", "--model", "model"), 1, "should end in one of"),
-        (("noisy.npy", "o.npy"), 1, "should end in one of"),
+        (("noisy.npy", "o.npy"), 1, "noisy.npy has shape (100, 8, 8): a photograph has 2 axes"),
+        (("wrong.npy", "o.png"), 1, "image of floats must be from 0 to 1, got 0 to 255"),
+        (("noisy.npy", "o.npy", "--stride", "2"), 2, "Invalid value for '--stride': needs --model: leave it out"),
+        (("noisy.npy", "o.npy", "--burn-in", "0"), 2, "'--burn-in': needs --model"),
+        (("noisy.npy", "o.npy", "--method", "gibbs"), 2, "'--method': needs --model"),
+        (("noisy.npy", "o.npy", "-n", "2"), 2, "'--rows': needs --model"),
+        (("noisy.npy", "o.npy", "--level", "-3"), 2, "'--level'"),
         (("noisy.npy", "o.npy", "--model", "model", "--level", "2"), 1, "level must be positive and below 1"),
         (("noisy.npy", "o.npy", "--model", "model", "--noise", "snow"), 2, "--noise"),
         (("noisy.npy", "o.npy", "--model", "model", "--stride", "9"), 1, "stride must be"),
@@ -83,6 +89,7 @@ def test_a_picture_in_colour_stays_in_colour(command, stripes, channels):
 )
 def test_mistakes_at_the_command_line_are_one_line(command, words, code, message):
     np.save("small.npy", np.zeros((2, 4, 4), np.float32))
+    np.save("wrong.npy", np.array([[0.0, 255.0]]))
     given, out, err = command(*words)
     assert (given, out) == (code, "")
     assert err.startswith("error: ")
@@ -116,6 +123,22 @@ def test_a_photograph_is_denoised_without_a_model(command, channels):
     np.testing.assert_array_equal(clean, denoise_photograph(noisy, device="cpu"))
     code, out, _ = command("noisy.png", "salt.png", "--device", "cpu", "--noise", "salt-and-pepper")
     assert (code, out.strip().endswith("uint8, salt-and-pepper of level 0 (estimated)")) == (0, True)
+
+
+@pytest.mark.parametrize("shape", [(20, 30), (20, 30, 3), (20, 30, 4)])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_a_photograph_can_be_an_array(command, shape, dtype):
+    noisy = np.clip(np.random.default_rng(0).normal(120, 20, shape), 0, 255).astype(np.uint8)
+    noisy = noisy if dtype == np.uint8 else (noisy / 255).astype(dtype)
+    np.save("noisy.npy", noisy)
+    code, out, err = command("noisy.npy", "clean.npy", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"clean.npy: {'x'.join(map(str, shape))} {np.dtype(dtype).name}, gaussian of level 0.0")
+    np.testing.assert_array_equal(np.load("clean.npy"), denoise_photograph(noisy, device="cpu"))
+    code, out, _ = command("noisy.npy", "clean.png", "--device", "cpu")
+    assert (code, out[:26]) == (0, "clean.png: 30x20 uint8, ga")
+    shown = np.asarray(Image.open("clean.png"))
+    np.testing.assert_allclose(shown / 255, np.load("clean.npy") / (255 if dtype == np.uint8 else 1), atol=0.005)
 
 
 def test_scratches_are_filled(command, capfd):

@@ -122,6 +122,8 @@ MISTAKES = [
     ("a damaged model", damaged_model, PHOTO, 1, "model.safetensors"),
     ("output is there", None, "superres photo.png photo.png", 1, "photo.png exists: use --force to replace it"),
     ("output of unknown kind", None, "superres photo.png out.gif", 1, "out.gif should end in one of .png .jpg"),
+    ("--self-ensemble for nothing", None, "superres photo.png out.png --self-ensemble", 2, "'--self-ensemble': needs"),
+    ("--strength for nothing", None, PHOTO + " --clean --strength 2", 2, "'--strength': has no effect with --clean"),
     ("output nowhere", None, "superres photo.png no/out.png", 1, "no does not exist"),
     ("transparency as JPEG", see_through, X.replace("out.png", "out.jpg"), 1, "JPEG has no transparency.*write a .png"),
     ("too wide for WebP", wide, X.replace("out.png", "out.webp"), 1, "16,383 pixels.*16,384"),

@@ -25,9 +25,12 @@ _HIDDEN = opt.Shape((24, 24))
 _MODEL_HELP = "Folder of a saved model, for images like its own; default: the denoiser for photographs."
 _NOISE_HELP = "Kind of noise; default: salt-and-pepper with --model, estimated without."
 _LEVEL_HELP = "Fraction of pixels hit, or standard deviation (black to white is 1); default: estimated."
-_ENSEMBLE_HELP = "Average over flips and turns, for --model: better, slower."
+_ENSEMBLE_HELP = "With --model: average over flips and turns, which is better and slower."
+_STRENGTH_HELP = "How much is removed, against the estimate; default: 1."
 _JPEG_HELP = "Quality of the JPEG that the image once was; default: that of the file, if it is one."
-_STRIDE_HELP = "Pixels from patch to patch, for images larger than the model's; default: a quarter of a patch."
+_STRIDE_HELP = (
+    "With --model: pixels from patch to patch, for images larger than the model's; default: a quarter of a patch."
+)
 _CROPS_HELP = "Crops to fine-tune with after that, such as 20000: better, but slow without a GPU."
 
 
@@ -36,11 +39,11 @@ def denoise(
     out: opt.ImagesOut,
     model_folder: Annotated[Path | None, opt.new(_MODEL_HELP, "--model")] = None,
     noise: Annotated[NoiseKind | None, opt.new(_NOISE_HELP)] = None,
-    level: Annotated[float | None, opt.new(_LEVEL_HELP)] = None,
-    method: Annotated[Method, typer.Option(help="Method of inference.")] = Method.MEAN_FIELD,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of mean field.")] = 5,
-    steps: Annotated[int, typer.Option(min=1, help="Gibbs steps to average over.")] = 100,
-    burn_in: Annotated[int, typer.Option(min=0, help="Gibbs steps before those.")] = 20,
+    level: Annotated[float | None, opt.new(_LEVEL_HELP, min=0)] = None,
+    method: Annotated[Method | None, opt.new("With --model: method of inference; default: mean-field.")] = None,
+    rounds: Annotated[int | None, opt.new("With --model: rounds of mean field; default: 5.", min=1)] = None,
+    steps: Annotated[int | None, opt.new("With --model: Gibbs steps to average over; default: 100.", min=1)] = None,
+    burn_in: Annotated[int | None, opt.new("With --model: Gibbs steps before those; default: 20.", min=0)] = None,
     stride: Annotated[int | None, opt.new(_STRIDE_HELP, min=1)] = None,
     rows: opt.Rows = None,
     seed: opt.Seed = 0,
@@ -51,11 +54,13 @@ def denoise(
 ) -> None:
     """Remove noise from a photograph, or from images with a model of your own as the prior.
 
-    A .npy input with two axes is one image. A picture in colour stays in colour: with --model, its red, green and blue
-    are three images with one level of noise.
+    A .npy input with two axes is one image; without --model, so is one with a third axis of 3 or 4 colours. A picture
+    in colour stays in colour: with --model, its red, green and blue are three images with one level of noise.
     """
     opt.check_out(out, force)
+    how_long: Any = {"method": method, "rounds": rounds, "steps": steps, "burn_in": burn_in}
     if model_folder is None:
+        opt.check_absent("needs --model", **how_long, stride=stride, rows=rows, data_dir=data_dir)
         _denoise_photograph(source, out, noise, level, device.value, force, as_json)
         return
     noise = noise or NoiseKind.SALT_AND_PEPPER
@@ -76,8 +81,8 @@ def denoise(
     how = "estimated" if level is None else "given"
     if level is None:
         level = vision.estimate_level(model, images, noise=noise.value, stride=stride)
-    how_long: Any = {"method": method.value, "rounds": rounds, "steps": steps, "burn_in": burn_in, "seed": seed}
-    clean = vision.denoise(model, images, noise=noise.value, level=level, stride=stride, **how_long)
+    how_long = {name: value for name, value in how_long.items() if value is not None}
+    clean = vision.denoise(model, images, noise=noise.value, level=level, stride=stride, seed=seed, **how_long)
     if picture is not None:
         clean = np.concatenate([clean.transpose(1, 2, 0), picture.pixels[..., 3:]], 2)
     if picture is None or opt.is_array(out):
@@ -85,7 +90,8 @@ def denoise(
     else:
         write_picture(out, picture.with_pixels(clean), force)
     result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": noise.value, "level": level}
-    text = f"{out}: {opt.times(clean.shape)} {clean.dtype}, {noise.value} of level {level:.4g} ({how})"
+    size = opt.times(clean.shape) if picture is None or opt.is_array(out) else picture.size
+    text = f"{out}: {size} {clean.dtype}, {noise.value} of level {level:.4g} ({how})"
     opt.show(result, as_json, text)
 
 
@@ -93,13 +99,15 @@ def _denoise_photograph(
     source: str, out: Path, noise: NoiseKind | None, level: float | None, device: str, force: bool, as_json: bool
 ) -> None:
     """Denoise a picture by the stages that come with the package."""
+    from mvrbm.io.arrays import write_output
     from mvrbm.io.atomic import check_output
-    from mvrbm.io.pictures import FORMATS, check_format, read_picture, write_picture
+    from mvrbm.io.pictures import FORMATS, check_format, write_picture
     from mvrbm.vision.photographs import denoise_photograph, estimate_noise, estimate_salt
 
-    check_output(out, force, tuple(FORMATS))
-    picture = read_picture(Path(source))
-    for text in (*picture.notes, *check_format(out, picture)):
+    plain = opt.is_array(out)
+    check_output(out, force, (".npy", *FORMATS))
+    picture = _photograph(source, plain)
+    for text in (*picture.notes, *(() if plain else check_format(out, picture))):
         opt.note(text)
     how = "estimated" if level is None else "given"
     salt = 0.0 if level is not None or noise is NoiseKind.GAUSSIAN else estimate_salt(picture.pixels)
@@ -110,11 +118,30 @@ def _denoise_photograph(
         # A level of 0 can be estimated, but not given.
         how_much: Any = {"noise": kind.value, "level": level or None}
         clean = denoise_photograph(picture.pixels, **how_much, device=device, progress=progress)
-    write_picture(out, picture.with_pixels(clean), force)
+    if plain:
+        write_output(out, clean, force)
+    else:
+        write_picture(out, picture.with_pixels(clean), force)
     found = salt if level is None else level
     result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": kind.value, "level": found}
-    text = f"{out}: {opt.times(clean.shape)} {clean.dtype}, {kind.value} of level {found:.4g} ({how})"
-    opt.show(result, as_json, text)
+    size = opt.times(clean.shape) if plain else picture.size
+    opt.show(result, as_json, f"{out}: {size} {clean.dtype}, {kind.value} of level {found:.4g} ({how})")
+
+
+def _photograph(source: str, floats: bool) -> "Picture":
+    """Read a picture, or a .npy file of one, whose floats may stay floats or become bytes."""
+    from mvrbm.io.arrays import read_array
+    from mvrbm.io.pictures import Picture, read_picture
+    from mvrbm.vision.images import check_image, to_dtype
+
+    if not opt.is_array(Path(source)):
+        return read_picture(Path(source))
+    pixels = read_array(source).copy()  # PyTorch warns of arrays that are read-only
+    if pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[2] not in (3, 4)):
+        wanted = "a photograph has 2 axes, or a third one of 3 or 4 colours; several images need --model"
+        raise ValueError(f"{source} has shape {pixels.shape}: {wanted}")
+    pixels = check_image(pixels, unit_range=True)
+    return Picture(pixels if floats or pixels.dtype.kind == "u" else to_dtype(pixels, "uint8"))
 
 
 def restore(
@@ -181,7 +208,7 @@ def superres(
     self_ensemble: Annotated[bool, opt.new(_ENSEMBLE_HELP, "--self-ensemble")] = False,
     clean: Annotated[bool, opt.new("Remove nothing before enlarging: the image is clean.", "--clean")] = False,
     jpeg: Annotated[int | None, opt.new(_JPEG_HELP, min=1, max=100)] = None,
-    strength: Annotated[float, typer.Option(min=0, max=4, help="How much is removed, against the estimate.")] = 1.0,
+    strength: Annotated[float | None, opt.new(_STRENGTH_HELP, min=0, max=4)] = None,
     device: opt.Where = opt.Device.AUTO,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
@@ -191,6 +218,11 @@ def superres(
     Traces of JPEG and noise are removed first, as much of them as is found. The result is upright, and keeps the ICC
     profile and EXIF data.
     """
+    if model_folder is None:
+        opt.check_absent("needs --model: other weights see all flips and turns", self_ensemble=self_ensemble or None)
+    if clean:
+        opt.check_absent("has no effect with --clean, which removes nothing", jpeg=jpeg, strength=strength)
+    strength = 1.0 if strength is None else strength
     from mvrbm.io.atomic import check_output
     from mvrbm.io.pictures import FORMATS, check_format, read_picture, write_picture
     from mvrbm.vision.photographs import Degradation, clean_photograph, estimate_degradation, jpeg_steps

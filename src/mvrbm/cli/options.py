@@ -135,10 +135,17 @@ def check_model_out(out: Path, force: bool) -> None:
     from mvrbm.saving import is_replaceable
 
     full = check_folder(out).is_dir() and any(out.iterdir())
-    if full and not force:
-        raise ValueError(f"{out} exists: use --force to replace the model in it")
     if full and not is_replaceable(out):
         raise ValueError(f"{out} holds other files than a model: choose another folder")
+    if full and not force:
+        raise ValueError(f"{out} exists: use --force to replace the model in it")
+
+
+def check_absent(reason: str, **settings: Any) -> None:
+    """Raise an error of usage, for a reason, if there are settings, given by the names of their options."""
+    for name, value in settings.items():
+        if value is not None:
+            raise typer.BadParameter(f"{reason}: leave it out", param_hint=f"'--{name.replace('_', '-')}'")
 
 
 def check_not_training(model_folder: Path | None, **settings: Any) -> None:
