@@ -334,6 +334,11 @@ def a_file(folder):
     folder.write_text("a model")
 
 
+def test_an_empty_name_is_named():
+    with pytest.raises(StorageError, match="the name of the model is empty"):
+        mvrbm.load("")
+
+
 FACTOR, BIAS = "couplings.visible.factors.0", "hidden.bias"
 DAMAGE = [
     ("no folder", nothing, "is not a model folder: nothing is there"),

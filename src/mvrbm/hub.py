@@ -159,6 +159,8 @@ def find(model: str | os.PathLike[str]) -> Path:
 
     A folder here of that name comes first.
     """
+    if model == "":
+        raise StorageError("the name of the model is empty: give a folder, or the name of a model")
     if is_hub_name(model):
         return download(str(model))
     folder = bring_back(Path(model))

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import mvrbm
 from mvrbm.cli import main
@@ -39,6 +40,24 @@ def test_scores_and_maps_are_those_of_the_detector_that_is_saved(place, capsys):
     assert "of 4 samples" in capsys.readouterr().out
     assert main(["outliers", "wide.npy", "wide-scores.npy", "--model", "detector"]) == 1
     assert capsys.readouterr().err == "error: samples must have shape (4, 8), got (4, 5)\n"
+    assert main(["outliers", "mixed.npy", "o.npy", "--model", "detector", "--device", "cpu", "--maps", "maps.png"]) == 0
+    sheet = np.asarray(Image.open("maps.png"))
+    times = sheet.shape[1] // (7 * 18 - 1)  # 40 pairs of 17 pixels and a border, 7 in a row
+    assert times == 3
+    small = sheet[::times, ::times]
+    np.testing.assert_array_equal(sheet, small.repeat(times, 0).repeat(times, 1))
+    np.testing.assert_array_equal(small[:4, :8], 255 * mixed[7])  # the most unusual sample comes first
+    worst = detector.explain(mixed[7:8])[0]
+    assert np.unravel_index(small[:4, 9:17].argmax(), (4, 8)) == np.unravel_index(worst.argmax(), (4, 8))
+
+
+@pytest.mark.usefixtures("place")
+def test_a_model_of_another_kind_is_named_and_no_bar_goes_into_a_pipe(capfd):
+    mvrbm.MVRBM((2, 2), n_epochs=1, device="cpu").fit(np.load("normal.npy")).save("drawer")
+    assert main(["outliers", "mixed.npy", "o.npy", "--model", "drawer"]) == 1
+    assert capfd.readouterr().err == "error: drawer holds a model of class MVRBM, which is not an outlier detector\n"
+    assert main(["outliers", "mixed.npy", "o.npy", "--epochs", "1", "--device", "cpu"]) == 0
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

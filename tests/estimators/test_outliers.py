@@ -116,3 +116,8 @@ def test_arrays_of_every_order_are_scored(shape, coupling):
 def test_wrong_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         MVRBMOutlierDetector(**{"n_epochs": 1, **settings}).fit(np.random.default_rng(0).random((10, 4)))
+
+
+def test_no_samples_are_named(detector):
+    with pytest.raises(ValueError, match=r"Found array with 0 sample\(s\)"):
+        detector.predict(np.zeros((0, 8, 8)))

@@ -266,7 +266,7 @@ def test_npy_is_written_and_only_replaced_by_force(tmp_path):
 def test_images_are_written_as_a_contact_sheet(tmp_path, suffix):
     path = write_output(tmp_path / f"sheet{suffix}", np.ones((5, 6, 4), np.float32))
     with Image.open(path) as sheet:
-        assert sheet.size == (3 * 5 - 1, 2 * 7 - 1)
+        assert sheet.size == (20 * (3 * 5 - 1), 20 * (2 * 7 - 1))
 
 
 def test_contact_sheet_values():

@@ -44,6 +44,13 @@ def test_columns_are_chosen_by_name(tmp_path, suffix):
     np.testing.assert_array_equal(read_array(f"{path}:-name"), NUMBERS)
     np.testing.assert_array_equal(read_array(f"{path}:c,a"), NUMBERS[:, [2, 0]])
     assert read_labels(f"{path}:name").tolist() == ["x", "y"]
+    np.save(tmp_path / "names.npy", np.array(["Zoë", "y"]))
+    assert read_labels(tmp_path / "names.npy").tolist() == ["Zoë", "y"]
+    np.save(tmp_path / "square.npy", np.array([["x", "y"]]))
+    with pytest.raises(InputError, match="expected one label per sample"):
+        read_labels(tmp_path / "square.npy")
+    with pytest.raises(InputError, match="booleans, integers or floats are required"):
+        read_array(tmp_path / "names.npy")
     for columns, message in [
         ("", "column 'name' holds .*, not numbers: choose columns as table"),
         (":z", "has no column 'z', only a, name, b, c"),

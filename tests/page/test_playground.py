@@ -74,8 +74,8 @@ CANNOT = [
     (two_pictures, r"'left': gaussian \(2, 3\), 'right': gaussian \(2, 3\)"),
     (two_labels, "at most one categorical layer of labels.*'b': categorical"),
     (rectified, "bernoulli or gaussian hidden units.*hidden rectified units"),
-    (stack, "one Boltzmann machine, got DeepMVRBM, a stack of 2 machines"),
-    (object, "one Boltzmann machine, got object, no Boltzmann machine"),
+    (stack, "one Boltzmann machine, such as .*, got DeepMVRBM, a stack of 2 machines"),
+    (object, "such as an MVRBM or a ClassificationMVRBM, got object$"),
 ]
 
 

@@ -114,6 +114,10 @@ def parse_rows(value: str | slice) -> slice:
 Rows = Annotated[slice | None, new(_ROWS_HELP, "-n", "--rows", parser=parse_rows, metavar="N|SLICE")]
 
 
+#: What has a method that nothing else has.
+_KNOWN_BY = {"explain": "an outlier detector", "standard_deviation": "an imputer"}
+
+
 def load_model(folder: Path, device: str, method: str, seed: int | None = None) -> Any:
     """Load an estimator that has a method and takes one array per sample."""
     import mvrbm
@@ -121,7 +125,8 @@ def load_model(folder: Path, device: str, method: str, seed: int | None = None) 
     model = mvrbm.load(folder, device)
     kind = type(model).__name__
     if not hasattr(model, method):
-        raise ValueError(f"{folder} holds a model of class {kind}, which has no method '{method}'")
+        lacks = f"is not {_KNOWN_BY[method]}" if method in _KNOWN_BY else f"has no method '{method}'"
+        raise ValueError(f"{folder} holds a model of class {kind}, which {lacks}")
     if not hasattr(model, "visible_shape_"):
         raise ValueError(f"{folder} holds a model of class {kind}, which takes more than one array: use Python")
     if seed is not None:

@@ -1,5 +1,6 @@
 """The command `outliers`: learn what is normal, score samples, and show where they are unusual."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,10 @@ from mvrbm.cli import options as opt
 _TRAIN_HELP = "Normal samples to learn from, in the form of INPUT; default: INPUT itself."
 _MODEL_HELP = "Use the detector in this folder instead of training one."
 _SAVE_HELP = "Folder to save the trained detector in."
-_MAPS_HELP = "Also write how unlikely each entry is given the rest: a .npy file, or an image for a contact sheet."
+_MAPS_HELP = (
+    "Also write how unlikely each entry is given the rest: a .npy file, or an image that shows each sample and its map "
+    "to the right, in the order of the printed list, the most unusual one first; at most 100."
+)
 _SHARE_HELP = "Share of outliers in the training data; default: outliers are beyond Tukey's fence."
 _MOST_SHOWN = 10
 
@@ -47,7 +51,7 @@ def outliers(
             n_epochs=epochs,
             random_state=seed,
             device=device,
-            verbose=int(not quiet),
+            verbose=int(not quiet and sys.stderr.isatty()),  # a bar is unreadable in a file or a pipe
         ).fit(samples if train is None else opt.read(train, data_dir))
 
     detector = opt.trained_or_loaded(trained, save, model_folder, device, "explain")
@@ -61,7 +65,22 @@ def outliers(
     if maps is not None:
         from mvrbm.io.arrays import write_output
 
-        found = detector.explain(samples).reshape(len(samples), *detector.visible_shape_)
-        write_output(maps, found, force, stretch=not opt.is_array(maps))
+        chosen = samples if opt.is_array(maps) else samples[order[: opt.MOST_TILES]]
+        found = detector.explain(chosen).reshape(len(chosen), *detector.visible_shape_)
+        write_output(maps, found if opt.is_array(maps) else _pairs(chosen.reshape(found.shape), found), force)
         details["maps"] = str(maps)
     opt.write_samples(out, scores, (), force, as_json, details, words)
+
+
+def _pairs(samples: Any, maps: Any) -> Any:
+    """Return pictures of samples, each with its map to the right. Smallest values are black, as missing ones are."""
+    import numpy as np
+
+    from mvrbm.io.arrays import as_pictures
+
+    pictures = []
+    for part in map(as_pictures, (samples, maps)):
+        values = part.astype(np.float64)
+        low, high = np.nanmin(values), np.nanmax(values)
+        pictures.append(np.nan_to_num((values - low) / (high - low or 1.0)))
+    return np.concatenate([pictures[0], np.full_like(pictures[0][..., :1], 0.5), pictures[1]], 2)

@@ -215,7 +215,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             raise ValueError(f"samples must have shape {self.visible_shape_}, got {tuple(given.shape[1:])}")
         if isinstance(X, Shards):
             return X
-        rows = given.reshape(len(given), -1) if given.ndim > 2 and len(given) else X
+        rows = given.reshape(len(given), math.prod(given.shape[1:])) if given.ndim > 2 else X
         dtype = None if getattr(given, "dtype", None) == np.uint8 else [np.float64, np.float32]
         checked = validate_data(self, rows, reset=reset, dtype=dtype, ensure_all_finite=False)
         return checked.reshape(given.shape) if given.ndim > 2 else checked

@@ -22,6 +22,7 @@ from mvrbm.io.tables import STORES, TABLES, open_stored, read_table, table_label
 from mvrbm.io.untrusted import check_regular_file
 
 __all__ = [
+    "as_pictures",
     "contact_sheet",
     "half_mask",
     "known_entries",
@@ -129,8 +130,8 @@ def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[
 def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array:
     """Read one label per sample, or one-hot rows: a ``.txt`` file with one label per line, or see :func:`read_array`.
 
-    The name of a data set stands for its labels, a folder of folders of images for the names of these, and
-    ``file.csv:column`` for a column of a table.
+    A ``.npy`` file may also hold texts. The name of a data set stands for its labels, a folder of folders of images for
+    the names of these, and ``file.csv:column`` for a column of a table.
     """
     text = os.fspath(source)
     path, key = split_key(text)
@@ -153,8 +154,9 @@ def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[s
             return np.array(Path(text).read_text(encoding="utf-8").splitlines(), dtype=str)
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{text} cannot be read: {first_line(error)}") from error
-    array = np.asarray(read_array(source, data_dir=data_dir))
-    if array.ndim not in (1, 2):
+    named = path.suffix == ".npy" and path.is_file()
+    array = np.asarray(open_npy(path, texts=True) if named else read_array(source, data_dir=data_dir))
+    if array.ndim not in (1, 2) or (array.ndim == 2 and array.dtype.kind == "U"):
         raise InputError(f"{source} has shape {array.shape}: expected one label per sample, or one-hot rows")
     return array
 
@@ -243,6 +245,18 @@ def half_mask(shape: tuple[int, ...], hidden: str) -> NDArray[np.bool_]:
 
 # -- writing ----------------------------------------------------------------------------------------
 
+# Sheets whose longer side has fewer pixels are enlarged by a whole number.
+_SMALLEST_SHEET = 280
+
+
+def as_pictures(array: Array) -> Array:
+    """Return samples (n, rows, columns), or (n, m) with a square number m, as pictures (n, rows, columns)."""
+    if array.ndim == 2 and math.isqrt(array.shape[1]) ** 2 == array.shape[1]:
+        array = array.reshape(len(array), math.isqrt(array.shape[1]), -1)
+    if array.ndim != 3:
+        raise InputError(f"samples of shape {tuple(array.shape[1:])} are not images: write a .npy file instead")
+    return array
+
 
 def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
     """Arrange samples in a grid, as grey bytes.
@@ -254,10 +268,7 @@ def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
     stretch : bool
         Whether to map the smallest value to black and the largest to white instead.
     """
-    if array.ndim == 2 and math.isqrt(array.shape[1]) ** 2 == array.shape[1]:
-        array = array.reshape(len(array), math.isqrt(array.shape[1]), -1)
-    if array.ndim != 3:
-        raise InputError(f"samples of shape {tuple(array.shape[1:])} are not images: write a .npy file instead")
+    array = as_pictures(array)
     if array.dtype != np.uint8:
         values = array.astype(np.float64)
         low, high = (float(values.min()), float(values.max())) if stretch else (0.0, 1.0)
@@ -274,6 +285,7 @@ def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
 def write_output(path: str | os.PathLike[str], array: Array, force: bool = False, *, stretch: bool = False) -> Path:
     """Write an array to a ``.npy`` file, or samples as a :func:`contact_sheet` to an image file.
 
+    A small sheet of several samples is enlarged by a whole number; a single sample keeps its size.
     An existing file is replaced only with `force`.
     """
     path = check_output(path, force, (".npy", *IMAGE_SUFFIXES))
@@ -285,7 +297,9 @@ def write_output(path: str | os.PathLike[str], array: Array, force: bool = False
 
         try:
             kind = Image.registered_extensions()[path.suffix.lower()]
-            Image.fromarray(contact_sheet(array, stretch=stretch)).save(encoded, kind)
+            sheet = contact_sheet(array, stretch=stretch)
+            times = 1 if len(array) == 1 else -(-_SMALLEST_SHEET // max(sheet.shape))
+            Image.fromarray(sheet.repeat(times, 0).repeat(times, 1)).save(encoded, kind)
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: {first_line(error)}") from error
     with replace_file(path) as file:

@@ -83,11 +83,11 @@ def reading(path: Path) -> Iterator[None]:
         raise InputError(f"{path} is damaged or truncated: {first_line(error)}") from error
 
 
-def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False) -> Array:
-    """Memory-map a ``.npy`` file of booleans, integers or floats, read-only."""
+def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False, texts: bool = False) -> Array:
+    """Memory-map a ``.npy`` file of booleans, integers or floats, or also of `texts`, read-only."""
     path = Path(path)
     with reading(path), path.open("rb") as file:
-        shape, by_column, dtype = _npy_header(file, str(path), allow_empty)
+        shape, by_column, dtype = _npy_header(file, str(path), allow_empty, texts)
         start, size = file.tell(), os.fstat(file.fileno()).st_size
     if 0 in shape:
         if math.prod(size for size in shape if size) * dtype.itemsize > np.iinfo(np.intp).max:
@@ -136,7 +136,9 @@ def read_npz(path: str | os.PathLike[str], key: str | None = None, *, largest: i
     return entries.reshape(shape[::-1]).T if by_column else entries.reshape(shape)
 
 
-def _npy_header(file: IO[bytes], what: str, allow_empty: bool = False) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _npy_header(
+    file: IO[bytes], what: str, allow_empty: bool = False, texts: bool = False
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise InputError(f"{what} has .npy version {'.'.join(map(str, version))}: versions 1.0 and 2.0 are supported")
@@ -150,7 +152,8 @@ def _npy_header(file: IO[bytes], what: str, allow_empty: bool = False) -> tuple[
         shape, by_column, dtype = read(io.BytesIO(length + file.read(size)))
     if dtype.hasobject:
         raise InputError(f"{what} holds Python objects, which are never read: save numbers")
-    if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.subdtype is not None:
+    is_text = texts and dtype.kind == "U" and dtype.itemsize > 0
+    if not is_text and (dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.subdtype is not None):
         raise InputError(f"{what} has entries of type {dtype.name}: booleans, integers or floats are required")
     shape = tuple(int(size) for size in shape)
     if len(shape) > _LARGEST_ORDER:

@@ -87,8 +87,9 @@ def _playground(model: Any, title: str) -> dict[str, Any]:
 def _machine_of(model: Any) -> BoltzmannMachine:
     machines = getattr(model, "machines_", None) or [getattr(model, "machine_", getattr(model, "machine", model))]
     if len(machines) > 1 or not isinstance(machines[0], BoltzmannMachine):
-        what = f"a stack of {len(machines)} machines" if len(machines) > 1 else "no Boltzmann machine"
-        raise ValueError(f"a page needs a model with one Boltzmann machine, got {type(model).__name__}, {what}")
+        what = f", a stack of {len(machines)} machines" if len(machines) > 1 else ""
+        wanted = "a page needs a model with one Boltzmann machine, such as an MVRBM or a ClassificationMVRBM"
+        raise ValueError(f"{wanted}, got {type(model).__name__}{what}")
     return machines[0]
 
 
