@@ -183,3 +183,14 @@ def test_nothing_known_and_columns_in_another_order_are_one_clear_error():
         imputer.transform(frame[["colour", "size"]])
     with pytest.raises(ValueError, match=r"does not have: \['nowhere'\]"):
         MVRBMImputer(categorical_features=["nowhere"]).fit(frame)
+
+
+def test_progress_says_which_error_it_is_and_what_was_chosen(capsys):
+    data = np.random.default_rng(0).normal(size=(30, 4))
+    data[::3, 0] = np.nan
+    imputer = MVRBMImputer(n_factors=1, hidden="gaussian", device="cpu", random_state=0, verbose=1).fit(data)
+    ((tried, error),) = imputer.errors_.items()
+    assert capsys.readouterr().err.splitlines() == [
+        f"{tried}: hidden entries are wrong by {error:.4g} standard deviations",
+        "chosen: sample_axes=1, n_factors=1, no correction",
+    ]

@@ -161,6 +161,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
             correction = self._learn_correction(noisier, samples, seen & ~asked, asked, weights, rng)
         self._adopt(_fit(samples, seen, self.n_factors_, factors).with_noise(noise).machine(shape), correction)
         self._calibration = self._calibrated(samples, seen & ~asked, asked)
+        corrected = "no correction" if correction is None else "a correction"
+        self._say(f"chosen: sample_axes={self.sample_axes_}, n_factors={self.n_factors_}, {corrected}")
         return self
 
     def transform(self, X: Any) -> Any:
@@ -334,8 +336,11 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     def _note(self, tried: str, error: float) -> None:
         self.errors_[tried] = error
+        self._say(f"{tried}: hidden entries are wrong by {error:.4g} standard deviations")
+
+    def _say(self, text: str) -> None:
         if self.verbose:
-            print(f"{tried}: error {error:.4g}", file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
 
     @torch.no_grad()
     def _calibrated(self, x: Tensor, known: Tensor, held: Tensor) -> float:

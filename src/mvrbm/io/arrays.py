@@ -22,7 +22,6 @@ from mvrbm.io.tables import STORES, TABLES, open_stored, read_table, table_label
 from mvrbm.io.untrusted import check_regular_file
 
 __all__ = [
-    "as_pictures",
     "contact_sheet",
     "half_mask",
     "known_entries",
