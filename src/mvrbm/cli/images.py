@@ -60,7 +60,7 @@ def denoise(
     opt.check_out(out, force)
     how_long: Any = {"method": method, "rounds": rounds, "steps": steps, "burn_in": burn_in}
     if model_folder is None:
-        opt.check_absent("needs --model", **how_long, stride=stride, rows=rows, data_dir=data_dir)
+        opt.check_absent("has no effect without --model", **how_long, stride=stride, rows=rows, data_dir=data_dir)
         _denoise_photograph(source, out, noise, level, device.value, force, as_json)
         return
     noise = noise or NoiseKind.SALT_AND_PEPPER
@@ -219,9 +219,9 @@ def superres(
     profile and EXIF data.
     """
     if model_folder is None:
-        opt.check_absent("needs --model: other weights see all flips and turns", self_ensemble=self_ensemble or None)
+        opt.check_absent("has no effect without --model", self_ensemble=self_ensemble or None)
     if clean:
-        opt.check_absent("has no effect with --clean, which removes nothing", jpeg=jpeg, strength=strength)
+        opt.check_absent("has no effect with --clean", jpeg=jpeg, strength=strength)
     strength = 1.0 if strength is None else strength
     from mvrbm.io.atomic import check_output
     from mvrbm.io.pictures import FORMATS, check_format, read_picture, write_picture
