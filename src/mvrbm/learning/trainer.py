@@ -343,8 +343,7 @@ class Trainer:
     def _batch_by_batch(self, source: Source) -> bool:
         """Make the updates of an epoch one by one, and return whether the epoch is complete."""
         began, state, complete = self.update, self.state, True
-        full = source.full_batch(self.recipe.batch_size)
-        every_batch = any(callback.every_batch for callback in self.callbacks)
+        full, every_batch = source.full_batch(self.recipe.batch_size), any(call.every_batch for call in self.callbacks)
         for batch in self._batches(source):
             self._notify("on_batch_begin", batch=batch)
             full = max(full, batch.total)
@@ -362,10 +361,7 @@ class Trainer:
             if self.update == began and state.batch == 0:
                 raise ValueError("an epoch over the data gave no batch: can the data be iterated more than once?")
             source.check = False  # every sample has been checked
-        if not complete:
-            self._synchronise()
-        elif isinstance(self._path, UpdatePath):  # the next epoch begins from the parameters themselves
-            self._path.store(state)
+        self._synchronise(resume=not complete)
         return complete
 
     def _whole_epoch(self, source: Source, path: EpochPath) -> bool:
@@ -402,12 +398,13 @@ class Trainer:
                 return
             yield source.empty_batch(total) if batch is None else Batch(batch.visible, batch.known, total)
 
-    def _synchronise(self) -> None:
-        """Bring the state up to date, and continue from it as a resumed training run would."""
+    def _synchronise(self, *, resume: bool = True) -> None:
+        """Bring the state up to date, and continue from it as a resumed training run would, unless its epoch ends."""
         if isinstance(self._path, UpdatePath):
             self._path.store(self.state)
-            self.state.exact = self._path.exact() if self.world.size == 1 else {}  # holds the chains of one process
-            self._path.load(self.state)
+            if resume:
+                self.state.exact = self._path.exact() if self.world.size == 1 else {}  # holds the chains of one process
+                self._path.load(self.state)
 
     def _end_epoch(self) -> None:
         self.epoch_order = self.order_rng.state_dict()

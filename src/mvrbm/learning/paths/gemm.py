@@ -163,7 +163,9 @@ def _all_full(plan: Plan) -> bool:
     return all(len(p.factors) == 1 for p in plan.layers)
 
 
+@one_thread()
 def _at_once(function: Callable[..., object], *tensors: Tensor) -> None:
+    """Compute entries by one thread: next to the products they are few, and threads would wait for each other."""
     function(*tensors)
 
 
