@@ -93,7 +93,7 @@ class Shards(Rows):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.paths = sorted(Path(folder).glob("*.npy"))
+        self.paths = sorted(Path(folder).glob("*.npy")) if is_folder_of_shards(folder) else []
         if not self.paths:
             raise ShardError(f"{folder} holds no .npy files")
         self._parts = [_mapped(path) for path in self.paths]
