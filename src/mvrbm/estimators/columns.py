@@ -78,9 +78,10 @@ class Columns:
             return numbers
         known_ones = self.categories[column]
         places = np.searchsorted(known_ones, values).clip(max=max(len(known_ones) - 1, 0))
-        if len(values) and (len(known_ones) == 0 or bool((known_ones[places] != values).any())):
-            name, unknown = _name(X, column), str(values[-1])
-            raise ValueError(f"column {name!r} has categories that were not there in fit, such as {unknown!r}")
+        unknown = values[known_ones[places] != values] if len(known_ones) else values
+        if len(unknown):
+            name = _name(X, column)
+            raise ValueError(f"column {name!r} has categories that were not there in fit, such as {str(unknown[0])!r}")
         numbers = np.full(len(known), np.nan)
         numbers[known] = places
         return numbers
