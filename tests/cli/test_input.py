@@ -50,10 +50,10 @@ def test_a_contact_sheet_has_a_hundred_tiles_unless_more_are_requested(mvrbm, pl
     command = command.format(trained)
     code, _, err = mvrbm(f"{command} out.png")
     assert (code, err) == (0, "note: out.png shows the first 100 of 120 samples: -n shows others, or more\n")
-    assert read_array("out.png").shape == (1, 10 * 4 - 1, 10 * 5 - 1)
+    assert read_array("out.png").shape == (1, 6 * (10 * 4 - 1), 6 * (10 * 5 - 1))
     code, _, err = mvrbm(f"{command} more.png -n 120")
     assert (code, err) == (0, "")
-    assert read_array("more.png").shape == (1, 11 * 4 - 1, 11 * 5 - 1)
+    assert read_array("more.png").shape == (1, 6 * (11 * 4 - 1), 6 * (11 * 5 - 1))
 
 
 def test_a_table_with_its_labels_and_a_folder_of_classes(mvrbm, place):

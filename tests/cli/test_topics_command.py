@@ -72,7 +72,7 @@ ERRORS = [
     ("empty", [], "empty has no documents"),
     ("short.txt", [], "short.txt has no word of three letters or more"),
     ("negative.feat", [], "Negative values in data"),
-    ("pets.txt", ["--out", "pets"], "pets exists: use --force"),
+    ("pets.txt", ["--out", "pets"], "pets holds other files than a model: choose another folder"),
 ]
 
 
