@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import time
+import timeit
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,19 +76,9 @@ def speed(settings: Settings, place: Place) -> Outcome:
     row = json.loads(done.stdout)
     model, low = _finished(settings, place), reduce_image(lena(place.data_dir), 2)
     model.upscale(low)
-    seconds = _timed(model, low, 5)
+    seconds = timeit.repeat(lambda: model.upscale(low), number=1, repeat=5)
     row |= {"threads": torch.get_num_threads(), "lena_seconds": [round(each, 3) for each in sorted(seconds)]}
     return Outcome({**row, "lena_median": round(float(np.median(seconds)), 3)})
-
-
-def _timed(model: Any, low: Array, times: int) -> list[float]:
-    """Return the seconds of enlarging an image several times."""
-    seconds = []
-    for _ in range(times):
-        began = time.perf_counter()
-        model.upscale(low)
-        seconds.append(time.perf_counter() - began)
-    return seconds
 
 
 def _large(model: Any, work: Path) -> dict[str, Any]:

@@ -106,9 +106,8 @@ def main(args: Sequence[str] | None = None) -> int:
         if isinstance(error, _ClickError):
             context = getattr(error, "ctx", None)
             hint = "" if context is None else f" (see {context.command_path} --help)"
-            said = (
-                cast("Any", error).format_message().replace("Value error, ", "")
-            )  # pydantic's, in new versions of typer
+            # New versions of typer put pydantic's words before ours.
+            said = cast("Any", error).format_message().replace("Value error, ", "")
             return _complain(said + hint, 2 if isinstance(error, _UsageError) else 1)
         if (reason := _reason(error)) is None:
             raise

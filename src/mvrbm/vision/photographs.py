@@ -43,10 +43,8 @@ _CUT, _LEAST_CUT = 0.02, 0.25  # blocks with more black or white pixels do not c
 _SMALLEST_NOISE = 1.5 / 255  # what is below this is left alone, as a share of white
 _HIGHEST_QUALITY = 95  # JPEG above this is left alone
 _LEAST_SALT, _FAR_SALT = 0.001, 0.6  # pixels that are black or white all alone, and the share of them that stands out
-_ALTERNATING, _REACH = (
-    0.1,
-    25,
-)  # largest pattern that is taken for noise, against it, and pixels that it is averaged over
+# Largest pattern that is taken for noise, against it, and pixels that it is averaged over.
+_ALTERNATING, _REACH = 0.1, 25
 _FARTHEST = 2.0  # how far noise takes floats beyond black and white: seven standard deviations of 75 of 255
 _STANDS_OUT = 4.0  # how far from its neighbours, in standard deviations of the noise
 
