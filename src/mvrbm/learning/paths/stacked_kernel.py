@@ -1,8 +1,9 @@
 r"""The Triton kernel of one update for a single layer of small matrices and a coupling of a few products.
 
-As `small_step` of :mod:`mvrbm.learning.paths.triton_kernels`, with the ranks stacked, so that the sum over them is part
-of a product: :math:`\sum_r U_r X V_r^\top` is one product of all :math:`V_r`, (R L, J), with :math:`X^\top`, and one of
-all :math:`U_r` side by side, (K, R I), with the result. Steps are launches of their own.
+As `small_step` of :mod:`mvrbm.learning.paths.triton_kernels`, with the ranks side by side, so that the sum over them is
+part of a product: :math:`\sum_r U_r X V_r^\top` is one product of :math:`X^\top` with all :math:`U_r^\top`, (I, R K), and
+one of the result with all :math:`V_r`, (L, R J), transposed. In the same form they serve downwards, where V comes first,
+and in the gradient. Steps are launches of their own.
 """
 
 # mypy: ignore-errors
@@ -15,16 +16,15 @@ from mvrbm.learning.paths.triton_random import draw_layer, mean, numbers_of
 
 
 @triton.jit
-def _swap(stacked, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
-    """Transpose each of R matrices (A, B) that are stacked: (R A, B) -> (R B, A)."""
-    return tl.reshape(tl.permute(tl.reshape(stacked, [R, A, B]), (0, 2, 1)), [R * B, A])
+def _turn(wide, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
+    """Transpose each of R matrices (A, B) side by side: (A, R B) -> (B, R A)."""
+    return tl.reshape(tl.permute(tl.reshape(wide, [A, R, B]), (2, 1, 0)), [B, R * A])
 
 
 @triton.jit
-def _two(first, second, last, field, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the field plus `last` times the stacked transposes of `first` times `second`, (R A, B)."""
-    half = _swap(tl.dot(first, second, input_precision=PRECISION).to(first.dtype), R, A, B)
-    return tl.dot(last, half, acc=field, input_precision=PRECISION)
+def _stack(wide, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
+    """Put R matrices (A, B) that are side by side on top of each other: (A, R B) -> (R A, B)."""
+    return tl.reshape(tl.permute(tl.reshape(wide, [A, R, B]), (1, 0, 2)), [R * A, B])
 
 
 @triton.jit(do_not_specialize=["batch", "n_valid"])
@@ -51,16 +51,12 @@ def stacked_step(
     ri, rj, rk, rl = tl.arange(0, BI), tl.arange(0, BJ), tl.arange(0, BK), tl.arange(0, BL)
     at_x, in_x = ri[:, None] * J + rj[None, :], (ri < I)[:, None] & (rj < J)[None, :]
     at_y, in_y = rk[:, None] * L + rl[None, :], (rk < K)[:, None] & (rl < L)[None, :]
-    # Rows of stacked factors: the rank, and the row within it.
-    of_i, of_j, of_k, of_l = tl.arange(0, R * BI), tl.arange(0, R * BJ), tl.arange(0, R * BK), tl.arange(0, R * BL)
-    at_u = ((of_k // BK * K + of_k % BK) * I)[:, None] + ri[None, :]  # (R K, I)
-    in_u = ((of_k // BK < RANK) & (of_k % BK < K))[:, None] & (ri < I)[None, :]
-    at_v = AT_V + ((of_l // BL * L + of_l % BL) * J)[:, None] + rj[None, :]  # (R L, J)
-    in_v = ((of_l // BL < RANK) & (of_l % BL < L))[:, None] & (rj < J)[None, :]
-    at_ut = (of_i // BI * (K * I) + of_i % BI)[:, None] + rk[None, :] * I  # (R I, K)
-    in_ut = ((of_i // BI < RANK) & (of_i % BI < I))[:, None] & (rk < K)[None, :]
-    at_vt = AT_V + (of_j // BJ * (L * J) + of_j % BJ)[:, None] + rl[None, :] * J  # (R J, L)
-    in_vt = ((of_j // BJ < RANK) & (of_j % BJ < J))[:, None] & (rl < L)[None, :]
+    # Columns of factors side by side: the rank, and the column within it.
+    of_k, of_j = tl.arange(0, R * BK), tl.arange(0, R * BJ)
+    at_u = ri[:, None] + ((of_k // BK * K + of_k % BK) * I)[None, :]  # (I, R K)
+    in_u = (ri < I)[:, None] & ((of_k // BK < RANK) & (of_k % BK < K))[None, :]
+    at_v = AT_V + rl[:, None] * J + (of_j // BJ * (L * J) + of_j % BJ)[None, :]  # (L, R J)
+    in_v = (rl < L)[:, None] & ((of_j // BJ < RANK) & (of_j % BJ < J))[None, :]
     update, key = tl.load(clock) + batch, tl.load(seeds + model)
     data += model.to(tl.int64) * data_stride
     load_scale += model * (I * J)
@@ -87,14 +83,11 @@ def stacked_step(
     u, size_u = operand(fresh(weights + at_u, in_u), HALVES)
     v, size_v = operand(fresh(weights + at_v, in_v), HALVES)
     size = tl.minimum(size_u * size_v, 3e38)
-    ut = (fresh(weights + at_ut, in_ut) * (1.0 / size_u)).to(OPERAND)
-    vt = (fresh(weights + at_vt, in_vt) * (1.0 / size_v)).to(OPERAND)
     B = fresh(weights + AT_B + at_x, in_x)
     C = fresh(weights + AT_C + at_y, in_y)
     gradients += model.to(tl.int64) * STRIDE
-    nothing_y, nothing_x = tl.zeros([BK, BL], tl.float32), tl.zeros([BI, BJ], tl.float32)
-    grad_u, grad_v = tl.zeros([R * BK, BI], tl.float32), tl.zeros([R * BL, BJ], tl.float32)
-    grad_b, grad_c = nothing_x, nothing_y
+    grad_u, grad_v = tl.zeros([BI, R * BK], tl.float32), tl.zeros([BL, R * BJ], tl.float32)
+    grad_b, grad_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
     # A chain counts as `weight` samples; none counts more than 1 until the end, for the sake of numbers of 16 bits.
     weight, largest = 1.0, 1.0
     if PERSISTENT:
@@ -108,17 +101,15 @@ def stacked_step(
             )
         positive = tl.where(i < n_valid, 1.0 / largest, 0.0)
         negative = positive
-        x_t = tl.trans(x).to(OPERAND)
-        field = C + size * _two(v, x_t, tl.trans(ut), nothing_y, R, BL, BI, PRECISION)
+        half, field = _up(x.to(OPERAND), u, v, size, C, R, BJ, BK, PRECISION)
         h = -positive * mean(field, HIDDEN_GAUSSIAN)
         grad_b -= positive * x
         grad_c += h
-        grad_u, grad_v = _add_slopes(x, x_t, h, ut, vt, grad_u, grad_v, R, BI, BJ, BK, BL, PRECISION)
+        grad_u, grad_v = _add_slopes(x.to(OPERAND), h.to(OPERAND), half, v, grad_u, grad_v, R, BJ, BK, PRECISION)
         state = chains + (model * CHAINS + i).to(tl.int64) * (I * J) + at_x
         if PERSISTENT:
             x = fresh(state, in_x & (i < CHAINS)).to(tl.float32)
-            x_t = tl.trans(x).to(OPERAND)
-            field = C + size * _two(v, x_t, tl.trans(ut), nothing_y, R, BL, BI, PRECISION)
+            half, field = _up(x.to(OPERAND), u, v, size, C, R, BJ, BK, PRECISION)
             negative = tl.where(i < CHAINS, weight / largest, 0.0)
         for step in range(STEPS):
             numbers = recorded + step * ROWS * (K * L + I * J)
@@ -127,22 +118,20 @@ def stacked_step(
                     key, update, i, 2 * step, numbers, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL
                 )
             y = draw_layer(field, to_y, HIDDEN_GAUSSIAN)
-            y_t = tl.trans(y).to(OPERAND)
-            towards = B + size * _two(vt, y_t, tl.trans(u), nothing_x, R, BJ, BK, PRECISION)
+            towards = _down(y.to(OPERAND), u, v, size, B, R, BJ, BK, PRECISION)
             if SAMPLES > 1 or step > 0:
                 to_x = numbers_of(
                     key, update, i, 2 * step + 1, numbers + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN,
                     RECORDED, BI, BJ,
                 )  # fmt: skip
             x = draw_layer(towards, to_x, VISIBLE_GAUSSIAN)
-            x_t = tl.trans(x).to(OPERAND)
-            field = C + size * _two(v, x_t, tl.trans(ut), nothing_y, R, BL, BI, PRECISION)
+            half, field = _up(x.to(OPERAND), u, v, size, C, R, BJ, BK, PRECISION)
         h = negative * mean(field, HIDDEN_GAUSSIAN)
         if PERSISTENT:
             tl.store(state, x, mask=in_x & (i < CHAINS))
         grad_b += negative * x
         grad_c += h
-        grad_u, grad_v = _add_slopes(x, x_t, h, ut, vt, grad_u, grad_v, R, BI, BJ, BK, BL, PRECISION)
+        grad_u, grad_v = _add_slopes(x.to(OPERAND), h.to(OPERAND), half, v, grad_u, grad_v, R, BJ, BK, PRECISION)
     tl.atomic_add(gradients + AT_B + at_x, grad_b * (largest / N), mask=in_x, sem="relaxed")
     tl.atomic_add(gradients + AT_C + at_y, grad_c * (largest / N), mask=in_y, sem="relaxed")
     tl.atomic_add(gradients + at_u, grad_u * (largest * size_v / N), mask=in_u, sem="relaxed")
@@ -150,13 +139,24 @@ def stacked_step(
 
 
 @triton.jit
+def _up(x, u, v, size, field, R: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
+    """Return all U_r X, (K, R J), and the hidden field plus the sum of U_r X V_r'."""
+    half = _turn(tl.dot(tl.trans(x), u, input_precision=PRECISION).to(u.dtype), R, BJ, BK)
+    return half, field + size * tl.dot(half, tl.trans(v), input_precision=PRECISION)
+
+
+@triton.jit
+def _down(y, u, v, size, field, R: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
+    """Return the visible field plus the sum of U_r' Y V_r."""
+    half = _stack(tl.dot(y, v, input_precision=PRECISION).to(u.dtype), R, BK, BJ)  # (R K, J)
+    return field + size * tl.dot(u, half, input_precision=PRECISION)
+
+
+@triton.jit
 def _add_slopes(
-    x, x_t, h, ut, vt, grad_u, grad_v, R: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr,
-    BL: tl.constexpr, PRECISION: tl.constexpr,
+    x, h, half, v, grad_u, grad_v, R: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Add the gradients of all U_r, (H V_r) X', and of all V_r, (H' U_r) X."""
-    h = h.to(vt.dtype)
-    half = _swap(tl.dot(vt, tl.trans(h), input_precision=PRECISION).to(vt.dtype), R, BJ, BK)  # (R K, J)
-    grad_u = tl.dot(half, x_t, acc=grad_u, input_precision=PRECISION)
-    half = _swap(tl.dot(ut, h, input_precision=PRECISION).to(vt.dtype), R, BI, BL)  # (R L, I)
-    return grad_u, tl.dot(half, x.to(vt.dtype), acc=grad_v, input_precision=PRECISION)
+    """Add the gradients of all U_r transposed, X (H V_r)', and of all V_r, H' (U_r X), where `half` is all U_r X."""
+    grad_v = tl.dot(tl.trans(h), half, acc=grad_v, input_precision=PRECISION)
+    half = _turn(tl.dot(h, v, input_precision=PRECISION).to(v.dtype), R, BK, BJ)  # (J, R K)
+    return tl.dot(x, half, acc=grad_u, input_precision=PRECISION), grad_v

@@ -222,15 +222,15 @@ def small_step(
                     data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
                 )
             x0_t = tl.trans(x0).to(OPERAND)
-            field = _up(x0_t, u, v, size, C, PRECISION)
+            half0, field = _up(x0_t, u, v, size, C, PRECISION)
             positive = tl.where(i < n_valid, 1.0 / largest, 0.0)
             h0 = -positive * mean(field, HIDDEN_GAUSSIAN)
-            x1, x1_t = x0, x0_t
+            x1, x1_t, half1 = x0, x0_t, half0
             if PERSISTENT:
                 state = chains + (model * CHAINS + i).to(tl.int64) * (I * J) + at_x
                 x1 = fresh(state, in_x & (i < CHAINS)).to(tl.float32)
                 x1_t = tl.trans(x1).to(OPERAND)
-                field = _up(x1_t, u, v, size, C, PRECISION)
+                half1, field = _up(x1_t, u, v, size, C, PRECISION)
                 negative = tl.where(i < CHAINS, weight / largest, 0.0)
             else:
                 negative = positive
@@ -250,14 +250,14 @@ def small_step(
                     )  # fmt: skip
                 x1 = draw_layer(towards, to_x, VISIBLE_GAUSSIAN)
                 x1_t = tl.trans(x1).to(OPERAND)
-                field = _up(x1_t, u, v, size, C, PRECISION)
+                half1, field = _up(x1_t, u, v, size, C, PRECISION)
             h1 = negative * mean(field, HIDDEN_GAUSSIAN)
             if PERSISTENT:
                 tl.store(state, x1, mask=in_x & (i < CHAINS))
             grad_b += negative * x1 - positive * x0
             grad_c += h0 + h1
-            grad_u, grad_v = _add_slopes(x0, x0_t, h0, u, v, grad_u, grad_v, PRECISION)
-            grad_u, grad_v = _add_slopes(x1, x1_t, h1, u, v, grad_u, grad_v, PRECISION)
+            grad_u, grad_v = _add_slopes(x0, h0, half0, u, grad_u, grad_v, PRECISION)
+            grad_u, grad_v = _add_slopes(x1, h1, half1, u, grad_u, grad_v, PRECISION)
         tl.atomic_add(mine + AT_B + at_x, grad_b * (largest / N), mask=in_x, sem="relaxed")
         tl.atomic_add(mine + AT_C + at_y, grad_c * (largest / N), mask=in_y, sem="relaxed")
         tl.atomic_add(mine + at_u, grad_u * (largest * size_v / N), mask=in_u, sem="relaxed")
@@ -332,9 +332,9 @@ def _both(size_u, size_v):
 
 @triton.jit
 def _up(x_t, u, v, size, field, PRECISION: tl.constexpr):
-    """Return the hidden field plus U X V', from X transposed."""
-    half = tl.trans(tl.dot(v, x_t, input_precision=PRECISION)).to(v.dtype)  # X V', (I, L)
-    return field + size * tl.dot(u, half, input_precision=PRECISION)
+    """Return V X', and the hidden field plus U X V', from X transposed."""
+    half = tl.dot(v, x_t, input_precision=PRECISION).to(v.dtype)  # (L, I)
+    return half, field + size * tl.dot(u, tl.trans(half), input_precision=PRECISION)
 
 
 @triton.jit
@@ -345,13 +345,12 @@ def _down(y_t, u, v, size, field, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _add_slopes(x, x_t, h, u, v, grad_u, grad_v, PRECISION: tl.constexpr):
-    """Add the gradients of U, (H V) X', and of V, (H' U) X."""
-    h = h.to(v.dtype)
-    half = tl.dot(h, v, input_precision=PRECISION).to(v.dtype)  # (K, J)
-    grad_u = tl.dot(half, x_t, acc=grad_u, input_precision=PRECISION)
-    half = tl.dot(tl.trans(h), u, input_precision=PRECISION).to(v.dtype)  # (L, I)
-    return grad_u, tl.dot(half, x.to(v.dtype), acc=grad_v, input_precision=PRECISION)
+def _add_slopes(x, h, half, u, grad_u, grad_v, PRECISION: tl.constexpr):
+    """Add the gradients of U, H (V X'), where `half` is V X', and of V, (H' U) X."""
+    h = h.to(u.dtype)
+    grad_u = tl.dot(h, half, acc=grad_u, input_precision=PRECISION)
+    half = tl.dot(tl.trans(h), u, input_precision=PRECISION).to(u.dtype)  # (L, I)
+    return grad_u, tl.dot(half, x.to(u.dtype), acc=grad_v, input_precision=PRECISION)
 
 
 def n_programs(size: int, block: int) -> int:
