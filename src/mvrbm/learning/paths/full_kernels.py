@@ -109,7 +109,10 @@ def upwards(
     x = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + within[None, :]
     w = weight + (model.to(tl.int64) * HIDDEN + columns[None, :]) * VISIBLE + within[:, None]
     field = tl.zeros([BM, BN], tl.float32)
+    key, update = tl.load(seeds + model), tl.load(clock) + batch
+    recorded += (tl.load(clock + 1) + batch) * RECORDED + numbers_at
     wait(PDL)
+    biases = fresh(bias + model * STRIDE + columns, True)  # requested here, it is there at the end
     for k in range(0, VISIBLE, BK):
         if VISIBLE % BK == 0:
             field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
@@ -118,7 +121,7 @@ def upwards(
             left = tl.load(x + k, mask=inside[None, :], other=0.0)
             right = tl.load(w + k, mask=inside[:, None], other=0.0)
             field = tl.dot(left, right, acc=field, input_precision=PRECISION)
-    field += tl.load(bias + model * STRIDE + columns)[None, :]
+    field += biases[None, :]
     own = rows if of_data else rows - CHAINS_AT
     n_chains = CHAINS if PERSISTENT else n_valid
     valid = own < (n_valid if of_data else n_chains)
@@ -133,10 +136,9 @@ def upwards(
             total = sums + model * (2 * HIDDEN) + (0 if of_data else HIDDEN) + columns
             tl.atomic_add(total, tl.sum(value, 0), mask=columns < UNITS, sem="relaxed")
     if drawing > 0:
-        numbers = recorded + (tl.load(clock + 1) + batch) * RECORDED + numbers_at
         drawn = _draw(
-            field, tl.load(seeds + model), tl.load(clock) + batch, draw, tile_m * tl.num_programs(1) + tile_n,
-            numbers + own[:, None] * UNITS + columns[None, :], exists, GAUSSIAN, RECORDED, BM, BN,
+            field, key, update, draw, tile_m * tl.num_programs(1) + tile_n,
+            recorded + own[:, None] * UNITS + columns[None, :], exists, GAUSSIAN, RECORDED, BM, BN,
         )  # fmt: skip
         target = samples + (model.to(tl.int64) * (ALL_ROWS - CHAINS_AT) + own[:, None]) * HIDDEN + columns[None, :]
         tl.store(target, drawn.to(samples.dtype.element_ty), mask=exists)
@@ -190,7 +192,10 @@ def downwards(
     y = samples + (model.to(tl.int64) * (ALL_ROWS - CHAINS_AT) + rows[:, None]) * HIDDEN + within[None, :]
     w = weight + (model.to(tl.int64) * HIDDEN + within[:, None]) * VISIBLE + columns[None, :]
     field = tl.zeros([BM, BN], tl.float32)
+    key, update = tl.load(seeds + model), tl.load(clock) + batch
+    recorded += (tl.load(clock + 1) + batch) * RECORDED + numbers_at
     wait(PDL)
+    biases = fresh(bias + model * STRIDE + columns, True)
     for k in range(0, HIDDEN, BK):
         if HIDDEN % BK == 0:
             field = tl.dot(tl.load(y + k), tl.load(w + k * VISIBLE), acc=field, input_precision=PRECISION)
@@ -203,13 +208,11 @@ def downwards(
     if VARIES:
         spread = 1.0 / tl.load(ratios + model * VISIBLE + columns)[None, :]
         field *= spread * spread
-    field += tl.load(bias + model * STRIDE + columns)[None, :]
+    field += biases[None, :]
     exist = rows < (CHAINS if PERSISTENT else n_valid)
-    key, update = tl.load(seeds + model), tl.load(clock) + batch
     tile = tile_m * tl.num_programs(1) + tile_n
     target = states + (model.to(tl.int64) * ALL_ROWS + CHAINS_AT + rows[:, None]) * VISIBLE + columns[None, :]
     sums += model * (2 * VISIBLE) + VISIBLE + columns
-    recorded += (tl.load(clock + 1) + batch) * RECORDED + numbers_at
     for m in tl.static_range(len(LAYERS)):
         if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
@@ -267,6 +270,15 @@ def gradients(
     x = states + (model.to(tl.int64) * ALL_ROWS + within[:, None]) * VISIBLE + columns[None, :]
     G = tl.zeros([BM, BN], tl.float32)
     wait(PDL)
+    if CENTRED:  # requested here, they are there at the end
+        visible_sums += model * (2 * VISIBLE) + columns
+        hidden_sums += model * (2 * HIDDEN) + units
+        of_data, of_chains = fresh(hidden_sums, True), fresh(hidden_sums + HIDDEN, True)
+        visible_of_data, visible_of_chains = fresh(visible_sums, True), fresh(visible_sums + VISIBLE, True)
+        mu = tl.load(centre + model * VISIBLE + columns)
+        if FOLLOWS:
+            old = fresh(offset + model * HIDDEN + units, True)
+            begun = tl.load(offset + tl.num_programs(2) * HIDDEN + model, cache_modifier=".cg")
     for k in range(0, N, BK):
         G = tl.dot(tl.load(h + k * HIDDEN), tl.load(x + k * VISIBLE), acc=G, input_precision=PRECISION)
     # A short batch counts in proportion.
@@ -280,21 +292,15 @@ def gradients(
     G *= per_chain
     gradient += model.to(tl.int64) * STRIDE
     if CENTRED:
-        visible_sums += model * (2 * VISIBLE) + columns
-        hidden_sums += model * (2 * HIDDEN) + units
-        of_data = tl.load(hidden_sums)
-        of_visible = per_chain * tl.load(visible_sums + VISIBLE) - per_sample * tl.load(visible_sums)
-        of_hidden = per_chain * tl.load(hidden_sums + HIDDEN) - per_sample * of_data
+        of_visible = per_chain * visible_of_chains - per_sample * visible_of_data
+        of_hidden = per_chain * of_chains - per_sample * of_data
         if tile_m == 0:
             tl.store(gradient + VISIBLE_BIAS + columns, of_visible, mask=columns < VISIBLE - 1)
         if tile_n == 0:
             tl.store(gradient + VISIBLE_BIAS + VISIBLE + units, of_hidden, mask=units < UNITS)
-        mu = tl.load(centre + model * VISIBLE + columns)
         G -= of_hidden[:, None] * mu[None, :]
         if FOLLOWS:
-            old = tl.load(offset + model * HIDDEN + units)
-            # Zero as long as there is no running mean.
-            keep = tl.where(tl.load(offset + tl.num_programs(2) * HIDDEN + model) > 0, 0.99, 0.0)
+            keep = tl.where(begun > 0, 0.99, 0.0)  # zero as long as there is no running mean
             follow = keep * old + (1 - keep) * of_data / n_valid
             G -= follow[:, None] * of_visible[None, :]
             if tile_n == 0:
@@ -404,17 +410,19 @@ def build(
                 b = own % ACROSS * BN + tl.arange(0, BN)
                 r = tl.arange(0, TERMS if TERMS > 16 else 16)
                 u_at, in_u = a[:, None] + r[None, :] * KI, (a < KI)[:, None] & (r < R)[None, :]
-                U = _after_step(
-                    weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier,
-                    first + LAYERS[m][FACTORS] + u_at, in_u, own % ACROSS == 0, gains + LAYERS[m][GAINS], power,
+                v_at, in_v = r[:, None] * LJ + b[None, :], (r < R)[:, None] & (b < LJ)[None, :]
+                u_at, v_at = first + LAYERS[m][FACTORS] + u_at, first + LAYERS[m][FACTORS] + R * KI + v_at
+                U, of_u = _after_step(
+                    weights, momenta, gradient, multiplier, u_at, in_u, gains + LAYERS[m][GAINS], power, factor_rate,
+                    keep, decay, STEP, NORMALISED, TERMS,
+                )  # fmt: skip
+                V, of_v = _after_step(
+                    weights, momenta, gradient, multiplier, v_at, in_v, gains + LAYERS[m][GAINS] + TERMS, power,
                     factor_rate, keep, decay, STEP, NORMALISED, TERMS,
                 )  # fmt: skip
-                v_at, in_v = r[:, None] * LJ + b[None, :], (r < R)[:, None] & (b < LJ)[None, :]
-                V = _after_step(
-                    weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier,
-                    first + LAYERS[m][FACTORS] + R * KI + v_at, in_v, own < ACROSS, gains + LAYERS[m][GAINS] + TERMS,
-                    power, factor_rate, keep, decay, STEP, NORMALISED, TERMS,
-                )  # fmt: skip
+                if STEP:  # after all loads, which would wait for these otherwise
+                    keep_step(new_weights, new_momenta, cleared, u_at, in_u & (own % ACROSS == 0), U, of_u)
+                    keep_step(new_weights, new_momenta, cleared, v_at, in_v & (own < ACROSS), V, of_v)
                 W = tl.dot(U, V, input_precision=PRECISION)
                 column = (a % I * LAYERS[m][PITCH])[:, None] + (b % J)[None, :]
                 at = column + (a // I * (L * VISIBLE))[:, None] + (b // J * VISIBLE)[None, :]
@@ -424,11 +432,13 @@ def build(
                 a = own // ACROSS * BM + tl.arange(0, BM)
                 b = own % ACROSS * BN + tl.arange(0, BN)
                 inside = (a < UNITS)[:, None] & (b < I * J)[None, :]
-                W = _after_step(
-                    weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier,
-                    first + LAYERS[m][FULL] + a[:, None] * (I * J) + b[None, :], inside, True, gains, power,
-                    factor_rate, keep, decay, STEP, False, TERMS,
+                w_at = first + LAYERS[m][FULL] + a[:, None] * (I * J) + b[None, :]
+                W, of_w = _after_step(
+                    weights, momenta, gradient, multiplier, w_at, inside, gains, power, factor_rate, keep, decay, STEP,
+                    False, TERMS,
                 )  # fmt: skip
+                if STEP:
+                    keep_step(new_weights, new_momenta, cleared, w_at, inside, W, of_w)
                 column = (b // J * LAYERS[m][PITCH] + b % J)[None, :]
                 at = a[:, None] * VISIBLE + column
             if LAYERS[m][LEARNS] > 0:
@@ -443,9 +453,8 @@ def build(
             mine = number - LAYERS[m][GAINS]
             if (LAYERS[m][RANK] > 0) & (mine >= 0) & (mine < 2 * TERMS) & (mine % TERMS < LAYERS[m][RANK]):
                 at, inside = factor_at(mine, LAYERS[m][RANK], K, LAYERS[m][ROWS], L, LAYERS[m][COLUMNS], TERMS, EDGE)
-                matrix = _after_step(
-                    weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier,
-                    first + LAYERS[m][FACTORS] + at, inside, False,
+                matrix, _ = _after_step(
+                    weights, momenta, gradient, multiplier, first + LAYERS[m][FACTORS] + at, inside,
                     gains + LAYERS[m][GAINS] + tl.where(mine < TERMS, 0, TERMS),
                     power_of(squares + model * VISIBLE, LAYERS[m][FIRST], LAYERS[m][WIDTH], LAYERS[m][LEARNS]),
                     factor_rate, keep, decay, STEP, True, TERMS,
@@ -454,27 +463,26 @@ def build(
         number -= N_GAINS
     if STEP:
         at = VISIBLE_BIAS + number * BLOCK + tl.arange(0, BLOCK)
-        _after_step(
-            weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier, first + at,
-            (number >= 0) & (at < SIZE), True, gains, 1.0, bias_rate, keep, 0.0, STEP, False, TERMS,
+        inside = (number >= 0) & (at < SIZE)
+        bias, of_bias = _after_step(
+            weights, momenta, gradient, multiplier, first + at, inside, gains, 1.0, bias_rate, keep, 0.0, STEP, False,
+            TERMS,
         )  # fmt: skip
+        keep_step(new_weights, new_momenta, cleared, first + at, inside, bias, of_bias)
 
 
 @triton.jit
 def _after_step(
-    weights, momenta, gradient, new_weights, new_momenta, cleared, multiplier, at, inside, kept, gains, power, rate,
-    keep, decay, STEP: tl.constexpr, NORMALISED: tl.constexpr, TERMS: tl.constexpr,
+    weights, momenta, gradient, multiplier, at, inside, gains, power, rate, keep, decay, STEP: tl.constexpr,
+    NORMALISED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """Return parameters after the step, if there is one, of a gradient divided by its gain; write them if `kept`."""
+    """Return parameters and momenta after the step, if there is one, of a gradient divided by its gain."""
     scale = 1.0
     if STEP:
         scale = tl.load(multiplier + at, mask=inside, other=0.0) / power
         if NORMALISED:
             scale /= tl.maximum(tl.sum(fresh(gains + tl.arange(0, TERMS), True)), 1e-12)
-    value, momentum = stepped(weights, momenta, gradient, at, inside, scale, rate, keep, decay, STEP)
-    if STEP:
-        keep_step(new_weights, new_momenta, cleared, at, inside & kept, value, momentum)
-    return value
+    return stepped(weights, momenta, gradient, at, inside, scale, rate, keep, decay, STEP)
 
 
 @triton.jit
@@ -487,11 +495,12 @@ def compensate(
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     units, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
     at = (model.to(tl.int64) * HIDDEN + units[:, None]) * VISIBLE + columns[None, :]
-    wait(PDL)
-    change = fresh(new_weight + at, True).to(tl.float32) - fresh(weight + at, True).to(tl.float32)
-    weights += model.to(tl.int64) * STRIDE + VISIBLE_BIAS
     mu = tl.load(centre + model * VISIBLE + columns)
-    tl.atomic_add(weights + VISIBLE + units, -tl.sum(change * mu[None, :], 1), mask=units < UNITS, sem="relaxed")
+    wait(PDL)
     if FOLLOWS:
         follow = fresh(new_offset + model * HIDDEN + units, True)
+    change = fresh(new_weight + at, True).to(tl.float32) - fresh(weight + at, True).to(tl.float32)
+    weights += model.to(tl.int64) * STRIDE + VISIBLE_BIAS
+    tl.atomic_add(weights + VISIBLE + units, -tl.sum(change * mu[None, :], 1), mask=units < UNITS, sem="relaxed")
+    if FOLLOWS:
         tl.atomic_add(weights + columns, -tl.sum(change * follow[:, None], 0), sem="relaxed")

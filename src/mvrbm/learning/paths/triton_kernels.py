@@ -206,7 +206,8 @@ def small_step(
         C, _ = stepped(now, moving, owed, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
         u, size_u = operand(U, HALVES)
         v, size_v = operand(V, HALVES)
-        size = _both(size_u, size_v)
+        size = both_sizes(size_u, size_v)
+        B, C = not_before(B, size), not_before(C, size)
         grad_u, grad_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
         grad_b, grad_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
         # A chain counts as `weight` samples, a short batch in proportion. None counts more than 1 until the end, for
@@ -263,33 +264,47 @@ def small_step(
         tl.atomic_add(mine + at_u, grad_u * (largest * size_v / N), mask=in_u, sem="relaxed")
         tl.atomic_add(mine + AT_V + at_v, grad_v * (largest * size_u / N), mask=in_v, sem="relaxed")
     if keeper == 0:
-        _keep(
+        keep_factor(
             now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
-            at_u, in_u, scale_u, AT_B + at_x, in_x, scale_b, factor_rate, bias_rate, keep, decay,
-            new_gains + model * 2 + 1, PENDING, NORMALISED, PRECISION,
+            at_u, in_u, scale_u, factor_rate, keep, decay, new_gains + model * 2, 0, 1, PENDING, NORMALISED, PRECISION,
+        )  # fmt: skip
+        keep_bias(
+            now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
+            AT_B + at_x, in_x, scale_b, bias_rate, keep, PENDING,
         )  # fmt: skip
     if (keeper >= 0) & (keeper == KEEPERS - 1):
-        _keep(
+        keep_factor(
             now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
-            AT_V + at_v, in_v, scale_v, AT_C + at_y, in_y, scale_c, factor_rate, bias_rate, keep, decay,
-            new_gains + model * 2, PENDING, NORMALISED, PRECISION,
+            AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, new_gains + model * 2, 1, 1, PENDING, NORMALISED,
+            PRECISION,
+        )  # fmt: skip
+        keep_bias(
+            now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
+            AT_C + at_y, in_y, scale_c, bias_rate, keep, PENDING,
         )  # fmt: skip
 
 
 @triton.jit
-def _keep(
-    weights, momenta, pending, new_weights, new_momenta, cleared, at, inside, scale, bias_at, in_bias, bias_scale,
-    rate, bias_rate, keep, decay, gain, PENDING: tl.constexpr, NORMALISED: tl.constexpr,
-    PRECISION: tl.constexpr,
+def keep_factor(
+    weights, momenta, pending, new_weights, new_momenta, cleared, at, inside, scale, rate, keep, decay, gains, number,
+    TERMS: tl.constexpr, PENDING: tl.constexpr, NORMALISED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write a factor and a bias after the pending step, if there is one, and the gain that the factor makes."""
+    """Write a matrix of a factor after the pending step, if there is one, and its term of the gains."""
     factor, momentum = stepped(weights, momenta, pending, at, inside, scale, rate, keep, decay, PENDING)
     if PENDING:
-        bias, of_bias = stepped(weights, momenta, pending, bias_at, in_bias, bias_scale, bias_rate, keep, 0.0, PENDING)
         keep_step(new_weights, new_momenta, cleared, at, inside, factor, momentum)
-        keep_step(new_weights, new_momenta, cleared, bias_at, in_bias, bias, of_bias)
     if NORMALISED:
-        tl.store(gain, _schatten(factor, PRECISION))
+        keep_norm(factor, gains, number, TERMS, PRECISION)
+
+
+@triton.jit
+def keep_bias(
+    weights, momenta, pending, new_weights, new_momenta, cleared, at, inside, scale, rate, keep, PENDING: tl.constexpr
+):  # fmt: skip
+    """Write a bias after the pending step, if there is one."""
+    if PENDING:
+        bias, momentum = stepped(weights, momenta, pending, at, inside, scale, rate, keep, 0.0, PENDING)
+        keep_step(new_weights, new_momenta, cleared, at, inside, bias, momentum)
 
 
 @triton.jit
@@ -325,7 +340,15 @@ def operand(factor, HALVES: tl.constexpr):
 
 
 @triton.jit
-def _both(size_u, size_v):
+def not_before(values, size):
+    """Return the values, which need not be there before `size` is known: all that is loaded is requested by then."""
+    # The compiler lays values out for the next product as soon as they are there. At the barrier that this takes
+    # everything waits, also loads that come later in the program. Sizes are positive.
+    return values + tl.minimum(size, 0.0)
+
+
+@triton.jit
+def both_sizes(size_u, size_v):
     """Return the product of two sizes, kept finite: a field of zero must stay zero."""
     return tl.minimum(size_u * size_v, 3e38)
 
