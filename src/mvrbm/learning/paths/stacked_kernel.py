@@ -3,7 +3,7 @@ r"""The Triton kernel of one update for a single layer of small matrices and a c
 As `small_step` of :mod:`mvrbm.learning.paths.triton_kernels`, with the ranks side by side, so that the sum over them is
 part of a product: :math:`\sum_r U_r X V_r^\top` is one product of :math:`X^\top` with all :math:`U_r^\top`, (I, R K),
 and one of the result with all :math:`V_r`, (L, R J), transposed. In the same form they serve downwards, where V comes
-first, and in the gradient.
+first, and in the gradient. Steps are launches of their own.
 """
 
 # mypy: ignore-errors
@@ -16,13 +16,10 @@ from mvrbm.learning.paths.triton_kernels import (
     both_sizes,
     factor_at,
     fresh,
-    keep_bias,
-    keep_factor,
+    keep_norm,
     load_sample,
     not_before,
     operand,
-    rates_of,
-    stepped,
 )
 from mvrbm.learning.paths.triton_random import draw_layer, mean, numbers_of
 
@@ -41,21 +38,16 @@ def _stack(wide, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
 
 @triton.jit(do_not_specialize=["batch", "n_valid"])
 def stacked_step(
-    data, order, weights, momenta, pending, gradients, new_weights, new_momenta, cleared, gains, new_gains,
-    multiplier, rates, clock, seeds, chains, recorded, load_scale, load_shift,
-    batch, n_valid, order_stride, data_stride,
+    data, order, weights, gradients, gains, clock, seeds, chains, recorded, load_scale, load_shift, batch, n_valid,
+    order_stride, data_stride,
     N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr, SAMPLES: tl.constexpr,
     STRIDE: tl.constexpr, I: tl.constexpr, J: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
     STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
     BYTE_SCALE: tl.constexpr, NORMALISED: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr,
-    HALVES: tl.constexpr, PENDING: tl.constexpr, EDGE: tl.constexpr, PDL: tl.constexpr,
+    HALVES: tl.constexpr, EDGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute one batch's gradient. Program (p, s) takes `SAMPLES` samples of model s.
-
-    With `PENDING`, every program makes the step of the batch before for itself, as in `small_step`. The last programs
-    take no sample: each keeps one matrix of a factor, and the first ones of U and V keep the biases.
-    """
+    """Compute one batch's gradient. Program (p, s) takes `SAMPLES` samples of model s, the last ones compute gains."""
     program, model = tl.program_id(0), tl.program_id(1)
     ROWS: tl.constexpr = CHAINS if PERSISTENT else N
     MOST: tl.constexpr = N if N > ROWS else ROWS
@@ -63,9 +55,7 @@ def stacked_step(
     AT_V: tl.constexpr = RANK * K * I
     AT_B: tl.constexpr = RANK * (K * I + L * J)
     AT_C: tl.constexpr = AT_B + I * J
-    at_model = model.to(tl.int64) * STRIDE
-    weights, momenta, pending = weights + at_model, momenta + at_model, pending + at_model
-    gradients, multiplier = gradients + at_model, multiplier + at_model
+    weights += model.to(tl.int64) * STRIDE
     OPERAND: tl.constexpr = tl.float16 if HALVES else tl.float32
     ri, rj, rk, rl = tl.arange(0, BI), tl.arange(0, BJ), tl.arange(0, BK), tl.arange(0, BL)
     at_x, in_x = ri[:, None] * J + rj[None, :], (ri < I)[:, None] & (rj < J)[None, :]
@@ -83,12 +73,6 @@ def stacked_step(
     order += model * order_stride + batch * N
     recorded += batch * RECORDED
     # Everything that does not depend on the parameters comes before the wait.
-    factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch - 1)
-    scale_b, scale_c = 1.0, 1.0
-    if VISIBLE_GAUSSIAN:
-        scale_b = tl.load(multiplier + AT_B + at_x, mask=in_x, other=0.0)
-    if HIDDEN_GAUSSIAN:
-        scale_c = tl.load(multiplier + AT_C + at_y, mask=in_y, other=0.0)
     if SAMPLES == 1:
         x = load_sample(
             data, order, load_scale, load_shift, program, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
@@ -99,40 +83,19 @@ def stacked_step(
             BJ,
         )  # fmt: skip
     after_previous(PDL)
-    scale_u, scale_v = 1.0, 1.0
-    if PENDING and NORMALISED:
-        terms = gains + model * (2 * R) + tl.arange(0, R)
-        scale_u = 1.0 / tl.maximum(tl.sum(fresh(terms, True)), 1e-12)
-        scale_v = 1.0 / tl.maximum(tl.sum(fresh(terms + R, True)), 1e-12)
     if program >= PROGRAMS:
         number = program - PROGRAMS
-        new_weights, new_momenta, cleared = new_weights + at_model, new_momenta + at_model, cleared + at_model
-        if number % R < RANK:
+        if NORMALISED and number % R < RANK:
             at, inside = factor_at(number, RANK, K, I, L, J, R, EDGE)
-            keep_factor(
-                weights, momenta, pending, new_weights, new_momenta, cleared, at, inside,
-                tl.where(number < R, scale_u, scale_v), factor_rate, keep, decay, new_gains + model * (2 * R), number,
-                R, PENDING, NORMALISED, PRECISION,
-            )  # fmt: skip
-        if number == 0:
-            keep_bias(
-                weights, momenta, pending, new_weights, new_momenta, cleared, AT_B + at_x, in_x, scale_b, bias_rate,
-                keep, PENDING,
-            )  # fmt: skip
-        if number == R:
-            keep_bias(
-                weights, momenta, pending, new_weights, new_momenta, cleared, AT_C + at_y, in_y, scale_c, bias_rate,
-                keep, PENDING,
-            )  # fmt: skip
+            keep_norm(fresh(weights + at, inside), gains + model * (2 * R), number, R, PRECISION)
         return
-    u, _ = stepped(weights, momenta, pending, at_u, in_u, scale_u, factor_rate, keep, decay, PENDING)
-    v, _ = stepped(weights, momenta, pending, at_v, in_v, scale_v, factor_rate, keep, decay, PENDING)
-    B, _ = stepped(weights, momenta, pending, AT_B + at_x, in_x, scale_b, bias_rate, keep, 0.0, PENDING)
-    C, _ = stepped(weights, momenta, pending, AT_C + at_y, in_y, scale_c, bias_rate, keep, 0.0, PENDING)
+    u, v = fresh(weights + at_u, in_u), fresh(weights + at_v, in_v)
+    B, C = fresh(weights + AT_B + at_x, in_x), fresh(weights + AT_C + at_y, in_y)
     u, size_u = operand(u, HALVES)
     v, size_v = operand(v, HALVES)
     size = both_sizes(size_u, size_v)
     B, C = not_before(B, size), not_before(C, size)
+    gradients += model.to(tl.int64) * STRIDE
     grad_u, grad_v = tl.zeros([BI, R * BK], tl.float32), tl.zeros([BL, R * BJ], tl.float32)
     grad_b, grad_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
     # A chain counts as `weight` samples; none counts more than 1 until the end, for the sake of numbers of 16 bits.

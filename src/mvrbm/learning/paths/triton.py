@@ -129,7 +129,7 @@ class TritonPath(KernelPath):
             at_a_time = int(_FREE * _PROGRAMS_PER_PROCESSOR * processors) if self._stacked == 1 else 2 * processors
             self._samples = fewest_waves(self._rows, self._models, at_a_time)
         # On a GPU that is not full, every program makes the step for itself: one launch less per update.
-        self._late_steps = light and self._stacked <= _STACKED_PER_FOUR_WARPS and not full
+        self._late_steps = light and first.rank == 1 and not full
         self._options = {"launch_pdl": True} if self._overlapping and self._small else {}
         if not self._small:
             self._half = max(layer.rows for layer in plan.layers) * plan.hidden_columns
@@ -180,7 +180,9 @@ class TritonPath(KernelPath):
         for number in range(count):
             batch = first + number
             n_valid = min(self.batch_size, self.n_samples - batch * self.batch_size)
-            if self._small:
+            if self._stacked > 1:
+                self._launch_stacked(batch, n_valid)
+            elif self._small:
                 self._launch_small(number, batch, n_valid)
             else:
                 if self._normalised:
@@ -193,20 +195,14 @@ class TritonPath(KernelPath):
 
     def _launch_small(self, number: int, batch: int, n_valid: int) -> None:
         """Launch update `number` of a series, in which each update makes the step of the one before."""
-        plan, layer, tiles = self.plan, self.plan.layers[0], self._tiles
+        plan, layer = self.plan, self.plan.layers[0]
+        # Two at a time where there is room; on a full GPU one more would come after all others.
+        keepers = 2 if self._late_steps else 1 if self._normalised else 0
         turn = number if self._late_steps else 0
-        if self._stacked > 1:
-            kernel = self._stacked_kernel.stacked_step
-            keepers = 2 * self._stacked if self._late_steps or self._normalised else 0
-            own = {"RANK": layer.rank, "R": self._stacked, "EDGE": max(tiles)}
-        else:
-            kernel = self._kernels.small_step
-            # Two at a time where there is room; on a full GPU one more would come after all others.
-            keepers = 2 if self._late_steps else 1 if self._normalised else 0
-            own = {"KEEPERS": keepers}
         params, momenta, gradients, gains = self._all_params, self._all_momenta, self._all_gradients, self._all_gains
         old = max(turn - 1, 0) % 2  # the set of parameters that is current
-        kernel[(-(-self._rows // self._samples) + keepers, self._models)](
+        programs = -(-self._rows // self._samples) + keepers
+        self._kernels.small_step[(programs, self._models)](
             self._data[0], self._order, params[old], momenta[old], gradients[(turn - 1) % 3], gradients[turn % 3],
             params[1 - old], momenta[1 - old], gradients[(turn + 1) % 3], gains[(turn - 1) % 2], gains[turn % 2],
             self._multiplier, self._rates, self._clock, self._seeds, self._chains, self._recorded,
@@ -214,11 +210,27 @@ class TritonPath(KernelPath):
             0 if self._shared else self.n_samples * layer.area,
             N=self.batch_size, CHAINS=self._n_chains, SAMPLES=self._samples, STRIDE=self._stride,
             I=layer.rows, J=layer.columns, K=plan.hidden_rows, L=plan.hidden_columns,
-            BI=tiles[0], BJ=tiles[1], BK=tiles[2], BL=tiles[3],
+            BI=self._tiles[0], BJ=self._tiles[1], BK=self._tiles[2], BL=self._tiles[3],
             STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
             HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
             RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, PENDING=turn > 0,
-            PDL=bool(self._options), num_warps=self._warps, **own, **self._options,
+            KEEPERS=keepers, PDL=self._overlapping, num_warps=self._warps, **self._options,
+        )  # fmt: skip
+
+    def _launch_stacked(self, batch: int, n_valid: int) -> None:
+        """Launch the gradient of an update of a coupling of several products."""
+        plan, layer, tiles = self.plan, self.plan.layers[0], self._tiles
+        programs = -(-self._rows // self._samples) + (2 * self._stacked if self._normalised else 0)
+        self._stacked_kernel.stacked_step[(programs, self._models)](
+            self._data[0], self._order, self._params, self._gradients, self._all_gains[0], self._clock, self._seeds,
+            self._chains, self._recorded, self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
+            0 if self._shared else self.n_samples * layer.area, N=self.batch_size, CHAINS=self._n_chains,
+            RANK=layer.rank, R=self._stacked, SAMPLES=self._samples, STRIDE=self._stride, I=layer.rows,
+            J=layer.columns, K=plan.hidden_rows, L=plan.hidden_columns, BI=tiles[0], BJ=tiles[1], BK=tiles[2],
+            BL=tiles[3], STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
+            HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
+            RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, EDGE=max(tiles),
+            PDL=bool(self._options), num_warps=self._warps, **self._options,
         )  # fmt: skip
 
     def _launch_tiled(self, batch: int, n_valid: int) -> None:

@@ -264,47 +264,33 @@ def small_step(
         tl.atomic_add(mine + at_u, grad_u * (largest * size_v / N), mask=in_u, sem="relaxed")
         tl.atomic_add(mine + AT_V + at_v, grad_v * (largest * size_u / N), mask=in_v, sem="relaxed")
     if keeper == 0:
-        keep_factor(
+        _keep(
             now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
-            at_u, in_u, scale_u, factor_rate, keep, decay, new_gains + model * 2, 0, 1, PENDING, NORMALISED, PRECISION,
-        )  # fmt: skip
-        keep_bias(
-            now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
-            AT_B + at_x, in_x, scale_b, bias_rate, keep, PENDING,
+            at_u, in_u, scale_u, AT_B + at_x, in_x, scale_b, factor_rate, bias_rate, keep, decay,
+            new_gains + model * 2 + 1, PENDING, NORMALISED, PRECISION,
         )  # fmt: skip
     if (keeper >= 0) & (keeper == KEEPERS - 1):
-        keep_factor(
+        _keep(
             now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
-            AT_V + at_v, in_v, scale_v, factor_rate, keep, decay, new_gains + model * 2, 1, 1, PENDING, NORMALISED,
-            PRECISION,
-        )  # fmt: skip
-        keep_bias(
-            now, moving, owed, new_weights + model * STRIDE, new_momenta + model * STRIDE, cleared + model * STRIDE,
-            AT_C + at_y, in_y, scale_c, bias_rate, keep, PENDING,
+            AT_V + at_v, in_v, scale_v, AT_C + at_y, in_y, scale_c, factor_rate, bias_rate, keep, decay,
+            new_gains + model * 2, PENDING, NORMALISED, PRECISION,
         )  # fmt: skip
 
 
 @triton.jit
-def keep_factor(
-    weights, momenta, pending, new_weights, new_momenta, cleared, at, inside, scale, rate, keep, decay, gains, number,
-    TERMS: tl.constexpr, PENDING: tl.constexpr, NORMALISED: tl.constexpr, PRECISION: tl.constexpr,
+def _keep(
+    weights, momenta, pending, new_weights, new_momenta, cleared, at, inside, scale, bias_at, in_bias, bias_scale,
+    rate, bias_rate, keep, decay, gain, PENDING: tl.constexpr, NORMALISED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write a matrix of a factor after the pending step, if there is one, and its term of the gains."""
+    """Write a factor and a bias after the pending step, if there is one, and the gain that the factor makes."""
     factor, momentum = stepped(weights, momenta, pending, at, inside, scale, rate, keep, decay, PENDING)
     if PENDING:
+        bias, of_bias = stepped(weights, momenta, pending, bias_at, in_bias, bias_scale, bias_rate, keep, 0.0, PENDING)
         keep_step(new_weights, new_momenta, cleared, at, inside, factor, momentum)
+        keep_step(new_weights, new_momenta, cleared, bias_at, in_bias, bias, of_bias)
     if NORMALISED:
-        keep_norm(factor, gains, number, TERMS, PRECISION)
-
-
-@triton.jit
-def keep_bias(
-    weights, momenta, pending, new_weights, new_momenta, cleared, at, inside, scale, rate, keep, PENDING: tl.constexpr
-):  # fmt: skip
-    """Write a bias after the pending step, if there is one."""
-    if PENDING:
-        bias, momentum = stepped(weights, momenta, pending, at, inside, scale, rate, keep, 0.0, PENDING)
-        keep_step(new_weights, new_momenta, cleared, at, inside, bias, momentum)
+        tl.store(gain, _schatten(factor, PRECISION))
 
 
 @triton.jit
