@@ -462,6 +462,7 @@ def _workloads() -> Table:
             row["path"] or DASH,
         ]
         for name, row in read(source)["workloads"].items()
+        if "missing" not in row
     ]
     header = ["workload, H200", "microseconds per update", "floor of the hardware", "path"]
     return Table(header, rows, source, f"python -m benchmarks workloads --out {source}")

@@ -211,6 +211,13 @@ def moments(x):
     return x.mean(0), x.var(0, correction=0), len(x)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_moments_may_be_on_another_device_than_the_unit(variant):
+    unit = VARIANTS[variant]((2, 3)).to("meta")  # a device that every machine has
+    unit.initialise_from(torch.full((2, 3), 0.4), torch.full((2, 3), 0.2), 10)
+    assert {parameter.device.type for parameter in unit.parameters()} == {"meta"}
+
+
 def test_bernoulli_starts_at_log_odds_with_a_pseudo_count():
     x = torch.tensor([[0.0, 1, 1], [0, 1, 0], [0, 1, 1]], dtype=torch.float64)
     unit = Bernoulli(3).double()

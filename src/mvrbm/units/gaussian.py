@@ -180,8 +180,9 @@ class Gaussian(Unit):
         spread = torch.maximum(spread, floor)
         for name in self._variance_names:  # what the earlier ones left
             own = self.get_parameter(name)
-            own.copy_(torch.log(spread.sum_to_size(own.shape) * (own.numel() / spread.numel())))
-            spread = spread / torch.exp(own)
+            mean_spread = spread.sum_to_size(own.shape) * (own.numel() / spread.numel())
+            own.copy_(torch.log(mean_spread))  # moments may be on another device
+            spread = spread / mean_spread
 
     @torch.no_grad()
     def absorb(self, field: Tensor) -> None:
