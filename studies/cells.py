@@ -27,7 +27,7 @@ from mvrbm.errors import StorageError
 from mvrbm.io.atomic import replace_file
 from mvrbm.saving import read_tensors
 
-__all__ = ["Cell", "CellError", "Outcome", "Place", "Rows", "Store", "planned", "write_json"]
+__all__ = ["Cell", "CellError", "Outcome", "Place", "Rows", "Store", "complete", "planned", "read_object", "write_json"]
 
 # Settings in the keys of stored cells that had another name in version 0.1.0.
 _FORMER_NAMES = {"n_iter": "n_epochs", "preset": "recipe"}
@@ -135,7 +135,7 @@ class Store:
 
     def record(self, cell: Cell) -> dict[str, Any] | None:
         """Return the stored record of a cell; None if it is missing, damaged, or of other settings."""
-        record = _read_json(self.folder / f"{cell.name}.json")
+        record = read_object(self.folder / f"{cell.name}.json")
         return record if record is not None and _renamed(record.get("key")) == cell.key else None
 
     def has(self, cell: Cell) -> bool:
@@ -219,7 +219,7 @@ class Rows(Store):
 
     def rows(self, group: str) -> dict[str, dict[str, Any]]:
         """Return the rows of a group by name."""
-        return _read_json(self.folder / f"{group}.json") or {}
+        return read_object(self.folder / f"{group}.json") or {}
 
     def record(self, cell: Cell) -> dict[str, Any] | None:
         """Return the row of a cell under ``"numbers"``, None if it is missing."""
@@ -245,7 +245,7 @@ class Rows(Store):
             write_json(self.folder / f"{cell.group}.json", dict(sorted(rows.items())))
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any] | None:
     """Return the object in a file, None if there is no such file or it is damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -280,6 +280,12 @@ def _finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # -- plans ------------------------------------------------------------------------------------------
+
+
+def complete(store: Store, planned: Sequence[Cell], setting: str) -> list[Cell]:
+    """Return the cells of those values of a setting for which all cells are stored whose packages are there."""
+    open_ones = {cell.settings[setting] for cell in planned if not (store.has(cell) or cell.lacks)}
+    return [cell for cell in planned if cell.settings[setting] not in open_ones and store.has(cell)]
 
 
 def planned(

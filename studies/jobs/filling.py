@@ -107,7 +107,7 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
     imputer = None
     if settings["tool"] == OURS:
         imputer = MVRBMImputer(n_epochs=settings["epochs"], random_state=0, device=place.device).fit(train)
-        numbers = {"seconds": time.process_time() - start, "factors": imputer.n_factors_}
+        numbers = {"cpu_seconds": time.process_time() - start, "factors": imputer.n_factors_}
     for part in PARTS:
         hidden = missing(test.shape, part)
         x = np.where(hidden, np.nan, test)
@@ -127,6 +127,7 @@ def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float]]:
         if store.has(cell):
             epochs = cell.settings["epochs"]
             for part in PARTS:
-                task = f"{cell.settings['set']}, {part}" + ("" if epochs is None else f", after {epochs} epochs")
+                trained = "" if epochs is None else f", after {epochs} epoch{'s' if epochs > 1 else ''}"
+                task = f"{cell.settings['set']}, {part}{trained}"
                 values.setdefault(task, {})[cell.settings["tool"]] = store.numbers(cell)[part]
     return values

@@ -227,7 +227,7 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
         warnings.simplefilter("ignore")  # of tools that did not converge
         found = TOOLS[settings["tool"]](np.where(missing, np.nan, x), settings["set"] in _TENSORS)
     error = min((float(np.sqrt(((each - x)[missing] ** 2).mean())) for each in found), default=None)
-    return Outcome({"rmse": error, "seconds": time.process_time() - start})
+    return Outcome({"rmse": error, "cpu_seconds": time.process_time() - start})
 
 
 def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float | None]]:

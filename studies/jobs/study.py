@@ -13,7 +13,7 @@ from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.io.atomic import replace_file
 from studies.arguments import Command, Options, add_options, add_parts
-from studies.cells import Place, Store
+from studies.cells import Place, Rows, read_object
 from studies.jobs.figure import draw
 from studies.report import draw_all
 from studies.runner import run
@@ -56,17 +56,19 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     folder, out = options.work or Path("runs/jobs"), options.out or Path("results/jobs")
-    place = Place(Store(folder / "cells"), str(resolve_device(options.device)), options.data_dir, folder)
-    tables, summary = {}, None
+    place = Place(Rows(out, folder), str(resolve_device(options.device)), options.data_dir, folder)
+    summary = None
     modules = {job: importlib.import_module(f"studies.jobs.{job}") for job in options.parts or JOBS}
     planned = {job: module.cells() for job, module in modules.items()}
     if not options.report_only:
+        out.mkdir(parents=True, exist_ok=True)
         chosen = [cell for cells in planned.values() for cell in cells if (options.only or "") in cell.name]
         summary = run(chosen, place, jobs=options.jobs, budget=options.budget)
     tables = {job: module.table(place.store, planned[job]) for job, module in modules.items()}
-    tables = {job: tasks for job, tasks in tables.items() if tasks}
+    former = read_object(out / "results.json") or {}  # a run may be of one job or task
+    tables = {job: {**former.get(job, {}), **tables.get(job, {})} for job in JOBS if job in former or tables.get(job)}
     if not tables:
-        raise StorageError(f"{folder} holds no finished cells: there is nothing to report on")
+        raise StorageError(f"{out} holds no finished cells: there is nothing to report on")
     draw_all(out, {"jobs": draw}, tables)
     for name, text in (("README.md", page(tables)), ("results.json", json.dumps(tables, indent=1) + "\n")):
         with replace_file(out / name) as file:

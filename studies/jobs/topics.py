@@ -23,7 +23,7 @@ from sklearn.decomposition import NMF, LatentDirichletAllocation
 from mvrbm import ReplicatedSoftmax
 from mvrbm.estimators.topics import halves
 from mvrbm.io.documents import read_documents
-from studies.cells import Cell, Outcome, Place, Store
+from studies.cells import Cell, Outcome, Place, Store, complete
 
 __all__ = ["CORPORA", "TOOLS", "cells", "docstrings", "perplexity", "table"]
 
@@ -74,17 +74,17 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
     known, hidden = halves(test)
     if settings["tool"] == OURS:
         model = ReplicatedSoftmax(_N_TOPICS, random_state=settings["seed"], device=place.device).fit(train)
-        numbers["seconds_fit"] = time.process_time() - start
+        numbers["cpu_seconds_fit"] = time.process_time() - start
         numbers["perplexity"] = model.perplexity(hidden, observed=known)
         numbers["topics"] = [" ".join(row) for row in model.top_words(words)[:_SHOWN]]
     else:
         predict = TOOLS[settings["tool"]](train, settings["seed"])
-        numbers["seconds_fit"] = time.process_time() - start
+        numbers["cpu_seconds_fit"] = time.process_time() - start
         frequencies = np.asarray(train.sum(0)).ravel() + 1.0
         on_valid, on_test = ((predict(part), later) for part, later in (halves(valid), (known, hidden)))
         share = min(_SHARES, key=lambda share: perplexity(*on_valid, frequencies, share))
         numbers |= {"share": share, "perplexity": perplexity(*on_test, frequencies, share)}
-    return Outcome({**numbers, "seconds": time.process_time() - start})
+    return Outcome({**numbers, "cpu_seconds": time.process_time() - start})
 
 
 def perplexity(strengths: Array, words: Any, frequencies: Array, share: float) -> float:
@@ -135,10 +135,9 @@ def docstrings(packages: Sequence[str] = ("scipy", "sklearn", "skimage")) -> tup
 
 
 def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float]]:
-    """Return the mean perplexity over the seeds, by corpus and tool, of the cells that are stored."""
+    """Return the mean perplexity over the seeds, by corpus and tool, of each complete corpus."""
     values: dict[str, dict[str, list[float]]] = {}
-    for cell in planned:
-        if store.has(cell):
-            corpus, tool = cell.settings["corpus"], cell.settings["tool"]
-            values.setdefault(corpus, {}).setdefault(tool, []).append(store.numbers(cell)["perplexity"])
+    for cell in complete(store, planned, "corpus"):
+        corpus, tool = cell.settings["corpus"], cell.settings["tool"]
+        values.setdefault(corpus, {}).setdefault(tool, []).append(store.numbers(cell)["perplexity"])
     return {corpus: {tool: float(np.mean(found)) for tool, found in tools.items()} for corpus, tools in values.items()}

@@ -1,9 +1,12 @@
 """The study of imputation: what is hidden, SoftImpute on a matrix of low rank, and the page."""
 
+import json
+
 import numpy as np
 import pytest
 
 pytest.importorskip("tensorly")
+from studies.__main__ import main
 from studies.jobs import figure, filling, imputation, study
 
 
@@ -59,6 +62,19 @@ def test_the_page_has_one_row_per_task():
     page = study.page({"imputation": {"digits, 20": {"mean": 0.27, "mvrbm": 0.13, "iterative": None}}})
     assert "| task | mean | mvrbm | iterative |" in page
     assert "| digits, 20 | 0.27 | **0.13** | - |" in page
+
+
+def test_results_of_several_runs_add_up(tmp_path):
+    former = {"imputation": {"frey, 20": {"mean": 9.0}, "digits, 20": {"mean": 9.0}}}
+    former["topics"] = {"20news": {"lda": 771.0}}
+    (tmp_path / "results.json").write_text(json.dumps(former))
+    rows = {f"imputation-digits-20-{tool}-0": {"rmse": rmse} for tool, rmse in (("mean", 0.25), ("mvrbm", 0.125))}
+    rows["imputation-digits-20-mean-1"] = {"rmse": 0.75}  # a seed that one tool has is left out
+    (tmp_path / "imputation.json").write_text(json.dumps(rows))
+    assert main(["jobs", "imputation", "--out", str(tmp_path), "--report-only"]) == 0
+    found = json.loads((tmp_path / "results.json").read_text())
+    errors = {"frey, 20": {"mean": 9.0}, "digits, 20": {"mean": 0.25, "mvrbm": 0.125}}
+    assert found == {"imputation": errors, "topics": former["topics"]}
 
 
 def test_all_cases_are_planned():

@@ -87,6 +87,10 @@ CASES = {
     "rank 2, gaussian hidden layer of other variances": (
         {"x": lambda: B((6, 5))}, lambda: spread((4, 7)), [2], dataclasses.replace(PAPER, factor_std=0.1),
     ),
+    "rank 3, tiles of two sizes": ({"x": lambda: B((5, 20))}, lambda: B((4, 18)), [3], DEFAULT),
+    "rank 2, more chains than samples": (
+        {"x": lambda: B((6, 5))}, lambda: B((4, 7)), [2], dataclasses.replace(DEFAULT, negative=PCD(11)),
+    ),
     "CD-3": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(PAPER, negative=CD(3))),
     "PCD": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [2], dataclasses.replace(DEFAULT, negative=PCD(5, 2))),
     "more chains than samples": (
@@ -294,10 +298,11 @@ def test_machines_with_data_of_their_own_train_as_by_themselves(unit, recipe, mi
             torch.testing.assert_close(mine[key], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize("scale", [1e6, 1e20])  # the product of two factors beyond 16 bits, and beyond 32
 @pytest.mark.usefixtures("interpreted")
-def test_factors_beyond_the_range_of_sixteen_bits_stay_finite(scale):
-    trainer = Trainer(machine_of({"x": B((6, 5))}, B((4, 7)), [1]), dataclasses.replace(PAPER, batch_size=8), seed=5)
+def test_factors_beyond_the_range_of_sixteen_bits_stay_finite(scale, rank):
+    trainer = Trainer(machine_of({"x": B((6, 5))}, B((4, 7)), [rank]), dataclasses.replace(PAPER, batch_size=8), seed=5)
     source = as_source(data_for(trainer.machine, 20), trainer.machine)
     trainer.prepare(source, initialise=True)
     multiply(trainer.machine, scale)
@@ -336,6 +341,26 @@ def test_wide_matrices_are_left_to_products_of_whole_batches():
         source = as_source(data_for(trainer.machine, 20), trainer.machine)
         trainer.prepare(source, initialise=True)
         assert unsupported_reason(trainer.task(), trainer.state, source) == reason
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank", "precision", "small"),
+    [
+        ((64, 64), 1, "tf32", True),
+        ((64, 64), 2, "tf32", True),
+        ((64, 64), 3, "tf32", False),  # 400 kB
+        ((64, 64), 4, "fp16", True),
+        ((64, 64), 6, "fp16", False),  # 328 kB, where a program of an H200 has 227
+        ((32, 32), 8, "tf32", True),
+        ((32, 32), 9, "fp16", False),
+    ],
+)
+@pytest.mark.usefixtures("interpreted")
+def test_small_kernels_are_for_what_fits_shared_memory(shape, rank, precision, small):
+    trainer = Trainer(machine_of({"x": B(shape)}, B((25, 25)), [rank]), DEFAULT, seed=5)
+    source = as_source(data_for(trainer.machine, 20), trainer.machine)
+    trainer.prepare(source, initialise=True)
+    assert kernels([trainer], [source], precision)[0]._small is small
 
 
 @pytest.mark.parametrize("name", ["paper", "default"])

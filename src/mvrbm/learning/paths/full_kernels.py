@@ -33,7 +33,7 @@ from mvrbm.learning.paths.triton_kernels import (
     stepped,
     wait,
 )
-from mvrbm.learning.paths.triton_random import draw_layer, mean, normal, uniform
+from mvrbm.learning.paths.triton_random import draw_categories, draw_layer, mean, normal, uniform
 
 #: Widths of layers are padded to multiples of this, which all tiles divide.
 TILE = 64
@@ -112,7 +112,7 @@ def upwards(
     key, update = tl.load(seeds + model), tl.load(clock) + batch
     recorded += (tl.load(clock + 1) + batch) * RECORDED + numbers_at
     wait(PDL)
-    biases = fresh(bias + model * STRIDE + columns, True)  # requested here, it is there at the end
+    biases = fresh(bias + model * STRIDE + columns, True)  # requested here, they are there at the end
     for k in range(0, VISIBLE, BK):
         if VISIBLE % BK == 0:
             field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
@@ -157,25 +157,6 @@ def _draw(field, key, update, draw, tile, recorded, exists, GAUSSIAN: tl.constex
     return draw_layer(field, numbers, GAUSSIAN)
 
 
-@triton.jit
-def _draw_categories(field, key, update, draw, tile, recorded, exists, SITES: tl.constexpr, RECORDED: tl.constexpr,
-                     BM: tl.constexpr):  # fmt: skip
-    """Draw one-hot rows, by inverting the distribution function at one uniform number per site."""
-    high = tl.max(tl.where(exists, field, float("-inf")), axis=2)[:, :, None]
-    mass = tl.where(exists, tl.exp(field - high), 0.0)
-    sums = tl.cumsum(mass, axis=2)
-    total = tl.sum(mass, axis=2)
-    if RECORDED:
-        numbers = tl.load(recorded, mask=tl.max(exists.to(tl.int32), axis=2) > 0, other=0.5)
-    else:
-        # Numbers come in fours.
-        numbers = tl.reshape(uniform(key, update, tile, draw, 0, BM, 2 * SITES), [BM, SITES, 2])
-        numbers = tl.max(numbers * (tl.arange(0, 2) == 0).to(tl.float32)[None, None, :], axis=2)
-    level = (numbers * total)[:, :, None]
-    first = (sums > level) & (sums - mass <= level)
-    return tl.where(first & exists, 1.0, 0.0)
-
-
 @triton.jit(do_not_specialize=["batch", "n_valid", "draw"])
 def downwards(
     samples, weight, bias, states, sums, recorded, seeds, clock, ratios, batch, n_valid, draw, numbers_at,
@@ -206,7 +187,7 @@ def downwards(
             field = tl.dot(left, right, acc=field, input_precision=PRECISION)
     spread = 1.0
     if VARIES:
-        spread = 1.0 / tl.load(ratios + model * VISIBLE + columns)[None, :]
+        spread = 1.0 / fresh(ratios + model * VISIBLE + columns, True)[None, :]
         field *= spread * spread
     field += biases[None, :]
     exist = rows < (CHAINS if PERSISTENT else n_valid)
@@ -226,7 +207,7 @@ def downwards(
                 numbers += rows[:, None] * LAYERS[m][ROWS] + first_site[None, :]
                 categories = tl.arange(0, LAYERS[m][PITCH]) < LAYERS[m][COLUMNS]
                 there = exist[:, None, None] & (first_site < LAYERS[m][ROWS])[None, :, None] & categories[None, None, :]
-                drawn = _draw_categories(
+                drawn = draw_categories(
                     tl.reshape(field, [BM, SITES, LAYERS[m][PITCH]]), key, update, draw, tile, numbers, there, SITES,
                     RECORDED, BM,
                 )  # fmt: skip
@@ -313,7 +294,7 @@ def gradients(
         to_hidden = gradient + VISIBLE_BIAS + VISIBLE + units[:, None] + 0 * columns[None, :]
         tl.store(to_hidden, G, mask=(units < UNITS)[:, None] & (columns == VISIBLE - 1)[None, :])
     if VARIES:
-        G *= tl.load(ratios + model * VISIBLE + columns)[None, :]
+        G *= fresh(ratios + model * VISIBLE + columns, True)[None, :]
     for m in tl.static_range(len(LAYERS)):
         if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]

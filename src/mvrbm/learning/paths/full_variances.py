@@ -52,7 +52,7 @@ def vary(
             own = columns - LAYERS[m][FIRST]
             i, j = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
             real = (i < LAYERS[m][ROWS]) & (j < LAYERS[m][COLUMNS])
-            ratio = tl.load(ratios + model * VISIBLE + columns)
+            ratio = fresh(ratios + model * VISIBLE + columns, True)
             mu = tl.load(centre + model * VISIBLE + columns)
             product = tl.zeros([GATHERED], tl.float32)
             for u in range(0, UNITS, BLOCK):

@@ -26,8 +26,10 @@ _PROGRAMS_PER_PROCESSOR, _FREE = 4, 0.95
 # At 256, products of one sample by one program are slower than PyTorch's of whole batches; at 128, much faster.
 _WIDEST = 128
 _APPLY_BLOCK = 256
-# Products of a coupling that are stacked; more of them do not fit the registers.
+# Products of a coupling that a program takes side by side; more of them do not fit the registers.
 _MOST_RANKS, _STACKED_PER_FOUR_WARPS = 8, 4
+# Arrays as large as a factor of all ranks that a program has in shared memory: 4.1 to 6.5, as compiled for Hopper.
+_KEPT = 7
 # Every model's parameters begin at a multiple of this: numbers are read four at a time.
 _ALIGNMENT = 16
 
@@ -111,11 +113,15 @@ class TritonPath(KernelPath):
         plan, tile_of, first = self.plan, self._kernels.tile_of, self.plan.layers[0]
         sizes = (first.rows, first.columns, plan.hidden_rows, plan.hidden_columns)
         self._tiles = tuple(tile_of(size) for size in sizes)
-        self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE and first.rank <= _MOST_RANKS
-        if self._small and self._halves:
+        # Terms that the small kernel takes side by side, a power of two.
+        self._stacked = 1 << (first.rank - 1).bit_length()
+        factor = self._stacked * max(self._tiles) ** 2 * (2 if self._halves else 4)  # bytes
+        fits = first.rank <= _MOST_RANKS and _KEPT * factor <= _shared_memory(self._device)
+        self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE and (first.rank == 1 or fits)
+        if not self._small:
+            self._stacked = 1
+        elif self._halves:
             self._chain_dtype = torch.float16  # zeros and ones: half the traffic
-        # Terms that the small kernel stacks, a power of two.
-        self._stacked = 1 << (first.rank - 1).bit_length() if self._small else 1
         self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
         processors = n_processors(self._device) if self._graphed else 10**9
         full = self._rows * self._models > _FULL * processors
@@ -264,6 +270,16 @@ class TritonPath(KernelPath):
         for gains, params in zip(self._all_gains[0], self._params, strict=True):
             found = factor_gains([factors for *factors, _ in self.plan.split(params)[0]])
             gains[:, 0] = torch.stack(found)
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory of a program; without a GPU, in tests, those of an H200."""
+    if device.type != "cuda":
+        return 227 * 2**10
+    from triton.runtime import driver
+
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(number)["max_shared_mem"])
 
 
 def fewest_waves(rows: int, models: int, at_a_time: int) -> int:

@@ -222,16 +222,14 @@ def small_step(
                 x0 = load_sample(
                     data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
                 )
-            x0_t = tl.trans(x0).to(OPERAND)
-            half0, field = _up(x0_t, u, v, size, C, PRECISION)
+            half0, field = _up(tl.trans(x0).to(OPERAND), u, v, size, C, PRECISION)
             positive = tl.where(i < n_valid, 1.0 / largest, 0.0)
             h0 = -positive * mean(field, HIDDEN_GAUSSIAN)
-            x1, x1_t, half1 = x0, x0_t, half0
+            x1, half1 = x0, half0
             if PERSISTENT:
                 state = chains + (model * CHAINS + i).to(tl.int64) * (I * J) + at_x
                 x1 = fresh(state, in_x & (i < CHAINS)).to(tl.float32)
-                x1_t = tl.trans(x1).to(OPERAND)
-                half1, field = _up(x1_t, u, v, size, C, PRECISION)
+                half1, field = _up(tl.trans(x1).to(OPERAND), u, v, size, C, PRECISION)
                 negative = tl.where(i < CHAINS, weight / largest, 0.0)
             else:
                 negative = positive
@@ -250,8 +248,7 @@ def small_step(
                         RECORDED, BI, BJ,
                     )  # fmt: skip
                 x1 = draw_layer(towards, to_x, VISIBLE_GAUSSIAN)
-                x1_t = tl.trans(x1).to(OPERAND)
-                half1, field = _up(x1_t, u, v, size, C, PRECISION)
+                half1, field = _up(tl.trans(x1).to(OPERAND), u, v, size, C, PRECISION)
             h1 = negative * mean(field, HIDDEN_GAUSSIAN)
             if PERSISTENT:
                 tl.store(state, x1, mask=in_x & (i < CHAINS))
@@ -329,7 +326,8 @@ def operand(factor, HALVES: tl.constexpr):
 def not_before(values, size):
     """Return the values, which need not be there before `size` is known: all that is loaded is requested by then."""
     # The compiler lays values out for the next product as soon as they are there. At the barrier that this takes
-    # everything waits, also loads that come later in the program. Sizes are positive.
+    # everything waits, also loads that come later in the program. Sizes are not negative; where they are the constant
+    # 1, nothing is gained.
     return values + tl.minimum(size, 0.0)
 
 

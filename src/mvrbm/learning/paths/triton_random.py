@@ -69,3 +69,22 @@ def numbers_of(key, update, sample, draw, recorded, at, inside, DRAWN: tl.conste
     else:
         found = tl.zeros([ROWS, COLS], tl.float32)
     return found
+
+
+@triton.jit
+def draw_categories(field, key, update, draw, tile, recorded, exists, SITES: tl.constexpr, RECORDED: tl.constexpr,
+                    BM: tl.constexpr):  # fmt: skip
+    """Draw one-hot rows, by inverting the distribution function at one uniform number per site."""
+    high = tl.max(tl.where(exists, field, float("-inf")), axis=2)[:, :, None]
+    mass = tl.where(exists, tl.exp(field - high), 0.0)
+    sums = tl.cumsum(mass, axis=2)
+    total = tl.sum(mass, axis=2)
+    if RECORDED:
+        numbers = tl.load(recorded, mask=tl.max(exists.to(tl.int32), axis=2) > 0, other=0.5)
+    else:
+        # Numbers come in fours.
+        numbers = tl.reshape(uniform(key, update, tile, draw, 0, BM, 2 * SITES), [BM, SITES, 2])
+        numbers = tl.max(numbers * (tl.arange(0, 2) == 0).to(tl.float32)[None, None, :], axis=2)
+    level = (numbers * total)[:, :, None]
+    first = (sums > level) & (sums - mass <= level)
+    return tl.where(first & exists, 1.0, 0.0)
