@@ -104,7 +104,8 @@ def test_nan_is_unknown_in_every_method(digits, tmp_path):
     np.testing.assert_array_equal(drawn[known[30:39]], digits[30:39][known[30:39]])
     for method in ("transform", "reconstruct", "score_samples", "free_energy"):
         np.testing.assert_array_equal(getattr(model, method)(broken), getattr(model, method)(filled), err_msg=method)
-        np.testing.assert_array_equal(getattr(model, method)(broken)[:9], getattr(model, method)(digits[:9]))
+        # Products of other numbers of samples are rounded differently on some processors.
+        np.testing.assert_allclose(getattr(model, method)(broken)[:9], getattr(model, method)(digits[:9]), rtol=2e-6)
     for number, part in enumerate(np.split(broken, 3)):
         np.save(tmp_path / f"{number}.npy", part)
     sharded = MVRBM((3, 3), n_epochs=2, random_state=0).fit(Shards(tmp_path))

@@ -63,9 +63,12 @@ def test_by_itself_a_process_is_a_world_of_one():
         assert World.here() == World(0, 1)
 
 
+# Ranks that one kernel is for, and ranks 1 and 2, which by themselves have kernels of their own: these round other
+# products to 16 bits.
+@pytest.mark.parametrize(("ranks", "rtol"), [([3, 4], 1e-4), ([1, 2], 2e-3)])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
 @pytest.mark.usefixtures("interpreted")
-def test_the_kernels_train_each_of_many_as_they_train_it_alone():
+def test_the_kernels_train_each_of_many_as_they_train_it_alone(ranks, rtol):
     pytest.importorskip("triton")
     recipes = [Recipe(n_epochs=2, batch_size=6, learning_rate=rate, weight_decay=decay)
                for rate, decay in [(0.2, 0.0), (0.05, 0.1)]]  # fmt: skip
@@ -73,7 +76,7 @@ def test_the_kernels_train_each_of_many_as_they_train_it_alone():
     def trainers():
         return [
             Trainer(mvrbm((6, 5), (4, 3), rank=rank), recipe, seed=seed)
-            for seed, (recipe, rank) in enumerate(zip(recipes, [1, 2], strict=True))
+            for seed, (recipe, rank) in enumerate(zip(recipes, ranks, strict=True))
         ]
 
     data = X[:12]
@@ -84,4 +87,4 @@ def test_the_kernels_train_each_of_many_as_they_train_it_alone():
     for mine, other in zip(many, alone, strict=True):
         assert (mine.update, mine.epoch) == (other.update, other.epoch) == (4, 2)
         for key, value in other.machine.state_dict().items():
-            torch.testing.assert_close(mine.machine.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(mine.machine.state_dict()[key], value, rtol=rtol, atol=rtol / 10)
