@@ -96,6 +96,18 @@ CASES = {
     "more chains than samples": (
         {"x": lambda: G((6, 5))}, lambda: B((4, 7)), [1], dataclasses.replace(DEFAULT, negative=PCD(11)),
     ),
+    "label": (
+        {"x": lambda: B((6, 5)), "label": lambda: Categorical(3)}, lambda: B((4, 7)), [2, Dense()],
+        dataclasses.replace(DEFAULT, negative=PCD(11)),
+    ),
+    "label first, paper": (
+        {"label": lambda: Categorical(3), "x": lambda: G((6, 5))}, lambda: B((4, 7)), [Dense(), 1],
+        dataclasses.replace(PAPER, bias_from_data=True, learning_rate=0.002, negative=CD(2)),
+    ),
+    "label first, PCD": (
+        {"label": lambda: Categorical(3), "x": lambda: B((6, 5))}, lambda: G((4, 7)), [Dense(), 1],
+        dataclasses.replace(DEFAULT, negative=PCD(5, 2), std=0.02),
+    ),
     "two layers": (
         {"x": lambda: B((6, 5)), "z": lambda: G((3, 8))}, lambda: B((4, 7)), [1, 2], DEFAULT,
     ),
@@ -242,7 +254,10 @@ def test_plain_products_train_as_the_reference_does(name, watched):
     ("name", "samples", "late"),
     [
         *[(name, 1, True) for name in CASES],
-        *[(name, 3, False) for name in ("bernoulli, default", "gaussian data, default", "rank 3", "PCD")],
+        *[
+            (name, 3, False)
+            for name in ("bernoulli, default", "gaussian data, default", "rank 3", "PCD", "label", "label first, paper")
+        ],
     ],
 )
 @pytest.mark.usefixtures("interpreted")
@@ -436,7 +451,7 @@ def trained_by_both(case, samples, late, precision, scale=1.0):
 def multiply(machine, scale):
     with torch.no_grad():
         for link in machine.links.values():
-            for factor in link.factors:
+            for factor in link.parameters():
                 factor.mul_(scale)
 
 

@@ -52,6 +52,11 @@ class LayerPlan:
         return len(self.factors) == 2
 
     @property
+    def is_label(self) -> bool:
+        """Whether the layer is a single category with a dense coupling."""
+        return self.kind == "categorical" and len(self.shape) == 1 and len(self.factors) == 1 and self.rank == 1
+
+    @property
     def rows(self) -> int:
         """Rows of a matrix."""
         return self.factors[0][2]
@@ -95,12 +100,13 @@ class Plan:
 
     @classmethod
     def of(cls, machine: BoltzmannMachine, rank: int | None = None) -> Plan:
-        """Return the plan of a machine, its couplings padded to `rank` (default: their own)."""
+        """Return the plan of a machine, its couplings of several factors padded to `rank` (default: their own)."""
         layers = list[LayerPlan]()
         parameters = states = 0
         for name, unit in machine.layers.items():
             own = machine.links[name].mode_factors() or []
-            factors = tuple((rank or len(factor), factor.shape[1], factor.shape[2]) for factor in own)
+            padded = rank if len(own) > 1 else None
+            factors = tuple((padded or len(factor), factor.shape[1], factor.shape[2]) for factor in own)
             kind, learns = str(unit.sampled_as), unit.learns_statistic
             layers.append(LayerPlan(name, unit.shape, kind, factors, learns, parameters, states))
             parameters, states = parameters + layers[-1].size, states + layers[-1].area
@@ -314,11 +320,11 @@ def unsupported_reason(task: Task, state: TrainState) -> str | None:
 
 
 def not_only_matrices_reason(state: TrainState) -> str | None:
-    """Return why the first kernels for matrices cannot compute a training run, None if they can."""
+    """Return why kernels for matrices and labels cannot compute a training run, None if they can."""
     centring = state.centring
     if centring is not None and centring.follow_hidden:
         return "the hidden layer is centred"
-    plan = Plan.of(state.machine)
-    if not all(p.is_matrix and p.kind != "categorical" and not p.learns_variance for p in plan.layers):
-        return "not all of its layers are matrices of Bernoulli units, or Gaussian ones of fixed variances"
+    layers = [p for p in Plan.of(state.machine).layers if not p.is_label]
+    if not all(p.is_matrix and p.kind != "categorical" and not p.learns_variance for p in layers):
+        return "not all of its layers are labels and matrices of Bernoulli units, or Gaussian ones of fixed variances"
     return None

@@ -1,6 +1,7 @@
 """The path for matrices on a GPU by fused Triton kernels: one or two launches per update, an epoch in a CUDA graph.
 
-Several machines of the same shapes can be trained together. The kernels are in `triton_kernels` and `triton_tiled`.
+Several machines of the same shapes can be trained together. The kernels are in `triton_kernels`, `stacked_kernel` and
+`triton_tiled`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from mvrbm.learning.data import Source
 from mvrbm.learning.paths import flat, kernels
 from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.flat import LayerPlan, Packing, Plan, factor_gains
+from mvrbm.learning.paths.full_plan import power_of_two
 from mvrbm.learning.paths.kernels import KernelPath
 from mvrbm.learning.state import TrainState
 
@@ -30,8 +32,33 @@ _APPLY_BLOCK = 256
 _MOST_RANKS, _STACKED_PER_FOUR_WARPS = 8, 4
 # Arrays as large as a factor of all ranks that a program has in shared memory: 4.1 to 6.5, as compiled for Hopper.
 _KEPT = 7
+# Categories of a label, whose weights a program holds in registers while it draws one.
+_MOST_CLASSES = 16
 # Every model's parameters begin at a multiple of this: numbers are read four at a time.
 _ALIGNMENT = 16
+
+
+class _TurnedPacking(Packing):
+    """As a packing, with the weights of labels turned: (classes, hidden units), those of a category side by side."""
+
+    @torch.no_grad()
+    def pack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
+        super().pack(state, params, momenta)
+        for p in self.plan.layers:
+            if p.is_label:
+                for flat in (params, momenta):
+                    weights = flat[p.parameters_at :][: self.plan.hidden_area * p.area]
+                    weights.copy_(weights.view(-1, p.area).t().flatten())
+
+    @torch.no_grad()
+    def unpack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
+        for p in self.plan.layers:
+            if p.is_label:
+                params, momenta = params.clone(), momenta.clone()
+                for flat in (params, momenta):
+                    weights = flat[p.parameters_at :][: self.plan.hidden_area * p.area]
+                    weights.copy_(weights.view(p.area, -1).t().flatten())
+        super().unpack(state, params, momenta)
 
 
 class TritonPath(KernelPath):
@@ -65,7 +92,7 @@ class TritonPath(KernelPath):
         self._halves, self._precision = precision == "fp16", "tf32" if precision == "fp16" else precision
         rank = max(layer.rank for state in states for layer in Plan.of(state.machine).layers)
         plan = self.plan = Plan.of(first.machine, rank if self._models > 1 else None)
-        self._packings = [Packing(state, plan, normalised=self._normalised) for state in states]
+        self._packings = [_TurnedPacking(state, plan, normalised=self._normalised) for state in states]
         self._load_data(states, sources)
         self._choose()
         self._allocate(states)
@@ -75,6 +102,7 @@ class TritonPath(KernelPath):
     def _load_data(self, states: Sequence[TrainState], sources: Sequence[Source]) -> None:
         """Copy the data to the device, bytes as bytes; once, if all models share it."""
         self._data, self._byte_scales = [], []
+        self._labels = torch.zeros(1, dtype=torch.int32, device=self._device)  # the category of every sample
         for layer in self.plan.layers:
             scale = float(states[0].machine.layers[layer.name].byte_scale)
             parts = [source.whole[layer.name] for source in (sources[:1] if self._shared else sources)]
@@ -85,6 +113,8 @@ class TritonPath(KernelPath):
             stacked = [tensor.to(self._device).reshape(-1) for tensor in tensors]
             self._data.append(stacked[0].contiguous() if self._shared else torch.cat(stacked))
             self._byte_scales.append(scale if is_bytes else 1.0)
+            if layer.is_label:
+                self._labels = self._data[-1].view(-1, layer.area).argmax(1).to(torch.int32)
 
     def _allocate(self, states: Sequence[TrainState]) -> None:
         models, size, like = self._models, self.plan.size, states[0].machine.like
@@ -97,6 +127,9 @@ class TritonPath(KernelPath):
         room = -(-models * self._n_gains * self._stacked // _ALIGNMENT) * _ALIGNMENT
         gains = like.new_zeros(2, room)[:, : models * self._n_gains * self._stacked]
         self._all_gains = gains.unflatten(1, (models, self._n_gains, self._stacked))
+        for layer in self.plan.layers:
+            if layer.is_label:  # a full matrix has no other factor that its step could follow
+                self._all_gains[:, :, self._first_gain(layer), 0] = 1.0
         self._rates = self.rates()
         self._clock = torch.zeros((), dtype=torch.int64, device=self._device)
         self._multiplier = like.new_zeros(models, self._stride)[:, :size]
@@ -108,19 +141,21 @@ class TritonPath(KernelPath):
         self._load_shift = torch.stack([packing.affine[1] for packing in self._packings])
         self._chains = like.new_zeros(models, self._n_chains, self.plan.states, dtype=self._chain_dtype)
 
+    def _first_gain(self, layer: LayerPlan) -> int:
+        """Return the number of the gain of a layer's first factor."""
+        return sum(len(other.factors) for other in self.plan.layers if other.states_at < layer.states_at)
+
     def _choose(self) -> None:
         """Choose the kernel and its tiles."""
-        plan, tile_of, first = self.plan, self._kernels.tile_of, self.plan.layers[0]
-        sizes = (first.rows, first.columns, plan.hidden_rows, plan.hidden_columns)
-        self._tiles = tuple(tile_of(size) for size in sizes)
-        # Terms that the small kernel takes side by side, a power of two.
-        self._stacked = 1 << (first.rank - 1).bit_length()
-        factor = self._stacked * max(self._tiles) ** 2 * (2 if self._halves else 4)  # bytes
-        fits = first.rank <= _MOST_RANKS and _KEPT * factor <= _shared_memory(self._device)
-        self._small = len(plan.layers) == 1 and max(self._tiles) <= _LARGEST_TILE and (first.rank == 1 or fits)
-        if not self._small:
-            self._stacked = 1
-        elif self._halves:
+        plan = self.plan
+        self._small = fits_a_program(plan, self._halves, self._device)
+        image, label = self._image, self._label = image_and_label(plan)
+        sizes = (image.rows, image.columns, plan.hidden_rows, plan.hidden_columns)
+        self._tiles = tuple(_tile_of(size) for size in sizes)
+        # Terms that a program takes side by side, a power of two, and whether it is a kernel that does.
+        self._stacked = power_of_two(image.rank) if self._small else 1
+        self._by_terms = self._small and (image.rank > 1 or label is not None)
+        if self._small and self._halves:
             self._chain_dtype = torch.float16  # zeros and ones: half the traffic
         self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
         processors = n_processors(self._device) if self._graphed else 10**9
@@ -128,20 +163,20 @@ class TritonPath(KernelPath):
         # Fits the registers of two warps: small tiles, and products that take no further registers.
         light = self._small and max(self._tiles) <= 32 and self._precision == "tf32"
         self._warps = (
-            2 if light and full and self._stacked == 1 else 8 if self._stacked > _STACKED_PER_FOUR_WARPS else 4
+            2 if light and full and not self._by_terms else 8 if self._stacked > _STACKED_PER_FOUR_WARPS else 4
         )
         self._samples = 1
         if light and full:
-            at_a_time = int(_FREE * _PROGRAMS_PER_PROCESSOR * processors) if self._stacked == 1 else 2 * processors
+            at_a_time = 2 * processors if self._by_terms else int(_FREE * _PROGRAMS_PER_PROCESSOR * processors)
             self._samples = fewest_waves(self._rows, self._models, at_a_time)
         # On a GPU that is not full, every program makes the step for itself: one launch less per update.
-        self._late_steps = light and first.rank == 1 and not full
+        self._late_steps = light and not self._by_terms and not full
         self._options = {"launch_pdl": True} if self._overlapping and self._small else {}
         if not self._small:
             self._half = max(layer.rows for layer in plan.layers) * plan.hidden_columns
             room = 2 * plan.states + 3 * plan.hidden_area + self._half
             self._scratch = torch.zeros(self._models * self._rows * room, device=self._device)
-            self._tile = min(_LARGEST_TILE, max(tile_of(max(layer.rows, layer.columns)) for layer in plan.layers))
+            self._tile = min(_LARGEST_TILE, max(_tile_of(max(layer.rows, layer.columns)) for layer in plan.layers))
 
     @torch.no_grad()
     def balance(self, states: Sequence[TrainState]) -> None:
@@ -186,7 +221,7 @@ class TritonPath(KernelPath):
         for number in range(count):
             batch = first + number
             n_valid = min(self.batch_size, self.n_samples - batch * self.batch_size)
-            if self._stacked > 1:
+            if self._by_terms:
                 self._launch_stacked(batch, n_valid)
             elif self._small:
                 self._launch_small(number, batch, n_valid)
@@ -224,19 +259,29 @@ class TritonPath(KernelPath):
         )  # fmt: skip
 
     def _launch_stacked(self, batch: int, n_valid: int) -> None:
-        """Launch the gradient of an update of a coupling of several products."""
-        plan, layer, tiles = self.plan, self.plan.layers[0], self._tiles
-        programs = -(-self._rows // self._samples) + (2 * self._stacked if self._normalised else 0)
-        self._stacked_kernel.stacked_step[(programs, self._models)](
-            self._data[0], self._order, self._params, self._gradients, self._all_gains[0], self._clock, self._seeds,
-            self._chains, self._recorded, self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
-            0 if self._shared else self.n_samples * layer.area, N=self.batch_size, CHAINS=self._n_chains,
-            RANK=layer.rank, R=self._stacked, SAMPLES=self._samples, STRIDE=self._stride, I=layer.rows,
-            J=layer.columns, K=plan.hidden_rows, L=plan.hidden_columns, BI=tiles[0], BJ=tiles[1], BK=tiles[2],
-            BL=tiles[3], STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
-            HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
-            RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, EDGE=max(tiles),
-            PDL=bool(self._options), num_warps=self._warps, **self._options,
+        """Launch the gradient of an update of a coupling of several products, or of a machine with a label."""
+        plan, layer, label, tiles, kernel = self.plan, self._image, self._label, self._tiles, self._stacked_kernel
+        of_image = plan.layers.index(layer)
+        described: tuple[object, ...] = ()
+        if label is not None:
+            first = int(label.states_at < layer.states_at)
+            described = (
+                label.area, power_of_two(label.area), label.parameters_at, label.states_at, plan.hidden_area, first
+            )  # fmt: skip
+        programs = -(-self._rows // self._samples)
+        kernel.stacked_step[(programs + (2 * self._stacked if self._normalised else 0), self._models)](
+            self._data[of_image], self._labels, self._order, self._params, self._gradients, self._all_gains[0],
+            self._clock, self._seeds, self._chains, self._recorded, self._load_scale, self._load_shift, batch, n_valid,
+            self.n_samples, 0 if self._shared else self.n_samples * layer.area, 0 if self._shared else self.n_samples,
+            N=self.batch_size, CHAINS=self._n_chains, RANK=layer.rank, R=self._stacked, SAMPLES=self._samples,
+            STRIDE=self._stride, STATES=plan.states, AT_U=layer.parameters_at,
+            AT_C=plan.size - plan.hidden_area, AT_X=layer.states_at, AT_GAINS=self._first_gain(layer),
+            N_GAINS=self._n_gains, LABEL=described, I=layer.rows, J=layer.columns, K=plan.hidden_rows,
+            L=plan.hidden_columns, BI=tiles[0], BJ=tiles[1], BK=tiles[2], BL=tiles[3], STEPS=self._steps,
+            PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian, HIDDEN_GAUSSIAN=plan.hidden_gaussian,
+            BYTE_SCALE=self._byte_scales[of_image], NORMALISED=self._normalised, RECORDED=self._recorded_size,
+            PRECISION=self._precision, HALVES=self._halves, EDGE=max(tiles), PDL=bool(self._options),
+            num_warps=self._warps, **self._options,
         )  # fmt: skip
 
     def _launch_tiled(self, batch: int, n_valid: int) -> None:
@@ -272,6 +317,28 @@ class TritonPath(KernelPath):
             gains[:, 0] = torch.stack(found)
 
 
+def image_and_label(plan: Plan) -> tuple[LayerPlan, LayerPlan | None]:
+    """Return the first layer that is a matrix, and the first that is a label, if there is one."""
+    labels = [layer for layer in plan.layers if layer.is_label]
+    return next(layer for layer in plan.layers if not layer.is_label), labels[0] if labels else None
+
+
+def fits_a_program(plan: Plan, halves: bool, device: torch.device) -> bool:
+    """Return whether a program has room for a sample of one matrix, and at most one label, and for all its products."""
+    image, label = image_and_label(plan)
+    if len(plan.layers) > (1 if label is None else 2) or (label is not None and label.area > _MOST_CLASSES):
+        return False
+    tile = max(map(_tile_of, (image.rows, image.columns, plan.hidden_rows, plan.hidden_columns)))
+    factor = power_of_two(image.rank) * tile**2 * (2 if halves else 4)  # bytes
+    fits = image.rank <= _MOST_RANKS and _KEPT * factor <= _shared_memory(device)
+    return tile <= _LARGEST_TILE and (fits or (image.rank == 1 and label is None))
+
+
+def _tile_of(size: int) -> int:
+    """Return the smallest power of two that a product accepts and that an axis of this size fits into."""
+    return max(16, power_of_two(size))
+
+
 def _shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory of a program; without a GPU, in tests, those of an H200."""
     if device.type != "cuda":
@@ -299,9 +366,16 @@ def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | N
     """Return why the kernels cannot compute a training run's updates, None if they can."""
     reason = kernels.unsupported_reason(task, state, source) or flat.unsupported_reason(task, state)
     reason = reason or flat.not_only_matrices_reason(state)
-    units = [state.machine.hidden, *state.machine.layers.values()]
+    if reason is not None:
+        return reason
+    plan, units = Plan.of(state.machine), [state.machine.hidden, *state.machine.layers.values()]
+    if any(layer.is_label for layer in plan.layers):
+        halves = not any(unit.sampled_as == "gaussian" for unit in units)
+        if all(layer.is_label for layer in plan.layers) or not fits_a_program(plan, halves, state.machine.like.device):
+            return "it has labels, and no other layer whose products fit one program"
+        return None
     too_wide = max(max(unit.shape) for unit in units) > _WIDEST
-    return reason or (f"it has matrices wider than {_WIDEST}" if too_wide else None)
+    return f"it has matrices wider than {_WIDEST}" if too_wide else None
 
 
 def slower_reason(plan: Plan, rows: int, models: int, processors: int) -> str | None:
@@ -311,8 +385,9 @@ def slower_reason(plan: Plan, rows: int, models: int, processors: int) -> str | 
     H200: those of one program per sample grow with the rank and the number of programs that a processor has to run one
     after another, those of full matrices hardly.
     """
-    first = plan.layers[0]
-    small = len(plan.layers) == 1 and max(first.rows, first.columns, plan.hidden_rows, plan.hidden_columns) <= 32
+    first, label = image_and_label(plan)
+    alone = len(plan.layers) == (1 if label is None else 2)
+    small = alone and max(first.rows, first.columns, plan.hidden_rows, plan.hidden_columns) <= 32
     if not small or first.rank > _MOST_RANKS:
         K, L = plan.hidden_rows, plan.hidden_columns
         products = sum(p.rank * (K * p.area + K * L * p.columns) for p in plan.layers)

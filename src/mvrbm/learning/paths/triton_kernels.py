@@ -365,11 +365,6 @@ def n_programs(size: int, block: int) -> int:
     return int(triton.cdiv(size, block))
 
 
-def tile_of(size: int) -> int:
-    """Return the smallest power of two that a product accepts and that an axis of this size fits into."""
-    return max(16, int(triton.next_power_of_2(size)))
-
-
 @triton.jit
 def factor_at(
     number, RANK_: tl.constexpr, K: tl.constexpr, I: tl.constexpr, L: tl.constexpr, J: tl.constexpr,

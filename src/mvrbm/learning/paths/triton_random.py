@@ -18,6 +18,21 @@ def uniform(key, update, sample, draw, base, ROWS: tl.constexpr, COLS: tl.conste
     a, b, c, d = tl.philox(key, entry, nothing + sample.to(tl.uint32), nothing + update.to(tl.uint32), nothing + draw)
     words = tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), [ROWS // 2 // DEEP, DEEP, COLS // 2, 2, 2])
     words = tl.reshape(tl.permute(words, [0, 3, 1, 2, 4]), [ROWS, COLS])
+    return _unit(words)
+
+
+@triton.jit
+def one_uniform(key, update, sample, draw):
+    """Return a uniform number of a sample, other than those of its layers of the same draw."""
+    nothing = sample.to(tl.uint32) * 0
+    a, _, _, _ = tl.philox(key, nothing, nothing + sample.to(tl.uint32), nothing + update.to(tl.uint32),
+                           nothing + draw + 0x20000000)  # fmt: skip
+    return _unit(a)
+
+
+@triton.jit
+def _unit(words):
+    """Return numbers between 0 and 1, both excluded, of words of 32 bits."""
     return (words >> 9).to(tl.int32).to(tl.float32) * (1.0 / 8388608.0) + (1.0 / 16777216.0)
 
 
