@@ -24,6 +24,7 @@ import triton.language as tl
 
 from mvrbm.learning.paths.triton_kernels import (
     after_previous,
+    begin_next,
     factor_at,
     fresh,
     keep_norm,
@@ -121,6 +122,7 @@ def upwards(
             left = tl.load(x + k, mask=inside[None, :], other=0.0)
             right = tl.load(w + k, mask=inside[:, None], other=0.0)
             field = tl.dot(left, right, acc=field, input_precision=PRECISION)
+    begin_next(PDL)  # what is left takes no processor from the next product, which waits for it
     field += biases[None, :]
     own = rows if of_data else rows - CHAINS_AT
     n_chains = CHAINS if PERSISTENT else n_valid

@@ -167,7 +167,7 @@ def stacked_step(
                 )  # fmt: skip
             y = draw_layer(field, to_y, HIDDEN_GAUSSIAN)
             if LABELLED:
-                label = _draw_label(
+                label, own = _draw_label(
                     y, weights, at_y, in_y, key, update, i, 2 * step + 1, recorded + numbers + LABEL_NUMBERS,
                     LABEL, ROWS, RECORDED,
                 )  # fmt: skip
@@ -178,7 +178,6 @@ def stacked_step(
                     RECORDED, BI, BJ,
                 )  # fmt: skip
             x = draw_layer(towards, to_x, VISIBLE_GAUSSIAN)
-            own = _of_label(weights, label, at_y, in_y, LABEL)
             half, field = _up(x.to(OPERAND), u, v, size, C + own, R, BJ, BK, PRECISION)
         h = negative * mean(field, HIDDEN_GAUSSIAN)
         if PERSISTENT:
@@ -241,7 +240,7 @@ def _draw_label(
     y, weights, at_y, in_y, key, update, sample, draw, recorded, LABEL: tl.constexpr,
     ROWS: tl.constexpr, RECORDED: tl.constexpr,
 ):  # fmt: skip
-    """Draw a label given the hidden layer, by one uniform number."""
+    """Draw a label given the hidden layer, by one uniform number; return it, and its field on the hidden layer."""
     classes = tl.arange(0, LABEL[WIDE])
     exists = classes < LABEL[CLASSES]
     weights += LABEL[WEIGHTS]
@@ -255,7 +254,8 @@ def _draw_label(
     field = tl.where(exists, field, float("-inf"))
     mass = tl.exp(field - tl.max(field, 0))
     passed = tl.cumsum(mass, 0) <= number * tl.sum(mass, 0)
-    return tl.minimum(tl.sum(passed.to(tl.int32), 0), LABEL[CLASSES] - 1)
+    label = tl.minimum(tl.sum(passed.to(tl.int32), 0), LABEL[CLASSES] - 1)
+    return label, tl.sum(tl.where((classes == label)[:, None, None], W, 0.0), 0)
 
 
 @triton.jit

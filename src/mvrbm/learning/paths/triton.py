@@ -162,9 +162,7 @@ class TritonPath(KernelPath):
         full = self._rows * self._models > _FULL * processors
         # Fits the registers of two warps: small tiles, and products that take no further registers.
         light = self._small and max(self._tiles) <= 32 and self._precision == "tf32"
-        self._warps = (
-            2 if light and full and not self._by_terms else 8 if self._stacked > _STACKED_PER_FOUR_WARPS else 4
-        )
+        self._warps = 2 if light and full and not self._by_terms else 4
         self._samples = 1
         if light and full:
             at_a_time = 2 * processors if self._by_terms else int(_FREE * _PROGRAMS_PER_PROCESSOR * processors)

@@ -89,17 +89,23 @@ def apply(
 
 @triton.jit
 def wait(PDL: tl.constexpr):
-    """Wait for the previous launch. The next one begins when all programs have ended."""
+    """Wait for the previous launch."""
     if PDL:
         cuda.gdc_wait()
 
 
 @triton.jit
+def begin_next(PDL: tl.constexpr):
+    """Let the next launch begin when all programs have come here or have ended; it waits for their results."""
+    if PDL:
+        cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def after_previous(PDL: tl.constexpr):
     """Wait for the previous launch, and let the next one begin, which waits as well."""
-    if PDL:
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
+    wait(PDL)
+    begin_next(PDL)
 
 
 @triton.jit
