@@ -362,6 +362,19 @@ def as_source(
     return ArraySource(machine, arrays, known, nan_is_missing=nan_is_missing)
 
 
+def known_entries(source: Source) -> dict[str, Tensor]:
+    """Return which entries of a source's arrays are known, (n, *layer shape), for layers that may have missing ones."""
+    arrays, given = source.with_masks
+    data = {name: torch.as_tensor(array) for name, array in arrays.items()}
+    known = {name: torch.as_tensor(mask) for name, mask in given.items()}
+    for name, array in data.items() if source.nan_is_missing else ():
+        there = ~torch.isnan(array)
+        if not bool(there.all()):
+            known[name] = known[name].to(there.device) & there if name in known else there
+    checked = source.machine.as_masks(known, data)
+    return {name: mask for name, mask in checked.items() if mask is not None and name in known}
+
+
 def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
     """Return an item or batch by layer name: a mapping as it is, a tuple's first element, or the array itself."""
     names = list(machine.layers)

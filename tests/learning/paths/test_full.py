@@ -5,6 +5,7 @@ The Triton kernels run in the interpreter, or on a GPU where there is one.
 
 import dataclasses
 import importlib.util
+import math
 
 import pytest
 import torch
@@ -86,6 +87,29 @@ VARYING = {
 }
 
 
+#: Machines whose data has missing entries.
+MASKED = {
+    "CD": ([picture], hidden, [Kronecker(2)], dataclasses.replace(DEFAULT, negative=CD(2))),
+    "more chains than samples, centred": ([picture], hidden, [Dense()], with_chains(FULL, 11)),
+    "fewer chains than samples": ([lambda: Gaussian((6, 5))], hidden, [Kronecker(2)], with_chains(DEFAULT, 5)),
+    "label, centred": (
+        [picture, lambda: Categorical(3)], hidden, [Kronecker(2), Dense()], dataclasses.replace(FULL, negative=CD(1)),
+    ),
+    "variances": ([lambda: learning((6, 5))], hidden, [Kronecker(2)], with_chains(DEFAULT, 9)),
+}  # fmt: skip
+
+
+def masks_for(machine, n):
+    """Which entries are known: two of three, and two of three labels; the second layer alone where there are two."""
+    masks = {}
+    for number, (name, unit) in enumerate(machine.layers.items()):
+        sites = unit.shape[:-1] if unit.entry_modes else unit.shape
+        known = (torch.arange(n * math.prod(sites)) * 7 % 3 > 0).view(n, *sites)
+        if number == len(machine.layers) - 1:
+            masks[name] = known[..., None].expand(n, *unit.shape) if unit.entry_modes else known
+    return masks
+
+
 def machine_of(visible, hidden_layer, links):
     layers = {f"x{number}": make() for number, make in enumerate(visible)}
     copies = {name: link.copy_without_shapes() for name, link in zip(layers, links, strict=True)}
@@ -94,23 +118,26 @@ def machine_of(visible, hidden_layer, links):
 
 #: Samples: a batch of 8 and one of 4. The interpreter is slow.
 N = 12
+MISSING_STEPS = 2
 
 
 def unchanged(machine):
     pass
 
 
-def by_reference(case, dtype, change=unchanged):
+def by_reference(case, dtype, change=unchanged, *, masked=False):
     """Train by the reference, and return the trainer, its start, its data, its order and all draws of each update."""
     *_, recipe = case
     machine = machine_of(*case[:3])
     data = data_for(machine, N)
-    Trainer(machine, recipe, seed=5, backend="reference").prepare(data, initialise=True)
+    mask = masks_for(machine, N) if masked else None
+    Trainer(machine, recipe, seed=5, backend="reference").prepare(data, mask=mask, initialise=True)
     change(machine)
     start = {key: value.clone() for key, value in machine.state_dict().items()}
-    trainer = Trainer(machine.to(dtype), recipe, seed=5, backend="reference")
+    trainer = Trainer(machine.to(dtype), recipe, seed=5, backend="reference", missing_steps=MISSING_STEPS)
     trainer.state.rng = recorder = Recorder(Single(11, device=DEVICE))
-    source = trainer.prepare(data)
+    source = trainer.prepare(data, mask=mask)
+    of_data = len(machine.layers) * (MISSING_STEPS + 1) + MISSING_STEPS if masked else 0  # draws of missing entries
     rows = recipe.negative.n_chains if isinstance(recipe.negative, PCD) else 8
     draws, state = [], trainer.order_rng.state_dict()
     order = trainer.order_rng.permutation(N)
@@ -118,17 +145,22 @@ def by_reference(case, dtype, change=unchanged):
     for batch in source.batches(8, trainer.order_rng):
         recorder.draws.clear()
         trainer.train_on(batch, weight=len(batch) / 8)
-        padded = [torch.cat([draw, draw.new_zeros(rows - len(draw), *draw.shape[1:])]) for draw in recorder.draws]
+        sizes = [8] * of_data + [rows] * (len(recorder.draws) - of_data)
+        padded = [
+            torch.cat([draw, draw.new_zeros(size - len(draw), *draw.shape[1:])])
+            for draw, size in zip(recorder.draws, sizes, strict=True)
+        ]
         draws.append(torch.cat([draw.float().reshape(-1) for draw in padded]))
     return trainer, start, data, order, torch.stack(draws)
 
 
 def by_kernels(
-    case, data, order, draws, precision, kind=FullMatrixPath, reason=unsupported_reason, series=None, change=unchanged
-):
+    case, data, order, draws, precision, kind=FullMatrixPath, reason=unsupported_reason, series=None, change=unchanged,
+    masked=False,
+):  # fmt: skip
     """Train by the kernels with recorded draws, and return the trainer; `series` is how many updates a graph has."""
-    trainer = Trainer(machine_of(*case[:3]), case[3], seed=5)
-    source = as_source(data, trainer.machine)
+    trainer = Trainer(machine_of(*case[:3]), case[3], seed=5, missing_steps=MISSING_STEPS)
+    source = as_source(data, trainer.machine, mask=masks_for(trainer.machine, N) if masked else None)
     trainer.prepare(source, initialise=True)
     assert reason(trainer.task(), trainer.state, source) is None
     path = kind([trainer.task()], [trainer.state], [source], precision=precision)
@@ -160,6 +192,19 @@ def test_full_matrices_train_as_the_reference_does(name, series):
     assert mine.update == reference.update == 2
     expected, found = everything(reference), everything(mine)
     assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        rtol = 2e-3 if ON_GPU else 2e-4
+        torch.testing.assert_close(found[key], value, rtol=rtol, atol=5e-5, msg=lambda m, k=key: f"{k}: {m}")
+    moved = max(float((expected[key] - value.float()).abs().max()) for key, value in start.items())
+    assert moved > 5e-3, "the reference has hardly learned: the comparison says nothing"
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.usefixtures("interpreted")
+def test_missing_entries_are_drawn_as_the_reference_draws_them(name):
+    reference, start, data, order, draws = by_reference(MASKED[name], torch.float64, masked=True)
+    mine = by_kernels(MASKED[name], data, order, draws, "tf32x3" if ON_GPU else "ieee", masked=True)
+    expected, found = everything(reference), everything(mine)
     for key, value in expected.items():
         rtol = 2e-3 if ON_GPU else 2e-4
         torch.testing.assert_close(found[key], value, rtol=rtol, atol=5e-5, msg=lambda m, k=key: f"{k}: {m}")
@@ -346,7 +391,12 @@ def test_the_rule_that_chooses_kernels():
     assert chosen([Kronecker(12)]) is FullMatrixPath
     assert chosen([Kronecker(8)], PCD(400)) is FullMatrixPath
     assert chosen([Dense()]) is FullMatrixPath
-    assert chosen([Kronecker(1), Dense()], visible=(picture, lambda: Categorical(3))) is FullMatrixPath
+    label = (picture, lambda: Categorical(3))
+    assert chosen([Kronecker(1), Dense()], visible=label) is TritonPath
+    assert chosen([Kronecker(9), Dense()], visible=label) is FullMatrixPath
+    assert chosen([Kronecker(2), Dense()], visible=(picture, lambda: Categorical(17))) is FullMatrixPath
+    assert chosen([Kronecker(2), Dense()], visible=(picture, lambda: Categorical((2, 3)))) is FullMatrixPath
+    assert chosen([Dense()], visible=label[1:]) is FullMatrixPath
 
 
 def test_tiles_are_large_where_there_are_enough_of_them():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mvrbm.couplings.base import equalise_norms
 from mvrbm.devices import n_processors
-from mvrbm.learning.data import Source
+from mvrbm.learning.data import Source, known_entries
 from mvrbm.learning.paths import flat, kernels
 from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.full_plan import TILE, FullPacking, FullPlan, factor_rank, padded, power_of_two
@@ -72,7 +72,7 @@ class FullMatrixPath(KernelPath):
         self._precision = "tf32" if precision == "fp16" else precision
         # Of the products that form full matrices: entries that are rounded to 16 bits need no more than tf32.
         self._exact = {"ieee": "ieee", "fp16": "tf32"}.get(precision, "tf32x3")
-        self._hidden_gaussian = first.hidden.gaussian
+        self._hidden_gaussian, self._missing_steps = first.hidden.gaussian, tasks[0].missing_steps
         self._shapes = {name: unit.shape for name, unit in first.layers.items()}
         self._load_data(sources)
         self._allocate(states)
@@ -90,13 +90,21 @@ class FullMatrixPath(KernelPath):
         size = models, self.n_samples, self.plan.visible
         self._data = torch.zeros(size, dtype=self._dtype, device=self._device)
         self._data[..., -1] = 1
-        for number, (source, packing) in enumerate(zip(sources[:models], self._packings, strict=False)):
+        entries = [known_entries(source) for source in sources[:models]]
+        self._masked = any(entries)
+        # Where the data is known; zeros are drawn.
+        self._known = torch.ones(size if self._masked else 1, dtype=torch.uint8, device=self._device)
+        for number, (source, known, packing) in enumerate(zip(sources, entries, self._packings, strict=False)):
             for layer in self.plan.layers:
-                unit, raw = source.machine.layers[layer.name], torch.as_tensor(source.whole[layer.name])
+                unit, raw = source.machine.layers[layer.name], torch.as_tensor(source.with_masks[0][layer.name])
                 for start in range(0, self.n_samples, _PIECE):
                     values = unit.from_data(raw[start : start + _PIECE]).flatten(1) * packing.scale(layer.name)
-                    piece = self._data[number, start : start + _PIECE]
-                    piece[:, packing.columns[layer.name]] = values.to(self._dtype)
+                    columns = packing.columns[layer.name]
+                    if layer.name in known:
+                        there = known[layer.name][start : start + _PIECE].flatten(1).to(self._device)
+                        self._known[number, start : start + _PIECE][:, columns] = there.to(torch.uint8)
+                        values = torch.where(there, values, 0.0)
+                    self._data[number, start : start + _PIECE][:, columns] = values.to(self._dtype)
 
     def _allocate(self, states: Sequence[TrainState]) -> None:
         plan, models, like = self.plan, self._models, states[0].machine.like
@@ -125,7 +133,7 @@ class FullMatrixPath(KernelPath):
 
         self._states, self._means = operands(self._all_rows, plan.visible), operands(self._all_rows, plan.hidden)
         self._states[..., -1] = 1
-        self._samples = operands(self._all_rows - self._chains_at, plan.hidden)
+        self._samples = operands(padded(max(self._n_chains, self.batch_size), _ROWS), plan.hidden)
         self._chains = self._states[:, self._chains_at : self._chains_at + self._n_chains]
         # Sums over the rows of data, and over those of chains.
         self._visible_sums, self._hidden_sums = (
@@ -243,7 +251,13 @@ class FullMatrixPath(KernelPath):
             self._chains[number][:, packing.columns[layer.name]] = values.to(self._dtype)
 
     def _start_chains(self, number: int, rows: Tensor) -> None:
-        self._chains[number] = self._data[0 if self._shared else number][self._cycle(rows)]
+        samples = self._data[0 if self._shared else number][rows]
+        if self._masked:  # they start at the data as the first update will draw it
+            self._clock.zero_()
+            self._gather(len(rows))
+            self._fill(0, len(rows))
+            samples = self._states[number, : len(rows)].clone()
+        self._chains[number] = samples[self._cycle(torch.arange(len(rows), device=self._device))]
 
     # -- updates ----------------------------------------------------------------------------------
 
@@ -253,11 +267,7 @@ class FullMatrixPath(KernelPath):
         sizes.append(min(self.batch_size, self.n_samples - (first + count - 1) * self.batch_size))
 
         def launch(n: int) -> None:
-            self._kernels.gather[(self.plan.visible // self._kernels.GATHERED.value, self._models)](
-                self._data, self._order, self._states, self._visible_sums, self._clock, 0, sizes[0], *self._strides,
-                N=self.batch_size, ALL_ROWS=self._all_rows, VISIBLE=self.plan.visible, BG=self._gathered,
-                CENTRED=self._centred,
-            )  # fmt: skip
+            self._gather(sizes[0])
             for batch in range(n):
                 self._launch(batch, sizes[batch], 0 if batch == n - 1 else sizes[batch + 1])
             if n % 2:
@@ -268,16 +278,21 @@ class FullMatrixPath(KernelPath):
 
         self._replay((count, sizes[-1]), launch, count)
 
+    def _gather(self, n_valid: int) -> None:
+        """Launch the copy of the first batch of a series."""
+        self._kernels.gather[(self.plan.visible // self._kernels.GATHERED.value, self._models)](
+            self._data, self._order, self._states, self._visible_sums, self._clock, 0, n_valid, *self._strides,
+            N=self.batch_size, ALL_ROWS=self._all_rows, VISIBLE=self.plan.visible, BG=self._gathered,
+            CENTRED=self._centred,
+        )  # fmt: skip
+
     def _launch(self, batch: int, n_valid: int, n_next: int) -> None:
         """Launch one update, number `batch` of a series, the next of which has `n_next` samples."""
         plan = self.plan
-        shared = {
-            "CHAINS": self._n_chains, "PERSISTENT": self._persistent, "ALL_ROWS": self._all_rows,
-            "CHAINS_AT": self._chains_at, "HIDDEN": plan.hidden, "VISIBLE": plan.visible, "STRIDE": self._stride,
-            "PRECISION": self._precision,
-        }  # fmt: skip
-        self._launch_products(batch, n_valid, shared)
-        self._launch_gradients(batch, n_valid, shared)
+        if self._masked:
+            self._fill(batch, n_valid)
+        self._launch_products(batch, n_valid)
+        self._launch_gradients(batch, n_valid)
         self._build(self._weight_of(batch + 1), batch + 1, n_next, step=True)
         if self._centred:
             BM, BN = 64, 64
@@ -292,36 +307,72 @@ class FullMatrixPath(KernelPath):
         """Return the full matrices that update number `batch` of a series has."""
         return self._all_weights[batch % len(self._all_weights)]
 
-    def _launch_products(self, batch: int, n_valid: int, shared: dict[str, Any]) -> None:
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        """Sizes that all products share."""
+        return {
+            "CHAINS": self._n_chains, "PERSISTENT": self._persistent, "ALL_ROWS": self._all_rows,
+            "CHAINS_AT": self._chains_at, "HIDDEN": self.plan.hidden, "VISIBLE": self.plan.visible,
+            "STRIDE": self._stride,
+        }  # fmt: skip
+
+    def _fill(self, batch: int, n_valid: int) -> None:
+        """Launch the steps that draw the missing entries of a batch."""
+        first = 2 * self._steps + 2  # no draw of the chains has such a number
+        self._down(batch, n_valid, first, 0, fill=True, start=True)
+        numbers = self.batch_size * self.plan.numbers
+        for step in range(1, self._missing_steps + 1):
+            self._up(batch, n_valid, first + 2 * step, numbers, data=True, chains=False, draw=True, summed=False)
+            numbers += self.batch_size * self.plan.n_hidden
+            self._down(batch, n_valid, first + 2 * step + 1, numbers, fill=True, summed=step == self._missing_steps)
+            numbers += self.batch_size * self.plan.numbers
+
+    def _launch_products(self, batch: int, n_valid: int) -> None:
         """Launch the hidden means of the data and the chains' steps by products with full matrices."""
-        persistent, plan, steps, params = self._persistent, self.plan, self._steps, self._all_params[batch % 2]
-        weight = self._weight_of(batch)
-        drawn = {"UNITS": plan.n_hidden, "GAUSSIAN": self._hidden_gaussian, "RECORDED": self._recorded_size}
-        random = self._recorded, self._seeds, self._clock, batch, n_valid
+        plan, per_step, numbers = self.plan, self.plan.n_hidden + self.plan.numbers, 0
+        if self._masked:
+            numbers = self.batch_size * (plan.numbers + self._missing_steps * per_step)
+        for step in range(self._steps):
+            chains = self._persistent or step > 0
+            self._up(batch, n_valid, 2 * step, numbers, data=step == 0, chains=chains, draw=True, summed=step == 0)
+            last = step == self._steps - 1
+            self._down(batch, n_valid, 2 * step + 1, numbers + self._n_chains * plan.n_hidden, summed=last)
+            numbers += self._n_chains * per_step
+        self._up(batch, n_valid, 0, 0, data=False, chains=True, draw=False)
 
-        def upwards(number: int, numbers: int, *, data: bool, chains: bool, draw: bool) -> None:
-            BM, BN = self._tile_up
-            first = 0 if data else self._chains_at // BM
-            last = (self._chains_at if not chains else self._chains_at + self._n_chains + BM - 1) // BM
-            self._kernels.upwards[(last - first, plan.hidden // BN, self._models)](
-                self._states, weight, params[:, plan.hidden_bias :], self._means, self._samples,
-                self._hidden_sums, *random, number, numbers, FIRST_TILE=first, DRAW_DATA=not chains and draw,
-                DRAW_CHAINS=draw, CENTRED=self._centred, BM=BM, BN=BN, **drawn, **shared, **self._product,
-            )  # fmt: skip
+    def _up(
+        self, batch: int, n_valid: int, number: int, numbers: int, *, data: bool, chains: bool, draw: bool,
+        summed: bool = True,
+    ) -> None:  # fmt: skip
+        """Launch hidden means, or draws with the given number, of the data, of the chains, or of both."""
+        plan, (BM, BN) = self.plan, self._tile_up
+        first = 0 if data else self._chains_at // BM
+        last = (self._chains_at if not chains else self._chains_at + self._n_chains + BM - 1) // BM
+        self._kernels.upwards[(last - first, plan.hidden // BN, self._models)](
+            self._states, self._weight_of(batch), self._all_params[batch % 2][:, plan.hidden_bias :], self._means,
+            self._samples, self._hidden_sums, self._recorded, self._seeds, self._clock, batch, n_valid, number, numbers,
+            FIRST_TILE=first, DRAW_DATA=not chains and draw, DRAW_CHAINS=draw, SUMMED=self._centred and summed, BM=BM,
+            BN=BN, UNITS=plan.n_hidden, GAUSSIAN=self._hidden_gaussian, SAMPLE_ROWS=self._samples.shape[1],
+            RECORDED=self._recorded_size, PRECISION=self._precision, **self._sizes, **self._product,
+        )  # fmt: skip
 
-        for step in range(steps):
-            numbers = step * self._n_chains * (plan.n_hidden + plan.numbers)
-            upwards(2 * step, numbers, data=step == 0, chains=persistent or step > 0, draw=True)
-            BM, BN = self._tile_down
-            self._kernels.downwards[(-(-self._n_chains // BM), plan.visible // BN, self._models)](
-                self._samples, weight, params[:, plan.visible_bias :], self._states, self._visible_sums,
-                *random[:3], self._ratios, *random[3:], 2 * step + 1, numbers + self._n_chains * plan.n_hidden,
-                LAYERS=self._layers, SUMMED=self._centred and step == steps - 1, VARIES=plan.varies,
-                RECORDED=self._recorded_size, BM=BM, BN=BN, **shared, **self._product,
-            )  # fmt: skip
-        upwards(0, 0, data=False, chains=True, draw=False)
+    def _down(
+        self, batch: int, n_valid: int, number: int, numbers: int, *, fill: bool = False, start: bool = False,
+        summed: bool = False,
+    ) -> None:  # fmt: skip
+        """Launch draws of the visible layers of the chains, or of missing entries of the data."""
+        plan, (BM, BN) = self.plan, self._tile_down
+        rows = self.batch_size if fill else self._n_chains
+        self._kernels.downwards[(-(-rows // BM), plan.visible // BN, self._models)](
+            self._samples, self._weight_of(batch), self._all_params[batch % 2][:, plan.visible_bias :], self._states,
+            self._visible_sums, self._recorded, self._seeds, self._clock, self._ratios, self._known, self._order, batch,
+            n_valid, number, numbers, *self._strides, N=self.batch_size, LAYERS=self._layers,
+            SUMMED=self._centred and summed, VARIES=plan.varies, FILL=fill, START=start,
+            SAMPLE_ROWS=self._samples.shape[1], RECORDED=self._recorded_size, PRECISION=self._precision, BM=BM, BN=BN,
+            **self._sizes, **self._product,
+        )  # fmt: skip
 
-    def _launch_gradients(self, batch: int, n_valid: int, shared: dict[str, Any]) -> None:
+    def _launch_gradients(self, batch: int, n_valid: int) -> None:
         """Launch the gradients of full matrices, and those of factors."""
         plan, gradients = self.plan, self._all_gradients[batch % 2]
         BM, BN = self._tile_gradient
@@ -330,12 +381,11 @@ class FullMatrixPath(KernelPath):
             self._all_offsets[batch % 2], self._all_offsets[(batch + 1) % 2], self._centre, self._ratios, n_valid,
             N=self.batch_size, UNITS=plan.n_hidden, L=plan.hidden_columns, VISIBLE_BIAS=plan.visible_bias,
             LAYERS=self._layers, CENTRED=self._centred, FOLLOWS=self._follows, VARIES=plan.varies, BM=BM, BN=BN,
-            **shared, **self._product,
+            PRECISION=self._precision, **self._sizes, **self._product,
         )  # fmt: skip
         if plan.varies:
             now, new = batch % 2, (batch + 1) % 2
             params, momenta = self._all_params, self._all_momenta
-            placed = {key: value for key, value in shared.items() if key != "PRECISION"}
             # It reads the batch, and `build` fetches the next one before it waits for the launch before it. Where that
             # is this launch, not a `contract`, it must be over by then.
             options = self._options if any(layer.rank for layer in plan.layers) else {"PDL": False}
@@ -344,7 +394,7 @@ class FullMatrixPath(KernelPath):
                 self._weight_of(batch), self._states, self._centre, self._start, self._ratios, self._squares,
                 self._rates, self._clock, batch, n_valid, N=self.batch_size, UNITS=plan.n_hidden,
                 L=plan.hidden_columns, VISIBLE_BIAS=plan.visible_bias, VARIANCES=plan.variances, LAYERS=self._layers,
-                BLOCK=TILE, **placed, **options,
+                BLOCK=TILE, **self._sizes, **options,
             )  # fmt: skip
         for layer in plan.layers:
             if layer.rank:
@@ -385,7 +435,7 @@ def tile_of(rows: int, columns: int, models: int, processors: int) -> tuple[int,
 
 def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
     """Return why the kernels cannot compute a training run's updates, None if they can."""
-    reason = kernels.unsupported_reason(task, state, source) or flat.unsupported_reason(task, state)
+    reason = kernels.unsupported_reason(task, state, source, masked=True) or flat.unsupported_reason(task, state)
     if reason is not None:
         return reason
     machine = state.machine

@@ -12,9 +12,10 @@ parameters of a model, `STRIDE` numbers apart, are those of all couplings, the p
 bias, the padded log-variances if a layer learns them, and then room for full matrices: the full `W` of couplings that
 this file has no product for, and in the gradient its `G`.
 
-An update is: `upwards` (means of the data, draws of the chains), `downwards`, `upwards` (means of the chains),
-`gradients`, `vary` of `full_variances` for learned variances, `contract`, `build`, which makes the step as well, and,
-for centred layers, `compensate`. A row of `LAYERS`, by position:
+An update is: `downwards` and `upwards` in turn, as often as missing entries of the data are drawn; `upwards` (means of
+the data, draws of the chains), `downwards`, `upwards` (means of the chains), `gradients`, `vary` of `full_variances`
+for learned variances, `contract`, `build`, which makes the step as well, and, for centred layers, `compensate`.
+A row of `LAYERS`, by position:
 """
 
 # mypy: ignore-errors
@@ -93,14 +94,15 @@ def _gather(
 def upwards(
     states, weight, bias, means, samples, sums, recorded, seeds, clock, batch, n_valid, draw, numbers_at,
     CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
-    VISIBLE: tl.constexpr, UNITS: tl.constexpr, STRIDE: tl.constexpr, GAUSSIAN: tl.constexpr,
-    PERSISTENT: tl.constexpr, CENTRED: tl.constexpr, FIRST_TILE: tl.constexpr, DRAW_DATA: tl.constexpr,
-    DRAW_CHAINS: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, PDL: tl.constexpr,
+    VISIBLE: tl.constexpr, UNITS: tl.constexpr, STRIDE: tl.constexpr, SAMPLE_ROWS: tl.constexpr,
+    GAUSSIAN: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr, FIRST_TILE: tl.constexpr,
+    DRAW_DATA: tl.constexpr, DRAW_CHAINS: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute means or draws of the hidden layer for tiles of states, from `FIRST_TILE` on.
 
-    States from row `CHAINS_AT` on are chains. Means are in rows like those of the states, draws in `samples`.
+    States from row `CHAINS_AT` on are chains. Means are in rows like those of the states, draws in `samples`. Means are
+    added up where `SUMMED`.
     """
     tile_m, tile_n, model = tl.program_id(0) + FIRST_TILE, tl.program_id(1), tl.program_id(2)
     of_data = tile_m * BM < CHAINS_AT
@@ -134,7 +136,7 @@ def upwards(
         one = (columns == UNITS)[None, :] & valid[:, None]
         target = means + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * HIDDEN + columns[None, :]
         tl.store(target, tl.where(one, 1.0, value).to(means.dtype.element_ty))
-        if CENTRED:
+        if SUMMED:
             total = sums + model * (2 * HIDDEN) + (0 if of_data else HIDDEN) + columns
             tl.atomic_add(total, tl.sum(value, 0), mask=columns < UNITS, sem="relaxed")
     if drawing > 0:
@@ -142,7 +144,7 @@ def upwards(
             field, key, update, draw, tile_m * tl.num_programs(1) + tile_n,
             recorded + own[:, None] * UNITS + columns[None, :], exists, GAUSSIAN, RECORDED, BM, BN,
         )  # fmt: skip
-        target = samples + (model.to(tl.int64) * (ALL_ROWS - CHAINS_AT) + own[:, None]) * HIDDEN + columns[None, :]
+        target = samples + (model.to(tl.int64) * SAMPLE_ROWS + own[:, None]) * HIDDEN + columns[None, :]
         tl.store(target, drawn.to(samples.dtype.element_ty), mask=exists)
 
 
@@ -161,25 +163,30 @@ def _draw(field, key, update, draw, tile, recorded, exists, GAUSSIAN: tl.constex
 
 @triton.jit(do_not_specialize=["batch", "n_valid", "draw"])
 def downwards(
-    samples, weight, bias, states, sums, recorded, seeds, clock, ratios, batch, n_valid, draw, numbers_at,
-    CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
-    VISIBLE: tl.constexpr, STRIDE: tl.constexpr, LAYERS: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr,
-    VARIES: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, PDL: tl.constexpr,
+    samples, weight, bias, states, sums, recorded, seeds, clock, ratios, known, order, batch, n_valid, draw, numbers_at,
+    order_stride, known_stride, N: tl.constexpr, CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr,
+    HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, STRIDE: tl.constexpr, SAMPLE_ROWS: tl.constexpr, LAYERS: tl.constexpr,
+    PERSISTENT: tl.constexpr, SUMMED: tl.constexpr, VARIES: tl.constexpr, FILL: tl.constexpr, START: tl.constexpr,
+    RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Draw all visible layers of the chains, given draws of the hidden layer, and add up draws where `SUMMED`."""
+    """Draw all visible layers of the chains, given draws of the hidden layer, and add up draws where `SUMMED`.
+
+    With `FILL`, draw the entries of the data that are not `known` instead; with `START`, without the hidden layer.
+    """
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = tile_m * BM + tl.arange(0, BM)
     columns = tile_n * BN + tl.arange(0, BN)
     within = tl.arange(0, BK)
-    y = samples + (model.to(tl.int64) * (ALL_ROWS - CHAINS_AT) + rows[:, None]) * HIDDEN + within[None, :]
+    COUNT: tl.constexpr = N if FILL else CHAINS
+    y = samples + (model.to(tl.int64) * SAMPLE_ROWS + rows[:, None]) * HIDDEN + within[None, :]
     w = weight + (model.to(tl.int64) * HIDDEN + within[:, None]) * VISIBLE + columns[None, :]
     field = tl.zeros([BM, BN], tl.float32)
     key, update = tl.load(seeds + model), tl.load(clock) + batch
     recorded += (tl.load(clock + 1) + batch) * RECORDED + numbers_at
     wait(PDL)
     biases = fresh(bias + model * STRIDE + columns, True)
-    for k in range(0, HIDDEN, BK):
+    for k in range(0, 0 if START else HIDDEN, BK):
         if HIDDEN % BK == 0:
             field = tl.dot(tl.load(y + k), tl.load(w + k * VISIBLE), acc=field, input_precision=PRECISION)
         else:
@@ -192,17 +199,25 @@ def downwards(
         spread = 1.0 / fresh(ratios + model * VISIBLE + columns, True)[None, :]
         field *= spread * spread
     field += biases[None, :]
-    exist = rows < (CHAINS if PERSISTENT else n_valid)
+    exist = rows < (CHAINS if PERSISTENT and not FILL else n_valid)
     tile = tile_m * tl.num_programs(1) + tile_n
-    target = states + (model.to(tl.int64) * ALL_ROWS + CHAINS_AT + rows[:, None]) * VISIBLE + columns[None, :]
-    sums += model * (2 * VISIBLE) + VISIBLE + columns
+    target = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + columns[None, :]
+    sums += model * (2 * VISIBLE) + columns
+    drawing = (rows >= 0)[:, None] & (columns >= 0)[None, :]
+    if FILL:
+        row = tl.load(order + model * order_stride + (tl.load(clock + 1) + batch) * N + rows, mask=exist, other=0)
+        at = known + (model.to(tl.int64) * known_stride + row.to(tl.int64))[:, None] * VISIBLE + columns[None, :]
+        drawing = tl.load(at, mask=exist[:, None], other=1) == 0
+    else:
+        target += CHAINS_AT * VISIBLE
+        sums += VISIBLE
     for m in tl.static_range(len(LAYERS)):
         if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
             site, place = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
             real = (site < LAYERS[m][ROWS]) & (place < LAYERS[m][COLUMNS])
             exists = exist[:, None] & real[None, :]
-            numbers = recorded + CHAINS * LAYERS[m][NUMBERS]
+            numbers = recorded + COUNT * LAYERS[m][NUMBERS]
             if LAYERS[m][KIND] == 2:
                 SITES: tl.constexpr = BN // LAYERS[m][PITCH]
                 first_site = (tile_n * BN - LAYERS[m][FIRST]) // LAYERS[m][PITCH] + tl.arange(0, SITES)
@@ -213,20 +228,20 @@ def downwards(
                     tl.reshape(field, [BM, SITES, LAYERS[m][PITCH]]), key, update, draw, tile, numbers, there, SITES,
                     RECORDED, BM,
                 )  # fmt: skip
-                _keep_draws(tl.reshape(drawn, [BM, BN]), exist, real, target, sums, SUMMED)
+                _keep_draws(tl.reshape(drawn, [BM, BN]), exist, real, drawing, target, sums, SUMMED)
             else:
                 numbers += rows[:, None] * (LAYERS[m][ROWS] * LAYERS[m][COLUMNS]) + own[None, :]
                 drawn = _draw(field, key, update, draw, tile, numbers, exists, LAYERS[m][KIND] == 1, RECORDED, BM, BN)
                 if LAYERS[m][LEARNS] > 0:
                     drawn = field + spread * (drawn - field)
-                _keep_draws(drawn, exist, real, target, sums, SUMMED)
+                _keep_draws(drawn, exist, real, drawing, target, sums, SUMMED)
 
 
 @triton.jit
-def _keep_draws(drawn, exist, real, target, sums, SUMMED: tl.constexpr):
+def _keep_draws(drawn, exist, real, drawing, target, sums, SUMMED: tl.constexpr):
     """Store draws in columns that are real, zeros in rows that do not exist, and add them to their sums."""
-    drawn = tl.where(exist[:, None], drawn, 0.0)
-    tl.store(target, drawn.to(target.dtype.element_ty), mask=real[None, :])
+    drawn = tl.where(exist[:, None] & drawing, drawn, 0.0)
+    tl.store(target, drawn.to(target.dtype.element_ty), mask=real[None, :] & drawing)
     if SUMMED:
         tl.atomic_add(sums, tl.sum(drawn, 0), mask=real, sem="relaxed")
 

@@ -10,13 +10,12 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mvrbm.cuda_graphs import capture
-from mvrbm.learning.data import Source
+from mvrbm.learning.data import Source, known_entries
 from mvrbm.learning.gradients import Centring, Gradient
 from mvrbm.learning.missing import draw_unknown
 from mvrbm.learning.paths.base import EpochPath, Task
@@ -45,10 +44,8 @@ class GraphPath(EpochPath):
         device = state.machine.like.device
         self.n_samples = int(source.n_samples or 0)
         self.batch_size = min(task.recipe.batch_size, self.n_samples)
-        arrays, known = source.with_masks
-        self._data = {name: torch.as_tensor(array).to(device) for name, array in arrays.items()}
-        self._nan_is_missing = source.nan_is_missing
-        self._known = self._masks(state, known)
+        self._data = {name: torch.as_tensor(array).to(device) for name, array in source.with_masks[0].items()}
+        self._known = self._masks(source)
         self._order = torch.zeros(self.n_samples, dtype=torch.int64, device=device)
         self._within = torch.arange(self.batch_size, device=device)
         self._position = torch.zeros((), dtype=torch.int64, device=device)
@@ -69,16 +66,10 @@ class GraphPath(EpochPath):
         self._keep_in_place(state)
         self._memory = _memory_of(state)
 
-    def _masks(self, state: TrainState, given: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _masks(self, source: Source) -> dict[str, Tensor]:
         """Return which entries of the data are known, for every layer if for any, or nothing if all are known."""
-        known = {name: torch.as_tensor(mask).to(self._data[name].device) for name, mask in given.items()}
-        for name, array in self._data.items() if self._nan_is_missing else ():
-            there = ~torch.isnan(array)
-            if not bool(there.all()):
-                known[name] = known[name] & there if name in known else there
-        state.machine.as_masks(known, self._data)  # checks them
-        everything = torch.ones((), dtype=torch.bool, device=state.machine.like.device)
-        return {name: known.get(name, everything) for name in self._data if known}
+        known, everything = known_entries(source), torch.ones((), dtype=torch.bool)
+        return {name: known.get(name, everything).to(array.device) for name, array in self._data.items() if known}
 
     @torch.no_grad()
     def epoch(self, states: Sequence[TrainState], orders: Tensor, stopped: Callable[[], bool]) -> int:
@@ -101,16 +92,13 @@ class GraphPath(EpochPath):
 
     def continues_with(self, tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source]) -> bool:
         """Take over data of the same shapes and types if the graphs still read and write the memory of the state."""
-        (arrays, known), state = sources[0].with_masks, states[0]
-        new = {name: torch.as_tensor(array) for name, array in arrays.items()}
-        same = _layout(new) == _layout(self._data) and sources[0].nan_is_missing == self._nan_is_missing
+        state, masks = states[0], self._masks(sources[0])
+        new = {name: torch.as_tensor(array) for name, array in sources[0].with_masks[0].items()}
+        same = _layout(new) == _layout(self._data) and _layout(masks) == _layout(self._known)
         if list(tasks) != [self.task] or _memory_of(state) != self._memory or not same:
             return False
         for name, array in new.items():
             self._data[name].copy_(array)
-        masks = self._masks(state, known)
-        if _layout(masks) != _layout(self._known):
-            return False
         for name, mask in masks.items():
             self._known[name].copy_(mask)
         self._clock.fill_(state.update)

@@ -196,12 +196,12 @@ class KernelPath(EpochPath):
             launch(count)
 
 
-def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
-    """Return why no kernels can compute a training run's updates, None if there may be some."""
+def unsupported_reason(task: Task, state: TrainState, source: Source, *, masked: bool = False) -> str | None:
+    """Return why no kernels can compute a training run's updates, None if there may be some; see `Task`."""
     like = state.machine.like
     if like.dtype != torch.float32:
         return f"its parameters are {like.dtype}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on any device
     if not (like.is_cuda or interpreted) or importlib.util.find_spec("triton") is None:
         return f"there is no Triton for {like.device.type}"
-    return task.whole_epochs_unsupported_reason(source) or too_large_reason(source, like.device)
+    return task.whole_epochs_unsupported_reason(source, masked=masked) or too_large_reason(source, like.device)
