@@ -346,17 +346,23 @@ static void step_pieces(const void *given, atomic_int *next, int place)
 
 /* -- uniform numbers ------------------------------------------------------------------------------------------ */
 
-/* NumPy's SFC64, a word at a time, each two numbers of 24 bits in [0, 1), as Noise makes them. */
-static void uniform(uint64_t state[4], float *out, int64_t count)
+/* NumPy's SFC64, each word two numbers of 24 bits in [0, 1), as `RandomSource` makes them. A block of words at a time:
+ * every word follows from the one before, but vectors make numbers of them. */
+static void uniform(uint64_t state[4], float *restrict out, int64_t count)
 {
     uint64_t a = state[0], b = state[1], c = state[2], counter = state[3];
-    for (int64_t i = 0; i < count; i += 2) {
-        const uint64_t word = a + b + counter++;
-        a = b ^ (b >> 11);
-        b = c + (c << 3);
-        c = ((c << 24) | (c >> 40)) + word;
-        out[i] = (float)((int32_t)(uint32_t)word >> 8) * 0x1p-24f + 0.5f;
-        if (i + 1 < count) out[i + 1] = (float)((int32_t)(uint32_t)(word >> 32) >> 8) * 0x1p-24f + 0.5f;
+    int32_t halves[1024];
+    for (int64_t done = 0; done < count; done += 1024) {
+        const int64_t here = count - done < 1024 ? count - done : 1024;
+        for (int64_t i = 0; i < here; i += 2) {
+            const uint64_t word = a + b + counter++;
+            a = b ^ (b >> 11);
+            b = c + (c << 3);
+            c = ((c << 24) | (c >> 40)) + word;
+            halves[i] = (int32_t)(uint32_t)word;
+            halves[i + 1] = (int32_t)(uint32_t)(word >> 32);
+        }
+        for (int64_t i = 0; i < here; i++) out[done + i] = (float)(halves[i] >> 8) * 0x1p-24f + 0.5f;
     }
     state[0] = a, state[1] = b, state[2] = c, state[3] = counter;
 }
