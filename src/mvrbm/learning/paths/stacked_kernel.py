@@ -23,7 +23,6 @@ from mvrbm.learning.paths.triton_kernels import (
     keep_norm,
     load_sample,
     not_before,
-    operand,
 )
 from mvrbm.learning.paths.triton_random import draw_layer, mean, numbers_of, one_uniform
 
@@ -49,11 +48,11 @@ def _stack(wide, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
 
 @triton.jit(do_not_specialize=["batch", "n_valid"])
 def stacked_step(
-    data, labels, order, weights, gradients, gains, clock, seeds, chains, recorded, load_scale, load_shift, batch,
-    n_valid, order_stride, data_stride, label_stride,
+    data, labels, order, weights, gradients, gains, sizes, clock, seeds, chains, recorded, load_scale, load_shift,
+    batch, n_valid, order_stride, data_stride, label_stride,
     N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr, SAMPLES: tl.constexpr,
     STRIDE: tl.constexpr, STATES: tl.constexpr, AT_U: tl.constexpr, AT_C: tl.constexpr, AT_X: tl.constexpr,
-    AT_GAINS: tl.constexpr, N_GAINS: tl.constexpr, LABEL: tl.constexpr,
+    AT_GAINS: tl.constexpr, N_GAINS: tl.constexpr, BLOCKS: tl.constexpr, LABEL: tl.constexpr,
     I: tl.constexpr, J: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
     STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
@@ -66,6 +65,8 @@ def stacked_step(
     MOST: tl.constexpr = N if N > ROWS else ROWS
     PROGRAMS: tl.constexpr = (MOST + SAMPLES - 1) // SAMPLES
     LABELLED: tl.constexpr = len(LABEL) > 0
+    # Gradients of the data at the end, where registers would not hold them while chains are drawn.
+    LATE: tl.constexpr = R > 4 or LABELLED
     AT_V: tl.constexpr = AT_U + RANK * K * I
     AT_B: tl.constexpr = AT_V + RANK * L * J
     # Numbers of a step: the hidden layer's, then those of visible layers in their order.
@@ -120,8 +121,12 @@ def stacked_step(
         own = _of_label(weights, label, at_y, in_y, LABEL)
         if PERSISTENT:
             chain_own = _of_label(weights, chain_label, at_y, in_y, LABEL)
-    u, size_u = operand(u, HALVES)
-    v, size_v = operand(v, HALVES)
+    size_u, size_v = 1.0, 1.0
+    if HALVES:
+        sizes += (model * N_GAINS + AT_GAINS) * BLOCKS + tl.arange(0, BLOCKS)
+        size_u = tl.maximum(tl.max(fresh(sizes, True)), 1e-30)
+        size_v = tl.maximum(tl.max(fresh(sizes + BLOCKS, True)), 1e-30)
+        u, v = (u * (1.0 / size_u)).to(tl.float16), (v * (1.0 / size_v)).to(tl.float16)
     size = both_sizes(size_u, size_v)
     B, C = not_before(B, size), not_before(C, size)
     if LABELLED and SAMPLES == 1:
@@ -146,14 +151,11 @@ def stacked_step(
                 chain, chain_label = _chain(chains, i, model, at_x, in_x, CHAINS, STATES, AT_X, LABEL)
                 chain_own = _of_label(weights, chain_label, at_y, in_y, LABEL)
         positive = tl.where(i < n_valid, 1.0 / largest, 0.0)
-        negative = positive
         half, field = _up(x.to(OPERAND), u, v, size, C + own, R, BJ, BK, PRECISION)
-        h = -positive * mean(field, HIDDEN_GAUSSIAN)
-        grad_b -= positive * x
-        grad_c += h
-        grad_u, grad_v = _add_slopes(x.to(OPERAND), h.to(OPERAND), half, v, grad_u, grad_v, R, BJ, BK, PRECISION)
-        if LABELLED:
-            _add_label_slopes(gradients, label, h * (largest / N), -positive * (largest / N), at_y, in_y, LABEL)
+        h, data_half, data_x, data_label = -positive * mean(field, HIDDEN_GAUSSIAN), half, x, label
+        if not LATE:
+            grad_u, grad_v = _add_slopes(x.to(OPERAND), h.to(OPERAND), half, v, grad_u, grad_v, R, BJ, BK, PRECISION)
+        negative = positive
         if PERSISTENT:
             x, label = chain, chain_label
             half, field = _up(x.to(OPERAND), u, v, size, C + chain_own, R, BJ, BK, PRECISION)
@@ -166,11 +168,13 @@ def stacked_step(
                     BK, BL,
                 )  # fmt: skip
             y = draw_layer(field, to_y, HIDDEN_GAUSSIAN)
+            field = C
             if LABELLED:
-                label, own = _draw_label(
-                    y, weights, at_y, in_y, key, update, i, 2 * step + 1, recorded + numbers + LABEL_NUMBERS,
-                    LABEL, ROWS, RECORDED,
+                label = _draw_label(
+                    y, weights, at_y, in_y, key, update, i, 2 * step + 1, recorded + numbers + LABEL_NUMBERS, LABEL,
+                    ROWS, RECORDED,
                 )  # fmt: skip
+                field += _of_label(weights, label, at_y, in_y, LABEL)
             towards = _down(y.to(OPERAND), u, v, size, B, R, BJ, BK, PRECISION)
             if SAMPLES > 1 or step > 0:
                 to_x = numbers_of(
@@ -178,15 +182,21 @@ def stacked_step(
                     RECORDED, BI, BJ,
                 )  # fmt: skip
             x = draw_layer(towards, to_x, VISIBLE_GAUSSIAN)
-            half, field = _up(x.to(OPERAND), u, v, size, C + own, R, BJ, BK, PRECISION)
-        h = negative * mean(field, HIDDEN_GAUSSIAN)
+            half, field = _up(x.to(OPERAND), u, v, size, field, R, BJ, BK, PRECISION)
+        chain_h = negative * mean(field, HIDDEN_GAUSSIAN)
         if PERSISTENT:
             _keep_chain(chains, x, label, i, model, at_x, in_x, CHAINS, STATES, AT_X, LABEL)
-        grad_b += negative * x
-        grad_c += h
-        grad_u, grad_v = _add_slopes(x.to(OPERAND), h.to(OPERAND), half, v, grad_u, grad_v, R, BJ, BK, PRECISION)
+        grad_b += negative * x - positive * data_x
+        grad_c += h + chain_h
+        if LATE:
+            grad_u, grad_v = _add_slopes(
+                data_x.to(OPERAND), h.to(OPERAND), data_half, v, grad_u, grad_v, R, BJ, BK, PRECISION
+            )
+        grad_u, grad_v = _add_slopes(x.to(OPERAND), chain_h.to(OPERAND), half, v, grad_u, grad_v, R, BJ, BK, PRECISION)
         if LABELLED:
-            _add_label_slopes(gradients, label, h * (largest / N), negative * (largest / N), at_y, in_y, LABEL)
+            per_sample = largest / N
+            _add_label_slopes(gradients, data_label, h * per_sample, -positive * per_sample, at_y, in_y, LABEL)
+            _add_label_slopes(gradients, label, chain_h * per_sample, negative * per_sample, at_y, in_y, LABEL)
     tl.atomic_add(gradients + AT_B + at_x, grad_b * (largest / N), mask=in_x, sem="relaxed")
     tl.atomic_add(gradients + AT_C + at_y, grad_c * (largest / N), mask=in_y, sem="relaxed")
     tl.atomic_add(gradients + at_v, grad_v * (largest * size_u / N), mask=in_v, sem="relaxed")
@@ -240,22 +250,25 @@ def _draw_label(
     y, weights, at_y, in_y, key, update, sample, draw, recorded, LABEL: tl.constexpr,
     ROWS: tl.constexpr, RECORDED: tl.constexpr,
 ):  # fmt: skip
-    """Draw a label given the hidden layer, by one uniform number; return it, and its field on the hidden layer."""
+    """Draw a label given the hidden layer, by one uniform number."""
     classes = tl.arange(0, LABEL[WIDE])
     exists = classes < LABEL[CLASSES]
     weights += LABEL[WEIGHTS]
-    inside = exists[:, None, None] & in_y[None, :, :]
-    W = fresh(weights + (classes * LABEL[UNITS])[:, None, None] + at_y[None, :, :], inside)
-    products = tl.reshape(W * y[None, :, :], [LABEL[WIDE], y.shape[0] * y.shape[1]])
-    field = fresh(weights + LABEL[CLASSES] * LABEL[UNITS] + classes, exists) + tl.sum(products, 1)
+    field = fresh(weights + LABEL[CLASSES] * LABEL[UNITS] + classes, exists)
+    PARTS: tl.constexpr = (LABEL[CLASSES] + 3) // 4  # registers do not hold all weights
+    for part in tl.static_range(PARTS):
+        some = 4 * part + tl.arange(0, 4)
+        inside = (some < LABEL[CLASSES])[:, None, None] & in_y[None, :, :]
+        W = fresh(weights + (some * LABEL[UNITS])[:, None, None] + at_y[None, :, :], inside)
+        sums = tl.sum(tl.reshape(W * y[None, :, :], [4, y.shape[0] * y.shape[1]]), 1)
+        field += tl.sum(tl.where(classes[:, None] == some[None, :], sums[None, :], 0.0), 1)
     number = one_uniform(key, update, sample, draw)
     if RECORDED:
         number = tl.load(recorded + sample, mask=sample < ROWS, other=0.5)
     field = tl.where(exists, field, float("-inf"))
     mass = tl.exp(field - tl.max(field, 0))
     passed = tl.cumsum(mass, 0) <= number * tl.sum(mass, 0)
-    label = tl.minimum(tl.sum(passed.to(tl.int32), 0), LABEL[CLASSES] - 1)
-    return label, tl.sum(tl.where((classes == label)[:, None, None], W, 0.0), 0)
+    return tl.minimum(tl.sum(passed.to(tl.int32), 0), LABEL[CLASSES] - 1)
 
 
 @triton.jit

@@ -73,6 +73,7 @@ class TritonPath(KernelPath):
     updates_per_graph = 1000
     _packings: list[Packing]
     _chain_dtype = torch.float32
+    _by_terms = False
 
     def __init__(
         self,
@@ -130,6 +131,9 @@ class TritonPath(KernelPath):
         for layer in self.plan.layers:
             if layer.is_label:  # a full matrix has no other factor that its step could follow
                 self._all_gains[:, :, self._first_gain(layer), 0] = 1.0
+        # The largest entries of each factor, by which operands of 16 bits are divided: one from each program of a step.
+        blocks = power_of_two(self._kernels.n_programs(size, _APPLY_BLOCK)) if self._by_terms and self._halves else 0
+        self._sizes = like.new_zeros(models, self._n_gains, blocks)
         self._rates = self.rates()
         self._clock = torch.zeros((), dtype=torch.int64, device=self._device)
         self._multiplier = like.new_zeros(models, self._stride)[:, :size]
@@ -216,6 +220,10 @@ class TritonPath(KernelPath):
         """Launch `count` updates, batch `first` the first of them."""
         if self._late_steps:
             self._all_gradients.zero_()
+        if self._sizes.numel():
+            largest = [factor.abs().max() for params in self._params for factor in self.plan.factors(params)]
+            self._sizes.zero_()
+            self._sizes[..., 0] = torch.stack(largest).view(self._models, -1)
         for number in range(count):
             batch = first + number
             n_valid = min(self.batch_size, self.n_samples - batch * self.batch_size)
@@ -269,15 +277,16 @@ class TritonPath(KernelPath):
         programs = -(-self._rows // self._samples)
         kernel.stacked_step[(programs + (2 * self._stacked if self._normalised else 0), self._models)](
             self._data[of_image], self._labels, self._order, self._params, self._gradients, self._all_gains[0],
-            self._clock, self._seeds, self._chains, self._recorded, self._load_scale, self._load_shift, batch, n_valid,
-            self.n_samples, 0 if self._shared else self.n_samples * layer.area, 0 if self._shared else self.n_samples,
-            N=self.batch_size, CHAINS=self._n_chains, RANK=layer.rank, R=self._stacked, SAMPLES=self._samples,
-            STRIDE=self._stride, STATES=plan.states, AT_U=layer.parameters_at,
+            self._sizes, self._clock, self._seeds, self._chains, self._recorded, self._load_scale, self._load_shift,
+            batch, n_valid, self.n_samples, 0 if self._shared else self.n_samples * layer.area,
+            0 if self._shared else self.n_samples, N=self.batch_size, CHAINS=self._n_chains, RANK=layer.rank,
+            R=self._stacked, SAMPLES=self._samples, STRIDE=self._stride, STATES=plan.states, AT_U=layer.parameters_at,
             AT_C=plan.size - plan.hidden_area, AT_X=layer.states_at, AT_GAINS=self._first_gain(layer),
-            N_GAINS=self._n_gains, LABEL=described, I=layer.rows, J=layer.columns, K=plan.hidden_rows,
-            L=plan.hidden_columns, BI=tiles[0], BJ=tiles[1], BK=tiles[2], BL=tiles[3], STEPS=self._steps,
-            PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian, HIDDEN_GAUSSIAN=plan.hidden_gaussian,
-            BYTE_SCALE=self._byte_scales[of_image], NORMALISED=self._normalised, RECORDED=self._recorded_size,
+            N_GAINS=self._n_gains, BLOCKS=max(1, self._sizes.shape[2]), LABEL=described, I=layer.rows, J=layer.columns,
+            K=plan.hidden_rows, L=plan.hidden_columns, BI=tiles[0], BJ=tiles[1], BK=tiles[2], BL=tiles[3],
+            STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
+            HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[of_image],
+            NORMALISED=self._normalised, RECORDED=self._recorded_size,
             PRECISION=self._precision, HALVES=self._halves, EDGE=max(tiles), PDL=bool(self._options),
             num_warps=self._warps, **self._options,
         )  # fmt: skip
@@ -303,9 +312,10 @@ class TritonPath(KernelPath):
         size, last = self.plan.size, max(turn - 1, 0)
         self._kernels.apply[(self._kernels.n_programs(size, _APPLY_BLOCK), self._models)](
             self._all_params[last % 2], self._all_momenta[last % 2], self._all_gradients[last % 3], self._params,
-            self._momenta, self._all_gains[last % 2], self._gain_of, self._multiplier, self._rates, self._clock, batch,
-            SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, TERMS=self._stacked,
-            NORMALISED=self._normalised, BLOCK=_APPLY_BLOCK, PDL=bool(self._options), num_warps=2, **self._options,
+            self._momenta, self._all_gains[last % 2], self._sizes, self._gain_of, self._multiplier,
+            self._rates, self._clock, batch, SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, TERMS=self._stacked,
+            NORMALISED=self._normalised, BLOCKS=self._sizes.shape[2], BLOCK=_APPLY_BLOCK, PDL=bool(self._options),
+            num_warps=2, **self._options,
         )  # fmt: skip
 
     def _compute_gains(self) -> None:

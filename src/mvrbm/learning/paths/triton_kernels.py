@@ -50,13 +50,14 @@ def _schatten(matrix, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["batch"])
 def apply(
-    weights, momenta, gradients, new_weights, new_momenta, gains, gain_of, multiplier, rates, clock, batch,
+    weights, momenta, gradients, new_weights, new_momenta, gains, sizes, gain_of, multiplier, rates, clock, batch,
     SIZE: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr, TERMS: tl.constexpr, NORMALISED: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Make the step of batch `batch` from the gradient, and set the gradient to zero.
 
-    The gain of a factor is the sum of `TERMS` numbers, a power of two.
+    The gain of a factor is the sum of `TERMS` numbers, a power of two. The largest entries of every factor
+    go to `sizes`, (models, N_GAINS, BLOCKS), one of each program, unless there are no `BLOCKS`.
     """
     model = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -85,6 +86,10 @@ def apply(
     tl.store(new_weights + at, value, mask=inside)
     tl.store(new_momenta + at, momentum, mask=inside)
     tl.store(gradients + at, tl.zeros([BLOCK], tl.float32), mask=inside)
+    if BLOCKS > 0:
+        for number in tl.static_range(N_GAINS):
+            largest = tl.max(tl.where(which == number, tl.abs(value), 0.0))
+            tl.store(sizes + (model * N_GAINS + number) * BLOCKS + tl.program_id(0), largest)
 
 
 @triton.jit
