@@ -366,8 +366,9 @@ def test_what_full_matrices_are_not_for():
         ((28, 28), (25, 25), 1, 400, 64, True),
         ((28, 28), (25, 25), 4, 100, 1, True),
         ((28, 28), (30, 30), 4, 400, 1, True),
-        ((28, 28), (25, 25), 8, 132, 1, True),
-        ((28, 28), (25, 25), 8, 133, 1, False),  # a second program after the first on some processor
+        ((28, 28), (25, 25), 4, 800, 1, True),
+        ((28, 28), (25, 25), 8, 264, 1, True),
+        ((28, 28), (25, 25), 8, 265, 1, False),  # a program after the first two on some processor
         ((28, 28), (30, 30), 8, 400, 1, False),
         ((28, 28), (25, 25), 9, 100, 1, False),  # too many ranks to be stacked
         ((64, 64), (50, 50), 1, 100, 1, True),

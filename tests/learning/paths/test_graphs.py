@@ -369,8 +369,8 @@ def test_data_that_would_fill_the_device_stays_where_it_is(monkeypatch):
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
-def test_a_gpu_takes_graphs_by_default_and_captures_them():
-    machine = classic().to(DEVICE)
+def test_a_gpu_takes_graphs_where_there_are_no_kernels_and_captures_them():
+    machine = BoltzmannMachine({"x": Bernoulli((5, 6))}, Bernoulli(7), {"x": CP(3)}).to(DEVICE)
     source = as_source(data_for(machine, 36), machine)
     trainer = Trainer(machine, DEFAULT)
     task, state = trainer.task(), trainer.state
