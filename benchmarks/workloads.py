@@ -136,7 +136,7 @@ WORKLOADS: dict[str, Workload] = {
 }
 REPETITIONS = 7  # turns that are timed, of one epoch or of several if they are short
 MIN_SECONDS = 0.3  # of all turns together
-ANNEALED = (200, 1000)  # steps of two runs, whose difference is timed
+ANNEALED = (500, 4500)  # steps of two runs, whose difference is timed: many, next to which captures do not count
 
 
 # -- what is timed ----------------------------------------------------------------------------------

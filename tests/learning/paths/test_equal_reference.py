@@ -81,6 +81,10 @@ CASES = {
         {"x": lambda: B((6, 5))}, lambda: spread((4, 7)), [1], dataclasses.replace(PAPER, factor_std=0.1),
     ),
     "rank 3": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [3], DEFAULT),
+    "rank 6": ({"x": lambda: B((6, 5))}, lambda: B((4, 7)), [6], DEFAULT),
+    "rank 6, PCD": (
+        {"x": lambda: B((6, 5))}, lambda: B((4, 7)), [6], dataclasses.replace(DEFAULT, negative=PCD(5, 2)),
+    ),
     "rank 2, gaussian data of other variances": (
         {"x": lambda: spread((6, 5))}, lambda: B((4, 7)), [2], dataclasses.replace(PAPER, learning_rate=0.0002),
     ),

@@ -6,8 +6,8 @@ and one of the result with all :math:`V_r`, (L, R J), transposed. In the same fo
 first, and in the gradient. Steps are launches of their own.
 
 A label is a second visible layer: one category, coupled by a full matrix, which is (classes, K, L) here, so that a
-category's weights are next to each other; they are its field on the hidden layer. The step also writes them to `turned`
-as operands, each category's as a tile (BK, BL). The tuple `LABEL`, empty without a label, has by position:
+category's weights are next to each other; they are its field on the hidden layer. The tuple `LABEL`, empty without a
+label, has by position:
 """
 
 # mypy: ignore-errors
@@ -48,8 +48,8 @@ def _stack(wide, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
 
 @triton.jit(do_not_specialize=["batch", "n_valid"])
 def stacked_step(
-    data, labels, turned, order, weights, gradients, gains, sizes, clock, seeds, chains, recorded, load_scale,
-    load_shift, batch, n_valid, order_stride, data_stride, label_stride,
+    data, labels, order, weights, gradients, gains, sizes, clock, seeds, chains, recorded, load_scale, load_shift,
+    batch, n_valid, order_stride, data_stride, label_stride,
     N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr, SAMPLES: tl.constexpr,
     STRIDE: tl.constexpr, STATES: tl.constexpr, AT_U: tl.constexpr, AT_C: tl.constexpr, AT_X: tl.constexpr,
     AT_GAINS: tl.constexpr, N_GAINS: tl.constexpr, BLOCKS: tl.constexpr, LABEL: tl.constexpr,
@@ -85,9 +85,6 @@ def stacked_step(
     update, key = tl.load(clock) + batch, tl.load(seeds + model)
     data += model.to(tl.int64) * data_stride
     labels += model.to(tl.int64) * label_stride
-    in_tile = rk[:, None] * BL + rl[None, :]
-    if LABELLED:
-        turned += model * (LABEL[WIDE] * BK * BL)
     load_scale += model * STATES + AT_X
     load_shift += model * STATES + AT_X
     order += model * order_stride + batch * N
@@ -120,10 +117,12 @@ def stacked_step(
     u, v = fresh(weights + at_u, in_u), fresh(weights + at_v, in_v)
     B, C = fresh(weights + AT_B + at_x, in_x), fresh(weights + AT_C + at_y, in_y)
     own, chain_own = 0.0, 0.0
+    if LABELLED:
+        own, chain_own = tl.zeros([BK, BL], tl.float32), tl.zeros([BK, BL], tl.float32)
     if SAMPLES == 1:
-        own = _of_label(turned, label, in_tile, LABEL)
+        own = _of_label(weights, label, at_y, in_y, LABEL)
         if PERSISTENT:
-            chain_own = _of_label(turned, chain_label, in_tile, LABEL)
+            chain_own = _of_label(weights, chain_label, at_y, in_y, LABEL)
     size_u, size_v = 1.0, 1.0
     if HALVES:
         sizes += (model * N_GAINS + AT_GAINS) * BLOCKS + tl.arange(0, BLOCKS)
@@ -149,10 +148,10 @@ def stacked_step(
                 data, labels, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, LABEL, BYTE_SCALE,
                 VISIBLE_GAUSSIAN,
             )  # fmt: skip
-            own = _of_label(turned, label, in_tile, LABEL)
+            own = _of_label(weights, label, at_y, in_y, LABEL)
             if PERSISTENT:
                 chain, chain_label = _chain(chains, i, model, at_x, in_x, CHAINS, STATES, AT_X, LABEL)
-                chain_own = _of_label(turned, chain_label, in_tile, LABEL)
+                chain_own = _of_label(weights, chain_label, at_y, in_y, LABEL)
         positive = tl.where(i < n_valid, 1.0 / largest, 0.0)
         half, field = _up(x.to(OPERAND), u, v, size, C + own, R, BJ, BK, PRECISION)
         h, data_half, data_x, data_label = -positive * mean(field, HIDDEN_GAUSSIAN), half, x, label
@@ -174,10 +173,10 @@ def stacked_step(
             field = C
             if LABELLED:
                 label = _draw_label(
-                    y, turned, weights, in_tile, key, update, i, 2 * step + 1, recorded + numbers + LABEL_NUMBERS,
-                    LABEL, ROWS, RECORDED,
+                    y, weights, at_y, in_y, key, update, i, 2 * step + 1, recorded + numbers + LABEL_NUMBERS, LABEL,
+                    ROWS, RECORDED,
                 )  # fmt: skip
-                field += _of_label(turned, label, in_tile, LABEL)
+                field += _of_label(weights, label, at_y, in_y, LABEL)
             towards = _down(y.to(OPERAND), u, v, size, B, R, BJ, BK, PRECISION)
             if SAMPLES > 1 or step > 0:
                 to_x = numbers_of(
@@ -250,17 +249,17 @@ def _keep_chain(
 
 @triton.jit
 def _draw_label(
-    y, turned, weights, in_tile, key, update, sample, draw, recorded, LABEL: tl.constexpr, ROWS: tl.constexpr,
-    RECORDED: tl.constexpr,
+    y, weights, at_y, in_y, key, update, sample, draw, recorded, LABEL: tl.constexpr,
+    ROWS: tl.constexpr, RECORDED: tl.constexpr,
 ):  # fmt: skip
     """Draw a label given the hidden layer, by one uniform number."""
-    TILE: tl.constexpr = y.shape[0] * y.shape[1]
     classes = tl.arange(0, LABEL[WIDE])
     exists = classes < LABEL[CLASSES]
-    W = fresh(turned + (classes * TILE)[:, None, None] + in_tile[None, :, :], True)
-    products = tl.reshape(W.to(tl.float32) * y[None, :, :], [LABEL[WIDE], TILE])
-    bias = fresh(weights + LABEL[WEIGHTS] + LABEL[CLASSES] * LABEL[UNITS] + classes, exists)
-    field = bias + tl.sum(products, 1)
+    weights += LABEL[WEIGHTS]
+    field = fresh(weights + LABEL[CLASSES] * LABEL[UNITS] + classes, exists)
+    inside = exists[:, None, None] & in_y[None, :, :]
+    W = fresh(weights + (classes * LABEL[UNITS])[:, None, None] + at_y[None, :, :], inside)
+    field += tl.sum(tl.reshape(W * y[None, :, :], [LABEL[WIDE], y.shape[0] * y.shape[1]]), 1)
     number = one_uniform(key, update, sample, draw)
     if RECORDED:
         number = tl.load(recorded + sample, mask=sample < ROWS, other=0.5)
@@ -271,11 +270,11 @@ def _draw_label(
 
 
 @triton.jit
-def _of_label(turned, label, in_tile, LABEL: tl.constexpr):
+def _of_label(weights, label, at_y, in_y, LABEL: tl.constexpr):
     """Return the field of a label on the hidden layer, (K, L), or 0 where there is none."""
     field = 0.0
     if len(LABEL) > 0:
-        field = fresh(turned + label * (in_tile.shape[0] * in_tile.shape[1]) + in_tile, True).to(tl.float32)
+        field = fresh(weights + LABEL[WEIGHTS] + label * LABEL[UNITS] + at_y, in_y)
     return field
 
 

@@ -76,7 +76,6 @@ class TritonPath(KernelPath):
     _packings: list[Packing]
     _chain_dtype = torch.float32
     _by_terms = False
-    _label: LayerPlan | None = None
 
     def __init__(
         self,
@@ -137,15 +136,6 @@ class TritonPath(KernelPath):
         # The largest entries of each factor, by which operands of 16 bits are divided: one from each program of a step.
         blocks = power_of_two(self._kernels.n_programs(size, _APPLY_BLOCK)) if self._by_terms and self._halves else 0
         self._sizes = like.new_zeros(models, self._n_gains, blocks)
-        # The weights of a label as operands, and the place of each parameter there: see `stacked_kernel`.
-        self._turned = like.new_zeros(models, 0, dtype=torch.float16 if self._halves else torch.float32)
-        self._place = torch.full((size,), -1, dtype=torch.int32, device=self._device)
-        if self._by_terms and self._label is not None:
-            label, (BK, BL) = self._label, self._tiles[2:]
-            self._turned = self._turned.new_zeros(models, power_of_two(label.area) * BK * BL)
-            rows, columns = torch.arange(self.plan.hidden_rows)[:, None] * BL, torch.arange(self.plan.hidden_columns)
-            places = torch.arange(label.area)[:, None] * (BK * BL) + (rows + columns).flatten()
-            self._place[self._weights_of(label)] = places.flatten().to(self._place)
         self._rates = self.rates()
         self._clock = torch.zeros((), dtype=torch.int64, device=self._device)
         self._multiplier = like.new_zeros(models, self._stride)[:, :size]
@@ -156,10 +146,6 @@ class TritonPath(KernelPath):
         self._load_scale = torch.stack([packing.affine[0] for packing in self._packings])
         self._load_shift = torch.stack([packing.affine[1] for packing in self._packings])
         self._chains = like.new_zeros(models, self._n_chains, self.plan.states, dtype=self._chain_dtype)
-
-    def _weights_of(self, label: LayerPlan) -> slice:
-        """Return where the flat parameters have the weights of a label."""
-        return slice(label.parameters_at, label.parameters_at + self.plan.hidden_area * label.area)
 
     def _first_gain(self, layer: LayerPlan) -> int:
         """Return the number of the gain of a layer's first factor."""
@@ -242,10 +228,6 @@ class TritonPath(KernelPath):
             largest = [factor.abs().max() for params in self._params for factor in self.plan.factors(params)]
             self._sizes.zero_()
             self._sizes[..., 0] = torch.stack(largest).view(self._models, -1)
-        if self._label is not None and self._turned.numel():
-            weights = self._weights_of(self._label)
-            limited = self._params[:, weights].clamp(-60000, 60000)  # numbers of 16 bits end beyond this
-            self._turned[:, self._place[weights].long()] = limited.to(self._turned.dtype)
         for number in range(count):
             batch = first + number
             n_valid = min(self.batch_size, self.n_samples - batch * self.batch_size)
@@ -298,7 +280,7 @@ class TritonPath(KernelPath):
             )  # fmt: skip
         programs = -(-self._rows // self._samples)
         kernel.stacked_step[(programs + (2 * self._stacked if self._normalised else 0), self._models)](
-            self._data[of_image], self._labels, self._turned, self._order, self._params, self._gradients,
+            self._data[of_image], self._labels, self._order, self._params, self._gradients,
             self._all_gains[0], self._sizes, self._clock, self._seeds, self._chains, self._recorded, self._load_scale,
             self._load_shift, batch, n_valid, self.n_samples, 0 if self._shared else self.n_samples * layer.area,
             0 if self._shared else self.n_samples, N=self.batch_size, CHAINS=self._n_chains, RANK=layer.rank,
@@ -333,10 +315,10 @@ class TritonPath(KernelPath):
         size, last = self.plan.size, max(turn - 1, 0)
         self._kernels.apply[(self._kernels.n_programs(size, _APPLY_BLOCK), self._models)](
             self._all_params[last % 2], self._all_momenta[last % 2], self._all_gradients[last % 3], self._params,
-            self._momenta, self._all_gains[last % 2], self._sizes, self._turned, self._place, self._gain_of,
-            self._multiplier, self._rates, self._clock, batch, SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains,
-            TERMS=self._stacked, NORMALISED=self._normalised, BLOCKS=self._sizes.shape[2],
-            TURNED=self._turned.shape[1], BLOCK=_APPLY_BLOCK, PDL=bool(self._options), num_warps=2, **self._options,
+            self._momenta, self._all_gains[last % 2], self._sizes, self._gain_of, self._multiplier, self._rates,
+            self._clock, batch, SIZE=size, STRIDE=self._stride, N_GAINS=self._n_gains, TERMS=self._stacked,
+            NORMALISED=self._normalised, BLOCKS=self._sizes.shape[2], BLOCK=_APPLY_BLOCK, PDL=bool(self._options),
+            num_warps=2, **self._options,
         )  # fmt: skip
 
     def _compute_gains(self) -> None:

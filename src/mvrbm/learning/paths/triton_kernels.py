@@ -50,15 +50,14 @@ def _schatten(matrix, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["batch"])
 def apply(
-    weights, momenta, gradients, new_weights, new_momenta, gains, sizes, turned, place, gain_of, multiplier, rates,
-    clock, batch, SIZE: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr, TERMS: tl.constexpr,
-    NORMALISED: tl.constexpr, BLOCKS: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    weights, momenta, gradients, new_weights, new_momenta, gains, sizes, gain_of, multiplier, rates, clock, batch,
+    SIZE: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr, TERMS: tl.constexpr,
+    NORMALISED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Make the step of batch `batch` from the gradient, and set the gradient to zero.
 
     The gain of a factor is the sum of `TERMS` numbers, a power of two. The largest entries of every factor
-    go to `sizes`, (models, N_GAINS, BLOCKS), one of each program, unless there are no `BLOCKS`. Parameters that have a
-    `place` that is not negative are also written to `turned`, (models, TURNED), if that is not empty.
+    go to `sizes`, (models, N_GAINS, BLOCKS), one of each program, unless there are no `BLOCKS`.
     """
     model = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -66,8 +65,6 @@ def apply(
     which = tl.load(gain_of + at, mask=inside, other=-1)  # number of the factor, -1 for a bias
     factor = which >= 0
     factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch)
-    if TURNED > 0:
-        there = tl.load(place + at, mask=inside, other=-1)
     at += model.to(tl.int64) * STRIDE
     scale = tl.load(multiplier + at, mask=inside, other=0.0)
     after_previous(PDL)
@@ -89,9 +86,6 @@ def apply(
     tl.store(new_weights + at, value, mask=inside)
     tl.store(new_momenta + at, momentum, mask=inside)
     tl.store(gradients + at, tl.zeros([BLOCK], tl.float32), mask=inside)
-    if TURNED > 0:
-        limited = tl.minimum(tl.maximum(value, -60000.0), 60000.0).to(turned.dtype.element_ty)
-        tl.store(turned + model * TURNED + there, limited, mask=there >= 0)
     if BLOCKS > 0:
         for number in tl.static_range(N_GAINS):
             largest = tl.max(tl.where(which == number, tl.abs(value), 0.0))
