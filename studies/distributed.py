@@ -12,11 +12,13 @@ import dataclasses
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ import numpy as np
 import torch
 
 from mvrbm.errors import StorageError
-from mvrbm.learning import RECIPES, Trainer
+from mvrbm.learning import CD, PCD, RECIPES, Trainer
 from mvrbm.learning.distributed import World
 from mvrbm.models import mvrbm
 from studies.arguments import Command, Options, add_options
@@ -33,24 +35,62 @@ from studies.runner import run
 
 __all__ = ["COMMANDS"]
 
-BATCHES = (100, 1000, 10_000)
 PROCESSES = (1, 2)
 MODELLED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
-VISIBLE, HIDDEN = (28, 28), (25, 25)
-_PARAMETERS = 2809  # of the machine
-_SIZES = (_PARAMETERS, 100 * _PARAMETERS)  # numbers of a sum
+VISIBLE = (28, 28)
 
 
-def measure() -> None:
-    """Measure in each process; the main one prints the medians, in seconds."""
+@dataclass(frozen=True)
+class Workload:
+    """A machine and its updates.
+
+    Parameters
+    ----------
+    rank : int
+        Number of Kronecker products.
+    hidden : tuple of int
+        Shape of the hidden layer.
+    recipe : str
+        Name of the recipe.
+    batches : tuple of int
+        Batch sizes in increasing order.
+    chains : int
+        Persistent chains per sample of a batch; 0 is CD-1.
+    """
+
+    rank: int
+    hidden: tuple[int, int]
+    recipe: str
+    batches: tuple[int, ...]
+    chains: int = 0
+
+    def trainer(self, batch: int) -> Trainer:
+        """Return the trainer for a batch size."""
+        negative = PCD(self.chains * batch) if self.chains else CD(1)
+        recipe = dataclasses.replace(RECIPES[self.recipe], batch_size=batch, negative=negative)
+        return Trainer(mvrbm(VISIBLE, self.hidden, rank=self.rank), recipe, seed=0)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, which is how many numbers an update sums over the processes."""
+        return int(mvrbm(VISIBLE, self.hidden, rank=self.rank).n_parameters)
+
+
+WORKLOADS = {
+    "rank 1, 25x25, CD-1": Workload(1, (25, 25), "paper", (100, 1000, 10_000)),
+    "rank 8, 30x30, two chains per sample": Workload(8, (30, 30), "generative", (200, 1000, 4000), chains=2),
+}
+
+
+def measure(name: str) -> None:
+    """Measure a workload in each process; the main one prints the medians, in seconds."""
     torch.set_num_threads(1)
-    world = World.here()
+    workload, world = WORKLOADS[name], World.here()
     generator = np.random.default_rng(0)
     found: dict[str, dict[str, float]] = {"update": {}, "sum": {}}
-    for batch in BATCHES:
+    for batch in workload.batches:
         x = torch.from_numpy((generator.random((batch, *VISIBLE)) < 0.2).astype(np.float32))
-        recipe = dataclasses.replace(RECIPES["paper"], batch_size=batch)
-        trainer = Trainer(mvrbm(VISIBLE, HIDDEN), recipe, seed=0)
+        trainer = workload.trainer(batch)
         trainer.fit(x, 3, initialise=True)
         times = []
         for number in range(max(5, 2000 // batch)):
@@ -58,7 +98,7 @@ def measure() -> None:
             trainer.fit(x, 3 + 5 * (number + 1))
             times.append((time.perf_counter() - began) / 5)
         found["update"][str(batch)] = statistics.median(times)
-    for size in _SIZES:
+    for size in (workload.parameters, 100 * workload.parameters):
         message, times = torch.zeros(size), []
         for _ in range(200):
             began = time.perf_counter()
@@ -71,11 +111,11 @@ def measure() -> None:
 
 def start(settings: Mapping[str, Any], place: Place) -> Outcome:
     """Start processes, and return the medians of the main one."""
-    command = [sys.executable, "-m", "studies.distributed"]
+    command = ["studies.distributed", settings["workload"]]
     if settings["processes"] > 1:
         launcher = ["torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(settings["processes"])]
-        launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "studies.distributed"]
-        command = [sys.executable, "-m", *launcher]
+        command = [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", *command]
+    command = [sys.executable, "-m", *command]
     root = Path(__file__).parents[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=root)
@@ -86,10 +126,12 @@ def start(settings: Mapping[str, Any], place: Place) -> Outcome:
 
 def speed_up(alone: Mapping[str, float], latency: float, bandwidth: float, n_bytes: int) -> dict[str, list[float]]:
     """Return the speed-up over one process by batch size, for every number of processes of `MODELLED`."""
-    per_sample = (alone["10000"] - alone["100"]) / 9900
-    fixed = max(0.0, alone["100"] - 100 * per_sample)
+    batches = sorted(map(int, alone))
+    least, most = batches[0], batches[-1]
+    per_sample = (alone[str(most)] - alone[str(least)]) / (most - least)
+    fixed = max(0.0, alone[str(least)] - least * per_sample)
     curves = {}
-    for batch in (*BATCHES, 1_000_000):
+    for batch in (*batches, 1_000_000):
         one = fixed + per_sample * batch
         curve = []
         for p in MODELLED:
@@ -99,26 +141,36 @@ def speed_up(alone: Mapping[str, float], latency: float, bandwidth: float, n_byt
     return curves
 
 
-CELLS = tuple(Cell(f"processes-{n}", "processes", start, {"processes": n}, alone=True) for n in PROCESSES)
+CELLS = tuple(
+    Cell(
+        f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}-processes-{n}", "processes", start,
+        {"workload": name, **dataclasses.asdict(workload), "processes": n}, alone=True,
+    )
+    for name, workload in WORKLOADS.items()
+    for n in PROCESSES
+)  # fmt: skip
 
 
 def results(store: Store) -> dict[str, Any]:
-    """Return the measured times and the modelled speed-ups."""
-    measured = {str(cell.settings["processes"]): store.numbers(cell) for cell in CELLS}
-    small, large = (4 * size for size in _SIZES)  # bytes
-    sums = measured["2"]["sum"]
-    bandwidth = (large - small) / max(1e-9, sums[str(large)] - sums[str(small)])
-    latency = max(1e-6, sums[str(small)] - small / bandwidth)
-    alone = measured["1"]["update"]
-    return {
-        "machine": {"cores": os.cpu_count(), "load": os.getloadavg()[0], "torch": torch.__version__},
-        "measured_seconds": measured,
-        "bytes_an_update": small,
-        "loopback": {"latency": latency, "bandwidth": bandwidth},
-        "processes": MODELLED,
-        "speed_up_loopback": speed_up(alone, latency, bandwidth, small),
-        "speed_up_fast_network": speed_up(alone, 5e-6, 1e10, small),
-    }
+    """Return the measured times and the modelled speed-ups of every workload."""
+    found = {}
+    for name, workload in WORKLOADS.items():
+        cells = [cell for cell in CELLS if cell.settings["workload"] == name]
+        measured = {str(cell.settings["processes"]): store.numbers(cell) for cell in cells}
+        small = 4 * workload.parameters  # bytes
+        large, sums = 100 * small, measured["2"]["sum"]
+        bandwidth = (large - small) / max(1e-9, sums[str(large)] - sums[str(small)])
+        latency = max(1e-6, sums[str(small)] - small / bandwidth)
+        alone = measured["1"]["update"]
+        found[name] = {
+            "measured_seconds": measured,
+            "bytes_per_update": small,
+            "loopback": {"latency": latency, "bandwidth": bandwidth},
+            "speed_up_loopback": speed_up(alone, latency, bandwidth, small),
+            "speed_up_fast_network": speed_up(alone, 5e-6, 1e10, small),
+        }
+    machine = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "torch": torch.__version__}
+    return {"machine": machine, "processes": MODELLED, "workloads": found}
 
 
 # -- the command ------------------------------------------------------------------------------------
@@ -143,7 +195,9 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     if not path.is_file():
         raise StorageError(f"{options.out} has no curve.json: run without --report-only first")
     found = json.loads(path.read_text())
-    lines = [f"{name}: {json.dumps(value)}" for name, value in found.items()]
+    lines = [f"processes: {json.dumps(found['processes'])}"]
+    for workload, parts in found["workloads"].items():
+        lines += [f"{workload}, {name}: {json.dumps(value)}" for name, value in parts.items()]
     return found, "\n".join(lines)
 
 
@@ -152,4 +206,4 @@ COMMANDS = {
 }
 
 if __name__ == "__main__":
-    measure()
+    measure(sys.argv[1])

@@ -479,10 +479,11 @@ def _speed_up() -> Table:
     source = "results/distributed/curve.json"
     found = read(source)
     rows = [
-        [f"{int(batch):,}", *(f"{number:.3g}" for number in numbers)]
-        for batch, numbers in found["speed_up_loopback"].items()
+        [workload, f"{int(batch):,}", *(f"{number:.3g}" for number in numbers)]
+        for workload, parts in found["workloads"].items()
+        for batch, numbers in parts["speed_up_loopback"].items()
     ]
-    return Table(["batch", *map(str, found["processes"])], rows, source, "python -m studies distributed")
+    return Table(["workload", "batch", *map(str, found["processes"])], rows, source, "python -m studies distributed")
 
 
 # -- README -----------------------------------------------------------------------------------------

@@ -14,12 +14,16 @@ CURVE = json.loads((Path(__file__).parents[2] / "results" / "distributed" / "cur
 def test_the_committed_curves_follow_from_the_committed_times(tmp_path):
     store = Store(tmp_path)
     for cell in distributed.CELLS:
-        numbers = CURVE["measured_seconds"][str(cell.settings["processes"])]
+        workload = CURVE["workloads"][cell.settings["workload"]]
+        numbers = workload["measured_seconds"][str(cell.settings["processes"])]
         store.write(cell, Outcome(numbers), {"seconds": 1.0})
     found = json.loads(json.dumps(distributed.results(store)))
-    for key in ("bytes_an_update", "processes", "speed_up_loopback", "speed_up_fast_network"):
-        assert found[key] == CURVE[key]
-    assert found["loopback"] == pytest.approx(CURVE["loopback"])
+    assert found["processes"] == CURVE["processes"]
+    assert found["workloads"].keys() == CURVE["workloads"].keys()
+    for mine, committed in zip(found["workloads"].values(), CURVE["workloads"].values(), strict=True):
+        for key in ("bytes_per_update", "speed_up_loopback", "speed_up_fast_network"):
+            assert mine[key] == committed[key]
+        assert mine["loopback"] == pytest.approx(committed["loopback"])
 
 
 def test_one_process_is_no_faster_than_itself_and_talking_costs():

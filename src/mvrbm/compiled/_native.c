@@ -347,7 +347,7 @@ static void step_pieces(const void *given, atomic_int *next, int place)
 /* -- uniform numbers ------------------------------------------------------------------------------------------ */
 
 /* NumPy's SFC64, each word two numbers of 24 bits in [0, 1), as `RandomSource` makes them. A block of words at a time:
- * every word follows from the one before, but vectors make numbers of them. */
+ * every word follows from the one before, but vector instructions convert them. */
 static void uniform(uint64_t state[4], float *restrict out, int64_t count)
 {
     uint64_t a = state[0], b = state[1], c = state[2], counter = state[3];

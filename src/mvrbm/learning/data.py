@@ -362,7 +362,7 @@ def as_source(
     return ArraySource(machine, arrays, known, nan_is_missing=nan_is_missing)
 
 
-def known_entries(source: Source) -> dict[str, Tensor]:
+def masks_of(source: Source) -> dict[str, Tensor]:
     """Return which entries of a source's arrays are known, (n, *layer shape), for layers that may have missing ones."""
     arrays, given = source.with_masks
     data = {name: torch.as_tensor(array) for name, array in arrays.items()}

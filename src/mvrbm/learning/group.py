@@ -55,7 +55,7 @@ def _group_key(trainer: Trainer, samples: Any, number: int) -> Any:
         for name, unit in machine.layers.items()
     )
     steps = (recipe.n_epochs, recipe.batch_size, recipe.negative, recipe.normalised, recipe.balance, recipe.centring)
-    return kernels, layers, machine.hidden.name, machine.hidden.shape, steps, source.n_samples
+    return kernels, layers, machine.hidden.name, machine.hidden.shape, steps, trainer.missing_steps, source.n_samples
 
 
 def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialise: bool) -> None:

@@ -9,6 +9,7 @@ import importlib.util
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from mvrbm import BoltzmannMachine
 from mvrbm.couplings import Dense, Kronecker
@@ -278,7 +279,8 @@ def test_the_kernels_train_as_the_reference_does(name, samples, late):
 
 
 @pytest.mark.parametrize(
-    ("name", "scale"), [("bernoulli, paper", 1e-6), ("bernoulli, default", 1.0), ("rank 3", 1e-6), ("PCD", 1.0)]
+    ("name", "scale"),
+    [("bernoulli, paper", 1e-6), ("bernoulli, default", 1.0), ("rank 3", 1e-6), ("PCD", 1.0), ("label", 1.0)],
 )
 @pytest.mark.usefixtures("interpreted")
 def test_operands_of_sixteen_bits_change_the_result_by_their_rounding(name, scale):
@@ -311,6 +313,28 @@ def test_machines_with_data_of_their_own_train_as_by_themselves(unit, recipe, mi
         assert [state.update for state in states] == [made] * len(seeds) == [2] * len(seeds)
         assert path.store(states) == [False] * len(seeds)
         return [trainer.machine.state_dict() for trainer in trainers]
+
+    for mine, alone in zip(trained_together([0, 1]), trained_together([0]) + trained_together([1]), strict=True):
+        for key, value in alone.items():
+            torch.testing.assert_close(mine[key], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_machines_with_labels_of_their_own_train_as_by_themselves():
+    recipe = dataclasses.replace(DEFAULT, batch_size=8, negative=PCD(9))
+
+    def trained_together(seeds):
+        layers = {"label": lambda: C(3), "x": lambda: B((6, 5))}
+        trainers, sources = [], []
+        for seed in seeds:
+            machine = machine_of({name: make() for name, make in layers.items()}, B((4, 7)), [Dense(), 2])
+            trainers.append(Trainer(machine, recipe, seed=seed))
+            sources.append(as_source(data_for(machine, 12, seed), machine))
+            trainers[-1].prepare(sources[-1], initialise=True)
+        path, states = kernels(trainers, sources, "tf32x3" if ON_GPU else "ieee")
+        assert path.epoch(states, torch.arange(12, device=DEVICE).expand(len(seeds), -1), never) == 2
+        assert path.store(states) == [False] * len(seeds)
+        return [{**trainer.machine.state_dict(), **trainer.state.chains} for trainer in trainers]
 
     for mine, alone in zip(trained_together([0, 1]), trained_together([0]) + trained_together([1]), strict=True):
         for key, value in alone.items():
@@ -380,6 +404,42 @@ def test_small_kernels_are_for_what_fits_shared_memory(shape, rank, precision, s
     source = as_source(data_for(trainer.machine, 20), trainer.machine)
     trainer.prepare(source, initialise=True)
     assert kernels([trainer], [source], precision)[0]._small is small
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "ranks", "supported"),
+    [
+        ({"x": lambda: B((6, 5)), "label": lambda: C(16)}, (4, 7), [8, Dense()], True),
+        ({"x": lambda: B((6, 5)), "label": lambda: C(17)}, (4, 7), [8, Dense()], False),
+        ({"x": lambda: B((6, 5)), "label": lambda: C(3)}, (4, 7), [9, Dense()], False),
+        ({"x": lambda: B((33, 5)), "label": lambda: C(3)}, (4, 7), [1, Dense()], False),
+        ({"x": lambda: B((6, 5)), "label": lambda: C(3)}, (4, 33), [1, Dense()], False),
+        ({"x": lambda: B((6, 5)), "label": lambda: C((2, 3))}, (4, 7), [1, Dense()], False),
+        ({"x": lambda: B((6, 5)), "label": lambda: C(3), "other": lambda: C(3)}, (4, 7), [1, Dense(), Dense()], False),
+        ({"x": lambda: B((6, 5)), "label": lambda: C(3), "z": lambda: B((3, 8))}, (4, 7), [1, Dense(), 1], False),
+        ({"label": lambda: C(3)}, (4, 7), [Dense()], False),
+    ],
+)
+@pytest.mark.usefixtures("interpreted")
+def test_small_kernels_take_one_label_next_to_one_small_matrix(layers, hidden, ranks, supported):
+    machine = machine_of({name: make() for name, make in layers.items()}, B(hidden), ranks)
+    trainer = Trainer(machine, DEFAULT, seed=5)
+    source = as_source(data_for(machine, 20), machine)
+    trainer.prepare(source, initialise=True)
+    assert (unsupported_reason(trainer.task(), trainer.state, source) is None) is supported
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_path_does_not_continue_with_data_that_it_cannot_read():
+    machine = machine_of({"x": B((6, 5))}, B((4, 7)), [2])
+    trainer, x = Trainer(machine, DEFAULT, seed=5), data_for(machine, 12)["x"]
+    source = as_source(x, machine)
+    trainer.prepare(source, initialise=True)
+    path, states = kernels([trainer], [source])
+    assert path.continues_with([trainer.task()], states, [as_source(x.flip(0), machine)])
+    masked = as_source(x, machine, mask=torch.ones(12, 6, 5, dtype=torch.bool))
+    for other in (masked, as_source(x / 255, machine, nan_is_missing=True), as_source(DataLoader(x), machine)):
+        assert not path.continues_with([trainer.task()], states, [other])
 
 
 @pytest.mark.parametrize("name", ["paper", "default"])

@@ -96,6 +96,7 @@ MASKED = {
         [picture, lambda: Categorical(3)], hidden, [Kronecker(2), Dense()], dataclasses.replace(FULL, negative=CD(1)),
     ),
     "variances": ([lambda: learning((6, 5))], hidden, [Kronecker(2)], with_chains(DEFAULT, 9)),
+    "many categories": ([picture, lambda: Categorical(40)], hidden, [Kronecker(1), Dense()], DEFAULT),
 }  # fmt: skip
 
 
@@ -212,6 +213,26 @@ def test_missing_entries_are_drawn_as_the_reference_draws_them(name):
     assert moved > 5e-3, "the reference has hardly learned: the comparison says nothing"
 
 
+@pytest.mark.usefixtures("interpreted")
+def test_entries_that_are_nan_are_missing_as_those_that_a_mask_leaves_out():
+    def trained(**how):
+        trainer = Trainer(machine_of(*case[:3]), case[3], seed=5)
+        source = as_source({"x0": how.pop("data")}, trainer.machine, **how)
+        trainer.prepare(source, initialise=True)
+        path = FullMatrixPath([trainer.task()], [trainer.state], [source])
+        path.epoch([trainer.state], torch.arange(N, device=DEVICE)[None], never)
+        path.store([trainer.state])
+        return everything(trainer)
+
+    case = MASKED["fewer chains than samples"]
+    machine = machine_of(*case[:3])
+    x, known = data_for(machine, N)["x0"], masks_for(machine, N)["x0"]
+    by_mask = trained(data=x, mask={"x0": known})
+    by_nan = trained(data=torch.where(known, x, torch.nan), nan_is_missing=True)
+    for key, value in by_mask.items():
+        torch.testing.assert_close(by_nan[key], value, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", VARYING)
 @pytest.mark.usefixtures("interpreted")
 def test_learned_variances_train_as_the_reference_does(name):
@@ -242,18 +263,22 @@ def test_operands_of_sixteen_bits_change_the_result_by_their_rounding(name):
     assert 1e-6 < torch.linalg.vector_norm(apart) / torch.linalg.vector_norm(moved) < 0.08
 
 
-def prepared(case, seed=5, recipe=None, n=N):
+def prepared(case, seed=5, recipe=None, n=N, *, masked=False):
     trainer = Trainer(machine_of(*case[:3]), recipe or case[3], seed=seed)
-    source = as_source(data_for(trainer.machine, n), trainer.machine)
+    mask = {name: known.roll(seed, 0) for name, known in masks_for(trainer.machine, n).items()} if masked else None
+    source = as_source(data_for(trainer.machine, n), trainer.machine, mask=mask)
     trainer.prepare(source, initialise=True)
     return trainer, source
 
 
-@pytest.mark.parametrize("name", ["label", "gaussian data of other variances", "dense, centred"])
+@pytest.mark.parametrize(
+    ("name", "masked"),
+    [("label", False), ("label", True), ("gaussian data of other variances", False), ("dense, centred", False)],
+)
 @pytest.mark.usefixtures("interpreted")
-def test_machines_that_train_together_train_as_by_themselves(name):
+def test_machines_that_train_together_train_as_by_themselves(name, masked):
     def trained(seeds):
-        pairs = [prepared(CASES[name], seed) for seed in seeds]
+        pairs = [prepared(CASES[name], seed, masked=masked) for seed in seeds]
         states, sources = [trainer.state for trainer, _ in pairs], [source for _, source in pairs]
         path = FullMatrixPath([trainer.task() for trainer, _ in pairs], states, sources)
         assert path.epoch(states, torch.arange(N, device=DEVICE).expand(len(seeds), -1), never) == 2

@@ -2,9 +2,10 @@
 
 `reference` is for every machine, `graphs` for every machine on a GPU (CUDA graphs), `gemm` on the CPU for sums of
 Kronecker products and full matrices, `native` for those of matrices. `triton`, `tensor` and `full` have kernels for a
-GPU: one program per sample for small matrices and for arrays of order 3 and more, and products of whole batches with
-full matrices for couplings of higher rank, dense ones, and machines with labels. The special paths are tested equal to
-the reference. None of them depends on the trainer: each takes a state and data, and returns the state.
+GPU: one program per sample for small matrices, with or without a label, and for arrays of order 3 and more, and
+products of whole batches with full matrices for couplings of higher rank, dense ones, and data with missing entries.
+The special paths are tested equal to the reference. None of them depends on the trainer: each takes a state and data,
+and returns the state.
 """
 
 from collections.abc import Sequence

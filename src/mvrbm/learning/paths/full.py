@@ -1,7 +1,8 @@
 """The path for a GPU that forms couplings as full matrices: six to eight launches per update, many updates in a graph.
 
-It is for couplings of matrices of higher rank and for dense ones, for several visible layers, labels among them, and
-for centring of all layers. The kernels are in `full_kernels`, and those of learned variances in `full_variances`.
+It is for couplings of matrices of higher rank and for dense ones, for several visible layers, categories among them,
+for centring of all layers and for missing entries, each step of whose draws takes two launches more. The kernels are in
+`full_kernels`, and those of learned variances in `full_variances`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from mvrbm.couplings.base import equalise_norms
 from mvrbm.devices import n_processors
-from mvrbm.learning.data import Source, known_entries
+from mvrbm.learning.data import Source, masks_of
 from mvrbm.learning.paths import flat, kernels
 from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.full_plan import TILE, FullPacking, FullPlan, factor_rank, padded, power_of_two
@@ -47,6 +48,7 @@ class FullMatrixPath(KernelPath):
     """
 
     updates_per_graph = 50
+    draws_missing = True
     _packings: list[FullPacking]
 
     def __init__(
@@ -90,7 +92,7 @@ class FullMatrixPath(KernelPath):
         size = models, self.n_samples, self.plan.visible
         self._data = torch.zeros(size, dtype=self._dtype, device=self._device)
         self._data[..., -1] = 1
-        entries = [known_entries(source) for source in sources[:models]]
+        entries = [masks_of(source) for source in sources[:models]]
         self._masked = any(entries)
         # Where the data is known; zeros are drawn.
         self._known = torch.ones(size if self._masked else 1, dtype=torch.uint8, device=self._device)
@@ -181,9 +183,11 @@ class FullMatrixPath(KernelPath):
         upwards = self._n_chains + (self.batch_size if self._persistent else 0)  # data and chains in one launch
         self._tile_up = tile_of(upwards, plan.hidden, self._models, processors)
         self._tile_down = tile_of(self._n_chains, plan.visible, self._models, processors)
+        if any(layer.kind == "categorical" and layer.pitch > self._tile_down[1] for layer in plan.layers):
+            self._tile_down = TILE, TILE  # a row of categories is part of one tile
         self._tile_gradient = tile_of(plan.hidden, plan.visible, self._models, processors)
-        # Launches without large products begin before the former ends; products wait until all its programs have
-        # ended, whose processors they would share.
+        # Launches without large products begin before the former ends. Products, which would take its processors, begin
+        # when all its programs have ended, or have no more than their results to write.
         self._options = {"PDL": True, "launch_pdl": True} if self._overlapping else {"PDL": False}
         self._product = {"BK": TILE, "num_warps": 4, "num_stages": 4, **self._options}
         # Samples between the orders of two models, and between their data.
@@ -308,7 +312,7 @@ class FullMatrixPath(KernelPath):
         return self._all_weights[batch % len(self._all_weights)]
 
     @property
-    def _sizes(self) -> dict[str, Any]:
+    def _dimensions(self) -> dict[str, Any]:
         """Sizes that all products share."""
         return {
             "CHAINS": self._n_chains, "PERSISTENT": self._persistent, "ALL_ROWS": self._all_rows,
@@ -318,7 +322,7 @@ class FullMatrixPath(KernelPath):
 
     def _fill(self, batch: int, n_valid: int) -> None:
         """Launch the steps that draw the missing entries of a batch."""
-        first = 2 * self._steps + 2  # no draw of the chains has such a number
+        first = 2 * self._steps + 2  # the draws of the chains have lower numbers
         self._down(batch, n_valid, first, 0, fill=True, start=True)
         numbers = self.batch_size * self.plan.numbers
         for step in range(1, self._missing_steps + 1):
@@ -353,7 +357,7 @@ class FullMatrixPath(KernelPath):
             self._samples, self._hidden_sums, self._recorded, self._seeds, self._clock, batch, n_valid, number, numbers,
             FIRST_TILE=first, DRAW_DATA=not chains and draw, DRAW_CHAINS=draw, SUMMED=self._centred and summed, BM=BM,
             BN=BN, UNITS=plan.n_hidden, GAUSSIAN=self._hidden_gaussian, SAMPLE_ROWS=self._samples.shape[1],
-            RECORDED=self._recorded_size, PRECISION=self._precision, **self._sizes, **self._product,
+            RECORDED=self._recorded_size, PRECISION=self._precision, **self._dimensions, **self._product,
         )  # fmt: skip
 
     def _down(
@@ -369,7 +373,7 @@ class FullMatrixPath(KernelPath):
             n_valid, number, numbers, *self._strides, N=self.batch_size, LAYERS=self._layers,
             SUMMED=self._centred and summed, VARIES=plan.varies, FILL=fill, START=start,
             SAMPLE_ROWS=self._samples.shape[1], RECORDED=self._recorded_size, PRECISION=self._precision, BM=BM, BN=BN,
-            **self._sizes, **self._product,
+            **self._dimensions, **self._product,
         )  # fmt: skip
 
     def _launch_gradients(self, batch: int, n_valid: int) -> None:
@@ -381,7 +385,7 @@ class FullMatrixPath(KernelPath):
             self._all_offsets[batch % 2], self._all_offsets[(batch + 1) % 2], self._centre, self._ratios, n_valid,
             N=self.batch_size, UNITS=plan.n_hidden, L=plan.hidden_columns, VISIBLE_BIAS=plan.visible_bias,
             LAYERS=self._layers, CENTRED=self._centred, FOLLOWS=self._follows, VARIES=plan.varies, BM=BM, BN=BN,
-            PRECISION=self._precision, **self._sizes, **self._product,
+            PRECISION=self._precision, **self._dimensions, **self._product,
         )  # fmt: skip
         if plan.varies:
             now, new = batch % 2, (batch + 1) % 2
@@ -394,7 +398,7 @@ class FullMatrixPath(KernelPath):
                 self._weight_of(batch), self._states, self._centre, self._start, self._ratios, self._squares,
                 self._rates, self._clock, batch, n_valid, N=self.batch_size, UNITS=plan.n_hidden,
                 L=plan.hidden_columns, VISIBLE_BIAS=plan.visible_bias, VARIANCES=plan.variances, LAYERS=self._layers,
-                BLOCK=TILE, **self._sizes, **options,
+                BLOCK=TILE, **self._dimensions, **options,
             )  # fmt: skip
         for layer in plan.layers:
             if layer.rank:
@@ -464,7 +468,8 @@ def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | N
 
 def too_large_reason(plan: FullPlan, source: Source, device: torch.device) -> str | None:
     """Return that the data is too large to be kept as operands, None if it is not."""
-    size = 4 * plan.visible * int(source.n_samples or 0)
+    masked = bool(source.with_masks[1]) or source.nan_is_missing  # a byte per entry
+    size = (4 + masked) * plan.visible * int(source.n_samples or 0)
     if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:
         return f"its data, {size / 1e9:.1f} GB as operands, would take a quarter of the device's memory"
     return None

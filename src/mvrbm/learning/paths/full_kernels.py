@@ -239,7 +239,7 @@ def downwards(
 
 @triton.jit
 def _keep_draws(drawn, exist, real, drawing, target, sums, SUMMED: tl.constexpr):
-    """Store draws in columns that are real, zeros in rows that do not exist, and add them to their sums."""
+    """Store the draws of real columns where `drawing`, zeros in rows that do not exist, and add them to their sums."""
     drawn = tl.where(exist[:, None] & drawing, drawn, 0.0)
     tl.store(target, drawn.to(target.dtype.element_ty), mask=real[None, :] & drawing)
     if SUMMED:

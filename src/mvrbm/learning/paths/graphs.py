@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.cuda_graphs import capture
-from mvrbm.learning.data import Source, known_entries
+from mvrbm.learning.data import Source, masks_of
 from mvrbm.learning.gradients import Centring, Gradient
 from mvrbm.learning.missing import draw_unknown
 from mvrbm.learning.paths.base import EpochPath, Task
@@ -68,7 +68,7 @@ class GraphPath(EpochPath):
 
     def _masks(self, source: Source) -> dict[str, Tensor]:
         """Return which entries of the data are known, for every layer if for any, or nothing if all are known."""
-        known, everything = known_entries(source), torch.ones((), dtype=torch.bool)
+        known, everything = masks_of(source), torch.ones((), dtype=torch.bool)
         return {name: known.get(name, everything).to(array.device) for name, array in self._data.items() if known}
 
     @torch.no_grad()

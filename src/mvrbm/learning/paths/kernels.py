@@ -33,6 +33,8 @@ class KernelPath(EpochPath):
 
     #: Updates per graph: enough to make the graph's own launch negligible, few enough to be captured quickly.
     updates_per_graph: int
+    #: Whether the kernels draw missing entries of the data.
+    draws_missing = False
     _params: Tensor  # (models, size)
     _momenta: Tensor
     _gradients: Tensor
@@ -65,6 +67,9 @@ class KernelPath(EpochPath):
         """Take over other data and states of the same shapes, in the memory that the graphs read and write."""
         if [task.recipe for task in tasks] != self._recipes:
             return False
+        for task, source in zip(tasks, sources, strict=True):
+            if task.whole_epochs_unsupported_reason(source, masked=self.draws_missing) is not None:
+                return False
         other = type(self)(tasks, states, sources)
         if other._layout() != self._layout():
             return False

@@ -197,8 +197,8 @@ def stacked_step(
         grad_u, grad_v = _add_slopes(x.to(OPERAND), chain_h.to(OPERAND), half, v, grad_u, grad_v, R, BJ, BK, PRECISION)
         if LABELLED:
             per_sample = largest / N
-            _add_label_slopes(gradients, data_label, h * per_sample, -positive * per_sample, at_y, in_y, LABEL)
-            _add_label_slopes(gradients, label, chain_h * per_sample, negative * per_sample, at_y, in_y, LABEL)
+            _add_label_gradient(gradients, data_label, h * per_sample, -positive * per_sample, at_y, in_y, LABEL)
+            _add_label_gradient(gradients, label, chain_h * per_sample, negative * per_sample, at_y, in_y, LABEL)
     tl.atomic_add(gradients + AT_B + at_x, grad_b * (largest / N), mask=in_x, sem="relaxed")
     tl.atomic_add(gradients + AT_C + at_y, grad_c * (largest / N), mask=in_y, sem="relaxed")
     tl.atomic_add(gradients + at_v, grad_v * (largest * size_u / N), mask=in_v, sem="relaxed")
@@ -229,7 +229,7 @@ def _chain(
     if len(LABEL) > 0:
         classes = tl.arange(0, LABEL[WIDE])
         one_hot = fresh(state + LABEL[STATES_AT] + classes, (classes < LABEL[CLASSES]) & (i < CHAINS))
-        label = tl.sum(tl.where(one_hot > 0.5, classes, 0))
+        label = tl.max(tl.where(one_hot > 0.5, classes, 0))
     return x, label
 
 
@@ -279,7 +279,7 @@ def _of_label(weights, label, at_y, in_y, LABEL: tl.constexpr):
 
 
 @triton.jit
-def _add_label_slopes(
+def _add_label_gradient(
     gradients, label, h, share, at_y, in_y, LABEL: tl.constexpr
 ):  # fmt: skip
     """Add a label's gradients: those of its category's weights, and of its bias."""

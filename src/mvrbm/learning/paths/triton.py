@@ -4,7 +4,8 @@ Several machines of the same shapes can be trained together. The kernels are in 
 `triton_tiled`.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -34,33 +35,34 @@ _MOST_RANKS = 8
 _PROGRAMS_OF_TERMS = 2
 # Arrays as large as a factor of all ranks that a program has in shared memory: 4.1 to 6.5, as compiled for Hopper.
 _KEPT = 7
-# Categories of a label, whose weights a program holds in registers while it draws one.
-_MOST_CLASSES = 16
+# Categories of a label, whose weights a program holds in registers while it draws one, and tiles that leave room.
+_MOST_CLASSES, _LARGEST_TILE_WITH_LABEL = 16, 32
 # Every model's parameters begin at a multiple of this: numbers are read four at a time.
 _ALIGNMENT = 16
 
 
-class _TurnedPacking(Packing):
-    """As a packing, with the weights of labels turned: (classes, hidden units), those of a category side by side."""
+class _TransposedPacking(Packing):
+    """As a packing, with the weights of labels transposed: (classes, hidden units), a category's side by side."""
 
     @torch.no_grad()
     def pack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
         super().pack(state, params, momenta)
-        for p in self.plan.layers:
-            if p.is_label:
-                for flat in (params, momenta):
-                    weights = flat[p.parameters_at :][: self.plan.hidden_area * p.area]
-                    weights.copy_(weights.view(-1, p.area).t().flatten())
+        for weights, classes in self._of_labels(params, momenta):
+            weights.copy_(weights.view(-1, classes).t().flatten())
 
     @torch.no_grad()
     def unpack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
+        params, momenta = params.clone(), momenta.clone()
+        for weights, classes in self._of_labels(params, momenta):
+            weights.copy_(weights.view(classes, -1).t().flatten())
+        super().unpack(state, params, momenta)
+
+    def _of_labels(self, *arrays: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Yield the weights of each label in flat arrays, and its number of classes."""
         for p in self.plan.layers:
             if p.is_label:
-                params, momenta = params.clone(), momenta.clone()
-                for flat in (params, momenta):
-                    weights = flat[p.parameters_at :][: self.plan.hidden_area * p.area]
-                    weights.copy_(weights.view(p.area, -1).t().flatten())
-        super().unpack(state, params, momenta)
+                for array in arrays:
+                    yield array[p.parameters_at :][: self.plan.hidden_area * p.area], p.area
 
 
 class TritonPath(KernelPath):
@@ -68,7 +70,7 @@ class TritonPath(KernelPath):
 
     The precision of the products is "fp16", "tf32", "tf32x3" or "ieee". The first two have operands of 11 bits and sums
     in float32, on tensor cores; states above 65,504 do not fit fp16. The last is plain float32. The default is fp16
-    where all units are Bernoulli, whose states are at most 1, and tf32 otherwise. Layers that are cut into tiles use
+    where no units are Gaussian, so that states are at most 1, and tf32 otherwise. Layers that are cut into tiles use
     tf32 instead of fp16.
     """
 
@@ -95,7 +97,7 @@ class TritonPath(KernelPath):
         self._halves, self._precision = precision == "fp16", "tf32" if precision == "fp16" else precision
         rank = max(layer.rank for state in states for layer in Plan.of(state.machine).layers)
         plan = self.plan = Plan.of(first.machine, rank if self._models > 1 else None)
-        self._packings = [_TurnedPacking(state, plan, normalised=self._normalised) for state in states]
+        self._packings = [_TransposedPacking(state, plan, normalised=self._normalised) for state in states]
         self._load_data(states, sources)
         self._choose()
         self._allocate(states)
@@ -117,7 +119,7 @@ class TritonPath(KernelPath):
             self._data.append(stacked[0].contiguous() if self._shared else torch.cat(stacked))
             self._byte_scales.append(scale if is_bytes else 1.0)
             if layer.is_label:
-                self._labels = self._data[-1].view(-1, layer.area).argmax(1).to(torch.int32)
+                self._labels = self._data[-1].view(-1, layer.area).float().argmax(1).to(torch.int32)
 
     def _allocate(self, states: Sequence[TrainState]) -> None:
         models, size, like = self._models, self.plan.size, states[0].machine.like
@@ -156,6 +158,8 @@ class TritonPath(KernelPath):
         plan = self.plan
         self._small = fits_a_program(plan, self._halves, self._device)
         image, label = self._image, self._label = image_and_label(plan)
+        if label is not None and not self._small:
+            raise ValueError("the products of a machine with a label do not fit one program")
         sizes = (image.rows, image.columns, plan.hidden_rows, plan.hidden_columns)
         self._tiles = tuple(_tile_of(size) for size in sizes)
         # Terms that a program takes side by side, a power of two, and whether it is a kernel that does.
@@ -225,9 +229,7 @@ class TritonPath(KernelPath):
         if self._late_steps:
             self._all_gradients.zero_()
         if self._sizes.numel():
-            largest = [factor.abs().max() for params in self._params for factor in self.plan.factors(params)]
-            self._sizes.zero_()
-            self._sizes[..., 0] = torch.stack(largest).view(self._models, -1)
+            self._find_sizes()
         for number in range(count):
             batch = first + number
             n_valid = min(self.batch_size, self.n_samples - batch * self.batch_size)
@@ -243,6 +245,16 @@ class TritonPath(KernelPath):
                 self._launch_apply(0, batch)
         if self._late_steps:
             self._launch_apply(count, first + count - 1)
+
+    def _find_sizes(self) -> None:
+        """Find the largest entry of each factor, as the steps that follow will do."""
+        self._sizes.zero_()
+        for layer in self.plan.layers:
+            start = layer.parameters_at
+            for number, shape in enumerate(layer.factors, self._first_gain(layer)):
+                end = start + math.prod(shape)
+                self._sizes[:, number, 0] = self._params[:, start:end].abs().amax(1)
+                start = end
 
     def _launch_small(self, number: int, batch: int, n_valid: int) -> None:
         """Launch update `number` of a series, in which each update makes the step of the one before."""
@@ -340,6 +352,8 @@ def fits_a_program(plan: Plan, halves: bool, device: torch.device) -> bool:
     if len(plan.layers) > (1 if label is None else 2) or (label is not None and label.area > _MOST_CLASSES):
         return False
     tile = max(map(_tile_of, (image.rows, image.columns, plan.hidden_rows, plan.hidden_columns)))
+    if label is not None and tile > _LARGEST_TILE_WITH_LABEL:
+        return False
     factor = power_of_two(image.rank) * tile**2 * (2 if halves else 4)  # bytes
     fits = image.rank <= _MOST_RANKS and _KEPT * factor <= _shared_memory(device)
     return tile <= _LARGEST_TILE and (fits or (image.rank == 1 and label is None))
@@ -383,7 +397,7 @@ def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | N
     if any(layer.is_label for layer in plan.layers):
         halves = not any(unit.sampled_as == "gaussian" for unit in units)
         if all(layer.is_label for layer in plan.layers) or not fits_a_program(plan, halves, state.machine.like.device):
-            return "it has labels, and no other layer whose products fit one program"
+            return "it has labels, but is not one label of few categories next to one small matrix"
         return None
     too_wide = max(max(unit.shape) for unit in units) > _WIDEST
     return f"it has matrices wider than {_WIDEST}" if too_wide else None
