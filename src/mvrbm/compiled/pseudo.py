@@ -11,7 +11,7 @@ from mvrbm.compiled import library
 
 _RANGE = 80.0  # logarithm of the largest product that a float holds safely; fields are cut off there
 _LARGEST_WEIGHT = 60.0  # next to which what is cut off is nothing
-_WORTH_A_THREAD = 4096  # log-odds that take longer than starting a thread
+_WORTH_A_THREAD = 2**15  # log-odds that take longer than starting a thread, next to threads of PyTorch that wait
 _LONGEST_GROUP = 16  # factors that are multiplied before the exponent of their product is taken out
 
 

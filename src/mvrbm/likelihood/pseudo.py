@@ -98,8 +98,10 @@ def _estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor) -> Tens
 
 def _log_probabilities(unit: Unit, x: Tensor, field: Tensor) -> Tensor:
     """Return the log-probability of each site in a field, 0 for padding: (n, sites)."""
-    pull = unit.statistic(x) * field
-    found = (pull.sum(-1) if unit.entry_modes else pull) - unit.site_energy(x) - unit.site_log_normaliser(field)
+    found = unit.statistic(x) * field
+    if unit.entry_modes:
+        found = found.sum(-1)
+    found.sub_(unit.site_energy(x)).sub_(unit.site_log_normaliser(field))  # in place: new memory takes longer
     absent = unit.absent(x)
     return (found if absent is None else found.masked_fill(site_mask(unit, absent), 0)).reshape(len(x), -1)
 
