@@ -117,14 +117,8 @@ def upwards(
     wait(PDL)
     biases = fresh(bias + model * STRIDE + columns, True)  # requested here, they are there at the end
     for k in range(0, VISIBLE, BK):
-        if VISIBLE % BK == 0:
-            field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
-        else:
-            inside = k + within < VISIBLE
-            left = tl.load(x + k, mask=inside[None, :], other=0.0)
-            right = tl.load(w + k, mask=inside[:, None], other=0.0)
-            field = tl.dot(left, right, acc=field, input_precision=PRECISION)
-    begin_next(PDL)  # what is left takes no processor from the next product, which waits for it
+        field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
+    begin_next(PDL)  # writing results takes few processors from the next product, which waits for them
     field += biases[None, :]
     own = rows if of_data else rows - CHAINS_AT
     n_chains = CHAINS if PERSISTENT else n_valid
@@ -187,13 +181,7 @@ def downwards(
     wait(PDL)
     biases = fresh(bias + model * STRIDE + columns, True)
     for k in range(0, 0 if START else HIDDEN, BK):
-        if HIDDEN % BK == 0:
-            field = tl.dot(tl.load(y + k), tl.load(w + k * VISIBLE), acc=field, input_precision=PRECISION)
-        else:
-            inside = k + within < HIDDEN
-            left = tl.load(y + k, mask=inside[None, :], other=0.0)
-            right = tl.load(w + k * VISIBLE, mask=inside[:, None], other=0.0)
-            field = tl.dot(left, right, acc=field, input_precision=PRECISION)
+        field = tl.dot(tl.load(y + k), tl.load(w + k * VISIBLE), acc=field, input_precision=PRECISION)
     spread = 1.0
     if VARIES:
         spread = 1.0 / fresh(ratios + model * VISIBLE + columns, True)[None, :]

@@ -6,6 +6,7 @@ Several machines of the same shapes can be trained together. The kernels are in 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -258,7 +259,6 @@ class TritonPath(KernelPath):
 
     def _launch_small(self, number: int, batch: int, n_valid: int) -> None:
         """Launch update `number` of a series, in which each update makes the step of the one before."""
-        plan, layer = self.plan, self.plan.layers[0]
         # Two at a time where there is room; on a full GPU one more would come after all others.
         keepers = 2 if self._late_steps else 1 if self._normalised else 0
         turn = number if self._late_steps else 0
@@ -270,40 +270,39 @@ class TritonPath(KernelPath):
             params[1 - old], momenta[1 - old], gradients[(turn + 1) % 3], gains[(turn - 1) % 2], gains[turn % 2],
             self._multiplier, self._rates, self._clock, self._seeds, self._chains, self._recorded,
             self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
-            0 if self._shared else self.n_samples * layer.area,
-            N=self.batch_size, CHAINS=self._n_chains, SAMPLES=self._samples, STRIDE=self._stride,
-            I=layer.rows, J=layer.columns, K=plan.hidden_rows, L=plan.hidden_columns,
-            BI=self._tiles[0], BJ=self._tiles[1], BK=self._tiles[2], BL=self._tiles[3],
-            STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
-            HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALISED=self._normalised,
-            RECORDED=self._recorded_size, PRECISION=self._precision, HALVES=self._halves, PENDING=turn > 0,
-            KEEPERS=keepers, PDL=self._overlapping, num_warps=self._warps, **self._options,
+            0 if self._shared else self.n_samples * self._image.area, PENDING=turn > 0, KEEPERS=keepers,
+            PDL=self._overlapping, **self._how(),
         )  # fmt: skip
+
+    def _how(self) -> dict[str, Any]:
+        """Return what both kernels for small matrices are compiled for."""
+        plan, layer, (BI, BJ, BK, BL) = self.plan, self._image, self._tiles
+        return {
+            "N": self.batch_size, "CHAINS": self._n_chains, "SAMPLES": self._samples, "STRIDE": self._stride,
+            "I": layer.rows, "J": layer.columns, "K": plan.hidden_rows, "L": plan.hidden_columns, "BI": BI, "BJ": BJ,
+            "BK": BK, "BL": BL, "STEPS": self._steps, "PERSISTENT": self._persistent,
+            "VISIBLE_GAUSSIAN": layer.gaussian, "HIDDEN_GAUSSIAN": plan.hidden_gaussian,
+            "BYTE_SCALE": self._byte_scales[plan.layers.index(layer)], "NORMALISED": self._normalised,
+            "RECORDED": self._recorded_size, "PRECISION": self._precision, "HALVES": self._halves,
+            "num_warps": self._warps, **self._options,
+        }  # fmt: skip
 
     def _launch_stacked(self, batch: int, n_valid: int) -> None:
         """Launch the gradient of an update of a coupling of several products, or of a machine with a label."""
-        plan, layer, label, tiles, kernel = self.plan, self._image, self._label, self._tiles, self._stacked_kernel
-        of_image = plan.layers.index(layer)
-        described: tuple[object, ...] = ()
+        plan, layer, label = self.plan, self._image, self._label
+        described: tuple[int, ...] = ()
         if label is not None:
-            first = int(label.states_at < layer.states_at)
-            described = (
-                label.area, power_of_two(label.area), label.parameters_at, label.states_at, plan.hidden_area, first
-            )  # fmt: skip
-        programs = -(-self._rows // self._samples)
-        kernel.stacked_step[(programs + (2 * self._stacked if self._normalised else 0), self._models)](
-            self._data[of_image], self._labels, self._order, self._params, self._gradients,
+            places = label.parameters_at, label.states_at, plan.hidden_area, int(label.states_at < layer.states_at)
+            described = label.area, power_of_two(label.area), *places
+        programs = -(-self._rows // self._samples) + (2 * self._stacked if self._normalised else 0)
+        self._stacked_kernel.stacked_step[(programs, self._models)](
+            self._data[plan.layers.index(layer)], self._labels, self._order, self._params, self._gradients,
             self._all_gains[0], self._sizes, self._clock, self._seeds, self._chains, self._recorded, self._load_scale,
             self._load_shift, batch, n_valid, self.n_samples, 0 if self._shared else self.n_samples * layer.area,
-            0 if self._shared else self.n_samples, N=self.batch_size, CHAINS=self._n_chains, RANK=layer.rank,
-            R=self._stacked, SAMPLES=self._samples, STRIDE=self._stride, STATES=plan.states, AT_U=layer.parameters_at,
-            AT_C=plan.size - plan.hidden_area, AT_X=layer.states_at, AT_GAINS=self._first_gain(layer),
-            N_GAINS=self._n_gains, BLOCKS=max(1, self._sizes.shape[2]), LABEL=described, I=layer.rows, J=layer.columns,
-            K=plan.hidden_rows, L=plan.hidden_columns, BI=tiles[0], BJ=tiles[1], BK=tiles[2], BL=tiles[3],
-            STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
-            HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[of_image],
-            NORMALISED=self._normalised, RECORDED=self._recorded_size, PRECISION=self._precision,
-            HALVES=self._halves, EDGE=max(tiles), PDL=bool(self._options), num_warps=self._warps, **self._options,
+            0 if self._shared else self.n_samples, RANK=layer.rank, R=self._stacked, STATES=plan.states,
+            AT_U=layer.parameters_at, AT_C=plan.size - plan.hidden_area, AT_X=layer.states_at,
+            AT_GAINS=self._first_gain(layer), N_GAINS=self._n_gains, BLOCKS=max(1, self._sizes.shape[2]),
+            LABEL=described, EDGE=max(self._tiles), PDL=bool(self._options), **self._how(),
         )  # fmt: skip
 
     def _launch_tiled(self, batch: int, n_valid: int) -> None:
