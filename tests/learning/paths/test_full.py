@@ -433,6 +433,25 @@ def test_tiles_are_large_where_there_are_enough_of_them():
 
 
 @pytest.mark.usefixtures("interpreted")
+def test_machines_of_a_group_draw_missing_entries_in_their_own_number_of_steps():
+    case = MASKED["CD"]
+    recipe = dataclasses.replace(case[3], n_epochs=1)
+
+    def trainers():
+        return [Trainer(machine_of(*case[:3]), recipe, seed=1, missing_steps=steps) for steps in (1, 2)]
+
+    together, alone = trainers(), trainers()
+    machine = together[0].machine
+    source = as_source(data_for(machine, N), machine, mask=masks_for(machine, N))
+    fit_together(together, [source, source])
+    for mine, other in zip(together, alone, strict=True):
+        other.fit(source, initialise=True)
+        for key, value in other.machine.state_dict().items():
+            torch.testing.assert_close(mine.machine.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(together[0].machine.hidden.bias, together[1].machine.hidden.bias)
+
+
+@pytest.mark.usefixtures("interpreted")
 def test_groups_of_machines_use_full_matrices_too():
     recipe = dataclasses.replace(CASES["label"][3], n_epochs=1)
     trainers = [Trainer(machine_of(*CASES["label"][:3]), recipe, seed=seed) for seed in (1, 2)]
