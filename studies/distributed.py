@@ -72,7 +72,7 @@ class Workload:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, which is how many numbers an update sums over the processes."""
+        """Number of parameters; as many numbers are added up over the processes at every update."""
         return int(mvrbm(VISIBLE, self.hidden, rank=self.rank).n_parameters)
 
 

@@ -148,8 +148,8 @@ class Source(ABC):
         visible = {}
         for name, unit in self.machine.layers.items():
             array = unit.from_data(torch.as_tensor(raw[name]))
-            if self.nan_is_missing and bool((missing := torch.isnan(array)).any()):
-                masks[name] = masks[name] & ~missing if name in masks else ~missing
+            if self.nan_is_missing:
+                _leave_out_nan(masks, name, array)
             if name in masks:
                 array = torch.where(masks[name], array, unit.some_state())  # the trainer draws these entries later
             visible[name] = array
@@ -368,11 +368,16 @@ def masks_of(source: Source) -> dict[str, Tensor]:
     data = {name: torch.as_tensor(array) for name, array in arrays.items()}
     known = {name: torch.as_tensor(mask) for name, mask in given.items()}
     for name, array in data.items() if source.nan_is_missing else ():
-        there = ~torch.isnan(array)
-        if not bool(there.all()):
-            known[name] = known[name].to(there.device) & there if name in known else there
+        _leave_out_nan(known, name, array)
     checked = source.machine.as_masks(known, data)
     return {name: mask for name, mask in checked.items() if mask is not None and name in known}
+
+
+def _leave_out_nan(known: dict[str, Tensor], name: str, array: Tensor) -> None:
+    """Let a layer's mask leave out the entries of its data that are NaN, if there are any."""
+    there = ~torch.isnan(array)
+    if not bool(there.all()):
+        known[name] = known[name].to(there.device) & there if name in known else there
 
 
 def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:

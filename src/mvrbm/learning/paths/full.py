@@ -68,8 +68,7 @@ class FullMatrixPath(KernelPath):
         ranks = {name: max(factor_rank(machine.links[name]) for machine in machines) for name in first.layers}
         plan = self.plan = FullPlan(first, ranks)
         self._packings = [FullPacking(state, plan) for state in states]
-        gaussian = any(unit.gaussian for unit in (first.hidden, *first.layers.values()))
-        precision = precision or ("tf32" if gaussian else "fp16")
+        precision = precision or kernels.default_precision(first)
         self._dtype = torch.float16 if precision == "fp16" else torch.float32
         self._precision = "tf32" if precision == "fp16" else precision
         # Of the products that form full matrices: entries that are rounded to 16 bits need no more than tf32.
@@ -293,9 +292,8 @@ class FullMatrixPath(KernelPath):
     def _launch(self, batch: int, n_valid: int, n_next: int) -> None:
         """Launch one update, number `batch` of a series, the next of which has `n_next` samples."""
         plan = self.plan
-        if self._masked:
-            self._fill(batch, n_valid)
-        self._launch_products(batch, n_valid)
+        numbers = self._fill(batch, n_valid) if self._masked else 0
+        self._launch_products(batch, n_valid, numbers)
         self._launch_gradients(batch, n_valid)
         self._build(self._weight_of(batch + 1), batch + 1, n_next, step=True)
         if self._centred:
@@ -320,8 +318,8 @@ class FullMatrixPath(KernelPath):
             "STRIDE": self._stride,
         }  # fmt: skip
 
-    def _fill(self, batch: int, n_valid: int) -> None:
-        """Launch the steps that draw the missing entries of a batch."""
+    def _fill(self, batch: int, n_valid: int) -> int:
+        """Launch the steps that draw the missing entries of a batch, and return how many random numbers they take."""
         first = 2 * self._steps + 2  # the draws of the chains have lower numbers
         self._down(batch, n_valid, first, 0, fill=True, start=True)
         numbers = self.batch_size * self.plan.numbers
@@ -330,18 +328,17 @@ class FullMatrixPath(KernelPath):
             numbers += self.batch_size * self.plan.n_hidden
             self._down(batch, n_valid, first + 2 * step + 1, numbers, fill=True, summed=step == self._missing_steps)
             numbers += self.batch_size * self.plan.numbers
+        return numbers
 
-    def _launch_products(self, batch: int, n_valid: int) -> None:
-        """Launch the hidden means of the data and the chains' steps by products with full matrices."""
-        plan, per_step, numbers = self.plan, self.plan.n_hidden + self.plan.numbers, 0
-        if self._masked:
-            numbers = self.batch_size * (plan.numbers + self._missing_steps * per_step)
+    def _launch_products(self, batch: int, n_valid: int, numbers: int) -> None:
+        """Launch the hidden means of the data and the chains' steps by products, after so many random numbers."""
+        plan = self.plan
         for step in range(self._steps):
             chains = self._persistent or step > 0
             self._up(batch, n_valid, 2 * step, numbers, data=step == 0, chains=chains, draw=True, summed=step == 0)
             last = step == self._steps - 1
             self._down(batch, n_valid, 2 * step + 1, numbers + self._n_chains * plan.n_hidden, summed=last)
-            numbers += self._n_chains * per_step
+            numbers += self._n_chains * (plan.n_hidden + plan.numbers)
         self._up(batch, n_valid, 0, 0, data=False, chains=True, draw=False)
 
     def _up(
@@ -439,7 +436,9 @@ def tile_of(rows: int, columns: int, models: int, processors: int) -> tuple[int,
 
 def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
     """Return why the kernels cannot compute a training run's updates, None if they can."""
-    reason = kernels.unsupported_reason(task, state, source, masked=True) or flat.unsupported_reason(task, state)
+    reason = kernels.unsupported_reason(
+        task, state, source, masked=FullMatrixPath.draws_missing
+    ) or flat.unsupported_reason(task, state)
     if reason is not None:
         return reason
     machine = state.machine

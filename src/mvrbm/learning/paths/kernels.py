@@ -16,6 +16,7 @@ from mvrbm.learning.paths.graphs import too_large_reason
 from mvrbm.learning.samplers import PCD
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import fail
+from mvrbm.machine import BoltzmannMachine
 
 # Reading the parameters back means waiting for the GPU.
 _UPDATES_UNCHECKED = 5000
@@ -199,6 +200,11 @@ class KernelPath(EpochPath):
             self._graphs[key].replay()
         else:
             launch(count)
+
+
+def default_precision(machine: BoltzmannMachine) -> str:
+    """Return the precision of products: 16 bits where no units are Gaussian, so that states are at most 1."""
+    return "tf32" if any(unit.gaussian for unit in (machine.hidden, *machine.layers.values())) else "fp16"
 
 
 def unsupported_reason(task: Task, state: TrainState, source: Source, *, masked: bool = False) -> str | None:

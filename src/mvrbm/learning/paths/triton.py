@@ -93,8 +93,7 @@ class TritonPath(KernelPath):
         super().__init__(tasks, states, sources)
         self._kernels, self._tiled, self._stacked_kernel = triton_kernels, triton_tiled, stacked_kernel
         first = states[0]
-        units = [first.machine.hidden, *first.machine.layers.values()]
-        precision = precision or ("tf32" if any(unit.sampled_as == "gaussian" for unit in units) else "fp16")
+        precision = precision or kernels.default_precision(first.machine)
         self._halves, self._precision = precision == "fp16", "tf32" if precision == "fp16" else precision
         rank = max(layer.rank for state in states for layer in Plan.of(state.machine).layers)
         plan = self.plan = Plan.of(first.machine, rank if self._models > 1 else None)
@@ -394,7 +393,7 @@ def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | N
         return reason
     plan, units = Plan.of(state.machine), [state.machine.hidden, *state.machine.layers.values()]
     if any(layer.is_label for layer in plan.layers):
-        halves = not any(unit.sampled_as == "gaussian" for unit in units)
+        halves = kernels.default_precision(state.machine) == "fp16"
         if all(layer.is_label for layer in plan.layers) or not fits_a_program(plan, halves, state.machine.like.device):
             return "it has labels, but is not one label of few categories next to one small matrix"
         return None
