@@ -34,7 +34,6 @@ from mvrbm.devices import resolve_device
 from mvrbm.learning import CD, PCD, NegativePhase, Recipe, TemperedPCD, Trainer
 from mvrbm.learning.paths import EpochPath, choose_path
 from mvrbm.likelihood import annealed_importance_sampling
-from mvrbm.random import permutations
 from mvrbm.units import Bernoulli, Categorical, Gaussian, Unit
 from studies.cells import Cell, Outcome, Place, Store
 from studies.runner import run
@@ -175,13 +174,14 @@ def _epochs(workload: Workload, device: str) -> tuple[Callable[[], int], str]:
     source = first.prepare(data, mask=None if workload.known == 1 else {"image": known}, initialise=True)
     for trainer in trainers[1:]:
         trainer.prepare(source, initialise=True)
-    states = [trainer.state for trainer in trainers]
+    first.group, states = trainers, [trainer.state for trainer in trainers]
     path = choose_path([trainer.task() for trainer in trainers], states, [source] * len(trainers), 1)
 
     def whole() -> int:
         assert isinstance(path, EpochPath)
-        orders = permutations([trainer.order_rng for trainer in trainers], path.n_samples)
-        return path.epoch(states, orders, lambda: False)
+        made = path.epoch(states, first.orders(path.n_samples), lambda: False)
+        first.state.epoch += 1
+        return made
 
     def batch_by_batch() -> int:
         before = first.update

@@ -61,16 +61,17 @@ def test_numbers_have_the_distribution_they_are_named_after():
 
 def test_permutations_of_several_sources_are_those_of_each():
     sources, alone = ([RandomSource(seed) for seed in range(3)] for _ in range(2))
-    assert torch.equal(permutations(sources, 5), torch.stack([source.permutation(5) for source in alone]))
+    drawn = [torch.stack([source.permutation(5) for source in alone]) for _ in range(2)]
+    assert torch.equal(permutations(sources, 5, 2), torch.stack(drawn))
 
 
 def test_sorted_keys_are_the_permutations_of_each_generator():
     """The way of the GPU, which draws the permutations of many models at once."""
     together, alone = ([torch.Generator().manual_seed(seed) for seed in range(4)] for _ in range(2))
-    drawn = torch.stack([random._sorted_keys(together, 3) for _ in range(1500)])  # (draws, generators, 3)
-    assert torch.equal(drawn[0], torch.cat([random._sorted_keys([one], 3) for one in alone]))
+    drawn = torch.stack([random._sorted_keys(together, 3, 5) for _ in range(300)])  # (draws, 5, generators, 3)
+    assert torch.equal(drawn[0], torch.cat([random._sorted_keys([one], 3, 5) for one in alone], 1))
     orders = list(itertools.permutations(range(3)))
-    seen = [orders.index(tuple(order)) for order in drawn.flatten(0, 1).tolist()]
+    seen = [orders.index(tuple(order)) for order in drawn.flatten(0, 2).tolist()]
     assert stats.chisquare(np.bincount(seen, minlength=6)).pvalue > FALSE_ALARM
 
 

@@ -97,7 +97,7 @@ class RandomSource:
     def permutation(self, n: int) -> Tensor:
         """Return the integers 0..n-1 in random order, on the device of this source."""
         if self.device.type == "cuda":
-            return _sorted_keys([self._generator], n)[0]
+            return _sorted_keys([self._generator], n, 1)[0, 0]
         return torch.randperm(n, generator=self._generator, device=self.device)
 
     @property
@@ -171,17 +171,17 @@ class RandomSource:
         return f"RandomSource({self._entropy}{key}, device='{self.device}')"
 
 
-def permutations(sources: Sequence[RandomSource], n: int) -> Tensor:
-    """Return the next `permutation` of each source, (len(sources), n); on a GPU all of them by one sort."""
+def permutations(sources: Sequence[RandomSource], n: int, count: int = 1) -> Tensor:
+    """Return the next `count` permutations of each source, (count, len(sources), n); on a GPU all by one sort."""
     if all(source.capturable for source in sources):
         # On a stream of its own: what was launched before need not end first.
         side, main = _side_stream(sources[0].device), torch.cuda.current_stream(sources[0].device)
         with torch.cuda.stream(side):
-            orders = _sorted_keys([source._generator for source in sources], n)
+            orders = _sorted_keys([source._generator for source in sources], n, count)
         main.wait_stream(side)
         orders.record_stream(main)
         return orders
-    return torch.stack([source.permutation(n) for source in sources])
+    return torch.stack([torch.stack([source.permutation(n) for source in sources]) for _ in range(count)])
 
 
 @functools.cache
@@ -189,13 +189,13 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _sorted_keys(generators: Sequence[torch.Generator], n: int) -> Tensor:
-    """Return the orders that sort random numbers of each generator, (len(generators), n), by one sort of all."""
-    count = len(generators)
-    keys = torch.empty(count, n, dtype=torch.int64, device=generators[0].device)
-    for number, (row, generator) in enumerate(zip(keys, generators, strict=True)):
-        row.random_(number << _KEY_BITS, (number + 1) << _KEY_BITS, generator=generator)
-    return keys.flatten().argsort(stable=True).view(count, n) - n * torch.arange(count, device=keys.device)[:, None]
+def _sorted_keys(generators: Sequence[torch.Generator], n: int, count: int) -> Tensor:
+    """Return orders that sort random numbers of each generator, (count, len(generators), n), by one sort of all."""
+    keys = torch.empty(len(generators), count, n, dtype=torch.int64, device=generators[0].device)
+    for own, generator in zip(keys, generators, strict=True):
+        own.random_(0, 1 << _KEY_BITS, generator=generator)
+    number = torch.arange(len(generators) * count, device=keys.device).view(-1, count, 1)
+    return ((keys + (number << _KEY_BITS)).flatten().argsort(stable=True).view_as(keys) - n * number).transpose(0, 1)
 
 
 class Recorder(RandomSource):

@@ -33,6 +33,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource, permutations
 from mvrbm.validation import choice, whole_number
 
+_SAMPLES_ORDERED = 2**17  # whose order is drawn at once: that of several epochs, or of one
 #: Returns the trainer that keeps the path of its last `fit`, None if there is none.
 _keeper: Callable[[], Trainer | None] = lambda: None  # noqa: E731
 
@@ -128,6 +129,7 @@ class Trainer:
         self._resumed: Stored | None = None
         self._path: UpdatePath | EpochPath | None = None
         self._last_path: EpochPath | None = None
+        self._orders: tuple[int, int, Tensor] | None = None  # number of samples, of a block of epochs, and their orders
 
     def __getstate__(self) -> dict[str, Any]:
         """Return everything but the path of the last `fit`, whose graphs cannot be copied."""
@@ -313,7 +315,7 @@ class Trainer:
     def _keep_path(self) -> None:
         """Keep data and graphs on the GPU for another `fit`; those of one trainer at a time, to limit the memory."""
         global _keeper
-        path, self._path = self._path, None
+        path, self._path, self._orders = self._path, None, None
         if isinstance(path, EpochPath) and not self.broken:
             self._last_path, _keeper = path, weakref.ref(self)
 
@@ -369,8 +371,7 @@ class Trainer:
         states = [member.state for member in self.group]
         for member in self.group:
             (member.source or source).check_all()
-        orders = permutations([member.order_rng for member in self.group], path.n_samples)
-        made = path.epoch(states, orders, lambda: self.stop)
+        made = path.epoch(states, self.orders(path.n_samples), lambda: self.stop)
         for state in states:
             state.batch += made
         self._ending = self.stop
@@ -383,6 +384,19 @@ class Trainer:
         elif self.recipe.balance:
             path.balance(states)
         return self.batches_per_epoch is not None and self.state.batch >= self.batches_per_epoch
+
+    def orders(self, n: int) -> Tensor:
+        """Return the order of n samples in the present epoch, for every trainer of the group: (group, n).
+
+        It follows from the seed and the number of the epoch. Those of several short epochs are drawn at once, which on
+        a GPU takes hardly longer than one.
+        """
+        count = max(1, _SAMPLES_ORDERED // n)
+        block, number = divmod(self.epoch, count)
+        if self._orders is None or self._orders[:2] != (n, block):
+            streams = [member.order_rng.stream(block) for member in self.group]
+            self._orders = n, block, permutations(streams, n, count)
+        return self._orders[2][number]
 
     def _batches(self, source: Source) -> Iterator[Batch]:
         """Yield the batches of an epoch, read ahead; where their number is unknown, until no process has any left."""

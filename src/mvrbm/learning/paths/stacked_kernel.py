@@ -52,7 +52,7 @@ def stacked_step(
     batch, n_valid, order_stride, data_stride, label_stride,
     N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr, SAMPLES: tl.constexpr,
     STRIDE: tl.constexpr, STATES: tl.constexpr, AT_U: tl.constexpr, AT_C: tl.constexpr, AT_X: tl.constexpr,
-    AT_GAINS: tl.constexpr, N_GAINS: tl.constexpr, BLOCKS: tl.constexpr, LABEL: tl.constexpr,
+    BLOCKS: tl.constexpr, LABEL: tl.constexpr,
     I: tl.constexpr, J: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
     STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
@@ -112,7 +112,7 @@ def stacked_step(
         if NORMALISED and number % R < RANK:
             at, inside = factor_at(number, RANK, K, I, L, J, R, EDGE)
             matrix = fresh(weights + AT_U + at, inside)
-            keep_norm(matrix, gains + model * (N_GAINS * R) + AT_GAINS * R, number, R, PRECISION)
+            keep_norm(matrix, gains + model * (2 * R), number, R, PRECISION)
         return
     u, v = fresh(weights + at_u, in_u), fresh(weights + at_v, in_v)
     B, C = fresh(weights + AT_B + at_x, in_x), fresh(weights + AT_C + at_y, in_y)
@@ -125,7 +125,7 @@ def stacked_step(
             chain_own = _of_label(weights, chain_label, at_y, in_y, LABEL)
     size_u, size_v = 1.0, 1.0
     if HALVES:
-        sizes += (model * N_GAINS + AT_GAINS) * BLOCKS + tl.arange(0, BLOCKS)
+        sizes += model * (2 * BLOCKS) + tl.arange(0, BLOCKS)
         size_u = tl.maximum(tl.max(fresh(sizes, True)), 1e-30)
         size_v = tl.maximum(tl.max(fresh(sizes + BLOCKS, True)), 1e-30)
         u, v = (u * (1.0 / size_u)).to(tl.float16), (v * (1.0 / size_v)).to(tl.float16)

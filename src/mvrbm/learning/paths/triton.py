@@ -128,13 +128,10 @@ class TritonPath(KernelPath):
         self._all_params, self._all_momenta = like.new_zeros(2, 2, models, self._stride)[..., :size]
         self._all_gradients = like.new_zeros(3, models, self._stride)[..., :size]
         self._params, self._momenta, self._gradients = self._all_params[0], self._all_momenta[0], self._all_gradients[0]
-        self._n_gains = sum(len(layer.factors) for layer in self.plan.layers)
+        self._n_gains = 2 * sum(layer.is_matrix for layer in self.plan.layers)
         room = -(-models * self._n_gains * self._stacked // _ALIGNMENT) * _ALIGNMENT
         gains = like.new_zeros(2, room)[:, : models * self._n_gains * self._stacked]
         self._all_gains = gains.unflatten(1, (models, self._n_gains, self._stacked))
-        for layer in self.plan.layers:
-            if layer.is_label:  # a full matrix has no other factor that its step could follow
-                self._all_gains[:, :, self._first_gain(layer), 0] = 1.0
         # The largest entries of each factor, by which operands of 16 bits are divided: one from each program of a step.
         blocks = power_of_two(self._kernels.n_programs(size, _APPLY_BLOCK)) if self._by_terms and self._halves else 0
         self._sizes = like.new_zeros(models, self._n_gains, blocks)
@@ -142,16 +139,15 @@ class TritonPath(KernelPath):
         self._clock = torch.zeros((), dtype=torch.int64, device=self._device)
         self._multiplier = like.new_zeros(models, self._stride)[:, :size]
         self._multiplier.copy_(torch.stack([packing.multiplier for packing in self._packings]))
-        self._gain_of = torch.full((size,), -1, dtype=torch.int32, device=self._device)  # number of the factor, or bias
-        for number, factor in enumerate(self.plan.factors(self._gain_of)):
-            factor.fill_(number)
+        # Number of the factor. Biases have -1; weights of a label, which have no gain, the number after all factors.
+        self._gain_of = torch.full((size,), -1, dtype=torch.int32, device=self._device)
+        numbers = iter(range(self._n_gains))
+        for layer, (*factors, _) in zip(self.plan.layers, self.plan.split(self._gain_of)[0], strict=True):
+            for factor in factors:
+                factor.fill_(next(numbers) if layer.is_matrix else self._n_gains)
         self._load_scale = torch.stack([packing.affine[0] for packing in self._packings])
         self._load_shift = torch.stack([packing.affine[1] for packing in self._packings])
         self._chains = like.new_zeros(models, self._n_chains, self.plan.states, dtype=self._chain_dtype)
-
-    def _first_gain(self, layer: LayerPlan) -> int:
-        """Return the number of the gain of a layer's first factor."""
-        return sum(len(other.factors) for other in self.plan.layers if other.states_at < layer.states_at)
 
     def _choose(self) -> None:
         """Choose the kernel and its tiles."""
@@ -247,14 +243,13 @@ class TritonPath(KernelPath):
             self._launch_apply(count, first + count - 1)
 
     def _find_sizes(self) -> None:
-        """Find the largest entry of each factor, as the steps that follow will do."""
+        """Find the largest entry of each factor of the matrix, as the steps that follow will do."""
         self._sizes.zero_()
-        for layer in self.plan.layers:
-            start = layer.parameters_at
-            for number, shape in enumerate(layer.factors, self._first_gain(layer)):
-                end = start + math.prod(shape)
-                self._sizes[:, number, 0] = self._params[:, start:end].abs().amax(1)
-                start = end
+        start = self._image.parameters_at
+        for number, shape in enumerate(self._image.factors):
+            end = start + math.prod(shape)
+            self._sizes[:, number, 0] = self._params[:, start:end].abs().amax(1)
+            start = end
 
     def _launch_small(self, number: int, batch: int, n_valid: int) -> None:
         """Launch update `number` of a series, in which each update makes the step of the one before."""
@@ -300,8 +295,8 @@ class TritonPath(KernelPath):
             self._load_shift, batch, n_valid, self.n_samples, 0 if self._shared else self.n_samples * layer.area,
             0 if self._shared else self.n_samples, RANK=layer.rank, R=self._stacked, STATES=plan.states,
             AT_U=layer.parameters_at, AT_C=plan.size - plan.hidden_area, AT_X=layer.states_at,
-            AT_GAINS=self._first_gain(layer), N_GAINS=self._n_gains, BLOCKS=max(1, self._sizes.shape[2]),
-            LABEL=described, EDGE=max(self._tiles), PDL=bool(self._options), **self._how(),
+            BLOCKS=max(1, self._sizes.shape[2]), LABEL=described, EDGE=max(self._tiles), PDL=bool(self._options),
+            **self._how(),
         )  # fmt: skip
 
     def _launch_tiled(self, batch: int, n_valid: int) -> None:

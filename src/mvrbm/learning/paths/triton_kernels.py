@@ -62,7 +62,7 @@ def apply(
     model = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
-    which = tl.load(gain_of + at, mask=inside, other=-1)  # number of the factor, -1 for a bias
+    which = tl.load(gain_of + at, mask=inside, other=-1)  # number of the factor, -1 for a bias, N_GAINS for a label
     factor = which >= 0
     factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch)
     at += model.to(tl.int64) * STRIDE
