@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,7 @@ from mvrbm.devices import resolve_device
 from mvrbm.learning import CD, PCD, NegativePhase, Recipe, TemperedPCD, Trainer
 from mvrbm.learning.paths import EpochPath, choose_path
 from mvrbm.likelihood import annealed_importance_sampling
+from mvrbm.random import EpochOrders
 from mvrbm.units import Bernoulli, Categorical, Gaussian, Unit
 from studies.cells import Cell, Outcome, Place, Store
 from studies.runner import run
@@ -174,14 +176,13 @@ def _epochs(workload: Workload, device: str) -> tuple[Callable[[], int], str]:
     source = first.prepare(data, mask=None if workload.known == 1 else {"image": known}, initialise=True)
     for trainer in trainers[1:]:
         trainer.prepare(source, initialise=True)
-    first.group, states = trainers, [trainer.state for trainer in trainers]
+    states, orders, epochs = [trainer.state for trainer in trainers], EpochOrders(), itertools.count()
     path = choose_path([trainer.task() for trainer in trainers], states, [source] * len(trainers), 1)
 
     def whole() -> int:
         assert isinstance(path, EpochPath)
-        made = path.epoch(states, first.orders(path.n_samples), lambda: False)
-        first.state.epoch += 1
-        return made
+        order = orders.at(next(epochs), [trainer.order_rng for trainer in trainers], path.n_samples)
+        return path.epoch(states, order, lambda: False)
 
     def batch_by_batch() -> int:
         before = first.update

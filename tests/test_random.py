@@ -20,7 +20,7 @@ from mvrbm import (
     Replay,
     random,
 )
-from mvrbm.random import permutations
+from mvrbm.random import EpochOrders, permutations
 from mvrbm.sampling import gibbs, sample
 
 # With fresh seeds each statistical test here would fail once in ten thousand runs; the seeds are fixed.
@@ -63,6 +63,18 @@ def test_permutations_of_several_sources_are_those_of_each():
     sources, alone = ([RandomSource(seed) for seed in range(3)] for _ in range(2))
     drawn = [torch.stack([source.permutation(5) for source in alone]) for _ in range(2)]
     assert torch.equal(permutations(sources, 5, 2), torch.stack(drawn))
+
+
+@pytest.mark.parametrize("n", [10, random._ORDERED])  # many epochs at once, and one
+def test_orders_follow_from_the_seed_and_the_epoch(n):
+    one, other = RandomSource(3), RandomSource(4)
+    orders = EpochOrders()
+    seen = [orders.at(epoch, [one], n) for epoch in range(4)]
+    assert all(torch.equal(order[0].sort().values, torch.arange(n)) for order in seen)
+    assert not any(torch.equal(left, right) for left, right in itertools.combinations(seen, 2))
+    assert torch.equal(EpochOrders().at(3, [RandomSource(3)], n), seen[3])
+    assert torch.equal(EpochOrders().at(2, [other, one], n)[1:], seen[2])
+    assert not torch.equal(EpochOrders().at(2, [other], n), seen[2])
 
 
 def test_sorted_keys_are_the_permutations_of_each_generator():

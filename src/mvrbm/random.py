@@ -18,11 +18,12 @@ from torch import Tensor
 from mvrbm import compiled
 from mvrbm.validation import whole_number
 
-__all__ = ["RandomSource", "Recorder", "Replay", "permutations"]
+__all__ = ["EpochOrders", "RandomSource", "Recorder", "Replay", "permutations"]
 
 _MAX_SEED = 2**63
 _NAMED = 2**32 - 1  # more than the number of streams that `split` can return
 _KEY_BITS = 40  # of the random numbers whose order is a permutation; the bits above count permutations
+_ORDERED = 2**17  # samples whose order is drawn at once
 _WORDS: dict[torch.dtype, tuple[np.dtype[Any], int]] = {
     torch.float32: (np.dtype(np.int32), 24),
     torch.float64: (np.dtype(np.int64), 53),
@@ -196,6 +197,24 @@ def _sorted_keys(generators: Sequence[torch.Generator], n: int, count: int) -> T
         own.random_(0, 1 << _KEY_BITS, generator=generator)
     number = torch.arange(len(generators) * count, device=keys.device).view(-1, count, 1)
     return ((keys + (number << _KEY_BITS)).flatten().argsort(stable=True).view_as(keys) - n * number).transpose(0, 1)
+
+
+class EpochOrders:
+    """Orders of the samples in an epoch, which follow from a source's seed and the number of the epoch.
+
+    Those of several short epochs are drawn at once, which on a GPU takes hardly longer than one.
+    """
+
+    def __init__(self) -> None:
+        self._drawn: tuple[int, int, Tensor] | None = None  # number of samples, of a block of epochs, and their orders
+
+    def at(self, epoch: int, sources: Sequence[RandomSource], n: int) -> Tensor:
+        """Return the order of n samples for each of always the same sources: (len(sources), n)."""
+        count = max(1, _ORDERED // n)
+        block, number = divmod(epoch, count)
+        if self._drawn is None or self._drawn[:2] != (n, block):
+            self._drawn = n, block, permutations([source.stream(block) for source in sources], n, count)
+        return self._drawn[2][number]
 
 
 class Recorder(RandomSource):

@@ -39,7 +39,6 @@ from mvrbm.learning import (
     TemperedPCD,
     Trainer,
 )
-from mvrbm.learning import trainer as trainer_module
 from mvrbm.learning.gradients import contrast_by_autograd
 from mvrbm.models import documents, mvrbm, rbm, replicated_softmax
 from mvrbm.sampling import gibbs, mean_field
@@ -102,27 +101,6 @@ def test_same_seed_gives_the_same_machine(negative):
         ends.append(parameters(machine))
     assert_equal(ends[0], ends[1])
     assert not torch.equal(ends[0]["hidden.bias"], ends[2]["hidden.bias"])
-
-
-def test_orders_follow_from_the_seed_and_the_epoch():
-    def trainer_at(epoch, seed=3):
-        trainer = Trainer(mvrbm((3, 4), (2, 2)), seed=seed)
-        trainer.state.epoch = epoch
-        return trainer
-
-    for n in (10, trainer_module._SAMPLES_ORDERED):  # many epochs at once, and one
-        trainer = trainer_at(0)
-        seen = []
-        for _ in range(4):
-            seen.append(trainer.orders(n))
-            trainer.state.epoch += 1
-        assert all(torch.equal(order[0].sort().values, torch.arange(n)) for order in seen)
-        assert not any(torch.equal(one, other) for one, other in itertools.combinations(seen, 2))
-        assert torch.equal(trainer_at(3).orders(n), seen[3])
-        assert not torch.equal(trainer_at(3, seed=4).orders(n), seen[3])
-        group = trainer_at(2, seed=9)
-        group.group = [group, trainer_at(2)]
-        assert torch.equal(group.orders(n)[1:], seen[2])
 
 
 def test_global_generators_are_left_alone():

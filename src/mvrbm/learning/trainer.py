@@ -30,10 +30,9 @@ from mvrbm.learning.restoring import Stored, fingerprint
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import balance, check_size, check_training_memory
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.random import RandomSource, permutations
+from mvrbm.random import EpochOrders, RandomSource
 from mvrbm.validation import choice, whole_number
 
-_SAMPLES_ORDERED = 2**17  # whose order is drawn at once: that of several epochs, or of one
 #: Returns the trainer that keeps the path of its last `fit`, None if there is none.
 _keeper: Callable[[], Trainer | None] = lambda: None  # noqa: E731
 
@@ -129,7 +128,7 @@ class Trainer:
         self._resumed: Stored | None = None
         self._path: UpdatePath | EpochPath | None = None
         self._last_path: EpochPath | None = None
-        self._orders: tuple[int, int, Tensor] | None = None  # number of samples, of a block of epochs, and their orders
+        self.orders = EpochOrders()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return everything but the path of the last `fit`, whose graphs cannot be copied."""
@@ -315,7 +314,7 @@ class Trainer:
     def _keep_path(self) -> None:
         """Keep data and graphs on the GPU for another `fit`; those of one trainer at a time, to limit the memory."""
         global _keeper
-        path, self._path, self._orders = self._path, None, None
+        path, self._path, self.orders = self._path, None, EpochOrders()
         if isinstance(path, EpochPath) and not self.broken:
             self._last_path, _keeper = path, weakref.ref(self)
 
@@ -371,7 +370,8 @@ class Trainer:
         states = [member.state for member in self.group]
         for member in self.group:
             (member.source or source).check_all()
-        made = path.epoch(states, self.orders(path.n_samples), lambda: self.stop)
+        orders = self.orders.at(self.epoch, [member.order_rng for member in self.group], path.n_samples)
+        made = path.epoch(states, orders, lambda: self.stop)
         for state in states:
             state.batch += made
         self._ending = self.stop
@@ -384,19 +384,6 @@ class Trainer:
         elif self.recipe.balance:
             path.balance(states)
         return self.batches_per_epoch is not None and self.state.batch >= self.batches_per_epoch
-
-    def orders(self, n: int) -> Tensor:
-        """Return the order of n samples in the present epoch, for every trainer of the group: (group, n).
-
-        It follows from the seed and the number of the epoch. Those of several short epochs are drawn at once, which on
-        a GPU takes hardly longer than one.
-        """
-        count = max(1, _SAMPLES_ORDERED // n)
-        block, number = divmod(self.epoch, count)
-        if self._orders is None or self._orders[:2] != (n, block):
-            streams = [member.order_rng.stream(block) for member in self.group]
-            self._orders = n, block, permutations(streams, n, count)
-        return self._orders[2][number]
 
     def _batches(self, source: Source) -> Iterator[Batch]:
         """Yield the batches of an epoch, read ahead; where their number is unknown, until no process has any left."""
