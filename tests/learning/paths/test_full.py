@@ -28,6 +28,7 @@ from paths.test_equal_reference import Single, data_for, learning, never, spread
 from mvrbm.learning.paths import kernel_path  # noqa: E402
 from mvrbm.learning.paths.flat import Plan  # noqa: E402
 from mvrbm.learning.paths.full import FullMatrixPath, tile_of, unsupported_reason  # noqa: E402
+from mvrbm.learning.paths.tempered import TemperedMatrixPath  # noqa: E402
 from mvrbm.learning.paths.triton import TritonPath, slower_reason  # noqa: E402
 
 DEFAULT, PAPER = (dataclasses.replace(recipe, batch_size=8) for recipe in (of_rank_1.DEFAULT, of_rank_1.PAPER))
@@ -35,8 +36,8 @@ FULL = dataclasses.replace(DEFAULT, centring="full")
 MOVING = dataclasses.replace(DEFAULT, momentum=0.5, weight_decay=0.01, negative=CD(2))
 
 
-def with_chains(recipe, *arguments):
-    return dataclasses.replace(recipe, negative=PCD(*arguments))
+def with_chains(recipe, *arguments, kind=PCD):
+    return dataclasses.replace(recipe, negative=kind(*arguments))
 
 
 def picture():
@@ -77,6 +78,16 @@ CASES = {
         dataclasses.replace(PAPER, factor_std=0.1),
     ),
     "vectors": ([lambda: Bernoulli(64)], lambda: Bernoulli(64), [Dense()], DEFAULT),
+    "tempered": ([picture], hidden, [Kronecker(2)], with_chains(DEFAULT, 9, 3, kind=TemperedPCD)),
+    "tempered, centred": ([picture], hidden, [Dense()], with_chains(FULL, 5, 4, 3, kind=TemperedPCD)),
+    "tempered label, two steps": (
+        [picture, lambda: Categorical(3)], hidden, [Kronecker(2), Dense()],
+        with_chains(DEFAULT, 11, 5, 2, kind=TemperedPCD),
+    ),
+    "tempered, more than a tile": (
+        [lambda: Bernoulli((13, 11))], lambda: Bernoulli((10, 9)), [Kronecker(2)],
+        with_chains(dataclasses.replace(PAPER, factor_std=0.1), 30, 5, kind=TemperedPCD),
+    ),
 }  # fmt: skip
 
 
@@ -97,6 +108,7 @@ MASKED = {
     ),
     "variances": ([lambda: learning((6, 5))], hidden, [Kronecker(2)], with_chains(DEFAULT, 9)),
     "many categories": ([picture, lambda: Categorical(40)], hidden, [Kronecker(1), Dense()], DEFAULT),
+    "tempered": ([picture], hidden, [Kronecker(2)], with_chains(FULL, 9, 3, kind=TemperedPCD)),
 }  # fmt: skip
 
 
@@ -129,7 +141,7 @@ def unchanged(machine):
 def by_reference(case, dtype, change=unchanged, *, masked=False):
     """Train by the reference, and return the trainer, its start, its data, its order and all draws of each update."""
     *_, recipe = case
-    machine = machine_of(*case[:3])
+    machine, negative = machine_of(*case[:3]), recipe.negative
     data = data_for(machine, N)
     mask = masks_for(machine, N) if masked else None
     Trainer(machine, recipe, seed=5, backend="reference").prepare(data, mask=mask, initialise=True)
@@ -139,24 +151,31 @@ def by_reference(case, dtype, change=unchanged, *, masked=False):
     trainer.state.rng = recorder = Recorder(Single(11, device=DEVICE))
     source = trainer.prepare(data, mask=mask)
     of_data = len(machine.layers) * (MISSING_STEPS + 1) + MISSING_STEPS if masked else 0  # draws of missing entries
-    rows = recipe.negative.n_chains if isinstance(recipe.negative, PCD) else 8
     draws, state = [], trainer.order_rng.state_dict()
     order = trainer.order_rng.permutation(N)
     trainer.order_rng.load_state_dict(state)
     for batch in source.batches(8, trainer.order_rng):
         recorder.draws.clear()
         trainer.train_on(batch, weight=len(batch) / 8)
-        sizes = [8] * of_data + [rows] * (len(recorder.draws) - of_data)
+        # There are fewer draws for a short batch, and of exchanges in every second turn.
+        of_batch = of_data if negative.chain_shape else len(recorder.draws)
+        pairs = math.prod(negative.chain_shape[:-1]) // 2
+        sizes = [8 if number < of_batch else pairs for number in range(len(recorder.draws))]
         padded = [
-            torch.cat([draw, draw.new_zeros(size - len(draw), *draw.shape[1:])])
+            torch.cat([draw, draw.new_zeros(max(0, size - len(draw)), *draw.shape[1:])])
             for draw, size in zip(recorder.draws, sizes, strict=True)
         ]
         draws.append(torch.cat([draw.float().reshape(-1) for draw in padded]))
     return trainer, start, data, order, torch.stack(draws)
 
 
+def kind_of(recipe):
+    """Return the path that is for a recipe's chains."""
+    return TemperedMatrixPath if len(recipe.negative.chain_shape) > 1 else FullMatrixPath
+
+
 def by_kernels(
-    case, data, order, draws, precision, kind=FullMatrixPath, reason=unsupported_reason, series=None, change=unchanged,
+    case, data, order, draws, precision, kind=None, reason=unsupported_reason, series=None, change=unchanged,
     masked=False,
 ):  # fmt: skip
     """Train by the kernels with recorded draws, and return the trainer; `series` is how many updates a graph has."""
@@ -164,7 +183,7 @@ def by_kernels(
     source = as_source(data, trainer.machine, mask=masks_for(trainer.machine, N) if masked else None)
     trainer.prepare(source, initialise=True)
     assert reason(trainer.task(), trainer.state, source) is None
-    path = kind([trainer.task()], [trainer.state], [source], precision=precision)
+    path = (kind or kind_of(case[3]))([trainer.task()], [trainer.state], [source], precision=precision)
     path._recorded, path._recorded_size = draws.reshape(-1), draws.shape[1]
     path.updates_per_graph = series or path.updates_per_graph
     change(trainer.machine)
@@ -185,7 +204,9 @@ def everything(trainer):
 
 
 # Parameters have two buffers: a series of one update ends in the other one than it began in.
-@pytest.mark.parametrize(("name", "series"), [*((name, None) for name in CASES), ("rank 3", 1), ("dense, centred", 1)])
+@pytest.mark.parametrize(
+    ("name", "series"), [*((name, None) for name in CASES), ("rank 3", 1), ("dense, centred", 1), ("tempered", 1)]
+)
 @pytest.mark.usefixtures("interpreted")
 def test_full_matrices_train_as_the_reference_does(name, series):
     reference, start, data, order, draws = by_reference(CASES[name], torch.float64)
@@ -273,14 +294,20 @@ def prepared(case, seed=5, recipe=None, n=N, *, masked=False):
 
 @pytest.mark.parametrize(
     ("name", "masked"),
-    [("label", False), ("label", True), ("gaussian data of other variances", False), ("dense, centred", False)],
+    [
+        ("label", False),
+        ("label", True),
+        ("gaussian data of other variances", False),
+        ("dense, centred", False),
+        ("tempered, centred", False),
+    ],
 )
 @pytest.mark.usefixtures("interpreted")
 def test_machines_that_train_together_train_as_by_themselves(name, masked):
     def trained(seeds):
         pairs = [prepared(CASES[name], seed, masked=masked) for seed in seeds]
         states, sources = [trainer.state for trainer, _ in pairs], [source for _, source in pairs]
-        path = FullMatrixPath([trainer.task() for trainer, _ in pairs], states, sources)
+        path = kind_of(CASES[name][3])([trainer.task() for trainer, _ in pairs], states, sources)
         assert path.epoch(states, torch.arange(N, device=DEVICE).expand(len(seeds), -1), never) == 2
         assert path.store(states) == [False] * len(seeds)
         return [everything(trainer) for trainer, _ in pairs]
@@ -330,21 +357,23 @@ def test_machines_that_no_kernel_can_train_together_are_trained_one_by_one(units
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("name", ["more chains than samples, centred", "label"])
+@pytest.mark.parametrize("name", ["more chains than samples, centred", "label", "tempered, centred"])
 def test_a_path_continues_with_other_data(name):
+    kind = kind_of(CASES[name][3])
     first, second = (prepared(CASES[name], n=8)[0] for _ in range(2))
     sources = [as_source(data_for(first.machine, 8, seed), first.machine) for seed in (3, 4)]
-    path = FullMatrixPath([first.task()], [first.state], sources[:1])
+    path = kind([first.task()], [first.state], sources[:1])
     order = torch.arange(8, device=DEVICE)[None]
     path.epoch([first.state], order, never)
     path.store([first.state])
-    other = FullMatrixPath([second.task()], [second.state], sources[:1])
+    assert first.negative.turn(first.state.chains) == (1 if kind is TemperedMatrixPath else 0)  # after three steps
+    other = kind([second.task()], [second.state], sources[:1])
     other.epoch([second.state], order, never)
     other.store([second.state])
     assert path.continues_with([first.task()], [first.state], sources[1:])
     path.epoch([first.state], order, never)
     path.store([first.state])
-    new = FullMatrixPath([second.task()], [second.state], sources[1:])
+    new = kind([second.task()], [second.state], sources[1:])
     new.epoch([second.state], order, never)
     new.store([second.state])
     for key, value in everything(second).items():
@@ -365,7 +394,10 @@ def test_what_full_matrices_are_not_for():
     cube = {"visible": [lambda: Bernoulli((3, 2, 4))], "layer": lambda: Bernoulli((2, 2, 3))}
     assert "two learned matrices" in reason(links=[Kronecker(2)], **cube)
     assert "Kronecker" in reason([picture], [CP(2)], layer=lambda: Bernoulli(9))
-    assert "TemperedPCD" in reason([picture], [Kronecker(3)], dataclasses.replace(DEFAULT, negative=TemperedPCD(4)))
+    tempered = dataclasses.replace(DEFAULT, negative=TemperedPCD(4))
+    assert reason([picture], [Kronecker(3)], tempered) is None
+    assert "a layer is Gaussian" in reason([lambda: Gaussian((6, 5))], [Kronecker(3)], tempered)
+    assert "a layer is Gaussian" in reason([picture], [Kronecker(3)], tempered, layer=lambda: Gaussian((4, 7)))
     assert reason([lambda: learning((6, 5))], [Kronecker(3)]) is None
     assert "not normalised" in reason([lambda: learning((6, 5))], [Kronecker(3)], PAPER)
     assert "centred" in reason([lambda: learning((6, 5))], [Kronecker(3)], FULL)
@@ -417,6 +449,7 @@ def test_the_rule_that_chooses_kernels():
     assert chosen([Kronecker(12)]) is FullMatrixPath
     assert chosen([Kronecker(8)], PCD(400)) is FullMatrixPath
     assert chosen([Dense()]) is FullMatrixPath
+    assert chosen([Kronecker(2)], TemperedPCD(4)) is TemperedMatrixPath
     label = (picture, lambda: Categorical(3))
     assert chosen([Kronecker(1), Dense()], visible=label) is TritonPath
     assert chosen([Kronecker(9), Dense()], visible=label) is FullMatrixPath

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from mvrbm.devices import n_processors
 from mvrbm.learning.data import Source
-from mvrbm.learning.paths import full, gemm, graphs, native, tensor, triton
+from mvrbm.learning.paths import full, gemm, graphs, native, tempered, tensor, triton
 from mvrbm.learning.paths.base import EpochPath, Task, UpdatePath
 from mvrbm.learning.paths.flat import Plan
 from mvrbm.learning.paths.kernels import KernelPath
@@ -53,4 +53,5 @@ def kernel_path(task: Task, state: TrainState, source: Source, models: int) -> t
         rows = max(task.recipe.batch_size, int(getattr(task.negative, "n_chains", 0)))
         processors = n_processors(state.machine.like.device)
         by_sample = triton.slower_reason(Plan.of(state.machine), rows, models, processors) is None
-    return triton.TritonPath if by_sample else full.FullMatrixPath if by_batch else None
+    of_batches = tempered.TemperedMatrixPath if len(task.negative.chain_shape) > 1 else full.FullMatrixPath
+    return triton.TritonPath if by_sample else of_batches if by_batch else None

@@ -19,7 +19,7 @@ from torch import Tensor
 from mvrbm.couplings.base import squared_norms
 from mvrbm.devices import one_thread
 from mvrbm.learning.paths.base import Task
-from mvrbm.learning.samplers import CD, PCD
+from mvrbm.learning.samplers import CD, PCD, NegativePhase
 from mvrbm.learning.state import TrainState
 from mvrbm.machine import BoltzmannMachine
 
@@ -296,14 +296,16 @@ def _part(flat: Tensor, parameter: Tensor) -> Tensor:
     return flat.view(-1)[: parameter.numel()].view(parameter.shape)
 
 
-def unsupported_reason(task: Task, state: TrainState) -> str | None:
-    """Return why the flat form cannot represent a training run, None if it can."""
+def unsupported_reason(
+    task: Task, state: TrainState, negatives: tuple[type[NegativePhase], ...] = (CD, PCD)
+) -> str | None:
+    """Return why the flat form, with one of these negative phases, cannot represent a training run, None if it can."""
     machine, recipe = state.machine, task.recipe
     if task.reference:
         return "the reference backend was requested"
     if task.optimizer is not None:
         return "it has an optimiser or a scheduler of its own"
-    if type(recipe.negative) not in (CD, PCD):  # a subclass may draw in another way
+    if type(recipe.negative) not in negatives:  # a subclass may draw in another way
         return f"its chains are {type(recipe.negative).__name__}"
     units = [machine.hidden, *machine.layers.values()]
     if any(unit.sampled_as is None or unit.shape != unit.bias_shape for unit in units):

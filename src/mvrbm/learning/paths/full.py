@@ -21,6 +21,7 @@ from mvrbm.learning.paths import flat, kernels
 from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.full_plan import TILE, FullPacking, FullPlan, factor_rank, padded, power_of_two
 from mvrbm.learning.paths.kernels import KernelPath
+from mvrbm.learning.samplers import CD, PCD, TemperedPCD
 from mvrbm.learning.state import TrainState
 
 _ROWS = 128  # all tiles of rows divide this
@@ -59,10 +60,10 @@ class FullMatrixPath(KernelPath):
         *,
         precision: str | None = None,
     ) -> None:
-        from mvrbm.learning.paths import full_kernels, full_variances
+        from mvrbm.learning.paths import full_kernels, full_step, full_variances
 
         super().__init__(tasks, states, sources)
-        self._kernels, self._vary = full_kernels, full_variances.vary
+        self._kernels, self._step_kernels, self._vary = full_kernels, full_step, full_variances.vary
         machines = [state.machine for state in states]
         first = machines[0]
         ranks = {name: max(factor_rank(machine.links[name]) for machine in machines) for name in first.layers}
@@ -125,9 +126,11 @@ class FullMatrixPath(KernelPath):
         self._multiplier = multipliers[:, : plan.size]
         for number, packing in enumerate(self._packings):
             self._multiplier[number] = packing.multiplier(self._params[number], self._normalised)
-        # Rows of data, then rows of chains, each padded with zeros.
-        self._chains_at = padded(self.batch_size, _ROWS)
-        self._all_rows = self._chains_at + padded(self._n_chains, _ROWS)
+        # Rows of data, of chains and, where chains have temperatures, of the coldest, each padded with zeros.
+        self._chains_at = self._coldest_at = padded(self.batch_size, _ROWS)
+        if self._temperatures > 1:
+            self._coldest_at += padded(self._n_chains, _ROWS)
+        self._all_rows = self._coldest_at + padded(self._n_coldest, _ROWS)
 
         def operands(*shape: int) -> Tensor:
             return torch.zeros(models, *shape, dtype=self._dtype, device=self._device)
@@ -146,6 +149,14 @@ class FullMatrixPath(KernelPath):
         self._centre = like.new_zeros(models, plan.visible)
         self._all_offsets = like.new_zeros(2, models * (plan.hidden + 1))
         self._offset = self._all_offsets[0]
+        # What chains at several temperatures need: see `full_exchange`.
+        rows = self._n_chains if self._temperatures > 1 else 0
+        self._hidden_base, self._visible_base = (
+            like.new_zeros(models, plan.hidden),
+            like.new_zeros(models, plan.visible),
+        )
+        self._differences = like.new_zeros(models, rows)
+        self._turns = torch.zeros(models, dtype=torch.int64, device=self._device)
         # What layers that learn their variances need: see `full_variances`.
         self._start, self._squares = like.new_zeros(models, plan.visible), like.new_zeros(models, plan.visible)
         self._ratios = like.new_ones(models, plan.visible)
@@ -298,7 +309,7 @@ class FullMatrixPath(KernelPath):
         self._build(self._weight_of(batch + 1), batch + 1, n_next, step=True)
         if self._centred:
             BM, BN = 64, 64
-            self._kernels.compensate[(plan.hidden // BM, plan.visible // BN, self._models)](
+            self._step_kernels.compensate[(plan.hidden // BM, plan.visible // BN, self._models)](
                 self._all_params[(batch + 1) % 2], self._weight_of(batch), self._weight_of(batch + 1),
                 self._all_offsets[(batch + 1) % 2], self._centre, HIDDEN=plan.hidden, VISIBLE=plan.visible,
                 UNITS=plan.n_hidden, STRIDE=self._stride, VISIBLE_BIAS=plan.visible_bias, FOLLOWS=self._follows, BM=BM,
@@ -309,13 +320,12 @@ class FullMatrixPath(KernelPath):
         """Return the full matrices that update number `batch` of a series has."""
         return self._all_weights[batch % len(self._all_weights)]
 
-    @property
-    def _dimensions(self) -> dict[str, Any]:
-        """Sizes that all products share."""
+    def _dimensions(self, *, coldest: bool = True) -> dict[str, Any]:
+        """Sizes that all products share, of the chains that stand for the model or of those of all temperatures."""
         return {
-            "CHAINS": self._n_chains, "PERSISTENT": self._persistent, "ALL_ROWS": self._all_rows,
-            "CHAINS_AT": self._chains_at, "HIDDEN": self.plan.hidden, "VISIBLE": self.plan.visible,
-            "STRIDE": self._stride,
+            "CHAINS": self._n_coldest if coldest else self._n_chains, "PERSISTENT": self._persistent,
+            "CHAINS_AT": self._coldest_at if coldest else self._chains_at, "ALL_ROWS": self._all_rows,
+            "HIDDEN": self.plan.hidden, "VISIBLE": self.plan.visible, "STRIDE": self._stride,
         }  # fmt: skip
 
     def _fill(self, batch: int, n_valid: int) -> int:
@@ -334,27 +344,36 @@ class FullMatrixPath(KernelPath):
         """Launch the hidden means of the data and the chains' steps by products, after so many random numbers."""
         plan = self.plan
         for step in range(self._steps):
-            chains = self._persistent or step > 0
+            chains, last = self._persistent or step > 0, step == self._steps - 1
             self._up(batch, n_valid, 2 * step, numbers, data=step == 0, chains=chains, draw=True, summed=step == 0)
-            last = step == self._steps - 1
-            self._down(batch, n_valid, 2 * step + 1, numbers + self._n_chains * plan.n_hidden, summed=last)
-            numbers += self._n_chains * (plan.n_hidden + plan.numbers)
+            numbers += self._n_chains * plan.n_hidden
+            self._down(batch, n_valid, 2 * step + 1, numbers, summed=last and self._temperatures == 1)
+            numbers += self._n_chains * plan.numbers
+            numbers += self._end_step(batch, n_valid, step, numbers)
         self._up(batch, n_valid, 0, 0, data=False, chains=True, draw=False)
+
+    def _end_step(self, batch: int, n_valid: int, step: int, numbers: int) -> int:
+        """Launch what follows a step of the chains, and return how many random numbers it takes."""
+        return 0
 
     def _up(
         self, batch: int, n_valid: int, number: int, numbers: int, *, data: bool, chains: bool, draw: bool,
-        summed: bool = True,
+        summed: bool = True, compare: bool = False,
     ) -> None:  # fmt: skip
         """Launch hidden means, or draws with the given number, of the data, of the chains, or of both."""
-        plan, (BM, BN) = self.plan, self._tile_up
-        first = 0 if data else self._chains_at // BM
-        last = (self._chains_at if not chains else self._chains_at + self._n_chains + BM - 1) // BM
+        plan, (BM, BN), coldest = self.plan, self._tile_up, not draw and not compare
+        sizes = self._dimensions(coldest=coldest)
+        first = 0 if data else sizes["CHAINS_AT"] // BM
+        last = (self._chains_at if not chains else sizes["CHAINS_AT"] + sizes["CHAINS"] + BM - 1) // BM
+        temperatures = self._temperatures if chains and not coldest else 1
         self._kernels.upwards[(last - first, plan.hidden // BN, self._models)](
             self._states, self._weight_of(batch), self._all_params[batch % 2][:, plan.hidden_bias :], self._means,
-            self._samples, self._hidden_sums, self._recorded, self._seeds, self._clock, batch, n_valid, number, numbers,
-            FIRST_TILE=first, DRAW_DATA=not chains and draw, DRAW_CHAINS=draw, SUMMED=self._centred and summed, BM=BM,
-            BN=BN, UNITS=plan.n_hidden, GAUSSIAN=self._hidden_gaussian, SAMPLE_ROWS=self._samples.shape[1],
-            RECORDED=self._recorded_size, PRECISION=self._precision, **self._dimensions, **self._product,
+            self._samples, self._hidden_sums, self._hidden_base, self._differences, self._turns, self._recorded,
+            self._seeds, self._clock, batch, n_valid, number, numbers, FIRST_TILE=first,
+            DRAW_DATA=not chains and draw, DRAW_CHAINS=draw, SUMMED=self._centred and summed, COMPARE=compare,
+            TEMPERATURES=temperatures, STEPS=self._steps, UNITS=plan.n_hidden, GAUSSIAN=self._hidden_gaussian,
+            SAMPLE_ROWS=self._samples.shape[1], RECORDED=self._recorded_size, PRECISION=self._precision, BM=BM, BN=BN,
+            **sizes, **self._product,
         )  # fmt: skip
 
     def _down(
@@ -366,11 +385,12 @@ class FullMatrixPath(KernelPath):
         rows = self.batch_size if fill else self._n_chains
         self._kernels.downwards[(-(-rows // BM), plan.visible // BN, self._models)](
             self._samples, self._weight_of(batch), self._all_params[batch % 2][:, plan.visible_bias :], self._states,
-            self._visible_sums, self._recorded, self._seeds, self._clock, self._ratios, self._known, self._order, batch,
-            n_valid, number, numbers, *self._strides, N=self.batch_size, LAYERS=self._layers,
-            SUMMED=self._centred and summed, VARIES=plan.varies, FILL=fill, START=start,
+            self._visible_sums, self._visible_base, self._differences, self._turns, self._recorded, self._seeds,
+            self._clock, self._ratios, self._known, self._order, batch, n_valid, number, numbers, *self._strides,
+            N=self.batch_size, LAYERS=self._layers, SUMMED=self._centred and summed, VARIES=plan.varies, FILL=fill,
+            START=start, TEMPERATURES=1 if fill else self._temperatures, STEPS=self._steps,
             SAMPLE_ROWS=self._samples.shape[1], RECORDED=self._recorded_size, PRECISION=self._precision, BM=BM, BN=BN,
-            **self._dimensions, **self._product,
+            **self._dimensions(coldest=False), **self._product,
         )  # fmt: skip
 
     def _launch_gradients(self, batch: int, n_valid: int) -> None:
@@ -382,7 +402,7 @@ class FullMatrixPath(KernelPath):
             self._all_offsets[batch % 2], self._all_offsets[(batch + 1) % 2], self._centre, self._ratios, n_valid,
             N=self.batch_size, UNITS=plan.n_hidden, L=plan.hidden_columns, VISIBLE_BIAS=plan.visible_bias,
             LAYERS=self._layers, CENTRED=self._centred, FOLLOWS=self._follows, VARIES=plan.varies, BM=BM, BN=BN,
-            PRECISION=self._precision, **self._dimensions, **self._product,
+            PRECISION=self._precision, **self._dimensions(), **self._product,
         )  # fmt: skip
         if plan.varies:
             now, new = batch % 2, (batch + 1) % 2
@@ -395,12 +415,12 @@ class FullMatrixPath(KernelPath):
                 self._weight_of(batch), self._states, self._centre, self._start, self._ratios, self._squares,
                 self._rates, self._clock, batch, n_valid, N=self.batch_size, UNITS=plan.n_hidden,
                 L=plan.hidden_columns, VISIBLE_BIAS=plan.visible_bias, VARIANCES=plan.variances, LAYERS=self._layers,
-                BLOCK=TILE, **self._dimensions, **options,
+                BLOCK=TILE, **self._dimensions(), **options,
             )  # fmt: skip
         for layer in plan.layers:
             if layer.rank:
                 KI, LJ = plan.hidden_rows * layer.rows, plan.hidden_columns * layer.columns
-                self._kernels.contract[(-(-KI // TILE), -(-LJ // TILE), self._models)](
+                self._step_kernels.contract[(-(-KI // TILE), -(-LJ // TILE), self._models)](
                     self._all_params[batch % 2], gradients, STRIDE=self._stride, FACTORS_AT=layer.parameters_at,
                     FULL_AT=plan.full_at(layer), KI=KI, LJ=LJ, R=layer.rank,
                     RANKS=max(16, power_of_two(layer.rank)), PRECISION=self._precision, BM=TILE, BN=TILE,
@@ -414,7 +434,7 @@ class FullMatrixPath(KernelPath):
         biases = -(-(plan.variances - plan.visible_bias) // _BLOCK) if step else 0
         pairs = self._all_params, self._all_momenta, self._all_gradients, self._all_gains
         now, new = (batch - step) % 2, batch % 2
-        self._kernels.build[(self._n_tiles + norms + biases, self._models)](
+        self._step_kernels.build[(self._n_tiles + norms + biases, self._models)](
             *(pair[now] for pair in pairs), *(pair[new] for pair in pairs), self._multiplier, self._rates, weight,
             self._data, self._order, self._states, self._visible_sums, self._hidden_sums, self._clock, self._ratios,
             self._squares, batch, n_next, *self._strides, N=self.batch_size, ALL_ROWS=self._all_rows,
@@ -438,10 +458,12 @@ def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | N
     """Return why the kernels cannot compute a training run's updates, None if they can."""
     reason = kernels.unsupported_reason(
         task, state, source, masked=FullMatrixPath.draws_missing
-    ) or flat.unsupported_reason(task, state)
+    ) or flat.unsupported_reason(task, state, (CD, PCD, TemperedPCD))
     if reason is not None:
         return reason
     machine = state.machine
+    if kernels.default_precision(machine) == "tf32" and type(task.negative) is TemperedPCD:
+        return "its chains are tempered, and a layer is Gaussian"
     if machine.like.is_cuda and torch.cuda.get_device_capability(machine.like.device) < _OLDEST:
         return "the GPU has too little shared memory"
     for unit in machine.layers.values():

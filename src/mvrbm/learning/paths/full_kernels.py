@@ -14,8 +14,8 @@ this file has no product for, and in the gradient its `G`.
 
 An update is: `downwards` and `upwards` in turn, as often as missing entries of the data are drawn; `upwards` (means of
 the data, draws of the chains), `downwards`, `upwards` (means of the chains), `gradients`, `vary` of `full_variances`
-for learned variances, `contract`, `build`, which makes the step as well, and, for centred layers, `compensate`.
-A row of `LAYERS`, by position:
+for learned variances, and the kernels of `full_step`. Chains at several temperatures have those of `full_exchange` in
+addition. A row of `LAYERS`, by position:
 """
 
 # mypy: ignore-errors
@@ -23,18 +23,8 @@ A row of `LAYERS`, by position:
 import triton
 import triton.language as tl
 
-from mvrbm.learning.paths.triton_kernels import (
-    after_previous,
-    begin_next,
-    factor_at,
-    fresh,
-    keep_norm,
-    keep_step,
-    power_of,
-    rates_of,
-    stepped,
-    wait,
-)
+from mvrbm.learning.paths.full_exchange import beta_of, other_beta, softplus, turn_of
+from mvrbm.learning.paths.triton_kernels import begin_next, fresh, wait
 from mvrbm.learning.paths.triton_random import draw_categories, draw_layer, mean, normal, uniform
 
 #: Widths of layers are padded to multiples of this, which all tiles divide.
@@ -64,17 +54,18 @@ def gather(
     ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """Copy the samples of batch `batch` to the first rows of the states, and sum them up."""
-    _gather(
+    copy_batch(
         data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tl.program_id(0),
         tl.program_id(1), N, ALL_ROWS, VISIBLE, BG, CENTRED,
     )  # fmt: skip
 
 
 @triton.jit
-def _gather(
+def copy_batch(
     data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tile, model, N: tl.constexpr,
     ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
+    """Copy some columns of the samples of a batch, those of a tile."""
     columns = tile * GATHERED + tl.arange(0, GATHERED)
     order += model * order_stride + (tl.load(clock + 1) + batch) * N
     total = tl.zeros([GATHERED], tl.float32)
@@ -92,17 +83,19 @@ def _gather(
 
 @triton.jit(do_not_specialize=["batch", "n_valid", "draw"])
 def upwards(
-    states, weight, bias, means, samples, sums, recorded, seeds, clock, batch, n_valid, draw, numbers_at,
-    CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
+    states, weight, bias, means, samples, sums, base, differences, turns, recorded, seeds, clock, batch, n_valid, draw,
+    numbers_at, CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
     VISIBLE: tl.constexpr, UNITS: tl.constexpr, STRIDE: tl.constexpr, SAMPLE_ROWS: tl.constexpr,
     GAUSSIAN: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr, FIRST_TILE: tl.constexpr,
-    DRAW_DATA: tl.constexpr, DRAW_CHAINS: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    DRAW_DATA: tl.constexpr, DRAW_CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr, STEPS: tl.constexpr,
+    COMPARE: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute means or draws of the hidden layer for tiles of states, from `FIRST_TILE` on.
 
     States from row `CHAINS_AT` on are chains. Means are in rows like those of the states, draws in `samples`. Means are
-    added up where `SUMMED`.
+    added up where `SUMMED`. With several `TEMPERATURES`, chains are drawn at theirs, or, to `COMPARE`, what an exchange
+    would change of their free energies is added to `differences`.
     """
     tile_m, tile_n, model = tl.program_id(0) + FIRST_TILE, tl.program_id(1), tl.program_id(2)
     of_data = tile_m * BM < CHAINS_AT
@@ -119,11 +112,22 @@ def upwards(
     for k in range(0, VISIBLE, BK):
         field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
     begin_next(PDL)  # writing results takes few processors from the next product, which waits for them
-    field += biases[None, :]
     own = rows if of_data else rows - CHAINS_AT
     n_chains = CHAINS if PERSISTENT else n_valid
     valid = own < (n_valid if of_data else n_chains)
     exists = (columns < UNITS)[None, :] & valid[:, None]
+    if TEMPERATURES > 1:
+        level = fresh(base + model * HIDDEN + columns, True)[None, :]
+        beta = tl.where(of_data, 1.0, beta_of(own, CHAINS, TEMPERATURES))
+        slope = field - level
+        field = level + beta[:, None] * slope
+    field += biases[None, :]
+    if COMPARE:
+        other, paired = other_beta(own, turn_of(turns + model, clock, batch, draw, STEPS), CHAINS, TEMPERATURES)
+        moved = field + (other - beta)[:, None] * slope
+        change = tl.sum(tl.where(exists, softplus(field) - softplus(moved), 0.0), 1)
+        tl.atomic_add(differences + model * CHAINS + own, change, mask=paired & valid, sem="relaxed")
+        return
     drawing = tl.where(of_data, 1 if DRAW_DATA else 0, 1 if DRAW_CHAINS else 0)
     if of_data | (drawing == 0):
         value = tl.where(exists, mean(field, GAUSSIAN), 0.0)
@@ -157,16 +161,18 @@ def _draw(field, key, update, draw, tile, recorded, exists, GAUSSIAN: tl.constex
 
 @triton.jit(do_not_specialize=["batch", "n_valid", "draw"])
 def downwards(
-    samples, weight, bias, states, sums, recorded, seeds, clock, ratios, known, order, batch, n_valid, draw, numbers_at,
-    order_stride, known_stride, N: tl.constexpr, CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr,
-    HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, STRIDE: tl.constexpr, SAMPLE_ROWS: tl.constexpr, LAYERS: tl.constexpr,
-    PERSISTENT: tl.constexpr, SUMMED: tl.constexpr, VARIES: tl.constexpr, FILL: tl.constexpr, START: tl.constexpr,
+    samples, weight, bias, states, sums, base, differences, turns, recorded, seeds, clock, ratios, known, order, batch,
+    n_valid, draw, numbers_at, order_stride, known_stride, N: tl.constexpr, CHAINS: tl.constexpr,
+    ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, STRIDE: tl.constexpr,
+    SAMPLE_ROWS: tl.constexpr, LAYERS: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr,
+    VARIES: tl.constexpr, FILL: tl.constexpr, START: tl.constexpr, TEMPERATURES: tl.constexpr, STEPS: tl.constexpr,
     RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Draw all visible layers of the chains, given draws of the hidden layer, and add up draws where `SUMMED`.
 
     With `FILL`, draw the entries of the data that are not `known` instead; with `START`, without the hidden layer.
+    With several `TEMPERATURES`, chains are drawn at theirs, and `differences` gets the share of the visible layers.
     """
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = tile_m * BM + tl.arange(0, BM)
@@ -186,6 +192,12 @@ def downwards(
     if VARIES:
         spread = 1.0 / fresh(ratios + model * VISIBLE + columns, True)[None, :]
         field *= spread * spread
+    level, gap, paired = 0.0, 0.0, False
+    if TEMPERATURES > 1:
+        level, beta = fresh(base + model * VISIBLE + columns, True)[None, :], beta_of(rows, CHAINS, TEMPERATURES)
+        field = level + beta[:, None] * (field - level)
+        other, paired = other_beta(rows, turn_of(turns + model, clock, batch, draw, STEPS), CHAINS, TEMPERATURES)
+        gap = other - beta
     field += biases[None, :]
     exist = rows < (CHAINS if PERSISTENT and not FILL else n_valid)
     tile = tile_m * tl.num_programs(1) + tile_n
@@ -212,26 +224,23 @@ def downwards(
                 numbers += rows[:, None] * LAYERS[m][ROWS] + first_site[None, :]
                 categories = tl.arange(0, LAYERS[m][PITCH]) < LAYERS[m][COLUMNS]
                 there = exist[:, None, None] & (first_site < LAYERS[m][ROWS])[None, :, None] & categories[None, None, :]
-                drawn = draw_categories(
+                one_hot = draw_categories(
                     tl.reshape(field, [BM, SITES, LAYERS[m][PITCH]]), key, update, draw, tile, numbers, there, SITES,
                     RECORDED, BM,
                 )  # fmt: skip
-                _keep_draws(tl.reshape(drawn, [BM, BN]), exist, real, drawing, target, sums, SUMMED)
+                drawn = tl.reshape(one_hot, [BM, BN])
             else:
                 numbers += rows[:, None] * (LAYERS[m][ROWS] * LAYERS[m][COLUMNS]) + own[None, :]
                 drawn = _draw(field, key, update, draw, tile, numbers, exists, LAYERS[m][KIND] == 1, RECORDED, BM, BN)
                 if LAYERS[m][LEARNS] > 0:
                     drawn = field + spread * (drawn - field)
-                _keep_draws(drawn, exist, real, drawing, target, sums, SUMMED)
-
-
-@triton.jit
-def _keep_draws(drawn, exist, real, drawing, target, sums, SUMMED: tl.constexpr):
-    """Store the draws of real columns where `drawing`, zeros in rows that do not exist, and add them to their sums."""
-    drawn = tl.where(exist[:, None] & drawing, drawn, 0.0)
-    tl.store(target, drawn.to(target.dtype.element_ty), mask=real[None, :] & drawing)
-    if SUMMED:
-        tl.atomic_add(sums, tl.sum(drawn, 0), mask=real, sem="relaxed")
+            drawn = tl.where(exist[:, None] & drawing, drawn, 0.0)
+            tl.store(target, drawn.to(states.dtype.element_ty), mask=real[None, :] & drawing)
+            if SUMMED:
+                tl.atomic_add(sums, tl.sum(drawn, 0), mask=real, sem="relaxed")
+            if TEMPERATURES > 1:
+                change = gap * tl.sum(drawn * level, 1)
+                tl.atomic_add(differences + model * CHAINS + rows, change, mask=paired & exist, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["n_valid"])
@@ -315,178 +324,3 @@ def matrix_at(units, i, j, RANK_: tl.constexpr, I: tl.constexpr, J: tl.constexpr
     if RANK_ > 0:
         return (((units // L) * I * L + units % L) * J)[:, None] + (i * (L * J) + j)[None, :]
     return units[:, None] * (I * J) + (i * J + j)[None, :]
-
-
-@triton.jit
-def contract(
-    weights, gradient, STRIDE: tl.constexpr, FACTORS_AT: tl.constexpr, FULL_AT: tl.constexpr, KI: tl.constexpr,
-    LJ: tl.constexpr, R: tl.constexpr, RANKS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Add the gradients of U (R, K I) and V (R, L J) that follow from the gradient of their product, (K I, L J)."""
-    model = tl.program_id(2).to(tl.int64)
-    a = tl.program_id(0) * BM + tl.arange(0, BM)
-    b = tl.program_id(1) * BN + tl.arange(0, BN)
-    r = tl.arange(0, RANKS)
-    u_at, in_u = r[:, None] * KI + a[None, :], (r < R)[:, None] & (a < KI)[None, :]
-    v_at, in_v = R * KI + r[:, None] * LJ + b[None, :], (r < R)[:, None] & (b < LJ)[None, :]
-    weights += model * STRIDE + FACTORS_AT
-    gradient += model * STRIDE
-    at = gradient + FULL_AT + a[:, None] * LJ + b[None, :]
-    inside = (a < KI)[:, None] & (b < LJ)[None, :]
-    # The factors are older than the previous launch.
-    U, V = fresh(weights + u_at, in_u), fresh(weights + v_at, in_v)
-    after_previous(PDL)
-    G = fresh(at, inside)
-    gradient += FACTORS_AT
-    of_u = tl.dot(V, tl.trans(G), input_precision=PRECISION)
-    tl.atomic_add(gradient + u_at, of_u, mask=in_u, sem="relaxed")
-    of_v = tl.dot(U, G, input_precision=PRECISION)
-    tl.atomic_add(gradient + v_at, of_v, mask=in_v, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["batch", "n_next"])
-def build(
-    weights, momenta, gradient, gains, new_weights, new_momenta, cleared, new_gains, multiplier, rates, weight, data,
-    order, states, visible_sums, hidden_sums, clock, ratios, squares, batch, n_next, order_stride, data_stride,
-    N: tl.constexpr, ALL_ROWS: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr,
-    K: tl.constexpr, L: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
-    N_GAINS: tl.constexpr, LAYERS: tl.constexpr, STEP: tl.constexpr, NORMALISED: tl.constexpr, CENTRED: tl.constexpr,
-    TERMS: tl.constexpr, PRECISION: tl.constexpr, BG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    EDGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Make the step of an update, form the full matrices of all couplings, as operands; fetch the next batch.
-
-    With `STEP`, every program makes the step of the parameters that it needs, and the first program that needs them
-    writes them to `new_weights` and `new_momenta` and sets `cleared`, the next gradient, to zero: other programs still
-    read the old ones. The norms of the new factors go to `new_gains`. The next batch, number `batch`, has `n_next`
-    samples; none if it is zero. Sums over hidden means and over chains begin anew.
-    """
-    program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    weight += model * HIDDEN * VISIBLE
-    if program < VISIBLE // GATHERED:
-        # No launch that is still running reads the former batch: see where `vary` is launched.
-        if n_next > 0:
-            _gather(
-                data, order, states, visible_sums, clock, batch, n_next, order_stride, data_stride, program, model, N,
-                ALL_ROWS, VISIBLE, BG, CENTRED,
-            )  # fmt: skip
-        columns = program * GATHERED + tl.arange(0, GATHERED)
-        nothing = tl.zeros([GATHERED], tl.float32)
-        tl.store(visible_sums + model * (2 * VISIBLE) + VISIBLE + columns, nothing)
-        for start in range(0, 2 * HIDDEN, VISIBLE):
-            tl.store(hidden_sums + model * (2 * HIDDEN) + start + columns, nothing, mask=start + columns < 2 * HIDDEN)
-    factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch - 1)
-    first = model * STRIDE
-    wait(PDL)
-    gains += model * N_GAINS
-    new_gains += model * N_GAINS
-    for m in tl.static_range(len(LAYERS)):
-        if (program >= LAYERS[m][PROGRAMS]) & (program < LAYERS[m][END]):
-            I: tl.constexpr = LAYERS[m][ROWS]
-            J: tl.constexpr = LAYERS[m][COLUMNS]
-            R: tl.constexpr = LAYERS[m][RANK]
-            power = power_of(squares + model * VISIBLE, LAYERS[m][FIRST], LAYERS[m][WIDTH], LAYERS[m][LEARNS])
-            own = program - LAYERS[m][PROGRAMS]
-            if R > 0:
-                KI: tl.constexpr = K * I
-                LJ: tl.constexpr = L * J
-                ACROSS: tl.constexpr = (LJ + BN - 1) // BN
-                a = own // ACROSS * BM + tl.arange(0, BM)
-                b = own % ACROSS * BN + tl.arange(0, BN)
-                r = tl.arange(0, TERMS if TERMS > 16 else 16)
-                u_at, in_u = a[:, None] + r[None, :] * KI, (a < KI)[:, None] & (r < R)[None, :]
-                v_at, in_v = r[:, None] * LJ + b[None, :], (r < R)[:, None] & (b < LJ)[None, :]
-                u_at, v_at = first + LAYERS[m][FACTORS] + u_at, first + LAYERS[m][FACTORS] + R * KI + v_at
-                U, of_u = _after_step(
-                    weights, momenta, gradient, multiplier, u_at, in_u, gains + LAYERS[m][GAINS], power, factor_rate,
-                    keep, decay, STEP, NORMALISED, TERMS,
-                )  # fmt: skip
-                V, of_v = _after_step(
-                    weights, momenta, gradient, multiplier, v_at, in_v, gains + LAYERS[m][GAINS] + TERMS, power,
-                    factor_rate, keep, decay, STEP, NORMALISED, TERMS,
-                )  # fmt: skip
-                if STEP:  # after all loads, which would wait for these otherwise
-                    keep_step(new_weights, new_momenta, cleared, u_at, in_u & (own % ACROSS == 0), U, of_u)
-                    keep_step(new_weights, new_momenta, cleared, v_at, in_v & (own < ACROSS), V, of_v)
-                W = tl.dot(U, V, input_precision=PRECISION)
-                column = (a % I * LAYERS[m][PITCH])[:, None] + (b % J)[None, :]
-                at = column + (a // I * (L * VISIBLE))[:, None] + (b // J * VISIBLE)[None, :]
-                inside = (a < KI)[:, None] & (b < LJ)[None, :]
-            else:
-                ACROSS: tl.constexpr = (I * J + BN - 1) // BN
-                a = own // ACROSS * BM + tl.arange(0, BM)
-                b = own % ACROSS * BN + tl.arange(0, BN)
-                inside = (a < UNITS)[:, None] & (b < I * J)[None, :]
-                w_at = first + LAYERS[m][FULL] + a[:, None] * (I * J) + b[None, :]
-                W, of_w = _after_step(
-                    weights, momenta, gradient, multiplier, w_at, inside, gains, power, factor_rate, keep, decay, STEP,
-                    False, TERMS,
-                )  # fmt: skip
-                if STEP:
-                    keep_step(new_weights, new_momenta, cleared, w_at, inside, W, of_w)
-                column = (b // J * LAYERS[m][PITCH] + b % J)[None, :]
-                at = a[:, None] * VISIBLE + column
-            if LAYERS[m][LEARNS] > 0:
-                W *= fresh(ratios + model * VISIBLE + LAYERS[m][FIRST] + column, inside)
-            if weight.dtype.element_ty == tl.float16:
-                # Numbers of 16 bits end beyond this, where every unit is saturated.
-                W = tl.minimum(tl.maximum(W, -60000.0), 60000.0)
-            tl.store(weight + LAYERS[m][FIRST] + at, W.to(weight.dtype.element_ty), mask=inside)
-    number = program - LAYERS[len(LAYERS) - 1][END]
-    if NORMALISED:
-        for m in tl.static_range(len(LAYERS)):
-            mine = number - LAYERS[m][GAINS]
-            if (LAYERS[m][RANK] > 0) & (mine >= 0) & (mine < 2 * TERMS) & (mine % TERMS < LAYERS[m][RANK]):
-                at, inside = factor_at(mine, LAYERS[m][RANK], K, LAYERS[m][ROWS], L, LAYERS[m][COLUMNS], TERMS, EDGE)
-                matrix, _ = _after_step(
-                    weights, momenta, gradient, multiplier, first + LAYERS[m][FACTORS] + at, inside,
-                    gains + LAYERS[m][GAINS] + tl.where(mine < TERMS, 0, TERMS),
-                    power_of(squares + model * VISIBLE, LAYERS[m][FIRST], LAYERS[m][WIDTH], LAYERS[m][LEARNS]),
-                    factor_rate, keep, decay, STEP, True, TERMS,
-                )  # fmt: skip
-                keep_norm(matrix, new_gains + LAYERS[m][GAINS], mine, TERMS, PRECISION)
-        number -= N_GAINS
-    if STEP:
-        at = VISIBLE_BIAS + number * BLOCK + tl.arange(0, BLOCK)
-        inside = (number >= 0) & (at < SIZE)
-        bias, of_bias = _after_step(
-            weights, momenta, gradient, multiplier, first + at, inside, gains, 1.0, bias_rate, keep, 0.0, STEP, False,
-            TERMS,
-        )  # fmt: skip
-        keep_step(new_weights, new_momenta, cleared, first + at, inside, bias, of_bias)
-
-
-@triton.jit
-def _after_step(
-    weights, momenta, gradient, multiplier, at, inside, gains, power, rate, keep, decay, STEP: tl.constexpr,
-    NORMALISED: tl.constexpr, TERMS: tl.constexpr,
-):  # fmt: skip
-    """Return parameters and momenta after the step, if there is one, of a gradient divided by its gain."""
-    scale = 1.0
-    if STEP:
-        scale = tl.load(multiplier + at, mask=inside, other=0.0) / power
-        if NORMALISED:
-            scale /= tl.maximum(tl.sum(fresh(gains + tl.arange(0, TERMS), True)), 1e-12)
-    return stepped(weights, momenta, gradient, at, inside, scale, rate, keep, decay, STEP)
-
-
-@triton.jit
-def compensate(
-    weights, weight, new_weight, new_offset, centre, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr,
-    UNITS: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, FOLLOWS: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Adjust the biases for what the change of the matrices does to the fields of the offsets."""
-    tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    units, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
-    at = (model.to(tl.int64) * HIDDEN + units[:, None]) * VISIBLE + columns[None, :]
-    mu = tl.load(centre + model * VISIBLE + columns)
-    wait(PDL)
-    if FOLLOWS:
-        follow = fresh(new_offset + model * HIDDEN + units, True)
-    change = fresh(new_weight + at, True).to(tl.float32) - fresh(weight + at, True).to(tl.float32)
-    weights += model.to(tl.int64) * STRIDE + VISIBLE_BIAS
-    tl.atomic_add(weights + VISIBLE + units, -tl.sum(change * mu[None, :], 1), mask=units < UNITS, sem="relaxed")
-    if FOLLOWS:
-        tl.atomic_add(weights + columns, -tl.sum(change * follow[:, None], 0), sem="relaxed")

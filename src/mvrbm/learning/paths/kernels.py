@@ -1,6 +1,7 @@
 """What the paths by Triton kernels share: models side by side, epochs, divergence, and graphs of many updates."""
 
 import importlib.util
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -13,7 +14,6 @@ from mvrbm.cuda_graphs import capture
 from mvrbm.learning.data import Source
 from mvrbm.learning.paths.base import EpochPath, Task
 from mvrbm.learning.paths.graphs import too_large_reason
-from mvrbm.learning.samplers import PCD
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import fail
 from mvrbm.machine import BoltzmannMachine
@@ -53,12 +53,15 @@ class KernelPath(EpochPath):
         )
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._kept: tuple[tuple[Tensor, ...], int] = ((), 0)
-        self._persistent, self._steps = isinstance(negative, PCD), int(negative.steps)
+        self._persistent, self._steps = bool(negative.chain_shape), int(negative.steps)
         self._normalised = recipe.normalised
         self._shared = all(source is sources[0] for source in sources)
         self.n_samples = int(sources[0].n_samples or 0)
         self.batch_size = min(recipe.batch_size, self.n_samples)
-        self._n_chains = negative.n_chains if isinstance(negative, PCD) else self.batch_size
+        # Chains at all temperatures, and those at the lowest, the last of them, which stand for the model.
+        shape = negative.chain_shape or (self.batch_size,)
+        self._n_chains, self._n_coldest = math.prod(shape), shape[-1]
+        self._temperatures = self._n_chains // self._n_coldest
         self._order = torch.zeros(self._models, self.n_samples, dtype=torch.int32, device=self._device)
         self._seeds = torch.tensor([state.rng.key for state in states], device=self._device)
         # Tests put random numbers here, so many per update.
@@ -176,8 +179,8 @@ class KernelPath(EpochPath):
         """Start a machine's persistent chains at samples of its data, each as often as needed."""
 
     def _cycle(self, rows: Tensor) -> Tensor:
-        """Return as many of these rows as there are chains, each as often as needed."""
-        return rows[torch.arange(self._n_chains, device=self._device) % len(rows)]
+        """Return as many of these rows as there are chains, each as often as needed, the same at all temperatures."""
+        return rows[torch.arange(self._n_chains, device=self._device) % self._n_coldest % len(rows)]
 
     @abstractmethod
     def _make_updates(self, first: int, count: int, update: int) -> None:

@@ -259,7 +259,7 @@ def _draw_label(
     field = fresh(weights + LABEL[CLASSES] * LABEL[UNITS] + classes, exists)
     inside = exists[:, None, None] & in_y[None, :, :]
     W = fresh(weights + (classes * LABEL[UNITS])[:, None, None] + at_y[None, :, :], inside)
-    field += tl.sum(tl.reshape(W * y[None, :, :], [LABEL[WIDE], y.shape[0] * y.shape[1]]), 1)
+    field += tl.sum(tl.sum(W * y[None, :, :], 1), 1)
     number = one_uniform(key, update, sample, draw)
     if RECORDED:
         number = tl.load(recorded + sample, mask=sample < ROWS, other=0.5)

@@ -1,0 +1,77 @@
+"""The path for a GPU that forms couplings as full matrices, with persistent chains at several temperatures.
+
+It adds four launches per update to those of `full`. The kernels are in `full_exchange`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mvrbm.learning.paths.full import FullMatrixPath
+from mvrbm.learning.paths.full_plan import TILE
+from mvrbm.learning.samplers import TURN
+from mvrbm.learning.state import TrainState
+
+_UNITS = 16  # of one program: few, so that many programs share a matrix
+_BLOCK = 512  # columns that are exchanged at a time
+
+
+class TemperedMatrixPath(FullMatrixPath):
+    """Computes epochs with `TemperedPCD`, for binary and categorical layers."""
+
+    def _allocate(self, states: Sequence[TrainState]) -> None:
+        from mvrbm.learning.paths import full_exchange
+
+        super()._allocate(states)
+        self._exchange_kernels = full_exchange
+        self._middle = torch.zeros(self.plan.visible, device=self._device)
+        for layer in self.plan.layers:
+            middle = states[0].machine.layers[layer.name].middle()
+            self._middle[self._packings[0].columns[layer.name]] = middle.flatten()
+
+    def load(self, states: Sequence[TrainState]) -> None:
+        super().load(states)
+        # The turns of exchanges follow from the number of updates, from a first one on.
+        turns = [recipe.negative.turn(state.chains) for recipe, state in zip(self._recipes, states, strict=True)]
+        updates = [state.update * self._steps for state in states]
+        self._turns.copy_((torch.tensor(turns) - torch.tensor(updates)) % 2)
+
+    def store(self, states: Sequence[TrainState]) -> list[bool]:
+        diverged = super().store(states)
+        for state, turn in zip(states, self._turns.tolist(), strict=True):
+            if state.update > 0:
+                state.chains[TURN] = torch.tensor((turn + state.update * self._steps) % 2)
+        return diverged
+
+    def _chain_data(self, number: int) -> dict[str, Tensor]:
+        shape = self._temperatures, self._n_coldest
+        return {name: array.unflatten(0, shape) for name, array in super()._chain_data(number).items()}
+
+    def _set_chains(self, number: int, data: dict[str, Tensor]) -> None:  # type: ignore[override]
+        super()._set_chains(number, {layer.name: data[layer.name].flatten(0, 1) for layer in self.plan.layers})
+
+    def _launch_products(self, batch: int, n_valid: int, numbers: int) -> None:
+        plan, weight, bias = self.plan, self._weight_of(batch), self._all_params[batch % 2][:, self.plan.hidden_bias :]
+        sizes = {"HIDDEN": plan.hidden, "VISIBLE": plan.visible, "BK": TILE, **self._options}
+        self._exchange_kernels.hidden_base[(plan.hidden // _UNITS, self._models)](
+            weight, self._middle, self._hidden_base, BM=_UNITS, **sizes
+        )
+        self._exchange_kernels.visible_base[(plan.visible // _UNITS, self._models)](
+            weight, bias, self._hidden_base, self._visible_base, STRIDE=self._stride, BN=_UNITS, **sizes
+        )
+        super()._launch_products(batch, n_valid, numbers)
+
+    def _end_step(self, batch: int, n_valid: int, step: int, numbers: int) -> int:
+        self._up(batch, n_valid, 2 * step, 0, data=False, chains=True, draw=False, compare=True)
+        last, pairs = step == self._steps - 1, (self._temperatures + 1) // 2
+        self._exchange_kernels.exchange[(self._n_coldest, pairs, self._models)](
+            self._states, self._differences, self._visible_sums, self._turns, self._recorded, self._seeds, self._clock,
+            batch, 2 * step, numbers, CHAINS=self._n_chains, TEMPERATURES=self._temperatures, STEPS=self._steps,
+            ALL_ROWS=self._all_rows, CHAINS_AT=self._chains_at, COLDEST_AT=self._coldest_at, VISIBLE=self.plan.visible,
+            LAST=last, SUMMED=self._centred and last, RECORDED=self._recorded_size, BLOCK=_BLOCK, num_warps=1,
+            **self._options,
+        )  # fmt: skip
+        return self._temperatures // 2 * self._n_coldest
