@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +34,7 @@ from mvrbm.devices import resolve_device
 from mvrbm.learning import CD, PCD, NegativePhase, Recipe, TemperedPCD, Trainer
 from mvrbm.learning.paths import EpochPath, choose_path
 from mvrbm.likelihood import annealed_importance_sampling
-from mvrbm.random import EpochOrders
+from mvrbm.random import Permutations
 from mvrbm.units import Bernoulli, Categorical, Gaussian, Unit
 from studies.cells import Cell, Outcome, Place, Store
 from studies.runner import run
@@ -176,12 +175,12 @@ def _epochs(workload: Workload, device: str) -> tuple[Callable[[], int], str]:
     source = first.prepare(data, mask=None if workload.known == 1 else {"image": known}, initialise=True)
     for trainer in trainers[1:]:
         trainer.prepare(source, initialise=True)
-    states, orders, epochs = [trainer.state for trainer in trainers], EpochOrders(), itertools.count()
+    states, orders = [trainer.state for trainer in trainers], Permutations()
     path = choose_path([trainer.task() for trainer in trainers], states, [source] * len(trainers), 1)
 
     def whole() -> int:
         assert isinstance(path, EpochPath)
-        order = orders.at(next(epochs), [trainer.order_rng for trainer in trainers], path.n_samples)
+        order = orders.draw([trainer.order_rng for trainer in trainers], path.n_samples)
         return path.epoch(states, order, lambda: False)
 
     def batch_by_batch() -> int:

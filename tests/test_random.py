@@ -20,7 +20,7 @@ from mvrbm import (
     Replay,
     random,
 )
-from mvrbm.random import EpochOrders, permutations
+from mvrbm.random import Permutations
 from mvrbm.sampling import gibbs, sample
 
 # With fresh seeds each statistical test here would fail once in ten thousand runs; the seeds are fixed.
@@ -59,31 +59,34 @@ def test_numbers_have_the_distribution_they_are_named_after():
     assert stats.chisquare(np.bincount(seen, minlength=6)).pvalue > FALSE_ALARM
 
 
-def test_permutations_of_several_sources_are_those_of_each():
-    sources, alone = ([RandomSource(seed) for seed in range(3)] for _ in range(2))
-    drawn = [torch.stack([source.permutation(5) for source in alone]) for _ in range(2)]
-    assert torch.equal(permutations(sources, 5, 2), torch.stack(drawn))
+class OfGPU(RandomSource):
+    """Draws permutations on a CPU as on a GPU: several at once, by one sort."""
+
+    capturable = True
+
+    def permutation(self, n):
+        return random._sorted(random._keys([self._generator], n, 1)[1])[0, 0]
 
 
-@pytest.mark.parametrize("n", [10, random._ORDERED])  # many epochs at once, and one
-def test_orders_follow_from_the_seed_and_the_epoch(n):
-    one, other = RandomSource(3), RandomSource(4)
-    orders = EpochOrders()
-    seen = [orders.at(epoch, [one], n) for epoch in range(4)]
-    assert all(torch.equal(order[0].sort().values, torch.arange(n)) for order in seen)
-    assert not any(torch.equal(left, right) for left, right in itertools.combinations(seen, 2))
-    assert torch.equal(EpochOrders().at(3, [RandomSource(3)], n), seen[3])
-    assert torch.equal(EpochOrders().at(2, [other, one], n)[1:], seen[2])
-    assert not torch.equal(EpochOrders().at(2, [other], n), seen[2])
+@pytest.mark.parametrize("kind", [RandomSource, OfGPU])
+@pytest.mark.parametrize("n", [5, random._SORTED // 4, random._SORTED])  # many at once, two, and one
+def test_permutations_of_several_sources_are_those_of_each(kind, n):
+    sources, alone = ([kind(seed) for seed in range(2)] for _ in range(2))
+    permutations = Permutations()
+    for number in range(5):
+        expected = torch.stack([source.permutation(n) for source in alone])
+        assert torch.equal(permutations.draw(sources, n), expected)
+        for source, other in zip(sources, alone, strict=True):  # a checkpoint between two draws has the same state
+            assert torch.equal(source.state_dict()["generator"], other.state_dict()["generator"])
+        if number == 2:  # another user of a source
+            assert torch.equal(sources[1].normal((3,), LIKE), alone[1].normal((3,), LIKE))
 
 
-def test_sorted_keys_are_the_permutations_of_each_generator():
-    """The way of the GPU, which draws the permutations of many models at once."""
-    together, alone = ([torch.Generator().manual_seed(seed) for seed in range(4)] for _ in range(2))
-    drawn = torch.stack([random._sorted_keys(together, 3, 5) for _ in range(300)])  # (draws, 5, generators, 3)
-    assert torch.equal(drawn[0], torch.cat([random._sorted_keys([one], 3, 5) for one in alone], 1))
+def test_permutations_of_a_gpu_are_uniform():
+    sources, permutations = [OfGPU(seed) for seed in range(4)], Permutations()
+    drawn = torch.stack([permutations.draw(sources, 3) for _ in range(1500)])
     orders = list(itertools.permutations(range(3)))
-    seen = [orders.index(tuple(order)) for order in drawn.flatten(0, 2).tolist()]
+    seen = [orders.index(tuple(order)) for order in drawn.flatten(0, 1).tolist()]
     assert stats.chisquare(np.bincount(seen, minlength=6)).pvalue > FALSE_ALARM
 
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from mvrbm import compiled
 from mvrbm.validation import whole_number
 
-__all__ = ["EpochOrders", "RandomSource", "Recorder", "Replay", "permutations"]
+__all__ = ["Permutations", "RandomSource", "Recorder", "Replay"]
 
 _MAX_SEED = 2**63
 _NAMED = 2**32 - 1  # more than the number of streams that `split` can return
 _KEY_BITS = 40  # of the random numbers whose order is a permutation; the bits above count permutations
-_ORDERED = 2**17  # samples whose order is drawn at once
+_SORTED = 2**17  # random numbers that are sorted at once, or those of one draw if they are more
 _WORDS: dict[torch.dtype, tuple[np.dtype[Any], int]] = {
     torch.float32: (np.dtype(np.int32), 24),
     torch.float64: (np.dtype(np.int64), 53),
@@ -98,7 +98,7 @@ class RandomSource:
     def permutation(self, n: int) -> Tensor:
         """Return the integers 0..n-1 in random order, on the device of this source."""
         if self.device.type == "cuda":
-            return _sorted_keys([self._generator], n, 1)[0, 0]
+            return _sorted(_keys([self._generator], n, 1)[1])[0, 0]
         return torch.randperm(n, generator=self._generator, device=self.device)
 
     @property
@@ -172,49 +172,65 @@ class RandomSource:
         return f"RandomSource({self._entropy}{key}, device='{self.device}')"
 
 
-def permutations(sources: Sequence[RandomSource], n: int, count: int = 1) -> Tensor:
-    """Return the next `count` permutations of each source, (count, len(sources), n); on a GPU all by one sort."""
-    if all(source.capturable for source in sources):
-        # On a stream of its own: what was launched before need not end first.
-        side, main = _side_stream(sources[0].device), torch.cuda.current_stream(sources[0].device)
-        with torch.cuda.stream(side):
-            orders = _sorted_keys([source._generator for source in sources], n, count)
-        main.wait_stream(side)
-        orders.record_stream(main)
-        return orders
-    return torch.stack([torch.stack([source.permutation(n) for source in sources]) for _ in range(count)])
+class Permutations:
+    """The next permutations of several sources, one of each per draw.
 
-
-@functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-def _sorted_keys(generators: Sequence[torch.Generator], n: int, count: int) -> Tensor:
-    """Return orders that sort random numbers of each generator, (count, len(generators), n), by one sort of all."""
-    keys = torch.empty(len(generators), count, n, dtype=torch.int64, device=generators[0].device)
-    for own, generator in zip(keys, generators, strict=True):
-        own.random_(0, 1 << _KEY_BITS, generator=generator)
-    number = torch.arange(len(generators) * count, device=keys.device).view(-1, count, 1)
-    return ((keys + (number << _KEY_BITS)).flatten().argsort(stable=True).view_as(keys) - n * number).transpose(0, 1)
-
-
-class EpochOrders:
-    """Orders of the samples in an epoch, which follow from a source's seed and the number of the epoch.
-
-    Those of several short epochs are drawn at once, which on a GPU takes hardly longer than one.
+    On a GPU those of several draws are found by one sort, which takes hardly longer than the sort for one; the sources
+    are as after as many calls of :meth:`RandomSource.permutation`.
     """
 
     def __init__(self) -> None:
-        self._drawn: tuple[int, int, Tensor] | None = None  # number of samples, of a block of epochs, and their orders
+        self._orders = torch.empty(0, 0, 0, dtype=torch.int64)  # (draws, sources, n)
+        self._states: list[list[Tensor]] = []  # of all generators before every draw, and after the last
+        self._next = 0
 
-    def at(self, epoch: int, sources: Sequence[RandomSource], n: int) -> Tensor:
-        """Return the order of n samples for each of always the same sources: (len(sources), n)."""
-        count = max(1, _ORDERED // n)
-        block, number = divmod(epoch, count)
-        if self._drawn is None or self._drawn[:2] != (n, block):
-            self._drawn = n, block, permutations([source.stream(block) for source in sources], n, count)
-        return self._drawn[2][number]
+    def draw(self, sources: Sequence[RandomSource], n: int) -> Tensor:
+        """Return a permutation of 0..n-1 of each source, (len(sources), n)."""
+        if not all(source.capturable for source in sources):
+            return torch.stack([source.permutation(n) for source in sources])
+        generators = [source._generator for source in sources]
+        if not self._continues(generators, n):
+            side = _side_stream(sources[0].device)
+            with torch.cuda.stream(side):
+                self._states, keys = _keys(generators, n, max(1, _SORTED // (n * len(sources))))
+                self._orders, self._next = _sorted(keys), 0
+            if side is not None:
+                torch.cuda.current_stream(side.device).wait_stream(side)
+                self._orders.record_stream(torch.cuda.current_stream(side.device))
+        self._next += 1
+        for generator, state in zip(generators, self._states[self._next], strict=True):
+            generator.set_state(state)
+        return self._orders[self._next - 1]
+
+    def _continues(self, generators: Sequence[torch.Generator], n: int) -> bool:
+        """Return whether the next orders have been drawn, from generators as they are now."""
+        if self._next == len(self._orders) or self._orders.shape[1:] != (len(generators), n):
+            return False
+        pairs = zip(generators, self._states[self._next], strict=True)
+        return all(torch.equal(generator.get_state(), state) for generator, state in pairs)
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Return a stream whose work need not wait for what was launched before; None where there are no streams."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
+def _keys(generators: Sequence[torch.Generator], n: int, count: int) -> tuple[list[list[Tensor]], Tensor]:
+    """Return random numbers (count, len(generators), n), and the generators' states before each draw and at the end."""
+    keys = torch.empty(count, len(generators), n, dtype=torch.int64, device=generators[0].device)
+    states = [[generator.get_state() for generator in generators]]
+    for draw in keys:
+        for own, generator in zip(draw, generators, strict=True):
+            own.random_(0, 1 << _KEY_BITS, generator=generator)
+        states.append([generator.get_state() for generator in generators])
+    return states, keys
+
+
+def _sorted(keys: Tensor) -> Tensor:
+    """Return the orders that sort the last axis, (..., n), by one sort of all."""
+    number = torch.arange(keys[..., 0].numel(), device=keys.device).view(*keys.shape[:-1], 1)
+    return (keys + (number << _KEY_BITS)).flatten().argsort(stable=True).view_as(keys) - number * keys.shape[-1]
 
 
 class Recorder(RandomSource):

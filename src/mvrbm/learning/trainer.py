@@ -30,7 +30,7 @@ from mvrbm.learning.restoring import Stored, fingerprint
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import balance, check_size, check_training_memory
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.random import EpochOrders, RandomSource
+from mvrbm.random import Permutations, RandomSource
 from mvrbm.validation import choice, whole_number
 
 #: Returns the trainer that keeps the path of its last `fit`, None if there is none.
@@ -128,7 +128,7 @@ class Trainer:
         self._resumed: Stored | None = None
         self._path: UpdatePath | EpochPath | None = None
         self._last_path: EpochPath | None = None
-        self.orders = EpochOrders()
+        self._orders = Permutations()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return everything but the path of the last `fit`, whose graphs cannot be copied."""
@@ -314,7 +314,7 @@ class Trainer:
     def _keep_path(self) -> None:
         """Keep data and graphs on the GPU for another `fit`; those of one trainer at a time, to limit the memory."""
         global _keeper
-        path, self._path, self.orders = self._path, None, EpochOrders()
+        path, self._path, self._orders = self._path, None, Permutations()
         if isinstance(path, EpochPath) and not self.broken:
             self._last_path, _keeper = path, weakref.ref(self)
 
@@ -370,7 +370,7 @@ class Trainer:
         states = [member.state for member in self.group]
         for member in self.group:
             (member.source or source).check_all()
-        orders = self.orders.at(self.epoch, [member.order_rng for member in self.group], path.n_samples)
+        orders = self._orders.draw([member.order_rng for member in self.group], path.n_samples)
         made = path.epoch(states, orders, lambda: self.stop)
         for state in states:
             state.batch += made

@@ -128,7 +128,7 @@ class TritonPath(KernelPath):
         self._all_params, self._all_momenta = like.new_zeros(2, 2, models, self._stride)[..., :size]
         self._all_gradients = like.new_zeros(3, models, self._stride)[..., :size]
         self._params, self._momenta, self._gradients = self._all_params[0], self._all_momenta[0], self._all_gradients[0]
-        self._n_gains = 2 * sum(layer.is_matrix for layer in self.plan.layers)
+        self._n_gains = sum(len(layer.factors) for layer in self.plan.layers if not layer.is_label)
         room = -(-models * self._n_gains * self._stacked // _ALIGNMENT) * _ALIGNMENT
         gains = like.new_zeros(2, room)[:, : models * self._n_gains * self._stacked]
         self._all_gains = gains.unflatten(1, (models, self._n_gains, self._stacked))
@@ -144,7 +144,7 @@ class TritonPath(KernelPath):
         numbers = iter(range(self._n_gains))
         for layer, (*factors, _) in zip(self.plan.layers, self.plan.split(self._gain_of)[0], strict=True):
             for factor in factors:
-                factor.fill_(next(numbers) if layer.is_matrix else self._n_gains)
+                factor.fill_(self._n_gains if layer.is_label else next(numbers))
         self._load_scale = torch.stack([packing.affine[0] for packing in self._packings])
         self._load_shift = torch.stack([packing.affine[1] for packing in self._packings])
         self._chains = like.new_zeros(models, self._n_chains, self.plan.states, dtype=self._chain_dtype)
