@@ -101,9 +101,8 @@ class Trainer:
         self._factories: Factories = optimizer, scheduler
         self.world = World.here() if world is None else world
         seed = self.world.broadcast_int(seed)
-        self.seed: int | None = (
-            seed  #: None if it was drawn and not chosen; then checkpoints of any seed can be resumed.
-        )
+        #: None if it was drawn and not chosen; then checkpoints of any seed can be resumed.
+        self.seed: int | None = seed
         self.same_data = True  #: Whether data is the same in every epoch. Otherwise checkpoints have no digest of it.
         self.steps_config: list[str] | None = None  # the optimiser and the scheduler, if they were given
         self._start_rng, self.order_rng, self._common_rng = RandomSource(seed, device=machine.like.device).split(3)

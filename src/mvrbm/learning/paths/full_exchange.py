@@ -51,8 +51,9 @@ def hidden_base(weight, middle, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexp
     after_previous(PDL)
     for k in range(0, VISIBLE, BK):
         columns = k + tl.arange(0, BK)
-        W = fresh(weight + (model * HIDDEN + units[:, None]) * VISIBLE + columns[None, :], True).to(tl.float32)
-        field += tl.sum(W * tl.load(middle + columns)[None, :], 1)
+        inside = columns < VISIBLE
+        W = fresh(weight + (model * HIDDEN + units[:, None]) * VISIBLE + columns[None, :], inside[None, :])
+        field += tl.sum(W.to(tl.float32) * tl.load(middle + columns, mask=inside, other=0.0)[None, :], 1)
     tl.store(base + model * HIDDEN + units, field)
 
 
@@ -66,9 +67,10 @@ def visible_base(weight, bias, hidden, base, HIDDEN: tl.constexpr, VISIBLE: tl.c
     after_previous(PDL)
     for k in range(0, HIDDEN, BK):
         units = k + tl.arange(0, BK)
-        h = mean(fresh(hidden + model * HIDDEN + units, True) + fresh(bias + model * STRIDE + units, True), False)
-        W = fresh(weight + (model * HIDDEN + units[:, None]) * VISIBLE + columns[None, :], True).to(tl.float32)
-        field += tl.sum(W * h[:, None], 0)
+        inside = units < HIDDEN
+        W = fresh(weight + (model * HIDDEN + units[:, None]) * VISIBLE + columns[None, :], inside[:, None])
+        here = fresh(hidden + model * HIDDEN + units, inside) + fresh(bias + model * STRIDE + units, inside)
+        field += tl.sum(W.to(tl.float32) * mean(here, False)[:, None], 0)
     tl.store(base + model * VISIBLE + columns, field)
 
 

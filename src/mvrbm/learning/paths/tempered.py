@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mvrbm.learning.paths.full import FullMatrixPath
-from mvrbm.learning.paths.full_plan import TILE
 from mvrbm.learning.samplers import TURN
 from mvrbm.learning.state import TrainState
 
 _UNITS = 16  # of one program: few, so that many programs share a matrix
+_SUMMED = 256  # entries of a row or column that are added up at a time
 _BLOCK = 512  # columns that are exchanged at a time
 
 
@@ -55,7 +55,7 @@ class TemperedMatrixPath(FullMatrixPath):
 
     def _launch_products(self, batch: int, n_valid: int, numbers: int) -> None:
         plan, weight, bias = self.plan, self._weight_of(batch), self._all_params[batch % 2][:, self.plan.hidden_bias :]
-        sizes = {"HIDDEN": plan.hidden, "VISIBLE": plan.visible, "BK": TILE, **self._options}
+        sizes = {"HIDDEN": plan.hidden, "VISIBLE": plan.visible, "BK": _SUMMED, **self._options}
         self._exchange_kernels.hidden_base[(plan.hidden // _UNITS, self._models)](
             weight, self._middle, self._hidden_base, BM=_UNITS, **sizes
         )
