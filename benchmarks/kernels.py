@@ -59,7 +59,6 @@ CASES: dict[str, tuple[int, str, int, str, dict[str, Any]]] = {
     "paper recipe, PCD-1, fp16": (1, "paper recipe, PCD-1", 1, "fp16", {}),
     "default recipe, fp16": (1, "default recipe", 1, "fp16", {}),
     "default recipe, rank 4, fp16": (1, "default recipe", 4, "fp16", {}),
-    "default recipe, rank 16, fp16": (1, "default recipe", 16, "fp16", {}),
     "8 models, paper recipe, fp16": (8, "paper recipe", 1, "fp16", {}),
     "16 models, paper recipe, fp16": (16, "paper recipe", 1, "fp16", {}),
     "32 models, paper recipe, fp16": (32, "paper recipe", 1, "fp16", {}),

@@ -446,9 +446,10 @@ def _bench(device: str) -> Table:
         for row in read(source)["rows"]
         if row["skipped"] is None
     ]
-    command = "python -m benchmarks --out benchmarks/cpu"
-    if device == "gpu":
-        command = "python -m benchmarks --device cuda --out benchmarks/gpu"
+    settings = read(source)["settings"]
+    lists = [f"--{name} {','.join(map(str, settings[name]))}" for name in ("sizes", "ranks", "contestants")]
+    single = [f"--{name} {settings[name]}" for name in ("device", "samples", "recipe", "repetitions")]
+    command = " ".join(["python -m benchmarks", *single, *lists, f"--out benchmarks/{device}"])
     return Table(["layers", "program", "", "one update", "parameters"], rows, source, command)
 
 
