@@ -180,7 +180,7 @@ def _epochs(workload: Workload, device: str) -> tuple[Callable[[], int], str]:
 
     def whole() -> int:
         assert isinstance(path, EpochPath)
-        order = orders.draw([trainer.order_rng for trainer in trainers], path.n_samples)
+        order = orders.draw([trainer.order_rng for trainer in trainers], path.n_samples, 10**6)
         return path.epoch(states, order, lambda: False)
 
     def batch_by_batch() -> int:

@@ -69,22 +69,30 @@ class OfGPU(RandomSource):
 
 
 @pytest.mark.parametrize("kind", [RandomSource, OfGPU])
-@pytest.mark.parametrize("n", [5, random._SORTED // 4, random._SORTED])  # many at once, two, and one
+@pytest.mark.parametrize("n", [0, 1, 5, random._SORTED // 4, random._SORTED])  # many at once, two, and one
 def test_permutations_of_several_sources_are_those_of_each(kind, n):
     sources, alone = ([kind(seed) for seed in range(2)] for _ in range(2))
     permutations = Permutations()
     for number in range(5):
         expected = torch.stack([source.permutation(n) for source in alone])
-        assert torch.equal(permutations.draw(sources, n), expected)
+        assert torch.equal(permutations.draw(sources, n, 5 - number), expected)
         for source, other in zip(sources, alone, strict=True):  # a checkpoint between two draws has the same state
             assert torch.equal(source.state_dict()["generator"], other.state_dict()["generator"])
         if number == 2:  # another user of a source
             assert torch.equal(sources[1].normal((3,), LIKE), alone[1].normal((3,), LIKE))
 
 
+def test_no_more_permutations_are_drawn_than_needed():
+    permutations = Permutations()
+    permutations.draw([OfGPU(0)], 5, 3)
+    assert len(permutations._orders) == 3
+    permutations.draw([OfGPU(1)], 5, 10**6)
+    assert len(permutations._orders) == random._MOST_AHEAD
+
+
 def test_permutations_of_a_gpu_are_uniform():
     sources, permutations = [OfGPU(seed) for seed in range(4)], Permutations()
-    drawn = torch.stack([permutations.draw(sources, 3) for _ in range(1500)])
+    drawn = torch.stack([permutations.draw(sources, 3, 1500) for _ in range(1500)])
     orders = list(itertools.permutations(range(3)))
     seen = [orders.index(tuple(order)) for order in drawn.flatten(0, 1).tolist()]
     assert stats.chisquare(np.bincount(seen, minlength=6)).pvalue > FALSE_ALARM

@@ -17,6 +17,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -434,6 +435,8 @@ def _seconds(value: float) -> str:
 
 
 def _bench(device: str) -> Table:
+    from benchmarks.run import Settings  # imports PyTorch
+
     source = f"benchmarks/{device}/bench.json"
     rows = [
         [
@@ -446,10 +449,24 @@ def _bench(device: str) -> Table:
         for row in read(source)["rows"]
         if row["skipped"] is None
     ]
-    settings = read(source)["settings"]
-    lists = [f"--{name} {','.join(map(str, settings[name]))}" for name in ("sizes", "ranks", "contestants")]
-    single = [f"--{name} {settings[name]}" for name in ("device", "samples", "recipe", "repetitions")]
-    command = " ".join(["python -m benchmarks", *single, *lists, f"--out benchmarks/{device}"])
+    given, usual = read(source)["settings"], asdict(Settings())
+    words = ["python -m benchmarks", f"--device {given['device']}"]
+    for name in (
+        "sizes",
+        "ranks",
+        "contestants",
+        "batch_size",
+        "samples",
+        "recipe",
+        "repetitions",
+        "inference",
+        "seed",
+    ):
+        value = tuple(given[name]) if isinstance(usual[name], tuple) else given[name]
+        if value != usual[name]:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            words.append(f"--{name.replace('_', '-')} {text}")
+    command = " ".join([*words, f"--out benchmarks/{device}"])
     return Table(["layers", "program", "", "one update", "parameters"], rows, source, command)
 
 

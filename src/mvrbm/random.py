@@ -23,7 +23,8 @@ __all__ = ["Permutations", "RandomSource", "Recorder", "Replay"]
 _MAX_SEED = 2**63
 _NAMED = 2**32 - 1  # more than the number of streams that `split` can return
 _KEY_BITS = 40  # of the random numbers whose order is a permutation; the bits above count permutations
-_SORTED = 2**17  # random numbers that are sorted at once, or those of one draw if they are more
+# Random numbers that are sorted at once, or those of one draw if they are more, and draws.
+_SORTED, _MOST_AHEAD = 2**17, 16
 _WORDS: dict[torch.dtype, tuple[np.dtype[Any], int]] = {
     torch.float32: (np.dtype(np.int32), 24),
     torch.float64: (np.dtype(np.int64), 53),
@@ -173,7 +174,7 @@ class RandomSource:
 
 
 class Permutations:
-    """The next permutations of several sources, one of each per draw.
+    """The next permutations of several sources, one of each per draw, for use on one stream of a GPU.
 
     On a GPU those of several draws are found by one sort, which takes hardly longer than the sort for one; the sources
     are as after as many calls of :meth:`RandomSource.permutation`.
@@ -184,15 +185,16 @@ class Permutations:
         self._states: list[list[Tensor]] = []  # of all generators before every draw, and after the last
         self._next = 0
 
-    def draw(self, sources: Sequence[RandomSource], n: int) -> Tensor:
-        """Return a permutation of 0..n-1 of each source, (len(sources), n)."""
+    def draw(self, sources: Sequence[RandomSource], n: int, most: int) -> Tensor:
+        """Return a permutation of 0..n-1 of each source, (len(sources), n); at most `most` draws are needed."""
         if not all(source.capturable for source in sources):
             return torch.stack([source.permutation(n) for source in sources])
         generators = [source._generator for source in sources]
         if not self._continues(generators, n):
             side = _side_stream(sources[0].device)
             with torch.cuda.stream(side):
-                self._states, keys = _keys(generators, n, max(1, _SORTED // (n * len(sources))))
+                count = min(most, _MOST_AHEAD, _SORTED // max(1, n * len(sources)))
+                self._states, keys = _keys(generators, n, max(1, count))
                 self._orders, self._next = _sorted(keys), 0
             if side is not None:
                 torch.cuda.current_stream(side.device).wait_stream(side)
@@ -228,9 +230,10 @@ def _keys(generators: Sequence[torch.Generator], n: int, count: int) -> tuple[li
 
 
 def _sorted(keys: Tensor) -> Tensor:
-    """Return the orders that sort the last axis, (..., n), by one sort of all."""
-    number = torch.arange(keys[..., 0].numel(), device=keys.device).view(*keys.shape[:-1], 1)
-    return (keys + (number << _KEY_BITS)).flatten().argsort(stable=True).view_as(keys) - number * keys.shape[-1]
+    """Return the orders that sort the last axis, (..., n), by one sort of all; the keys are changed."""
+    number = torch.arange(math.prod(keys.shape[:-1]), device=keys.device).view(*keys.shape[:-1], 1)
+    order = keys.add_(number << _KEY_BITS).flatten().argsort(stable=True)
+    return order.view_as(keys) - number * keys.shape[-1]
 
 
 class Recorder(RandomSource):

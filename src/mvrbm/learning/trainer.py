@@ -130,8 +130,8 @@ class Trainer:
         self._orders = Permutations()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return everything but the path of the last `fit`, whose graphs cannot be copied."""
-        return {**self.__dict__, "_last_path": None}
+        """Return everything but what the last `fit` has left on a device: graphs cannot be copied."""
+        return {**self.__dict__, "_last_path": None, "_orders": Permutations()}
 
     @property
     def machine(self) -> BoltzmannMachine:
@@ -369,7 +369,8 @@ class Trainer:
         states = [member.state for member in self.group]
         for member in self.group:
             (member.source or source).check_all()
-        orders = self._orders.draw([member.order_rng for member in self.group], path.n_samples)
+        most = self.n_epochs - self.epoch
+        orders = self._orders.draw([member.order_rng for member in self.group], path.n_samples, most)
         made = path.epoch(states, orders, lambda: self.stop)
         for state in states:
             state.batch += made

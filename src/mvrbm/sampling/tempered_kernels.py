@@ -27,6 +27,12 @@ def _draw(field, base, bias, beta, numbers, out, total, WIDTH: tl.constexpr, PER
     tl.store(out + at, tl.where(tl.load(numbers + at, inside, 1.0) < mean, 1.0, 0.0), inside)
 
 
+@triton.jit
+def softplus(x):
+    """Return the logarithm of 1 + exp(x)."""
+    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
 @triton.jit(do_not_specialize=["n"])
 def _energies(field, base, bias, betas, pull, out, n, WIDTH: tl.constexpr, PER_SAMPLE: tl.constexpr,
               BLOCK: tl.constexpr):  # fmt: skip
@@ -40,8 +46,7 @@ def _energies(field, base, bias, betas, pull, out, n, WIDTH: tl.constexpr, PER_S
         here = tl.load(base + column, inside, 0.0)
         there = tl.load(field + sample * WIDTH + column, inside, 0.0)
         field_here = tl.load(bias + column, inside, 0.0) + here + beta * (there - here)
-        growth = tl.maximum(field_here, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(field_here)))
-        total += tl.where(inside, growth, 0.0)
+        total += tl.where(inside, softplus(field_here), 0.0)
     tl.store(out + row, (beta - 1.0) * tl.load(pull + sample) - tl.sum(total, 0))
 
 

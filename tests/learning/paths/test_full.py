@@ -25,7 +25,7 @@ if importlib.util.find_spec("triton") is None:
 from paths import test_equal_reference as of_rank_1  # noqa: E402
 from paths.test_equal_reference import Single, data_for, learning, never, spread  # noqa: E402
 
-from mvrbm.learning.paths import kernel_path  # noqa: E402
+from mvrbm.learning.paths import kernel_path, tempered  # noqa: E402
 from mvrbm.learning.paths.flat import Plan  # noqa: E402
 from mvrbm.learning.paths.full import FullMatrixPath, tile_of, unsupported_reason  # noqa: E402
 from mvrbm.learning.paths.tempered import TemperedMatrixPath  # noqa: E402
@@ -79,6 +79,7 @@ CASES = {
     ),
     "vectors": ([lambda: Bernoulli(64)], lambda: Bernoulli(64), [Dense()], DEFAULT),
     "tempered": ([picture], hidden, [Kronecker(2)], with_chains(DEFAULT, 9, 3, kind=TemperedPCD)),
+    "two temperatures": ([picture], hidden, [Kronecker(2)], with_chains(DEFAULT, 9, 2, 3, kind=TemperedPCD)),
     "tempered, centred": ([picture], hidden, [Dense()], with_chains(FULL, 5, 4, 3, kind=TemperedPCD)),
     "tempered label, two steps": (
         [picture, lambda: Categorical(3)], hidden, [Kronecker(2), Dense()],
@@ -157,6 +158,10 @@ def by_reference(case, dtype, change=unchanged, *, masked=False):
     for batch in source.batches(8, trainer.order_rng):
         recorder.draws.clear()
         trainer.train_on(batch, weight=len(batch) / 8)
+        for step in range(negative.steps if negative.chain_shape[:-1] == (2,) else 0):
+            if (len(draws) * negative.steps + step) % 2:  # no pair of the two temperatures has this turn
+                place = of_data + (step + 1) * (len(machine.layers) + 2) - 1
+                recorder.draws.insert(place, torch.zeros(1, negative.n_chains, device=DEVICE))
         # There are fewer draws for a short batch, and of exchanges in every second turn.
         of_batch = of_data if negative.chain_shape else len(recorder.draws)
         pairs = math.prod(negative.chain_shape[:-1]) // 2
@@ -182,6 +187,8 @@ def by_kernels(
     trainer = Trainer(machine_of(*case[:3]), case[3], seed=5, missing_steps=MISSING_STEPS)
     source = as_source(data, trainer.machine, mask=masks_for(trainer.machine, N) if masked else None)
     trainer.prepare(source, initialise=True)
+    if kind_of(case[3]) is TemperedMatrixPath:
+        reason = tempered.unsupported_reason
     assert reason(trainer.task(), trainer.state, source) is None
     path = (kind or kind_of(case[3]))([trainer.task()], [trainer.state], [source], precision=precision)
     path._recorded, path._recorded_size = draws.reshape(-1), draws.shape[1]
@@ -273,7 +280,7 @@ def test_learned_variances_train_as_the_reference_does(name):
     assert max(moved) > 5e-3
 
 
-@pytest.mark.parametrize("name", ["rank 3", "dense", "label", "more chains than samples, centred"])
+@pytest.mark.parametrize("name", ["rank 3", "dense", "label", "more chains than samples, centred", "tempered"])
 @pytest.mark.usefixtures("interpreted")
 def test_operands_of_sixteen_bits_change_the_result_by_their_rounding(name):
     reference, start, data, order, draws = by_reference(CASES[name], torch.float32)
@@ -300,6 +307,7 @@ def prepared(case, seed=5, recipe=None, n=N, *, masked=False):
         ("gaussian data of other variances", False),
         ("dense, centred", False),
         ("tempered, centred", False),
+        ("tempered, centred", True),
     ],
 )
 @pytest.mark.usefixtures("interpreted")
@@ -383,6 +391,44 @@ def test_a_path_continues_with_other_data(name):
 
 
 @pytest.mark.usefixtures("interpreted")
+def test_what_tempered_kernels_are_not_for():
+    def reason(visible, layer, link, *chains):
+        recipe = with_chains(DEFAULT, *chains, kind=TemperedPCD) if chains else DEFAULT
+        trainer, source = prepared([[visible], layer, [link], recipe])
+        return tempered.unsupported_reason(trainer.task(), trainer.state, source)
+
+    assert reason(picture, hidden, Kronecker(3), 4) is None
+    assert "CD" in reason(picture, hidden, Kronecker(3))
+    assert "a layer is Gaussian" in reason(lambda: Gaussian((6, 5)), hidden, Kronecker(3), 4)
+    assert "a layer is Gaussian" in reason(picture, lambda: Gaussian((4, 7)), Kronecker(3), 4)
+    # 2**20 entries, and 2**16 products with factors: 2**12 chains take 2**32.
+    square = lambda: Bernoulli((32, 32))  # noqa: E731
+    assert reason(square, square, Kronecker(1), 512, 8) is None
+    assert "many more products" in reason(square, square, Kronecker(1), 513, 8)
+    assert reason(square, square, Kronecker(8), 513, 8) is None
+    assert reason(square, square, Dense(), 513, 8) is None
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_resumed_run_with_tempered_chains_continues_as_planned(tmp_path):
+    case = CASES["tempered"]
+
+    def trainer():
+        return Trainer(machine_of(*case[:3]), case[3], seed=5)
+
+    data = data_for(machine_of(*case[:3]), 8)  # one update per epoch: the second begins with the other turn
+    planned = trainer().fit(data, 3, initialise=True)
+    first = trainer().fit(data, 1, initialise=True)
+    first.save(tmp_path)
+    second = trainer()
+    assert second.resume(tmp_path)
+    second.fit(data, 3)
+    assert isinstance(second._last_path, TemperedMatrixPath)
+    for key, value in everything(planned).items():
+        torch.testing.assert_close(everything(second)[key], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("interpreted")
 def test_what_full_matrices_are_not_for():
     def reason(visible, links, recipe=DEFAULT, layer=hidden, **how):
         trainer = Trainer(machine_of(visible, layer, links), recipe, **how)
@@ -395,9 +441,7 @@ def test_what_full_matrices_are_not_for():
     assert "two learned matrices" in reason(links=[Kronecker(2)], **cube)
     assert "Kronecker" in reason([picture], [CP(2)], layer=lambda: Bernoulli(9))
     tempered = dataclasses.replace(DEFAULT, negative=TemperedPCD(4))
-    assert reason([picture], [Kronecker(3)], tempered) is None
-    assert "a layer is Gaussian" in reason([lambda: Gaussian((6, 5))], [Kronecker(3)], tempered)
-    assert "a layer is Gaussian" in reason([picture], [Kronecker(3)], tempered, layer=lambda: Gaussian((4, 7)))
+    assert "TemperedPCD" in reason([picture], [Kronecker(3)], tempered)
     assert reason([lambda: learning((6, 5))], [Kronecker(3)]) is None
     assert "not normalised" in reason([lambda: learning((6, 5))], [Kronecker(3)], PAPER)
     assert "centred" in reason([lambda: learning((6, 5))], [Kronecker(3)], FULL)

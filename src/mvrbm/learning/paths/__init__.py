@@ -3,7 +3,8 @@
 `reference` is for every machine, `graphs` for every machine on a GPU (CUDA graphs), `gemm` on the CPU for sums of
 Kronecker products and full matrices, `native` for those of matrices. `triton`, `tensor` and `full` have kernels for a
 GPU: one program per sample for small matrices, with or without a label, and for arrays of order 3 and more, and
-products of whole batches with full matrices for couplings of higher rank, dense ones, and data with missing entries.
+products of whole batches with full matrices for couplings of higher rank, dense ones, and data with missing entries;
+`tempered` adds chains at several temperatures to these.
 The special paths are tested equal to the reference. None of them depends on the trainer: each takes a state and data,
 and returns the state.
 """
@@ -49,9 +50,10 @@ def kernel_path(task: Task, state: TrainState, source: Source, models: int) -> t
     by_batch = full.unsupported_reason(task, state, source) is None
     if tensor.unsupported_reason(task, state, source) is None:
         return tensor.TensorPath
+    if tempered.unsupported_reason(task, state, source) is None:
+        return tempered.TemperedMatrixPath
     if by_sample and by_batch:
         rows = max(task.recipe.batch_size, int(getattr(task.negative, "n_chains", 0)))
         processors = n_processors(state.machine.like.device)
         by_sample = triton.slower_reason(Plan.of(state.machine), rows, models, processors) is None
-    of_batches = tempered.TemperedMatrixPath if len(task.negative.chain_shape) > 1 else full.FullMatrixPath
-    return triton.TritonPath if by_sample else of_batches if by_batch else None
+    return triton.TritonPath if by_sample else full.FullMatrixPath if by_batch else None

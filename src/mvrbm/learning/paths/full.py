@@ -21,7 +21,7 @@ from mvrbm.learning.paths import flat, kernels
 from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.full_plan import TILE, FullPacking, FullPlan, factor_rank, padded, power_of_two
 from mvrbm.learning.paths.kernels import KernelPath
-from mvrbm.learning.samplers import CD, PCD, TemperedPCD
+from mvrbm.learning.samplers import CD, PCD, NegativePhase
 from mvrbm.learning.state import TrainState
 
 _ROWS = 128  # all tiles of rows divide this
@@ -454,16 +454,16 @@ def tile_of(rows: int, columns: int, models: int, processors: int) -> tuple[int,
     return 32, 32
 
 
-def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
+def unsupported_reason(
+    task: Task, state: TrainState, source: Source, negatives: tuple[type[NegativePhase], ...] = (CD, PCD)
+) -> str | None:
     """Return why the kernels cannot compute a training run's updates, None if they can."""
     reason = kernels.unsupported_reason(
         task, state, source, masked=FullMatrixPath.draws_missing
-    ) or flat.unsupported_reason(task, state, (CD, PCD, TemperedPCD))
+    ) or flat.unsupported_reason(task, state, negatives)
     if reason is not None:
         return reason
     machine = state.machine
-    if kernels.default_precision(machine) == "tf32" and type(task.negative) is TemperedPCD:
-        return "its chains are tempered, and a layer is Gaussian"
     if machine.like.is_cuda and torch.cuda.get_device_capability(machine.like.device) < _OLDEST:
         return "the GPU has too little shared memory"
     for unit in machine.layers.values():

@@ -36,12 +36,6 @@ def turn_of(turns, clock, batch, draw, STEPS: tl.constexpr):
 
 
 @triton.jit
-def softplus(x):
-    """Return the logarithm of 1 + exp(x)."""
-    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
-
-
-@triton.jit
 def hidden_base(weight, middle, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
                 PDL: tl.constexpr):  # fmt: skip
     """Compute the field of the middle of all visible states on the hidden layer."""
@@ -81,7 +75,9 @@ def exchange(
     COLDEST_AT: tl.constexpr, VISIBLE: tl.constexpr, LAST: tl.constexpr, SUMMED: tl.constexpr, RECORDED: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Exchange the states of pairs of temperatures, or not; after the `LAST` step copy the coldest, and add them up.
+    """Propose to exchange the states of pairs of temperatures, which the Metropolis rule accepts or not.
+
+    After the `LAST` step, copy the coldest chains, and add them up where `SUMMED`.
 
     Programs are of one warp: all its threads have read the differences when one of them sets these to zero.
     """

@@ -23,9 +23,10 @@ addition. A row of `LAYERS`, by position:
 import triton
 import triton.language as tl
 
-from mvrbm.learning.paths.full_exchange import beta_of, other_beta, softplus, turn_of
+from mvrbm.learning.paths.full_exchange import beta_of, other_beta, turn_of
 from mvrbm.learning.paths.triton_kernels import begin_next, fresh, wait
 from mvrbm.learning.paths.triton_random import draw_categories, draw_layer, mean, normal, uniform
+from mvrbm.sampling.tempered_kernels import softplus
 
 #: Widths of layers are padded to multiples of this, which all tiles divide.
 TILE = 64
@@ -94,8 +95,8 @@ def upwards(
     """Compute means or draws of the hidden layer for tiles of states, from `FIRST_TILE` on.
 
     States from row `CHAINS_AT` on are chains. Means are in rows like those of the states, draws in `samples`. Means are
-    added up where `SUMMED`. With several `TEMPERATURES`, chains are drawn at theirs, or, to `COMPARE`, what an exchange
-    would change of their free energies is added to `differences`.
+    added up where `SUMMED`. With several `TEMPERATURES`, chains are drawn at theirs, or, to `COMPARE`, the change in
+    free energy that an exchange would cause is added to `differences`.
     """
     tile_m, tile_n, model = tl.program_id(0) + FIRST_TILE, tl.program_id(1), tl.program_id(2)
     of_data = tile_m * BM < CHAINS_AT

@@ -1,22 +1,29 @@
 """The path for a GPU that forms couplings as full matrices, with persistent chains at several temperatures.
 
-It adds four launches per update to those of `full`. The kernels are in `full_exchange`.
+It adds two launches per update, and two per step of the chains, to those of `full`. The kernels are in `full_exchange`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from mvrbm.learning.data import Source
+from mvrbm.learning.paths import full
+from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.full import FullMatrixPath
-from mvrbm.learning.samplers import TURN
+from mvrbm.learning.samplers import TURN, TemperedPCD
 from mvrbm.learning.state import TrainState
 
 _UNITS = 16  # of one program: few, so that many programs share a matrix
 _SUMMED = 256  # entries of a row or column that are added up at a time
 _BLOCK = 512  # columns that are exchanged at a time
+# Multiplications of a product of all chains with full matrices that take about as long as CUDA graphs of products with
+# factors: an estimate from 2**29, which take 10 us on an H200, where such a graph takes 360.
+_MOST_PRODUCTS = 2**32
 
 
 class TemperedMatrixPath(FullMatrixPath):
@@ -36,21 +43,20 @@ class TemperedMatrixPath(FullMatrixPath):
         super().load(states)
         # The turns of exchanges follow from the number of updates, from a first one on.
         turns = [recipe.negative.turn(state.chains) for recipe, state in zip(self._recipes, states, strict=True)]
-        updates = [state.update * self._steps for state in states]
-        self._turns.copy_((torch.tensor(turns) - torch.tensor(updates)) % 2)
+        self._turns.copy_((torch.tensor(turns) - states[0].update * self._steps) % 2)
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
         diverged = super().store(states)
         for state, turn in zip(states, self._turns.tolist(), strict=True):
             if state.update > 0:
-                state.chains[TURN] = torch.tensor((turn + state.update * self._steps) % 2)
+                state.chains[TURN] = torch.tensor((turn + states[0].update * self._steps) % 2)
         return diverged
 
     def _chain_data(self, number: int) -> dict[str, Tensor]:
         shape = self._temperatures, self._n_coldest
         return {name: array.unflatten(0, shape) for name, array in super()._chain_data(number).items()}
 
-    def _set_chains(self, number: int, data: dict[str, Tensor]) -> None:  # type: ignore[override]
+    def _set_chains(self, number: int, data: Mapping[str, Tensor]) -> None:
         super()._set_chains(number, {layer.name: data[layer.name].flatten(0, 1) for layer in self.plan.layers})
 
     def _launch_products(self, batch: int, n_valid: int, numbers: int) -> None:
@@ -75,3 +81,17 @@ class TemperedMatrixPath(FullMatrixPath):
             **self._options,
         )  # fmt: skip
         return self._temperatures // 2 * self._n_coldest
+
+
+def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
+    """Return why the kernels cannot compute a training run's updates, or would be slower, None if they can."""
+    machine, negative = state.machine, task.negative
+    if (reason := full.unsupported_reason(task, state, source, (TemperedPCD,))) is not None:
+        return reason
+    if machine.hidden.gaussian or any(unit.gaussian for unit in machine.layers.values()):
+        return "its chains are tempered, and a layer is Gaussian"
+    for link in machine.links.values():
+        products = math.prod(link.hidden_shape) * math.prod(link.visible_shape)
+        if products > 4 * link.operations and math.prod(negative.chain_shape) * products > _MOST_PRODUCTS:
+            return "its chains take many more products with full matrices than with factors"
+    return None
