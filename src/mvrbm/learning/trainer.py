@@ -369,9 +369,8 @@ class Trainer:
         states = [member.state for member in self.group]
         for member in self.group:
             (member.source or source).check_all()
-        most = self.n_epochs - self.epoch
-        orders = self._orders.draw([member.order_rng for member in self.group], path.n_samples, most)
-        made = path.epoch(states, orders, lambda: self.stop)
+        sources, most = [member.order_rng for member in self.group], self.n_epochs - self.epoch
+        made = path.epoch(states, self._orders.draw(sources, path.n_samples, most), lambda: self.stop)
         for state in states:
             state.batch += made
         self._ending = self.stop
