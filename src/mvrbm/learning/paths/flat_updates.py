@@ -17,6 +17,7 @@ from mvrbm.learning.missing import draw_missing
 from mvrbm.learning.paths.base import Task, UpdatePath
 from mvrbm.learning.paths.flat import LayerPlan, Packing, Plan, factor_gains
 from mvrbm.learning.paths.modes import ModeFields, ModeProducts
+from mvrbm.learning.paths.products import compute
 from mvrbm.learning.samplers import PCD
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import Move, fail, first_not_finite, learning_rates, normalise, safe_gain, step
@@ -227,15 +228,15 @@ class FlatUpdates(UpdatePath):
         fields = self._fields(-offset)  # the products that are left are those of the gradient
         unused = torch.empty_like(offset).view(-1, 1)
         for m, (*to_factors, to_b) in enumerate(self._split_gradient[0]):
-            self._single[m].up(self._factors[m], to_b.view(1, -1), unused, add=False)
-            self._single[m].gradients(to_factors, add=True)
+            compute(self._single[m].up(self._factors[m], to_b.view(1, -1), unused, add=False))
+            compute(self._single[m].gradients(to_factors, add=True))
         return fields
 
     def _fields(self, hidden: Tensor) -> list[Tensor]:
         """Return the field of one hidden state on every visible layer."""
         fields = [torch.empty_like(bias) for *_, bias in self._split_params[0]]
         for products, factors, field in zip(self._single, self._factors, fields, strict=True):
-            products.down(factors, hidden.reshape(-1, 1), field)
+            compute(products.down(factors, hidden.reshape(-1, 1), field))
         return fields
 
     def _follow(self, offset: Tensor, before: list[Tensor]) -> None:
