@@ -33,7 +33,7 @@ setup(
             [f"{FOLDER}{name}.c"],
             depends=[FOLDER + header for header in headers],
             extra_compile_args=FAST,
-            extra_link_args=["-pthread"],
+            extra_link_args=["-pthread", "-ldl"],
             py_limited_api=True,
             optional=True,
         )

@@ -26,7 +26,5 @@ def uniform(bits: np.random.SFC64, out: Tensor) -> bool:
     if code is None:
         return False
     with bits.lock:  # as NumPy does, so that two threads never draw the same numbers
-        state = bits.state
-        code.uniform(state["state"]["state"].ctypes.data, out.data_ptr(), out.numel())
-        bits.state = state
+        code.uniform(bits.ctypes.state_address, out.data_ptr(), out.numel())  # the state begins with its four words
     return True

@@ -4,10 +4,12 @@
  * kinds of processor, and the best one that is there is taken.
  */
 
+#define _GNU_SOURCE /* for RTLD_DEFAULT */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -15,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define INTERFACE 4 /* grows with every change of what native.py has to know */
+#define INTERFACE 5 /* grows with every change of what native.py has to know */
 #define INLINE static inline __attribute__((always_inline))
 #define PAD 16 /* floats: a cache line, and a whole number of vectors of every kind */
 #define PADDED(n) (((n) + PAD - 1) / PAD * PAD)
@@ -66,7 +68,45 @@ typedef struct {
     float *products, *field, *hidden, *half, *spare;       /* of one sample */
 } Scratch;
 
+/* Means of binary units, scale * sigmoid(field + bias), or, with numbers, draws. Arrays are (rows, columns), bias (columns,);
+ * `into` may be `field`. */
+typedef struct {
+    const float *field, *bias, *numbers;
+    float *into;
+    float scale;
+    int rows, columns, parts;
+} Binary;
+
+/* Sums of rows (rows[0] + rows[1], columns) with two weights; `minus_first`, if given, is minus the part of the first rows. */
+typedef struct {
+    const float *x;
+    float *total, *minus_first;
+    float weights[2];
+    int rows[2], columns, parts;
+} Sums;
+
+typedef struct {
+    int64_t end;                 /* of the parameters with this rate and weight decay */
+    float rate, decay;
+} Run;
+
+typedef struct {
+    float *params, *momenta, *gradient;
+    const Run *runs;
+    int64_t count;
+    float momentum;
+    int parts;
+    atomic_int *broken;          /* 1: the gradient is not finite, 2: the parameters are not */
+} Step;
+
 INLINE void clear(float *into, int64_t count) { memset(into, 0, sizeof(float) * count); }
+
+INLINE uint32_t is_broken(const float *x) /* by integers, because a sum of floats is not computed by vectors */
+{
+    uint32_t bits;
+    memcpy(&bits, x, sizeof bits);
+    return (bits & 0x7f800000) == 0x7f800000;
+}
 
 /* -- the kernels, for each kind of processor ------------------------------------------------------------------ */
 
@@ -106,20 +146,23 @@ FOR_AVX512
 FOR_END
 #endif
 
-typedef void (*Task)(const Job *, const Scratch *, int);
-static struct {
+typedef void (*Part)(const void *job, int part);
+typedef struct {
     const char *name;
-    Task task;
+    void (*task)(const Job *, const Scratch *, int);
+    Part binary, sums, check, step;
     int there;
-} processors[] = { /* the best last */
-    {"any", task_any, 1},
+} Processor;
+#define PROCESSOR(x, there) {#x, task_##x, binary_##x, sums_##x, check_##x, step_##x, there}
+static Processor processors[] = { /* the best last */
+    PROCESSOR(any, 1),
 #ifdef FOR_END
-    {"avx2", task_avx2, 0},
-    {"avx512", task_avx512, 0},
+    PROCESSOR(avx2, 0),
+    PROCESSOR(avx512, 0),
 #endif
 };
 #define PROCESSORS ((int)(sizeof processors / sizeof *processors))
-static Task task = task_any;
+static const Processor *processor = processors;
 
 static void look_at_processor(void)
 {
@@ -130,7 +173,7 @@ static void look_at_processor(void)
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #endif
     for (int i = 0; i < PROCESSORS; i++)
-        if (processors[i].there) task = processors[i].task;
+        if (processors[i].there) processor = processors + i;
 }
 
 /* -- threads: idle threads take tasks, so that none waits for a thread that has not woken up yet -- */
@@ -162,7 +205,7 @@ static void work(const void *given, atomic_int *next, int place)
     own.hidden = at, at += area;
     own.half = at, at += job->products;
     own.spare = at;
-    for (int number; (number = atomic_fetch_add(next, 1)) < job->tasks;) task(job, &own, number);
+    for (int number; (number = atomic_fetch_add(next, 1)) < job->tasks;) processor->task(job, &own, number);
 }
 
 static void *worker(void *number)
@@ -225,6 +268,40 @@ static void share(void (*work)(const void *, atomic_int *, int), const void *job
     while (pool.active) pthread_cond_wait(&pool.end, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
     pthread_mutex_unlock(&pool.owner);
+}
+
+/* Parts of a job by the threads of PyTorch, where these are of GNU OpenMP. After a product they poll for work for a while:
+ * they begin at once, while other threads would wait for their processors. */
+
+typedef struct {
+    Part work;
+    const void *job;
+    int parts;
+} Team;
+
+static void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+static int (*number_of_thread)(void), (*size_of_team)(void);
+
+static void work_of_thread(void *given)
+{
+    const Team *team = given;
+    for (int part = number_of_thread(); part < team->parts; part += size_of_team()) team->work(team->job, part);
+}
+
+static void in_parts(Part work, const void *job, int parts)
+{
+    Team team = {work, job, parts};
+    if (parts > 1 && parallel && number_of_thread && size_of_team)
+        parallel(work_of_thread, &team, parts, 0);
+    else
+        for (int part = 0; part < parts; part++) work(job, part);
+}
+
+static void look_for_threads(void)
+{
+    *(void **)&parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    *(void **)&number_of_thread = dlsym(RTLD_DEFAULT, "omp_get_thread_num");
+    *(void **)&size_of_team = dlsym(RTLD_DEFAULT, "omp_get_num_threads");
 }
 
 /* -- an update ------------------------------------------------------------------------------------------------ */
@@ -311,39 +388,6 @@ static void contrast(const Job *job)
     if (!job->filling) add_up(job);
 }
 
-/* -- a step of gradient descent: see step.py, of which this is the rule, reading and writing memory once ------------- */
-
-#define PIECE 65536
-
-typedef struct {
-    float *params, *momenta, *gradient;
-    int64_t count;
-    float momentum, rate, decay;
-    atomic_int *broken;
-} Step;
-
-/* Make pieces of a step; the gradient is overwritten by the parameters as they were. */
-static void step_pieces(const void *given, atomic_int *next, int place)
-{
-    const Step *step = given;
-    const float momentum = step->momentum, rate = step->rate, decay = step->decay;
-    for (int64_t from; (from = (int64_t)atomic_fetch_add(next, 1) * PIECE) < step->count;) {
-        const int64_t count = step->count - from < PIECE ? step->count - from : PIECE;
-        float *restrict p = step->params + from, *restrict m = step->momenta + from, *restrict g = step->gradient + from;
-        uint32_t broken = 0;
-        for (int64_t i = 0; i < count; i++) {
-            const float old = p[i];
-            m[i] = momentum * m[i] + (g[i] + decay * old);
-            p[i] = old - rate * m[i];
-            g[i] = old;
-            uint32_t bits; /* integers, because a sum of floats is not computed by vectors */
-            memcpy(&bits, p + i, sizeof bits);
-            broken |= (bits & 0x7f800000) == 0x7f800000;
-        }
-        if (broken) atomic_store(step->broken, 1);
-    }
-}
-
 /* -- uniform numbers ------------------------------------------------------------------------------------------ */
 
 /* NumPy's SFC64, each word two numbers of 24 bits in [0, 1), as `RandomSource` makes them. A block of words at a time:
@@ -379,22 +423,70 @@ static PyObject *py_contrast(PyObject *module, PyObject *address)
     Py_RETURN_NONE;
 }
 
+static int worth_threads(int64_t entries, int threads) { return entries < 32768 ? 1 : threads; }
+
 static PyObject *py_step(PyObject *module, PyObject *args)
 {
     unsigned long long params, momenta, gradient;
     int threads;
     atomic_int broken = 0;
-    Py_ssize_t count;
+    PyObject *given;
     Step step = {.broken = &broken};
-    if (!PyArg_ParseTuple(args, "KKKnfffi", &params, &momenta, &gradient, &count, &step.momentum, &step.rate, &step.decay,
-                          &threads))
+    if (!PyArg_ParseTuple(args, "KKKO!fi", &params, &momenta, &gradient, &PyTuple_Type, &given, &step.momentum, &threads))
         return NULL;
+    const Py_ssize_t n_runs = PyTuple_Size(given);
+    Run *runs = PyMem_Malloc(sizeof(Run) * (n_runs + 1));
+    if (runs == NULL) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n_runs; i++) {
+        long long count;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(given, i), "Lff", &count, &runs[i].rate, &runs[i].decay)) {
+            PyMem_Free(runs);
+            return NULL;
+        }
+        runs[i].end = step.count += count;
+    }
     step.params = (float *)(uintptr_t)params, step.momenta = (float *)(uintptr_t)momenta;
-    step.gradient = (float *)(uintptr_t)gradient, step.count = count;
+    step.gradient = (float *)(uintptr_t)gradient, step.runs = runs;
+    step.parts = worth_threads(step.count, threads);
     Py_BEGIN_ALLOW_THREADS
-    share(step_pieces, &step, count > 16 * PIECE ? threads : 1); /* one thread is as fast while all of it is in a cache */
+    in_parts(processor->check, &step, step.parts);
+    if (!broken) in_parts(processor->step, &step, step.parts);
     Py_END_ALLOW_THREADS
-    return PyBool_FromLong(!broken);
+    PyMem_Free(runs);
+    return PyLong_FromLong(broken);
+}
+
+static PyObject *py_binary(PyObject *module, PyObject *args)
+{
+    unsigned long long field, bias, numbers, into;
+    int threads;
+    Binary job;
+    if (!PyArg_ParseTuple(args, "KKKKiifi", &field, &bias, &numbers, &into, &job.rows, &job.columns, &job.scale, &threads))
+        return NULL;
+    job.field = (const float *)(uintptr_t)field, job.bias = (const float *)(uintptr_t)bias;
+    job.numbers = (const float *)(uintptr_t)numbers, job.into = (float *)(uintptr_t)into;
+    job.parts = worth_threads((int64_t)job.rows * job.columns, threads);
+    Py_BEGIN_ALLOW_THREADS
+    in_parts(processor->binary, &job, job.parts);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_sums(PyObject *module, PyObject *args)
+{
+    unsigned long long x, total, minus_first;
+    int threads;
+    Sums job;
+    if (!PyArg_ParseTuple(args, "KKKiiiffi", &x, &total, &minus_first, job.rows, job.rows + 1, &job.columns, job.weights,
+                          job.weights + 1, &threads))
+        return NULL;
+    job.x = (const float *)(uintptr_t)x, job.total = (float *)(uintptr_t)total;
+    job.minus_first = (float *)(uintptr_t)minus_first;
+    job.parts = worth_threads((int64_t)(job.rows[0] + job.rows[1]) * job.columns, threads);
+    Py_BEGIN_ALLOW_THREADS
+    in_parts(processor->sums, &job, job.parts);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 static PyObject *py_uniform(PyObject *module, PyObject *args)
@@ -423,7 +515,7 @@ static PyObject *py_use(PyObject *module, PyObject *name)
 {
     for (int i = 0; PyUnicode_Check(name) && i < PROCESSORS; i++)
         if (processors[i].there && PyUnicode_CompareWithASCIIString(name, processors[i].name) == 0) {
-            task = processors[i].task;
+            processor = processors + i;
             Py_RETURN_NONE;
         }
     return PyErr_Format(PyExc_ValueError, "no such processor: %R", name);
@@ -439,8 +531,13 @@ static PyMethodDef methods[] = {
     {"processors", py_processors, METH_NOARGS, "Kinds of processor that this code was made for and runs on, the best last."},
     {"use", py_use, METH_O, "Take the code for one of these kinds, for tests; the best is taken if nothing is said."},
     {"contrast", py_contrast, METH_O, "Gradient of one update, or draws of missing entries; the address of a Job."},
-    {"step", py_step, METH_VARARGS, "Make a step: addresses of parameters, momenta and gradient, their number, momentum, rate, "
-     "weight decay, threads. The gradient becomes the former parameters. Returns whether all parameters are finite."},
+    {"step", py_step, METH_VARARGS, "Make a step: addresses of parameters, momenta and gradient, a tuple of (number, rate, weight "
+     "decay) of parameters one after another, momentum, threads. The gradient becomes the former parameters. Returns 0, 1 if "
+     "the gradient is not finite, and nothing has changed, or 2 if the new parameters are not finite."},
+    {"binary", py_binary, METH_VARARGS, "Means of binary units times a scale, or draws: addresses of fields, bias, numbers (0 for "
+     "means) and result, rows, columns, scale, threads."},
+    {"sums", py_sums, METH_VARARGS, "Sums of the rows of two sides, one after the other, with weights: addresses of rows, of the "
+     "result and of minus the first side's part (0 for none), rows of both sides, columns, weights of both sides, threads."},
     {"uniform", py_uniform, METH_VARARGS, "Fill floats from an SFC64 state: addresses of state and floats, their number."},
     {NULL, NULL, 0, NULL},
 };
@@ -450,6 +547,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 
 PyMODINIT_FUNC PyInit__native(void)
 {
     look_at_processor();
+    look_for_threads();
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
     if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||

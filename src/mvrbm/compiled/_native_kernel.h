@@ -189,6 +189,86 @@ static void NAME(draw)(int gaussian, int rows, int columns, int width, const flo
         }
 }
 
+INLINE vec NAME(mean_or_draw)(vec field, const float *numbers, float scale)
+{
+    const vec one = NAME(all)(1.0f), inverse = one + NAME(exp_minus)(field);
+    return numbers ? (vec)((NAME(load)(numbers) * inverse < one) & (ivec)one) : scale / inverse;
+}
+
+/* A part of the means or draws of binary units. The last entries of a row, fewer than a vector, are copied. */
+static void NAME(binary)(const void *given, int part)
+{
+    const Binary *job = given;
+    const int columns = job->columns, whole = columns / LANES * LANES;
+    const size_t rest = sizeof(float) * (columns - whole);
+    const float *bias = job->bias;
+    float last[3][LANES] = {0};
+    for (int r = PART(job->rows, part, job->parts); r < PART(job->rows, part + 1, job->parts); r++) {
+        const float *field = job->field + (int64_t)r * columns, *numbers = job->numbers;
+        float *into = job->into + (int64_t)r * columns;
+        if (numbers) numbers += (int64_t)r * columns;
+        for (int at = 0; at < whole; at += LANES) {
+            const vec all = NAME(load)(field + at) + NAME(load)(bias + at);
+            NAME(store)(into + at, NAME(mean_or_draw)(all, numbers ? numbers + at : NULL, job->scale));
+        }
+        memcpy(last[0], field + whole, rest), memcpy(last[1], bias + whole, rest);
+        if (numbers) memcpy(last[2], numbers + whole, rest);
+        const vec all = NAME(load)(last[0]) + NAME(load)(last[1]);
+        NAME(store)(last[0], NAME(mean_or_draw)(all, numbers ? last[2] : NULL, job->scale));
+        memcpy(into + whole, last[0], rest);
+    }
+}
+
+/* Weighted sums of the rows of both sides, in some of the columns. */
+static void NAME(sums)(const void *given, int part)
+{
+    const Sums *job = given;
+    const int from = PART(job->columns, part, job->parts), count = PART(job->columns, part + 1, job->parts) - from;
+    const float *x = job->x + from;
+    float *restrict total = job->total + from;
+    clear(total, count);
+    for (int side = 0; side < 2; side++) {
+        for (int r = 0; r < job->rows[side]; r++, x += job->columns)
+            for (int c = 0; c < count; c++) total[c] += job->weights[side] * x[c];
+        if (side == 0 && job->minus_first)
+            for (int c = 0; c < count; c++) job->minus_first[from + c] = -total[c];
+    }
+}
+
+/* -- a step of gradient descent: see step.py, of which this is the rule, reading and writing memory once ------------- */
+
+static void NAME(check)(const void *given, int part)
+{
+    const Step *step = given;
+    const int64_t last = step->count * (part + 1) / step->parts;
+    uint32_t broken = 0;
+    for (int64_t i = step->count * part / step->parts; i < last; i++) broken |= is_broken(step->gradient + i);
+    if (broken) atomic_store(step->broken, 1);
+}
+
+/* Make a part of a step; the gradient is overwritten by the parameters as they were. A fused multiply-add can be used in one way
+ * only, so that bits do not depend on where a part begins. */
+static void NAME(step)(const void *given, int part)
+{
+    const Step *step = given;
+    const float momentum = step->momentum;
+    float *restrict p = step->params, *restrict m = step->momenta, *restrict g = step->gradient;
+    const int64_t last = step->count * (part + 1) / step->parts;
+    uint32_t broken = 0;
+    int64_t i = step->count * part / step->parts;
+    for (const Run *run = step->runs; i < last; run++) {
+        const float rate = run->rate, decay = run->decay;
+        for (const int64_t end = run->end < last ? run->end : last; i < end; i++) {
+            const float old = p[i];
+            m[i] = momentum * m[i] + (g[i] + decay * old);
+            p[i] = old - rate * m[i];
+            g[i] = old;
+            broken |= is_broken(p + i);
+        }
+    }
+    if (broken) atomic_store(step->broken, 2);
+}
+
 /* -- a sample ------------------------------------------------------------------------------------------------ */
 
 /* The next run of entries that are not zero, of which one-hot rows have few: where it begins, and its length or 0. */

@@ -1,7 +1,7 @@
 r"""The update rule, once: normalisation, weight decay, momentum, learning rates, divergence.
 
 Every path that computes updates in Python calls these functions. The Triton kernels (`_step` in
-:mod:`mvrbm.learning.paths.triton_kernels`) and the C code (`step_pieces`) fuse this rule and are tested equal to it.
+:mod:`mvrbm.learning.paths.triton_kernels`) and the C code (`step`) fuse this rule and are tested equal to it.
 """
 
 import itertools

@@ -363,32 +363,104 @@ def test_large_fields_neither_overflow_nor_hang():
     assert all(bool(torch.isfinite(p).all()) for p in trainer.machine.parameters())
 
 
-@pytest.mark.parametrize("count", [1, 1000, 5 * 65536 + 7])
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("count", [2, 1000, 5 * 65536 + 7])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_steps_are_those_of_the_rule(count, threads):
     generator = torch.Generator().manual_seed(0)
     params, momenta, gradient = before = [torch.randn(count, generator=generator) for _ in range(3)]
-    places = [array.clone() for array in before]
-    recipe = Recipe(momentum=0.7, weight_decay=0.1)
-    assert CODE.step(*(array.data_ptr() for array in places), count, 0.7, 0.2, 0.1, threads) is True
+    factors = count // 2  # the rest are biases, with a rate of their own and without weight decay
+    runs = ((factors, 0.2, 0.1), (count - factors, 0.3, 0.0))
+
+    def stepped(arrays, threads=threads):
+        return CODE.step(*(array.data_ptr() for array in arrays), runs, 0.7, threads)
+
+    places, alone = ([array.clone() for array in before] for _ in range(2))
+    assert stepped(places) == stepped(alone, threads=1) == 0
     assert torch.equal(places[2], params)
-    step([gradient], [momenta], [(params, gradient)], [(params, momenta, 0.2)], recipe)
-    for place, exact in zip(places[:2], (params, momenta), strict=True):
-        torch.testing.assert_close(place, exact, rtol=1e-5, atol=1e-6)
+    assert all(map(torch.equal, places, alone)), "bits do not depend on threads"
     for bad in (float("nan"), float("inf")):
         broken = [array.clone() for array in before]
         broken[2][-1] = bad
-        assert CODE.step(*(array.data_ptr() for array in broken), count, 0.7, 0.2, 0.1, threads) is False
+        assert stepped(broken) == 1
+        assert torch.equal(broken[0], params)
+        assert torch.equal(broken[1], momenta)
+        broken = [array.clone() for array in before]
+        broken[1][factors - 1] = bad
+        assert stepped(broken) == 2
+        assert torch.equal(broken[2], params)
+    moves = [(params[:factors], momenta[:factors], 0.2), (params[factors:], momenta[factors:], 0.3)]
+    recipe = Recipe(momentum=0.7, weight_decay=0.1)
+    step([gradient], [momenta], [(params[:factors], gradient[:factors])], moves, recipe)
+    for place, exact in zip(places[:2], (params, momenta), strict=True):
+        torch.testing.assert_close(place, exact, rtol=1e-5, atol=1e-6)
 
 
-def test_without_compiled_code_steps_are_the_same(monkeypatch):
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (7, 16), (5, 37), (300, 129)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_binary_units_have_their_means_and_draws(shape, threads):
+    generator = torch.Generator().manual_seed(0)
+    field, bias = 10 * torch.randn(*shape, generator=generator), torch.randn(shape[1], generator=generator)
+    numbers, whole = torch.rand(*shape, generator=generator), torch.full((shape[0] + 1, shape[1]), 7.0)
+    into, given = whole[:-1], field.clone()
+    mean = torch.sigmoid(field.double() + bias)
+    CODE.binary(given.data_ptr(), bias.data_ptr(), 0, into.data_ptr(), *shape, -0.5, threads)
+    torch.testing.assert_close(into.double(), -0.5 * mean, rtol=1e-5, atol=1e-30)
+    assert torch.equal(given, field)
+    assert bool((whole[-1] == 7).all())
+    CODE.binary(given.data_ptr(), bias.data_ptr(), numbers.data_ptr(), given.data_ptr(), *shape, 1.0, threads)
+    sure = (numbers - mean).abs() > 1e-6
+    assert torch.equal(given[sure], (numbers < mean).float()[sure])
+    assert bool(((given == 0) | (given == 1)).all())
+
+
+@pytest.mark.usefixtures("processor")
+def test_binary_units_with_infinite_and_undefined_fields():
+    field = torch.tensor([float("inf"), -float("inf"), float("nan"), -float("nan"), 1e30]).repeat(5)[None]  # and more
+    bias, into = torch.zeros(field.shape[1]), torch.empty_like(field)
+    CODE.binary(field.data_ptr(), bias.data_ptr(), 0, into.data_ptr(), *field.shape, 1.0, 1)
+    torch.testing.assert_close(into, torch.sigmoid(field), rtol=0, atol=1e-30, equal_nan=True)
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("rows", [(0, 0), (1, 0), (0, 3), (70, 200)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_sums_of_both_sides(rows, threads):
+    x = torch.randn(sum(rows), 129, generator=torch.Generator().manual_seed(0))
+    total, minus_first = torch.full((2, 129), 7.0)
+    CODE.sums(x.data_ptr(), total.data_ptr(), minus_first.data_ptr(), *rows, 129, -0.5, 2.0, threads)
+    first = -0.5 * x[: rows[0]].double().sum(0)
+    torch.testing.assert_close(minus_first.double(), -first, rtol=1e-5, atol=1e-4)
+    exact = first + 2 * x[rows[0] :].double().sum(0)
+    torch.testing.assert_close(total.double(), exact, rtol=1e-5, atol=1e-4)
+    CODE.sums(x.data_ptr(), total.data_ptr(), 0, *rows, 129, 1.0, 1.0, threads)
+    torch.testing.assert_close(total.double(), x.double().sum(0), rtol=1e-5, atol=1e-4)
+
+
+FULL_WEIGHTS = {
+    "binary": ({"x": lambda: B((6, 7))}, lambda: B((4, 7)), [Dense()], SMALL, 20),
+    "chains": ({"x": lambda: B(37), "y": lambda: C(10)}, lambda: B(17), [Dense(), Dense()], CHAINS, 20),
+    "no sample": ({"x": lambda: B(37)}, lambda: B(17), [Dense()], CHAINS, 0),
+    "gaussian hidden layer": ({"x": lambda: B(37)}, lambda: G(17), [Dense()], DEEP, 20),
+    "variances": ({"x": lambda: learning(37)}, lambda: B(17), [Dense()], CHAINS, 20),
+    "centred": ({"x": lambda: B(37), "y": lambda: G(3)}, lambda: B(17), [Dense(), Dense()], FULL, 20),
+    "larger than a part": ({"x": lambda: B(401)}, lambda: B(199), [Dense()], CHAINS, 90),
+}
+
+
+@pytest.mark.parametrize("case", [CASES["labels"], *FULL_WEIGHTS.values()], ids=["labels", *FULL_WEIGHTS])
+def test_without_compiled_code_updates_are_the_same(monkeypatch, case):
+    *machine, recipe, n = case
+
     def trained():
-        trainer = trainer_of(*CASES["labels"][:3], CHAINS)
-        trainer.prepare(data_for(trainer.machine, 20))
+        trainer = trainer_of(*machine, recipe)
+        trainer.prepare(data_for(trainer.machine, max(1, n)))
         trainer.state.rng = RandomSource(4)
         path = gemm.GemmUpdates(trainer.task(), trainer.state)
-        batch = {name: torch.from_numpy(array).float() for name, array in data_for(trainer.machine, 20).items()}
-        path.update(trainer.state, batch, 1.0, (1.0, 1.0))
+        batch = {name: torch.from_numpy(array).float() for name, array in data_for(trainer.machine, n).items()}
+        for _ in range(2):
+            path.update(trainer.state, batch, 1.0, (1.0, 1.0))
         return path
 
     fast = trained()

@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from types import ModuleType
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -16,13 +17,14 @@ from mvrbm.learning.missing import draw_missing
 from mvrbm.learning.paths.base import Task, UpdatePath
 from mvrbm.learning.paths.flat import LayerPlan, Packing, Plan, factor_gains
 from mvrbm.learning.paths.modes import ModeFields, ModeProducts
+from mvrbm.learning.paths.products import compute
 from mvrbm.learning.samplers import PCD
 from mvrbm.learning.state import TrainState
 from mvrbm.learning.step import Move, fail, first_not_finite, learning_rates, normalise, safe_gain, step
 from mvrbm.sampling import Layers
 from mvrbm.validation import all_finite
 
-_INTERFACE = 4  # version of the compiled code that the paths require
+_INTERFACE = 5  # version of the compiled code that the paths require
 
 
 def compiled_code() -> ModuleType | None:
@@ -52,7 +54,10 @@ class FlatUpdates(UpdatePath):
             list(zip(self.plan.factors(self._params), self.plan.factors(other), strict=True))
             for other in (self._momenta, self._gradient)
         )
-        self._runs = self._all_runs()
+        # Parameters with one rate, one after another: their number, and whether they are factors.
+        counts = [*((sum(map(math.prod, p.factors)), p.size) for p in self.plan.layers), (0, self.plan.hidden_area)]
+        self._runs = [run for own, size in counts for run in ((own, True), (size - own, False))]
+        self._addresses = [flat.data_ptr() for flat in (self._params, self._momenta, self._gradient)]
         self._code = compiled_code() if like.dtype == torch.float32 and like.device.type == "cpu" else None
         self._multiplier = self._packing.multiplier
         self._even = bool((self._multiplier == 1).all()) and not self._variances
@@ -140,10 +145,10 @@ class FlatUpdates(UpdatePath):
         if state.centring is not None and state.centring.follow_hidden:
             offset = state.centring.advance(self._data_mean.view(1, *self.plan.hidden_shape) / weight)
         self._reduce(self._own_powers(batch, shares[0]))
-        self._check(all_finite([self._gradient]), "gradient", self._gradient, state)
         self._finish_variances()
         before = [] if offset is None else self._centre(offset)
-        self._check(self._step(state.update), "parameter", self._params, state)
+        if diverged := self._step(state.update):
+            self._fail(diverged, state)
         self._rescale()
         if offset is not None:
             self._follow(offset, before)
@@ -223,15 +228,15 @@ class FlatUpdates(UpdatePath):
         fields = self._fields(-offset)  # the products that are left are those of the gradient
         unused = torch.empty_like(offset).view(-1, 1)
         for m, (*to_factors, to_b) in enumerate(self._split_gradient[0]):
-            self._single[m].up(self._factors[m], to_b.view(1, -1), unused, add=False)
-            self._single[m].gradients(to_factors, add=True)
+            compute(self._single[m].up(self._factors[m], to_b.view(1, -1), unused, add=False))
+            compute(self._single[m].gradients(to_factors, add=True))
         return fields
 
     def _fields(self, hidden: Tensor) -> list[Tensor]:
         """Return the field of one hidden state on every visible layer."""
         fields = [torch.empty_like(bias) for *_, bias in self._split_params[0]]
         for products, factors, field in zip(self._single, self._factors, fields, strict=True):
-            products.down(factors, hidden.reshape(-1, 1), field)
+            compute(products.down(factors, hidden.reshape(-1, 1), field))
         return fields
 
     def _follow(self, offset: Tensor, before: list[Tensor]) -> None:
@@ -241,10 +246,10 @@ class FlatUpdates(UpdatePath):
 
     # -- the step ---------------------------------------------------------------------------------
 
-    def _step(self, update: int) -> bool:
-        """Make the recipe's step, and return whether all parameters are finite.
+    def _step(self, update: int) -> int:
+        """Make the recipe's step, and return 0; 1 if the gradient is not finite, 2 if the parameters are not then.
 
-        The gradient is overwritten by the parameters as they were.
+        The gradient is overwritten by the parameters as they were. One that is not finite changes nothing.
         """
         recipe, gradients = self.task.recipe, self._factor_gradients
         if recipe.normalised:
@@ -258,33 +263,22 @@ class FlatUpdates(UpdatePath):
             self._gradient.mul_(self._multiplier)
         rate, bias_rate = learning_rates(recipe, update)
         if self._code is not None:
-            threads, finite = torch.get_num_threads(), True
-            for count, decays, *places in self._runs:
-                how = (recipe.momentum, rate, recipe.weight_decay) if decays else (recipe.momentum, bias_rate, 0.0)
-                finite &= self._code.step(*places, count, *how, threads)
-            return finite
+            of_factors, others = (rate, recipe.weight_decay), (bias_rate, 0.0)
+            runs = tuple((count, *(of_factors if decays else others)) for count, decays in self._runs)
+            return int(self._code.step(*self._addresses, runs, recipe.momentum, torch.get_num_threads()))
+        if not all_finite([self._gradient]):
+            return 1
         before = self._params.clone()
         moves: list[Move] = [(self._params, self._momenta, bias_rate)]
         if bias_rate != rate:
             moves += [(*both, rate - bias_rate) for both in self._factor_moves]
         step([self._gradient], [self._momenta], gradients, moves, recipe)
         self._gradient.copy_(before)
-        return all_finite([self._params])
+        return 0 if all_finite([self._params]) else 2
 
-    def _all_runs(self) -> list[tuple[int, ...]]:
-        """Return the runs of flat parameters with one rate: their length, whether they are factors, their addresses."""
-        found = []
-        for p in self.plan.layers:
-            factors = sum(map(math.prod, p.factors))
-            found += [(p.parameters_at, factors, True), (p.parameters_at + factors, p.size - factors, False)]
-        found.append((self.plan.size - self.plan.hidden_area, self.plan.hidden_area, False))
-        arrays = self._params, self._momenta, self._gradient
-        return [(count, decays, *(array[at:].data_ptr() for array in arrays)) for at, count, decays in found]
-
-    def _check(self, finite: bool, what: str, flat: Tensor, state: TrainState) -> None:
+    def _fail(self, diverged: int, state: TrainState) -> NoReturn:
         """Raise DivergenceError for numbers that are not finite; the state is then as it was before this update."""
-        if finite:
-            return
+        what, flat = ("gradient", self._gradient) if diverged == 1 else ("parameter", self._params)
         name = first_not_finite(dict(reversed(self._packing.named(flat).items())))
         if what == "parameter":
             self._params.copy_(self._gradient)

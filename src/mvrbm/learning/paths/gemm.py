@@ -3,7 +3,7 @@
 The arrays between the modes are shared between the field and the gradient, and all arrays are allocated once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -15,20 +15,28 @@ from mvrbm.learning.paths.base import Task
 from mvrbm.learning.paths.flat import Plan
 from mvrbm.learning.paths.flat_updates import FlatUpdates
 from mvrbm.learning.paths.modes import ModeProducts
-from mvrbm.learning.paths.products import Times, by_blocks, plain_times, times
+from mvrbm.learning.paths.products import Job, Times, by_blocks, compute, plain_times, times
 from mvrbm.learning.state import TrainState
 
 # Buffers are kept for so many sizes of batches: a loader may deliver batches of any size.
 _MOST_SIDES = 3
 
+_Factors = Sequence[Sequence[Tensor]]  # of each layer
+_Units = tuple[str, Tensor]  # their kind and bias
+_Weights = tuple[float, float]  # of a sample of the data, and of a chain
+
 
 class _Phase:
-    """States of some samples, and the products that their gradient uses again."""
+    """States of some of the samples, and their products with the factors of each layer."""
 
-    def __init__(self, plan: Plan, visible: list[Tensor], field: Tensor, mean: Tensor, times: Times) -> None:
-        self.n = field.shape[1]
-        self.visible, self.field, self.mean = visible, field, mean  # (n, area) of each layer, (hidden area, n)
-        self.products = [ModeProducts(p.factors, self.n, field, times) for p in plan.layers]
+    def __init__(self, sides: "_Sides", factors: _Factors, part: slice, hidden: list[Tensor], times: Times) -> None:
+        self.visible, (self.field, self.mean) = [x[part] for x in sides.visible], hidden
+        self.fields = {m: field[part] for m, field in sides.fields.items()}
+        self.n = self.field.shape[1]
+        self.products = [ModeProducts(p.factors, self.n, self.field, times) for p in sides.plan.layers]
+        each = list(zip(self.products, factors, self.visible, strict=True))
+        self.up = [job for m, (own, U, x) in enumerate(each) for job in own.up(U, x, self.field, add=m > 0)]
+        self.down = [list(own.down(U, self.mean, x)) for own, U, x in each]  # of states in the place of means
 
 
 class _Sides:
@@ -38,20 +46,26 @@ class _Sides:
     sides one after another, `both`, and the hidden states of a sample together: the weights are then read less often.
     """
 
-    def __init__(self, plan: Plan, n: int, n_chains: int, like: Tensor, times: Times) -> None:
-        visible = [like.new_zeros(n + n_chains, p.area) for p in plan.layers]
-        parts = slice(0, n), slice(n, n + n_chains)
+    def __init__(self, plan: Plan, factors: _Factors, gradients: _Factors, n: int, n_chains: int) -> None:
+        self.plan, like, parts = plan, factors[0][0], (slice(0, n), slice(n, n + n_chains))
+        self.visible = [like.new_zeros(n + n_chains, p.area) for p in plan.layers]
+        # Fields of the hidden means, for the gradients of variances.
+        self.fields = {m: torch.empty_like(x) for m, x in enumerate(self.visible) if plan.layers[m].learns_variance}
+        self.both, self.gradients, multiply = None, list[Job](), times
         if _all_full(plan):
-            field, mean = (like.new_zeros(n + n_chains, plan.hidden_area).t() for _ in range(2))
-            self.both: _Phase | None = _Phase(plan, visible, field, mean, times)
-            hidden = [(field[:, part], mean[:, part]) for part in parts]
+            hidden = [like.new_zeros(n + n_chains, plan.hidden_area).t() for _ in range(2)]
+            pairs, multiply = [[array[:, part] for array in hidden] for part in parts], plain_times
+            self.both = _Phase(self, factors, slice(None), hidden, multiply)
+            each = zip(self.visible, gradients, strict=True)
+            self.gradients += [partial(multiply, hidden[1], x, to_weights[0]) for x, (to_weights, *_) in each]
         else:
-            self.both = None
-            hidden = [(like.new_zeros(plan.hidden_area, m), like.new_zeros(plan.hidden_area, m)) for m in (n, n_chains)]
-        self.data, self.chain = (
-            _Phase(plan, [states[part] for states in visible], field, mean, times)
-            for part, (field, mean) in zip(parts, hidden, strict=True)
-        )
+            pairs = [[like.new_zeros(plan.hidden_area, m) for _ in range(2)] for m in (n, n_chains)]
+        self.data, self.chain = (_Phase(self, factors, *own, multiply) for own in zip(parts, pairs, strict=True))
+        for phase in (self.chain, self.data):
+            for m, products in enumerate(phase.products):
+                self.gradients += products.down(factors[m], phase.mean, phase.fields.get(m))
+                if len(factors[m]) > 1:
+                    self.gradients += products.gradients(gradients[m][:-1], add=phase is self.data)
 
 
 class GemmUpdates(FlatUpdates):
@@ -59,7 +73,8 @@ class GemmUpdates(FlatUpdates):
 
     def __init__(self, task: Task, state: TrainState) -> None:
         super().__init__(task, state)
-        self._times, self._by_blocks = (plain_times, _at_once) if _all_full(self.plan) else (times, by_blocks)
+        self._hidden: _Units = "gaussian" if self.plan.hidden_gaussian else "bernoulli", self._split_params[1]
+        self._fused = {"bernoulli"} if self._code is not None and _all_full(self.plan) else set[str]()  # kinds of units
         self._sides: dict[int, _Sides] = {}
         self._current = self._sides_of(0)
         self.load(state)
@@ -70,7 +85,7 @@ class GemmUpdates(FlatUpdates):
             if len(self._sides) >= _MOST_SIDES:
                 self._sides.clear()
             n_chains = self._n_chains if self._persistent else n
-            self._sides[n] = _Sides(self.plan, n, n_chains, self._params, self._times)
+            self._sides[n] = _Sides(self.plan, self._factors, self._split_gradient[0], n, n_chains)
         return self._sides[n]
 
     def _chain_states(self) -> list[Tensor]:
@@ -91,25 +106,20 @@ class GemmUpdates(FlatUpdates):
         starts = [data, chain] if self._persistent else [data]
         for phase in [both] if both is not None and self._persistent else starts:
             self._upwards(phase)
-        self._means(data)
+        weights = -of_data / max(1, data.n), of_chain / max(1, chain.n)
+        self._units(self._hidden, data.field, None, data.mean, weights[0])
         field = starts[-1].field
         for _ in range(self._steps):
             self._gibbs(chain, field)
             field = chain.field
-        self._means(chain)
-        self._gradients(data, chain, of_data, of_chain)
+        self._units(self._hidden, chain.field, None, chain.mean, weights[1])
+        self._gradients(data, chain, weights)
 
     def _upwards(self, phase: _Phase) -> None:
-        """Compute the hidden field with bias, C + sum W X."""
-        for m, own in enumerate(self._factors):
-            phase.products[m].up(own, phase.visible[m], phase.field, add=m > 0)
-        phase.field.add_(self._split_params[1].view(-1, 1))
-
-    def _means(self, phase: _Phase) -> None:
-        if self.plan.hidden_gaussian:
-            phase.mean.copy_(phase.field)
-        else:
-            self._by_blocks(lambda field, mean: torch.sigmoid(field, out=mean), phase.field, phase.mean)
+        """Compute the hidden field with bias, C + sum W X; without bias where it is added later."""
+        compute(phase.up)
+        if self._hidden[0] not in self._fused:
+            phase.field.add_(self._hidden[1].view(-1, 1))
 
     def _gibbs(self, chain: _Phase, field: Tensor) -> None:
         """Draw the hidden layer from its field, then the visible layers, and compute their hidden field."""
@@ -117,63 +127,66 @@ class GemmUpdates(FlatUpdates):
         numbers = self._numbers(chain.n, None).flatten(1).t()
         if y.is_contiguous():  # numbers that lie across the states' memory are read more slowly than they are copied
             numbers = numbers.contiguous()
-        self._by_blocks(partial(_draw, "gaussian" if self.plan.hidden_gaussian else "bernoulli"), field, numbers, y)
+        self._units(self._hidden, field, numbers, y)
         for m, p in enumerate(self.plan.layers):
-            states, pair = chain.visible[m], self._affine[m]
-            chain.products[m].down(self._factors[m], y, states)
-            states.add_(self._split_params[0][m][-1].view(-1))
+            states, pair, bias = chain.visible[m], self._affine[m], self._split_params[0][m][-1]
+            compute(chain.down[m])
+            if p.kind not in self._fused:
+                states.add_(bias.view(-1))
             shaped = states.view(chain.n, *p.shape)
-            self._by_blocks(partial(_draw, p.kind), shaped, self._numbers(chain.n, p), shaped)
+            self._units((p.kind, bias), shaped, self._numbers(chain.n, p), shaped)
             if pair is not None and not p.gaussian:
                 states.sub_(pair[1])
         self._upwards(chain)
 
-    def _gradients(self, data: _Phase, chain: _Phase, of_data: float, of_chain: float) -> None:
-        """Compute the gradient of of_data * mean F(data) - of_chain * mean F(chain)."""
+    def _units(self, of: _Units, field: Tensor, numbers: Tensor | None, into: Tensor, scale: float = 1.0) -> None:
+        """Draw units with numbers, or write their means times `scale`. Fields have the bias, unless it is fused."""
+        kind, bias = of
+        if kind in self._fused:
+            places = (0 if array is None else array.data_ptr() for array in (field, bias, numbers, into))
+            shape = field.numel() // bias.numel(), bias.numel()
+            self._code.binary(*places, *shape, scale, torch.get_num_threads())  # type: ignore[union-attr]
+        elif numbers is not None:
+            by_blocks(partial(_draw, kind), field, numbers, into)
+        elif kind == "gaussian":
+            torch.mul(field, scale, out=into)
+        else:
+            by_blocks(lambda field, mean: torch.sigmoid(field, out=mean).mul_(scale), field, into)
+
+    def _gradients(self, data: _Phase, chain: _Phase, weights: _Weights) -> None:
+        """Compute the gradient of the weighted sum of -F over both sides; the hidden means have these weights."""
         layers, to_c = self._split_gradient
-        self._data_mean = torch.empty_like(to_c).view(-1)
-        _total(data.mean, 1, self._data_mean, of_data / max(1, data.n), add=False)
-        _total(chain.mean, 1, to_c, of_chain / max(1, chain.n), add=False)
-        to_c.view(-1).sub_(self._data_mean)
-        sides = [(chain, of_chain / max(1, chain.n)), (data, -of_data / max(1, data.n))]
-        for number, (phase, sign) in enumerate(sides):
-            add = number > 0
-            phase.mean.mul_(sign)
-            for m, (p, (*to_factors, to_b)) in enumerate(zip(self.plan.layers, layers, strict=True)):
-                products, x = phase.products[m], phase.visible[m]
-                _total(x, 0, to_b, sign, add=add)
-                field = torch.empty_like(x) if p.learns_variance else None
-                products.down(self._factors[m], phase.mean, field)
-                if field is not None:
-                    to_variance = self.plan.log_variance(self._gradient, p)
-                    _total(field.sub_(x, alpha=sign).mul_(x), 0, to_variance, 1.0, add=add)
-                if len(to_factors) > 1:
-                    products.gradients(to_factors, add=add)
-        for m, (*to_factors, _) in enumerate(layers):
-            if len(to_factors) == 1:  # as large as W: written once, for both sides
-                both = self._current.both
-                means = torch.cat([data.mean, chain.mean], 1) if both is None else both.mean
-                states = torch.cat([data.visible[m], chain.visible[m]]) if both is None else both.visible[m]
-                self._times(means, states, to_factors[0][0])
-                to_factors[0][1:] = to_factors[0][0]
+        self._sum(data.mean, chain.mean, (1.0, 1.0), to_c, self._data_mean)
+        compute(self._current.gradients)
+        for m, (to_weights, *to_others, to_b) in enumerate(layers):
+            x, y = data.visible[m], chain.visible[m]
+            self._sum(x.t(), y.t(), weights, to_b)
+            if not to_others:  # as large as W: written once, for both sides
+                if self._current.both is None:
+                    times(torch.cat([data.mean, chain.mean], 1), torch.cat([x, y]), to_weights[0])
+                to_weights[1:] = to_weights[0]
+            if m in self._variances:
+                for field, own, weight in zip((data.fields[m], chain.fields[m]), (x, y), weights, strict=True):
+                    field.sub_(own, alpha=weight).mul_(own)
+                to_variance = self.plan.log_variance(self._gradient, self.plan.layers[m])
+                self._sum(data.fields[m].t(), chain.fields[m].t(), (1.0, 1.0), to_variance)
+
+    def _sum(self, x: Tensor, y: Tensor, weights: _Weights, into: Tensor, minus: Tensor | None = None) -> None:
+        """Write the weighted sum of both sides, (area, n) each, to `into`, and minus that of the data to `minus`."""
+        if self._current.both is not None and self._code is not None:  # y follows x, unless there are no samples
+            places = (0 if array is None else array.data_ptr() for array in (x if x.numel() else y, into, minus))
+            self._code.sums(*places, x.shape[1], y.shape[1], len(x), *weights, torch.get_num_threads())
+            return
+        with one_thread():
+            of_x, of_y = x.sum(1).mul_(weights[0]), y.sum(1)
+        torch.add(of_x, of_y, alpha=weights[1], out=into.view(-1))
+        if minus is not None:
+            torch.neg(of_x, out=minus.view(-1))
 
 
 def _all_full(plan: Plan) -> bool:
     """Return whether all couplings are full matrices."""
     return all(len(p.factors) == 1 for p in plan.layers)
-
-
-@one_thread()
-def _at_once(function: Callable[..., object], *tensors: Tensor) -> None:
-    """Compute entries by one thread: next to the products they are few, and threads would wait for each other."""
-    function(*tensors)
-
-
-def _total(x: Tensor, dim: int, into: Tensor, scale: float, *, add: bool) -> None:
-    """Write the sum along the samples, times `scale`, to `into`, or add it."""
-    with one_thread():
-        total = x.sum(dim).view(into.shape)
-    into.add_(total, alpha=scale) if add else torch.mul(total, scale, out=into)
 
 
 def _draw(kind: str, field: Tensor, numbers: Tensor, into: Tensor) -> None:

@@ -6,12 +6,13 @@ Downwards is the way back. So no array is ever permuted, and the batch is part o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from torch import Tensor
 
 from mvrbm.learning.paths.flat import Plan
-from mvrbm.learning.paths.products import Times, times
+from mvrbm.learning.paths.products import Job, Times, compute, times
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import Layers
 
@@ -19,7 +20,8 @@ from mvrbm.sampling import Layers
 class ModeProducts:
     """Products of `n` samples with factors of given shapes (R, K_d, I_d); buffers are allocated once.
 
-    The arrays between the modes, which the gradients need, are kept until the next call.
+    The methods return jobs, which can be done any number of times: next to small products, views of tensors take long.
+    The arrays between the modes, which the gradients need, are those of the last calls.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, int, int]], n: int, like: Tensor, times: Times = times) -> None:
@@ -36,47 +38,47 @@ class ModeProducts:
         # What a factor is multiplied with upwards, (R or 1, .., I_d), and downwards, (R or 1, K_d, ..).
         self._before, self._after = [like] * len(shapes), [like] * len(shapes)
 
-    def up(self, factors: Sequence[Tensor], x: Tensor, out: Tensor, *, add: bool) -> None:
+    def up(self, factors: Sequence[Tensor], x: Tensor, out: Tensor, *, add: bool) -> Iterator[Job]:
         """Write W x of a batch (n, area) to `out` (hidden area, n), or add it."""
-        state = x
+        state, times = x, self._times
         for mode in reversed(range(len(factors))):
             factor = factors[mode]
             rank, K, I = factor.shape  # noqa: E741
             state = self._before[mode] = state.view(1 if state is x else rank, -1, I)
             if mode == 0:
                 for r in range(rank):
-                    self._times(factor[r], state[r % len(state)].t(), out.view(K, -1), add=add or r > 0)
+                    yield partial(times, factor[r], state[r % len(state)].t(), out.view(K, -1), add=add or r > 0)
             elif len(state) == 1:
-                self._times(factor.view(rank * K, I), state[0].t(), self._ups[mode].view(rank * K, -1))
+                yield partial(times, factor.view(rank * K, I), state[0].t(), self._ups[mode].view(rank * K, -1))
             else:
                 for r in range(rank):
-                    self._times(factor[r], state[r].t(), self._ups[mode][r])
+                    yield partial(times, factor[r], state[r].t(), self._ups[mode][r])
             state = self._ups[mode]
 
-    def down(self, factors: Sequence[Tensor], y: Tensor, out: Tensor | None) -> None:
+    def down(self, factors: Sequence[Tensor], y: Tensor, out: Tensor | None) -> Iterator[Job]:
         """Write W' y of a batch (hidden area, n) to `out` (n, area). None: only what the gradients need."""
-        state, last = y, len(factors) - 1
+        state, times, last = y, self._times, len(factors) - 1
         for mode, factor in enumerate(factors):
             rank, K, I = factor.shape  # noqa: E741
             state = self._after[mode] = state.view(1 if state is y else rank, K, -1)
             if mode < last:
                 for r in range(rank):
-                    self._times(state[r % len(state)].t(), factor[r], self._downs[mode][r])
+                    yield partial(times, state[r % len(state)].t(), factor[r], self._downs[mode][r])
                 state = self._downs[mode]
             elif out is not None and len(state) == rank:
-                self._times(state.view(rank * K, -1).t(), factor.view(rank * K, I), out.view(-1, I))
+                yield partial(times, state.view(rank * K, -1).t(), factor.view(rank * K, I), out.view(-1, I))
             elif out is not None:  # a single mode: all terms have the same hidden states
-                self._times(state[0].t(), factor.sum(0), out)
+                yield partial(lambda y, terms, out: times(y, terms.sum(0), out), state[0].t(), factor, out)
 
-    def gradients(self, into: Sequence[Tensor], *, add: bool) -> None:
+    def gradients(self, into: Sequence[Tensor], *, add: bool) -> Iterator[Job]:
         """Write the sum over the batch of the gradients of <y, W x>, x and y as in the last calls, or add it."""
         for mode, target in enumerate(into):
             before, after, (rank, K, I) = self._before[mode], self._after[mode], target.shape  # noqa: E741
             if len(before) == 1 and len(after) == rank:
-                self._times(after.view(rank * K, -1), before[0], target.view(rank * K, I), add=add)
+                yield partial(self._times, after.view(rank * K, -1), before[0], target.view(rank * K, I), add=add)
             else:
                 for r in range(rank):
-                    self._times(after[r % len(after)], before[r % len(before)], target[r], add=add)
+                    yield partial(self._times, after[r % len(after)], before[r % len(before)], target[r], add=add)
 
 
 class ModeFields:
@@ -94,7 +96,7 @@ class ModeFields:
         states = [self.layers[p.name].statistic(visible[p.name]).flatten(1) for p in self._plan.layers]
         field = states[0].new_empty(self._plan.hidden_area, len(states[0]))
         for m, x in enumerate(states):
-            self._products[m].up(self._factors[m], x, field, add=m > 0)
+            compute(self._products[m].up(self._factors[m], x, field, add=m > 0))
         return field.t().contiguous().view(-1, *self._plan.hidden_shape)
 
     def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
@@ -102,5 +104,5 @@ class ModeFields:
         y = self.hidden.statistic(hidden).flatten(1).t().contiguous()
         fields = {p.name: hidden.new_empty(len(hidden), *p.shape) for p in self._plan.layers}
         for p, products, factors in zip(self._plan.layers, self._products, self._factors, strict=True):
-            products.down(factors, y, fields[p.name])
+            compute(products.down(factors, y, fields[p.name]))
         return fields

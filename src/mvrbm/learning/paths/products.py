@@ -9,7 +9,7 @@ products, which BLAS divides better: they take plain products.
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
@@ -60,6 +60,12 @@ def times(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
 def plain_times(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
     """Write a matrix product to `into`, or add it, as BLAS divides it among its threads."""
     into.addmm_(a, b) if add else torch.mm(a, b, out=into)
+
+
+def compute(jobs: Iterable[Job]) -> None:
+    """Do jobs one after another."""
+    for job in jobs:
+        job()
 
 
 def by_blocks(function: Callable[..., object], *tensors: Tensor) -> None:
