@@ -25,9 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("src/mvrbm", "studies", "benchmarks", "tools")  # folders of code, and the roots of the tree of tests
 MOST_LINES = 500  # of one module of the library
-# Of the library: 16,000 when it was separated from the laboratory, 20,000 with the kernels, more with the jobs, and 400
+# Of the library: 16,000 when it was separated from the laboratory, 20,000 with the kernels, more with the jobs, and 450
 # for labels, missing entries and tempered chains in kernels.
-MOST_LINES_INSTALLED = 27_900
+MOST_LINES_INSTALLED = 27_950
 
 FEWEST_WORDS = 4  # of a module's docstring
 
