@@ -352,12 +352,12 @@ def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
     assert len(times) == 3
 
 
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_tables_and_plots_of_the_committed_results(device, tmp_path, capfd):
+@pytest.mark.parametrize(("device", "recipe"), [("cpu", "paper"), ("gpu", "default")])
+def test_tables_and_plots_of_the_committed_results(device, recipe, tmp_path, capfd):
     shutil.copy(ROOT / "benchmarks" / device / "bench.json", tmp_path)
     assert main(["--report-only", "--out", str(tmp_path)]) == 0
     out = capfd.readouterr().out
-    assert "Recipe 'paper', batch size 100" in out
+    assert f"Recipe '{recipe}', batch size 100" in out
     assert out == (tmp_path / "bench.md").read_text()
     assert {path.name for path in tmp_path.iterdir()} >= {"bench.json", "bench.md"}
 
