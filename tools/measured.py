@@ -451,19 +451,9 @@ def _bench(device: str) -> Table:
     ]
     given, usual = read(source)["settings"], asdict(Settings())
     words = ["python -m benchmarks", f"--device {given['device']}"]
-    for name in (
-        "sizes",
-        "ranks",
-        "contestants",
-        "batch_size",
-        "samples",
-        "recipe",
-        "repetitions",
-        "inference",
-        "seed",
-    ):
-        value = tuple(given[name]) if isinstance(usual[name], tuple) else given[name]
-        if value != usual[name]:
+    for name, default in usual.items():
+        value = tuple(given[name]) if isinstance(default, tuple) else given[name]
+        if value != default and name not in ("device", "threads", "memory_limit"):  # which the machine decides
             text = ",".join(map(str, value)) if isinstance(value, tuple) else value
             words.append(f"--{name.replace('_', '-')} {text}")
     command = " ".join([*words, f"--out benchmarks/{device}"])

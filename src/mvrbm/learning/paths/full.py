@@ -150,12 +150,9 @@ class FullMatrixPath(KernelPath):
         self._all_offsets = like.new_zeros(2, models * (plan.hidden + 1))
         self._offset = self._all_offsets[0]
         # What chains at several temperatures need: see `full_exchange`.
-        rows = self._n_chains if self._temperatures > 1 else 0
-        self._hidden_base, self._visible_base = (
-            like.new_zeros(models, plan.hidden),
-            like.new_zeros(models, plan.visible),
-        )
-        self._differences = like.new_zeros(models, rows)
+        self._hidden_base = like.new_zeros(models, plan.hidden)
+        self._visible_base = like.new_zeros(models, plan.visible)
+        self._differences = like.new_zeros(models, self._n_chains if self._temperatures > 1 else 0)
         self._turns = torch.zeros(models, dtype=torch.int64, device=self._device)
         # What layers that learn their variances need: see `full_variances`.
         self._start, self._squares = like.new_zeros(models, plan.visible), like.new_zeros(models, plan.visible)

@@ -193,7 +193,6 @@ def downwards(
     if VARIES:
         spread = 1.0 / fresh(ratios + model * VISIBLE + columns, True)[None, :]
         field *= spread * spread
-    level, gap, paired = 0.0, 0.0, False
     if TEMPERATURES > 1:
         level, beta = fresh(base + model * VISIBLE + columns, True)[None, :], beta_of(rows, CHAINS, TEMPERATURES)
         field = level + beta[:, None] * (field - level)
