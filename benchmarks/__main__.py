@@ -28,7 +28,7 @@ def _ranks(text: str) -> list[int]:
 
 
 def _add_speed(parser: argparse.ArgumentParser) -> None:
-    from mvrbm.learning import RECIPES
+    from mvrbm.training import RECIPES
 
     option = parser.add_argument
     option("--quick", action="store_true", help="Two sizes and short turns: about a minute on two cores.")

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.problems import Problem
-from mvrbm.learning import CD, PCD, RECIPES, Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import mvrbm, rbm
+from mvrbm.training import CD, PCD, RECIPES, Trainer
 
 _FLOAT = 4  # bytes
 
@@ -130,7 +130,7 @@ class _Ours(Contestant):
         self.samples = self.data.reshape(-1, *self.machine.layers["visible"].shape)
 
     def run(self, epochs: int) -> None:
-        self.trainer.fit(self.samples, self.trainer.epoch + epochs, initialise=self.trainer.epoch == 0)
+        self.trainer.fit(self.samples, self.trainer.epoch + epochs, initialize=self.trainer.epoch == 0)
 
     @property
     def n_parameters(self) -> int:
@@ -199,7 +199,7 @@ class Rbms(Contestant):
     """The package `rbms`: the body of its training loop, without the archive that it writes at every update."""
 
     key, title, package = "rbms", "rbms BBRBM", "rbms"
-    note = "the body of its training loop (centred, gradient normalised), without its archive on disk"
+    note = "the body of its training loop (centered, gradient normalized), without its archive on disk"
 
     def _build(self) -> None:
         with warnings.catch_warnings():

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mvrbm import models
+from mvrbm.backends.base import EpochPath
+from mvrbm.backends.graphs import GraphPath
+from mvrbm.backends.triton import TritonPath
 from mvrbm.errors import DivergenceError
-from mvrbm.learning import PCD, RECIPES, Recipe, Trainer, TrainState
-from mvrbm.learning.paths.base import EpochPath
-from mvrbm.learning.paths.graphs import GraphPath
-from mvrbm.learning.paths.triton import TritonPath
 from mvrbm.machine import BoltzmannMachine
-from studies.baselines import nearest_neighbour_error
+from mvrbm.training import PCD, RECIPES, Recipe, Trainer, TrainState
+from studies.baselines import nearest_neighbor_error
 from studies.cells import Cell, Outcome, Place, Store
 from studies.digits.data import digits, subset
 from studies.runner import run
@@ -80,9 +80,9 @@ def _path(
 ) -> tuple[EpochPath, list[TrainState]]:
     """Return a path that trains machines on images, and their states; precision None is CUDA graphs."""
     trainers = [Trainer(machine, recipe, seed=seed) for machine, seed in zip(machines, seeds, strict=True)]
-    sources = [trainer.prepare(images, initialise=True) for trainer in trainers[:1]]
+    sources = [trainer.prepare(images, initialize=True) for trainer in trainers[:1]]
     for trainer in trainers[1:]:
-        trainer.prepare(images, initialise=True)
+        trainer.prepare(images, initialize=True)
     states = [trainer.state for trainer in trainers]
     if precision is None:
         return GraphPath(trainers[0].task(), states[0], sources[0]), states
@@ -135,7 +135,7 @@ def fit_seconds(settings: Settings, place: Place) -> Outcome:
             machine = models.mvrbm(VISIBLE, HIDDEN, seed=seed).to(place.device)
             began = _now(place.device)
             try:
-                Trainer(machine, "paper", seed=seed).fit(images, settings["epochs"], initialise=True)
+                Trainer(machine, "paper", seed=seed).fit(images, settings["epochs"], initialize=True)
             except DivergenceError:
                 continue
             yield round(_now(place.device) - began, 3)
@@ -172,7 +172,7 @@ def error(settings: Settings, place: Place) -> Outcome:
         images = (torch.as_tensor(part).to(place.device) / 255 for part in (data.train[rows], data.test))
         here, there = (machine.hidden_mean(part) for part in images)
     return Outcome(
-        {"error": nearest_neighbour_error(here, data.train_labels[rows], there, data.test_labels), "lost": lost}
+        {"error": nearest_neighbor_error(here, data.train_labels[rows], there, data.test_labels), "lost": lost}
     )
 
 

@@ -83,7 +83,7 @@ def take_turns(
     repetitions: int,
     min_seconds: float,
     most_seconds: float = 60.0,
-    synchronise: Callable[[], object] = lambda: None,
+    synchronize: Callable[[], object] = lambda: None,
 ) -> None:
     """Time all entries, one after the other, round after round. Results are in the entries.
 
@@ -97,7 +97,7 @@ def take_turns(
         Approximate length of a turn, which has at least one epoch.
     most_seconds : float
         An entry with three turns and more than this in total skips further rounds.
-    synchronise : callable
+    synchronize : callable
         Waits for the device.
     """
     kept: dict[str, Run] = {}
@@ -112,7 +112,7 @@ def take_turns(
                 continue
             try:
                 with _torch_threads(entry.threads):
-                    _take_turn(name, entry, kept, epochs, min_seconds, synchronise)
+                    _take_turn(name, entry, kept, epochs, min_seconds, synchronize)
             except (ImportError, RuntimeError, ArithmeticError, MemoryError) as error:  # the others can still be timed
                 entry.failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 entry.seconds.clear()
@@ -127,33 +127,33 @@ def _take_turn(
     kept: dict[str, Run],
     epochs: dict[str, int],
     min_seconds: float,
-    synchronise: Callable[[], object],
+    synchronize: Callable[[], object],
 ) -> None:
     time.sleep(_REST)
     run = kept.get(name)
     if run is None:
         run = entry.make()
-        _timed(run, 1, synchronise)  # compiles, allocates, touches
+        _timed(run, 1, synchronize)  # compiles, allocates, touches
         if entry.keep:
             kept[name] = run
     if name not in epochs:
         # Doubled again and again: the start of a run, such as a capture, says nothing about an epoch.
-        count, took = 1, _timed(run, 1, synchronise)
+        count, took = 1, _timed(run, 1, synchronize)
         while took < min_seconds and count < _MOST_EPOCHS:
             growth = min(max(2, math.ceil(min_seconds / max(took, 1e-7))), 8)
             count = min(growth * count, _MOST_EPOCHS)
-            took = _timed(run, count, synchronise)
+            took = _timed(run, count, synchronize)
         epochs[name] = count
         entry.seconds.append(took / count)  # the last of these is the turn
         return
-    entry.seconds.append(_timed(run, epochs[name], synchronise) / epochs[name])
+    entry.seconds.append(_timed(run, epochs[name], synchronize) / epochs[name])
 
 
-def _timed(run: Run, epochs: int, synchronise: Callable[[], object]) -> float:
-    synchronise()
+def _timed(run: Run, epochs: int, synchronize: Callable[[], object]) -> float:
+    synchronize()
     start = time.perf_counter()
     run(epochs)
-    synchronise()
+    synchronize()
     return time.perf_counter() - start
 
 

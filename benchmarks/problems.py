@@ -110,7 +110,7 @@ def as_problem(about: Mapping[str, Any]) -> Problem:
 def digits(shape: tuple[int, ...], n: int) -> tuple[NDArray[np.float32], str]:
     """Return n digits of a shape, values from 0 to 1, and a description.
 
-    Digits are enlarged by linear interpolation; beyond two axes, neighbouring pixels of a larger digit go into the
+    Digits are enlarged by linear interpolation; beyond two axes, neighboring pixels of a larger digit go into the
     further axes. If there are fewer than n, they are repeated.
     """
     images, what = _source()

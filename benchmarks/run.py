@@ -25,7 +25,7 @@ from benchmarks.measure import Entry, MemoryJob, Run, Spread, exponent, peak_on_
 from benchmarks.problems import Problem, as_problem, digits, on_device, parse
 from mvrbm import compiled
 from mvrbm.devices import resolve_device
-from mvrbm.learning import RECIPES
+from mvrbm.training import RECIPES
 from mvrbm.validation import choice
 from studies.arguments import say
 from studies.cells import Cell, Outcome, Place, Store
@@ -242,7 +242,7 @@ def _one_problem(
         entries,
         repetitions=settings["repetitions"],
         min_seconds=settings["min_seconds"],
-        synchronise=torch.cuda.synchronize if device == "cuda" else (lambda: None),
+        synchronize=torch.cuda.synchronize if device == "cuda" else (lambda: None),
     )
     gc.collect()
     for kind, phase in pairs:

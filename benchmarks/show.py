@@ -14,7 +14,7 @@ from studies.report import blank, legend_below
 
 _PHASES = {"cd": "CD-1", "pcd": "PCD-1"}
 _BASELINES = {"sklearn": "BernoulliRBM", "rbms": "rbms"}
-_COLOURS = {
+_COLORS = {
     "mvrbm": "#2a78c2",
     "rbm": "#3a9460",
     "sklearn": "#d1672a",
@@ -285,10 +285,10 @@ def _lines(axis: Any, rows: Sequence[dict[str, Any]], against: str) -> None:
         x = [math.prod(row["visible"]) if against == "pixels" else row["rank"] for row in mine]
         median = [1e3 * row["update"]["median"] for row in mine]
         bars = [[1e3 * abs(row["update"][end] - row["update"]["median"]) for row in mine] for end in ("low", "high")]
-        axis.errorbar(x, median, bars, label=kind.title, color=_COLOURS[key], marker=_MARKS[key], capsize=2)
+        axis.errorbar(x, median, bars, label=kind.title, color=_COLORS[key], marker=_MARKS[key], capsize=2)
         floor = [1e3 * row["floor"]["seconds"] for row in mine if row["floor"]]
         if len(floor) == len(mine):
-            axis.plot(x, floor, ":", color=_COLOURS[key], label=f"floor of {kind.title}")
+            axis.plot(x, floor, ":", color=_COLORS[key], label=f"floor of {kind.title}")
     ticks = sorted({math.prod(row["visible"]) if against == "pixels" else row["rank"] for row in rows})
     names = {math.prod(row["visible"]): "x".join(map(str, row["visible"])) for row in rows}
     axis.set(xscale="log", yscale="log")

@@ -29,12 +29,12 @@ from benchmarks.problems import Problem, digits, on_device
 from benchmarks.run import gpu_rates
 from benchmarks.show import grid, three_digits
 from mvrbm import BoltzmannMachine, RandomSource
+from mvrbm.backends import EpochPath, choose_path
 from mvrbm.couplings import Coupling, Dense, Kronecker
 from mvrbm.devices import resolve_device
-from mvrbm.learning import CD, PCD, NegativePhase, Recipe, TemperedPCD, Trainer
-from mvrbm.learning.paths import EpochPath, choose_path
 from mvrbm.likelihood import annealed_importance_sampling
 from mvrbm.random import Permutations
+from mvrbm.training import CD, PCD, NegativePhase, Recipe, TemperedPCD, Trainer
 from mvrbm.units import Bernoulli, Categorical, Gaussian, Unit
 from studies.cells import Cell, Outcome, Place, Store
 from studies.runner import run
@@ -62,8 +62,8 @@ class Workload:
         Persistent chains; 0 is CD-1.
     temperatures : int
         Temperatures of the chains, more than 1 for `TemperedPCD`.
-    centring : str
-        Recipe's centring.
+    centering : str
+        Recipe's centering.
     labels : bool
         Whether there is a label layer, `Categorical` with a dense coupling.
     known : float
@@ -86,7 +86,7 @@ class Workload:
     batch_size: int = 100
     chains: int = 0
     temperatures: int = 1
-    centring: str = "location"
+    centering: str = "location"
     labels: bool = False
     known: float = 1.0
     learn_variance: bool = False
@@ -118,10 +118,10 @@ WORKLOADS: dict[str, Workload] = {
     "rank 16, CD-1": Workload(rank=16),
     "rank 8, 30x30, PCD(400)": dataclasses.replace(_GENERATIVE, hidden=(30, 30), rank=8),
     "rank 32, 20x25, PCD(400)": _RANK_32,
-    "rank 32, 20x25, PCD(400), centred": dataclasses.replace(_RANK_32, centring="full"),
+    "rank 32, 20x25, PCD(400), centered": dataclasses.replace(_RANK_32, centering="full"),
     "dense, 500, PCD(400)": _DENSE,
-    "dense, 500, PCD(400), centred": dataclasses.replace(_DENSE, centring="full"),
-    "dense, 500, PCD(400), by rbms": dataclasses.replace(_DENSE, centring="full", peer="rbms"),
+    "dense, 500, PCD(400), centered": dataclasses.replace(_DENSE, centering="full"),
+    "dense, 500, PCD(400), by rbms": dataclasses.replace(_DENSE, centering="full", peer="rbms"),
     "rank 8, PCD(100)": _RANK_8,
     "rank 8, PCD(100), labels": dataclasses.replace(_RANK_8, labels=True),
     "64 models, rank 1, CD-1": Workload(models=64),
@@ -164,7 +164,7 @@ def _data(workload: Workload) -> dict[str, Any]:
 def _epochs(workload: Workload, device: str) -> tuple[Callable[[], int], str]:
     """Return a function that goes through the data once and returns the number of updates, and the path's name."""
     recipe = Recipe(
-        learning_rate=0.01, negative=workload.negative, batch_size=workload.batch_size, centring=workload.centring
+        learning_rate=0.01, negative=workload.negative, batch_size=workload.batch_size, centering=workload.centering
     )
     seeds = range(workload.models)
     trainers = [
@@ -172,9 +172,9 @@ def _epochs(workload: Workload, device: str) -> tuple[Callable[[], int], str]:
     ]
     data, first = _data(workload), trainers[0]
     known = np.random.default_rng(0).random(data["image"].shape) < workload.known
-    source = first.prepare(data, mask=None if workload.known == 1 else {"image": known}, initialise=True)
+    source = first.prepare(data, mask=None if workload.known == 1 else {"image": known}, initialize=True)
     for trainer in trainers[1:]:
-        trainer.prepare(source, initialise=True)
+        trainer.prepare(source, initialize=True)
     states, orders = [trainer.state for trainer in trainers], Permutations()
     path = choose_path([trainer.task() for trainer in trainers], states, [source] * len(trainers), 1)
 
@@ -209,7 +209,7 @@ def _annealing(workload: Workload, device: str) -> Callable[[int], None]:
     """Return a function that runs a number of annealing steps."""
     machine = _machine(workload, 0).to(device)
     for link in machine.links.values():
-        link.initialise(RandomSource(1, device=device), 0.05)
+        link.initialize(RandomSource(1, device=device), 0.05)
 
     def anneal(steps: int) -> None:
         annealed_importance_sampling(machine, RandomSource(0, device=device), n_chains=workload.chains, n_steps=steps)

@@ -134,7 +134,7 @@ def machine(mode: str, **settings: Any) -> Callable[[int, int, str], Any]:
 DROPPED: dict[str, Any] = {"dropout": 0.5, "input_dropout": 0.2}
 # Rows of the table: candidates by name, each with its maker and its use of the digits without labels.
 FEW: dict[str, dict[str, tuple[Callable[[int, int, str], Any], str | None]]] = {
-    "unlabelled, semi-supervised": {
+    "unlabeled, semi-supervised": {
         "semi one, distance 1, certainty 1": (semi("one", perturbation=1.0, certainty=1.0), "digits"),
         "semi wide, distance 1.5, certainty 1": (semi("wide", perturbation=1.5, certainty=1.0), "digits"),
         "semi two, stack, distance 1.5, certainty 1": (
@@ -152,7 +152,7 @@ FEW: dict[str, dict[str, tuple[Callable[[int, int, str], Any], str | None]]] = {
         "one, distance 2, dropout 0.5": (network("one", perturbation=2.0, **DROPPED), None),
         "wide, dropout 0.5": (network("wide", **DROPPED), None),
     },
-    "unlabelled, pre-trained": {
+    "unlabeled, pre-trained": {
         "stack two, distance 2": (network("two", perturbation=2.0, dropout=0.0), "stack"),
         "stack one, distance 2": (network("one", perturbation=2.0, dropout=0.0), "stack"),
         "stack two, dropout 0.5": (network("two", **DROPPED), "stack"),
@@ -265,7 +265,7 @@ def few(settings: Settings, place: Place) -> Outcome:
     if uses is not None and "stack" in uses:
         given["stack"] = pretrained(len(model.layers), model.hidden, size, place)
     if uses is not None and "digits" in uses:
-        given["unlabelled"] = images[:size]
+        given["unlabeled"] = images[:size]
     model.fit(images[rows], labels[rows], **given)
     tested = (images[size:], labels[size:]) if held_out else digits("test", place.data_dir)
     key = "validation_error" if held_out else "test_error"

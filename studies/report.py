@@ -58,7 +58,7 @@ __all__ = [
 Numbers = Mapping[str, Any]
 #: Stands where there is no number.
 DASH = "–"
-#: Colours.
+#: Colors.
 OURS, PAPERS, RAW = "#2a78c2", "#d1672a", "#777777"
 _DOTS_PER_INCH = 150
 

@@ -1,6 +1,6 @@
 """Machines written out in full: every discrete state listed, Gaussian entries integrated by their precision matrix.
 
-Nothing here calls the package's own energies, fields or normalisers; only the parameters are read.
+Nothing here calls the package's own energies, fields or normalizers; only the parameters are read.
 """
 
 import functools

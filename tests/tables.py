@@ -291,7 +291,7 @@ def generator(name: str) -> np.random.Generator:
 
 
 @torch.no_grad()
-def randomise(machine: BoltzmannMachine, rng: np.random.Generator, size: float | None = None) -> BoltzmannMachine:
+def randomize(machine: BoltzmannMachine, rng: np.random.Generator, size: float | None = None) -> BoltzmannMachine:
     """Draw all parameters, frozen variances too, in float64; Gaussian layers are kept bounded."""
     machine.double()
     layers = (*machine.layers.values(), machine.hidden)
@@ -376,7 +376,7 @@ MULTIMODAL = [name for name in MACHINES if "|" not in name and name != "replicat
 
 def machine_named(name: str) -> BoltzmannMachine:
     """A machine with parameters that depend on its name alone."""
-    return randomise(_MACHINES[name](), generator(name))
+    return randomize(_MACHINES[name](), generator(name))
 
 
 def random_layer(unit: Unit, n: int, rng: np.random.Generator, padding: bool = False) -> Tensor:

@@ -46,7 +46,7 @@ def test_repeated_steps_are_counted_with_and_without_a_graph(monkeypatch, count,
 def test_annealing_with_a_graph_agrees_with_enumeration():
     machine = mvrbm((3, 3), (3, 3), rank=2)
     for link in machine.links.values():
-        link.initialise(RandomSource(1), 0.5)
+        link.initialize(RandomSource(1), 0.5)
     exact, rng = float(log_partition(machine)), RandomSource(0, device="cuda")
     machine = machine.cuda()
     start = sample(machine, 300, 100, rng).visible

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 import mvrbm
 from mvrbm.couplings import COUPLINGS
-from mvrbm.learning import RECIPES
+from mvrbm.training import RECIPES
 from mvrbm.units import UNITS
 from tools import measured
 
@@ -91,7 +91,7 @@ def documented():
     return names
 
 
-PACKAGES = ["mvrbm", "mvrbm.estimators", "mvrbm.learning", "mvrbm.vision"]
+PACKAGES = ["mvrbm", "mvrbm.estimators", "mvrbm.training", "mvrbm.vision"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -164,7 +164,7 @@ def test_pages_state_the_sizes_of_the_weights_for_photographs():
         count = sum(tensor.size for tensor in load_file(folder / f"{name}.safetensors").values())
         assert f"{count:,}" in enlarging
     assert f"{kilobytes('x2', 'x3', 'x4', 'jpeg')} kB" in enlarging
-    assert f"{kilobytes('grey', 'colour', 'salt')} kB" in denoising
+    assert f"{kilobytes('gray', 'color', 'salt')} kB" in denoising
 
 
 def test_the_table_of_recipes_is_that_of_the_code():

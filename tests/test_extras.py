@@ -26,7 +26,7 @@ import numpy as np
 import mvrbm
 
 for module in pkgutil.walk_packages(mvrbm.__path__, "mvrbm."):
-    needs_triton = module.name.startswith("mvrbm.learning.paths.") or module.name.endswith("_kernels")  # it is no extra
+    needs_triton = module.name.startswith("mvrbm.backends.") or module.name.endswith("_kernels")  # it is no extra
     if not needs_triton and module.name != "mvrbm.__main__":
         importlib.import_module(module.name)
 
@@ -36,7 +36,7 @@ assert len(mvrbm.load(folder).transform(np.zeros((1, 2, 4)))) == 1
 
 from mvrbm.cli import main
 from mvrbm.io import datasets
-from mvrbm.learning import Monitor, TensorBoard, Trainer
+from mvrbm.training import Monitor, TensorBoard, Trainer
 from mvrbm.report import Page, curves
 from mvrbm.vision import psnr_ssim
 

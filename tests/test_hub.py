@@ -212,14 +212,14 @@ def test_the_card_is_filled_and_replaced_with_the_model(model, tmp_path):
     for part in (
         "# MVRBM", "An example.", f"{n_parameters} parameters, float64",
         "| visible | bernoulli | 4x3 | kronecker, rank 2 |",
-        "| hidden 1 | bernoulli | 2x2 |", "`random_state=0`", "## Data\n\nRandom numbers.", "## Licence\n\ncc0-1.0",
+        "| hidden 1 | bernoulli | 2x2 |", "`random_state=0`", "## Data\n\nRandom numbers.", "## License\n\ncc0-1.0",
         "| a\\|b | 0.25 |", 'mvrbm.load("path/of/this/folder")',
     ):  # fmt: skip
         assert part in card
     model.save(folder)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
     mvrbm.save_pretrained(model.machine_, folder)
-    assert "## Licence\n\nNot stated." in (folder / "README.md").read_text(encoding="utf-8")
+    assert "## License\n\nNot stated." in (folder / "README.md").read_text(encoding="utf-8")
     for tensor, same in zip(mvrbm.load(folder).parameters(), model.machine_.parameters(), strict=True):
         torch.testing.assert_close(tensor, same, rtol=0, atol=0)
 
@@ -241,5 +241,5 @@ def test_a_readme_that_somebody_wrote_is_not_replaced(model, tmp_path):
 def test_only_models_are_shared(tmp_path):
     with pytest.raises(StorageError, match="a list cannot be saved"):
         mvrbm.save_pretrained([], tmp_path / "model")
-    with pytest.raises(TypeError, match="licence"):  # the argument is named as on the hub
-        mvrbm.ModelCard(licence="cc0-1.0")
+    with pytest.raises(TypeError, match="license"):  # the argument is named as on the hub
+        mvrbm.ModelCard(license="cc0-1.0")

@@ -11,10 +11,10 @@ from PIL import Image
 
 import mvrbm
 from mvrbm import MVRBM, ClassificationMVRBM, MVRBMClassifier, Sweep
+from mvrbm.backends import native
 from mvrbm.cli import main
 from mvrbm.interrupt import Terminated, exit_code, finish_on_interrupt, hold_signals, terminate_in_order
-from mvrbm.learning import Callback, Trainer, backprop
-from mvrbm.learning.paths import native
+from mvrbm.training import Callback, Trainer, backprop
 from mvrbm.vision import SuperResolver
 
 X = (np.random.default_rng(0).random((40, 4, 4)) < 0.3).astype(np.float32)

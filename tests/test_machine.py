@@ -6,7 +6,7 @@ import torch
 
 from enumeration import Written
 from mvrbm import CP, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource, Replay
-from tables import MACHINES, MULTIMODAL, full_matrix, generator, machine_named, random_layer, random_states, randomise
+from tables import MACHINES, MULTIMODAL, full_matrix, generator, machine_named, random_layer, random_states, randomize
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -26,7 +26,7 @@ def test_energy_is_its_formula(name):
 
 
 def test_energy_entry_by_entry():
-    machine = randomise(BoltzmannMachine(Gaussian((2, 3)), Bernoulli((2, 2)), Kronecker(rank=2)), generator("loops"))
+    machine = randomize(BoltzmannMachine(Gaussian((2, 3)), Bernoulli((2, 2)), Kronecker(rank=2)), generator("loops"))
     (x,), y = (array.numpy() for array in random_joint(machine, 1)[0].values()), random_joint(machine, 1)[1].numpy()
     b, log_variance = (p.detach().numpy() for p in machine.visible.visible.parameters())
     c = machine.hidden.bias.detach().numpy()
@@ -113,7 +113,7 @@ def test_free_energy_sums_out_the_hidden_layer(name):
 @torch.no_grad()
 def test_free_energy_of_gaussian_hidden_by_quadrature():
     units = Bernoulli(3), Gaussian(2, learn_variance=True)
-    machine = randomise(BoltzmannMachine(*units, Dense()), generator("quadrature"), size=0.4)
+    machine = randomize(BoltzmannMachine(*units, Dense()), generator("quadrature"), size=0.4)
     x = torch.tensor([[1.0, 0.0, 1.0]], dtype=torch.float64)
 
     nodes = torch.linspace(-15, 15, 301, dtype=torch.float64)  # the trapezoidal rule is exact for such smooth bells
@@ -181,7 +181,7 @@ def test_gaussian_norm_is_the_spectral_norm(name):
 def test_bounded_exactly_if_the_precision_matrix_is_positive(size):
     units = {"a": Gaussian(2, learn_variance=True), "b": Gaussian(3)}
     machine = BoltzmannMachine(units, Gaussian(2, learn_variance=True), {"a": Dense(), "b": Dense()})
-    randomise(machine, generator("bound"))
+    randomize(machine, generator("bound"))
     for link in machine.links.values():
         link.weight.mul_(size / 0.6)
     lowest = np.linalg.eigvalsh(Written(machine).precision.numpy())[0]
@@ -225,7 +225,7 @@ def test_draws_invert_the_distribution_at_the_noise_given():
         assert drawn["word"][row, 0].tolist() == [float(k == category) for k in range(3)]
 
 
-def test_initialise_from_data_gives_back_its_moments():
+def test_initialize_from_data_gives_back_its_moments():
     machine = BoltzmannMachine(
         {"bits": Bernoulli((2, 2)), "signal": Gaussian(3), "word": Categorical((2, 3))},
         Bernoulli(2),
@@ -234,7 +234,7 @@ def test_initialise_from_data_gives_back_its_moments():
     rng = generator("data")
     data = random_states(machine, 50, rng)
     data["signal"] = 200 + 30 * data["signal"]
-    machine.initialise_from(data)
+    machine.initialize_from(data)
     alone = {name: unit.mean(torch.zeros(1, *unit.shape).double())[0] for name, unit in machine.layers.items()}
     torch.testing.assert_close(alone["bits"], (data["bits"].sum(0) + 1) / 52)
     torch.testing.assert_close(alone["signal"], data["signal"].mean(0))
@@ -245,7 +245,7 @@ def test_initialise_from_data_gives_back_its_moments():
 
 def test_state_dict_moves_a_machine():
     source = machine_named("three kinds over bits")
-    target = randomise(machine_named("three kinds over bits"), generator("other"))
+    target = randomize(machine_named("three kinds over bits"), generator("other"))
     visible, _ = random_joint(source, 4)
     assert not torch.allclose(source.free_energy(visible), target.free_energy(visible))
     target.load_state_dict(source.state_dict())

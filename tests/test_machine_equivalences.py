@@ -11,13 +11,13 @@ from enumeration import every_visible_state
 from mvrbm import MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
 from mvrbm.likelihood import log_likelihood, log_partition, pseudo_log_likelihood
 from mvrbm.models import cp_rbm, documents, multimodal_mvrbm, mvrbm, rbm, replicated_softmax
-from tables import CONNECTED, generator, machine_named, random_states, randomise
+from tables import CONNECTED, generator, machine_named, random_states, randomize
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def filled(machine, name="machine"):
-    return randomise(machine, generator(name))
+    return randomize(machine, generator(name))
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ def image():
     return BoltzmannMachine({"image": Bernoulli((4, 3))}, Bernoulli((2, 2)), {"image": Kronecker()})
 
 
-def labelled(padded=False):
+def labeled(padded=False):
     """Images and their labels."""
     units = {"image": Bernoulli((2, 2)), "words": Categorical((2, 3), padded=padded)}
     return BoltzmannMachine(units, Bernoulli(3), {"image": Dense(), "words": Dense()})
@@ -90,31 +90,31 @@ REFUSED = [  # (what, the call, what the message has to say)
     ),
     (
         "two ones in a row",
-        lambda: labelled().free_energy(labels(words([1, 0, 0], [1, 1, 0]))),
+        lambda: labeled().free_energy(labels(words([1, 0, 0], [1, 1, 0]))),
         ["'words'", "one-hot", "3 categories", "row (1,)", "sample 0", "sum 2"],
     ),
     (
         "probabilities for categories",
-        lambda: labelled().free_energy(labels(words([1, 0, 0], [0.5, 0.5, 0]))),
+        lambda: labeled().free_energy(labels(words([1, 0, 0], [0.5, 0.5, 0]))),
         ["'words'", "one-hot", "row (1,)"],
     ),
     (
         "a row of padding",
-        lambda: labelled().free_energy(labels(words([0, 0, 0], [1, 0, 0]))),
+        lambda: labeled().free_energy(labels(words([0, 0, 0], [1, 0, 0]))),
         ["'words'", "row (0,)", "only zeros", "padded=True"],
     ),
     (
         "a padded row of halves",
-        lambda: labelled(padded=True).free_energy(labels(words([0, 0, 0], [0.5, 0, 0]))),
+        lambda: labeled(padded=True).free_energy(labels(words([0, 0, 0], [0.5, 0, 0]))),
         ["'words'", "row (1,)", "sum 0.5"],
     ),
     # names of layers
-    ("a layer missing", lambda: labelled().free_energy({"image": torch.zeros(1, 2, 2)}), ["image", "words"]),
+    ("a layer missing", lambda: labeled().free_energy({"image": torch.zeros(1, 2, 2)}), ["image", "words"]),
     ("a layer unknown", lambda: image().free_energy({"picture": torch.zeros(1, 4, 3)}), ["image", "picture"]),
-    ("one array for two layers", lambda: labelled().free_energy(torch.zeros(1, 2, 2)), ["image", "words", "mapping"]),
+    ("one array for two layers", lambda: labeled().free_energy(torch.zeros(1, 2, 2)), ["image", "words", "mapping"]),
     (
         "unequal numbers of samples",
-        lambda: labelled().free_energy({"image": torch.zeros(3, 2, 2), "words": ONE_HOT}),
+        lambda: labeled().free_energy({"image": torch.zeros(3, 2, 2), "words": ONE_HOT}),
         ["same number of samples", "'image': 3", "'words': 1"],
     ),
     # construction
@@ -181,12 +181,12 @@ REFUSED = [  # (what, the call, what the message has to say)
     ),
     (
         "half a row known",
-        lambda: gibbs(labelled(), labels(ONE_HOT), 1, RandomSource(0), mask={"words": ONE_HOT.bool()}),
+        lambda: gibbs(labeled(), labels(ONE_HOT), 1, RandomSource(0), mask={"words": ONE_HOT.bool()}),
         ["'words'", "same for all entries of a one-hot row"],
     ),
     (
         "one mask for two layers",
-        lambda: gibbs(labelled(), labels(ONE_HOT), 1, RandomSource(0), mask=torch.ones(2, 2, dtype=torch.bool)),
+        lambda: gibbs(labeled(), labels(ONE_HOT), 1, RandomSource(0), mask=torch.ones(2, 2, dtype=torch.bool)),
         ["mask", "image", "words"],
     ),
     (
@@ -321,8 +321,8 @@ def test_refusals_say_what_is_wrong(_, call, says):
 
 
 ALLOWED = [
-    ("grey values", lambda: image().free_energy(torch.full((1, 4, 3), 0.5))),
-    ("padding where units are padded", lambda: labelled(padded=True).free_energy(labels(words([1, 0, 0], [0, 0, 0])))),
+    ("gray values", lambda: image().free_energy(torch.full((1, 4, 3), 0.5))),
+    ("padding where units are padded", lambda: labeled(padded=True).free_energy(labels(words([1, 0, 0], [0, 0, 0])))),
     ("means for hidden states", lambda: image().visible_mean(torch.full((1, 2, 2), 0.3))),
     ("a large fixed pair below the bound", lambda: gaussian_pair(0.999).check_bounded()),
     ("a rank that is a whole float", lambda: Kronecker(rank=2.0).connect((2,), (2,))),

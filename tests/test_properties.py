@@ -13,7 +13,7 @@ from mvrbm import CP, MPO, BoltzmannMachine, Dense, Gaussian, Kronecker, RandomS
 from mvrbm.couplings import Tucker
 from mvrbm.likelihood import log_partition, pseudo_log_likelihood
 from mvrbm.sampling import gibbs, independent_sample, mean_field
-from tables import MACHINES, MULTIMODAL, VARIANTS, full_matrix, generator, machine_named, random_states, randomise
+from tables import MACHINES, MULTIMODAL, VARIANTS, full_matrix, generator, machine_named, random_states, randomize
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 sizes = st.integers(1, 4)
@@ -45,7 +45,7 @@ def machines(draw, dtype=torch.float64):
     units = VARIANTS[kinds[0]](visible), VARIANTS[kinds[1]](hidden)
     assume(not any(a.unsupported_reason(b) for a, b in (units, units[::-1])))
     machine = BoltzmannMachine(*units, coupling, std=1e-4)
-    return randomise(machine, np.random.default_rng(draw(seeds))).to(dtype)
+    return randomize(machine, np.random.default_rng(draw(seeds))).to(dtype)
 
 
 # -- maps -------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_single_precision_is_double_precision_rounded(name):
 
 
 def test_moving_to_double_and_back_keeps_single_values():
-    machine = randomise(BoltzmannMachine(Gaussian(3), Gaussian(2), Dense()), generator("move")).float()
+    machine = randomize(BoltzmannMachine(Gaussian(3), Gaussian(2), Dense()), generator("move")).float()
     before = {key: value.clone() for key, value in machine.state_dict().items()}
     machine.double().float()
     assert all(torch.equal(value, before[key]) for key, value in machine.state_dict().items())

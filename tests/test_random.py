@@ -45,7 +45,7 @@ def test_same_seed_gives_the_same_numbers():
     assert not torch.equal(draws(RandomSource(11)), draws(RandomSource(12)))
 
 
-def test_neighbouring_seeds_are_unrelated():
+def test_neighboring_seeds_are_unrelated():
     first = [float(RandomSource(seed).uniform((1,), LIKE)) for seed in range(2000)]
     assert stats.kstest(first, "uniform").pvalue > FALSE_ALARM
 

@@ -29,8 +29,8 @@ from mvrbm import (
 )
 from mvrbm.errors import MVRBMError, StorageError
 from mvrbm.io import atomic
-from mvrbm.learning import Trainer
 from mvrbm.models import mvrbm as machine_of
+from mvrbm.training import Trainer
 from tables import MACHINES, generator, machine_named, random_states
 
 
@@ -363,7 +363,7 @@ DAMAGE = [
     ("dtype is a list", put("dtype", value=[1]), "not a valid model description"),
     ("unknown unit", put("hidden", "unit", value="logistic"), "unit must be one of .*got 'logistic'"),
     ("unknown coupling", put("couplings", "visible", "coupling", value="svd"), "coupling must be one of .*got 'svd'"),
-    ("unknown argument", put("hidden", "colour", value=3), "not a valid model description: .*'colour'"),
+    ("unknown argument", put("hidden", "color", value=3), "not a valid model description: .*'color'"),
     ("shape is text", put("hidden", "shape", value="wide"), "not a valid model description"),
     ("shape is empty", put("hidden", "shape", value=[]), "not a valid model description"),
     ("size of zero", put("hidden", "shape", value=[0, 2]), "not a valid model description"),
@@ -514,15 +514,15 @@ def test_tables_are_filled_in_the_same_by_a_loaded_imputer(imputer, table, tmp_p
 
 DAMAGED_IMPUTERS = [
     ("shape", {"low": torch.zeros(5, dtype=torch.float64)}, r"'low' should be of shape \(6,\), is of shape \(5,\)"),
-    ("dtype", {"centre": torch.zeros(6)}, "'centre' should be torch.float64, is torch.float32"),
+    ("dtype", {"center": torch.zeros(6)}, "'center' should be torch.float64, is torch.float32"),
     (
         "not finite",
         {"high": torch.full((6,), torch.inf, dtype=torch.float64)},
         "'high' has entries that are not finite",
     ),
-    ("too large", {"centre": torch.full((6,), 1e200, dtype=torch.float64)}, "'centre' is too large"),
-    ("negative", {"scale": torch.full((6,), -1.0, dtype=torch.float64)}, "'centre' and 'scale' do not fit"),
-    ("tiny", {"scale": torch.full((6,), 1e-320, dtype=torch.float64)}, "'centre' and 'scale' do not fit"),
+    ("too large", {"center": torch.full((6,), 1e200, dtype=torch.float64)}, "'center' is too large"),
+    ("negative", {"scale": torch.full((6,), -1.0, dtype=torch.float64)}, "'center' and 'scale' do not fit"),
+    ("tiny", {"scale": torch.full((6,), 1e-320, dtype=torch.float64)}, "'center' and 'scale' do not fit"),
 ]
 
 
@@ -608,7 +608,7 @@ def test_an_unknown_class_is_named(tmp_path):
         put("estimator", value=damaged)(folder)
         with pytest.raises(StorageError, match="does not name the class"):
             mvrbm.load(folder)
-    for params in ({"colour": 3}, {"visible": "logistic"}, {"visible": "gaussian"}, 3):
+    for params in ({"color": 3}, {"visible": "logistic"}, {"visible": "gaussian"}, 3):
         put("estimator", value={"class": "MVRBM", "params": params, "as_arrays": True, "feature_names": None})(folder)
         with pytest.raises(StorageError, match="description is damaged"):
             mvrbm.load(folder)

@@ -12,7 +12,7 @@ from mvrbm.hub import SHIPPED, find
 IMAGES = np.pad(np.kron(load_digits().images[:4] > 8, np.ones((1, 3, 3))), ((0, 0), (2, 2), (2, 2))).astype(np.float32)
 FREE_ENERGIES = {
     "digits": [-1024.395, -1025.0195, -990.0530, -1013.6697],
-    "labelled-digits": [-656.5681, -678.0318, -630.8918, -655.2923],
+    "labeled-digits": [-656.5681, -678.0318, -630.8918, -655.2923],
 }
 
 
@@ -33,7 +33,7 @@ def test_free_energies_are_those_of_the_models_that_were_measured(models, name):
 
 
 def test_samples_start_at_chains_and_are_digits(models):
-    model, judge = models["digits"], models["labelled-digits"]
+    model, judge = models["digits"], models["labeled-digits"]
     assert model.chains_["visible"].shape == (100, 28, 28)
     drawn = model.sample(60, steps=100, mean=True)
     assert drawn.shape == (60, 28, 28)
@@ -43,9 +43,9 @@ def test_samples_start_at_chains_and_are_digits(models):
 
 def test_samples_of_a_label_are_of_that_label(models):
     labels = np.tile(np.arange(10), 6)
-    drawn, given = models["labelled-digits"].sample(label=labels, steps=100, mean=True)
+    drawn, given = models["labeled-digits"].sample(label=labels, steps=100, mean=True)
     assert np.array_equal(given, labels)
-    assert (models["labelled-digits"].predict(drawn) == labels).mean() > 0.9
+    assert (models["labeled-digits"].predict(drawn) == labels).mean() > 0.9
     assert len({row.tobytes() for row in drawn > 0.5}) == 60
 
 
@@ -67,12 +67,12 @@ def test_a_folder_of_that_name_comes_first(elsewhere):
 
 
 def test_unknown_names_list_the_names(elsewhere):
-    with pytest.raises(StorageError, match=r"nothing is there; mvrbm has the models digits, labelled-digits$"):
+    with pytest.raises(StorageError, match=r"nothing is there; mvrbm has the models digits, labeled-digits$"):
         mvrbm.load("sevens")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_cards_have_the_licence_the_command_and_the_figures(name):
+def test_cards_have_the_license_the_command_and_the_figures(name):
     card = (find(name) / "README.md").read_text(encoding="utf-8")
     assert f'mvrbm.load("{name}")' in card
     for part in ("CC BY-SA 3.0", "python -m studies generative", "confidence of the judge above 0.9", "bsd-3-clause"):

@@ -64,7 +64,7 @@ _SPELLED_WITH_A_VOWEL = _any(
     "MVRBM MMVRBM RBM MPO MNIST RNG SGD SVG SVD SSIM RMSE RMS RGB ONNX HTML HTTP XML FFT MLP NPZ LMDB L1 L2 H100 H200"
 )
 _LIKE_YOU = r"(?:u(?:ni[^mn]|s[aeiu]|til|biq|ran)|eu|one\b|once\b|one-)\w*"  # unit, use, Euclidean, one
-_AFTER_AN = _any("mvrbm rbm mmvrbm npy npz svg hour honest honour heir mpo nth xml html rng mse sgd rms rgb ssim svd")
+_AFTER_AN = _any("mvrbm rbm mmvrbm npy npz svg hour honest honor heir mpo nth xml html rng mse sgd rms rgb ssim svd")
 _PLURALS = _any(
     "passes modes axes epochs samples updates chains steps images rows columns layers entries values modalities files "
     "processes models classes inputs factors"
@@ -102,7 +102,7 @@ RULES = [
     Rule("private word", rf"\b{_any('an? one another each every this that same killed interrupted resumed')} training{_AFTER_TRAINING}", "training run"),
     Rule("private word", r"\btrainings\b", "training runs"),
     Rule("private word", r"\bfinite numbers\b|\b(?:leav(?:e|es|ing)|left) the finite\b", "diverges; is not finite"),
-    Rule("private word", r"\bby heart\b", "overfits; memorises"),
+    Rule("private word", r"\bby heart\b", "overfits; memorizes"),
     Rule("private word", r"\bslips?\b", "erratum; error"),
     Rule("private word", r"\bbeside\b", "next to; compared with"),
     Rule("if not given", r"\b(?:if|when|where) (?:it is |they are )?not given\b", "default: ..."),

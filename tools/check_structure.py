@@ -36,7 +36,7 @@ FEWEST_WORDS = 4  # of a module's docstring
 ALLOWED = (
     "from sklearn.utils.validation import _check_sample_weight",  # how scikit-learn's own estimators check weights
     "os._exit",
-    # One launch for many tensors: the optimisers of torch use nothing else.
+    # One launch for many tensors: the optimizers of torch use nothing else.
     *(f"torch._foreach_{name}" for name in ("add_", "clamp_min", "copy_", "lerp_", "mul", "mul_", "norm", "sub_")),
     "optimizer._opt_called",  # torch's schedulers warn without it
     "self.model._fit",  # one update of BernoulliRBM, which the benchmark times

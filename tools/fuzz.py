@@ -131,8 +131,8 @@ def _check_finite(values: Any) -> None:
 def read_checkpoint(folder: Path) -> None:
     """Load a checkpoint, and resume the training run that wrote it."""
     import mvrbm
-    from mvrbm.learning import Trainer
     from mvrbm.models import mvrbm as machine_of
+    from mvrbm.training import Trainer
 
     recipe = getattr(mvrbm.load(folder, device="cpu"), "requested_recipe", None)
     if recipe is not None:  # without trainer.json it is a model

@@ -363,7 +363,7 @@ def write_classifiers(home: Path) -> None:
 
 def write_sweeps(home: Path) -> None:
     from mvrbm import MVRBM, Sweep
-    from mvrbm.learning import Recipe
+    from mvrbm.training import Recipe
 
     settings: list[dict[str, Any]] = [{"recipe": Recipe(learning_rate=0.05)}, {"negative": "pcd", "n_chains": 3}]
     for number, options in enumerate(settings):
@@ -413,8 +413,8 @@ def write_topics(home: Path) -> None:
 
 
 def write_checkpoints(home: Path) -> None:
-    from mvrbm.learning import RECIPES, Trainer
     from mvrbm.models import mvrbm
+    from mvrbm.training import RECIPES, Trainer
 
     for number, name in enumerate(("default", "generative")):
         trainer = Trainer(mvrbm((3, 2), (2, 2)), RECIPES[name]).fit(images(), n_epochs=1)

@@ -50,8 +50,8 @@ from mvrbm import (
 )
 from mvrbm.errors import MVRBMError
 from mvrbm.interrupt import terminate_in_order
-from mvrbm.learning import PCD, Checkpoint, Monitor, Recipe, Trainer
 from mvrbm.saving import read_json, read_machine, read_tensors, save
+from mvrbm.training import PCD, Checkpoint, Monitor, Recipe, Trainer
 from mvrbm.vision import SuperResolver
 
 _FAILED, _TERMINATED = 1, 143
@@ -67,18 +67,18 @@ SETTINGS: dict[str, Any] = {"batch_size": 10, "random_state": 0, "device": "cpu"
 
 
 def trainer(folder: Path, out: Path) -> None:
-    """Train on real-valued data with gaps, with an optimiser and a scheduler; a checkpoint after every update."""
+    """Train on real-valued data with gaps, with an optimizer and a scheduler; a checkpoint after every update."""
     data = np.where(BITS > 0, np.nan, _RNG.standard_normal(BITS.shape).cumsum(2).astype(np.float32))
     machine = BoltzmannMachine(Gaussian((8, 8), learn_variance=True), Bernoulli((5, 5)), Kronecker(2))
     run = Trainer(
         machine,
         Recipe(batch_size=10, negative=PCD(20)),
         optimizer=lambda groups: torch.optim.Adam(groups, lr=0.003),
-        scheduler=lambda optimiser: CosineAnnealingLR(optimiser, 8),
+        scheduler=lambda optimizer: CosineAnnealingLR(optimizer, 8),
         callbacks=[Checkpoint(folder, every=1), Monitor(np.nan_to_num(data[:20]), every=20, pseudo_sites=0)],
     )
     run.resume(folder)
-    run.fit(data, 8, nan_is_missing=True, initialise=True)
+    run.fit(data, 8, nan_is_missing=True, initialize=True)
     run.raise_if_interrupted()
     save(machine, out)
 

@@ -208,8 +208,8 @@ def _fine_tuning() -> Table:
     rows = [[title, *(f"{machine[key]:.3g}" for machine in machines)] for key, title in _PATCHES.items()]
     for layer in machines[0]["layers"]:
         parts = [machines[0]["layers"][layer]["data"], *(machine["layers"][layer]["chains"] for machine in machines)]
-        data, *chains = (f"{part['std']:.2f}; {part['neighbours']:.2f}" for part in parts)
-        rows.append([f"{layer}: standard deviation and correlation of neighbours of chains (patches: {data})", *chains])
+        data, *chains = (f"{part['std']:.2f}; {part['neighbors']:.2f}" for part in parts)
+        rows.append([f"{layer}: standard deviation and correlation of neighbors of chains (patches: {data})", *chains])
     return Table(["", "CD-1", "fine-tuned"], rows, source, f"{_WEIGHTS} generative")
 
 
@@ -370,7 +370,7 @@ def _hyperparameters() -> Table:
     source = "results/hyperparameters/results.json"
     rows = [
         [
-            *(str(row[key]) for key in ("rank", "hidden", "recipe", "n_epochs", "n_chains", "centring")),
+            *(str(row[key]) for key in ("rank", "hidden", "recipe", "n_epochs", "n_chains", "centering")),
             f"{row['parameters']:,}",
             f"{row['nats']:.1f}",
             f"{row['interval'][0]:.1f} to {row['interval'][1]:.1f}",
@@ -384,7 +384,7 @@ def _hyperparameters() -> Table:
         "recipe",
         "epochs",
         "chains",
-        "centring",
+        "centering",
         "parameters",
         "nats",
         "interval",
@@ -503,7 +503,7 @@ def _front() -> Table:
     speed, filled = _update("sklearn") / _update("mvrbm"), read(_JOBS)["filling"]["mnist, right half"]
     rows = [
         [
-            "likelihood of handwritten digits (MNIST, binarised; nats, higher is better)",
+            "likelihood of handwritten digits (MNIST, binarized; nats, higher is better)",
             f"**{ours['median']:.1f}** with {ours['parameters']:,} parameters",
             f"classic RBM, trained alike: {classic['median']:.1f} with {classic['parameters']:,}",
         ],
@@ -515,7 +515,7 @@ def _front() -> Table:
         [
             "right halves of digits filled in (MNIST, mean squared error, lower is better)",
             f"**{filled['mvrbm']:.4f}**",
-            f"5 nearest neighbours: {filled['5-nearest']:.4f}, PCA with ridge: {filled['pca-ridge']:.4f}",
+            f"5 nearest neighbors: {filled['5-nearest']:.4f}, PCA with ridge: {filled['pca-ridge']:.4f}",
         ],
         [
             "topics of 20 Newsgroups (perplexity, lower is better)",
@@ -547,11 +547,11 @@ VALUES: dict[str, Callable[[], str]] = {
     "smallest.nats": lambda: _nats("Kronecker(1), 22x24"),
     "classic.parameters": lambda: f"{_machine('Dense, 500')['parameters']:,}",
     "classic.nats": lambda: _nats("Dense, 500"),
-    "labelled.parameters": lambda: f"{_conditional(5000)['parameters']:,}",
-    "labelled.agreement": lambda: f"{100 * _conditional(5000)['means']['agreement']:.1f} %",
-    "labelled.confident": lambda: f"{100 * _conditional(5000)['means']['confident']:.0f} %",
-    "judge.accuracy": lambda: f"{100 * read(_GENERATIVE)['judge']['grey']['agreement']:.1f} %",
-    "judge.confident": lambda: f"{100 * read(_GENERATIVE)['judge']['grey']['confident']:.0f} %",
+    "labeled.parameters": lambda: f"{_conditional(5000)['parameters']:,}",
+    "labeled.agreement": lambda: f"{100 * _conditional(5000)['means']['agreement']:.1f} %",
+    "labeled.confident": lambda: f"{100 * _conditional(5000)['means']['confident']:.0f} %",
+    "judge.accuracy": lambda: f"{100 * read(_GENERATIVE)['judge']['gray']['agreement']:.1f} %",
+    "judge.confident": lambda: f"{100 * read(_GENERATIVE)['judge']['gray']['confident']:.0f} %",
     "topics.ours": lambda: _job_value("topics", "20news", "mvrbm", ".0f"),
     "topics.lda": lambda: _job_value("topics", "20news", "lda", ".0f"),
     "topics.nmf": lambda: _job_value("topics", "20news", "nmf-kl", ".0f"),

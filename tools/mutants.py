@@ -78,7 +78,7 @@ MUTANTS = [
         "units/gaussian.py",
         "0.5 * (math.log(2 * math.pi) + self._log_variance())",
         "0.5 * (math.log(math.pi) + self._log_variance())",
-        "Gaussian log-normaliser: wrong constant",
+        "Gaussian log-normalizer: wrong constant",
     ),
     Mutant(
         "units/gaussian.py",
@@ -96,7 +96,7 @@ MUTANTS = [
         "units/categorical.py",
         "return torch.logsumexp(self.bias + field, dim=-1)",
         "return torch.logsumexp(field, dim=-1)",
-        "Categorical log-normaliser: bias missing",
+        "Categorical log-normalizer: bias missing",
     ),
     Mutant(
         "units/counts.py",
@@ -222,8 +222,8 @@ MUTANTS = [
     ),
     Mutant(
         "machine.py",
-        "return self.own_energy(layers) - self.hidden.log_normaliser(self.hidden_field(layers))",
-        "return self.own_energy(layers) + self.hidden.log_normaliser(self.hidden_field(layers))",
+        "return self.own_energy(layers) - self.hidden.log_normalizer(self.hidden_field(layers))",
+        "return self.own_energy(layers) + self.hidden.log_normalizer(self.hidden_field(layers))",
         "free energy: sign",
     ),
     Mutant(
@@ -321,19 +321,19 @@ MUTANTS = [
     ),
     # the update rule
     Mutant(
-        "learning/step.py",
+        "updates/step.py",
         "torch._foreach_add_(parts, parameters, alpha=recipe.weight_decay)",
         "torch._foreach_sub_(parts, parameters, alpha=recipe.weight_decay)",
         "step: sign of the weight decay",
     ),
     Mutant(
-        "learning/step.py",
+        "updates/step.py",
         "torch._foreach_mul_(momenta, recipe.momentum)",
         "torch._foreach_mul_(momenta, 1 - recipe.momentum)",
         "step: wrong fraction of the momentum",
     ),
     Mutant(
-        "learning/step.py",
+        "updates/step.py",
         "return rate * decay, bias_rate * decay",
         "return rate, bias_rate * decay",
         "step: learning rate of the factors does not decay",

@@ -19,14 +19,14 @@ from mvrbm.io.datasets import load
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "_static" / "digits.png"
 COLUMNS, STEPS = 10, 1000
-HIDDEN = np.array([1.0, 0.72, 0.3])  # colour of pixels that the model drew
+HIDDEN = np.array([1.0, 0.72, 0.3])  # color of pixels that the model drew
 
 
 def main() -> None:
     """Draw three panels side by side."""
-    model, labelled = mvrbm.load("digits", device="cpu"), mvrbm.load("labelled-digits", device="cpu")
+    model, labeled = mvrbm.load("digits", device="cpu"), mvrbm.load("labeled-digits", device="cpu")
     samples = model.sample(5 * COLUMNS, steps=STEPS, mean=True)
-    asked, _ = labelled.sample(label=np.tile(np.arange(10), 5), steps=STEPS, mean=True)
+    asked, _ = labeled.sample(label=np.tile(np.arange(10), 5), steps=STEPS, mean=True)
 
     test = load("mnist", split="test")
     first = [int(np.flatnonzero(np.asarray(test.labels) == digit)[0]) for digit in range(10)]
@@ -35,12 +35,12 @@ def main() -> None:
     start = np.tile(np.where(known, true, 0.0), (3, 1, 1))
     drawn = model.sample(len(start), steps=STEPS, init=start, mask=known, mean=True)
     half = np.where(known, true, 0.25)
-    rows = np.concatenate([_grey(half), _coloured(drawn, known), _grey(true)])
+    rows = np.concatenate([_gray(half), _colored(drawn, known), _gray(true)])
 
     figure = Figure(figsize=(12, 2.55), layout="constrained")
     panels = figure.subplots(1, 3)
     titles = ("samples", "samples of 0, 1, ..., 9", "left halves, three completions each, and the truth")
-    for panel, title, pictures in zip(panels, titles, (_grey(samples), _grey(asked), rows), strict=True):
+    for panel, title, pictures in zip(panels, titles, (_gray(samples), _gray(asked), rows), strict=True):
         panel.imshow(_sheet(pictures))
         panel.set_title(title, fontsize=11)
         panel.axis("off")
@@ -48,17 +48,17 @@ def main() -> None:
     print(OUT)
 
 
-def _grey(pictures: np.ndarray) -> np.ndarray:
+def _gray(pictures: np.ndarray) -> np.ndarray:
     return np.repeat(np.asarray(pictures)[..., None], 3, -1)
 
 
-def _coloured(pictures: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Show pixels that the model drew in colour."""
-    return np.where(known[..., None], _grey(pictures), _grey(pictures) * HIDDEN)
+def _colored(pictures: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Show pixels that the model drew in color."""
+    return np.where(known[..., None], _gray(pictures), _gray(pictures) * HIDDEN)
 
 
 def _sheet(pictures: np.ndarray) -> np.ndarray:
-    """Arrange pictures (n, 28, 28, 3) in rows of ten, with a grey line between them."""
+    """Arrange pictures (n, 28, 28, 3) in rows of ten, with a gray line between them."""
     padded = np.pad(pictures, ((0, 0), (0, 2), (0, 2), (0, 0)), constant_values=0.35)
     grid = padded.reshape(-1, COLUMNS, 30, 30, 3).transpose(0, 2, 1, 3, 4)
     return np.asarray(grid.reshape(-1, COLUMNS * 30, 3)[:-2, :-2])

@@ -13,7 +13,7 @@ from mvrbm.page import write_enlarging_page, write_page
 
 FOLDER = "live"
 PAGES = {  # title, and height of the frame
-    "labelled-digits": ("Handwritten digits and their labels", "60rem"),
+    "labeled-digits": ("Handwritten digits and their labels", "60rem"),
     "digits": ("Handwritten digits", "60rem"),
     "enlarge": ("Enlarge a photograph", "46rem"),
 }
@@ -37,7 +37,7 @@ class LivePage(SphinxDirective):
 def write_pages(app, error):
     if error is None and app.builder.format == "html":
         folder = Path(app.outdir, FOLDER)
-        for name in ("labelled-digits", "digits"):
+        for name in ("labeled-digits", "digits"):
             write_page(mvrbm.load(name, "cpu"), folder / f"{name}.html", title=PAGES[name][0])
         write_enlarging_page(folder / "enlarge.html")
 

@@ -7,7 +7,7 @@ from tools.measured import read
 found = read("results/hyperparameters/results.json")
 start, rows = found["start"], found["rows"]
 AXES = {"rank": "rank", "hidden": "side of the hidden layer", "n_epochs": "epochs", "n_chains": "chains"}
-AXES |= {"recipe": "recipe", "centring": "centring"}
+AXES |= {"recipe": "recipe", "centering": "centering"}
 
 fig, panels = plt.subplots(2, 3, figsize=(9, 5.2), layout="constrained")
 for panel, (key, name) in zip(panels.ravel(), AXES.items(), strict=True):

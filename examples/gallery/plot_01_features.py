@@ -41,13 +41,13 @@ for axis in (left, right):
     axis.axis("off")
 
 # %%
-# The hidden probabilities are features for any classifier. Here the nearest neighbour is found among features instead
+# The hidden probabilities are features for any classifier. Here the nearest neighbor is found among features instead
 # of pixels, and a linear classifier takes both.
 
 features, test_features = model.transform(train), model.transform(test)
 pixels, test_pixels = train.reshape(len(train), -1), test.reshape(len(test), -1)
 for name, classifier in {
-    "nearest neighbour": KNeighborsClassifier(1),
+    "nearest neighbor": KNeighborsClassifier(1),
     "logistic regression": LogisticRegression(max_iter=200, C=0.1),
 }.items():
     by_pixels = classifier.fit(pixels, train_labels).score(test_pixels, test_labels)

@@ -4,7 +4,7 @@ Samples and likelihood
 
 Draw digits from a trained model, watch a Markov chain at work, and measure how likely the model finds new digits.
 
-The model comes with the package. It was trained on binarised MNIST.
+The model comes with the package. It was trained on binarized MNIST.
 """
 
 from itertools import pairwise

@@ -39,8 +39,8 @@ for known in (["left", "right"], ["left"], ["right"]):
 rows = np.array([np.flatnonzero(names[test] == name)[0] for name in model.classes_["name"]])
 given = {"left": both["left"][rows], "name": both["name"][rows]}
 found = model.predict(given, steps=200)
-grey = np.full_like(found, 0.5)
-lines = {"given": grey, "predicted": found, "truth": both["right"][rows]}
+gray = np.full_like(found, 0.5)
+lines = {"given": gray, "predicted": found, "truth": both["right"][rows]}
 
 fig, axes = plt.subplots(3, 10, figsize=(8, 3), layout="constrained")
 for line, (title, right) in zip(axes, lines.items(), strict=True):

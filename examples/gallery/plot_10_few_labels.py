@@ -2,7 +2,7 @@
 Classify with few labels
 ========================
 
-Labels are expensive, pictures are not. :class:`~mvrbm.MVRBMClassifier` learns from 50 or 150 labelled digits,
+Labels are expensive, pictures are not. :class:`~mvrbm.MVRBMClassifier` learns from 50 or 150 labeled digits,
 and from the other digits without their labels.
 """
 
@@ -25,14 +25,14 @@ for n in (50, 150):
     rows = pictures.reshape(len(pictures), -1)
     alone = MVRBMClassifier((10, 10), rank=4, random_state=0).fit(pictures[few], labels[few])
     semi = MVRBMClassifier((10, 10), rank=4, certainty=1.0, n_epochs=150, random_state=0)
-    semi.fit(pictures[few], labels[few], unlabelled=pictures[train])
+    semi.fit(pictures[few], labels[few], unlabeled=pictures[train])
     results[n] = {
         "logistic regression": LogisticRegression(max_iter=1000)
         .fit(rows[few], labels[few])
         .score(rows[test], labels[test]),
         "support vector machine": SVC().fit(rows[few], labels[few]).score(rows[test], labels[test]),
         "MVRBMClassifier": alone.score(pictures[test], labels[test]),
-        "MVRBMClassifier, unlabelled digits too": semi.score(pictures[test], labels[test]),
+        "MVRBMClassifier, unlabeled digits too": semi.score(pictures[test], labels[test]),
     }
 
 for n, found in results.items():

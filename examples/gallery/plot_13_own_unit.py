@@ -4,7 +4,7 @@ Your own unit
 
 A unit is the distribution of one layer in an external field. Spins, with values -1 and 1, take thirty lines; all
 couplings, samplers and likelihoods then work with them. Here a machine of spins learns the Ising model: a lattice in
-which neighbours tend to agree.
+which neighbors tend to agree.
 """
 
 import matplotlib.pyplot as plt
@@ -27,7 +27,7 @@ class Spin(Unit):
     def site_energy(self, x):
         return -self.bias * x
 
-    def site_log_normaliser(self, field):
+    def site_log_normalizer(self, field):
         total = self.bias + field  # log 2 cosh(t) = softplus(2 t) - t
         return softplus(2 * total) - total
 
@@ -39,7 +39,7 @@ class Spin(Unit):
         return 2 * (rng.uniform(up.shape, up) < up).to(up.dtype) - 1
 
     @torch.no_grad()
-    def initialise_from(self, mean, variance, count):
+    def initialize_from(self, mean, variance, count):
         self.bias.copy_(torch.atanh(self._pool(mean) * count / (count + 2)))
 
     def decode(self, digits):

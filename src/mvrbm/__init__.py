@@ -2,7 +2,7 @@
 
 Layers are arrays, couplings are structured linear maps: :class:`BoltzmannMachine` puts them together. Units and
 couplings are in `mvrbm.units` and `mvrbm.couplings`, sampling and likelihoods in `mvrbm.sampling` and
-`mvrbm.likelihood`, training in `mvrbm.learning`, scikit-learn estimators in `mvrbm.estimators`. This module only
+`mvrbm.likelihood`, training in `mvrbm.training`, scikit-learn estimators in `mvrbm.estimators`. This module only
 re-exports their public names, and loads models.
 """
 
@@ -40,10 +40,10 @@ _HOMES = {
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _CLASSES_IN = ("mvrbm.units", "mvrbm.couplings")  # all classes that these packages export
-_WITH_LOADERS = ("mvrbm.estimators", "mvrbm.learning", "mvrbm.vision.superres.estimator")
+_WITH_LOADERS = ("mvrbm.estimators", "mvrbm.training", "mvrbm.vision.superres.estimator")
 _SUBMODULES = (
-    "couplings", "devices", "errors", "estimators", "export", "hub", "io", "learning", "likelihood", "machine",
-    "models", "random", "sampling", "saving", "units", "vision",
+    "backends", "couplings", "data", "devices", "distributed", "errors", "estimators", "export", "hub", "io",
+    "likelihood", "machine", "models", "random", "sampling", "saving", "training", "units", "updates", "vision",
 )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
         A folder written by :func:`mvrbm.save`, by the `save` method of an estimator, or by checkpoints. If there is no
         folder `user`, the text ``"user/name"`` or ``"user/name@revision"`` names a model on the Hugging Face hub, which
         is downloaded; this needs ``pip install 'mvrbm[hub]'``. If there is no such folder, ``"digits"`` and
-        ``"labelled-digits"`` are trained models of handwritten digits that come with this package.
+        ``"labeled-digits"`` are trained models of handwritten digits that come with this package.
     device : str or torch.device
         The device of the model: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ...
 
@@ -64,7 +64,7 @@ def load(folder: str | os.PathLike[str], device: "str | torch.device" = "auto") 
     -------
     BoltzmannMachine, estimator, or Trainer
         A machine, estimator, classifier, stack or super-resolver of the class that was saved. For a checkpoint, or a
-        folder of checkpoints (the newest is taken), a :class:`~mvrbm.learning.Trainer` that can continue.
+        folder of checkpoints (the newest is taken), a :class:`~mvrbm.training.Trainer` that can continue.
 
     Raises
     ------

@@ -22,9 +22,9 @@ from mvrbm import __version__
 from mvrbm import load as load_model
 from mvrbm.estimators import MMVRBM, MVRBM, RBM
 from mvrbm.io.datasets import load
-from mvrbm.learning import RECIPES, Monitor
 from mvrbm.page import write_page
 from mvrbm.report import Page, Section, Table, curves, image_grid
+from mvrbm.training import RECIPES, Monitor
 from mvrbm.vision import add_noise, psnr
 
 Array = NDArray[Any]
@@ -33,7 +33,7 @@ _COMPLETED = 300  # half digits that are named
 _IMAGE, _DIGIT = "image", "digit"
 _HIDDEN = (25, 25)
 _LEFT = np.broadcast_to(np.arange(28) < 14, (28, 28))  # the half of a digit that is shown to the model
-# Digits that people recognise, within a minute on two cores. Of machines that take equally long, those with a large
+# Digits that people recognize, within a minute on two cores. Of machines that take equally long, those with a large
 # hidden layer and few factors learn fastest, and at twice the rate of the recipe.
 _GENERATIVE: dict[str, Any] = {
     "hidden_shape": (30, 30),
@@ -79,7 +79,7 @@ def run(out: Path, *, seed: int = 0, device: str = "auto", quick: bool = False) 
     _say("training a classic RBM of the same hidden size")
     train, test = _flat(digits.train), _flat(digits.test)
     classic, classic_seconds = _timed(lambda: RBM(_HIDDEN[0] * _HIDDEN[1], **settings).fit(train))
-    _say("classifying held-out digits by their nearest neighbour")
+    _say("classifying held-out digits by their nearest neighbor")
     features = {
         "raw pixels": (train, test, None),
         "MVRBM": (model.transform(digits.train), model.transform(digits.test), (model, seconds)),
@@ -160,7 +160,7 @@ def _generated(model: MMVRBM, digits: _Digits, judge: SVC, steps: int) -> tuple[
             "The right half of held-out digits, and the label, are hidden from the model, which draws them given the "
             f"left half. It names {100 * named:.0f} % of {len(truth):,} half digits correctly.",
             (truth[:_SHOWN], "20 held-out digits", "Held-out digits."),
-            (shown[_IMAGE], "The same digits, the right half grey", "Input of the model."),
+            (shown[_IMAGE], "The same digits, the right half gray", "Input of the model."),
             (completed, "20 digits with the right half drawn", "Its output."),
         ),
     ]
@@ -179,11 +179,11 @@ def _playground(model: MMVRBM, out: Path) -> Section:
 
 def _shipped(digits: _Digits, judge: SVC, steps: int, random_state: int, device: str) -> tuple[Section, dict[str, Any]]:
     """Return pictures of what the models that come with the package draw and complete, and their numbers."""
-    plain, labelled = (
-        load_model(name, device).set_params(random_state=random_state) for name in ("digits", "labelled-digits")
+    plain, labeled = (
+        load_model(name, device).set_params(random_state=random_state) for name in ("digits", "labeled-digits")
     )
     asked = np.tile(np.arange(10), 6)
-    wanted, _ = labelled.sample(label=asked, steps=steps, mean=True)
+    wanted, _ = labeled.sample(label=asked, steps=steps, mean=True)
     agreement = _agreement(judge, wanted, asked)
     half = np.where(_LEFT, _bits(digits.test[:_SHOWN]), np.float32(0.5))
     completed = plain.sample(_SHOWN, init=half, mask=_LEFT, steps=steps, mean=True)
@@ -191,10 +191,10 @@ def _shipped(digits: _Digits, judge: SVC, steps: int, random_state: int, device:
         "The models that come with this package",
         "Trained for two minutes on an NVIDIA H200 on the 60,000 training digits of MNIST, which may include those of "
         f'this page, and loaded by one line: mvrbm.load("digits") has {plain.n_parameters_:,} numbers and '
-        f'mvrbm.load("labelled-digits") {labelled.n_parameters_:,}. The support vector machine finds the '
+        f'mvrbm.load("labeled-digits") {labeled.n_parameters_:,}. The support vector machine finds the '
         f"requested digit in {100 * agreement:.0f} % of {len(asked)} samples.",
         (plain.sample(2 * _SHOWN, steps=steps, mean=True), "40 handwritten digits", "40 samples of digits."),
-        (wanted, "Six rows of the digits 0 to 9", "60 samples of labelled-digits, 6 of each digit."),
+        (wanted, "Six rows of the digits 0 to 9", "60 samples of labeled-digits, 6 of each digit."),
         (completed, "20 digits with the right half drawn", "The half digits above, completed by digits."),
     )
     return section, {"agreement_shipped": agreement}
@@ -205,7 +205,7 @@ def _flat(images: Array) -> Array:
 
 
 def _comparison(features: dict[str, Any], digits: _Digits) -> tuple[Section, dict[str, Any]]:
-    """Return a table of errors of the nearest neighbour, and its numbers.
+    """Return a table of errors of the nearest neighbor, and its numbers.
 
     Features have a name, arrays (n, n_features) of training and of held-out digits, and a model with its training time.
     """
@@ -225,7 +225,7 @@ def _comparison(features: dict[str, Any], digits: _Digits) -> tuple[Section, dic
         "The hidden probabilities are features. A held-out digit gets the label of the training digit whose features "
         "are nearest. With so few held-out digits, a difference of half a percentage point means little."
     )
-    table = Table(["1-nearest-neighbour on", "error", "parameters", "training"], rows, caption)
+    table = Table(["1-nearest-neighbor on", "error", "parameters", "training"], rows, caption)
     return Section("Features that classify", [text], [table]), numbers
 
 
@@ -242,7 +242,7 @@ def _pictures(model: MVRBM, digits: _Digits, seed: int) -> tuple[list[Section], 
         _section(
             "The filters",
             "Each hidden unit has a filter, the outer product of a row of U and a row of V.",
-            (filters, "100 filters, stripes and blobs", "The 100 strongest of 625 filters; grey is zero."),
+            (filters, "100 filters, stripes and blobs", "The 100 strongest of 625 filters; gray is zero."),
             symmetric=True,
         ),
         _section(

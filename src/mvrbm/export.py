@@ -167,7 +167,7 @@ class _MachineModule(nn.Module):
 
     def __init__(self, machines: Sequence[BoltzmannMachine], down: bool, rows: bool) -> None:
         super().__init__()
-        self.machines = nn.ModuleList(_centred(machine) for machine in machines)
+        self.machines = nn.ModuleList(_centered(machine) for machine in machines)
         self.down = down
         self.rows = rows
 
@@ -189,11 +189,11 @@ class _MachineModule(nn.Module):
 
 
 def _up(machine: BoltzmannMachine, layers: Mapping[str, Tensor]) -> Tensor:
-    r"""Return hidden means (n, \*hidden shape) of a centred machine, without checks, which would make n constant."""
+    r"""Return hidden means (n, \*hidden shape) of a centered machine, without checks, which would make n constant."""
     return machine.hidden.mean(machine.hidden_field({name: _deviation(machine, name, x) for name, x in layers.items()}))
 
 
-def _centred(machine: BoltzmannMachine) -> BoltzmannMachine:
+def _centered(machine: BoltzmannMachine) -> BoltzmannMachine:
     """Return a portable copy that takes deviations from the bias of layers whose zero is arbitrary.
 
     The field of the bias itself is added to the hidden bias, in double precision. If the data is in raw units, it is
@@ -248,7 +248,7 @@ class _LabelPosterior(nn.Module):
 
     def __init__(self, machine: BoltzmannMachine) -> None:
         super().__init__()
-        self.machine = _centred(machine)
+        self.machine = _centered(machine)
         unit = self.machine.layers[LABEL]
         every = torch.eye(unit.shape[-1])
         self.register_buffer("columns", self.machine.links[LABEL].to_hidden(every))  # (labels, *hidden shape)
@@ -258,7 +258,7 @@ class _LabelPosterior(nn.Module):
         unit, link, hidden = self.machine.layers[VISIBLE], self.machine.links[VISIBLE], self.machine.hidden
         columns, own = self.get_buffer("columns"), self.get_buffer("own")
         fields = link.to_hidden(unit.statistic(_deviation(self.machine, VISIBLE, x))).unsqueeze(1) + columns
-        return torch.softmax(hidden.log_normaliser(fields.flatten(0, 1)).reshape(-1, len(own)) + own, 1)
+        return torch.softmax(hidden.log_normalizer(fields.flatten(0, 1)).reshape(-1, len(own)) + own, 1)
 
 
 # -- writing ----------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from mvrbm.saving import (
 __all__ = ["SHIPPED", "ModelCard", "download", "find", "is_hub_name", "push_to_hub", "save_pretrained", "write_card"]
 
 #: Names of the trained models that come with the package.
-SHIPPED = ("digits", "labelled-digits")
+SHIPPED = ("digits", "labeled-digits")
 
 _WEIGHTS = Path(__file__).parent / "weights"
 _FILES = (CONFIG, MODEL, CHAINS)
@@ -59,7 +59,7 @@ class ModelCard:
     data : str
         The data that the model was trained on.
     license : str, optional
-        Licence of the weights by its name on the hub, such as ``"bsd-3-clause"`` or ``"cc-by-4.0"``.
+        License of the weights by its name on the hub, such as ``"bsd-3-clause"`` or ``"cc-by-4.0"``.
     figures : mapping of str to value
         Measured figures by name, such as ``{"test log-likelihood (nats)": -84.6}``. Name the data and the command.
 
@@ -252,7 +252,7 @@ def _lines(card: ModelCard, folder: Path) -> Iterator[str]:
         f"`{key}={json.dumps(value)}`" for key, value in described.get("params", {}).items() if value is not None
     ]
     yield from (["", f"Settings: {', '.join(settings)}."] if settings else [])
-    yield from ("", "## Data", "", card.data, "", "## Licence", "", card.license or _NOT_STATED)
+    yield from ("", "## Data", "", card.data, "", "## License", "", card.license or _NOT_STATED)
     yield from ("", "## Measured figures", "")
     yield from _table(("figure", "value"), card.figures.items()) if card.figures else [_NOT_STATED]
     named = card.name is not None and (card.name in SHIPPED or _NAME.fullmatch(card.name))

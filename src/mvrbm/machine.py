@@ -147,7 +147,7 @@ class BoltzmannMachine(nn.Module):
     def free_energy(self, visible: Visible, *, check: bool = True) -> Tensor:
         r"""Free energy :math:`F(X) = -\log \sum_Y e^{-E(X, Y)}` of visible states, shape (n,)."""
         layers = self.as_layers(visible, check=check)
-        return self.own_energy(layers) - self.hidden.log_normaliser(self.hidden_field(layers))
+        return self.own_energy(layers) - self.hidden.log_normalizer(self.hidden_field(layers))
 
     def own_energy(self, visible: Mapping[str, Tensor]) -> Tensor:
         r"""Energy of the visible layers alone, :math:`\sum_m \varepsilon_m(X_m)`, without checks: (n,)."""
@@ -197,7 +197,7 @@ class BoltzmannMachine(nn.Module):
         It takes the hidden field of the visible states and the hidden mean in that field. With weights (n,) it is the
         gradient of the weighted sum of the free energies.
         """
-        of_hidden = self.hidden.normaliser_gradient(field, weights, mean)
+        of_hidden = self.hidden.normalizer_gradient(field, weights, mean)
         gradient = {f"hidden.{key}": -value for key, value in of_hidden.items()}
         for name, unit in self.layers.items():
             back = self.links[name].to_visible(self.hidden.statistic(mean)) if unit.learns_statistic else None
@@ -206,11 +206,11 @@ class BoltzmannMachine(nn.Module):
         return gradient
 
     @torch.no_grad()
-    def initialise_from(self, visible: Visible) -> None:
+    def initialize_from(self, visible: Visible) -> None:
         """Set the parameters of the visible units to those of independent entries with the moments of the data."""
         layers = self.as_layers(visible)
         for name, unit in self.layers.items():
-            unit.initialise_from(layers[name].mean(0), layers[name].var(0, correction=0), len(layers[name]))
+            unit.initialize_from(layers[name].mean(0), layers[name].var(0, correction=0), len(layers[name]))
 
     # -- checks -----------------------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class BoltzmannMachine(nn.Module):
 def _largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> float:
     """Return the largest eigenvalue of a symmetric map of (1, n) by Lanczos iteration, which keeps three vectors.
 
-    Without orthogonalisation some eigenvalues are found several times, which does not change the largest one.
+    Without orthogonalization some eigenvalues are found several times, which does not change the largest one.
     """
     from scipy.linalg import eigvalsh_tridiagonal
 

@@ -1,15 +1,15 @@
 """The methods that the paper compares the MVRBM with, so that its table is measured and not quoted.
 
 Classifiers with scikit-learn's `fit`, `predict` and `predict_proba`, for images as arrays or rows: a dropout
-network, a deep belief network, a convolutional network, a sparse autoencoder and nearest neighbours. There are two
+network, a deep belief network, a convolutional network, a sparse autoencoder and nearest neighbors. There are two
 versions of the networks, with today's customary settings (`networks`) and with those of the toolbox that the paper
-used (`toolbox`). :data:`BASELINES` lists them all. `base` has the training loop, `neighbours` the search for nearest
-neighbours and the 1-NN error, `sparse_representation` the baseline of super-resolution. The experiments that use them
+used (`toolbox`). :data:`BASELINES` lists them all. `base` has the training loop, `neighbors` the search for nearest
+neighbors and the 1-NN error, `sparse_representation` the baseline of super-resolution. The experiments that use them
 are elsewhere.
 """
 
 from studies.baselines.base import ImageClassifier, NetworkClassifier
-from studies.baselines.neighbours import NearestNeighbour, RBMNearestNeighbour, nearest, nearest_neighbour_error
+from studies.baselines.neighbors import NearestNeighbor, RBMNearestNeighbor, nearest, nearest_neighbor_error
 from studies.baselines.networks import ConvolutionalNetwork, DeepBeliefNetwork, DropoutNetwork, SparseAutoencoder
 from studies.baselines.sparse_representation import SparseRepresentation
 from studies.baselines.table import BASELINES, Baseline
@@ -27,9 +27,9 @@ __all__ = [
     "DeepBeliefNetwork",
     "DropoutNetwork",
     "ImageClassifier",
-    "NearestNeighbour",
+    "NearestNeighbor",
     "NetworkClassifier",
-    "RBMNearestNeighbour",
+    "RBMNearestNeighbor",
     "SparseAutoencoder",
     "SparseRepresentation",
     "ToolboxAutoencoder",
@@ -37,5 +37,5 @@ __all__ = [
     "ToolboxDeepBeliefNetwork",
     "ToolboxDropoutNetwork",
     "nearest",
-    "nearest_neighbour_error",
+    "nearest_neighbor_error",
 ]

@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from mvrbm import models
 from mvrbm.devices import resolve_device
-from mvrbm.learning import Recipe, Trainer
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.training import Recipe, Trainer
 
 __all__ = ["Descent", "ImageClassifier", "NetworkClassifier", "epochs_for", "train_rbm"]
 
@@ -34,7 +34,7 @@ _ROWS_AT_ONCE = 2000  # of a prediction
 _HELD_OUT_EVERY = 6  # one training sample in six is held out to choose the number of epochs
 _UPDATES_PER_ROUND = 100  # between two evaluations on the held-out samples, rounded up to whole epochs
 _FEWEST_ROUNDS, _MOST_ROUNDS, _PATIENCE = 10, 60, 15
-_EAGER_UPDATES = 3  # before an update is captured as a CUDA graph: they create the optimiser's state
+_EAGER_UPDATES = 3  # before an update is captured as a CUDA graph: they create the optimizer's state
 
 
 # -- classifiers of images --------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
     shape_ : tuple of int
         Shape of the samples passed to `fit`.
     n_parameters_ : int
-        Number of learned parameters; zero for nearest neighbours, which keep the samples.
+        Number of learned parameters; zero for nearest neighbors, which keep the samples.
     fit_seconds_ : float
         Seconds of `fit`, including the choice of the number of epochs.
     """
@@ -63,7 +63,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
     device: str
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn from labelled images.
+        """Learn from labeled images.
 
         Parameters
         ----------
@@ -276,7 +276,7 @@ class Descent:
     loss : callable
         From row numbers (batch_size,) to a number.
     optimizer : Optimizer
-        The optimiser. Its rate can fall only if it is a tensor, as that of :func:`adam` is.
+        The optimizer. Its rate can fall only if it is a tensor, as that of :func:`adam` is.
     n_samples, batch_size : int
         Number of rows, and of rows per update.
     device : torch.device
@@ -368,7 +368,7 @@ def train_rbm(x: Tensor, n_hidden: int, *, updates: int) -> BoltzmannMachine:
     batch_size = min(100, len(x))
     recipe = Recipe(n_epochs=epochs_for(len(x), batch_size, updates), batch_size=batch_size)
     machine = models.rbm(x.shape[1], n_hidden).to(device=x.device, dtype=x.dtype)
-    Trainer(machine, recipe, seed=int(torch.randint(2**31, ()))).fit(x, initialise=True)
+    Trainer(machine, recipe, seed=int(torch.randint(2**31, ()))).fit(x, initialize=True)
     return machine
 
 

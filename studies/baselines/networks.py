@@ -150,7 +150,7 @@ class DeepBeliefNetwork(_Pretrained):
 class SparseAutoencoder(_Pretrained):
     r"""Autoencoders whose hidden units are rarely active, stacked and then fine-tuned by backpropagation.
 
-    After Ng, "Sparse autoencoder", CS294A lecture notes (2011): a layer learns to minimise
+    After Ng, "Sparse autoencoder", CS294A lecture notes (2011): a layer learns to minimize
 
     .. math::
 

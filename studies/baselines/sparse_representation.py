@@ -59,7 +59,7 @@ class SparseRepresentation(BaseEstimator):
     penalty : float
         Weight :math:`\lambda` of the codes' sum of magnitudes.
     overlap : int
-        Pixels by which neighbouring patches overlap.
+        Pixels by which neighboring patches overlap.
     samples : int
         Number of training patches; fewer where the images have fewer that are not flat.
     passes : int
@@ -177,7 +177,7 @@ class SparseRepresentation(BaseEstimator):
         Parameters
         ----------
         image : array (H, W) or (H, W, 3)
-            Grey or RGB: bytes, 16-bit numbers, or floats from 0 to 1.
+            Gray or RGB: bytes, 16-bit numbers, or floats from 0 to 1.
 
         Returns
         -------
@@ -188,14 +188,14 @@ class SparseRepresentation(BaseEstimator):
         self._check()
         image = check_image(image)
         if image.ndim == 2:
-            grey = self._upscale_grey(image / white(image.dtype))
-            return to_dtype(grey, image.dtype)
-        colours = to_ycbcr(image).astype(np.float64)
-        large = enlarge_image(colours, self.scale)
-        large[..., 0] = self._upscale_grey(colours[..., 0])
+            gray = self._upscale_gray(image / white(image.dtype))
+            return to_dtype(gray, image.dtype)
+        colors = to_ycbcr(image).astype(np.float64)
+        large = enlarge_image(colors, self.scale)
+        large[..., 0] = self._upscale_gray(colors[..., 0])
         return from_ycbcr(large, image.dtype)
 
-    def _upscale_grey(self, low: Array) -> Array:
+    def _upscale_gray(self, low: Array) -> Array:
         """Luminance (h, w), white being 1, to (h * scale, w * scale)."""
         low = _BYTE * np.asarray(low, np.float64)
         middle = enlarge_image(low, self.scale)

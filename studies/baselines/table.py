@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from studies.baselines.base import ImageClassifier
-from studies.baselines.neighbours import NearestNeighbour, RBMNearestNeighbour
+from studies.baselines.neighbors import NearestNeighbor, RBMNearestNeighbor
 from studies.baselines.networks import ConvolutionalNetwork, DeepBeliefNetwork, DropoutNetwork, SparseAutoencoder
 from studies.baselines.toolbox import (
     ToolboxAutoencoder,
@@ -63,14 +63,14 @@ BASELINES: dict[str, Baseline] = {
         "modern",
         "Cover and Hart, IEEE Trans. Information Theory 13 (1967)",
         "Euclidean distance of pixels",
-        NearestNeighbour,
+        NearestNeighbor,
     ),
     "rbm-1nn": Baseline(
         "RBM + 1-NN",
         "modern",
         "Hinton, Neural Computation 14 (2002)",
         "classic RBM with 625 hidden units, CD-1, 1-NN on hidden probabilities",
-        RBMNearestNeighbour,
+        RBMNearestNeighbor,
     ),
     "dropout": Baseline(
         "dropout network",

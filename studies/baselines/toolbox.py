@@ -54,7 +54,7 @@ class _Toolbox(NetworkClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ToolboxDropoutNetwork(_Toolbox):
-    """One hidden layer of 100 scaled hyperbolic tangents, half of them dropped; pixels standardised.
+    """One hidden layer of 100 scaled hyperbolic tangents, half of them dropped; pixels standardized.
 
     The third example of `test_example_NN.m`. A pixel that is constant over the training images is divided by
     2.2e-16, as there: where it differs in another image, it dominates.
@@ -68,7 +68,7 @@ class ToolboxDropoutNetwork(_Toolbox):
     def _network(self, images: Tensor, n_classes: int) -> nn.Module:
         rows = images.flatten(1)
         first, last = linear(rows.shape[1], _HIDDEN), linear(_HIDDEN, n_classes)
-        return nn.Sequential(nn.Flatten(), _Standardise(rows), first, _Tanh(), _Dropout(0.5), last)
+        return nn.Sequential(nn.Flatten(), _Standardize(rows), first, _Tanh(), _Dropout(0.5), last)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -201,7 +201,7 @@ class _Dropout(nn.Module):
         return x * (torch.rand_like(x) > self.share) if self.training else x * (1 - self.share)
 
 
-class _Standardise(nn.Module):
+class _Standardize(nn.Module):
     """Subtracts the mean and divides by the standard deviation of some rows."""
 
     def __init__(self, rows: Tensor) -> None:

@@ -1,10 +1,10 @@
-"""Luminance and chroma (Y, Cb, Cr) of colour images, and back: for baselines that enlarge colour as published."""
+"""Luminance and chroma (Y, Cb, Cr) of color images, and back: for baselines that enlarge color as published."""
 
 from typing import Any
 
 import numpy as np
 
-from mvrbm.vision.colour import BT601_MATRIX, BT601_OFFSET, check_rgb
+from mvrbm.vision.color import BT601_MATRIX, BT601_OFFSET, check_rgb
 from mvrbm.vision.images import Array, to_dtype, white
 
 _INVERSE = np.linalg.inv(BT601_MATRIX)

@@ -240,7 +240,7 @@ CLAIMS: tuple[Claim, ...] = (
         "comparable-modern",
         "The same, these at today's customary settings.",
         _comparable("modern"),
-        "Nearest neighbours in features that were learned without labels are no match for a network that has learned "
+        "Nearest neighbors in features that were learned without labels are no match for a network that has learned "
         "from the labels.",
     ),
     Claim(
@@ -249,7 +249,7 @@ CLAIMS: tuple[Claim, ...] = (
         _better_than_pixels,
         "The paper does not show raw pixels. With very few samples some training runs have not recovered from their "
         "first overshoot. Otherwise a bilinear map of rank one keeps most distances, so the features gain little, "
-        "least where there are many neighbours to choose from.",
+        "least where there are many neighbors to choose from.",
     ),
     Claim(
         "tvrbm",

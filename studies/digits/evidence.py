@@ -30,7 +30,7 @@ class Evidence(StoredCells):
     # -- classification ---------------------------------------------------------------------------
 
     def error(self, model: str, recipe: str, n: int, stop: int | None = None) -> Measured | None:
-        """Error of the nearest neighbour in a model's features, after `stop` epochs (default: after the last)."""
+        """Error of the nearest neighbor in a model's features, after `stop` epochs (default: after the last)."""
         return measured(
             _at(numbers["errors"], stop) for _, numbers in self.found(work.classify, model=model, recipe=recipe, n=n)
         )
@@ -41,7 +41,7 @@ class Evidence(StoredCells):
         return measured(_at(numbers["seconds_at"], stop) for _, numbers in found)
 
     def raw(self, n: int) -> Measured | None:
-        """Error of the nearest neighbour in pixels."""
+        """Error of the nearest neighbor in pixels."""
         return measured(numbers["error"] for _, numbers in self.found(work.raw_pixels, n=n))
 
     def baseline(self, name: str, n: int) -> Measured | None:
@@ -194,7 +194,7 @@ def targets(evidence: Evidence) -> list[Target]:
 
 
 _MANY = (
-    "A bilinear map of rank one keeps most distances, so with this many neighbours its features do about as well as "
+    "A bilinear map of rank one keeps most distances, so with this many neighbors its features do about as well as "
     "raw pixels; how far below or above depends on the recipe."
 )
 _FEW_EPOCHS = "100 epochs are a thirtieth of those of the paper's recipe, and the error is still falling."

@@ -22,7 +22,7 @@ __all__ = ["FIGURES"]
 Array = NDArray[Any]
 _COLUMNS = 10
 _BLACK = "#111111"
-_COLOURS = ("#3a9460", "#a0508c", "#b8860b", "#5b5bd6", "#c23b4a", "#2f8f9d")
+_COLORS = ("#3a9460", "#a0508c", "#b8860b", "#5b5bd6", "#c23b4a", "#2f8f9d")
 _MARKS = "sD^vP*X"
 _STABLE_AFTER, _LATE = 70, 300
 _BARS = "Bars: from the best to the worst random subset."
@@ -114,7 +114,7 @@ def filters(evidence: Evidence) -> Drawing | None:
     return Drawing(
         canvas,
         "Learned filters: stripes, edges and chequers of black and white",
-        "The 100 strongest filters, outer products of rows of U and V, each scaled by itself; grey is zero. The "
+        "The 100 strongest filters, outer products of rows of U and V, each scaled by itself; gray is zero. The "
         "counterpart of the paper's Figure 2 (a). Haar-likeness is the share of a filter's energy that the best Haar "
         "function explains.",
     )
@@ -154,11 +154,11 @@ def reconstructions(evidence: Evidence) -> Drawing | None:
 # -- curves -----------------------------------------------------------------------------------------
 
 
-def _line(ax: Axes, points: Mapping[int, Measured], label: str, colour: str, mark: str, **style: Any) -> None:
+def _line(ax: Axes, points: Mapping[int, Measured], label: str, color: str, mark: str, **style: Any) -> None:
     y = [one.mean for one in points.values()]
     # Not standard deviations: where some training runs fail, these would extend beyond all measured errors.
     bars = [(one.mean - min(one.values), max(one.values) - one.mean) for one in points.values()]
-    options = {"color": colour, "marker": mark, "markersize": 4.5, "linewidth": 1.5, "capsize": 2.5, **style}
+    options = {"color": color, "marker": mark, "markersize": 4.5, "linewidth": 1.5, "capsize": 2.5, **style}
     ax.errorbar(list(points), y, yerr=np.array(bars).T, label=label, **options)
 
 
@@ -200,9 +200,9 @@ def against_n(evidence: Evidence) -> Drawing | None:
         return None
     canvas = blank(6.4, 4.6)
     ax = canvas.subplots()
-    for (label, points), colour, mark in zip(found.items(), (PAPERS, OURS, RAW), "os^", strict=True):
+    for (label, points), color, mark in zip(found.items(), (PAPERS, OURS, RAW), "os^", strict=True):
         if points:
-            _line(ax, points, label, colour, mark)
+            _line(ax, points, label, color, mark)
     if scale.data == "mnist":
         ax.plot([600, 50_000], [0.1387, 0.0359], "*", color="black", markersize=10, label="the paper's numbers")
     _log_error(ax, "training samples N")
@@ -280,12 +280,12 @@ def comparison(evidence: Evidence) -> Drawing | None:
     axes = canvas.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for ax, (title, lines) in zip(axes, panels.items(), strict=True):
         for label, points in base.items():
-            colour, mark = _COMMON[label]
-            _line(ax, points, label, colour, mark)
+            color, mark = _COMMON[label]
+            _line(ax, points, label, color, mark)
         if TUNED in lines:
             _line(ax, lines.pop(TUNED), TUNED, _BLACK, "*", markersize=8, zorder=4)
-        for (label, points), colour, mark in zip(lines.items(), _COLOURS, _MARKS, strict=False):
-            _line(ax, points, label.replace(" (toolbox)", ""), colour, mark, linestyle="--")
+        for (label, points), color, mark in zip(lines.items(), _COLORS, _MARKS, strict=False):
+            _line(ax, points, label.replace(" (toolbox)", ""), color, mark, linestyle="--")
         ax.set_title(title)
     for ax in axes:
         _log_error(ax, "training samples N")
@@ -322,9 +322,9 @@ def growth(evidence: Evidence) -> Drawing | None:
     canvas = blank(11.0, 4.2)
     axes = canvas.subplots(1, len(panels))
     for ax, (key, label, factor) in zip(axes, panels, strict=True):
-        for model, title, colour, mark in (("mvrbm", "MVRBM", OURS, "o"), ("rbm", "classic RBM", PAPERS, "s")):
+        for model, title, color, mark in (("mvrbm", "MVRBM", OURS, "o"), ("rbm", "classic RBM", PAPERS, "s")):
             values = evidence.growth(model, key)
-            ax.plot(list(values), [factor * v for v in values.values()], mark + "-", color=colour, label=title)
+            ax.plot(list(values), [factor * v for v in values.values()], mark + "-", color=color, label=title)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.xaxis.set_major_locator(FixedLocator(list(evidence.scale.sides)))

@@ -52,7 +52,7 @@ def _numbers(found: Mapping[str, Any], evidence: Evidence) -> list[Table]:
     where = evidence.where(cell for cell, _ in evidence.found(work.classify))
     timed = f" Training: seconds of one training run, on {where}." if where else ""
     captions = {
-        "error": "Share of test digits, by the nearest neighbour in hidden probabilities. Means over random subsets ± "
+        "error": "Share of test digits, by the nearest neighbor in hidden probabilities. Means over random subsets ± "
         f"half the width of their 95 % interval (number of subsets). ✓ is no worse than the paper, or reached.{timed}",
         "reconstruction": "All pixels of an image together, after one pass up and down.",
         "denoising": "Test nines with 10 % salt and pepper: mean PSNR of our denoiser, and how far that is above the "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mvrbm import MVRBMClassifier
-from mvrbm.learning import RECIPES
+from mvrbm.training import RECIPES
 from studies.baselines import BASELINES
 from studies.cells import Cell, planned
 from studies.digits import work
@@ -290,7 +290,7 @@ def tuned_epochs(scale: Scale, n: int) -> tuple[int, int]:
 _TUNED = (
     *("averaging", "batch_size", "certainty", "coupling", "dropout", "early_stopping", "hidden", "hidden_shape"),
     *("input_dropout", "learning_rate", "n_epochs", "patience", "perturbation", "recipe", "pretraining", "rank"),
-    *("schedule", "unlabelled_batch_size", "validation_fraction", "visible", "visible_shape", "weight_decay"),
+    *("schedule", "unlabeled_batch_size", "validation_fraction", "visible", "visible_shape", "weight_decay"),
 )
 
 

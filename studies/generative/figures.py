@@ -20,9 +20,9 @@ __all__ = ["FIGURES"]
 
 Array = NDArray[Any]
 
-_COLOURS = {"Kronecker": OURS, "CP": "#3a9460", "MPO": "#a0508c", "Dense": "#444444", "rbms": PAPERS}
+_COLORS = {"Kronecker": OURS, "CP": "#3a9460", "MPO": "#a0508c", "Dense": "#444444", "rbms": PAPERS}
 _MARKS = {"Kronecker": "o", "CP": "^", "MPO": "s", "Dense": "D", "rbms": "v"}
-_LINES, _LINE_COLOURS = ("-", "--", ":", "-."), ("#999999", "#c9a227")
+_LINES, _LINE_COLORS = ("-", "--", ":", "-."), ("#999999", "#c9a227")
 _GOOD = -100.0  # nats: above this, machines are drawn in a panel of their own
 _COLUMNS = 16
 
@@ -50,7 +50,7 @@ def draw_parameters(rows: Sequence[Mapping[str, Any]], data: str) -> Drawing:
         canvas,
         "Test log-likelihood against the number of parameters for several couplings, with published values as lines",
         f"Test log-likelihood by annealed importance sampling, data `{data}`: median and range over seeds of training. "
-        "Lines: published values for binarised MNIST.",
+        "Lines: published values for binarized MNIST.",
     )
 
 
@@ -58,12 +58,12 @@ def _against_parameters(ax: Axes, rows: Sequence[Mapping[str, Any]], published: 
     for kind in dict.fromkeys(row["kind"] for row in rows):
         own = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["parameters"])
         ends = np.array([[row["median"] - min(row["test"]), max(row["test"]) - row["median"]] for row in own]).T
-        options: dict[str, Any] = {"color": _COLOURS[kind], "marker": _MARKS[kind], "linewidth": 1.2, "capsize": 2.5}
+        options: dict[str, Any] = {"color": _COLORS[kind], "marker": _MARKS[kind], "linewidth": 1.2, "capsize": 2.5}
         x, y = [row["parameters"] for row in own], [row["median"] for row in own]
         ax.errorbar(x, y, yerr=ends, label=kind, zorder=3, **options)
     for name, nats in published.items():
         number = list(PUBLISHED).index(name)  # the same line in both panels
-        look: dict[str, Any] = {"color": _LINE_COLOURS[number % 2], "linestyle": _LINES[number // 2], "linewidth": 1}
+        look: dict[str, Any] = {"color": _LINE_COLORS[number % 2], "linestyle": _LINES[number // 2], "linewidth": 1}
         ax.axhline(nats, label=f"{name}: {nats:g}", zorder=1, **look)
     _logarithmic(ax)
     ax.set_xlabel("parameters")
@@ -93,7 +93,7 @@ def seconds(evidence: Evidence) -> Drawing | None:
         own.sort(key=lambda row: row["training_seconds"])
         x, y = [row["training_seconds"] for row in own], [row["test"] for row in own]
         kind, cpu = own[0]["kind"], own[0]["device"] == "cpu"
-        options: dict[str, Any] = {"color": _COLOURS[kind], "marker": _MARKS[kind]}
+        options: dict[str, Any] = {"color": _COLORS[kind], "marker": _MARKS[kind]}
         options |= {"linestyle": "--" if cpu else "-", "fillstyle": "none" if cpu else "full"}
         ax.plot(x, y, label=f"{title}; {on}", **options)
     _logarithmic(ax)

@@ -15,11 +15,11 @@ from studies.report import StoredCells
 
 __all__ = ["LINES", "PUBLISHED", "Evidence", "claims", "describe", "results"]
 
-#: Published test log-likelihoods of binarised MNIST, with the number of parameters where a model has a fixed one.
+#: Published test log-likelihoods of binarized MNIST, with the number of parameters where a model has a fixed one.
 PUBLISHED: dict[str, tuple[float, int | None]] = {
     "RBM, 500 hidden units, CD-25": (-86.34, 393_284),
-    "RBM, 500 hidden units, centred PCD-1": (-84.86, 393_284),
-    "RBM, centred PCD-1, by reverse AIS": (-96.61, 393_284),
+    "RBM, 500 hidden units, centered PCD-1": (-84.86, 393_284),
+    "RBM, centered PCD-1, by reverse AIS": (-96.61, 393_284),
     "sparse RBM (SET)": (-86.41, 50_000),
     "two-layer DBM": (-84.62, None),
     "mixture of 500 Bernoullis": (-137.64, 392_499),
@@ -201,7 +201,7 @@ def claims(found: Mapping[str, Any]) -> list[dict[str, Any]]:
         rows.append({"claim": claim, "found": value, "wanted": wanted, "reached": reached})
 
     if found["judge"] is not None:
-        right = found["judge"]["grey"]["agreement"]
+        right = found["judge"]["gray"]["agreement"]
         add("accuracy of the judge on test digits", right, "at least 0.992", right >= 0.992)
     given = [row for row in found["conditional"] if row["parameters"] <= 30_000]
     if given:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mvrbm.learning import RECIPES, Recipe
+from mvrbm.training import RECIPES, Recipe
 from studies.cells import Cell
 from studies.generative import work
 from studies.generative.training import build, train, train_rbms, train_shared
@@ -92,8 +92,8 @@ def _shape(text: str) -> list[int]:
 class Scale:
     """The numbers of a whole run."""
 
-    data: tuple[str, ...]  # binarised digits of the table; the first has labels
-    grey: str  # digits of the judge
+    data: tuple[str, ...]  # binarized digits of the table; the first has labels
+    gray: str  # digits of the judge
     seeds: int
     models: tuple[Model, ...]  # of the table, all seeds and data
     others: tuple[Model, ...]  # of the table, one seed, the first data
@@ -120,7 +120,7 @@ def _pcd(chains: int, batch_size: int) -> dict[str, Any]:
 
 #: Long training runs: more samples per update and more chains allow a larger rate.
 _LONG = {"rate_factor": 16.0, **_pcd(400, 200)}
-_DENSE = {"centring": "full", "weight_decay": 0.0001, **_LONG}
+_DENSE = {"centering": "full", "weight_decay": 0.0001, **_LONG}
 
 _SMALLEST = Model("kronecker:1", "22x24", 400_000, recipe=_LONG)
 _MIDDLE = Model("kronecker:6", "33x33", 400_000, recipe=_LONG)
@@ -137,7 +137,7 @@ _PATCHES = (
 
 _PAPER = Scale(
     data=("random", "fixed"),
-    grey="mnist",
+    gray="mnist",
     seeds=3,
     models=(_LARGE, _WIDE, _BEST, _MIDDLE, _SMALLEST, _CLASSIC),
     others=(
@@ -193,7 +193,7 @@ _PAPER = Scale(
 _SMALL = Model("kronecker:2", "8x8", 200)
 _TINY = Scale(
     data=("small",),
-    grey="mnist-5k",
+    gray="mnist-5k",
     seeds=1,
     models=(_SMALL, Model("dense", "30", 200)),
     others=(Model("kronecker:4", "12x12", 200), Model("cp:8", "30", 200), Model("mpo:3", "2x4x2x4", 200, _ORDER_4)),
@@ -274,7 +274,7 @@ def _seconds(scale: Scale) -> Iterator[Cell]:
 
 
 def _judge(scale: Scale) -> Cell:
-    settings = {"grey": scale.grey, "data": scale.data[0], "epochs": scale.judge_epochs, "seed": 0}
+    settings = {"gray": scale.gray, "data": scale.data[0], "epochs": scale.judge_epochs, "seed": 0}
     return Cell("judge", "samples", work.judge, settings)
 
 
@@ -305,7 +305,7 @@ def _conditional(scale: Scale) -> Iterator[Cell]:
 
 def _real(scale: Scale) -> Iterator[Cell]:
     for data, models in scale.real.items():
-        # Neighbouring frames of a film are almost equal: they are held out in blocks.
+        # Neighboring frames of a film are almost equal: they are held out in blocks.
         settings = {"data": data, "components": list(scale.components), "block": 40 if data == "faces" else 1}
         yield Cell(f"gaussians-{data}", "real", work.baselines, settings)
         for model in models:

@@ -1,4 +1,4 @@
-"""Quality of samples: a network that judges digits, and the adversarial accuracy of nearest neighbours."""
+"""Quality of samples: a network that judges digits, and the adversarial accuracy of nearest neighbors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROWS = 1024  # of a block of distances: 80 MB against 20,000 others
 
 
 class _Augment(nn.Module):
-    """In training, shifts each image by up to some pixels along each axis, and binarises every other one at random."""
+    """In training, shifts each image by up to some pixels along each axis, and binarizes every other one at random."""
 
     def __init__(self, shift: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _Augment(nn.Module):
 
 @dataclass(eq=False, repr=False)
 class Judge(ConvolutionalNetwork):
-    """A convolutional network for grey and for binary digits: it learns from shifted digits, half of them binarised.
+    """A convolutional network for gray and for binary digits: it learns from shifted digits, half of them binarized.
 
     Parameters
     ----------
@@ -115,14 +115,14 @@ def verdicts(judge: Judge, images: Array, labels: Array | None = None) -> dict[s
     return found
 
 
-# -- nearest neighbours -----------------------------------------------------------------------------
+# -- nearest neighbors -----------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def adversarial_accuracy(data: Any, samples: Any, device: str = "cpu") -> dict[str, float]:
-    r"""Return how well nearest neighbours tell samples from data: 0.5 where they cannot.
+    r"""Return how well nearest neighbors tell samples from data: 0.5 where they cannot.
 
-    `truth` is the share of data points whose nearest neighbour among the other data is nearer than the nearest sample,
+    `truth` is the share of data points whose nearest neighbor among the other data is nearer than the nearest sample,
     `samples` the same with the roles exchanged, `mean` their mean, as `compute_aats` of the package `rbms` has them:
     equal distances count for the other set. All 1: samples are unlike data. `truth` near 0: samples are copies of the
     data. `samples` near 1 and `truth` near 0.5: samples collapse to a part of the data.

@@ -18,9 +18,9 @@ import mvrbm
 from mvrbm import BoltzmannMachine
 from mvrbm.estimators.chains import MOST_CHAINS, write_chains
 from mvrbm.estimators.inputs import LABEL, VISIBLE, describe_classes
-from mvrbm.learning import Recipe
 from mvrbm.sampling import match_label_shares
 from mvrbm.saving import ESTIMATOR, write_machine
+from mvrbm.training import Recipe
 from studies.arguments import say
 from studies.cells import Store
 from studies.generative.data import parts
@@ -32,9 +32,9 @@ Card = dict[str, Any]
 _CELLS, _OUT = Path("runs/generative-paper/cells"), Path("src/mvrbm/weights")
 _MATCHED, _STEPS = 3000, 300  # draws that determine how often the model draws each label, and their Gibbs steps
 _DATA = (
-    "The 60,000 training digits of MNIST, 28 x 28 pixels, each pixel 1 with a probability equal to its grey level, "
+    "The 60,000 training digits of MNIST, 28 x 28 pixels, each pixel 1 with a probability equal to its gray level, "
     "drawn once{labels}. Yann LeCun and Corinna Cortes hold the copyright of MNIST, a derivative work of data sets of "
-    "NIST, which is available under the licence CC BY-SA 3.0. The chains next to the weights are samples of the model, "
+    "NIST, which is available under the license CC BY-SA 3.0. The chains next to the weights are samples of the model, "
     "not data."
 )
 _MADE = """
@@ -50,7 +50,7 @@ def digits(store: Store) -> tuple[Any, Card]:
     model, key, card = _packed(store, "likelihood", "kronecker5-45x45", "MVRBM")
     nats, judged = (_numbers(store, f"{kind}-{key}") for kind in ("nats", "samples-chains"))
     figures = {
-        "log-likelihood of 10,000 test digits, binarised alike, by forward annealing (nats)": f"{nats['test']:.2f}",
+        "log-likelihood of 10,000 test digits, binarized alike, by forward annealing (nats)": f"{nats['test']:.2f}",
         "interval by forward and reverse annealing, 256 chains, 30,000 steps": "{:.2f} to {:.2f}".format(
             *nats["interval"]
         ),
@@ -61,7 +61,7 @@ def digits(store: Store) -> tuple[Any, Card]:
     return model, card | {"name": "digits", "description": what + card["description"], "figures": figures}
 
 
-def labelled_digits(store: Store) -> tuple[Any, Card]:
+def labeled_digits(store: Store) -> tuple[Any, Card]:
     """Return the model of digits and their labels, a `ClassificationMVRBM`, and its card."""
     model, key, card = _packed(store, "conditional", "kronecker8-30x30", "ClassificationMVRBM", mode="generative")
     judged, data = _numbers(store, f"given-label-{key}")["by_steps"], parts("random", None)
@@ -72,10 +72,10 @@ def labelled_digits(store: Store) -> tuple[Any, Card]:
         "10,000 means after 5,000 Gibbs steps from noise: the judge finds the requested digit": found["5000"],
         "the same after 1,000 Gibbs steps": found["1000"],
         **_confident(store, judged["5000"]["means"], "the same after 5,000 Gibbs steps"),
-        "accuracy of p(label given digit) on 10,000 test digits, binarised alike": _percent(accuracy),
+        "accuracy of p(label given digit) on 10,000 test digits, binarized alike": _percent(accuracy),
     }
     what = "Draws handwritten digits of a given label, and classifies digits."
-    return model, card | {"name": "labelled-digits", "description": what + card["description"], "figures": figures}
+    return model, card | {"name": "labeled-digits", "description": what + card["description"], "figures": figures}
 
 
 def _packed(store: Store, group: str, name: str, kind: str, **params: Any) -> tuple[Any, str, Card]:
@@ -124,7 +124,7 @@ def _percent(share: float) -> str:
 
 
 def _confident(store: Store, verdicts: Mapping[str, Any], what: str) -> dict[str, str]:
-    real = _numbers(store, "judge")["grey"]
+    real = _numbers(store, "judge")["gray"]
     judge = "the judge, a convolutional network"
     return {
         f"{what}: confidence of the judge above 0.9": _percent(verdicts["confident"]),
@@ -144,7 +144,7 @@ def _match_labels(model: Any, labels: Any) -> None:
 
 
 if __name__ == "__main__":
-    for make in (digits, labelled_digits):
+    for make in (digits, labeled_digits):
         model, card = make(Store(_CELLS))
         folder = model.save_pretrained(_OUT / card["name"], **card)
         say(f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()):,} bytes")

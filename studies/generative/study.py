@@ -170,11 +170,11 @@ def _seconds(found: Found) -> str:
 def _judge(found: Found) -> str:
     if found["judge"] is None:
         return ""
-    grey, binary = found["judge"]["grey"], found["judge"]["binary"]
+    gray, binary = found["judge"]["gray"], found["judge"]["binary"]
     return (
         f"The judge, a convolutional network of {found['judge']['parameters']:,} parameters, is right on "
-        f"{100 * grey['agreement']:.2f} % of {grey['n']:,} test digits ({100 * binary['agreement']:.2f} % of the "
-        f"binarised ones), and its confidence is above 0.9 for {_percent(grey['confident'])} of them "
+        f"{100 * gray['agreement']:.2f} % of {gray['n']:,} test digits ({100 * binary['agreement']:.2f} % of the "
+        f"binarized ones), and its confidence is above 0.9 for {_percent(gray['confident'])} of them "
         f"({_percent(binary['confident'])})."
     )
 

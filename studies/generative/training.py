@@ -31,8 +31,8 @@ from mvrbm.couplings import Coupling
 from mvrbm.devices import resolve_device
 from mvrbm.errors import DivergenceError
 from mvrbm.io.atomic import replace_file
-from mvrbm.learning import Callback, Recipe, Trainer
 from mvrbm.saving import read_tensors
+from mvrbm.training import Callback, Recipe, Trainer
 from mvrbm.units import Unit
 from studies.cells import Outcome, Place, write_json
 from studies.generative.data import parts
@@ -83,7 +83,7 @@ def _device(settings: Settings, place: Place) -> torch.device:
     return resolve_device(settings["device"] or place.device)
 
 
-def _synchronise(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -110,7 +110,7 @@ class _Clock(Callback):
             trainer.stop = True
 
     def on_train_end(self, trainer: Trainer) -> None:
-        _synchronise(trainer.machine.like.device)
+        _synchronize(trainer.machine.like.device)
         self.seconds += time.perf_counter() - self._began
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def fit(settings: Settings, data_dir: str | None, device: torch.device, folder: 
     trainer = Trainer(machine, recipe, seed=settings["seed"], callbacks=[clock])
     resumed = trainer.resume(folder)
     while not resumed or trainer.epoch < n_epochs:
-        trainer.fit(arrays, n_epochs, initialise=not resumed)
+        trainer.fit(arrays, n_epochs, initialize=not resumed)
         resumed = True
         if trainer.update:
             trainer.save(folder, keep=1)
@@ -258,7 +258,7 @@ def train_rbms(settings: Settings, place: Place) -> Outcome:
                 chains, _ = step(batch, chains, params, gibbs_steps=settings["gibbs_steps"], beta=1.0)
             optimizer.step()
             update += 1
-        _synchronise(device)
+        _synchronize(device)
         seconds += time.perf_counter() - began
         counters = {"update": torch.tensor(update), "seconds": torch.tensor(seconds)}
         values = {f"parameter.{number}": value.cpu().clone() for number, value in enumerate(params.parameters())}

@@ -18,7 +18,7 @@ from mvrbm.likelihood import log_likelihood, log_partition_interval
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import gibbs, independent_sample
 from studies.cells import Outcome, Place
-from studies.generative.data import grey_digits, parts
+from studies.generative.data import gray_digits, parts
 from studies.generative.quality import Judge, adversarial_accuracy, verdicts
 from studies.generative.training import IMAGE, LABEL, layers_of
 
@@ -38,7 +38,7 @@ _CLASSES = 10
 
 
 def log_z(
-    machine: BoltzmannMachine, centre: Mapping[str, Tensor], chains: Mapping[str, Tensor], settings: Settings
+    machine: BoltzmannMachine, center: Mapping[str, Tensor], chains: Mapping[str, Tensor], settings: Settings
 ) -> dict[str, Any]:
     """Return estimates of log Z from both sides, with their errors.
 
@@ -46,7 +46,7 @@ def log_z(
     ----------
     machine : BoltzmannMachine
         The model.
-    centre : mapping of str to Tensor
+    center : mapping of str to Tensor
         The mean of the data, each layer (1, *layer shape).
     chains : mapping of str to Tensor
         States near equilibrium, from which the reverse annealing starts after as many Gibbs steps as it has itself.
@@ -56,7 +56,7 @@ def log_z(
     for times in (1, _MORE_CHAINS):
         rng = RandomSource(settings["seed"], device=machine.like.device)
         n_chains, n_steps = times * settings["chains"], settings["steps"]
-        found = log_partition_interval(machine, rng, n_chains=n_chains, n_steps=n_steps, init=chains, centre=centre)
+        found = log_partition_interval(machine, rng, n_chains=n_chains, n_steps=n_steps, init=chains, center=center)
         if found.width <= _WIDEST:
             break
     return {
@@ -91,7 +91,7 @@ def _scores(machine: BoltzmannMachine, images: Array, labels: Array | None) -> T
     return torch.cat(found)
 
 
-def _centre(machine: BoltzmannMachine, images: Array, labels: Array | None) -> dict[str, Tensor]:
+def _center(machine: BoltzmannMachine, images: Array, labels: Array | None) -> dict[str, Tensor]:
     """Return the mean of the data."""
     scale = 255.0 if images.dtype == np.uint8 else 1.0
     arrays = {name: array.mean(0, keepdims=True) for name, array in layers_of(machine, images, labels).items()}
@@ -110,12 +110,12 @@ def evaluate(settings: Settings, place: Place) -> Outcome:
     device, data = resolve_device(place.device), parts(settings["data"], place.data_dir)
     model: BoltzmannMachine = place.store.machine_of(settings["model"], str(device))
     began = time.perf_counter()
-    centre = _centre(model, data.train, data.train_labels)
+    center = _center(model, data.train, data.train_labels)
     chains = stored_chains(place, settings["model"], model)
     if not chains:
         labels = None if data.train_labels is None else data.train_labels[: settings["chains"]]
         chains = _tensors(model, data.train[: settings["chains"]], labels)
-    found = log_z(model, centre, chains, settings)
+    found = log_z(model, center, chains, settings)
     test = _scores(model, data.test, data.test_labels)
     numbers = {
         "test": float(test.mean()) - found["log_z"],
@@ -144,13 +144,13 @@ def stored_chains(place: Place, name: str, machine: BoltzmannMachine) -> dict[st
 
 
 def judge(settings: Settings, place: Place) -> Outcome:
-    """Train the judge on real digits; its accuracy and confidence on test digits, grey and binarised."""
-    data = grey_digits(settings["grey"], place.data_dir)
+    """Train the judge on real digits; its accuracy and confidence on test digits, gray and binarized."""
+    data = gray_digits(settings["gray"], place.data_dir)
     network = Judge(epochs=settings["epochs"], random_state=settings["seed"], device=place.device)
     network.fit(data.train, data.train_labels)
     binary = parts(settings["data"], place.data_dir)
     numbers = {
-        "grey": verdicts(network, data.test, data.test_labels),
+        "gray": verdicts(network, data.test, data.test_labels),
         "binary": verdicts(network, binary.test, binary.test_labels),
         "parameters": network.n_parameters_,
         "training_seconds": network.fit_seconds_,
@@ -213,14 +213,14 @@ def sample_quality(model: BoltzmannMachine, chains: Mapping[str, Tensor], settin
         drawn.append(_images(next(iter(states.values()))))
         means.append(_images(mean))
     seconds = time.perf_counter() - began
-    draws, grey = np.concatenate(drawn), np.concatenate(means)
+    draws, gray = np.concatenate(drawn), np.concatenate(means)
     data, network = parts(settings["data"], place.data_dir), _stored_judge(settings, place)
     # As many of each: adversarial accuracy compares sets of equal size.
     m = min(n, len(data.test))
     seen = np.random.default_rng(settings["seed"]).choice(len(data.train), m, replace=False)
     numbers = {
         "draws": verdicts(network, draws),
-        "means": verdicts(network, grey),
+        "means": verdicts(network, gray),
         "aats_test": adversarial_accuracy(data.test[:m] // 255, draws[:m] // 255, str(device)),
         "aats_train": adversarial_accuracy(data.train[seen] // 255, draws[:m] // 255, str(device)),
         # What a perfect model would have, up to chance: other real digits in the place of samples.
@@ -228,7 +228,7 @@ def sample_quality(model: BoltzmannMachine, chains: Mapping[str, Tensor], settin
         "aats_n": m,
         "seconds": seconds,
     }
-    shown = {"draws": draws[:_SHOWN], "means": grey[:_SHOWN], "data": data.test[:_SHOWN]}
+    shown = {"draws": draws[:_SHOWN], "means": gray[:_SHOWN], "data": data.test[:_SHOWN]}
     return Outcome(numbers, {name: torch.from_numpy(np.ascontiguousarray(images)) for name, images in shown.items()})
 
 

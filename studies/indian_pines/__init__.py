@@ -2,7 +2,7 @@
 
 9x9x200 patches of the scene Indian Pines; a `TVRBM` learns features from them without labels, and is compared with raw
 spectra, raw patches and principal components, all under the same classifiers. Training pixels lie in small blocks, and
-no patch of a test pixel shares a pixel with theirs: patches of neighbours overlap, so that a random choice of pixels
+no patch of a test pixel shares a pixel with theirs: patches of neighbors overlap, so that a random choice of pixels
 would test on training data.
 
 `blocks` divides the scene, `classifiers` choose and predict, `comparison` makes one draw, `study` all of them.

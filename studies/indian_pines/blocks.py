@@ -24,9 +24,9 @@ class Split:
     Parameters
     ----------
     train, test : array (n, 2)
-        Labelled pixels. No training patch shares a pixel with a test patch.
-    unlabelled : array (m, 2)
-        Pixels, labelled or not, whose patches overlap no test patch. They include the training pixels.
+        Labeled pixels. No training patch shares a pixel with a test patch.
+    unlabeled : array (m, 2)
+        Pixels, labeled or not, whose patches overlap no test patch. They include the training pixels.
     block : array (n_train,)
         The block of each training pixel.
     fold : array (n_train,)
@@ -37,14 +37,14 @@ class Split:
 
     train: Array
     test: Array
-    unlabelled: Array
+    unlabeled: Array
     block: Array
     fold: Array
     classes: Array
 
 
 def divide(labels: Array, draw: int, settings: Settings | None = None, *, tries: int = 10_000) -> Split:
-    """Draw training blocks; the test pixels are the labelled pixels that are far enough from all of them.
+    """Draw training blocks; the test pixels are the labeled pixels that are far enough from all of them.
 
     Blocks of a grid are taken in random order until they hold the share of the labels that `settings` asks for. A draw
     with too few classes on both sides is rejected and drawn again; this depends on the places of the labels alone.
@@ -63,7 +63,7 @@ def divide(labels: Array, draw: int, settings: Settings | None = None, *, tries:
     settings = settings or Settings()
     labels = np.asarray(labels, int)
     if settings.patch % 2 == 0:
-        raise ValueError(f"patch must be odd, so that a pixel is its centre, got {settings.patch}")
+        raise ValueError(f"patch must be odd, so that a pixel is its center, got {settings.patch}")
     rows, columns = (np.arange(size) // settings.block for size in labels.shape)
     blocks = rows[:, None] * (columns.max() + 1) + columns
     known = labels > 0
@@ -91,7 +91,7 @@ def divide(labels: Array, draw: int, settings: Settings | None = None, *, tries:
     return Split(
         train=places,
         test=np.argwhere(test & counted),
-        unlabelled=np.argwhere(~_near(test, settings.patch - 1)),
+        unlabeled=np.argwhere(~_near(test, settings.patch - 1)),
         block=block,
         fold=np.asarray([groups[number] for number in block.tolist()]),
         classes=classes,

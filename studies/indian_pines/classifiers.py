@@ -1,4 +1,4 @@
-"""A linear support vector machine and the nearest neighbour on features; settings are chosen on held-out blocks.
+"""A linear support vector machine and the nearest neighbor on features; settings are chosen on held-out blocks.
 
 Both work on inner products, which are computed once per scaling for all folds and costs.
 """
@@ -56,7 +56,7 @@ def best_outcome(candidates: Sequence[Features], labels: Array, folds: Sequence[
     folds : sequence of pair of boolean array (n_train,)
         Masks of the pixels to fit and to validate on.
     classifier : {"svm", "1-nn"}
-        A linear support vector machine, or the nearest neighbour.
+        A linear support vector machine, or the nearest neighbor.
     """
     best: tuple[float, Features, str, float] | None = None
     for features in candidates:
@@ -83,7 +83,7 @@ def best_outcome(candidates: Sequence[Features], labels: Array, folds: Sequence[
 
 
 def scaled(train: Array, rows: Array, scaling: str) -> Array:
-    """Centre features, and divide by each one's deviation or by the mean deviation, and by the root of their number."""
+    """Center features, and divide by each one's deviation or by the mean deviation, and by the root of their number."""
     train = train.astype(np.float64)  # products of nearly equal features need the precision
     deviation = train.std(0)
     deviation = deviation if scaling == "each" else np.full_like(deviation, deviation.mean())

@@ -54,8 +54,8 @@ def run_draw(
     """
     split = divide(labels, draw, settings)
     random = np.random.default_rng([draw, 1])
-    some = split.unlabelled[random.permutation(len(split.unlabelled))[: settings.unlabelled]]
-    scenes = {"raw": cube.astype(np.float32), "whitened": whitened(cube, split.unlabelled, settings.floor)}
+    some = split.unlabeled[random.permutation(len(split.unlabeled))[: settings.unlabeled]]
+    scenes = {"raw": cube.astype(np.float32), "whitened": whitened(cube, split.unlabeled, settings.floor)}
     truth, target = labels[tuple(split.train.T)].astype(int), labels[tuple(split.test.T)].astype(int)
     folds = list(held_out(split, settings.patch))
     size = settings.patch
@@ -100,7 +100,7 @@ def run_draw(
         "blocks": len(np.unique(split.block)),
         "train": len(split.train),
         "test": len(split.test),
-        "unlabelled": len(some),
+        "unlabeled": len(some),
         "scores": {},
     }
     shown = {}
@@ -156,7 +156,7 @@ def explain(cube: Array, labels: Array, settings: Settings | None = None, *, dra
     Returns
     -------
     dict
-        ``"random_pixels"``: accuracy of the nearest neighbour on raw patches, if a share of the labelled pixels is
+        ``"random_pixels"``: accuracy of the nearest neighbor on raw patches, if a share of the labeled pixels is
         drawn without regard to blocks. ``"machines"``: for each draw and machine, the share of hidden
         probabilities within 0.05 of 0 or 1, the median correlation of hidden units with the brightness of a
         patch, accuracies from probabilities and from the fields before the sigmoid, at cost 10, and the share of the
@@ -165,7 +165,7 @@ def explain(cube: Array, labels: Array, settings: Settings | None = None, *, dra
     settings = settings or Settings()
     size, raw = settings.patch, cube.astype(np.float32)
 
-    def labelled(classifier: str, both: Sequence[Array], truth: Array) -> Array:
+    def labeled(classifier: str, both: Sequence[Array], truth: Array) -> Array:
         rows, others = (scaled(both[0], part, "all") for part in both)
         return predict(classifier, 10.0, rows @ rows.T, others @ rows.T, truth)
 
@@ -173,16 +173,16 @@ def explain(cube: Array, labels: Array, settings: Settings | None = None, *, dra
     few = round(settings.share * len(known))
     near, far = known[:few], known[few : few + 3000]
     cut = [_rows(patches(raw, part, size)) for part in (near, far)]
-    loose = float((labelled("1-nn", cut, labels[tuple(near.T)]) == labels[tuple(far.T)]).mean())
+    loose = float((labeled("1-nn", cut, labels[tuple(near.T)]) == labels[tuple(far.T)]).mean())
     wanted = [one for one in settings.candidates if one.rank == 1 and one.hidden_shape[:2] == (2, 2)]
     result: dict[str, Any] = {"random_pixels": loose, "machines": []}
     for draw in range(1, draws + 1):
         split = divide(labels, draw, settings)
         truth, target = labels[tuple(split.train.T)].astype(int), labels[tuple(split.test.T)].astype(int)
-        some = np.random.default_rng([draw, 1]).permutation(split.unlabelled)[: settings.unlabelled]
+        some = np.random.default_rng([draw, 1]).permutation(split.unlabeled)[: settings.unlabeled]
         bright = patches(raw, split.train, size).mean((1, 2, 3))
         for candidate in wanted or settings.candidates[:1]:
-            scene = raw if candidate.data == "raw" else whitened(cube, split.unlabelled, settings.floor)
+            scene = raw if candidate.data == "raw" else whitened(cube, split.unlabeled, settings.floor)
             model = _tvrbm(candidate, settings, draw)
             data = patches(scene, some, size)
             for _ in range(min(settings.passes)):
@@ -197,9 +197,9 @@ def explain(cube: Array, labels: Array, settings: Settings | None = None, *, dra
                 "brightness": float(np.median(np.abs(linked))),
             }
             for classifier in CLASSIFIERS:
-                predicted = labelled(classifier, both, truth)
+                predicted = labeled(classifier, both, truth)
                 row[f"{classifier}, probabilities"] = float((predicted == target).mean())
-                row[f"{classifier}, fields"] = float((labelled(classifier, fields, truth) == target).mean())
+                row[f"{classifier}, fields"] = float((labeled(classifier, fields, truth) == target).mean())
                 if classifier == "svm":
                     row["errors"] = _kinds_of_error(target, predicted)
             result["machines"].append(row)

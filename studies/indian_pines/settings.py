@@ -65,7 +65,7 @@ class Settings:
         Smallest number of training pixels and of test pixels of a class that counts in a draw.
     folds : int
         Number of groups of training blocks, held out in turn to choose settings.
-    unlabelled : int
+    unlabeled : int
         Number of patches without labels that features are learned from; none of them overlaps a test patch.
     candidates : tuple of Candidate
         The machines to choose from.
@@ -83,7 +83,7 @@ class Settings:
     classes: int = 11
     least: int = 5
     folds: int = 3
-    unlabelled: int = 1200
+    unlabeled: int = 1200
     candidates: tuple[Candidate, ...] = (
         Candidate("whitened", (1, 1, 100), 1),
         Candidate("whitened", (2, 2, 40), 1),

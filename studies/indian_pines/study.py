@@ -27,7 +27,7 @@ __all__ = ["COMMANDS", "draw_map", "run_study", "summary"]
 
 Array = NDArray[Any]
 
-_COLOURS = (
+_COLORS = (
     "#7f5539", "#e6a817", "#f4d35e", "#b5651d", "#9bd770", "#3f9b45", "#c9f29b", "#d8b4f8",
     "#5e3c99", "#1f78b4", "#6db7ec", "#17becf", "#ff9da7", "#14532d", "#d7263d", "#8d99ae",
 )  # fmt: skip
@@ -157,8 +157,8 @@ def draw_map(labels: Array, split: Split, predicted: Mapping[str, Array], path: 
     from mvrbm.report import styled
 
     light, black = "#e4e4e4", "#000000"
-    colours = [light, *_COLOURS, black]
-    training = len(colours) - 1
+    colors = [light, *_COLORS, black]
+    training = len(colors) - 1
     truth = np.where(np.isin(labels, split.classes), labels, 0).astype(int)
     panels = {"labels": truth}
     target = labels[tuple(split.test.T)]
@@ -171,14 +171,12 @@ def draw_map(labels: Array, split: Split, predicted: Mapping[str, Array], path: 
         for number, (title, panel) in enumerate(panels.items(), start=1):
             axes = figure.add_axes(((number - 1) / len(panels) + 0.01, 0.18, 1 / len(panels) - 0.02, 0.75))
             panel[tuple(split.train.T)] = training
-            axes.imshow(panel, ListedColormap(colours), vmin=0, vmax=training, interpolation="nearest")
+            axes.imshow(panel, ListedColormap(colors), vmin=0, vmax=training, interpolation="nearest")
             axes.set_title(title)
             axes.set_axis_off()
-        keys = [
-            (colours[number], CLASSES[number] if number < len(CLASSES) else f"{number}") for number in split.classes
-        ]
+        keys = [(colors[number], CLASSES[number] if number < len(CLASSES) else f"{number}") for number in split.classes]
         keys += [(black, "training"), (light, "no label, or not tested")]
-        handles = [Patch(facecolor=colour, label=name) for colour, name in keys]
+        handles = [Patch(facecolor=color, label=name) for color, name in keys]
         figure.legend(handles=handles, loc="lower center", ncols=5, fontsize=8.5, handlelength=1.2, columnspacing=1.2)
         figure.savefig(path, dpi=110, metadata={"Software": None})
 

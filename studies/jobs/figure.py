@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from studies.jobs.imputation import OURS
-from studies.report import OURS as OUR_COLOUR
+from studies.report import OURS as OUR_COLOR
 from studies.report import Drawing, blank, legend_below
 
 __all__ = ["draw", "multiples"]
@@ -46,12 +46,12 @@ def draw(tables: Mapping[str, Tasks]) -> Drawing | None:
                     min(multiple, _LARGEST),
                     place,
                     "o" if ours else _MARKS[number % len(_MARKS)],
-                    color=OUR_COLOUR if ours else f"C{1 + number % 9}",
+                    color=OUR_COLOR if ours else f"C{1 + number % 9}",
                     markersize=8 if ours else 5,
                     zorder=3 if ours else 2,
                     label=tool,
                 )
-        ax.axvspan(1, 1.05, color=OUR_COLOUR, alpha=0.12, linewidth=0)
+        ax.axvspan(1, 1.05, color=OUR_COLOR, alpha=0.12, linewidth=0)
         ax.set(yticks=range(len(tasks)), yticklabels=list(tasks), xscale="log", xlim=(0.95, 1.1 * _LARGEST), title=job)
         ax.set_ylim(len(tasks) - 0.4, -0.6)
         ax.grid(axis="y", alpha=0.3)

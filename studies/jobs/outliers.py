@@ -1,7 +1,7 @@
 """Outliers: the detector against the usual tools, and maps of planted defects.
 
 A task has samples of one class to learn from, and test samples of all classes; all others are outliers. Every tool gets
-the same samples, as rows, with its default settings; tables are standardised for the tools that need it. The settings
+the same samples, as rows, with its default settings; tables are standardized for the tools that need it. The settings
 of our detector were chosen on digits 3 and 8 of MNIST, with the last 10,000 training digits as outliers, and on digits
 3 and 8 of scikit-learn: these two are no independent evidence.
 """
@@ -46,7 +46,7 @@ def _pca_error(train: Array, test: Array, seed: int) -> Array:
     return error
 
 
-def _neighbour_distance(train: Array, test: Array, seed: int) -> Array:
+def _neighbor_distance(train: Array, test: Array, seed: int) -> Array:
     distance: Array = NearestNeighbors(n_neighbors=5).fit(train).kneighbors(test)[0].mean(1)
     return distance
 
@@ -69,7 +69,7 @@ def _pyod(name: str) -> Callable[[Array, Array, int], Array]:
 #: Scores of test rows given training rows and a seed; the higher, the more unusual.
 TOOLS: dict[str, Callable[[Array, Array, int], Array]] = {
     "pca-error": _pca_error,
-    "5-nearest": _neighbour_distance,
+    "5-nearest": _neighbor_distance,
     "isolation-forest": _scikit_learn(lambda seed: IsolationForest(random_state=seed)),
     "one-class-svm": _scikit_learn(lambda _: OneClassSVM()),
     "lof": _scikit_learn(lambda _: LocalOutlierFactor(novelty=True)),
@@ -137,7 +137,7 @@ def plant_defects(images: Array, rng: np.random.Generator) -> tuple[Array, Array
     """Return copies of images with a 3 x 3 square inverted in the stroke, and a mask of these squares."""
     changed, where = images.copy(), np.zeros(images.shape, dtype=bool)
     for image, mask in zip(changed, where, strict=True):
-        inner = image[1:-1, 1:-1]  # upper left corners of squares whose centre has ink
+        inner = image[1:-1, 1:-1]  # upper left corners of squares whose center has ink
         row, column = rng.permutation(np.argwhere(inner > 0.5))[0]
         square = np.s_[row : row + _DEFECT, column : column + _DEFECT]
         image[square], mask[square] = 1 - image[square], True

@@ -88,7 +88,7 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
 
 
 def perplexity(strengths: Array, words: Any, frequencies: Array, share: float) -> float:
-    """Return the perplexity of words (n, n_words) by normalised strengths, mixed with a share of the frequencies."""
+    """Return the perplexity of words (n, n_words) by normalized strengths, mixed with a share of the frequencies."""
     common = frequencies / frequencies.sum()
     totals = strengths.sum(1)
     # A document without any known word has no topics.

@@ -1,4 +1,4 @@
-"""Photographs with free licences out of Debian packages, as one small archive of crops to train with.
+"""Photographs with free licenses out of Debian packages, as one small archive of crops to train with.
 
 ``python -m studies.photographs.collecting PACKAGES OUT`` takes a folder of .deb files (``apt-get download`` of the
 names in `PHOTOGRAPHS`), and adds the open images of scikit-image and scikit-learn. Photographs are reduced, which makes
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mvrbm.vision import luminance
-from studies.weights.images import LICENCES, collect, open_images
+from studies.weights.images import LICENSES, collect, open_images
 
 __all__ = ["HELD_OUT", "PHOTOGRAPHS", "main"]
 
@@ -34,7 +34,7 @@ _MATE = "usr/share/backgrounds/mate/nature/{}.jpg"
 _PLASMA = "usr/share/wallpapers/{}/contents/images/2560x1600.jpg"
 _LXQT = "usr/share/lxqt/wallpapers/{}"
 
-#: Package of Debian 12, where its photographs are, and the licence and the author of each, as its copyright file has
+#: Package of Debian 12, where its photographs are, and the license and the author of each, as its copyright file has
 #: them (in plasma-workspace-wallpapers, the metadata of each wallpaper; in lxqt-themes, the file License next to
 #: them). Drawings and renderings are left out.
 PHOTOGRAPHS: dict[str, tuple[str, dict[str, str]]] = {
@@ -81,7 +81,7 @@ PHOTOGRAPHS: dict[str, tuple[str, dict[str, str]]] = {
             "ColorfulCups": "LGPL-3, Dmitri Popov",
             "EveningGlow": "LGPL-3, Ian Hex",
             "FallenLeaf": "LGPL-3, Martin Klapetek",
-            "Grey": "LGPL-3, Sigi Sagi",
+            "Gray": "LGPL-3, Sigi Sagi",
             "Kite": "LGPL-3, Risto Saukonpää",
             "OneStandsOut": "LGPL-3, Risto Saukonpää",
             "Path": "LGPL-3, Risto Saukonpää",
@@ -114,25 +114,25 @@ HELD_OUT = (
 _LARGE = 1600  # side of photographs that are used at a quarter of their size, too
 _SIDE = 192  # of a crop, in pixels
 _HELD_OUT_CROPS = 4  # of each photograph
-_LEAST_DETAIL = 1.0  # of a crop, in roots of grey levels
+_LEAST_DETAIL = 1.0  # of a crop, in roots of gray levels
 
 
 def photographs(packages: Path, work: Path) -> Iterator[tuple[str, str, Array]]:
-    """Return the name, the licence and the pixels of each photograph, at the sizes that are used."""
-    for package, (pattern, licences) in PHOTOGRAPHS.items():
+    """Return the name, the license and the pixels of each photograph, at the sizes that are used."""
+    for package, (pattern, licenses) in PHOTOGRAPHS.items():
         (archive,) = packages.glob(f"{package}_*.deb")
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run(["dpkg-deb", "-x", str(archive), folder], check=True)
-            for name, licence in licences.items():
+            for name, license in licenses.items():
                 with Image.open(Path(folder) / pattern.format(name)) as image:
                     whole = image.convert("RGB")
-                # A camera's pixel has one of three colours, blurred by the lens: the photograph as it is has no detail.
+                # A camera's pixel has one of three colors, blurred by the lens: the photograph as it is has no detail.
                 for factor in (2, 4) if min(whole.size) >= _LARGE else (2,):
                     size = (whole.width // factor, whole.height // factor)
-                    yield name, f"{package}; {licence}", np.asarray(whole.resize(size, Image.Resampling.BICUBIC))
+                    yield name, f"{package}; {license}", np.asarray(whole.resize(size, Image.Resampling.BICUBIC))
     collect(work)
     for name, pixels in open_images(work).items():
-        yield name, LICENCES[name], np.stack([pixels] * 3, 2) if pixels.ndim == 2 else pixels
+        yield name, LICENSES[name], np.stack([pixels] * 3, 2) if pixels.ndim == 2 else pixels
 
 
 def crops(image: Array) -> list[tuple[float, Array]]:
@@ -141,8 +141,8 @@ def crops(image: Array) -> list[tuple[float, Array]]:
     for top in range(0, image.shape[0] - _SIDE + 1, _SIDE):
         for left in range(0, image.shape[1] - _SIDE + 1, _SIDE):
             piece = image[top : top + _SIDE, left : left + _SIDE]
-            grey = luminance(piece).astype(np.float32)
-            detail = np.abs(grey[1:-1, 1:-1] * 4 - grey[2:, 1:-1] - grey[:-2, 1:-1] - grey[1:-1, 2:] - grey[1:-1, :-2])
+            gray = luminance(piece).astype(np.float32)
+            detail = np.abs(gray[1:-1, 1:-1] * 4 - gray[2:, 1:-1] - gray[:-2, 1:-1] - gray[1:-1, 2:] - gray[1:-1, :-2])
             found.append((float(np.sqrt(detail).mean()), piece))
     return sorted(found, key=lambda pair: -pair[0])
 
@@ -154,18 +154,18 @@ def _encoded(pixels: Array) -> bytes:
 
 
 def main() -> None:
-    """Write the archive: a ZIP file with folders `colour`, `grey` and `valid`, and the list of licences."""
+    """Write the archive: a ZIP file with folders `color`, `gray` and `valid`, and the list of licenses."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("packages", type=Path, help="folder of .deb files")
     parser.add_argument("out", type=Path, help="ZIP file to write")
     parser.add_argument("--megabytes", type=float, default=26.0, help="size of the archive")
-    parser.add_argument("--colour", type=float, default=0.35, help="share of it in colour, the rest is luminance")
+    parser.add_argument("--color", type=float, default=0.35, help="share of it in color, the rest is luminance")
     options = parser.parse_args()
     queue: list[tuple[float, str, Array]] = []
-    licences: dict[str, str] = {}
+    licenses: dict[str, str] = {}
     with zipfile.ZipFile(options.out, "w") as archive, tempfile.TemporaryDirectory() as work:
-        for number, (name, licence, image) in enumerate(photographs(options.packages, Path(work))):
-            licences[name] = licence
+        for number, (name, license, image) in enumerate(photographs(options.packages, Path(work))):
+            licenses[name] = license
             pieces = crops(image)
             if name in HELD_OUT:
                 for index, (_, piece) in enumerate(pieces[:_HELD_OUT_CROPS]):
@@ -177,16 +177,16 @@ def main() -> None:
                     queue.append((index / len(pieces), f"{name}-{number}-{index}", piece))
             print(f"{name}: {image.shape}, {len(pieces)} crops", flush=True)
         queue.sort(key=lambda entry: entry[0])
-        sizes = {"colour": 0, "grey": 0}
+        sizes = {"color": 0, "gray": 0}
         for _, name, piece in queue:
-            kind = "colour" if sizes["colour"] < options.colour * sum(sizes.values()) + 1 else "grey"
-            content = _encoded(piece if kind == "colour" else luminance(piece))
+            kind = "color" if sizes["color"] < options.color * sum(sizes.values()) + 1 else "gray"
+            content = _encoded(piece if kind == "color" else luminance(piece))
             if sum(sizes.values()) + len(content) > options.megabytes * 1e6:
                 break
             sizes[kind] += len(content)
             archive.writestr(f"{kind}/{name}.webp", content)
-        archive.writestr("LICENCES.txt", "".join(f"{name}: {licence}\n" for name, licence in licences.items()))
-        counts = {kind: sum(n.startswith(kind) for n in archive.namelist()) for kind in ("colour", "grey", "valid")}
+        archive.writestr("LICENSES.txt", "".join(f"{name}: {license}\n" for name, license in licenses.items()))
+        counts = {kind: sum(n.startswith(kind) for n in archive.namelist()) for kind in ("color", "gray", "valid")}
     print(f"{options.out}: {counts} crops of {_SIDE}x{_SIDE}, bytes {sizes}")
 
 

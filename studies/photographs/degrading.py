@@ -50,7 +50,7 @@ def _constant(name: str, device: torch.device) -> Tensor:
 
 
 def opponent(images: Tensor) -> Tensor:
-    """Return RGB (n, 3, h, w) in the space of opponent colours."""
+    """Return RGB (n, 3, h, w) in the space of opponent colors."""
     return torch.einsum("dc,nchw->ndhw", _constant("opponent", images.device), images)
 
 
@@ -86,12 +86,12 @@ def degrade(task: str, truth: Tensor, rng: torch.Generator | None = None, level:
             return torch.full((n,), float(level), device=device)
         return torch.rand(n, generator=rng, device=device) * (high - low) + low
 
-    if task in ("grey", "colour"):
+    if task in ("gray", "color"):
         sigma = amounts(math.log(3), math.log(80))
         sigma = (sigma if level is not None else sigma.exp()) / 255
         noise = torch.randn(truth.shape, generator=rng, device=device)
         noisy = truth + sigma[:, None, None, None] * noise
-        return Degraded(opponent(noisy) if task == "colour" else noisy, sigma, None)
+        return Degraded(opponent(noisy) if task == "color" else noisy, sigma, None)
     if task == "jpeg":
         return Degraded(*jpeg(truth, amounts(10, 98).round(), rng), None)
     share = amounts(0.01, 0.5)

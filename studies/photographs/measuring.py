@@ -118,7 +118,7 @@ def degraded_picture(low: Array, kind: str, level: int) -> tuple[Array, list[int
 
 
 def degraded(settings: Settings, place: Place) -> Outcome:
-    """Pictures in colour that are JPEG or noisy, enlarged as `mvrbm superres` does it, against bicubic."""
+    """Pictures in color that are JPEG or noisy, enlarged as `mvrbm superres` does it, against bicubic."""
     scale = settings["scale"]
     model = SuperResolver.pretrained(scale, device="cpu")
     images = set5(place.data_dir) if settings["images"] == "Set5" else split_t91(place.data_dir)[1]
@@ -137,9 +137,9 @@ def degraded(settings: Settings, place: Place) -> Outcome:
 # -- denoising --------------------------------------------------------------------------------------
 
 
-def _truth(name: str, colour: bool, place: Place) -> Array:
+def _truth(name: str, color: bool, place: Place) -> Array:
     image = dict(zip(SET5, set5(place.data_dir), strict=True))[name] if name in SET5 else unseen(name)
-    if colour or image.ndim == 2:
+    if color or image.ndim == 2:
         return image
     return np.asarray(Image.fromarray(image).convert("L"))
 
@@ -148,10 +148,10 @@ def gaussian(settings: Settings, place: Place) -> Outcome:
     """One photograph with Gaussian noise, neither rounded nor clipped: BM3D and the stages, the level known or not."""
     bm3d = importlib.import_module("bm3d")
 
-    truth, sigma = _truth(settings["image"], settings["colour"], place), settings["sigma"] / 255
+    truth, sigma = _truth(settings["image"], settings["color"], place), settings["sigma"] / 255
     clean = truth.astype(np.float32) / 255
     noisy = clean + np.float32(sigma) * np.random.default_rng(0).standard_normal(clean.shape).astype(np.float32)
-    reference = (bm3d.bm3d_rgb if settings["colour"] else bm3d.bm3d)(noisy.astype(np.float64), sigma)
+    reference = (bm3d.bm3d_rgb if settings["color"] else bm3d.bm3d)(noisy.astype(np.float64), sigma)
     found = {
         "noisy": noisy,
         "bm3d": np.clip(np.asarray(reference).reshape(clean.shape), 0, 1).astype(np.float32),
@@ -162,7 +162,7 @@ def gaussian(settings: Settings, place: Place) -> Outcome:
 
 
 def salt(settings: Settings, place: Place) -> Outcome:
-    """One grey photograph in bytes with salt and pepper: the median of uncorrupted neighbours, and the stages."""
+    """One gray photograph in bytes with salt and pepper: the median of uncorrupted neighbors, and the stages."""
     truth = _truth(settings["image"], False, place)
     noisy = add_noise(truth, "salt-and-pepper", settings["share"], seed=0)
     pixels = torch.from_numpy(noisy / np.float32(255))[None, None]
@@ -173,7 +173,7 @@ def salt(settings: Settings, place: Place) -> Outcome:
 
 
 def restoring(settings: Settings, place: Place) -> Outcome:
-    """One grey photograph with scratches: OpenCV's Telea, biharmonic interpolation, and the stages."""
+    """One gray photograph with scratches: OpenCV's Telea, biharmonic interpolation, and the stages."""
     opencv, restoration = importlib.import_module("cv2"), importlib.import_module("skimage.restoration")
     truth = _truth(settings["image"], False, place)
     drawn, rng = Image.new("L", truth.shape[::-1]), np.random.default_rng(0)
@@ -227,11 +227,11 @@ def cells() -> Iterator[Cell]:
         yield Cell(f"{method}, {size[0]}x{size[1]}", "time", timed, settings, alone=True)
     for name in (*SET5, *UNSEEN):
         for sigma in (15, 25, 50):
-            settings = {"image": name, "sigma": sigma, "colour": False}
-            yield Cell(f"{name}, grey, {sigma}", "denoising", gaussian, settings, needs=("bm3d",))
+            settings = {"image": name, "sigma": sigma, "color": False}
+            yield Cell(f"{name}, gray, {sigma}", "denoising", gaussian, settings, needs=("bm3d",))
         if name in (*SET5, "rocket", "immunohistochemistry", "stereo_motorcycle"):
-            settings = {"image": name, "sigma": 25, "colour": True}
-            yield Cell(f"{name}, colour, 25", "denoising", gaussian, settings, needs=("bm3d",))
+            settings = {"image": name, "sigma": 25, "color": True}
+            yield Cell(f"{name}, color, 25", "denoising", gaussian, settings, needs=("bm3d",))
         for share in (0.05, 0.1, 0.3):
             yield Cell(f"{name}, salt {share}", "denoising", salt, {"image": name, "share": share})
     for name in UNSEEN:

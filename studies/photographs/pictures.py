@@ -32,7 +32,7 @@ def _sheet(rows: list[list[Array]], zoom: int) -> Array:
     return np.concatenate([padded(line, _GAP, 0) for line in lines])[:-_GAP, :-_GAP]
 
 
-def _colour(image: Array) -> Array:
+def _color(image: Array) -> Array:
     return image if image.ndim == 3 else image[..., None].repeat(3, 2)
 
 
@@ -43,13 +43,13 @@ def _enlarged(truth: Array, scale: int, crop: Crop, quality: int | None = None) 
     low, table = (low, None) if quality is None else degraded_picture(low, "jpeg", quality)
     clean = clean_photograph(low, estimate_degradation(low, table), device="cpu")
     large = SuperResolver.pretrained(scale, device="cpu").upscale(clean)
-    return [_colour(each[crop]) for each in (enlarge_image(low, scale), large, truth)]
+    return [_color(each[crop]) for each in (enlarge_image(low, scale), large, truth)]
 
 
 def _denoised(truth: Array, sigma: int, crop: Crop) -> list[Array]:
     """Return crops: noisy, denoised, the truth."""
     noisy, _ = degraded_picture(truth, "noise", sigma)
-    return [_colour(each[crop]) for each in (noisy, denoise_photograph(noisy, device="cpu"), truth)]
+    return [_color(each[crop]) for each in (noisy, denoise_photograph(noisy, device="cpu"), truth)]
 
 
 def _drawing() -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mvrbm.vision.colour import luminance
+from mvrbm.vision.color import luminance
 from mvrbm.vision.superres.enlarging import StagedEnlarger
 
 __all__ = ["Fsrcnn", "measure"]

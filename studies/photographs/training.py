@@ -56,8 +56,8 @@ TASKS = {
     "x2": Task((10, 8, 8), (2, 2, 2), (7, 8), 40, 64, 2),
     "x3": Task((15, 12, 12), (3, 3, 3), (8, 8), 32, 96, 3),
     "x4": Task((20, 16, 16), (4, 4, 4), (8, 8), 25, 128, 4),
-    "grey": Task((16, 12, 12, 8), (4, 3, 3, 2), (8, 16), 14, coded=True, levels=_SIGMAS),
-    "colour": Task((12, 12, 8), (3, 3, 2), (8, 16), 9, channels=3, coded=True, levels=_SIGMAS),
+    "gray": Task((16, 12, 12, 8), (4, 3, 3, 2), (8, 16), 14, coded=True, levels=_SIGMAS),
+    "color": Task((12, 12, 8), (3, 3, 2), (8, 16), 9, channels=3, coded=True, levels=_SIGMAS),
     "jpeg": Task((12, 8), (3, 2), (8, 16), 16, coded=True, share=0.7, levels=(30, 50, 75, 95)),
     "salt": Task((8, 8), (2, 2), (8, 16), 12, 64, mask=True, share=0.35, levels=(0.05, 0.1, 0.3)),
 }
@@ -87,7 +87,7 @@ class Model(nn.Module):
             image, goal, amount, mask = resampling.bicubic(truth), truth, truth.new_full((1,), 0.1), None
         else:
             (image, amount, mask), project = degrade(self.name, truth, rng, level), None
-            goal = opponent(truth) if self.name == "colour" else truth
+            goal = opponent(truth) if self.name == "color" else truth
         border = 4 * self.task.scale or 8
         inner = (..., slice(border, -border), slice(border, -border))
         found, start = [], image
@@ -115,7 +115,7 @@ class Model(nn.Module):
             )
         else:
             image, amount, _ = degrade(self.name, truth)
-            goal = opponent(truth) if self.name == "colour" else truth
+            goal = opponent(truth) if self.name == "color" else truth
         stages = cast("Sequence[Stage]", self.stages)
         parts = [contrastive_divergence(each, divergence_patches(each, image, goal, 2048, amount)) for each in stages]
         return torch.stack(parts).sum() / 1000
@@ -182,15 +182,15 @@ def divergence_patches(stage: Stage, image: Tensor, truth: Tensor, number: int, 
 # -- data -------------------------------------------------------------------------------------------
 
 
-def _crops(archive: Path, kind: str, colour: bool) -> list[Array]:
+def _crops(archive: Path, kind: str, color: bool) -> list[Array]:
     """Return crops of the archive that `studies.photographs.collecting` writes: luminance, or RGB."""
     with zipfile.ZipFile(archive) as file:
         names = sorted(name for name in file.namelist() if name.startswith(f"{kind}/"))
         opened = [Image.open(io.BytesIO(file.read(name))) for name in names]
-    if kind == "grey":
+    if kind == "gray":
         return [np.asarray(image.convert("L"))[..., None] for image in opened]
     pixels = [np.asarray(image.convert("RGB")) for image in opened]
-    return pixels if colour else [luminance(each)[..., None] for each in pixels]
+    return pixels if color else [luminance(each)[..., None] for each in pixels]
 
 
 def _tensor(crops: Sequence[Array], device: str) -> Tensor:
@@ -268,11 +268,11 @@ def train(
     Stage.product = torch.bfloat16 if device == "cuda" else torch.float32
     if start is not None:
         model.load_state_dict(torch.load(start, map_location=device, weights_only=True))
-    colour = task.channels == 3
-    kinds = ("colour",) if colour else ("grey", "colour")
-    data = _tensor([crop for kind in kinds for crop in _crops(archive, kind, colour)], device)
+    color = task.channels == 3
+    kinds = ("color",) if color else ("gray", "color")
+    data = _tensor([crop for kind in kinds for crop in _crops(archive, kind, color)], device)
     middle = (192 - _VALID[task.scale]) // 2
-    valid = _tensor(_crops(archive, "valid", colour), device)[..., middle : 192 - middle, middle : 192 - middle] / 255
+    valid = _tensor(_crops(archive, "valid", color), device)[..., middle : 192 - middle, middle : 192 - middle] / 255
     updates = _Updates(model, lambda: model.loss(_batch(data, _BATCH, task.crop)), device)
     began, count, divergence = time.monotonic(), 0, _DIVERGENCE if start is None else 0.0
     while (share := (time.monotonic() - began) / (seconds * task.share)) < 1:

@@ -78,10 +78,10 @@ def patches_and_filters(evidence: Evidence) -> Drawing | None:
 # -- curves -----------------------------------------------------------------------------------------
 
 
-def _curve(ax: Axes, found: Mapping[int, Mapping[str, Measured]], key: str, label: str, colour: str, mark: str) -> None:
+def _curve(ax: Axes, found: Mapping[int, Mapping[str, Measured]], key: str, label: str, color: str, mark: str) -> None:
     points = [numbers[key] for numbers in found.values()]
     spread = [one.std or 0.0 for one in points]
-    options: dict[str, Any] = {"color": colour, "marker": mark, "markersize": 5, "linewidth": 1.5, "capsize": 2.5}
+    options: dict[str, Any] = {"color": color, "marker": mark, "markersize": 5, "linewidth": 1.5, "capsize": 2.5}
     ax.errorbar(list(found), [one.mean for one in points], yerr=spread, label=label, **options)
 
 

@@ -45,7 +45,7 @@ def generative_report(
         `free_energy_gap`: mean free energy of unseen patches minus that of seen ones, in nats. `mismatch_gap`: mean
         growth of the free energy when X is taken from another patch. `matched`: the share of patches for which it
         grows (0.5 by chance). `inferred_correlation`: correlation of X with its mean after one mean-field pass from
-        zero. `layers`: by layer, the mean, the standard deviation and the correlation of horizontal neighbours, of
+        zero. `layers`: by layer, the mean, the standard deviation and the correlation of horizontal neighbors, of
         unseen patches and of the chains.
     """
     data, others = machine.as_layers(unseen), machine.as_layers(seen)
@@ -67,11 +67,11 @@ def generative_report(
 
 
 def _moments(layer: Tensor) -> dict[str, float]:
-    centred = layer - layer.mean()
+    centered = layer - layer.mean()
     return {
         "mean": float(layer.mean()),
         "std": float(layer.std()),
-        "neighbours": _correlation(centred[:, :, 1:], centred[:, :, :-1]),
+        "neighbors": _correlation(centered[:, :, 1:], centered[:, :, :-1]),
     }
 
 

@@ -168,7 +168,7 @@ _GENERATIVE = {
     "inferred_correlation": ("correlation of X with its mean given Z", 3),
     "layers.X.chains.std": ("standard deviation of X in the chains", 3),
     "layers.Z1.chains.std": ("standard deviation of Z1 in the chains", 3),
-    "layers.X.chains.neighbours": ("correlation of neighbours of X in the chains", 3),
+    "layers.X.chains.neighbors": ("correlation of neighbors of X in the chains", 3),
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mvrbm.learning import RECIPES
+from mvrbm.training import RECIPES
 from studies.cells import Cell, planned
 from studies.superres import work
 from studies.superres.data import PACKAGED, check_there

@@ -29,8 +29,8 @@ __all__ = [
 
 Array = NDArray[Any]
 
-#: The open images, with their sources and licences.
-LICENCES = {
+#: The open images, with their sources and licenses.
+LICENSES = {
     "astronaut": "scikit-image; NASA, public domain",
     "brick": "scikit-image; CC0, CC0Textures",
     "camera": "scikit-image; CC0, Lav Varshney",
@@ -59,18 +59,18 @@ def collect(work: Path) -> list[str]:
     folder = work / "open"
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
-    for name, licence in LICENCES.items():
-        packaged = licence.startswith("scikit-image")
+    for name, license in LICENSES.items():
+        packaged = license.startswith("scikit-image")
         image = np.asarray(getattr(samples, name)() if packaged else load_sample_image(f"{name}.jpg"))
         Image.fromarray(image).save(folder / f"{name}.png")
-        lines.append(f"{name} {image.shape} {licence}")
+        lines.append(f"{name} {image.shape} {license}")
     return lines
 
 
 def open_images(work: Path) -> dict[str, Array]:
     """Return the open images by name."""
     found = {}
-    for name in LICENCES:
+    for name in LICENSES:
         path = work / "open" / f"{name}.png"
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: run the part 'collect' first")

@@ -247,7 +247,7 @@ def test_digits_have_the_shape_that_is_asked_for():
         assert what.endswith("repeated to 60")
 
 
-def test_further_modes_are_neighbouring_pixels():
+def test_further_modes_are_neighboring_pixels():
     whole, _ = problems.digits((8, 8), 5)
     blocks, _ = problems.digits((4, 4, 4), 5)
     np.testing.assert_array_equal(blocks[:, 1, 2], whole[:, 2:4, 4:6].reshape(5, 4))

@@ -206,7 +206,7 @@ MISTAKES = [
     ("no model to continue", None, "train data.npy --init gone --out new", 1, "gone is not a model folder"),
     ("chains of cd", None, TRAIN.format("data.npy") + " --negative cd --chains 9", 1, "n_chains"),
     ("no hidden shape", None, "train data.npy --out new", 2, "--hidden"),
-    ("unknown option", None, "info model --colour red", 2, "--colour"),
+    ("unknown option", None, "info model --color red", 2, "--color"),
     ("unknown command", None, "trian data.npy", 2, "No such command 'trian'"),
     ("no sub-command", None, "data", 2, "Missing command"),
     ("a model is there", None, "train data.npy --hidden 3x2 --out model", 1, "model exists: use --force"),
@@ -254,7 +254,7 @@ MISTAKES = [
         1,
         r"\(4, 6\)",
     ),
-    ("mask of grey values", array(DATA[0] / 3), "inpaint model data.npy o.npy --mask x.npy", 1, "is not a mask"),
+    ("mask of gray values", array(DATA[0] / 3), "inpaint model data.npy o.npy --mask x.npy", 1, "is not a mask"),
     ("two masks", None, "inpaint model data.npy o.npy --mask x.npy --hide left", 2, "give one of"),
     ("no mask", None, "inpaint model data.npy o.npy", 2, "give one of"),
     ("nothing to fill in", None, "inpaint model data.npy o.npy --missing-nan", 1, "nothing to fill in"),
@@ -773,7 +773,7 @@ def test_python_m_mvrbm(place):
     result = subprocess.run([sys.executable, "-m", "mvrbm", "info", "gone"], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
-        "error: gone is not a model folder: nothing is there; mvrbm has the models digits, labelled-digits\n"
+        "error: gone is not a model folder: nothing is there; mvrbm has the models digits, labeled-digits\n"
     )
 
 

@@ -53,7 +53,7 @@ def test_command_denoises_a_picture_larger_than_the_model(command, stripes):
 
 
 @pytest.mark.parametrize("channels", [3, 4])
-def test_a_picture_in_colour_stays_in_colour(command, stripes, channels):
+def test_a_picture_in_color_stays_in_color(command, stripes, channels):
     noisy = np.random.default_rng(0).integers(0, 256, (16, 20, channels), dtype=np.uint8)
     Image.fromarray(noisy).save("noisy.png")
     how = ("--model", "model", "--noise", "gaussian", "--level", 0.1, "--stride", 2, "--device", "cpu")
@@ -102,16 +102,16 @@ def test_mistakes_at_the_command_line_are_one_line(command, words, code, message
 
 
 def test_salt_and_pepper_on_a_photograph_is_noticed(command):
-    grey = np.tile(np.linspace(60, 200, 64), (64, 1)).astype(np.uint8)
-    for name, pixels in (("salty", add_noise(grey, "salt-and-pepper", 0.1, seed=0)), ("clean", grey)):
+    gray = np.tile(np.linspace(60, 200, 64), (64, 1)).astype(np.uint8)
+    for name, pixels in (("salty", add_noise(gray, "salt-and-pepper", 0.1, seed=0)), ("clean", gray)):
         Image.fromarray(pixels).save(f"{name}.png")
     code, out, err = command("salty.png", "out.png", "--device", "cpu")
     assert (code, err) == (0, "")
     assert re.fullmatch(r"out.png: 64x64 uint8, salt-and-pepper of level 0\.(09|10)\d* \(estimated\)\n", out)
-    assert np.abs(np.asarray(Image.open("out.png")).astype(int) - grey).max() <= 5
+    assert np.abs(np.asarray(Image.open("out.png")).astype(int) - gray).max() <= 5
     code, out, err = command("clean.png", "same.png", "--device", "cpu")
     assert (code, err, out) == (0, "", "same.png: 64x64 uint8, gaussian of level 0 (estimated)\n")
-    np.testing.assert_array_equal(np.asarray(Image.open("same.png")), grey)
+    np.testing.assert_array_equal(np.asarray(Image.open("same.png")), gray)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -16,7 +16,7 @@ def place(tmp_path, monkeypatch):
     x[::5, 2] = np.nan
     np.save("holes.npy", x)
     rows = [f"{n % 2 if n % 5 != 2 else ''},{('red', 'blue')[n % 2] if n % 5 else ''}" for n in range(60)]
-    (tmp_path / "table.csv").write_text("\n".join(["size,colour", *rows]))
+    (tmp_path / "table.csv").write_text("\n".join(["size,color", *rows]))
     return tmp_path
 
 
@@ -36,7 +36,7 @@ def test_tables_keep_their_columns(place):
     pandas = pytest.importorskip("pandas")
     assert main(["impute", "table.csv", "filled.csv", "--quiet"]) == 0
     filled = pandas.read_csv("filled.csv")
-    assert filled["colour"].tolist() == [("red", "blue")[n % 2] for n in range(60)]
+    assert filled["color"].tolist() == [("red", "blue")[n % 2] for n in range(60)]
     assert np.abs(filled["size"] - np.arange(60) % 2).max() < 0.3
 
 
@@ -79,7 +79,7 @@ def test_what_was_made_of_columns_is_said(place, capsys):
             ["holes.npy", "filled.csv"],
             "a .csv file can only be made from a table (.csv, .csv.gz, .tsv, .tsv.gz, .parquet), got",
         ),
-        (["table.csv", "filled.npy"], "column 'colour' holds str, not numbers"),
+        (["table.csv", "filled.npy"], "column 'color' holds str, not numbers"),
         (["holes.npy", "holes.npy"], "holes.npy exists: use --force to replace it"),
         (["table.csv", "a.csv", "--categorical", "size,hue"], "column 'hue', but table.csv has only ['size',"),
         (["holes.npy", "a.npy", "--categorical", "a"], "--categorical is for tables, from a table to a .csv file"),

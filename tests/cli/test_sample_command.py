@@ -92,7 +92,7 @@ def test_samples_of_a_class(mvrbm, labels):
 # the command; exit code; what the line says
 MISTAKES = [
     ("sample named o.npy --label third", 1, r"label must be one of \['even', 'odd'\], got 'third'"),
-    ("sample chains o.npy --label odd", 1, "chains has no labels: train a model with --labels, or use labelled-digits"),
+    ("sample chains o.npy --label odd", 1, "chains has no labels: train a model with --labels, or use labeled-digits"),
     ("sample plain o.npy --start chains", 1, "has no chains to start from"),
     ("sample plain o.npy --start data", 2, "'data' is not one of 'chains', 'noise'"),
     ("sample chains o.npy --start noise --data data.npy", 2, "leave out --start and --label"),
@@ -114,10 +114,10 @@ def test_a_mistake_is_one_clear_line(mistake, command, code, says):
 
 
 def test_models_that_come_with_the_package_are_taken_by_name(mvrbm):
-    assert found(mvrbm("sample labelled-digits a.png --label 7 -n 4 --steps 20 --json"))["shape"] == [4, 28, 28]
+    assert found(mvrbm("sample labeled-digits a.png --label 7 -n 4 --steps 20 --json"))["shape"] == [4, 28, 28]
     code, out, err = mvrbm("info digits")
     assert (code, err) == (0, "")
     assert "15,409" in out
     code, out, err = mvrbm("sample digit b.png")
     assert (code, out) == (1, "")
-    assert err == "error: digit is not a model folder: nothing is there; mvrbm has the models digits, labelled-digits\n"
+    assert err == "error: digit is not a model folder: nothing is there; mvrbm has the models digits, labeled-digits\n"

@@ -20,7 +20,7 @@ from mvrbm.vision import Degradation, SuperResolver, clean_photograph
 RANDOM = np.random.default_rng(0)
 COARSE = RANDOM.integers(0, 256, (20, 25, 4), dtype=np.uint8)
 SMOOTH = np.asarray(Image.fromarray(COARSE).resize((100, 80), Image.Resampling.BICUBIC)).copy()  # (80, 100, 4)
-RGB, GREY = SMOOTH[..., :3], SMOOTH[..., 0]
+RGB, GRAY = SMOOTH[..., :3], SMOOTH[..., 0]
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
@@ -45,7 +45,7 @@ def place(tmp_path, monkeypatch, models):
     Path("photos").mkdir()
     Image.fromarray(RGB).save("photos/a.png")
     Image.fromarray(SMOOTH).save("photos/b.png")
-    Image.fromarray(GREY).save("photos/c.png")
+    Image.fromarray(GRAY).save("photos/c.png")
     return tmp_path
 
 
@@ -70,7 +70,7 @@ def truncated():
 
 
 def animated():
-    frames = [Image.new("L", (8, 8), grey) for grey in (10, 200)]
+    frames = [Image.new("L", (8, 8), gray) for gray in (10, 200)]
     frames[0].save("x.png", "GIF", save_all=True, append_images=frames[1:])
 
 
@@ -177,14 +177,14 @@ def sixteen_bits():
 
 
 KINDS = [
-    ("grey", lambda: Image.fromarray(GREY).save("x.png"), np.uint8),
+    ("gray", lambda: Image.fromarray(GRAY).save("x.png"), np.uint8),
     ("RGB", lambda: Image.fromarray(RGB).save("x.png") or 3, np.uint8),
     ("RGBA", lambda: Image.fromarray(SMOOTH).save("x.png") or 4, np.uint8),
-    ("one bit", lambda: Image.fromarray(GREY > 128).save("x.png"), np.uint8),
+    ("one bit", lambda: Image.fromarray(GRAY > 128).save("x.png"), np.uint8),
     ("palette", palette, np.uint8),
     ("CMYK", cmyk, np.uint8),
     ("one pixel", one_pixel, np.uint8),
-    ("16 bits, grey", lambda: Image.fromarray(GREY.astype(np.uint16) * 257).save("x.png"), np.uint16),
+    ("16 bits, gray", lambda: Image.fromarray(GRAY.astype(np.uint16) * 257).save("x.png"), np.uint16),
     ("16 bits, RGB", sixteen_bits, np.uint16),
 ]
 

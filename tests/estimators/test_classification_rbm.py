@@ -10,9 +10,9 @@ import mvrbm
 from enumeration import Written
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, ClassificationMVRBM, Dense, Kronecker, Rectified
 from mvrbm.estimators.classification_rbm import label_log_posterior
-from mvrbm.learning import Trainer
-from mvrbm.learning.recipe import RECIPES
-from tables import generator, machine_named, random_states, randomise
+from mvrbm.training import Trainer
+from mvrbm.updates.recipe import RECIPES
+from tables import generator, machine_named, random_states, randomize
 
 
 @pytest.mark.parametrize(("name", "label"), [("image and label", "label"), ("three kinds over bits", "word")])
@@ -35,7 +35,7 @@ def test_classification_machine_predicts_what_enumeration_says():
     rng = generator("tiny classifier")
     X, y = (rng.random((12, 2, 2)) < 0.5).astype(float), np.array(["b", "a", "c"] * 4)
     model = ClassificationMVRBM((2, 1), n_epochs=1, random_state=0).fit(X, y)
-    randomise(model.machine_, rng)
+    randomize(model.machine_, rng)
     written, eye = Written(model.machine_), torch.eye(3, dtype=torch.float64)
     with torch.no_grad():
         pairs = [{"visible": torch.from_numpy(X), "label": eye[k].expand(12, 3)} for k in range(3)]
@@ -90,7 +90,7 @@ def test_generative_learning_is_the_trainers(digits, labels):
     seed = int(np.random.RandomState(6).randint(2**31 - 1))
     one_hot = torch.nn.functional.one_hot(torch.from_numpy(labels), 10).float()
     recipe = dataclasses.replace(RECIPES["generative"], n_epochs=2)
-    Trainer(machine, recipe, seed=seed).fit({"visible": digits, "label": one_hot}, initialise=True)
+    Trainer(machine, recipe, seed=seed).fit({"visible": digits, "label": one_hot}, initialize=True)
     for name, parameter in machine.named_parameters():
         if name != "visible.label.bias":  # it is matched to the labels afterwards
             torch.testing.assert_close(parameter, model.machine_.get_parameter(name), msg=name)

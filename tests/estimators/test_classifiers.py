@@ -15,8 +15,8 @@ from mvrbm import MVRBM, ClassificationMVRBM, DeepMVRBM, DeepMVRBMClassifier, De
 from mvrbm.errors import StorageError
 from mvrbm.estimators import Layer
 from mvrbm.estimators.network import virtual_adversarial_loss
-from mvrbm.learning import DivergenceError
-from mvrbm.learning.backprop import Replayed
+from mvrbm.training import DivergenceError
+from mvrbm.training.backprop import Replayed
 
 FAST = {"n_epochs": 8, "batch_size": 20, "learning_rate": 0.02, "random_state": 0}
 WITHOUT_NOISE = {"dropout": 0.0, "perturbation": 0.0}  # of which a sample twice would get two draws
@@ -46,10 +46,10 @@ def test_before_fine_tuning_features_are_those_of_the_stack(digits, labels, visi
     np.testing.assert_allclose(model.predict_proba(X), 0.1)
 
 
-def test_unlabelled_data_and_a_fitted_stack_are_where_it_starts(digits, labels):
+def test_unlabeled_data_and_a_fitted_stack_are_where_it_starts(digits, labels):
     settings = {"rank": 2, "hidden": "bernoulli", "random_state": 4}
     make = lambda: MVRBMClassifier((6, 6), pretraining=2, n_epochs=3, perturbation=0, **settings)  # noqa: E731
-    by_data = make().fit(digits[:90], labels[:90], unlabelled=digits)
+    by_data = make().fit(digits[:90], labels[:90], unlabeled=digits)
     stack = DeepMVRBM(((6, 6),), n_epochs=2, **settings).fit(digits)
     before = stack.transform(digits)
     by_stack = make().fit(digits[:90], labels[:90], stack=stack)
@@ -59,10 +59,10 @@ def test_unlabelled_data_and_a_fitted_stack_are_where_it_starts(digits, labels):
     assert not np.array_equal(by_data.predict_proba(digits), without.predict_proba(digits))
     with pytest.raises(ValueError, match="stack must have the same layers"):
         MVRBMClassifier((6, 5), **settings).fit(digits, labels, stack=stack)
-    with pytest.raises(ValueError, match="unlabelled must have samples of X's shape"):
-        make().fit(digits[:90], labels[:90], unlabelled=digits[:, :7])
-    with pytest.raises(ValueError, match="unlabelled is for pre-training"):
-        MVRBMClassifier((6, 6), perturbation=0).fit(digits, labels, unlabelled=digits)
+    with pytest.raises(ValueError, match="unlabeled must have samples of X's shape"):
+        make().fit(digits[:90], labels[:90], unlabeled=digits[:, :7])
+    with pytest.raises(ValueError, match="unlabeled is for pre-training"):
+        MVRBMClassifier((6, 6), perturbation=0).fit(digits, labels, unlabeled=digits)
 
 
 def test_a_loss_that_is_not_finite_ends_training(digits, labels):
@@ -73,7 +73,7 @@ def test_a_loss_that_is_not_finite_ends_training(digits, labels):
 # -- predictions that change slowly -----------------------------------------------------------------------
 
 
-def test_perturbation_makes_predictions_change_slowly_at_the_unlabelled_samples(digits, labels):
+def test_perturbation_makes_predictions_change_slowly_at_the_unlabeled_samples(digits, labels):
     settings = {"hidden_shape": (8, 8), "rank": 4, "dropout": 0, **FAST, "n_epochs": 30, "learning_rate": 0.01}
 
     def change(model):
@@ -85,8 +85,8 @@ def test_perturbation_makes_predictions_change_slowly_at_the_unlabelled_samples(
 
     plain = MVRBMClassifier(perturbation=0, **settings).fit(digits[:100], labels[:100])
     smooth = MVRBMClassifier(perturbation=0.5, **settings).fit(digits[:100], labels[:100])
-    smoother = MVRBMClassifier(perturbation=0.5, unlabelled_batch_size=100, **settings)
-    smoother.fit(digits[:100], labels[:100], unlabelled=digits)
+    smoother = MVRBMClassifier(perturbation=0.5, unlabeled_batch_size=100, **settings)
+    smoother.fit(digits[:100], labels[:100], unlabeled=digits)
     assert change(smooth) < 0.8 * change(plain)
     assert change(smoother) < 0.6 * change(smooth)
     assert smoother.score(digits[300:], labels[300:]) > 0.7
@@ -137,7 +137,7 @@ def test_scales_of_gaussian_entries_do_not_matter():
     np.testing.assert_allclose(one.predict_proba(X), other.predict_proba(7 + X * scales), atol=1e-8)
 
 
-@pytest.mark.parametrize(("name", "value"), [("perturbation", -1.0), ("certainty", -1.0), ("unlabelled_batch_size", 0)])
+@pytest.mark.parametrize(("name", "value"), [("perturbation", -1.0), ("certainty", -1.0), ("unlabeled_batch_size", 0)])
 def test_senseless_perturbations_are_refused(name, value, digits, labels):
     with pytest.raises(ValueError, match=name):
         MVRBMClassifier((4, 4), **{name: value}).fit(digits, labels)
@@ -218,7 +218,7 @@ def test_damaged_files_are_refused(digits, labels, tmp_path):
 
 def test_early_stopping_holds_out_a_share_of_every_class(digits, labels):
     model = MVRBMClassifier((6, 6), early_stopping=True, validation_fraction=0.2, n_epochs=3, random_state=0)
-    data = model._read_labelled(digits, labels, None, torch.device("cpu"))
+    data = model._read_labeled(digits, labels, None, torch.device("cpu"))
     learns, held = model._split(data, RandomSource(0))
     assert len(learns.codes) + len(held.codes) == 600
     whole, part = np.bincount(labels), np.bincount(held.codes, minlength=10)
@@ -232,10 +232,10 @@ def test_early_stopping_holds_out_a_share_of_every_class(digits, labels):
 
 
 def test_bytes_rows_frames_and_arrays_are_the_same_data(digits, labels):
-    grey = np.round(digits * 255).astype(np.uint8)
+    gray = np.round(digits * 255).astype(np.uint8)
     make = lambda: MVRBMClassifier((5, 5), visible_shape=(8, 8), n_epochs=2, random_state=0)  # noqa: E731
-    by_bytes, by_floats = make().fit(grey, labels), make().fit((grey / 255).astype(np.float32), labels)
-    np.testing.assert_allclose(by_bytes.predict_proba(grey), by_floats.predict_proba(grey / 255), atol=1e-4)
+    by_bytes, by_floats = make().fit(gray, labels), make().fit((gray / 255).astype(np.float32), labels)
+    np.testing.assert_allclose(by_bytes.predict_proba(gray), by_floats.predict_proba(gray / 255), atol=1e-4)
     rows = digits.reshape(600, -1)
     by_rows, by_arrays = make().fit(rows, labels), make().fit(digits, labels)
     np.testing.assert_array_equal(by_rows.predict_proba(digits), by_arrays.predict_proba(rows))

@@ -15,9 +15,9 @@ from enumeration import Written, every_visible_state
 from mvrbm import MPO, MVRBM, Bernoulli, BoltzmannMachine, DeepMVRBM, Dense, Kronecker, RandomSource
 from mvrbm.errors import StorageError
 from mvrbm.estimators import Layer
-from mvrbm.learning import Callback, Checkpoint, Recipe, Trainer
 from mvrbm.saving import read_machine, read_stack
-from tables import generator, randomise
+from mvrbm.training import Callback, Checkpoint, Recipe, Trainer
+from tables import generator, randomize
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_samples_follow_the_network_from_the_top_down():
     rng = generator("ancestral")
     deep = DeepMVRBM(((1, 2), (2, 1)), n_epochs=0, random_state=0).fit(rng.random((4, 1, 3)))
     for machine in deep.machines_:
-        randomise(machine, rng, size=1.5)
+        randomize(machine, rng, size=1.5)
     bottom, top = deep.machines_
     y = every_visible_state(top)["visible"]
     log_prior = -Written(top).free_energy({"visible": y}).detach()
@@ -112,7 +112,7 @@ def test_each_machine_is_trained_on_the_layer_below(digits, feed):
     if feed == "mean":
         np.testing.assert_array_equal(fed, below.hidden_maps(X))
         machine = BoltzmannMachine(Bernoulli((5, 5)), Bernoulli((4, 4)), Kronecker())
-        Trainer(machine, Recipe(n_epochs=2), seed=int(seeds[1])).fit(fed, initialise=True)
+        Trainer(machine, Recipe(n_epochs=2), seed=int(seeds[1])).fit(fed, initialize=True)
         for name, parameter in machine.named_parameters():
             assert torch.equal(parameter, deep.machines_[1].get_parameter(name)), name
     else:

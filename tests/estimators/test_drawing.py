@@ -12,9 +12,9 @@ from enumeration import Written, every_visible_state
 from mvrbm import MMVRBM, MVRBM, ClassificationMVRBM, DeepMVRBM, RandomSource
 from mvrbm.errors import RecipeWarning, StorageError
 from mvrbm.estimators.chains import MOST_CHAINS, label_codes, start_with_labels
-from mvrbm.learning import PCD, Recipe
 from mvrbm.sampling import match_label_shares
-from tables import generator, randomise
+from mvrbm.training import PCD, Recipe
+from tables import generator, randomize
 
 CLASSES = ["ant", "bee", "cow"]
 
@@ -29,7 +29,7 @@ def tiny(kind):
     else:
         model = MMVRBM((2, 1), recipe="generative", n_epochs=1, random_state=0).fit({"image": bits, "animal": y})
         names, draw = ("image", "animal"), lambda **how: tuple(model.sample(4000, **how).values())
-    randomise(model.machine_, rng)
+    randomize(model.machine_, rng)
     return model, names, draw
 
 

@@ -9,7 +9,7 @@ import torch
 from mvrbm import DeepMVRBM, DeepMVRBMClassifier, Dense, MVRBMClassifier, RandomSource
 from mvrbm.estimators import Layer
 from mvrbm.estimators.network import StructuredNetwork, field_of, virtual_adversarial_loss
-from tables import CONNECTED, generator, randomise
+from tables import CONNECTED, generator, randomize
 
 
 @pytest.mark.parametrize("hidden", ["bernoulli", "rectified"])
@@ -18,7 +18,7 @@ def test_gradient_of_fine_tuning_is_that_of_finite_differences(hidden, by_finite
     stack = DeepMVRBM(((3, 2), (2, 2)), rank=2, hidden=hidden, n_epochs=0, random_state=0).fit(rng.random((5, 3, 4)))
     network = StructuredNetwork(stack.machines_, 3).double()
     for machine in stack.machines_:
-        randomise(machine, rng)
+        randomize(machine, rng)
     with torch.no_grad():
         network.weight.copy_(torch.from_numpy(rng.standard_normal(network.weight.shape)))
     x, codes = torch.from_numpy(rng.random((5, 3, 4))), torch.tensor([0, 1, 2, 1, 0])

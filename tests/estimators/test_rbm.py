@@ -17,9 +17,9 @@ from sklearn.pipeline import make_pipeline
 import mvrbm
 from enumeration import Written
 from mvrbm import CP, MMVRBM, MPO, MVRBM, RBM, TVRBM, DeepMVRBM, Dense, Kronecker
-from mvrbm.learning import CD, PCD, Callback, Checkpoint, Monitor, Recipe, TemperedPCD
 from mvrbm.likelihood import pseudo_log_likelihood
-from tables import generator, randomise
+from mvrbm.training import CD, PCD, Callback, Checkpoint, Monitor, Recipe, TemperedPCD
+from tables import generator, randomize
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ FREE_ENERGIES = {
 def test_free_energy_sums_out_the_hidden_layer(name):
     X = (generator("free energy").random((5, 2, 2)) < 0.5).astype(np.float64)
     model = FREE_ENERGIES[name](X)
-    machine = randomise(model.machine_, generator("free energy"))
+    machine = randomize(model.machine_, generator("free energy"))
     layers = {key: torch.from_numpy(X).reshape(5, *unit.shape) for key, unit in machine.layers.items()}
     given = dict.fromkeys(layers, X) if len(layers) > 1 else X.reshape(5, *model.visible_shape_)
     expected = Written(machine).free_energy(layers).detach().numpy()

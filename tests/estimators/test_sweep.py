@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from mvrbm import MVRBM
+from mvrbm.distributed import World, single_process
 from mvrbm.estimators import Sweep
-from mvrbm.learning import RECIPES, DivergenceError, Recipe, Trainer, fit_together
-from mvrbm.learning.distributed import World, single_process
 from mvrbm.models import mvrbm
+from mvrbm.training import RECIPES, DivergenceError, Recipe, Trainer, fit_together
 
 X = (np.random.default_rng(0).random((120, 6, 5)) < np.linspace(0.1, 0.9, 6)[:, None]).astype(np.float32)
 
@@ -83,7 +83,7 @@ def test_the_kernels_train_each_of_many_as_they_train_it_alone(ranks, rtol):
     many, alone = trainers(), trainers()
     assert fit_together(many, [data] * 2)[0][0] is False
     for trainer in alone:
-        trainer.fit(data, initialise=True)
+        trainer.fit(data, initialize=True)
     for mine, other in zip(many, alone, strict=True):
         assert (mine.update, mine.epoch) == (other.update, other.epoch) == (4, 2)
         for key, value in other.machine.state_dict().items():

@@ -12,7 +12,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import mvrbm
 from mvrbm import ReplicatedSoftmax
 from mvrbm.estimators.topics import halves
-from mvrbm.learning import Checkpoint
+from mvrbm.training import Checkpoint
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
@@ -106,7 +106,7 @@ def test_resumed_training_gives_the_same_model(tmp_path):
     settings = {"n_epochs": 4, "random_state": 0, "n_components": 3}
     whole = ReplicatedSoftmax(**settings).fit(documents())
 
-    class Stop(mvrbm.learning.Callback):
+    class Stop(mvrbm.training.Callback):
         def on_epoch_end(self, trainer):
             trainer.stop = trainer.epoch == 2
 

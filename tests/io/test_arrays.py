@@ -60,7 +60,7 @@ def test_idx(tmp_path):
         assert read_array(tmp_path / name).tolist() == [[5, 6]]
 
 
-def test_images_are_read_in_the_order_of_their_names_as_grey_bytes(tmp_path):
+def test_images_are_read_in_the_order_of_their_names_as_gray_bytes(tmp_path):
     image(tmp_path / "b.png", value=9)
     image(tmp_path / "a.bmp", mode="RGB", value=(255, 255, 255))
     image(tmp_path / "c.PNG", mode="I;16", value=0x1200)

@@ -168,7 +168,7 @@ def test_patches_are_pieces_of_the_images():
     assert not np.array_equal(cut, patches([image], (4, 5), 50, seed=2))
 
 
-def test_patches_are_grey_and_from_0_to_1_and_every_position_is_as_likely():
+def test_patches_are_gray_and_from_0_to_1_and_every_position_is_as_likely():
     white, black = np.full((50, 60, 3), 255, np.uint8), np.zeros((15, 15), np.uint8)
     cut = patches([white, black], 10, 2000)
     # 41 * 51 positions against 6 * 6; within 5 standard deviations of 34 expected black ones.

@@ -15,7 +15,7 @@ from mvrbm.errors import InputError
 from mvrbm.io.pictures import FORMATS, Picture, check_format, read_picture, write_picture
 
 RANDOM = np.random.default_rng(0)
-GREY, RGB, RGBA = (RANDOM.integers(0, 256, (5, 7, *channels), dtype=np.uint8) for channels in ((), (3,), (4,)))
+GRAY, RGB, RGBA = (RANDOM.integers(0, 256, (5, 7, *channels), dtype=np.uint8) for channels in ((), (3,), (4,)))
 DEEP = {channels: RANDOM.integers(0, 65536, (5, 7, *channels), dtype=np.uint16) for channels in ((), (3,), (4,))}
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
@@ -30,7 +30,7 @@ def there(folder):
     return {path.name: path.is_file() and path.read_bytes() for path in folder.iterdir()}
 
 
-def png(array, colour_type, depth=16, size=None):
+def png(array, color_type, depth=16, size=None):
     """A PNG written by the letter of its specification, each row by another of the five filters."""
 
     def chunk(kind, content):
@@ -49,7 +49,7 @@ def png(array, colour_type, depth=16, size=None):
         paeth = np.choose(distances.argmin(0), [left, above, corner])
         predicted = [np.zeros_like(row), left, above, (left + above) // 2, paeth][y % 5]
         rows.append(bytes([y % 5]) + ((row - predicted) % 256).astype(np.uint8).tobytes())
-    head = struct.pack(">IIBBBBB", *(size or (width, height)), depth, colour_type, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", *(size or (width, height)), depth, color_type, 0, 0, 0)
     parts = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"".join(rows))) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + parts
 
@@ -57,7 +57,7 @@ def png(array, colour_type, depth=16, size=None):
 # -- reading ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pixels", [GREY, RGB, RGBA], ids=["grey", "RGB", "RGBA"])
+@pytest.mark.parametrize("pixels", [GRAY, RGB, RGBA], ids=["gray", "RGB", "RGBA"])
 @pytest.mark.parametrize("kind", ["png", "tiff", "webp"])
 def test_bytes_are_read_as_they_are(pixels, kind):
     Image.fromarray(pixels).save(f"x.{kind}", **({"lossless": True, "exact": True} if kind == "webp" else {}))
@@ -67,9 +67,9 @@ def test_bytes_are_read_as_they_are(pixels, kind):
     assert (found.exif, found.profile, found.notes) == (b"", b"", ())
 
 
-@pytest.mark.parametrize(("channels", "colour_type"), [((), 0), ((3,), 2), ((4,), 6)])
-def test_all_sixteen_bits_of_a_png_are_read(channels, colour_type):
-    Path("x.png").write_bytes(png(DEEP[channels], colour_type))
+@pytest.mark.parametrize(("channels", "color_type"), [((), 0), ((3,), 2), ((4,), 6)])
+def test_all_sixteen_bits_of_a_png_are_read(channels, color_type):
+    Path("x.png").write_bytes(png(DEEP[channels], color_type))
     np.testing.assert_array_equal(read_picture("x.png").pixels, DEEP[channels])
 
 
@@ -100,16 +100,16 @@ def cmyk(**options):
     return save
 
 
-def grey_with_alpha():
-    Image.fromarray(np.stack([GREY, GREY.T.reshape(5, 7)], -1), "LA").save("x.png")
+def gray_with_alpha():
+    Image.fromarray(np.stack([GRAY, GRAY.T.reshape(5, 7)], -1), "LA").save("x.png")
 
 
 # what is in the file; how it is written; shape; a pixel (row 3, column 2) and a tolerance
 OTHERS = [
     ("palette", palette(False), (5, 7, 3), (200, 100, 50), 0),
-    ("palette with a transparent colour", palette(True), (5, 7, 4), (200, 100, 50, 0), 0),
-    ("one bit", lambda: Image.fromarray(GREY > 99).save("x.png"), (5, 7), 255 * (GREY[3, 2] > 99), 0),
-    ("grey with alpha", grey_with_alpha, (5, 7, 4), (*[GREY[3, 2]] * 3, GREY.T.reshape(5, 7)[3, 2]), 0),
+    ("palette with a transparent color", palette(True), (5, 7, 4), (200, 100, 50, 0), 0),
+    ("one bit", lambda: Image.fromarray(GRAY > 99).save("x.png"), (5, 7), 255 * (GRAY[3, 2] > 99), 0),
+    ("gray with alpha", gray_with_alpha, (5, 7, 4), (*[GRAY[3, 2]] * 3, GRAY.T.reshape(5, 7)[3, 2]), 0),
     ("CMYK", cmyk(), (5, 7, 3), (255, 0, 0), 0),
     ("CMYK, damaged profile", cmyk(icc_profile=b"no profile at all"), (5, 7, 3), (255, 0, 0), 0),
     ("a still GIF", lambda: Image.new("RGB", (7, 5), (9, 99, 199)).save("x.gif"), (5, 7, 3), (9, 99, 199), 0),
@@ -119,7 +119,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("save", "shape", "pixel", "off"), [o[1:] for o in OTHERS], ids=[o[0] for o in OTHERS])
-def test_other_kinds_are_turned_into_grey_or_colour(place, save, shape, pixel, off):
+def test_other_kinds_are_turned_into_gray_or_color(place, save, shape, pixel, off):
     save()
     (path,) = place.iterdir()
     found = read_picture(path)
@@ -131,7 +131,7 @@ def test_other_kinds_are_turned_into_grey_or_colour(place, save, shape, pixel, o
 
 
 def test_a_jpeg_with_a_hidden_second_picture_is_its_first():
-    first, second = (Image.new("RGB", (16, 16), colour) for colour in ("red", "blue"))
+    first, second = (Image.new("RGB", (16, 16), color) for color in ("red", "blue"))
     first.save("x.jpg", "MPO", save_all=True, append_images=[second])
     with Image.open("x.jpg") as image:
         assert image.n_frames == 2
@@ -156,7 +156,7 @@ def test_pictures_are_turned_upright_and_stay_so(orientation, kind):
         assert image.getexif().get(0x0112, 1) == 1
         assert image.getexif()[0x010F] == "a camera"
     assert again.shape == expected.shape
-    assert np.abs(again.astype(int) - expected).max() <= 60  # colours of lossy formats
+    assert np.abs(again.astype(int) - expected).max() <= 60  # colors of lossy formats
     for corner in ((4, 4), (4, -4), (-4, 4), (-4, -4)):
         assert (again[corner] > 128).tolist() == (expected[corner] > 128).tolist()
 
@@ -171,7 +171,7 @@ Image.fromarray(RANDOM.integers(0, 256, (60, 60, 3), dtype=np.uint8)).save(JPEG,
 
 def animation(kind, **options):
     target = io.BytesIO()
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue", "green")]
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue", "green")]
     frames[0].save(target, kind, save_all=True, append_images=frames[1:], **options)
     return target.getvalue()
 
@@ -192,12 +192,12 @@ UNREADABLE = [
     ("an animated PNG", animation("PNG"), "x.png has 3 frames or pages: split it"),
     ("an animated WebP", animation("WEBP"), "x.png has 3 frames or pages: split it"),
     ("a TIFF of three pages", animation("TIFF"), "x.png has 3 frames or pages: split it"),
-    ("a bomb", png(GREY, 0, 8, size=(60_000, 60_000)), "x.png claims .* a decompression bomb?"),
-    ("a small bomb", png(GREY, 0, 8, size=(9_000, 9_000)), "has 9000x9000 pixels: 1 to 67,108,864 are supported"),
-    ("no columns", png(GREY, 0, 8, size=(0, 5)), "x.png is not an image"),
+    ("a bomb", png(GRAY, 0, 8, size=(60_000, 60_000)), "x.png claims .* a decompression bomb?"),
+    ("a small bomb", png(GRAY, 0, 8, size=(9_000, 9_000)), "has 9000x9000 pixels: 1 to 67,108,864 are supported"),
+    ("no columns", png(GRAY, 0, 8, size=(0, 5)), "x.png is not an image"),
     ("no rows", b"P5 5 0 255\n", "x.png is not an image"),
-    ("floats", of_mode("F", "TIFF"), "x.png has pixels of mode F: grey or colour with 8 or 16 bits is required"),
-    ("32 bits", of_mode("I", "TIFF"), "x.png has values from 70000 to 70000: grey with 8 or 16 bits is required"),
+    ("floats", of_mode("F", "TIFF"), "x.png has pixels of mode F: gray or color with 8 or 16 bits is required"),
+    ("32 bits", of_mode("I", "TIFF"), "x.png has values from 70000 to 70000: gray with 8 or 16 bits is required"),
 ]
 
 
@@ -251,9 +251,9 @@ def test_a_damaged_exif_does_not_cost_the_picture():
     assert (found.exif, found.profile, found.pixels.shape) == (b"", PROFILE, (5, 7, 3))
 
 
-def test_a_profile_of_other_colours_is_left_out():
-    grey = PROFILE[:16] + b"GRAY" + PROFILE[20:]
-    for pixels, profile, kept in ((RGB, grey, False), (GREY, grey, True), (GREY, PROFILE, False), (RGB, PROFILE, True)):
+def test_a_profile_of_other_colors_is_left_out():
+    gray = PROFILE[:16] + b"GRAY" + PROFILE[20:]
+    for pixels, profile, kept in ((RGB, gray, False), (GRAY, gray, True), (GRAY, PROFILE, False), (RGB, PROFILE, True)):
         Image.fromarray(pixels).save("x.png", icc_profile=profile)
         assert read_picture("x.png").profile == (profile if kept else b"")
 
@@ -261,7 +261,7 @@ def test_a_profile_of_other_colours_is_left_out():
 # -- writing ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pixels", [GREY, RGB, RGBA, *DEEP.values()], ids=lambda p: f"{p.dtype}{p.shape}")
+@pytest.mark.parametrize("pixels", [GRAY, RGB, RGBA, *DEEP.values()], ids=lambda p: f"{p.dtype}{p.shape}")
 @pytest.mark.parametrize("kind", ["png", "tif"])
 def test_what_is_written_without_loss_comes_back(pixels, kind):
     if kind == "tif":
@@ -277,7 +277,7 @@ def test_what_is_written_without_loss_comes_back(pixels, kind):
 def test_a_deep_png_is_right_in_the_eyes_of_another_reader():
     imread = pytest.importorskip("skimage.io").imread
     write_picture("x.png", Picture(DEEP[()]))
-    np.testing.assert_array_equal(imread("x.png"), DEEP[()])  # grey is all that it reads with 16 bits
+    np.testing.assert_array_equal(imread("x.png"), DEEP[()])  # gray is all that it reads with 16 bits
     write_picture("y.png", Picture(DEEP[3,]))
     np.testing.assert_array_equal(imread("y.png"), DEEP[3,] >> 8)
 
@@ -314,8 +314,8 @@ def test_sixteen_bits_become_eight_where_a_format_has_no_more(suffix):
     assert any("lower 8 of 16 are lost" in line for line in lost)
     write_picture(f"x{suffix}", Picture(ramp))
     found = read_picture(f"x{suffix}").pixels
-    grey = found if found.ndim == 2 else found[..., 1]
-    assert np.abs(grey - ramp / 257).max() <= (0.5 if suffix == ".bmp" else 6)
+    gray = found if found.ndim == 2 else found[..., 1]
+    assert np.abs(gray - ramp / 257).max() <= (0.5 if suffix == ".bmp" else 6)
 
 
 def test_transparency_raises_for_formats_without_it_unless_all_is_opaque():
@@ -342,7 +342,7 @@ def test_bmp_loses_metadata_and_says_so():
 
 
 def test_nothing_is_replaced_unasked_and_nothing_is_half_written(place, monkeypatch):
-    write_picture("x.png", Picture(GREY))
+    write_picture("x.png", Picture(GRAY))
     with pytest.raises(InputError, match=r"x\.png exists: use --force to replace it"):
         write_picture("x.png", Picture(RGB))
     with pytest.raises(InputError, match=r"x\.xcf should end in one of \.png \.jpg"):
@@ -353,7 +353,7 @@ def test_nothing_is_replaced_unasked_and_nothing_is_half_written(place, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_space)
-    for picture in (Picture(GREY), Picture(DEEP[3,])):
+    for picture in (Picture(GRAY), Picture(DEEP[3,])):
         with pytest.raises(InputError, match=r"x\.png cannot be written: No space left on device"):
             write_picture("x.png", picture, force=True)
         assert there(place) == former
@@ -366,7 +366,7 @@ def test_every_format_is_one_that_pillow_knows():
 
 
 @pytest.mark.parametrize(("mode", "key"), [("RGB", (255, 0, 255)), ("L", 7)])
-def test_a_colour_key_is_transparency(tmp_path, mode, key):
+def test_a_color_key_is_transparency(tmp_path, mode, key):
     image = Image.new(mode, (3, 2), key)
     image.putpixel((1, 1), (1, 2, 3) if mode == "RGB" else 200)
     image.save(tmp_path / "keyed.png", transparency=key)

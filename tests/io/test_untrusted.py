@@ -12,10 +12,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import mvrbm
+from mvrbm import distributed
 from mvrbm.errors import DistributedError, InputError, StorageError
 from mvrbm.io import arrays, pictures, shards
 from mvrbm.io.untrusted import ALLOWANCE, Budget, check_regular_file
-from mvrbm.learning import Trainer, distributed
+from mvrbm.training import Trainer
 
 DATA = np.random.default_rng(0).random((6, 3, 2)).astype(np.float32)
 QUICK = {"n_epochs": 1, "random_state": 0, "device": "cpu"}

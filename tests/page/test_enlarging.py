@@ -61,11 +61,11 @@ def enlarger(tmp_path_factory):
 
 
 def photograph(path, kind):
-    """A smooth picture of 40 x 31 pixels with an edge: grey, in colour, or transparent."""
+    """A smooth picture of 40 x 31 pixels with an edge: gray, in color, or transparent."""
     y, x = np.mgrid[:40, :31] / 40
     edge = 1 / (1 + np.exp(-30 * (x + 0.6 * y - 0.8)))
-    colours = np.stack([edge, 0.8 * edge + 0.1 * y, 0.3 + 0.5 * x], -1)
-    array = np.round(255 * (edge if kind == "grey" else colours)).astype(np.uint8)
+    colors = np.stack([edge, 0.8 * edge + 0.1 * y, 0.3 + 0.5 * x], -1)
+    array = np.round(255 * (edge if kind == "gray" else colors)).astype(np.uint8)
     Image.fromarray(array).save(path)
     return array
 
@@ -77,7 +77,7 @@ def result_of(page):
     return np.array(page.evaluate(read)).reshape(height, width, 4)
 
 
-@pytest.mark.parametrize(("kind", "scale"), [("grey", 2), ("colour", 2), ("colour", 3), ("colour", 4)])
+@pytest.mark.parametrize(("kind", "scale"), [("gray", 2), ("color", 2), ("color", 3), ("color", 4)])
 def test_photographs_are_enlarged_as_by_python(visit, enlarger, tmp_path, kind, scale):
     array = photograph(tmp_path / "photo.png", kind)
     expected = SuperResolver.pretrained(scale, device="cpu").upscale(array).astype(int)
@@ -86,7 +86,7 @@ def test_photographs_are_enlarged_as_by_python(visit, enlarger, tmp_path, kind, 
     page.locator("#file").set_input_files(tmp_path / "photo.png")
     found = result_of(page)
     assert f"31 × 40 → {31 * scale} × {40 * scale} pixels" in page.locator("#status").inner_text()
-    if kind == "grey":
+    if kind == "gray":
         expected = np.repeat(expected[..., None], 3, -1)
     assert np.abs(found[..., :3] - expected).max() <= 1  # rounding of halves
     assert np.mean(found[..., :3] != expected) < 0.01

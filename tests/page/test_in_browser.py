@@ -11,7 +11,7 @@ import mvrbm.demo
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
 from mvrbm.couplings import Tucker
 from mvrbm.page import write_page
-from tables import generator, randomise
+from tables import generator, randomize
 
 pytestmark = pytest.mark.browser
 
@@ -41,11 +41,11 @@ def single(machine):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [*MACHINES, "digits", "labelled-digits"])
+@pytest.mark.parametrize("name", [*MACHINES, "digits", "labeled-digits"])
 def test_passes_equal_those_of_python(visit, tmp_path, name):
     rng = generator(name)
     if name in MACHINES:
-        model = machine = single(randomise(MACHINES[name](), rng))
+        model = machine = single(randomize(MACHINES[name](), rng))
     else:
         model = mvrbm.load(name, "cpu")
         machine = model.machine_.double()
@@ -94,7 +94,7 @@ def test_passes_equal_those_of_python(visit, tmp_path, name):
 @pytest.mark.parametrize("temperature", [1.0, 1.6])
 def test_samples_given_a_pixel_and_a_class_have_the_exact_probabilities(visit, tmp_path, temperature):
     machine = single(
-        randomise(machine_of(Bernoulli((2, 2)), Bernoulli((2, 1)), Kronecker(rank=2), True), generator("a"))
+        randomize(machine_of(Bernoulli((2, 2)), Bernoulli((2, 1)), Kronecker(rank=2), True), generator("a"))
     )
     page = visit(write_page(machine, tmp_path / "page.html")).page
     run = """({beta, steps}) => {
@@ -142,21 +142,21 @@ def test_samples_of_gaussian_pixels_have_the_variance_of_the_temperature(visit, 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    return write_page(mvrbm.load("labelled-digits", "cpu"), tmp_path_factory.mktemp("page") / "page.html")
+    return write_page(mvrbm.load("labeled-digits", "cpu"), tmp_path_factory.mktemp("page") / "page.html")
 
 
 PICTURE = "[...(byId('probabilities').checked ? state.mean : state.x)]"
 
 
-def centre_of(page, row, column):
+def center_of(page, row, column):
     box = page.locator("#picture").bounding_box()
     return box["x"] + (column + 0.5) * box["width"] / 28, box["y"] + (row + 0.5) * box["height"] / 28
 
 
 def stroke(page, start, end):
-    page.mouse.move(*centre_of(page, *start))
+    page.mouse.move(*center_of(page, *start))
     page.mouse.down()
-    page.mouse.move(*centre_of(page, *end), steps=5)
+    page.mouse.move(*center_of(page, *end), steps=5)
     page.mouse.up()
 
 
@@ -252,7 +252,7 @@ def test_runs_steps_and_pauses(visit, digits):
 
 def test_a_finger_draws_instead_of_scrolling(visit, digits):
     page = visit(digits, width=390, has_touch=True).page
-    x, y = centre_of(page, 10, 10)
+    x, y = center_of(page, 10, 10)
     page.touchscreen.tap(x, y)
     assert page.evaluate("known.some(Boolean)")
     assert page.evaluate("getComputedStyle(byId('picture')).touchAction") == "none"
@@ -277,9 +277,9 @@ def report(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pages(digits, report, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    gaussian = single(randomise(MACHINES["one term"](), generator("gaussian")))
+    gaussian = single(randomize(MACHINES["one term"](), generator("gaussian")))
     return {
-        "labelled digits": digits,
+        "labeled digits": digits,
         "digits": write_page(mvrbm.load("digits", "cpu"), folder / "digits.html"),
         "gaussian": write_page(gaussian, folder / "gaussian.html", title="A" * 100),
         "report": report,
@@ -287,7 +287,7 @@ def pages(digits, report, tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("name", ["labelled digits", "digits", "gaussian", "report", "playground of the report"])
+@pytest.mark.parametrize("name", ["labeled digits", "digits", "gaussian", "report", "playground of the report"])
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_pages_fit_the_screen_in_light_and_dark(visit, pages, name, width, scheme):
     visit(pages[name], width=width, scheme=scheme, motion="no-preference").check_looks(scheme)
@@ -313,7 +313,7 @@ def test_the_documentation_shows_models_that_run(visit, unavailable):
     if not path.exists():
         unavailable(f"{path} is missing: make docs")
     page = visit(path).page
-    frame = page.frame_locator("iframe#live-labelled-digits")
+    frame = page.frame_locator("iframe#live-labeled-digits")
     frame.get_by_role("button", name="One step").click()
     assert frame.locator("#energy").inner_text().startswith("−")
     page.locator("iframe#live-enlarge").scroll_into_view_if_needed()

@@ -22,7 +22,7 @@ def decoded(tensor):
     return array.reshape(tensor["shape"])
 
 
-@pytest.mark.parametrize("name", ["digits", "labelled-digits"])
+@pytest.mark.parametrize("name", ["digits", "labeled-digits"])
 def test_a_page_is_one_small_file_with_the_factors_of_the_model(tmp_path, name):
     model = mvrbm.load(name, "cpu")
     path = write_page(model, tmp_path / "page.html", title="<b>")
@@ -35,7 +35,7 @@ def test_a_page_is_one_small_file_with_the_factors_of_the_model(tmp_path, name):
     for factor, own in zip(factors, model.machine_.links["visible"].factors, strict=True):
         np.testing.assert_array_equal(factor, own.detach())
     assert stored["visible"]["steps"][0]["factor"]["type"] == "float32"
-    assert (stored["label"] is not None) == (name == "labelled-digits")
+    assert (stored["label"] is not None) == (name == "labeled-digits")
     assert len(set(stored["starts"]["labels"])) == (10 if stored["label"] else 1)  # every digit has a start
 
 

@@ -1,4 +1,4 @@
-"""Pages and figures: escaped, in the colours of the page, written whole."""
+"""Pages and figures: escaped, in the colors of the page, written whole."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from jinja2 import UndefinedError
 from mvrbm.report import Page, Section, Table, curves, image_grid
 
 
-def test_text_is_escaped_and_curves_follow_the_colours(tmp_path):
+def test_text_is_escaped_and_curves_follow_the_colors(tmp_path):
     figure = curves({"a": ([0, 1], [1, 2])}, 'up & "up"', "caption", x_label="x", y_label="y")
     page = Page("<b>", "lead", [Section("s", ["<i>"], [Table(["a", "b"], [["<u>", "1"]])], [figure])])
     html = page.write(tmp_path / "page.html").read_text(encoding="utf-8")
@@ -27,6 +27,6 @@ def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_filters_are_grey_where_they_are_zero():
+def test_filters_are_gray_where_they_are_zero():
     figure = image_grid(np.zeros((3, 4, 4)), "none", "none", columns=2, symmetric=True)
     assert 'alt="none"' in figure.html

@@ -1,4 +1,4 @@
-"""Baselines learn and count as they say; nearest neighbours against independent answers."""
+"""Baselines learn and count as they say; nearest neighbors against independent answers."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ from studies.baselines import (
     ConvolutionalNetwork,
     DeepBeliefNetwork,
     DropoutNetwork,
-    NearestNeighbour,
-    RBMNearestNeighbour,
+    NearestNeighbor,
+    RBMNearestNeighbor,
     SparseAutoencoder,
     ToolboxAutoencoder,
     ToolboxConvolutionalNetwork,
@@ -24,7 +24,7 @@ from studies.baselines import (
     ToolboxDropoutNetwork,
     base,
     nearest,
-    nearest_neighbour_error,
+    nearest_neighbor_error,
 )
 from studies.baselines.base import Descent, adam
 
@@ -44,8 +44,8 @@ def larger(images):
 # Small sizes and few epochs, so that it is quick; the toolbox's need more than its one epoch with so few images.
 # The nearest class mean errs on 0.083 of the same test digits.
 LEARNERS = {
-    "raw-1nn": (NearestNeighbour(), 0.03),
-    "rbm-1nn": (RBMNearestNeighbour(200, updates=400), 0.075),
+    "raw-1nn": (NearestNeighbor(), 0.03),
+    "rbm-1nn": (RBMNearestNeighbor(200, updates=400), 0.075),
     "dropout": (DropoutNetwork((100, 100), epochs=40, learning_rate=3e-3), 0.05),
     "dbn": (DeepBeliefNetwork((100, 100), dropout=0.1, pretraining_updates=200, epochs=50), 0.06),
     "cnn": (ConvolutionalNetwork((8, 16), 50, epochs=20, learning_rate=5e-3), 0.05),
@@ -64,7 +64,7 @@ def test_every_baseline_is_tested_to_learn():
 
 def test_the_simple_reference_is_worse_than_all_limits():
     means = np.stack([DIGITS[TRAIN][LABELS[TRAIN] == digit].mean(0) for digit in range(10)])
-    error = nearest_neighbour_error(means, np.arange(10), DIGITS[TEST], LABELS[TEST])
+    error = nearest_neighbor_error(means, np.arange(10), DIGITS[TEST], LABELS[TEST])
     assert error > max(limit for _, limit in LEARNERS.values())
 
 
@@ -98,8 +98,8 @@ PARAMETERS = [  # by hand, for 28 x 28 pixels and 10 classes
     (ToolboxDeepBeliefNetwork, (784 * 100 + 100) + (100 * 100 + 100) + (100 * 10 + 10)),
     (ToolboxAutoencoder, (784 * 100 + 100) + (100 * 10 + 10)),
     (ToolboxConvolutionalNetwork, (25 * 6 + 6) + (6 * 25 * 12 + 12) + (12 * 4 * 4 * 10 + 10)),
-    (RBMNearestNeighbour, 784 * 625 + 784 + 625),
-    (NearestNeighbour, 0),
+    (RBMNearestNeighbor, 784 * 625 + 784 + 625),
+    (NearestNeighbor, 0),
 ]
 
 
@@ -193,7 +193,7 @@ def test_same_seed_same_answers_and_global_randomness_untouched(name):
 
 def answers(fitted):
     """What a classifier says, as numbers that show small differences."""
-    if isinstance(fitted, RBMNearestNeighbour):
+    if isinstance(fitted, RBMNearestNeighbor):
         return fitted.machine_.hidden_mean(torch.from_numpy(DIGITS[TEST]).flatten(1)).detach().numpy()
     return fitted.predict_proba(DIGITS[TEST])
 
@@ -231,7 +231,7 @@ BAD = [
     (lambda: nearest(np.zeros((0, 2)), np.zeros((1, 2))), "train must have at least one sample"),
     (lambda: nearest([1.0], [[1.0]]), r"train must have one sample per row, got shape \(1,\)"),
     (lambda: nearest([[np.nan]], [[1.0]]), "train must be finite"),
-    (lambda: nearest_neighbour_error([[1.0]], [1, 2], [[1.0]], [1]), r"train_labels must have shape \(1,\), got"),
+    (lambda: nearest_neighbor_error([[1.0]], [1, 2], [[1.0]], [1]), r"train_labels must have shape \(1,\), got"),
 ]
 
 
@@ -246,12 +246,12 @@ def test_not_fitted():
         quick().predict(DIGITS[:2])
 
 
-# -- nearest neighbours -----------------------------------------------------------------------------
+# -- nearest neighbors -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("block", [(1024, 8192), (7, 11), (1, 1000), (1000, 1)])
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.uint8])
-def test_nearest_neighbours_are_scikit_learns(kind, block):
+def test_nearest_neighbors_are_scikit_learns(kind, block):
     chance = np.random.default_rng(5)
     if kind is np.uint8:
         train, test = (chance.integers(0, 256, (n, 3, 4), dtype=np.uint8) for n in (203, 101))
@@ -265,10 +265,10 @@ def test_nearest_neighbours_are_scikit_learns(kind, block):
 def test_near_ties_far_from_the_origin_are_told_apart():
     # In single precision these distances, 1e-3 and 1.001e-3 at norms of 1e3, are all noise.
     chance = np.random.default_rng(0)
-    centre, direction = chance.standard_normal((2, 50)) * [[150], [1]]
+    center, direction = chance.standard_normal((2, 50)) * [[150], [1]]
     direction /= np.linalg.norm(direction)
-    train = np.stack([centre + 1.001e-3 * direction, centre - 1e-3 * direction])
-    assert nearest(train, centre[None], device="cpu").tolist() == [1]
+    train = np.stack([center + 1.001e-3 * direction, center - 1e-3 * direction])
+    assert nearest(train, center[None], device="cpu").tolist() == [1]
 
 
 @pytest.mark.parametrize("block", [(10, 10), (10, 2)])
@@ -281,14 +281,14 @@ def test_error_is_that_of_the_classifiers():
     train, test = DIGITS[TRAIN], DIGITS[TEST]
     theirs = KNeighborsClassifier(1).fit(train.reshape(600, -1), LABELS[TRAIN])
     expected = 1 - theirs.score(test.reshape(600, -1), LABELS[TEST])
-    assert nearest_neighbour_error(train, LABELS[TRAIN], test, LABELS[TEST]) == pytest.approx(expected, abs=1e-12)
-    ours = NearestNeighbour(device="cpu").fit(train, LABELS[TRAIN])
+    assert nearest_neighbor_error(train, LABELS[TRAIN], test, LABELS[TEST]) == pytest.approx(expected, abs=1e-12)
+    ours = NearestNeighbor(device="cpu").fit(train, LABELS[TRAIN])
     assert 1 - ours.score(test, LABELS[TEST]) == pytest.approx(expected, abs=1e-12)
-    assert nearest_neighbour_error(train, LABELS[TRAIN], train, LABELS[TRAIN]) == 0
+    assert nearest_neighbor_error(train, LABELS[TRAIN], train, LABELS[TRAIN]) == 0
 
 
-def test_the_rbms_neighbours_are_those_of_the_estimators_features():
-    ours = RBMNearestNeighbour(30, updates=50, random_state=0, device="cpu").fit(DIGITS[TRAIN], LABELS[TRAIN])
+def test_the_rbms_neighbors_are_those_of_the_estimators_features():
+    ours = RBMNearestNeighbor(30, updates=50, random_state=0, device="cpu").fit(DIGITS[TRAIN], LABELS[TRAIN])
     estimator = RBM(30, device="cpu", n_epochs=0).fit(DIGITS[TRAIN])
     estimator.machine_.load_state_dict(_renamed(ours.machine_.state_dict(), estimator.machine_.state_dict()))
     features = [estimator.transform(DIGITS[rows]) for rows in (TRAIN, TEST)]

@@ -47,7 +47,7 @@ def place(tmp_path, monkeypatch):
     return Place(Rows(tmp_path / "results", tmp_path / "models"), "cpu", work=tmp_path / "work")
 
 
-@pytest.mark.parametrize("row", ["labels alone", "unlabelled, semi-supervised", "unlabelled, pre-trained"])
+@pytest.mark.parametrize("row", ["labels alone", "unlabeled, semi-supervised", "unlabeled, pre-trained"])
 def test_a_cell_of_few_labels(row, place, monkeypatch):
     name, (make, uses) = next(iter(deep.FEW[row].items()))
     small = lambda n, seed, device: make(n, seed, device).set_params(n_epochs=1)  # noqa: E731

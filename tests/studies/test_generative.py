@@ -67,8 +67,8 @@ def test_correlations_of_the_report_are_numpys():
         found, layer = report["layers"][name]["data"], unseen[name].numpy()
         assert found["mean"] == pytest.approx(layer.mean())
         assert found["std"] == pytest.approx(layer.std(ddof=1))
-        neighbours = np.corrcoef(layer[:, :, 1:].ravel(), layer[:, :, :-1].ravel())[0, 1]
-        assert found["neighbours"] == pytest.approx(neighbours)
+        neighbors = np.corrcoef(layer[:, :, 1:].ravel(), layer[:, :, :-1].ravel())[0, 1]
+        assert found["neighbors"] == pytest.approx(neighbors)
 
 
 @torch.no_grad()
@@ -85,4 +85,4 @@ def test_chains_of_the_report_are_drawn_from_the_machine():
         n = 2000 * 9
         assert layer["chains"]["mean"] == pytest.approx(0.7, abs=5 * 0.3 / np.sqrt(n))
         assert layer["chains"]["std"] == pytest.approx(0.3, rel=5 / np.sqrt(2 * n))
-        assert abs(layer["chains"]["neighbours"]) < 5 / np.sqrt(2000 * 6)
+        assert abs(layer["chains"]["neighbors"]) < 5 / np.sqrt(2000 * 6)

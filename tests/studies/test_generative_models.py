@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mvrbm import Bernoulli, BoltzmannMachine, Dense, RandomSource
-from mvrbm.learning import PCD, RECIPES, Recipe
 from mvrbm.likelihood import log_likelihood
+from mvrbm.training import PCD, RECIPES, Recipe
 from studies.__main__ import main
 from studies.cells import Place, Store
 from studies.generative import data as study_data
@@ -138,9 +138,9 @@ def test_the_judge_learns_shifted_digits_and_can_be_stored():
 # -- data -------------------------------------------------------------------------------------------
 
 
-def test_binarised_pixels_have_the_grey_levels_as_means():
-    grey = np.broadcast_to(np.array([0, 51, 204, 255], np.uint8), (6000, 2, 4))
-    binary = study_data._binarised(grey, np.random.default_rng(0))
+def test_binarized_pixels_have_the_gray_levels_as_means():
+    gray = np.broadcast_to(np.array([0, 51, 204, 255], np.uint8), (6000, 2, 4))
+    binary = study_data._binarized(gray, np.random.default_rng(0))
     assert set(np.unique(binary)) == {0, 255}
     np.testing.assert_allclose(binary.mean((0, 1)) / 255, [0, 0.2, 0.8, 1], atol=0.02)
 
@@ -156,7 +156,7 @@ def test_the_small_set_is_the_same_every_time():
     assert sorted(np.bincount(first.train_labels)) == [400] * 10
 
 
-def test_real_values_are_standardised_and_faces_are_held_out_in_blocks(tmp_path):
+def test_real_values_are_standardized_and_faces_are_held_out_in_blocks(tmp_path):
     frames = np.random.default_rng(0).integers(0, 256, (400, 28, 20), dtype=np.uint8)
     frames[160:200] = 255
     (tmp_path / "freyfaces").mkdir()
@@ -370,7 +370,7 @@ def test_claims_compare_what_was_found_with_what_was_wanted():
     sampled = {"means": {"confident": 0.9, "classes": [0.03, *[0.1] * 8, 0.17]}}
     quick = {"kind": "Kronecker", "device": "cpu"}
     found = {
-        "judge": {"grey": {"agreement": 0.9931}},
+        "judge": {"gray": {"agreement": 0.9931}},
         "conditional": [
             {"parameters": 18_869, "steps": 5000, "means": {"agreement": 0.94}},
             {"parameters": 18_869, "steps": 100, "means": {"agreement": 0.99}},

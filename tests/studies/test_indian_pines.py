@@ -16,7 +16,7 @@ SMALL = Settings(
     classes=3,
     least=3,
     folds=2,
-    unlabelled=60,
+    unlabeled=60,
     candidates=(Candidate("raw", (2, 2, 3), 1), Candidate("whitened", (1, 1, 4), 2)),
     passes=(1, 2),
 )
@@ -47,7 +47,7 @@ def test_training_and_test_patches_share_no_pixel_in_many_draws(patch):
             split = divide(labels, draw, settings)
             tested = pixels_read(split.test, labels.shape, patch)
             assert not tested & pixels_read(split.train, labels.shape, patch)
-            assert not tested & pixels_read(split.unlabelled, labels.shape, patch)
+            assert not tested & pixels_read(split.unlabeled, labels.shape, patch)
             for use, tried in held_out(split, patch):
                 used = pixels_read(split.train[use], labels.shape, patch)
                 assert not used & pixels_read(split.train[tried], labels.shape, patch)
@@ -74,7 +74,7 @@ def test_draws_hold_the_share_of_labels_and_only_counted_classes():
             found, counts = np.unique(labels[tuple(part.T)], return_counts=True)
             assert np.array_equal(found, split.classes)
             assert counts.min() >= 5
-        assert set(map(tuple, split.train)) <= set(map(tuple, split.unlabelled))
+        assert set(map(tuple, split.train)) <= set(map(tuple, split.unlabeled))
         assert all(len(np.unique(split.fold[split.block == block])) == 1 for block in np.unique(split.block))
 
 
@@ -89,7 +89,7 @@ def test_draws_that_cannot_be_raise():
     _, labels = scene()
     with pytest.raises(ValueError, match="no draw of 20 has 9 classes with 5 pixels on both sides"):
         divide(labels, 0, Settings(patch=3, block=4, classes=9), tries=20)
-    with pytest.raises(ValueError, match="patch must be odd, so that a pixel is its centre, got 4"):
+    with pytest.raises(ValueError, match="patch must be odd, so that a pixel is its center, got 4"):
         divide(labels, 0, Settings(patch=4))
 
 

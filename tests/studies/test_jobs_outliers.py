@@ -14,8 +14,8 @@ def test_defects_are_squares_of_the_stroke_and_are_found_where_they_are():
     changed, where = outliers.plant_defects(images, rng)
     np.testing.assert_array_equal(np.abs(changed - images), where)
     assert (where.sum((1, 2)) == 9).all()
-    centres = [np.argwhere(mask).mean(0).astype(int) for mask in where]
-    assert all(image[tuple(centre)] == 1 for image, centre in zip(images, centres, strict=True))
+    centers = [np.argwhere(mask).mean(0).astype(int) for mask in where]
+    assert all(image[tuple(center)] == 1 for image, center in zip(images, centers, strict=True))
     noise = 0.1 * rng.random(where.shape)
     assert outliers.share_found(where + noise, where) == 1  # 5 % of 144 entries are 8 of the 9 that were changed
     assert outliers.share_found(noise, where) == 0

@@ -37,15 +37,15 @@ def test_shipped_weights_are_of_the_sizes_that_are_trained():
 @pytest.mark.parametrize("quality", [20, 75, 95])
 def test_jpeg_is_as_bad_as_pillows(quality, monkeypatch):
     monkeypatch.setattr(torch, "randint", lambda *given, **options: torch.zeros(2, 1, 1, dtype=torch.long))
-    grey = camera()[100:228, 200:320]
+    gray = camera()[100:228, 200:320]
     file = io.BytesIO()
-    Image.fromarray(grey).save(file, "JPEG", quality=quality)
+    Image.fromarray(gray).save(file, "JPEG", quality=quality)
     expected = np.asarray(Image.open(file)).astype(float)
-    y = (torch.from_numpy(grey).float()[None, None] * 219 / 255 + 16) / 255  # as luminance
+    y = (torch.from_numpy(gray).float()[None, None] * 219 / 255 + 16) / 255  # as luminance
     found, amount = degrading.jpeg(y, torch.tensor([float(quality)]))
     found = ((found[0, 0] * 255 - 16) * 255 / 219).numpy()
     assert np.abs(found - expected).mean() < 0.3
-    np.testing.assert_allclose(np.square(found - grey).mean(), np.square(expected - grey).mean(), rtol=0.01)
+    np.testing.assert_allclose(np.square(found - gray).mean(), np.square(expected - gray).mean(), rtol=0.01)
     assert 0 < amount < 0.2
 
 
@@ -56,18 +56,18 @@ def test_blocks_of_jpeg_begin_anywhere():
     assert len({tuple(each.flatten().tolist()) for each in found}) > 1
 
 
-@pytest.mark.parametrize("task", ["grey", "colour", "jpeg", "salt"])
+@pytest.mark.parametrize("task", ["gray", "color", "jpeg", "salt"])
 def test_images_are_degraded_by_as_much_as_is_said(task):
     rng = torch.Generator().manual_seed(0)
-    truth = torch.rand(3, 3 if task == "colour" else 1, 16, 16, generator=rng) * 0.8 + 0.1
+    truth = torch.rand(3, 3 if task == "color" else 1, 16, 16, generator=rng) * 0.8 + 0.1
     found = degrading.degrade(task, truth, rng)
     assert found.images.shape == truth.shape
     assert (found.amount > 0).all()
     assert (found.mask is not None) == (task == "salt")
-    level = {"grey": 20, "colour": 20, "jpeg": 50, "salt": 0.25}[task]
+    level = {"gray": 20, "color": 20, "jpeg": 50, "salt": 0.25}[task]
     some = degrading.degrade(task, truth.expand(-1, -1, -1, -1).repeat(1, 1, 4, 4), rng, level)
-    if task in ("grey", "colour"):
-        goal = degrading.opponent(truth) if task == "colour" else truth
+    if task in ("gray", "color"):
+        goal = degrading.opponent(truth) if task == "color" else truth
         assert (some.images - goal.repeat(1, 1, 4, 4)).std() == pytest.approx(20 / 255, rel=0.05)
     if task == "salt":
         assert some.mask.mean() == pytest.approx(0.25, abs=0.03)
@@ -78,15 +78,15 @@ def archive(tmp_path):
     """Crops of noise that is smooth along rows."""
     random = np.random.default_rng(0)
     with zipfile.ZipFile(tmp_path / "crops.zip", "w") as file:
-        for name in ("grey/a", "grey/b", "colour/c", "valid/d"):
+        for name in ("gray/a", "gray/b", "color/c", "valid/d"):
             pixels = np.repeat(random.integers(0, 256, (192, 48, 3), dtype=np.uint8), 4, 1)
             content = io.BytesIO()
-            Image.fromarray(pixels[..., 0] if name.startswith("grey") else pixels).save(content, "WEBP", lossless=True)
+            Image.fromarray(pixels[..., 0] if name.startswith("gray") else pixels).save(content, "WEBP", lossless=True)
             file.writestr(f"{name}.webp", content.getvalue())
     return tmp_path / "crops.zip"
 
 
-@pytest.mark.parametrize("name", ["x2", "colour", "salt"])
+@pytest.mark.parametrize("name", ["x2", "color", "salt"])
 def test_a_tiny_training_makes_better_images(name, archive, tmp_path, monkeypatch):
     tiny = training.TASKS[name]._replace(patches=(4,), strides=(2,), hidden=(2, 2), rank=2, crop=32, share=1.0)
     monkeypatch.setitem(training.TASKS, name, tiny)

@@ -24,7 +24,7 @@ def test_the_model_is_that_of_the_cell(tmp_path):
         ),
         f"nats-{NAME}": Outcome({"test": -84.609, "train": -84.953, "interval": [-84.842, -84.376]}),
         f"samples-chains-{NAME}": Outcome({"means": judged}),
-        "judge": Outcome({"grey": judged}),
+        "judge": Outcome({"gray": judged}),
     }
     for name, outcome in outcomes.items():
         store.write(cells[name], outcome, {"on": {"device": "NVIDIA H200"}})

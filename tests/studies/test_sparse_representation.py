@@ -135,7 +135,7 @@ def test_an_image_is_enlarged_as_the_algorithm_says(fitted):
     low = reduce_image(natural("gravel", 24), 2)
     bare = clone(fitted).set_params(rounds=0)
     bare.low_, bare.high_ = fitted.low_, fitted.high_
-    np.testing.assert_allclose(255 * bare._upscale_grey(low / 255), by_the_letter(bare, low.astype(float)), atol=0.2)
+    np.testing.assert_allclose(255 * bare._upscale_gray(low / 255), by_the_letter(bare, low.astype(float)), atol=0.2)
 
 
 def test_it_is_better_than_bicubic_on_other_images(fitted):
@@ -163,7 +163,7 @@ def test_the_same_seed_learns_the_same_and_another_seed_other_atoms():
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
-def test_colours_keep_their_type_and_chroma_is_bicubic(fitted, dtype):
+def test_colors_keep_their_type_and_chroma_is_bicubic(fitted, dtype):
     top = np.iinfo(dtype).max if np.dtype(dtype).kind == "u" else 1
     image = (natural("coffee", 24) / 255 * 0.6 * top + 0.2 * top).astype(dtype)
     large = fitted.upscale(image)
@@ -171,8 +171,8 @@ def test_colours_keep_their_type_and_chroma_is_bicubic(fitted, dtype):
     assert large.shape == (48, 48, 3)
     chroma = enlarge_image(to_ycbcr(image), 2)[..., 1:]
     np.testing.assert_allclose(to_ycbcr(large)[..., 1:], chroma, atol=0.004)
-    grey = fitted.upscale(np.ascontiguousarray(image[..., 1]))
-    assert (grey.dtype, grey.shape) == (dtype, (48, 48))
+    gray = fitted.upscale(np.ascontiguousarray(image[..., 1]))
+    assert (gray.dtype, gray.shape) == (dtype, (48, 48))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 7), (2, 3)])

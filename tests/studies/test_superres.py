@@ -136,7 +136,7 @@ def pretend(folder, groups=tuple(GROUPS), seeds=2):
         if cell.work is work.published_protocol:
             each = {image: {"psnr": 36.4, "ssim": 0.95, "rmse": 3.0} for image in scale.published}
             return Outcome({"methods": {name: {"psnr": 36.4, "ssim": 0.95, "images": each} for name in METHODS}})
-        moments = {"mean": 0.0, "std": 0.7, "neighbours": 0.2}
+        moments = {"mean": 0.0, "std": 0.7, "neighbors": 0.2}
         layers = {name: {"data": moments, "chains": {**moments, "std": 0.8}} for name in (HIGH, *DERIVATIVES)}
         judged = {"free_energy_gap": 1.5, "mismatch_gap": 9.0, "matched": 0.9, "inferred_correlation": 0.4}
         worse = {**judged, "free_energy_gap": 77.25}

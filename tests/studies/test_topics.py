@@ -8,7 +8,7 @@ from studies.cells import Place, Store
 from studies.jobs import topics
 
 
-def test_perplexity_is_that_of_normalised_and_smoothed_strengths():
+def test_perplexity_is_that_of_normalized_and_smoothed_strengths():
     strengths = np.array([[2.0, 2.0, 0.0], [0.0, 0.0, 0.0]])  # the second document has no known words
     words = sparse.csr_matrix([[1, 0, 1], [0, 2, 0]])
     frequencies = np.array([1.0, 1.0, 2.0])

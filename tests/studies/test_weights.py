@@ -17,7 +17,7 @@ COMMITTED = Path(__file__).parents[2] / "results" / "superres"
 def place(tmp_path, monkeypatch):
     """Twelve noisy pictures in the place of the open images, and of T91, Set5 and Lena."""
     random = np.random.default_rng(0)
-    small = {name: random.integers(0, 256, (56, 56, 3), dtype=np.uint8) for name in images.LICENCES}
+    small = {name: random.integers(0, 256, (56, 56, 3), dtype=np.uint8) for name in images.LICENSES}
     for module in (training, measuring):
         for name, found in {
             "open_images": lambda work: dict(small),
@@ -82,8 +82,8 @@ def test_crops_of_photographs_come_with_the_most_detailed_first():
     assert found[0][0] > found[1][0] > found[2][0] == 0
 
 
-def test_each_photograph_to_train_with_has_a_licence_that_is_known():
+def test_each_photograph_to_train_with_has_a_license_that_is_known():
     known = ("CC0-1.0", "CC-BY-4.0", "CC-BY-SA-3.0", "CC-BY-SA-4.0", "GPL-2+", "LGPL-3")
-    listed = {name: text for _, licences in photographs.PHOTOGRAPHS.values() for name, text in licences.items()}
+    listed = {name: text for _, licenses in photographs.PHOTOGRAPHS.values() for name, text in licenses.items()}
     assert {text.split(", ")[0] for text in listed.values()} <= set(known)
-    assert set(photographs.HELD_OUT) <= {*listed, *images.LICENCES}
+    assert set(photographs.HELD_OUT) <= {*listed, *images.LICENSES}

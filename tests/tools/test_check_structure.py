@@ -30,7 +30,7 @@ OFFENCES = [
     (checks.check_private, {"tools/new.py": "from mvrbm.units import Unit, _sum\n"}, "tools/new.py:1: "),
     (checks.check_private, {"src/mvrbm/a.py": "import mvrbm.units as u\n\nu._sum()\n"}, "src/mvrbm/a.py:3: "),
     (checks.check_tests, {"tests/unit/test_x.py": ""}, "tests/unit: "),
-    (checks.check_tests, {"tests/learning/paths/test_x.py": ""}, "tests/learning/paths: "),
+    (checks.check_tests, {"tests/backends/wide/test_x.py": ""}, "tests/backends/wide: "),
     (checks.check_packages, {"pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["src", "."]\n'}, "pyproject"),
     (checks.check_packages, {"src/studies/__init__.py": ""}, "src:1: would be installed next to mvrbm: studies"),
 ]

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Counts, Dense, RandomSource
-from mvrbm.learning import PCD, Recipe, Trainer
 from mvrbm.likelihood import log_likelihood, log_partition
 from mvrbm.random import Replay
 from mvrbm.sampling import gibbs
+from mvrbm.training import PCD, Recipe, Trainer
 
 
 def machine_of(length=None, seed=0):

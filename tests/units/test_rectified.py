@@ -8,9 +8,9 @@ from sklearn.datasets import load_digits
 
 import mvrbm
 from mvrbm import Bernoulli, BoltzmannMachine, Dense, Kronecker, RandomSource, Rectified, Replay
-from mvrbm.learning import CD, Recipe, Trainer
 from mvrbm.likelihood import annealed_importance_sampling, log_partition, pseudo_log_likelihood
 from mvrbm.sampling import ParallelTempering, gibbs
+from mvrbm.training import CD, Recipe, Trainer
 from tables import DRAWN_UNITS, generator
 
 
@@ -79,7 +79,7 @@ def test_rectified_data_must_not_be_negative():
 
 def test_gibbs_and_contrastive_divergence_work_with_rectified_units(digits, tmp_path):
     machine = BoltzmannMachine(Bernoulli((8, 8)), Rectified((10, 10)), Kronecker(4))
-    Trainer(machine, Recipe(n_epochs=20, negative=CD(2)), seed=0).fit(digits, initialise=True)
+    Trainer(machine, Recipe(n_epochs=20, negative=CD(2)), seed=0).fit(digits, initialize=True)
     x = torch.from_numpy(digits)
     error = ((machine.visible_mean(machine.hidden_mean(x))["visible"] - x) ** 2).sum()
     assert float(error.detach()) < 0.85 * float(((x.mean(0) - x) ** 2).sum())

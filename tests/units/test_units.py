@@ -51,7 +51,7 @@ def by_quadrature(b, c, f):
 
 @pytest.mark.parametrize(("variant", "shape"), EVERY)
 @torch.no_grad()
-def test_log_normaliser_and_mean_site_by_site(variant, shape):
+def test_log_normalizer_and_mean_site_by_site(variant, shape):
     unit = unit_named(variant, shape)
     field = field_for(unit, 2)
     own = UNITS[unit.name].own(unit)
@@ -67,15 +67,15 @@ def test_log_normaliser_and_mean_site_by_site(variant, shape):
                 area, first = by_quadrature(b.item(), c.item(), (f_here / s).item())
                 total += math.log(area)
                 means[entries] = first / area
-        np.testing.assert_allclose(unit.log_normaliser(field)[row].item(), total, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(unit.log_normalizer(field)[row].item(), total, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(unit.mean(field)[row].flatten(), means, **TOLERANCE)
 
 
 @pytest.mark.parametrize(("variant", "shape"), EVERY)
-def test_mean_is_the_slope_of_the_log_normaliser(variant, shape):
+def test_mean_is_the_slope_of_the_log_normalizer(variant, shape):
     unit = unit_named(variant, shape)
     field = field_for(unit).requires_grad_()
-    (slope,) = torch.autograd.grad(unit.log_normaliser(field).sum(), field)
+    (slope,) = torch.autograd.grad(unit.log_normalizer(field).sum(), field)
     torch.testing.assert_close(unit.statistic(unit.mean(field)), slope, **TOLERANCE)
 
 
@@ -100,12 +100,12 @@ def test_gradients_are_those_of_autograd(variant, shape):
     learned = {key: p for key, p in unit.named_parameters() if p.requires_grad}
     pull = (unit.statistic(x) * field).flatten(1).sum(1)
     weights = torch.tensor([0.5, -1.0, 0.0, 2.0, 0.3], dtype=x.dtype)
-    own, normaliser, mean = unit.energy(x) - pull, unit.log_normaliser(field), unit.mean(field)
+    own, normalizer, mean = unit.energy(x) - pull, unit.log_normalizer(field), unit.mean(field)
     for value, analytic in [
         (own.mean(), unit.energy_gradient(x, field)),
         (own @ weights, unit.energy_gradient(x, field, weights)),
-        (normaliser.mean(), unit.normaliser_gradient(field)),
-        (normaliser @ weights, unit.normaliser_gradient(field, weights, mean)),
+        (normalizer.mean(), unit.normalizer_gradient(field)),
+        (normalizer @ weights, unit.normalizer_gradient(field, weights, mean)),
     ]:
         expected = torch.autograd.grad(value, list(learned.values()), retain_graph=True)
         assert list(analytic) == list(learned)
@@ -136,7 +136,7 @@ def test_gaussian_draws_have_its_spread():
 def test_gaussian_density_is_that_of_scipy():
     unit = unit_named("gaussian-learned", (4,))
     field, x = field_for(unit, 1), random_layer(unit, 1, generator("x"))
-    log_density = (unit.statistic(x) * field).sum() - unit.energy(x) - unit.log_normaliser(field)
+    log_density = (unit.statistic(x) * field).sum() - unit.energy(x) - unit.log_normalizer(field)
     b, s = unit.bias.detach().numpy(), np.exp(unit.log_variance.detach().numpy() / 2)
     expected = stats.norm.logpdf(x.numpy(), b + s * field.numpy(), s).sum()
     np.testing.assert_allclose(log_density.item(), expected, rtol=1e-12)
@@ -146,7 +146,7 @@ def test_gaussian_density_is_that_of_scipy():
 def test_gaussian_variances_of_axes_start_from_their_product(kind):
     variance = torch.outer(torch.tensor([0.5, 1.0, 4.0]), torch.tensor([1.0, 3.0]))
     unit = make_unit(kind, (3, 2))
-    unit.initialise_from(torch.zeros(3, 2), variance, 10)
+    unit.initialize_from(torch.zeros(3, 2), variance, 10)
     expected = variance if kind == "gaussian-axes" else variance.mean().expand(3, 2)
     torch.testing.assert_close(unit.scale.detach().expand(3, 2).float() ** 2, expected)
     assert sum(p.numel() for p in unit.parameters()) == 6 + {"gaussian-axes": 5, "gaussian-one": 1}[kind]
@@ -200,7 +200,7 @@ def test_large_fields_stay_finite(variant, shape):
     unit = unit_named(variant, shape)
     for size in (-1e4, 1e4):
         field = torch.full((2, *shape), size, dtype=torch.float64)
-        assert bool(torch.isfinite(unit.log_normaliser(field)).all())
+        assert bool(torch.isfinite(unit.log_normalizer(field)).all())
         assert bool(torch.isfinite(unit.mean(field)).all())
 
 
@@ -214,28 +214,28 @@ def moments(x):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_moments_may_be_on_another_device_than_the_unit(variant):
     unit = VARIANTS[variant]((2, 3)).to("meta")  # a device that every machine has
-    unit.initialise_from(torch.full((2, 3), 0.4), torch.full((2, 3), 0.2), 10)
+    unit.initialize_from(torch.full((2, 3), 0.4), torch.full((2, 3), 0.2), 10)
     assert {parameter.device.type for parameter in unit.parameters()} == {"meta"}
 
 
 def test_bernoulli_starts_at_log_odds_with_a_pseudo_count():
     x = torch.tensor([[0.0, 1, 1], [0, 1, 0], [0, 1, 1]], dtype=torch.float64)
     unit = Bernoulli(3).double()
-    unit.initialise_from(*moments(x))
+    unit.initialize_from(*moments(x))
     np.testing.assert_allclose(unit.bias.detach(), [np.log(1 / 4), np.log(4 / 1), np.log(3 / 2)])
 
 
 def test_tied_bernoulli_pools_its_entries():
     x = torch.tensor([[[0.0, 1], [0, 1]], [[1, 1], [0, 0]]], dtype=torch.float64)
     unit = Bernoulli((2, 2), bias_shape=(1, 2)).double()
-    unit.initialise_from(*moments(x))
+    unit.initialize_from(*moments(x))
     np.testing.assert_allclose(unit.bias.detach(), np.log([[(1 + 1) / (3 + 1), (3 + 1) / (1 + 1)]]))
 
 
 def test_gaussian_takes_location_and_scale():
-    x = 128 + 40 * torch.from_numpy(generator("grey levels").standard_normal((30, 2, 3)))
+    x = 128 + 40 * torch.from_numpy(generator("gray levels").standard_normal((30, 2, 3)))
     unit = Gaussian((2, 3)).double()
-    unit.initialise_from(*moments(x))
+    unit.initialize_from(*moments(x))
     torch.testing.assert_close(unit.bias, x.mean(0), check_dtype=False)
     torch.testing.assert_close(unit.log_variance.exp(), x.var(0, correction=0))
 
@@ -243,7 +243,7 @@ def test_gaussian_takes_location_and_scale():
 def test_tied_gaussian_pools_within_and_between_entries():
     x = torch.from_numpy(generator("pool").standard_normal((30, 4, 3))) + torch.arange(4.0)[:, None]
     unit = Gaussian((4, 3), bias_shape=(1, 3)).double()
-    unit.initialise_from(*moments(x))
+    unit.initialize_from(*moments(x))
     pooled = x.reshape(-1, 3)
     torch.testing.assert_close(unit.bias[0], pooled.mean(0))
     torch.testing.assert_close(unit.log_variance.exp()[0], pooled.var(0, correction=0))
@@ -254,7 +254,7 @@ def test_constant_entries_are_not_divided_by_zero(spread):
     x = torch.ones(6, 2, dtype=torch.float64) * 7
     x[::2, 1] += spread
     unit = Gaussian(2).double()
-    unit.initialise_from(*moments(x))
+    unit.initialize_from(*moments(x))
     expected = [0.01 * spread**2 / 4, spread**2 / 4] if spread else [49e-6, 49e-6]  # a thousandth of their size
     np.testing.assert_allclose(unit.log_variance.exp().detach(), expected)
 
@@ -264,7 +264,7 @@ def test_scales_far_apart_are_all_kept():
     scales = torch.tensor([0.2, 1.0, 3.0, 300.0], dtype=torch.float64)
     x = scales * torch.from_numpy(generator("scales").standard_normal((500, 4)))
     unit = Gaussian(4).double()
-    unit.initialise_from(*moments(x))
+    unit.initialize_from(*moments(x))
     np.testing.assert_allclose(unit.scale.detach(), x.std(0, correction=0))
 
 
@@ -278,7 +278,7 @@ def test_a_shared_bias_has_the_gain_of_all_that_share_it():
 def test_categorical_starts_at_frequencies_with_a_pseudo_count():
     x = torch.eye(3, dtype=torch.float64)[torch.tensor([[0, 1], [0, 2], [1, 2], [0, 2]])]
     unit = Categorical((2, 3)).double()
-    unit.initialise_from(*moments(x))
+    unit.initialize_from(*moments(x))
     mean = unit.mean(torch.zeros(1, 2, 3))[0]
     np.testing.assert_allclose(mean.detach(), np.array([[4, 2, 1], [1, 2, 4]]) / 7)
 
@@ -288,7 +288,7 @@ def test_categorical_starts_at_frequencies_with_a_pseudo_count():
 def test_every_unit_starts_at_the_mean_of_the_data(variant):
     unit = unit_named(variant, (2, 3))
     x = unit.example(500, RandomSource(1))
-    unit.initialise_from(*moments(x))
+    unit.initialize_from(*moments(x))
     pseudo_counts = {"rtol": 0.02, "atol": 0.005}
     torch.testing.assert_close(unit.mean(torch.zeros(1, 2, 3).double())[0], x.mean(0), **pseudo_counts)
 
@@ -354,7 +354,7 @@ def test_absorbing_a_field_gives_the_same_distribution(variant):
     x, constant, field = random_layer(unit, 4, generator("x")), field_for(unit, 1), field_for(unit)
 
     def log_probability(outer):
-        return (unit.statistic(x) * outer).flatten(1).sum(1) - unit.energy(x) - unit.log_normaliser(outer)
+        return (unit.statistic(x) * outer).flatten(1).sum(1) - unit.energy(x) - unit.log_normalizer(outer)
 
     before = log_probability(field + constant)
     unit.absorb(constant[0])

@@ -13,10 +13,10 @@ from mvrbm.vision import NOISES, add_noise, denoise, estimate_level
 from mvrbm.vision.denoising import posterior_mean, robust_sigma
 from mvrbm.vision.observations import (
     GaussianNoiseOnBinary,
-    GaussianNoiseOnGrey,
+    GaussianNoiseOnGray,
     GaussianNoiseOnReal,
     SaltAndPepper,
-    SaltAndPepperOnGrey,
+    SaltAndPepperOnGray,
     SaltAndPepperOnReal,
 )
 from mvrbm.vision.patches import PatchGrid
@@ -130,32 +130,32 @@ def test_without_weights_denoising_is_bayes_rule_of_one_pixel():
     np.testing.assert_allclose(found[1], 0.9 * ink / (0.8 * ink + 0.1), rtol=1e-6)
 
 
-# -- grey pixels ------------------------------------------------------------------------------------
+# -- gray pixels ------------------------------------------------------------------------------------
 
 
-def grey_pixels(mean, black, white, random):
-    """Pixels that are black with a0 (1 - mu)^k0, white with a1 mu^k1, and else grey with the mean that is left."""
+def gray_pixels(mean, black, white, random):
+    """Pixels that are black with a0 (1 - mu)^k0, white with a1 mu^k1, and else gray with the mean that is left."""
     p0, p1 = black[0] * (1 - mean) ** black[1], white[0] * mean ** white[1]
     lot = random.random(mean.shape)
-    grey = np.clip((mean - p1) / (1 - p0 - p1), 0.01, 0.99)
-    return np.where(lot < p0, 0.0, np.where(lot < p0 + p1, 1.0, random.beta(3 * grey, 3 * (1 - grey))))
+    gray = np.clip((mean - p1) / (1 - p0 - p1), 0.01, 0.99)
+    return np.where(lot < p0, 0.0, np.where(lot < p0 + p1, 1.0, random.beta(3 * gray, 3 * (1 - gray))))
 
 
 @pytest.fixture(scope="module")
 def speckled():
-    """Independent grey pixels of known means and known shape: a machine without weights describes them exactly."""
+    """Independent gray pixels of known means and known shape: a machine without weights describes them exactly."""
     random = np.random.default_rng(0)
     machine = BoltzmannMachine(Bernoulli((20, 20)), Bernoulli((2, 2)), Kronecker(), std=1e-6).double()
     mean = random.uniform(0.02, 0.98, (20, 20))
     with torch.no_grad():
         machine.layers["visible"].bias.copy_(torch.logit(torch.from_numpy(mean)))
-    return machine, mean, grey_pixels(np.broadcast_to(mean, (100, 20, 20)), (0.9, 4), (0.1, 2), random)
+    return machine, mean, gray_pixels(np.broadcast_to(mean, (100, 20, 20)), (0.9, 4), (0.1, 2), random)
 
 
-def test_shape_of_grey_pixels_and_rate_are_found(speckled):
+def test_shape_of_gray_pixels_and_rate_are_found(speckled):
     machine, _, clean = speckled
     y = torch.from_numpy(add_noise(clean, level=0.15, seed=1))
-    observation = SaltAndPepperOnGrey(machine.layers["visible"], None, 1.0, 0.05)
+    observation = SaltAndPepperOnGray(machine.layers["visible"], None, 1.0, 0.05)
     posterior_mean(machine, observation, y, 3, fit=True)
     # 40,000 pixels: the rate's standard error is about 0.003, the powers' about 0.1.
     assert observation.level == pytest.approx(0.15, abs=0.012)
@@ -179,7 +179,7 @@ def test_the_fitted_weights_are_those_that_the_noise_really_has(speckled):
 
 
 @pytest.mark.parametrize("clipped", [False, True])
-def test_gaussian_noise_on_grey_pixels_beats_both_the_prior_and_the_picture(speckled, clipped):
+def test_gaussian_noise_on_gray_pixels_beats_both_the_prior_and_the_picture(speckled, clipped):
     machine, mean, clean = speckled
     noisy = add_noise(clean, "gaussian", 0.2, seed=1)
     noisy = np.clip(noisy, 0, 1) if clipped else noisy
@@ -193,7 +193,7 @@ def test_gaussian_noise_on_grey_pixels_beats_both_the_prior_and_the_picture(spec
 def test_tables_of_gaussian_noise_hold_bayes_rule(speckled):
     machine, _, _ = speckled
     unit = machine.layers["visible"]
-    observation = GaussianNoiseOnGrey(unit, 0.1, 1.0, 0.1)
+    observation = GaussianNoiseOnGray(unit, 0.1, 1.0, 0.1)
     y = torch.full((1, 20, 20), 0.3, dtype=torch.float64)
     observation.first_guess(y)
     found = observation.mean(torch.zeros_like(y), y)[0]
@@ -201,8 +201,8 @@ def test_tables_of_gaussian_noise_hold_bayes_rule(speckled):
     x = (np.arange(20000) + 0.5) / 20000
     for mean, value in zip(torch.sigmoid(unit.bias).flatten().tolist(), found.flatten().tolist(), strict=True):
         p0, p1 = a0 * (1 - mean) ** k0, a1 * mean**k1
-        centre = (mean - p1) / (1 - p0 - p1)
-        density = x ** (centre * concentration - 1) * (1 - x) ** ((1 - centre) * concentration - 1)
+        center = (mean - p1) / (1 - p0 - p1)
+        density = x ** (center * concentration - 1) * (1 - x) ** ((1 - center) * concentration - 1)
         weight = (1 - p0 - p1) * density / density.sum() * norm.pdf(0.3, x, 0.1)
         ends = np.array([p0 * norm.pdf(0.3, 0, 0.1), p1 * norm.pdf(0.3, 1, 0.1)])
         assert value == pytest.approx(((weight * x).sum() + ends[1]) / (weight.sum() + ends.sum()), abs=0.02)
@@ -307,18 +307,18 @@ def test_robust_sigma_sees_noise_and_not_the_picture():
 
 
 def test_added_noise_is_what_it_says():
-    grey = np.full((50, 20, 20), 100, np.uint8)
-    noisy = add_noise(grey, "salt-and-pepper", 0.2, seed=0)
+    gray = np.full((50, 20, 20), 100, np.uint8)
+    noisy = add_noise(gray, "salt-and-pepper", 0.2, seed=0)
     # 20,000 pixels at rate 0.1: five standard errors are 0.011.
     assert (noisy == 0).mean() == pytest.approx(0.1, abs=0.011)
     assert (noisy == 255).mean() == pytest.approx(0.1, abs=0.011)
     assert set(np.unique(noisy)) == {0, 100, 255}
-    spread = add_noise(grey / 255, "gaussian", 0.3, seed=0) - grey / 255
+    spread = add_noise(gray / 255, "gaussian", 0.3, seed=0) - gray / 255
     assert spread.std() == pytest.approx(0.3, rel=0.03)
-    assert add_noise(grey, "gaussian", 0.3, seed=0).dtype == np.uint8
-    assert np.array_equal(noisy, add_noise(grey, "salt-and-pepper", 0.2, seed=0))
-    assert not np.array_equal(noisy, add_noise(grey, "salt-and-pepper", 0.2, seed=1))
-    assert np.array_equal(add_noise(grey, "salt-and-pepper", 0.0), grey)
+    assert add_noise(gray, "gaussian", 0.3, seed=0).dtype == np.uint8
+    assert np.array_equal(noisy, add_noise(gray, "salt-and-pepper", 0.2, seed=0))
+    assert not np.array_equal(noisy, add_noise(gray, "salt-and-pepper", 0.2, seed=1))
+    assert np.array_equal(add_noise(gray, "salt-and-pepper", 0.0), gray)
 
 
 # -- patches and types ------------------------------------------------------------------------------
@@ -373,8 +373,8 @@ def test_type_and_shape_come_back(speckled, noise, dtype):
     assert np.abs(found - floats).max() <= 0.5 + 1e-3
     if noise == "salt-and-pepper":
         white = 255 if dtype is np.uint8 else 1
-        grey = (noisy > 0) & (noisy < white)
-        assert np.array_equal(found[grey], noisy[grey])
+        gray = (noisy > 0) & (noisy < white)
+        assert np.array_equal(found[gray], noisy[gray])
 
 
 def test_bytes_count_as_in_training_for_gaussian_units():
@@ -416,8 +416,8 @@ MISTAKES = [
     (r"model must have one visible layer, got \['a', 'b'\]", {"model": TWO_LAYERS}),
     (r"visible layer of matrices of binary or Gaussian units, got bernoulli of shape \(4, 4, 2\)", {"model": ORDER_3}),
     ("images must be bytes", {"images": GOOD.astype(int)}),
-    ("images must be grey", {"images": np.zeros((2, 4, 4, 3))}),
-    ("images must be grey", {"images": np.zeros((0, 4, 4))}),
+    ("images must be gray", {"images": np.zeros((2, 4, 4, 3))}),
+    ("images must be gray", {"images": np.zeros((0, 4, 4))}),
     ("images must be finite", {"images": np.full((4, 4), np.nan)}),
     (r"images must be at least as large as the model's, \(4, 4\), got \(4, 3\)", {"images": np.zeros((4, 3))}),
     (r"noise must be from 0 \(black\) to 1 \(white\), got 0 to 2", {"images": 2 * np.eye(4)}),
@@ -431,7 +431,7 @@ MISTAKES = [
     ("burn_in must be a whole number of at least 0", {"burn_in": -1}),
     ("stride must be at most 4, the smaller side of a patch, got 5", {"stride": 5}),
     ("stride must be a whole number of at least 1, got 0", {"stride": 0}),
-    (r"values must be one of \['auto', 'binary', 'grey'\], got 'colour'", {"values": "colour"}),
+    (r"values must be one of \['auto', 'binary', 'gray'\], got 'color'", {"values": "color"}),
 ]  # fmt: skip
 
 

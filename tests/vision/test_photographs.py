@@ -64,12 +64,12 @@ def test_noise_of_hardly_any_pixels():
     assert estimate_noise(np.zeros((3, 70, 3), np.uint8)) == 0
 
 
-def test_opponent_colours_are_orthonormal():
+def test_opponent_colors_are_orthonormal():
     np.testing.assert_allclose(OPPONENT @ OPPONENT.T, np.eye(3), atol=1e-12)
 
 
 @pytest.mark.parametrize(("image", "sigma", "gain"), [(PHOTO, 25, 6), (LETTERS, 25, 4), (PHOTO, 5, 0.5)])
-def test_noise_is_removed_and_colour_stays(image, sigma, gain):
+def test_noise_is_removed_and_color_stays(image, sigma, gain):
     noisy = _noisy(image, sigma)
     clean = denoise_photograph(noisy, level=sigma / 255, device="cpu")
     assert (clean.shape, clean.dtype) == (image.shape, image.dtype)
@@ -131,7 +131,7 @@ def test_pixels_without_salt_and_pepper_stay():
     np.testing.assert_array_equal(denoise_photograph(image, noise="salt-and-pepper", device="cpu"), image)
 
 
-def test_median_is_that_of_uncorrupted_neighbours():
+def test_median_is_that_of_uncorrupted_neighbors():
     image = torch.tensor([[[[0.2, 0.3, 1.0], [0.0, 1.0, 0.4], [0.5, 1.0, 0.0]]]])
     mask = ((image <= 0) | (image >= 1)).float()
     found = median_of_uncorrupted(image, mask)[0, 0]
@@ -160,7 +160,7 @@ def test_nothing_is_removed_from_a_clean_photograph():
 
 
 def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="image must be grey, RGB or RGBA, got 2 channels"):
+    with pytest.raises(ValueError, match="image must be gray, RGB or RGBA, got 2 channels"):
         denoise_photograph(np.zeros((4, 4, 2), np.uint8))
     with pytest.raises(ValueError, match=r"level, as a share of white \(0.098 for 25 of 255\), must be .*, got 25"):
         denoise_photograph(LETTERS, level=25)

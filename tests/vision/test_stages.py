@@ -14,8 +14,8 @@ from studies.photographs.training import _all_weights, contrastive_divergence, d
 KINDS = {
     "x2": ((1, 10, 2), {}),
     "x3": ((1, 15, 3), {}),  # windows of odd size
-    "grey": ((1, 16, 4), {"coded": True}),
-    "colour": ((3, 12, 3), {"coded": True}),
+    "gray": ((1, 16, 4), {"coded": True}),
+    "color": ((3, 12, 3), {"coded": True}),
     "salt": ((1, 8, 2), {"mask": True}),
 }
 
@@ -150,7 +150,7 @@ def test_a_file_that_holds_no_stages_is_an_error(tmp_path):
 def test_shipped_weights_keep_to_their_sizes():
     sizes = {path.stem: path.stat().st_size for path in shipped.WEIGHTS.glob("*.safetensors")}
     assert sum(sizes[name] for name in ("x2", "x3", "x4", "jpeg")) <= 1_000_000
-    assert sum(sizes[name] for name in ("grey", "colour", "salt")) <= 500_000
+    assert sum(sizes[name] for name in ("gray", "color", "salt")) <= 500_000
     for name in ("x2", "x3", "x4"):
         assert ShippedStages(name, torch.device("cpu")).n_parameters <= 110_000
 

@@ -29,7 +29,7 @@ _COMMANDS: list[tuple[Callable[..., None], str]] = [
     (use.score, "score model/ digits.npy scores.npy"),
     (use.likelihood, "likelihood model/ digits.npy --steps 10000"),
     (use.predict, "predict classifier/ digits.npy labels.npy"),
-    (use.sample, "sample labelled-digits sevens.png --label 7"),
+    (use.sample, "sample labeled-digits sevens.png --label 7"),
     (use.inpaint, "inpaint model/ digits.npy filled.png --hide right"),
     (impute.impute, "impute measurements.npy filled.npy --deviations deviations.npy"),
     (outliers.outliers, "outliers digits.npy scores.npy --maps maps.png"),

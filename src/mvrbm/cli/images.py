@@ -54,8 +54,8 @@ def denoise(
 ) -> None:
     """Remove noise from a photograph, or from images with a model of your own as the prior.
 
-    A .npy input with two axes is one image; without --model, so is one with a third axis of 3 or 4 colours. A picture
-    in colour stays in colour: with --model, its red, green and blue are three images with one level of noise.
+    A .npy input with two axes is one image; without --model, so is one with a third axis of 3 or 4 colors. A picture
+    in color stays in color: with --model, its red, green and blue are three images with one level of noise.
     """
     opt.check_out(out, force)
     how_long: Any = {"method": method, "rounds": rounds, "steps": steps, "burn_in": burn_in}
@@ -71,7 +71,7 @@ def denoise(
     from mvrbm.io.pictures import check_format, write_picture
 
     model = opt.load_model(model_folder, device, "inpaint")
-    picture = _in_colour(source)
+    picture = _in_color(source)
     if picture is None:
         images = opt.read(source, data_dir, rows, out)
     else:
@@ -138,7 +138,7 @@ def _photograph(source: str, floats: bool) -> "Picture":
         return read_picture(Path(source))
     pixels = read_array(source).copy()  # PyTorch warns of arrays that are read-only
     if pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[2] not in (3, 4)):
-        wanted = "a photograph has 2 axes, or a third one of 3 or 4 colours; several images need --model"
+        wanted = "a photograph has 2 axes, or a third one of 3 or 4 colors; several images need --model"
         raise ValueError(f"{source} has shape {pixels.shape}: {wanted}")
     pixels = check_image(pixels, unit_range=True)
     return Picture(pixels if floats or pixels.dtype.kind == "u" else to_dtype(pixels, "uint8"))
@@ -186,8 +186,8 @@ def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
         yield progress
 
 
-def _in_colour(source: str) -> "Picture | None":
-    """Return the picture of a file as bytes if it has colours, otherwise None."""
+def _in_color(source: str) -> "Picture | None":
+    """Return the picture of a file as bytes if it has colors, otherwise None."""
     from mvrbm.io.formats import IMAGE_SUFFIXES
     from mvrbm.io.pictures import read_picture
 
@@ -213,7 +213,7 @@ def superres(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Enlarge an image: grey or colour, 8 or 16 bits, with or without transparency.
+    """Enlarge an image: gray or color, 8 or 16 bits, with or without transparency.
 
     Traces of JPEG and noise are removed first, as much of them as is found. The result is upright, and keeps the ICC
     profile and EXIF data.

@@ -15,8 +15,8 @@ def info(model_folder: ModelFolder, as_json: AsJson = False) -> None:
     """Show the class, layers, shapes, parameters and files of a model."""
     import mvrbm
     from mvrbm.hub import find
-    from mvrbm.learning.checkpoint import newest
     from mvrbm.saving import read_config
+    from mvrbm.training.checkpoint import newest
 
     place = find(model_folder)
     folder = newest(place) or place  # of several checkpoints, the last

@@ -78,7 +78,7 @@ _INPUT_HELP = (
     "mnist:test)."
 )
 _ROWS_HELP = "Only some samples of the input: 100 (the first), 100:200, or ::10 (every tenth)."
-_MODEL_HELP = "Folder of a saved model, or a model that comes with mvrbm: digits, labelled-digits."
+_MODEL_HELP = "Folder of a saved model, or a model that comes with mvrbm: digits, labeled-digits."
 #: Tiles of a contact sheet, unless more are requested.
 MOST_TILES = 100
 

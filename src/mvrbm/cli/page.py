@@ -8,7 +8,7 @@ import typer
 from mvrbm.cli.options import AsJson, Force, argument, new, show
 
 _MODEL_HELP = (
-    "Folder of a saved model, a model that comes with mvrbm (digits, labelled-digits), or enlarge, for a page that "
+    "Folder of a saved model, a model that comes with mvrbm (digits, labeled-digits), or enlarge, for a page that "
     "enlarges photographs."
 )
 

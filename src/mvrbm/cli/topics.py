@@ -37,7 +37,7 @@ def topics(
 
     from mvrbm import ReplicatedSoftmax
     from mvrbm.io.documents import read_documents
-    from mvrbm.learning import EpochLines, ProgressBar
+    from mvrbm.training import EpochLines, ProgressBar
 
     counts, names = read_documents(source, column=column, vocabulary=vocabulary, max_words=max_words)
     if not quiet:

@@ -18,7 +18,7 @@ from mvrbm.cli import options as opt
 from mvrbm.interrupt import INTERRUPTS
 
 if TYPE_CHECKING:
-    from mvrbm.learning import Callback
+    from mvrbm.training import Callback
 
 Negative = StrEnum("Negative", ["CD", "PCD", "TEMPERED"])
 
@@ -76,10 +76,10 @@ def train(
     if init is not None and any(part is not None for part in (hidden, rank, coupling, visible, hidden_unit)):
         reason = "the saved model has its layers: leave out --hidden, --rank, --coupling, --visible and --hidden-unit"
         raise typer.BadParameter(reason, param_hint="'--init'")
-    from mvrbm.learning.distributed import World, leave
+    from mvrbm.distributed import World, leave
 
     if labels is not None:
-        _check_labelled(
+        _check_labeled(
             init=init, hidden_unit=hidden_unit, negative=negative, chains=chains, steps=steps, log=log,
             sweep=sweep, missing_nan=missing_nan or None,
         )  # fmt: skip
@@ -123,7 +123,7 @@ def train(
         )
 
 
-def _check_labelled(**others: Any) -> None:
+def _check_labeled(**others: Any) -> None:
     """Raise an error of usage for options that models with labels do not have."""
     given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value is not None]
     if given:
@@ -142,7 +142,7 @@ def _labels(source: str, data_dir: Path | None, n: int, rows: slice | None) -> A
 def _check_outputs(out: Path, log: Path | None, checkpoints: Path | None, force: bool) -> bool:
     """Raise ValueError for outputs that cannot be written. Returns whether there is a checkpoint to resume from."""
     from mvrbm.io.atomic import check_folder, check_output
-    from mvrbm.learning.checkpoint import newest
+    from mvrbm.training.checkpoint import newest
 
     # If torchrun has restarted this process, the files that exist are from the previous attempt.
     force = force or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
@@ -162,7 +162,7 @@ def _new_model(
     coupling: str | None,
     visible: str | None,
     hidden_unit: str | None,
-    labelled: bool,
+    labeled: bool,
 ) -> Any:
     """Build the estimator for a hidden layer of this shape."""
     from mvrbm import MVRBM, RBM, TVRBM, ClassificationMVRBM
@@ -172,7 +172,7 @@ def _new_model(
         reason = "an RBM has full weights" if coupling is None else "--coupling has its own"
         raise typer.BadParameter(f"{reason}: leave it out", param_hint="'--rank'")
     parts: Any = {"visible": visible or "bernoulli", "coupling": None if coupling is None else make_coupling(coupling)}
-    if labelled:
+    if labeled:
         if len(hidden) == 1 and coupling is None:
             parts["coupling"] = make_coupling("dense")
         return ClassificationMVRBM(tuple(hidden), rank=rank or 1, mode="generative", **parts)
@@ -212,7 +212,7 @@ def _samples(
 
 
 def _callbacks(samples: Any, known: Any, log: Path | None, checkpoints: Path | None, quiet: bool) -> list[Callback]:
-    from mvrbm.learning import Checkpoint, CSVLog, EpochLines, Monitor, ProgressBar
+    from mvrbm.training import Checkpoint, CSVLog, EpochLines, Monitor, ProgressBar
 
     callbacks: list[Callback] = []
     if log is not None:

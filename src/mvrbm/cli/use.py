@@ -104,7 +104,7 @@ def sample(
     opt.check_out(out, force)
     model = opt.load_model(model_folder, device, "sample", seed)
     if (label is not None) > hasattr(model, "classes_"):
-        raise ValueError(f"{model_folder} has no labels: train a model with --labels, or use labelled-digits")
+        raise ValueError(f"{model_folder} has no labels: train a model with --labels, or use labeled-digits")
     if data is not None and hasattr(model, "classes_"):
         raise ValueError(f"{model_folder} holds a model with labels, whose chains cannot start at --data")
     init: Any = start or (Start.CHAINS if model.chains_ else Start.NOISE)

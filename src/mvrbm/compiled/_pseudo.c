@@ -1,6 +1,6 @@
 /* Log-odds of binary sites given all others, for the pseudo-likelihood: see pseudo.py, which lays out the arrays.
  *
- * With p and q the probabilities of a one and a zero of a hidden unit, its normaliser grows by the factor q + p exp(d)
+ * With p and q the probabilities of a one and a zero of a hidden unit, its normalizer grows by the factor q + p exp(d)
  * when its field grows by d. The log-odds of a site are logarithms of products of such factors over the hidden units:
  * one multiplication and addition each, and one logarithm for all. Products keep their mantissa and count exponents.
  */
@@ -98,8 +98,8 @@ INLINE float log_growth(const float *p, const float *q, const float *factor, int
     return logarithm(product);
 }
 
-/* Of a grey value: what the normaliser would be with a one, over what it would be with a zero. */
-INLINE float grey(const float *p, const float *q, const float *weight, const float *up, float value, int64_t hidden,
+/* Of a gray value: what the normalizer would be with a one, over what it would be with a zero. */
+INLINE float gray(const float *p, const float *q, const float *weight, const float *up, float value, int64_t hidden,
                   int64_t group)
 {
     Product with_one = one(), with_zero = one();
@@ -152,7 +152,7 @@ static void log_odds(const float *field, const float *bias, const float *weights
                 const float *const pi = p + i * padded, *const qi = q + i * padded;
                 if (x[at] == 0) out[at] = log_growth(pi, qi, up + row, padded, group);
                 else if (x[at] == 1) out[at] = -log_growth(pi, qi, down + row, padded, group);
-                else out[at] = grey(pi, qi, weights + row, up + row, x[at], padded, group);
+                else out[at] = gray(pi, qi, weights + row, up + row, x[at], padded, group);
             }
         }
     }

@@ -61,7 +61,7 @@ class Coupling(nn.Module, ABC):
     ) -> Coupling:
         """Create the parameters for these shapes and draw them, from `rng` or the stream of seed 0."""
         self.allocate(visible_shape, hidden_shape)
-        self.initialise(rng or RandomSource(0), std)
+        self.initialize(rng or RandomSource(0), std)
         return self
 
     def allocate(self, visible_shape: Sequence[int], hidden_shape: Sequence[int]) -> None:
@@ -85,7 +85,7 @@ class Coupling(nn.Module, ABC):
         """Return the standard deviation of the parameters that gives the entries of `W` standard deviation `std`."""
 
     @torch.no_grad()
-    def initialise(self, rng: RandomSource, std: float = DEFAULT_STD, *, factor_std: float | None = None) -> None:
+    def initialize(self, rng: RandomSource, std: float = DEFAULT_STD, *, factor_std: float | None = None) -> None:
         """Draw the parameters so that the entries of `W` have standard deviation `std`.
 
         The gradient of each factor is proportional to the other factors, so all factors start at the same scale: zero
@@ -251,7 +251,7 @@ def squared_norms(matrices: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def equalise_norms(factors: Sequence[Tensor], keep: int | None) -> None:
+def equalize_norms(factors: Sequence[Tensor], keep: int | None) -> None:
     """Scale factors in place to equal norms, slice by slice along the mode `keep`, without changing their product."""
     others = [[mode for mode in range(factor.ndim) if mode != keep] for factor in factors]
     logs = [torch.linalg.vector_norm(factor, dim=dim).log() for factor, dim in zip(factors, others, strict=True)]

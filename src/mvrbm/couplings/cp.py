@@ -7,7 +7,7 @@ import string
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Coupling, equalise_norms
+from mvrbm.couplings.base import Coupling, equalize_norms
 from mvrbm.validation import whole_number
 
 
@@ -114,4 +114,4 @@ class CP(Coupling):
 
     def balance(self) -> None:
         """Give the factors of each term equal norms."""
-        equalise_norms([self.hidden_factor, *self.visible_factors], keep=1)
+        equalize_norms([self.hidden_factor, *self.visible_factors], keep=1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Chain, equalise_norms, same_order, squared_norms
+from mvrbm.couplings.base import Chain, equalize_norms, same_order, squared_norms
 from mvrbm.validation import whole_number
 
 
@@ -121,7 +121,7 @@ class Kronecker(Chain):
 
     def balance(self) -> None:
         """Give the learned factors of each term equal norms."""
-        equalise_norms([factor for factor in self.factors if factor.requires_grad], keep=0)
+        equalize_norms([factor for factor in self.factors if factor.requires_grad], keep=0)
 
 
 def _around(state: Tensor, mode: int) -> tuple[int, int, int]:

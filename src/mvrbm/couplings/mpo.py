@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mvrbm.couplings.base import Chain, equalise_norms, one_or_each, same_order, squared_norms
+from mvrbm.couplings.base import Chain, equalize_norms, one_or_each, same_order, squared_norms
 
 
 class MPO(Chain):
@@ -19,7 +19,7 @@ class MPO(Chain):
     Parameters
     ----------
     bond : int or sequence of int
-        Size of the bonds between neighbouring modes, one number or one per bond.
+        Size of the bonds between neighboring modes, one number or one per bond.
 
     Attributes
     ----------
@@ -78,4 +78,4 @@ class MPO(Chain):
 
     def balance(self) -> None:
         """Give all cores equal norms."""
-        equalise_norms(list(self.factors), keep=None)
+        equalize_norms(list(self.factors), keep=None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mvrbm.couplings.base import Coupling, equalise_norms, one_or_each, squared_norms
+from mvrbm.couplings.base import Coupling, equalize_norms, one_or_each, squared_norms
 from mvrbm.couplings.dense import Dense
 from mvrbm.couplings.kronecker import Kronecker
 
@@ -94,4 +94,4 @@ class Tucker(Coupling):
 
     def balance(self) -> None:
         """Give the core and all factors equal norms."""
-        equalise_norms([self.core.weight, *self.compression.factors], keep=None)
+        equalize_norms([self.core.weight, *self.compression.factors], keep=None)

@@ -33,13 +33,13 @@ from mvrbm.estimators.parameters import (
     unsuited_reason,
 )
 from mvrbm.io.shards import Rows
-from mvrbm.learning.callbacks import Callback, ProgressBar
-from mvrbm.learning.trainer import Trainer
 from mvrbm.likelihood import LikelihoodInterval, log_likelihood_interval, pseudo_log_likelihood
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, conditional_mean, mean_field, sample
 from mvrbm.saving import read_machine, write_machine
+from mvrbm.training.callbacks import Callback, ProgressBar
+from mvrbm.training.trainer import Trainer
 from mvrbm.units import Unit
 from mvrbm.validation import as_shape, whole_number
 
@@ -117,7 +117,7 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         mask : boolean array of the shape of X or of one sample, optional
             True where an entry is known; the others, and entries that are NaN, are drawn from the model as it learns.
         callbacks : sequence of Callback
-            See :mod:`mvrbm.learning`.
+            See :mod:`mvrbm.training`.
         resume, force : path, bool, optional
             Folder of checkpoints. Training continues from the newest one, if there is one. Unless `force` is True, a
             checkpoint of other data or settings is an error.
@@ -150,13 +150,13 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         trainer.planned_epochs = None if planned else 0
         resumed = resume is not None and trainer.resume(resume, force=force)
         last = n_epochs if resumed else trainer.epoch + n_epochs
-        self._train(trainer, layers, last, known, callbacks, initialise=not (continues or resumed))
+        self._train(trainer, layers, last, known, callbacks, initialize=not (continues or resumed))
         return self
 
     def prepare(self, X: Any, mask: Any = None) -> tuple[Trainer, dict[str, Any], Any]:
         """Check data, and build a new machine and its trainer, without training them.
 
-        Returns the trainer, and data and mask by layer, as :meth:`Trainer.fit <mvrbm.learning.Trainer.fit>` takes them.
+        Returns the trainer, and data and mask by layer, as :meth:`Trainer.fit <mvrbm.training.Trainer.fit>` takes them.
         """
         (trainer,), layers, known = self._start(X, mask, continues=False)
         return trainer, layers, known
@@ -189,14 +189,14 @@ class ArrayRBM(TrainingParameters, ClassNamePrefixFeaturesOutMixin, TransformerM
         return trainers, layers, known
 
     def _train(
-        self, trainer: Trainer, data: Any, n_epochs: int, known: Any, callbacks: Sequence[Callback], *, initialise: bool
+        self, trainer: Trainer, data: Any, n_epochs: int, known: Any, callbacks: Sequence[Callback], *, initialize: bool
     ) -> None:
         """Train until `n_epochs` epochs are done, and keep what the trainer counted and logged."""
         epochs, updates = trainer.epoch, trainer.update
         trainer.callbacks = [*callbacks, *([ProgressBar()] if self.verbose else [])]
         try:
             sharded = any(isinstance(part, Rows) for part in data.values())  # a mask would be as large as these
-            trainer.fit(data, n_epochs, mask=known, nan_is_missing=sharded, initialise=initialise)
+            trainer.fit(data, n_epochs, mask=known, nan_is_missing=sharded, initialize=initialize)
         finally:
             trainer.callbacks = []
             self.history_, self.interrupted_ = trainer.history, trainer.interrupted

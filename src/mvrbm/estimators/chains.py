@@ -14,11 +14,11 @@ from torch import Tensor
 
 from mvrbm.devices import sensible_threads
 from mvrbm.errors import StorageError
-from mvrbm.learning.trainer import Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import independent_sample, match_label_shares, sample
 from mvrbm.saving import CHAINS, read_tensors, write_tensors
+from mvrbm.training.trainer import Trainer
 from mvrbm.validation import choice
 
 Chains = dict[str, Tensor]

@@ -27,17 +27,17 @@ from mvrbm.estimators.chains import (
     write_chains,
 )
 from mvrbm.estimators.classifiers import ArrayClassifier
-from mvrbm.estimators.inputs import LABEL, VISIBLE, Array, Labelled, unit_named
+from mvrbm.estimators.inputs import LABEL, VISIBLE, Array, Labeled, unit_named
 from mvrbm.estimators.parameters import seed_of, stored_descent, unconnected, unsuited_reason, without_none
-from mvrbm.learning.backprop import Plan, descend
-from mvrbm.learning.callbacks import Callback, Checkpoint
-from mvrbm.learning.recipe import Recipe, as_recipe
-from mvrbm.learning.trainer import Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import label_log_posterior, label_scores, sample
 from mvrbm.saving import read_machine, register, write_machine
+from mvrbm.training.backprop import Plan, descend
+from mvrbm.training.callbacks import Callback, Checkpoint
+from mvrbm.training.trainer import Trainer
 from mvrbm.units import Categorical, Unit
+from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.validation import as_shape, choice, number, whole_number
 
 _MODES = ("discriminative", "generative", "hybrid")
@@ -67,7 +67,7 @@ class ClassificationMVRBM(ArrayClassifier):
         Another coupling instead, such as ``Dense()``. The label is always coupled by ``Dense()``.
     mode : {"discriminative", "generative", "hybrid"}
         The loss: :math:`-\log p(k \mid X)`; :math:`-\log p(X, k)`, by contrastive divergence and the
-        :class:`~mvrbm.learning.Trainer`; or the first plus `blend` times the second.
+        :class:`~mvrbm.training.Trainer`; or the first plus `blend` times the second.
     blend : float
         Weight of the generative part in a hybrid.
     recipe : str or Recipe
@@ -134,7 +134,7 @@ class ClassificationMVRBM(ArrayClassifier):
         """
         choice(self.mode, "mode", _MODES)
         number(self.blend, "blend")
-        data = self._read_labelled(X, y, sample_weight, resolve_device(self.device))
+        data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
         plan = self._plan(len(data.codes), 3e-3 if self.learning_rate is None else self.learning_rate)
         seed = seed_of(self.random_state)
         self.machine_ = self._machine().to(data.weights)
@@ -158,7 +158,7 @@ class ClassificationMVRBM(ArrayClassifier):
         return one_hot(codes, len(self.classes_)).to(self.machine_.like.dtype)
 
     def _learn_jointly(
-        self, data: Labelled, seed: int, callbacks: Sequence[Callback], checkpoints: Any, force: bool
+        self, data: Labeled, seed: int, callbacks: Sequence[Callback], checkpoints: Any, force: bool
     ) -> None:
         if bool((data.weights != data.weights[0]).any()):
             raise ValueError("sample_weight must be equal for all samples in mode='generative', use another mode")
@@ -168,7 +168,7 @@ class ClassificationMVRBM(ArrayClassifier):
         if checkpoints is not None:
             trainer.callbacks = [*callbacks, Checkpoint(checkpoints)]
             trainer.resume(checkpoints, force=force)
-        trainer.fit({VISIBLE: data.samples, LABEL: self._one_hot(data.codes)}, initialise=True)
+        trainer.fit({VISIBLE: data.samples, LABEL: self._one_hot(data.codes)}, initialize=True)
         self.history_, self.chains_, self.interrupted_ = trainer.history, kept_chains(trainer), trainer.interrupted
         self.n_epochs_, self.n_updates_ = trainer.epoch, trainer.update
         trainer.raise_if_interrupted()
@@ -182,10 +182,10 @@ class ClassificationMVRBM(ArrayClassifier):
             as_recipe(self.recipe), **without_none({name: getattr(self, name) for name in names})
         )
 
-    def _learn_posterior(self, data: Labelled, plan: Plan, seed: int, checkpoints: Any, force: bool) -> None:
+    def _learn_posterior(self, data: Labeled, plan: Plan, seed: int, checkpoints: Any, force: bool) -> None:
         machine, unit = self.machine_, self._unit
         start, order, chains = RandomSource(seed, device=data.weights.device).split(3)
-        self._initialise(data, start)
+        self._initialize(data, start)
 
         def loss(rows: Tensor) -> Tensor:
             x, codes, weights = unit.from_data(data.samples[rows]), data.codes[rows], data.weights[rows]
@@ -214,7 +214,7 @@ class ClassificationMVRBM(ArrayClassifier):
                 parameter.requires_grad_(True)
 
     @torch.no_grad()
-    def _initialise(self, data: Labelled, rng: RandomSource) -> None:
+    def _initialize(self, data: Labeled, rng: RandomSource) -> None:
         """Set visible units to the data's moments, and hidden fields to a spread of one around zero."""
         machine, weights = self.machine_, data.weights
         share, count = weights / weights.sum(), max(1, round(float(weights.sum())))
@@ -224,10 +224,10 @@ class ClassificationMVRBM(ArrayClassifier):
             mean = torch.tensordot(share, array, 1)
             variance = torch.tensordot(share, (array - mean) ** 2, 1)
             unit = machine.layers[name]
-            unit.initialise_from(mean, variance, count)
+            unit.initialize_from(mean, variance, count)
             power += float((unit.statistic(variance.sqrt()) ** 2).sum())
         for link in machine.links.values():
-            link.initialise(rng, 1 / math.sqrt(max(power, 1e-6)))
+            link.initialize(rng, 1 / math.sqrt(max(power, 1e-6)))
         machine.hidden.bias.zero_()
         field = machine.links[VISIBLE].to_hidden(self._unit.statistic(x))
         machine.hidden.absorb(-torch.tensordot(share, field, 1))

@@ -1,7 +1,7 @@
 """Fine-tuned classifiers: stacks of machines with a softmax on top, trained by backpropagation.
 
 Here is also what all classifiers share (:class:`ArrayClassifier`). The network itself is in
-:mod:`mvrbm.estimators.network`, the loop over batches in :mod:`mvrbm.learning.backprop`, and the machine with the label
+:mod:`mvrbm.estimators.network`, the loop over batches in :mod:`mvrbm.training.backprop`, and the machine with the label
 as a layer in :mod:`mvrbm.estimators.classification_rbm`.
 """
 
@@ -29,7 +29,7 @@ from mvrbm.estimators.inputs import (
     VISIBLE,
     Array,
     ArrayInput,
-    Labelled,
+    Labeled,
     batches,
     check_values,
     classes_from,
@@ -38,14 +38,14 @@ from mvrbm.estimators.inputs import (
 )
 from mvrbm.estimators.network import StructuredNetwork, class_distance, virtual_adversarial_loss
 from mvrbm.estimators.parameters import Layer, SavedEstimator, check_same, seed_of, stored_descent
-from mvrbm.learning.backprop import Plan, assign, descend
-from mvrbm.learning.callbacks import Checkpoint
-from mvrbm.learning.recipe import Recipe
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.progress import listening, report
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_stack, register, write_machines
+from mvrbm.training.backprop import Plan, assign, descend
+from mvrbm.training.callbacks import Checkpoint
 from mvrbm.units import Unit
+from mvrbm.updates.recipe import Recipe
 from mvrbm.validation import number, whole_number
 
 # Automatic settings: the fewest epochs and updates, and the most samples per update.
@@ -139,7 +139,7 @@ class FineTunedClassifier(ArrayClassifier):
     input_dropout: float = 0.0
     perturbation: float | str = "auto"
     certainty: float = 0.0
-    unlabelled_batch_size: int = 256
+    unlabeled_batch_size: int = 256
     early_stopping: bool = False
     validation_fraction: float = 0.1
     patience: int = 10
@@ -166,12 +166,12 @@ class FineTunedClassifier(ArrayClassifier):
         y: Any,
         sample_weight: Any = None,
         *,
-        unlabelled: Any = None,
+        unlabeled: Any = None,
         stack: DeepMVRBM | None = None,
         checkpoints: Any = None,
         force: bool = False,
     ) -> Self:
-        r"""Learn from labelled data.
+        r"""Learn from labeled data.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class FineTunedClassifier(ArrayClassifier):
             Labels of any kind that can be sorted.
         sample_weight : array (n,), optional
             Weight of each sample in fine-tuning. Pre-training does not use weights.
-        unlabelled : array like X, optional
+        unlabeled : array like X, optional
             Samples for pre-training, instead of `X`; with `perturbation`, also samples at which predictions are to
             change slowly.
         stack : DeepMVRBM, optional
@@ -190,7 +190,7 @@ class FineTunedClassifier(ArrayClassifier):
             Folder to save in after every epoch, and to resume from. Unless `force` is True, checkpoints of other data
             or settings are an error.
         """
-        data = self._read_labelled(X, y, sample_weight, resolve_device(self.device))
+        data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
         plan = self._plan(len(data.codes), self.learning_rate, self.patience if self.early_stopping else None)
         whole_number(self.pretraining, "pretraining", 0)
         unit, new = unit_named(self.visible, self.visible_shape_).to(data.weights.dtype), self._new_stack()
@@ -199,9 +199,9 @@ class FineTunedClassifier(ArrayClassifier):
         rng = RandomSource(seed_of(self.random_state), device=data.weights.device)
         start, split, order, dropping, moving = rng.split(5)
         learns, held_out = self._split(data, split)
-        network = self.network_ = self._network(machines, learns, unlabelled, stack, start, checkpoints, force)
+        network = self.network_ = self._network(machines, learns, unlabeled, stack, start, checkpoints, force)
         distance = self._distance(learns)
-        unit, others = self._unit, self._others(unlabelled, learns) if distance else None
+        unit, others = self._unit, self._others(unlabeled, learns) if distance else None
         weight_of_a_batch = float(learns.weights.mean()) * min(plan.batch_size, len(learns.codes))
 
         def drop(z: Tensor, layer: int) -> Tensor:
@@ -217,7 +217,7 @@ class FineTunedClassifier(ArrayClassifier):
                 return value
             if others is None:
                 return value + (weights * virtual_adversarial_loss(network, x, distance, moving)).sum()
-            drawn = (moving.uniform((self.unlabelled_batch_size,), weights) * len(others)).long()
+            drawn = (moving.uniform((self.unlabeled_batch_size,), weights) * len(others)).long()
             x = unit.from_data(others[drawn])
             change = virtual_adversarial_loss(network, x, distance, moving, self.certainty)
             return value + weight_of_a_batch * change.mean()
@@ -235,17 +235,17 @@ class FineTunedClassifier(ArrayClassifier):
         return self
 
     @torch.no_grad()
-    def _distance(self, data: Labelled) -> float:
+    def _distance(self, data: Labeled) -> float:
         """Return the distance by which samples are perturbed."""
         if self.perturbation != "auto":
             return float(self.perturbation)
         return _PERTURBATION * class_distance(self.network_.inputs(self._unit.from_data(data.samples)), data.codes)
 
-    def _others(self, unlabelled: Any, data: Labelled) -> Tensor | None:
-        """Return the unlabelled samples at which predictions are to change slowly. None: those of the data."""
-        if unlabelled is None:
+    def _others(self, unlabeled: Any, data: Labeled) -> Tensor | None:
+        """Return the unlabeled samples at which predictions are to change slowly. None: those of the data."""
+        if unlabeled is None:
             return None
-        samples = self._read(unlabelled, reset=False)
+        samples = self._read(unlabeled, reset=False)
         check_values({VISIBLE: samples}, {VISIBLE: self._unit})
         return torch.from_numpy(np.array(samples)).to(data.samples.device)
 
@@ -257,10 +257,10 @@ class FineTunedClassifier(ArrayClassifier):
         if self.perturbation != "auto":
             number(self.perturbation, "perturbation")
         number(self.certainty, "certainty")
-        whole_number(self.unlabelled_batch_size, "unlabelled_batch_size")
+        whole_number(self.unlabeled_batch_size, "unlabeled_batch_size")
         return [number(self.input_dropout, "input_dropout", high=1), *(number(p, "dropout", high=1) for p in layers)]
 
-    def _split(self, data: Labelled, rng: RandomSource) -> tuple[Labelled, Labelled | None]:
+    def _split(self, data: Labeled, rng: RandomSource) -> tuple[Labeled, Labeled | None]:
         """Hold out some samples of each class, in proportion, for early stopping."""
         if not self.early_stopping:
             return data, None
@@ -273,7 +273,7 @@ class FineTunedClassifier(ArrayClassifier):
         places = ((torch.arange(count, device=by_class.device) + 0.5) * n / count).long()
         held = torch.zeros(n, dtype=torch.bool, device=by_class.device)
         held[by_class[places]] = True
-        parts = [Labelled(*(array[chosen] for array in data)) for chosen in (~held, held)]
+        parts = [Labeled(*(array[chosen] for array in data)) for chosen in (~held, held)]
         if not all(float(part.weights.sum()) > 0 for part in parts):
             raise ValueError(f"early_stopping needs samples on both sides of the split, got {n} in all")
         return parts[0], parts[1]
@@ -281,44 +281,44 @@ class FineTunedClassifier(ArrayClassifier):
     def _network(
         self,
         machines: list[BoltzmannMachine],
-        data: Labelled,
-        unlabelled: Any,
+        data: Labeled,
+        unlabeled: Any,
         fitted: Any,
         rng: RandomSource,
         checkpoints: Any = None,
         force: bool = False,
     ) -> StructuredNetwork:
         """Return the network that fine-tuning starts from, given the machines with parameters not yet set."""
-        if unlabelled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
+        if unlabeled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
             raise ValueError(
-                "unlabelled is for pre-training or perturbation, so pretraining must be at least 1 and stack None, "
+                "unlabeled is for pre-training or perturbation, so pretraining must be at least 1 and stack None, "
                 "or perturbation positive"
             )
         n_classes = len(self.classes_)
         self.stack_ = None
         if fitted is None and not self.pretraining:
             network = StructuredNetwork([machine.to(data.weights) for machine in machines], n_classes)
-            network.initialise(network.stack[0].layers[VISIBLE].from_data(data.samples), data.weights, rng)
+            network.initialize(network.stack[0].layers[VISIBLE].from_data(data.samples), data.weights, rng)
             return network
         if fitted is None:
-            samples = data.samples.cpu().numpy() if unlabelled is None else unlabelled
+            samples = data.samples.cpu().numpy() if unlabeled is None else unlabeled
             kept: dict[str, Any] = {}
             if checkpoints is not None:
                 folder = Path(checkpoints) / "pretraining"
                 kept = {"callbacks": [Checkpoint(folder)], "resume": folder, "force": force}
             fitted = self._new_stack().fit(samples, **kept)
-            check_same(machines, fitted.machines_, "unlabelled must have samples of X's shape")
+            check_same(machines, fitted.machines_, "unlabeled must have samples of X's shape")
         else:
             check_is_fitted(fitted)
             check_same(machines, fitted.machines_, "stack must have the same layers, units and couplings")
         self.stack_ = fitted
         copies = [copy.deepcopy(machine).to(data.weights) for machine in fitted.machines_]
         network = StructuredNetwork(copies, n_classes)
-        network.centre()
+        network.center()
         return network
 
     @torch.no_grad()
-    def _error_and_loss(self, data: Labelled) -> tuple[float, float]:
+    def _error_and_loss(self, data: Labeled) -> tuple[float, float]:
         """Weighted error rate and cross-entropy."""
         parts = [self._log_probabilities(self._unit.from_data(part)) for part in data.samples.split(ROWS_AT_ONCE)]
         logits, share = torch.cat(parts), data.weights / data.weights.sum()
@@ -407,10 +407,10 @@ class MVRBMClassifier(FineTunedClassifier):
         their standard deviations. 0 for none. ``"auto"`` is 0.17 times the median distance from a sample to the nearest
         one of another class: 1.2 for digits of 28x28 pixels.
     certainty : float
-        Weight of the entropy of the predictions at perturbed unlabelled samples: class boundaries should lie where
+        Weight of the entropy of the predictions at perturbed unlabeled samples: class boundaries should lie where
         samples are rare.
-    unlabelled_batch_size : int
-        Number of unlabelled samples per update, where `fit` is given some and `perturbation` is positive.
+    unlabeled_batch_size : int
+        Number of unlabeled samples per update, where `fit` is given some and `perturbation` is positive.
     early_stopping, validation_fraction, patience : bool, float, int
         Whether to hold out a share of the samples and keep the parameters of the epoch with the best result on them,
         that share, and the number of epochs without improvement after which fine-tuning stops.
@@ -476,7 +476,7 @@ class DeepMVRBMClassifier(FineTunedClassifier):
         The data that the machines above the first are pre-trained on.
     hidden, visible, visible_shape, recipe, n_epochs, batch_size, learning_rate, schedule, dropout, input_dropout
         See :class:`~mvrbm.MVRBMClassifier`.
-    weight_decay, averaging, perturbation, certainty, unlabelled_batch_size
+    weight_decay, averaging, perturbation, certainty, unlabeled_batch_size
         See :class:`~mvrbm.MVRBMClassifier`.
     early_stopping, validation_fraction, patience, pretraining, random_state, device, verbose
         See :class:`~mvrbm.MVRBMClassifier`.

@@ -15,11 +15,11 @@ from mvrbm.cuda_graphs import repeat
 from mvrbm.estimators.inputs import VISIBLE, Array, batches, unit_named
 from mvrbm.estimators.parameters import Layer, unconnected
 from mvrbm.estimators.rbm import SingleLayerRBM
-from mvrbm.learning.callbacks import Callback, layer_folder
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, keep_known, sample
 from mvrbm.saving import read_stack, register, write_machines
+from mvrbm.training.callbacks import Callback, layer_folder
 from mvrbm.units import Unit, make_unit
 from mvrbm.validation import as_shape, choice, whole_number
 
@@ -125,7 +125,7 @@ class DeepMVRBM(SingleLayerRBM):
                     data = self._feed(layers, number, drawing[number])
                     if not drawn or stop > there or stop == last:
                         fresh = not (continues or resumed)
-                        self._train(trainer, {VISIBLE: data}, stop, None, own, initialise=fresh)
+                        self._train(trainer, {VISIBLE: data}, stop, None, own, initialize=fresh)
                 history += [{"layer": number, **row} for row in trainer.history]
         finally:
             self.history_ = history
@@ -257,7 +257,7 @@ class DeepMVRBM(SingleLayerRBM):
             x = batch[VISIBLE]
             field = bottom.visible_fields(self._down(self._up(x, size), size, 1))[VISIBLE]
             pull = (unit.statistic(x) * field).flatten(1).sum(1)
-            return pull - unit.energy(x) - unit.log_normaliser(field)
+            return pull - unit.energy(x) - unit.log_normalizer(field)
 
         return self._of_each(X, score)
 

@@ -232,7 +232,7 @@ def restore_names(estimator: Any, names: Any) -> None:
         estimator.feature_names_in_ = np.asarray(names, dtype=object)
 
 
-class Labelled(NamedTuple):
+class Labeled(NamedTuple):
     """Samples with their classes and weights."""
 
     samples: Tensor  # (n, *shape), bytes or floats
@@ -263,7 +263,7 @@ class ArrayInput:
         samples: Array = self._read_with(X, "no_validation", reset=reset)[0]
         return samples
 
-    def _read_labelled(self, X: Any, y: Any, sample_weight: Any, device: torch.device) -> Labelled:
+    def _read_labeled(self, X: Any, y: Any, sample_weight: Any, device: torch.device) -> Labeled:
         """Check training data with labels and weights, values included, and learn the shape and the classes."""
         samples, labels = self._read_with(X, label_vector(y), reset=True)
         samples = np.asarray(samples)  # rows on disk are read
@@ -279,7 +279,7 @@ class ArrayInput:
         dtype = model_dtype({VISIBLE: samples})
         check_values({VISIBLE: samples}, {VISIBLE: unit_named(self.visible, samples.shape[1:]).to(dtype)})
         self.classes_ = classes
-        return Labelled(
+        return Labeled(
             torch.from_numpy(np.array(samples)).to(device),
             torch.from_numpy(codes.astype(np.int64)).to(device),
             torch.from_numpy(weights).to(dtype=dtype, device=device),

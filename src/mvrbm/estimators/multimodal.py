@@ -29,10 +29,10 @@ from mvrbm.estimators.inputs import (
     unit_named,
 )
 from mvrbm.estimators.parameters import unconnected
-from mvrbm.learning.callbacks import Callback
-from mvrbm.learning.trainer import Trainer
 from mvrbm.sampling import label_log_posterior
 from mvrbm.saving import register
+from mvrbm.training.callbacks import Callback
+from mvrbm.training.trainer import Trainer
 from mvrbm.units import Unit
 
 
@@ -101,8 +101,8 @@ class MMVRBM(ArrayRBM):
         vectors = {name: array for name, part in parts.items() if (array := np.asarray(part)).ndim == 1}
         vectors = {name: array for name, array in vectors.items() if array.dtype.kind in "biuUO"}
         known = {name: np.array([value is not None and value == value for value in y]) for name, y in vectors.items()}
-        for name, labelled in known.items():
-            if reset and not labelled.any():
+        for name, labeled in known.items():
+            if reset and not labeled.any():
                 raise ValueError(f"no label of modality '{name}' is known")
         if reset:
             self.classes_: dict[str, Array] = {name: np.unique(y[known[name]]) for name, y in vectors.items()}
@@ -139,9 +139,9 @@ class MMVRBM(ArrayRBM):
         return unconnected(_for_each(value, list(units), "coupling", labels)[layer])
 
     def _train(
-        self, trainer: Trainer, data: Any, n_epochs: int, known: Any, callbacks: Sequence[Callback], *, initialise: bool
+        self, trainer: Trainer, data: Any, n_epochs: int, known: Any, callbacks: Sequence[Callback], *, initialize: bool
     ) -> None:
-        super()._train(trainer, data, n_epochs, known, callbacks, initialise=initialise)
+        super()._train(trainer, data, n_epochs, known, callbacks, initialize=initialize)
         if len(self._labels) == 1 and known is None:
             (name,) = self._labels
             match_labels(trainer, name, torch.from_numpy(np.asarray(data[name]).mean(0)), self._rng())

@@ -23,7 +23,7 @@ Drop = Callable[[Tensor, int], Tensor]
 class StructuredNetwork(nn.Module):
     r"""Fully connected network whose weights are couplings: the upward pass of a stack, and a softmax.
 
-    :math:`z_0 = T(x - o)`, :math:`z_l = a(W_l z_{l-1} + c_l)`, logits :math:`A z_L + d`. Gaussian data is centred at
+    :math:`z_0 = T(x - o)`, :math:`z_l = a(W_l z_{l-1} + c_l)`, logits :math:`A z_L + d`. Gaussian data is centered at
     :math:`o`, its mean; :math:`o` is zero otherwise. :math:`a` is the activation of the units: the sigmoid for
     Bernoulli layers, :math:`\max(0, \cdot)` for rectified ones.
 
@@ -82,14 +82,14 @@ class StructuredNetwork(nn.Module):
         return self.features(x, drop).flatten(1) @ self.weight.T + self.bias
 
     @torch.no_grad()
-    def centre(self) -> None:
-        """Adapt the hidden biases of machines that were trained without it to the centring of Gaussian layers."""
+    def center(self) -> None:
+        """Adapt the hidden biases of machines that were trained without it to the centering of Gaussian layers."""
         for number, machine in enumerate(self.stack):
             zero = machine.like.new_zeros((1, *machine.layers[VISIBLE].shape))
             machine.hidden.absorb(-machine.links[VISIBLE].to_hidden(self.inputs(zero, number))[0])
 
     @torch.no_grad()
-    def initialise(self, x: Tensor, weights: Tensor, rng: RandomSource) -> None:
+    def initialize(self, x: Tensor, weights: Tensor, rng: RandomSource) -> None:
         """Set random weights whose fields have a spread that neither saturates nor vanishes from layer to layer.
 
         The spread is that of samples `x` (n, *visible shape) with their `weights` (n,).
@@ -101,12 +101,12 @@ class StructuredNetwork(nn.Module):
                 mean = torch.tensordot(share, x, 1)
                 variance = torch.tensordot(share, (x - mean) ** 2, 1)
                 count = max(1, round(float(weights.sum())))
-                machine.layers[VISIBLE].initialise_from(mean, variance, count)
+                machine.layers[VISIBLE].initialize_from(mean, variance, count)
                 every = -(-len(x) // _ROWS_OF_A_START)
                 x, share = x[::every], share[::every] / share[::every].sum().clamp_min(1e-12)
             z = self.inputs(x, number)
             power = float((share * z.flatten(1).square().sum(1)).sum())
-            link.initialise(rng, hidden.field_spread / math.sqrt(max(power, 1e-6)))
+            link.initialize(rng, hidden.field_spread / math.sqrt(max(power, 1e-6)))
             hidden.bias.zero_()
             x = hidden.activation(field_of(link, z))
 

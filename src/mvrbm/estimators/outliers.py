@@ -19,11 +19,11 @@ from mvrbm.estimators.inputs import ROWS_AT_ONCE, VISIBLE, Array, batches, resto
 from mvrbm.estimators.parameters import SavedEstimator
 from mvrbm.estimators.rbm import TVRBM
 from mvrbm.io.shards import Shards
-from mvrbm.learning.recipe import Recipe, as_recipe
 from mvrbm.likelihood.masked import block_masks, masked_errors
 from mvrbm.random import RandomSource
 from mvrbm.saving import ESTIMATOR, register
 from mvrbm.units import Unit
+from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.validation import as_shape, number, whole_number
 
 # Automatic settings: the number of updates, the largest hidden layer of arrays (per axis) and of rows.
@@ -82,7 +82,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         The trained model of the data.
     dispersion_ : float
         How much larger the errors in the training data are than the variances that the machine expects: below 1 for
-        grey values, since Bernoulli units expect zeros and ones. Expected variances are multiplied by it.
+        gray values, since Bernoulli units expect zeros and ones. Expected variances are multiplied by it.
     offset_ : float
         Samples whose score is below it are outliers.
     n_features_in_, feature_names_in_
@@ -167,7 +167,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         """Return how unlikely each entry is given the rest, in the shape of X.
 
         The map is the excess of the squared error, in squared standard deviations for Gaussian units, when blocks
-        around the entry are hidden, an eighth of all blocks at a time; it is averaged over neighbouring entries, half
+        around the entry are hidden, an eighth of all blocks at a time; it is averaged over neighboring entries, half
         a block wide. Values far above 0 are surprising. Missing entries (NaN) have the value 0 before averaging.
         """
         check_is_fitted(self)

@@ -21,20 +21,20 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from mvrbm.couplings import Coupling, Kronecker, make_coupling
+from mvrbm.distributed import World
 from mvrbm.errors import RecipeWarning, StorageError
 from mvrbm.estimators.inputs import unit_named
 from mvrbm.hub import ModelCard, push_to_hub, write_card
-from mvrbm.learning import Trainer
-from mvrbm.learning.backprop import Plan
-from mvrbm.learning.descent import Descent, digest_of
-from mvrbm.learning.distributed import World
-from mvrbm.learning.recipe import Recipe, as_recipe
-from mvrbm.learning.samplers import CD, PCD, TemperedPCD
-from mvrbm.learning.step import check_hidden_memory
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.saving import ESTIMATOR, machine_config, replace_model
+from mvrbm.training import Trainer
+from mvrbm.training.backprop import Plan
+from mvrbm.training.descent import Descent, digest_of
 from mvrbm.units import Unit
+from mvrbm.updates.negative import CD, PCD, TemperedPCD
+from mvrbm.updates.recipe import Recipe, as_recipe
+from mvrbm.updates.step import check_hidden_memory
 from mvrbm.validation import choice, whole_number
 
 NEGATIVE_PHASES = {"cd": CD, "pcd": PCD, "tempered": TemperedPCD}

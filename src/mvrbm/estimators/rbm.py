@@ -112,7 +112,7 @@ class MVRBM(TVRBM):
         size computed from the size of the layers, by the default recipe).
     recipe : str or Recipe
         ``"default"`` (for features), ``"generative"`` (for samples and filling in), ``"paper"`` (Algorithm 1), or a
-        :class:`~mvrbm.learning.Recipe`.
+        :class:`~mvrbm.training.Recipe`.
     negative : {"cd", "pcd", "tempered"}, optional
         Negative phase: contrastive divergence, persistent chains, or persistent chains with parallel tempering.
         Default: the recipe's (contrastive divergence).

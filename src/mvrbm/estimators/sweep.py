@@ -1,7 +1,7 @@
 """Sweeps: one estimator trained with many settings (seeds, learning rates, penalties, ranks) on the same data.
 
 On a GPU, machines of the same shapes are trained together by the same kernels, which keeps the GPU busy where a
-single small machine would use a fraction of it; :func:`mvrbm.learning.fit_together` does that. Of several processes
+single small machine would use a fraction of it; :func:`mvrbm.training.fit_together` does that. Of several processes
 (``torchrun``), each trains its own candidates.
 """
 
@@ -17,10 +17,10 @@ import torch
 from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
 
+from mvrbm.distributed import World, single_process
 from mvrbm.errors import DivergenceError
 from mvrbm.estimators.base import ArrayRBM
-from mvrbm.learning import Checkpoint, fit_together
-from mvrbm.learning.distributed import World, single_process
+from mvrbm.training import Checkpoint, fit_together
 from mvrbm.validation import number
 
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
@@ -131,7 +131,7 @@ class Sweep:
                 trainer.resume(folder, force=force)
             trainers.append(trainer)
             data.append(data[0] if data else layers)  # one copy for candidates that are trained together
-        outcomes = fit_together(trainers, data, initialise=True)
+        outcomes = fit_together(trainers, data, initialize=True)
         for candidate, trainer, (diverged, seconds) in zip(candidates, trainers, outcomes, strict=True):
             estimator, candidate.diverged, candidate.seconds = candidate.estimator, diverged, seconds
             estimator.history_, estimator.n_epochs_ = trainer.history, trainer.epoch

@@ -23,13 +23,13 @@ from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.estimators.inputs import ROWS_AT_ONCE, Array, restore_names, saved_names
 from mvrbm.estimators.parameters import SavedEstimator, seed_of
-from mvrbm.learning.callbacks import Callback, ProgressBar
-from mvrbm.learning.recipe import Recipe
-from mvrbm.learning.samplers import CD
-from mvrbm.learning.trainer import Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import read_machine, register, write_machine
+from mvrbm.training.callbacks import Callback, ProgressBar
+from mvrbm.training.trainer import Trainer
 from mvrbm.units import Bernoulli, Counts
+from mvrbm.updates.negative import CD
+from mvrbm.updates.recipe import Recipe
 from mvrbm.validation import number, whole_number
 
 #: Name of the visible layer.
@@ -138,7 +138,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         y : None
             Ignored, there for pipelines.
         callbacks : sequence of Callback
-            See :mod:`mvrbm.learning`.
+            See :mod:`mvrbm.training`.
         resume : path, optional
             Folder of checkpoints. Training continues from the newest one, if there is one.
 
@@ -151,7 +151,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         n_epochs = whole_number(self.n_epochs, "n_epochs")
         self.trainer_ = self._trainer(functools.partial(LinearLR, start_factor=1, end_factor=0, total_iters=n_epochs))
         resumed = resume is not None and self.trainer_.resume(resume)
-        return self._train(counts, n_epochs, callbacks, initialise=not (continues or resumed))
+        return self._train(counts, n_epochs, callbacks, initialize=not (continues or resumed))
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Train for one more epoch, on these documents, at a constant learning rate."""
@@ -160,7 +160,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         if self.trainer_ is None or self.trainer_.scheduler is not None:
             self.trainer_ = self._trainer(None)
         self.trainer_.restart_epoch()  # an epoch that was interrupted was of other documents
-        return self._train(counts, self.trainer_.epoch + 1, (), initialise=not continues)
+        return self._train(counts, self.trainer_.epoch + 1, (), initialize=not continues)
 
     def _start(self, X: Any, *, continues: bool) -> Any:
         """Check documents, make a new machine unless training continues, and return the counts."""
@@ -186,13 +186,13 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         seed = seed_of(self.random_state)
         return Trainer(self.machine_, recipe, optimizer=optimizer, scheduler=scheduler, seed=seed)
 
-    def _train(self, counts: Any, n_epochs: int, callbacks: Sequence[Callback], *, initialise: bool) -> Self:
+    def _train(self, counts: Any, n_epochs: int, callbacks: Sequence[Callback], *, initialize: bool) -> Self:
         trainer = self.trainer_
         assert trainer is not None  # for mypy
         epochs = trainer.epoch
         trainer.callbacks = [*callbacks, *([ProgressBar()] if self.verbose else [])]
         try:
-            trainer.fit({WORDS: DenseBatches(counts)}, n_epochs, initialise=initialise)
+            trainer.fit({WORDS: DenseBatches(counts)}, n_epochs, initialize=initialize)
         finally:
             trainer.callbacks = []
             self.n_epochs_ += trainer.epoch - epochs
@@ -304,7 +304,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         pieces = []
         for field in machine.hidden_field({WORDS: batch}).split(size):
             joint = (field[:, None] + columns).flatten(0, 1)
-            pieces.append(machine.hidden.log_normaliser(joint).reshape(-1, n_words))
+            pieces.append(machine.hidden.log_normalizer(joint).reshape(-1, n_words))
         return torch.log_softmax(machine.layers[WORDS].bias + torch.cat(pieces), 1)
 
     # -- data and files ---------------------------------------------------------------------------

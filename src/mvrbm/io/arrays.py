@@ -1,6 +1,6 @@
 """Samples from any source (a file, a folder of images or shards, a named data set), masks, and arrays to files.
 
-The file formats themselves are in `formats`, images that keep their colours and metadata in `pictures`.
+The file formats themselves are in `formats`, images that keep their colors and metadata in `pictures`.
 """
 
 import io
@@ -58,7 +58,7 @@ def read_array(
     Returns
     -------
     array
-        Booleans, integers or floats, samples along the first axis. Images become grey bytes.
+        Booleans, integers or floats, samples along the first axis. Images become gray bytes.
     """
     text = os.fspath(source)
     name, _, split = text.partition(":")
@@ -179,7 +179,7 @@ def _tiles(cube: Array, size: int) -> Array:
 def _read_images(paths: list[Path], largest: int) -> Array:
     images: list[NDArray[np.uint8]] = []
     for path in paths:
-        images.append(_read_grey(path))
+        images.append(_read_gray(path))
         sizes = [f"{image.shape[1]}x{image.shape[0]}" for image in (images[0], images[-1])]
         if sizes[0] != sizes[1]:
             raise InputError(f"{path} is {sizes[1]}, but {paths[0].name} is {sizes[0]}: all need one size")
@@ -188,7 +188,7 @@ def _read_images(paths: list[Path], largest: int) -> Array:
     return np.stack(images)
 
 
-def _read_grey(path: Path) -> NDArray[np.uint8]:
+def _read_gray(path: Path) -> NDArray[np.uint8]:
     from PIL import Image
 
     pixels = read_picture(path).pixels
@@ -258,7 +258,7 @@ def as_pictures(array: Array) -> Array:
 
 
 def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
-    """Arrange samples in a grid, as grey bytes.
+    """Arrange samples in a grid, as gray bytes.
 
     Parameters
     ----------

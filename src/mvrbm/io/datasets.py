@@ -213,12 +213,12 @@ _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: int = 0) -> NDArray[np.float32]:
-    """Cut random grey patches out of images.
+    """Cut random gray patches out of images.
 
     Parameters
     ----------
     images : sequence of arrays
-        Grey (rows, columns) or colour (rows, columns, 3). Bytes are divided by 255; floats are used as they are.
+        Gray (rows, columns) or color (rows, columns, 3). Bytes are divided by 255; floats are used as they are.
     size : int or (int, int)
         Rows and columns of a patch.
     n : int
@@ -243,13 +243,13 @@ def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: 
     for number, image in enumerate(fitting):
         mine = np.flatnonzero(chosen == number)
         if len(mine):
-            windows = np.lib.stride_tricks.sliding_window_view(_grey(image), (rows, columns))
+            windows = np.lib.stride_tricks.sliding_window_view(_gray(image), (rows, columns))
             tops, lefts = (random.integers(0, positions, len(mine)) for positions in windows.shape[:2])
             out[mine] = windows[tops, lefts]
     return out
 
 
-def _grey(image: Array) -> NDArray[np.float32]:
+def _gray(image: Array) -> NDArray[np.float32]:
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
         raise InputError(f"an image is an array (rows, columns) or (rows, columns, 3), got {image.shape}")
     values = image.astype(np.float32) / np.float32(255 if image.dtype == np.uint8 else 1)

@@ -5,17 +5,17 @@ How files are read (:class:`Picture`):
 =============================  ======================================================================
 file                           pixels
 =============================  ======================================================================
-grey, RGB, RGBA                unchanged: 8 bits, or 16 bits (colour from PNG and TIFF only)
-grey with alpha                RGBA, 8 bits
-1 bit                          grey, 8 bits
-palette                        RGB, or RGBA if it has transparent colours
+gray, RGB, RGBA                unchanged: 8 bits, or 16 bits (color from PNG and TIFF only)
+gray with alpha                RGBA, 8 bits
+1 bit                          gray, 8 bits
+palette                        RGB, or RGBA if it has transparent colors
 CMYK, YCbCr                    RGB, CMYK by the profile in the file if there is one
 several pictures in a JPEG     the first one (phones hide previews and depth there)
 =============================  ======================================================================
 
 These raise :class:`~mvrbm.errors.InputError`: files that are not images in one of the formats `READ`, truncated, empty,
 animated or of several pages, of floats, or of more than `LARGEST` pixels; pipes and devices. A damaged EXIF, and a
-profile for other colours than the picture's, are ignored. Pictures are turned upright according to the EXIF
+profile for other colors than the picture's, are ignored. Pictures are turned upright according to the EXIF
 orientation, which is then removed, so that a written picture looks the same everywhere. Files are written whole or not
 at all.
 """
@@ -73,7 +73,7 @@ _CONVERTED = {
 class Picture:
     """An upright picture."""
 
-    pixels: Array  # (H, W), (H, W, 3) or (H, W, 4): grey, RGB or RGBA, in bytes or 16-bit numbers
+    pixels: Array  # (H, W), (H, W, 3) or (H, W, 4): gray, RGB or RGBA, in bytes or 16-bit numbers
     exif: bytes = b""  # EXIF without orientation, sizes and preview; empty if there is none
     profile: bytes = b""  # ICC profile of the pixels; empty if there is none
     notes: tuple[str, ...] = ()  # losses and surprises in reading
@@ -112,7 +112,7 @@ def read_picture(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Pic
         if low is not None:
             pixels = pixels.astype(np.uint16) << 8 | low
         orientation, exif = _exif(image)  # after the pixels: Pillow turns TIFFs upright when it loads them
-    # The profile must be for the colours of the pixels: that of CMYK was applied already, and one can be damaged.
+    # The profile must be for the colors of the pixels: that of CMYK was applied already, and one can be damaged.
     profile = image.info.get("icc_profile") or b""
     fits = profile[16:20] == (b"GRAY" if pixels.ndim == 2 else b"RGB ")
     return Picture(_upright(pixels, orientation), exif, profile if fits else b"", notes)
@@ -174,13 +174,13 @@ def _pixels(path: Path, image: Image.Image) -> tuple[Array, tuple[str, ...]]:
         values = np.asarray(image)
         low, high = values.min(), values.max()
         if low < 0 or high > 65535:
-            raise InputError(f"{path} has values from {low} to {high}: grey with 8 or 16 bits is required")
+            raise InputError(f"{path} has values from {low} to {high}: gray with 8 or 16 bits is required")
         return values.astype(np.uint16), ()
     if image.mode not in _CONVERTED:
-        raise InputError(f"{path} has pixels of mode {image.mode}: grey or colour with 8 or 16 bits is required")
+        raise InputError(f"{path} has pixels of mode {image.mode}: gray or color with 8 or 16 bits is required")
     if image.mode == "CMYK":
         return np.asarray(_from_cmyk(image)), ("CMYK was turned into RGB",)
-    transparent = image.mode in ("1", "L", "P", "RGB") and "transparency" in image.info  # a palette's, or a colour key
+    transparent = image.mode in ("1", "L", "P", "RGB") and "transparency" in image.info  # a palette's, or a color key
     return np.asarray(image.convert("RGBA" if transparent else _CONVERTED[image.mode])), ()
 
 
@@ -194,7 +194,7 @@ def _from_cmyk(image: Image.Image) -> Image.Image:
 
 
 def _low_bytes(content: bytes, image: Image.Image) -> Array | None:
-    """Return the low bytes of colour with 16 bits, None for other images.
+    """Return the low bytes of color with 16 bits, None for other images.
 
     Pillow keeps the high byte of each number. With the byte order swapped, it keeps the low one.
     """
@@ -268,9 +268,9 @@ def check_format(path: str | os.PathLike[str], picture: Picture, scale: int = 1)
     if pixels.dtype == np.uint16 and 16 not in form.depths:
         lost.append(f"{form.name} has 8 bits: the lower 8 of 16 are lost")
     if _is_deep_tiff(picture, form):
-        require("tifffile", f"{path}: TIFF in colour with 16 bits", "data")
+        require("tifffile", f"{path}: TIFF in color with 16 bits", "data")
         if picture.exif:
-            lost.append("TIFF in colour with 16 bits is written without EXIF: it is lost")
+            lost.append("TIFF in color with 16 bits is written without EXIF: it is lost")
     if not form.metadata and (picture.exif or picture.profile):
         lost.append(f"{form.name} holds no EXIF and no ICC profile: they are lost")
     return tuple(lost)
@@ -305,7 +305,7 @@ def _encoded(path: Path, picture: Picture, form: Format) -> memoryview:
         if _is_deep_tiff(picture, form):
             alpha = ["unassalpha"] if picture.has_alpha else None
             profile = picture.profile or None
-            require("tifffile", "TIFF in colour with 16 bits", "data").imwrite(
+            require("tifffile", "TIFF in color with 16 bits", "data").imwrite(
                 encoded, picture.pixels, photometric="rgb", extrasamples=alpha, iccprofile=profile
             )
         else:
@@ -320,12 +320,12 @@ def _encoded(path: Path, picture: Picture, form: Format) -> memoryview:
 
 
 def _is_deep_tiff(picture: Picture, form: Format) -> bool:
-    """Return whether this is a TIFF in colour with 16 bits, which Pillow cannot write."""
+    """Return whether this is a TIFF in color with 16 bits, which Pillow cannot write."""
     return form.name == "TIFF" and picture.pixels.dtype == np.uint16 and picture.pixels.ndim == 3
 
 
 def _write_png(file: IO[bytes], picture: Picture) -> None:
-    """Write a PNG of 16 bits, which Pillow can only do for grey."""
+    """Write a PNG of 16 bits, which Pillow can only do for gray."""
     pixels = picture.pixels
     height, width = pixels.shape[:2]
     kind = 0 if pixels.ndim == 2 else {3: 2, 4: 6}[pixels.shape[2]]

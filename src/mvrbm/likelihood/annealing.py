@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.cuda_graphs import repeat
-from mvrbm.likelihood.exact import as_clamp, clamped_log_normaliser
+from mvrbm.likelihood.exact import as_clamp, clamped_log_normalizer
 from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.random import RandomSource
 from mvrbm.sampling import (
@@ -64,7 +64,7 @@ def annealed_importance_sampling(
     *,
     n_chains: int = 100,
     n_steps: int = 1000,
-    centre: Layers | None = None,
+    center: Layers | None = None,
     clamp: Visible | None = None,
     mask: Visible | None = None,
 ) -> AnnealedEstimate:
@@ -80,8 +80,8 @@ def annealed_importance_sampling(
         Number of chains; the standard error is inversely proportional to its square root.
     n_steps : int
         Number of temperatures; more of them reduce the variance of the weights.
-    centre : mapping of str to Tensor, optional
-        See :class:`~mvrbm.sampling.TemperedPath`. With a centre in one of several modes, chains that end in another
+    center : mapping of str to Tensor, optional
+        See :class:`~mvrbm.sampling.TemperedPath`. With a center in one of several modes, chains that end in another
         mode are rare and have large weights, and the standard error is too small: see :func:`log_partition_interval`.
     clamp, mask : optional
         See :func:`~mvrbm.likelihood.log_partition`.
@@ -90,7 +90,7 @@ def annealed_importance_sampling(
     -------
     AnnealedEstimate
     """
-    annealing = _Annealing(machine, n_steps, centre, clamp, mask)
+    annealing = _Annealing(machine, n_steps, center, clamp, mask)
     return annealing.forward(whole_number(n_chains, "n_chains", 2), rng)
 
 
@@ -104,7 +104,7 @@ def reverse_annealed_importance_sampling(
     init: Visible | None = None,
     burn_in: int | None = None,
     n_temperatures: int = 20,
-    centre: Layers | None = None,
+    center: Layers | None = None,
     clamp: Visible | None = None,
     mask: Visible | None = None,
 ) -> AnnealedEstimate:
@@ -114,7 +114,7 @@ def reverse_annealed_importance_sampling(
 
     Parameters
     ----------
-    machine, rng, n_steps, centre, clamp, mask
+    machine, rng, n_steps, center, clamp, mask
         See :func:`annealed_importance_sampling`.
     n_chains : int
         Number of chains, without `init`.
@@ -131,7 +131,7 @@ def reverse_annealed_importance_sampling(
     -------
     AnnealedEstimate
     """
-    annealing = _Annealing(machine, n_steps, centre, clamp, mask)
+    annealing = _Annealing(machine, n_steps, center, clamp, mask)
     burn_in = n_steps if burn_in is None else whole_number(burn_in, "burn_in", 0)
     if init is None:
         start = annealing.tempered(whole_number(n_chains, "n_chains", 2), burn_in, n_temperatures, rng)
@@ -149,18 +149,18 @@ class _Annealing:
         self,
         machine: BoltzmannMachine,
         n_steps: int,
-        centre: Layers | None,
+        center: Layers | None,
         clamp: Visible | None,
         mask: Visible | None,
     ) -> None:
         whole_number(n_steps, "n_steps")
         machine.check_bounded()
-        self.machine, self.centre = machine, centre
+        self.machine, self.center = machine, center
         self.fixed, self.known = as_clamp(machine, clamp, mask)
-        self.path = TemperedPath(multiplied_out(machine), centre)
+        self.path = TemperedPath(multiplied_out(machine), center)
         # At beta = 0 the layers are independent, so log Z is a sum over layers.
-        log_z_base = clamped_log_normaliser(machine, self.path.visible_base, self.fixed, self.known)
-        self.log_z_base = (log_z_base + machine.hidden.log_normaliser(self.path.hidden_base)).double()
+        log_z_base = clamped_log_normalizer(machine, self.path.visible_base, self.fixed, self.known)
+        self.log_z_base = (log_z_base + machine.hidden.log_normalizer(self.path.hidden_base)).double()
         self.betas = torch.linspace(0, 1, n_steps + 1, dtype=torch.float64).to(machine.like)
 
     def forward(self, n_chains: int, rng: RandomSource) -> AnnealedEstimate:
@@ -188,7 +188,7 @@ class _Annealing:
         masks = {name: held for name, held in self._masks(n_chains).items() if held is not None}
         chains = ParallelTempering(
             self.machine, n_chains, n_temperatures, rng=rng, init=self.base_states(n_chains, rng),
-            mask=masks or None, centre=self.centre, check=False,
+            mask=masks or None, center=self.center, check=False,
         )  # fmt: skip
         return chains.step(steps)
 

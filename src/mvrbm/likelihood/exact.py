@@ -52,7 +52,7 @@ def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, ma
     if bits_hidden <= bits_visible:
         zeros = machine.like.new_zeros((1, *machine.hidden.shape))
         for y in _states(machine, machine.hidden, torch.arange(machine.hidden.n_sites), zeros):
-            summed = clamped_log_normaliser(machine, machine.visible_fields(y), fixed, known)
+            summed = clamped_log_normalizer(machine, machine.visible_fields(y), fixed, known)
             total.add(summed - machine.hidden.energy(y))
         return total.value
     for layers in _visible_states(machine, fixed, free, skip=[]):
@@ -145,11 +145,11 @@ def _visible_states(
             yield {name: layers[name].expand(len(piece), *layers[name].shape[1:]) for name in machine.layers}
 
 
-def clamped_log_normaliser(machine: BoltzmannMachine, fields: Layers, fixed: Layers, known: Masks) -> Tensor:
-    """Return the sum of the log-normalisers of the visible layers, where fixed sites have one value: (m,)."""
+def clamped_log_normalizer(machine: BoltzmannMachine, fields: Layers, fixed: Layers, known: Masks) -> Tensor:
+    """Return the sum of the log-normalizers of the visible layers, where fixed sites have one value: (m,)."""
     total = machine.like.new_zeros(())
     for name, unit in machine.layers.items():
-        sites = unit.site_log_normaliser(fields[name])
+        sites = unit.site_log_normalizer(fields[name])
         mask = known[name]
         if mask is not None:
             pull = unit.statistic(fixed[name]) * fields[name]

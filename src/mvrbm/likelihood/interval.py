@@ -87,7 +87,7 @@ def log_partition_interval(
     init: Visible | None = None,
     burn_in: int | None = None,
     n_temperatures: int = 20,
-    centre: Layers | None = None,
+    center: Layers | None = None,
     clamp: Visible | None = None,
     mask: Visible | None = None,
 ) -> LogPartitionInterval:
@@ -106,7 +106,7 @@ def log_partition_interval(
         Start of the reverse run, which must be in equilibrium, see :func:`reverse_annealed_importance_sampling`. The
         best are the persistent chains of training: tempering from independent draws may miss the same modes as the
         forward run, and both then agree on a log Z that is too small.
-    centre : mapping of str to Tensor, optional
+    center : mapping of str to Tensor, optional
         See :class:`~mvrbm.sampling.TemperedPath`; the mean of the data is a good one.
     clamp, mask : optional
         See :func:`log_partition`.
@@ -116,10 +116,10 @@ def log_partition_interval(
     LogPartitionInterval
     """
     forward = annealed_importance_sampling(
-        machine, rng, n_chains=n_chains, n_steps=n_steps, centre=centre, clamp=clamp, mask=mask
+        machine, rng, n_chains=n_chains, n_steps=n_steps, center=center, clamp=clamp, mask=mask
     )
     reverse = reverse_annealed_importance_sampling(
         machine, rng, n_chains=n_chains, n_steps=n_steps, init=init, burn_in=burn_in, n_temperatures=n_temperatures,
-        centre=centre, clamp=clamp, mask=mask,
+        center=center, clamp=clamp, mask=mask,
     )  # fmt: skip
     return LogPartitionInterval(forward, reverse)

@@ -101,14 +101,14 @@ def log_likelihood_interval(
     rng : RandomSource
         Source of the draws.
     **options
-        See :func:`log_partition_interval`. The centre is the mean of the data by default.
+        See :func:`log_partition_interval`. The center is the mean of the data by default.
 
     Returns
     -------
     LikelihoodInterval
     """
     layers = machine.as_layers(visible)
-    options.setdefault("centre", {name: array.mean(0, keepdim=True) for name, array in layers.items()})
+    options.setdefault("center", {name: array.mean(0, keepdim=True) for name, array in layers.items()})
 
     def both(**clamp: Any) -> Tensor:
         found = log_partition_interval(machine, rng, **options, **clamp)

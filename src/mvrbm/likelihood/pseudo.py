@@ -53,7 +53,7 @@ def pseudo_log_likelihood(
     machine : BoltzmannMachine
         The model.
     visible : Tensor or mapping of str to Tensor
-        Data, each layer (n, *layer shape). A grey Bernoulli entry is an average over ones and zeros.
+        Data, each layer (n, *layer shape). A gray Bernoulli entry is an average over ones and zeros.
     n_sites : int, optional
         Number of sites to visit. Default: all, which is exact. With fewer it is an unbiased estimate; see Notes.
     seed : int
@@ -101,7 +101,7 @@ def _log_probabilities(unit: Unit, x: Tensor, field: Tensor) -> Tensor:
     found = unit.statistic(x) * field
     if unit.entry_modes:
         found = found.sum(-1)
-    found.sub_(unit.site_energy(x)).sub_(unit.site_log_normaliser(field))  # in place: new memory takes longer
+    found.sub_(unit.site_energy(x)).sub_(unit.site_log_normalizer(field))  # in place: new memory takes longer
     absent = unit.absent(x)
     return (found if absent is None else found.masked_fill(site_mask(unit, absent), 0)).reshape(len(x), -1)
 
@@ -142,7 +142,7 @@ def _log_odds(hidden: Unit, field: Tensor, columns: Tensor, x: Tensor) -> Tensor
     values = x.T[..., None]  # (n, sites, 1)
     shape = (-1, *hidden.shape)
     ends = [field.flatten(1)[:, None] + (value - values) * columns for value in (1, 0)]  # (n, sites, hidden)
-    with_one, with_zero = (hidden.log_normaliser(end.reshape(shape)).reshape(len(field), -1) for end in ends)
+    with_one, with_zero = (hidden.log_normalizer(end.reshape(shape)).reshape(len(field), -1) for end in ends)
     return with_one - with_zero
 
 
@@ -159,7 +159,7 @@ def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tens
         changed[:, site] = value
         step = ((value - x[:, site]).reshape(n, -1) * scale) @ columns.flatten(1)  # the statistic is linear
         energy = unit.energy(changed.reshape(n, *unit.shape))
-        scores.append(machine.hidden.log_normaliser(field + step.reshape(field.shape)) - energy)
+        scores.append(machine.hidden.log_normalizer(field + step.reshape(field.shape)) - energy)
     score = torch.stack(scores)  # (a, n)
     conditional = (options.shares * score).sum(0) - torch.logsumexp(score + options.log_weights, 0)
     absent = unit.absent(layers[name])
@@ -195,6 +195,6 @@ def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, 
     pull = (without * column).flatten(1).sum(1)
     own = float((column**2).sum())
     bias = unit.statistic(unit.bias.expand(unit.shape)).reshape(-1)[site]
-    centre = (bias + pull) / (1 - own) - bias
+    center = (bias + pull) / (1 - own) - bias
     spread = 10 * (1 / math.sqrt(1 - own) - 1)
-    return centre - spread, centre + spread
+    return center - spread, center + spread

@@ -15,8 +15,8 @@ from mvrbm.extras import require
 
 __all__ = ["Figure", "curves", "image_grid", "styled"]
 
-_INK = "#010203"  # an otherwise unused colour, which is replaced by the text colour of the page
-_COLOURS = ("#2a78c2", "#d1672a", "#3a9460", "#a0508c")
+_INK = "#010203"  # an otherwise unused color, which is replaced by the text color of the page
+_COLORS = ("#2a78c2", "#d1672a", "#3a9460", "#a0508c")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mvrbm",  # the same identifiers, and so the same bytes, every time
@@ -41,7 +41,7 @@ def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, sy
     """Arrange images (n, height, width), with values from 0 (black) to 1 (white), in a grid of some columns.
 
     `alt` describes the picture for readers who cannot see it. With `symmetric`, each image is scaled by itself, with
-    zero at middle grey: for filters.
+    zero at middle gray: for filters.
     """
     from PIL import Image
 
@@ -51,7 +51,7 @@ def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, sy
         values = 0.5 + 0.5 * values / np.where(peak > 0, peak, 1)
     n, height, width = values.shape
     gap = max(1, height // 14)
-    sheet = np.zeros((-(-n // columns) * (height + gap) - gap, columns * (width + gap) - gap, 2))  # grey and alpha
+    sheet = np.zeros((-(-n // columns) * (height + gap) - gap, columns * (width + gap) - gap, 2))  # gray and alpha
     for i, image in enumerate(values):
         top, left = (i // columns) * (height + gap), (i % columns) * (width + gap)
         sheet[top : top + height, left : left + width] = np.stack([np.clip(image, 0, 1), np.ones_like(image)], -1)
@@ -64,13 +64,13 @@ def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, sy
 def curves(
     series: Mapping[str, tuple[Sequence[float], Sequence[float]]], alt: str, caption: str, *, x_label: str, y_label: str
 ) -> Figure:
-    """Draw lines, given as x and y values by name, as an SVG in the colours of the page."""
+    """Draw lines, given as x and y values by name, as an SVG in the colors of the page."""
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     with styled({"font.size": 12, **dict.fromkeys(names, _INK)}):
         canvas = require("matplotlib.figure", "a plot", "demo").Figure(figsize=(5.0, 3.2), layout="constrained")
         axes = canvas.subplots()
-        for (name, (x, y)), colour, dash in zip(series.items(), _COLOURS, ("-", "--", ":", "-."), strict=False):
-            axes.plot(x, y, dash, label=name, color=colour, linewidth=2)
+        for (name, (x, y)), color, dash in zip(series.items(), _COLORS, ("-", "--", ":", "-."), strict=False):
+            axes.plot(x, y, dash, label=name, color=color, linewidth=2)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         axes.grid(alpha=0.25)

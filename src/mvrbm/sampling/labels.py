@@ -42,7 +42,7 @@ def label_scores(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label
 
 
 def _label_fields(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str) -> Tensor:
-    """Log-normaliser of the hidden layer with each label: (n, n_labels)."""
+    """Log-normalizer of the hidden layer with each label: (n, n_labels)."""
     hidden, parts = (
         machine.hidden,
         [
@@ -54,7 +54,7 @@ def _label_fields(machine: BoltzmannMachine, visible: Mapping[str, Tensor], labe
     field = functools.reduce(operator.add, parts)  # (n, *hidden shape)
     columns = machine.links[label].to_hidden(_every(machine, label))  # (labels, *hidden shape)
     joint = (field[:, None] + columns).reshape(-1, *hidden.shape)
-    return hidden.log_normaliser(joint).reshape(len(field), len(columns))
+    return hidden.log_normalizer(joint).reshape(len(field), len(columns))
 
 
 def _every(machine: BoltzmannMachine, label: str) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 _BLOCK = 1024
 
 
-# Numbers of samples are not specialised: a new one would be compiled, which cannot happen while a graph is recorded.
+# Numbers of samples are not specialized: a new one would be compiled, which cannot happen while a graph is recorded.
 @triton.jit(do_not_specialize=["total"])
 def _draw(field, base, bias, beta, numbers, out, total, WIDTH: tl.constexpr, PER_SAMPLE: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
@@ -65,7 +65,7 @@ def draw(field: Tensor, base: Tensor, bias: Tensor, beta: Tensor, numbers: Tenso
 
 
 def energies(field: Tensor, base: Tensor, bias: Tensor, betas: Tensor, pull: Tensor) -> Tensor:
-    r"""Return (beta - 1) pull minus the log-normaliser of binary entries, at several temperatures: (k, n).
+    r"""Return (beta - 1) pull minus the log-normalizer of binary entries, at several temperatures: (k, n).
 
     Betas are (k, n) or (k, 1), pull is (n,), the others are as for :func:`draw`.
     """

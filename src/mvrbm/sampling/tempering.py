@@ -22,34 +22,34 @@ from mvrbm.validation import whole_number
 class TemperedPath:
     r"""Machines between independent units (:math:`\beta = 0`) and the machine itself (:math:`\beta = 1`).
 
-    With offsets :math:`\mu_m = T_m(x_m)` and :math:`\lambda = T_h(y)` at a centre (x, y),
+    With offsets :math:`\mu_m = T_m(x_m)` and :math:`\lambda = T_h(y)` at a center (x, y),
 
     .. math::
 
         E_\beta = \sum_m \varepsilon_m + \varepsilon_h - \sum_m \beta \langle T_h, W_m T_m\rangle
                   - (1 - \beta) \big(\langle T_h, W_m \mu_m\rangle + \langle \lambda, W_m T_m\rangle\big).
 
-    At :math:`\beta = 0` the layers are independent, in the mean field of the centre.
+    At :math:`\beta = 0` the layers are independent, in the mean field of the center.
 
     Parameters
     ----------
     machine : BoltzmannMachine
         The machine at :math:`\beta = 1`.
-    centre : mapping of str to Tensor, optional
+    center : mapping of str to Tensor, optional
         A visible state, each layer (1, *layer shape). Default: the middle of the values that every unit can have,
         which prefers none of several modes of the distribution.
     """
 
-    def __init__(self, machine: BoltzmannMachine, centre: Layers | None = None) -> None:
+    def __init__(self, machine: BoltzmannMachine, center: Layers | None = None) -> None:
         self.machine = machine
         with torch.no_grad():
-            if centre is None:
-                centre = {name: unit.middle()[None] for name, unit in machine.layers.items()}
-            centre = machine.as_layers(centre, values=False)
-            if any(len(array) != 1 for array in centre.values()):
-                raise ValueError("centre must be one visible state: each layer of shape (1, *layer shape)")
+            if center is None:
+                center = {name: unit.middle()[None] for name, unit in machine.layers.items()}
+            center = machine.as_layers(center, values=False)
+            if any(len(array) != 1 for array in center.values()):
+                raise ValueError("center must be one visible state: each layer of shape (1, *layer shape)")
             # Fields at beta = 0, on the hidden layer and on each visible layer: (1, *shape)
-            self.hidden_base = machine.hidden_field(centre)
+            self.hidden_base = machine.hidden_field(center)
             self.visible_base = machine.visible_fields(machine.hidden.mean(self.hidden_base))
 
     def at(self, beta: float | Tensor) -> Tempered:
@@ -82,7 +82,7 @@ class TemperedPath:
             found: Tensor = kernels.energies(field, self.hidden_base, hidden.bias, betas, pull)
             return found
         fields = self.between(self.hidden_base, field, betas)  # (k, n, *hidden shape)
-        sums = hidden.log_normaliser(fields.flatten(0, 1)).reshape(fields.shape[:2])
+        sums = hidden.log_normalizer(fields.flatten(0, 1)).reshape(fields.shape[:2])
         return (betas - 1) * pull - sums
 
     def between(self, base: Tensor, field: Tensor, beta: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def _repeated(layers: Layers, times: int) -> dict[str, Tensor]:
 class ParallelTempering:
     """Parallel tempering: chains at several temperatures exchange states, so that cold chains move between modes.
 
-    One step is a Gibbs step of every chain, followed by a proposal to exchange the states of neighbouring
+    One step is a Gibbs step of every chain, followed by a proposal to exchange the states of neighboring
     temperatures, accepted by the Metropolis rule on free energies. The pairs alternate between steps.
 
     Parameters
@@ -173,7 +173,7 @@ class ParallelTempering:
         n_chains initial states of the chains at every temperature. Default: exact draws at beta = 0.
     mask : Tensor or mapping of str to Tensor, optional
         True where `init` is known and must not change. Requires `init`.
-    centre : mapping of str to Tensor, optional
+    center : mapping of str to Tensor, optional
         See :class:`TemperedPath`.
     check : bool
         Whether to check `init` and that the energy is bounded.
@@ -193,7 +193,7 @@ class ParallelTempering:
         rng: RandomSource,
         init: Visible | None = None,
         mask: Visible | None = None,
-        centre: Layers | None = None,
+        center: Layers | None = None,
         check: bool = True,
     ) -> None:
         # A number of temperatures, unlike a list, makes a ladder without a host read, which a CUDA graph could not do.
@@ -212,13 +212,13 @@ class ParallelTempering:
         if check:
             machine.check_bounded()
         self.machine, self.betas, self.rng = machine, ladder, rng
-        self.centre = centre
+        self.center = center
         self.turn = 0
         self._known: dict[str, Tensor] | None = None  # each (temperatures * n_chains, *layer shape)
         if init is None:
             if mask is not None:
                 raise ValueError("a mask needs init: it marks which of its entries are known")
-            start = TemperedPath(machine, self.centre).base_sample(n_chains * len(ladder), rng)
+            start = TemperedPath(machine, self.center).base_sample(n_chains * len(ladder), rng)
         else:
             layers = machine.as_layers(init, check=check)
             check_count(layers, n_chains, "n_chains")
@@ -231,7 +231,7 @@ class ParallelTempering:
 
     @property
     def acceptance(self) -> Tensor:
-        """Share of accepted exchanges so far between each pair of neighbouring temperatures."""
+        """Share of accepted exchanges so far between each pair of neighboring temperatures."""
         share: Tensor = self._accepted / self._offers.clamp(min=1)
         return share.cpu()
 
@@ -239,7 +239,7 @@ class ParallelTempering:
     def step(self, count: int = 1) -> dict[str, Tensor]:
         """Take steps and return the visible states of the coldest chains, each (n_chains, *layer shape)."""
         # The path is built at every call, because the machine may have changed since the last one.
-        path = TemperedPath(multiplied_out(self.machine), self.centre)
+        path = TemperedPath(multiplied_out(self.machine), self.center)
         self.visible = copies(self.visible)
         flat = {name: array.flatten(0, 1) for name, array in self.visible.items()}  # the same memory
         tempered = path.at(self.betas.repeat_interleave(next(iter(self.visible.values())).shape[1]))
@@ -253,12 +253,12 @@ class ParallelTempering:
         return {name: array[-1].clone() for name, array in self.visible.items()}
 
     def _exchange(self, path: TemperedPath) -> None:
-        """Propose to exchange the states of every second pair of neighbouring temperatures."""
+        """Propose to exchange the states of every second pair of neighboring temperatures."""
         first, pairs = self.turn, (len(self.betas) - self.turn) // 2
         self.turn = 1 - self.turn
         if not pairs:
             return
-        # Slices of neighbours are views, so that nothing is read back from the device: (pairs, 2, n_chains, ...)
+        # Slices of neighbors are views, so that nothing is read back from the device: (pairs, 2, n_chains, ...)
         two = {name: array[first : first + 2 * pairs].unflatten(0, (pairs, 2)) for name, array in self.visible.items()}
         flat = {name: array.flatten(0, 2) for name, array in two.items()}
         betas = self.betas[first : first + 2 * pairs].reshape(pairs, 2, 1).expand(next(iter(two.values())).shape[:3])

@@ -47,7 +47,7 @@ class Unit(nn.Module, ABC):
 
     .. math:: p(x \mid f) = \exp\{-\varepsilon(x) + \langle T(x), f\rangle - A(f)\},
 
-    where :math:`A(f)` is :meth:`log_normaliser`. A *site* is one random variable: an entry, or a row of a
+    where :math:`A(f)` is :meth:`log_normalizer`. A *site* is one random variable: an entry, or a row of a
     categorical layer.
 
     Parameters
@@ -138,8 +138,8 @@ class Unit(nn.Module, ABC):
         r"""Own energy :math:`\varepsilon` of each site: (n, \*shape) -> (n, \*site_shape)."""
 
     @abstractmethod
-    def site_log_normaliser(self, field: Tensor) -> Tensor:
-        r"""Log-normaliser of each site: (n, \*shape) -> (n, \*site_shape)."""
+    def site_log_normalizer(self, field: Tensor) -> Tensor:
+        r"""Log-normalizer of each site: (n, \*shape) -> (n, \*site_shape)."""
 
     @abstractmethod
     def mean(self, field: Tensor) -> Tensor:
@@ -173,9 +173,9 @@ class Unit(nn.Module, ABC):
         r"""Own energy :math:`\varepsilon(x)`: (n, \*shape) -> (n,)."""
         return sum_sites(self.site_energy(x))
 
-    def log_normaliser(self, field: Tensor) -> Tensor:
-        r"""Log-normaliser :math:`A(f)`: (n, \*shape) -> (n,)."""
-        return sum_sites(self.site_log_normaliser(field))
+    def log_normalizer(self, field: Tensor) -> Tensor:
+        r"""Log-normalizer :math:`A(f)`: (n, \*shape) -> (n,)."""
+        return sum_sites(self.site_log_normalizer(field))
 
     # -- learning ---------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Unit(nn.Module, ABC):
         """
         return {"bias": self._tie(-average(x, weights))}
 
-    def normaliser_gradient(
+    def normalizer_gradient(
         self, field: Tensor, weights: Tensor | None = None, mean: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Gradient of :math:`A(f)` for each learned parameter, averaged over the batch, or summed with weights (n,).
@@ -199,7 +199,7 @@ class Unit(nn.Module, ABC):
         return {"bias": self._tie(average(self.mean(field) if mean is None else mean, weights))}
 
     @abstractmethod
-    def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
         r"""Set the parameters to those of independent sites with the moments (\*shape) of `count` samples."""
 
     @torch.no_grad()
@@ -298,7 +298,7 @@ class Unit(nn.Module, ABC):
 
     @abstractmethod
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return the values that one site can have, to normalise its distribution given all other sites.
+        """Return the values that one site can have, to normalize its distribution given all other sites.
 
         The site has values (n, *entry_shape) and its number in row-major order. `reach` is the lowest and the highest
         field that can act on it, (n,) each; zeros if a site has finitely many values.

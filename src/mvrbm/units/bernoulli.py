@@ -11,7 +11,7 @@ from mvrbm.units.base import Alternatives, Unit
 class Bernoulli(Unit):
     r"""Binary entries: energy :math:`-\langle b, x\rangle`, so :math:`p(x = 1 \mid f) = \sigma(b + f)`.
 
-    Data may have grey values in [0, 1], which are interpreted as the probability of a one. Likelihoods are then those
+    Data may have gray values in [0, 1], which are interpreted as the probability of a one. Likelihoods are then those
     of binary data.
 
     Parameters
@@ -46,7 +46,7 @@ class Bernoulli(Unit):
         """Return -b x."""
         return -self.bias * x
 
-    def site_log_normaliser(self, field: Tensor) -> Tensor:
+    def site_log_normalizer(self, field: Tensor) -> Tensor:
         """Return log(1 + exp(b + f))."""
         return softplus(self.bias + field)
 
@@ -65,7 +65,7 @@ class Bernoulli(Unit):
         return rng.uniform(mean.shape, mean).lt_(mean.detach())  # in place: the dtype stays
 
     @torch.no_grad()
-    def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Set the bias to the log-odds of the data; one pseudo-count of each value keeps them finite."""
         count *= self.n_sharing
         self.bias.copy_(torch.logit((self._pool(mean) * count + 1) / (count + 2)))
@@ -83,7 +83,7 @@ class Bernoulli(Unit):
             )
 
     def example(self, n: int, rng: RandomSource) -> Tensor:
-        """Return uniform grey values."""
+        """Return uniform gray values."""
         return rng.uniform((n, *self.shape), self.bias)
 
     def decode(self, digits: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Bernoulli(Unit):
         return digits.to(self.bias.dtype)
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return zero and one; a grey value is an average of both."""
+        """Return zero and one; a gray value is an average of both."""
         shares = torch.stack([1 - value, value])
         values = torch.stack([torch.zeros_like(value), torch.ones_like(value)])
         return Alternatives(values, torch.zeros_like(shares), shares)

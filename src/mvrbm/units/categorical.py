@@ -51,7 +51,7 @@ class Categorical(Unit):
         """Return -<b, x> of each row."""
         return -(self.bias * x).sum(-1)
 
-    def site_log_normaliser(self, field: Tensor) -> Tensor:
+    def site_log_normalizer(self, field: Tensor) -> Tensor:
         """Return log sum exp(b + f) of each row."""
         return torch.logsumexp(self.bias + field, dim=-1)
 
@@ -73,7 +73,7 @@ class Categorical(Unit):
         return torch.nn.functional.one_hot(category, self.shape[-1]).to(mean.dtype)
 
     @torch.no_grad()
-    def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Set the bias to the log-frequencies, with one pseudo-count of each category."""
         self.bias.copy_(torch.log(self._pool(mean) * count * self.n_sharing + 1))
 

@@ -24,7 +24,7 @@ class Counts(Unit):
     Documents of different lengths are different models that share their parameters: each length has its own
     :math:`\log Z`. Gibbs steps keep the length of every document, so that samples, conditional distributions and
     contrastive divergence need no `length`. Everything that has no document to take the length from needs one:
-    :meth:`sample`, :meth:`log_normaliser`, likelihoods and annealing.
+    :meth:`sample`, :meth:`log_normalizer`, likelihoods and annealing.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Counts(Unit):
         """Return -<b, x> - log (D! / prod x!) of each document."""
         return (torch.lgamma(x + 1) - self.bias * x).sum(-1) - torch.lgamma(x.sum(-1) + 1)
 
-    def site_log_normaliser(self, field: Tensor) -> Tensor:
+    def site_log_normalizer(self, field: Tensor) -> Tensor:
         """Return D log sum exp(b + f) of each document."""
         return self._given_length() * torch.logsumexp(self.bias + field, dim=-1)
 
@@ -110,7 +110,7 @@ class Counts(Unit):
         return torch.bincount(found, minlength=ladder.numel()).reshape(field.shape).to(field.dtype)
 
     @torch.no_grad()
-    def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Set the bias to the logarithms of the words' frequencies, with one pseudo-count of each word."""
         self.bias.copy_(torch.log_softmax(torch.log(self._pool(mean) * count * self.n_sharing + 1), -1))
 

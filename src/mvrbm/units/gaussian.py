@@ -40,7 +40,7 @@ class Gaussian(Unit):
     learn_variance : bool, "axes" or "one"
         Whether the log-variances are learned: one per entry (True), the sum of one per index of each axis, such as one
         per row and one per column (``"axes"``), or one for all entries (``"one"``). Otherwise there is one per entry,
-        which stays at 0, or at the value that :meth:`initialise_from` took from the data.
+        which stays at 0, or at the value that :meth:`initialize_from` took from the data.
 
     Examples
     --------
@@ -108,7 +108,7 @@ class Gaussian(Unit):
         """Return (x - b)^2 / 2 s^2."""
         return 0.5 * ((x - self.bias) / self.scale) ** 2
 
-    def site_log_normaliser(self, field: Tensor) -> Tensor:
+    def site_log_normalizer(self, field: Tensor) -> Tensor:
         """Return log(2 pi s^2) / 2 + b f / s + f^2 / 2."""
         log_width = 0.5 * (math.log(2 * math.pi) + self._log_variance())
         return log_width + field * (self.bias / self.scale + 0.5 * field)
@@ -135,7 +135,7 @@ class Gaussian(Unit):
             gradient |= self._to_variances(0.5 * average(each, weights))
         return gradient
 
-    def normaliser_gradient(
+    def normalizer_gradient(
         self, field: Tensor, weights: Tensor | None = None, mean: Tensor | None = None
     ) -> dict[str, Tensor]:
         mean_field, scale = average(field, weights), self.scale
@@ -167,16 +167,16 @@ class Gaussian(Unit):
         self._check_size(self.bias.detach() / scale, layer, "bias in standard deviations")
 
     @torch.no_grad()
-    def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Take location and scale from the data, which may be in any unit."""
-        centre = self._pool(mean)
-        spread = self._pool(variance + (mean - centre) ** 2)
+        center = self._pool(mean)
+        spread = self._pool(variance + (mean - center) ** 2)
         varying = spread[spread > 0]
         if len(varying):
             floor = _SMALLEST_RELATIVE_VARIANCE * varying.median()
         else:
             floor = _CONSTANT_RELATIVE_VARIANCE * ((mean**2).max() or spread.new_tensor(1.0))
-        self.bias.copy_(centre)
+        self.bias.copy_(center)
         spread = torch.maximum(spread, floor)
         for name in self._variance_names:  # what the earlier ones left
             own = self.get_parameter(name)

@@ -17,10 +17,10 @@ _NEWTON_STEPS = 6
 class Poisson(Unit):
     r"""Counts: energy :math:`-\langle b, x\rangle + \sum \log x!`, so :math:`x \mid f` has rate :math:`e^{b + f}`.
 
-    The log-normaliser of an entry is :math:`e^{b + f}`, which is also its mean and its variance.
+    The log-normalizer of an entry is :math:`e^{b + f}`, which is also its mean and its variance.
 
     Rates are bounded by :math:`10^6`: where :math:`b + f` exceeds :math:`\log 10^6`, the rate stays at this bound and
-    the log-normaliser continues linearly, so that its derivative is still the mean. All formulas are exact below.
+    the log-normalizer continues linearly, so that its derivative is still the mean. All formulas are exact below.
 
     Next to Gaussian or Poisson units, whose values are unbounded as well, the sum over all states diverges for any
     positive weight, since :math:`x!` grows more slowly than :math:`e^{x^2}`: machines of such layers raise ValueError.
@@ -50,7 +50,7 @@ class Poisson(Unit):
         """Return -b x + log x!."""
         return torch.lgamma(x + 1) - self.bias * x
 
-    def site_log_normaliser(self, field: Tensor) -> Tensor:
+    def site_log_normalizer(self, field: Tensor) -> Tensor:
         """Return exp(b + f), continued linearly beyond the largest rate."""
         total = self.bias + field
         bounded = total.clamp(max=_LARGEST_TOTAL)
@@ -79,7 +79,7 @@ class Poisson(Unit):
         return {"bias": self.n_sharing * torch.exp(self.bias.clamp(max=_LARGEST_TOTAL)).clamp(min=1)}
 
     @torch.no_grad()
-    def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Set the bias to the logarithm of the data's mean; one pseudo-count keeps it finite."""
         self.bias.copy_(torch.log(self._pool(mean) + 1 / (count * self.n_sharing)))
 

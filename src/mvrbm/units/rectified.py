@@ -59,7 +59,7 @@ class Rectified(Unit):
     def site_energy(self, x: Tensor) -> Tensor:
         self._no_distribution()
 
-    def site_log_normaliser(self, field: Tensor) -> Tensor:
+    def site_log_normalizer(self, field: Tensor) -> Tensor:
         self._no_distribution()
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
@@ -89,7 +89,7 @@ class Rectified(Unit):
         return torch.sigmoid(total).clamp(min=torch.finfo(total.dtype).tiny).sqrt()
 
     @torch.no_grad()
-    def initialise_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Set the bias to the mean of the data, which is the mean of the units far above zero."""
         self.bias.copy_(self._pool(mean))
 

@@ -1,11 +1,11 @@
-"""Images: noise and its removal, resampling, colour, quality measures and super-resolution.
+"""Images: noise and its removal, resampling, color, quality measures and super-resolution.
 
 Files are read by :mod:`mvrbm.io.pictures`; figures are drawn in :mod:`mvrbm.report`.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from mvrbm.vision.colour import luminance
+from mvrbm.vision.color import luminance
 from mvrbm.vision.denoising import NOISES, add_noise, denoise, estimate_level
 from mvrbm.vision.photographs import (
     Degradation,

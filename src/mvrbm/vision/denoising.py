@@ -22,7 +22,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.units import Unit
 from mvrbm.validation import choice, number, whole_number
-from mvrbm.vision.images import Array, check_grey_images, white
+from mvrbm.vision.images import Array, check_gray_images, white
 from mvrbm.vision.observations import OBSERVATIONS, Observation
 from mvrbm.vision.patches import PatchGrid
 
@@ -42,7 +42,7 @@ def add_noise(images: Any, noise: str = "salt-and-pepper", level: float = 0.1, s
     Parameters
     ----------
     images : array (n, rows, columns) or (rows, columns)
-        Grey images: bytes, or floats from 0 (black) to 1 (white).
+        Gray images: bytes, or floats from 0 (black) to 1 (white).
     noise : {"salt-and-pepper", "gaussian"}
         Salt-and-pepper noise replaces a pixel with probability `level` by black or white, which are equally likely.
         Gaussian noise is added: :math:`y = x + \text{level} \cdot \varepsilon`, :math:`\varepsilon \sim N(0, 1)`.
@@ -57,7 +57,7 @@ def add_noise(images: Any, noise: str = "salt-and-pepper", level: float = 0.1, s
     array like `images`
         Of the same shape and type. Bytes are rounded and clipped to 0 to 255; floats are not clipped.
     """
-    array = check_grey_images(images)
+    array = check_gray_images(images)
     random, top = np.random.default_rng(seed), int(white(array.dtype))
     if choice(noise, "noise", NOISES) == "gaussian":
         noisy = array + number(level, "level") * top * random.standard_normal(array.shape)
@@ -101,7 +101,7 @@ def posterior_mean(
               q(x_{ij}) \propto p(x_{ij} \mid f_{ij})\, p(y_{ij} \mid x_{ij}), \quad f = W^\top \bar Y,
 
     with bars for means. For binary pixels and for Gaussian units these are the coordinate steps of the variational
-    bound :math:`E_q[-E(X, Y) + \log p(y \mid X)] + H(q)`, which no step lowers. For grey values in Bernoulli units the
+    bound :math:`E_q[-E(X, Y) + \log p(y \mid X)] + H(q)`, which no step lowers. For gray values in Bernoulli units the
     observation supplies the distribution of pixels given their mean, as the machine has none.
 
     Gibbs sampling draws :math:`Y \sim p(Y \mid X)` and :math:`x_{ij} \sim p(x_{ij} \mid y_{ij}, f_{ij})`. The result
@@ -146,7 +146,7 @@ def denoise(
     model : BoltzmannMachine or fitted estimator
         The prior: one visible layer of matrices of Bernoulli or Gaussian units.
     images : array (n, rows, columns) or (rows, columns)
-        Grey images, bytes or floats from 0 (black) to 1 (white). Bytes are scaled as in training: to [0, 1] for
+        Gray images, bytes or floats from 0 (black) to 1 (white). Bytes are scaled as in training: to [0, 1] for
         Bernoulli units, not at all for Gaussian ones. Images larger than those of the model are denoised by
         overlapping patches, which are averaged.
     noise : {"salt-and-pepper", "gaussian"}
@@ -161,9 +161,9 @@ def denoise(
     stride : int, optional
         Pixels from one patch to the next; default: a quarter of the smaller side of the model's images. A smaller
         stride gives better images, more slowly.
-    values : {"auto", "binary", "grey"}
-        Kind of clean pixels of Bernoulli units: only black and white, or grey values that stand for means.
-        `auto` is binary if images with salt-and-pepper noise have no grey pixel, and grey otherwise.
+    values : {"auto", "binary", "gray"}
+        Kind of clean pixels of Bernoulli units: only black and white, or gray values that stand for means.
+        `auto` is binary if images with salt-and-pepper noise have no gray pixel, and gray otherwise.
     seed : int
         Random seed of Gibbs sampling.
 
@@ -174,7 +174,7 @@ def denoise(
 
     Notes
     -----
-    With salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. How often clean grey
+    With salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. How often clean gray
     pixels are exactly black or white, on which the result depends, is estimated from the images, from at most about a
     million pixels. Elsewhere the result is the mean under the model, which must have been trained on similar images.
 
@@ -239,10 +239,10 @@ class _Task:
 
     def __init__(self, model: Any, images: Any, noise: str, level: float | None, stride: Any, values: str) -> None:
         self.machine, unit = _prior(model)
-        array = check_grey_images(images)
+        array = check_gray_images(images)
         self.batch = batch = array[None] if array.ndim == 2 else array  # (n, rows, columns)
         self.salty = choice(noise, "noise", NOISES) == "salt-and-pepper"
-        choice(values, "values", ("auto", "binary", "grey"))
+        choice(values, "values", ("auto", "binary", "gray"))
         self.patch = (unit.shape[0], unit.shape[1])
         if any(size < side for size, side in zip(batch.shape[1:], self.patch, strict=True)):
             raise ValueError(f"images must be at least as large as the model's, {self.patch}, got {batch.shape[1:]}")
@@ -263,7 +263,7 @@ class _Task:
         if unit.gaussian:
             values = "real"
         elif values == "auto":
-            values = "binary" if self.salty and not bool(self._grey(batch).any()) else "grey"
+            values = "binary" if self.salty and not bool(self._gray(batch).any()) else "gray"
         self.observation = OBSERVATIONS[noise][values](unit, level, top, self._start(noise))
         self.unit_of_model = self.white / top  # in the units of the images
 
@@ -275,7 +275,7 @@ class _Task:
         some = self.batch[np.unique(np.linspace(0, len(self.batch) - 1, n).astype(np.int64))]
         return max(robust_sigma(some) / self.white, _START[noise])
 
-    def _grey(self, images: Array) -> Array:
+    def _gray(self, images: Array) -> Array:
         return np.asarray((images > 0) & (images < self.white))
 
     def grid(self, n: int) -> PatchGrid:
@@ -301,7 +301,7 @@ class _Task:
         if noisy.dtype == np.uint8:
             clean = np.rint(clean)
         if self.salty:
-            clean = np.where(self._grey(noisy), noisy, clean)
+            clean = np.where(self._gray(noisy), noisy, clean)
         return clean.astype(noisy.dtype)
 
 

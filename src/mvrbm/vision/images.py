@@ -27,13 +27,13 @@ def check_image(image: Any, *, unit_range: bool = False, noise: float = 0.0) -> 
     return array
 
 
-def check_grey_images(images: Any) -> Array:
-    """Return grey images as an array (rows, columns) or (n, rows, columns) of bytes or finite floats."""
+def check_gray_images(images: Any) -> Array:
+    """Return gray images as an array (rows, columns) or (n, rows, columns) of bytes or finite floats."""
     array = np.asarray(images)
     if array.dtype != np.uint8 and array.dtype.kind != "f":
         raise ValueError(f"images must be bytes (uint8) or floats, got {array.dtype}")
     if array.ndim not in (2, 3) or array.size == 0:
-        raise ValueError(f"images must be grey, (rows, columns) or (n, rows, columns), got shape {array.shape}")
+        raise ValueError(f"images must be gray, (rows, columns) or (n, rows, columns), got shape {array.shape}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"images must be finite, got {int((~np.isfinite(array)).sum())} entries that are not")
     return array

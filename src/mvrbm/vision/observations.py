@@ -26,8 +26,8 @@ _LOGITS = 12.0
 _BINS = 129
 _BIN_MEANS = torch.sigmoid(torch.linspace(-_LOGITS, _LOGITS, _BINS, dtype=torch.float64))  # (bins,)
 
-# The grey levels of which probabilities are tabulated.
-_GREYS = torch.linspace(0, 1, 65, dtype=torch.float64)  # (levels,)
+# The gray levels of which probabilities are tabulated.
+_GRAYS = torch.linspace(0, 1, 65, dtype=torch.float64)  # (levels,)
 
 
 class Observation(ABC):
@@ -61,21 +61,21 @@ class Observation(ABC):
         """Estimate the unknown parameters of the noise and of the pixels from fields and observed pixels."""
 
 
-class GreyPixels:
-    r"""Distribution of grey pixels of mean :math:`\mu`: black, white, or grey with a beta distribution.
+class GrayPixels:
+    r"""Distribution of gray pixels of mean :math:`\mu`: black, white, or gray with a beta distribution.
 
-    Bernoulli units that were trained on grey data predict the mean of a pixel, but not how it is distributed around it.
+    Bernoulli units that were trained on gray data predict the mean of a pixel, but not how it is distributed around it.
 
     .. math:: p(0 \mid \mu) = a_0 (1 - \mu)^{k_0}, \qquad p(1 \mid \mu) = a_1 \mu^{k_1},
               \qquad 0 < a \le 1,\ k \ge 1.
 
-    The mean of the grey pixels makes :math:`E[x \mid \mu] = \mu`. With :math:`a = k = 1` pixels are binary; with
-    :math:`a = 1` and whole :math:`k` a grey value is like the mean of :math:`k` binary draws. The parameters, a_0, k_0,
+    The mean of the gray pixels makes :math:`E[x \mid \mu] = \mu`. With :math:`a = k = 1` pixels are binary; with
+    :math:`a = 1` and whole :math:`k` a gray value is like the mean of :math:`k` binary draws. The parameters, a_0, k_0,
     a_1 and k_1, are numbers, or tensors of one number while they are being fitted. Only :meth:`levels` needs the
     concentration of the beta distribution.
     """
 
-    # Centre of the weak prior of the fit; in images of digits few pixels are exactly 255.
+    # Center of the weak prior of the fit; in images of digits few pixels are exactly 255.
     usual = (0.95, 3.0, 0.3, 2.0)
     usual_concentration = 1.5
 
@@ -88,12 +88,12 @@ class GreyPixels:
         return black * (1 - mean) ** black_power, white * mean**white_power
 
     def levels(self, mean: Tensor) -> Tensor:
-        """Return the probability of each of the grey levels: (bins,) -> (bins, levels)."""
+        """Return the probability of each of the gray levels: (bins,) -> (bins, levels)."""
         black, white = self.ends(mean)
         rest = (1 - black - white).clamp(min=1e-12)
-        centre = ((mean - white) / rest).clamp(1e-6, 1 - 1e-6)[:, None]
-        inner = _GREYS[1:-1]
-        up, down = centre * self.concentration - 1, (1 - centre) * self.concentration - 1
+        center = ((mean - white) / rest).clamp(1e-6, 1 - 1e-6)[:, None]
+        inner = _GRAYS[1:-1]
+        up, down = center * self.concentration - 1, (1 - center) * self.concentration - 1
         beta = torch.softmax(up * inner.log() + down * torch.log1p(-inner), 1)
         return torch.cat([black[:, None], rest[:, None] * beta, white[:, None]], 1)
 
@@ -106,38 +106,38 @@ def _count_by_mean(mean: Tensor, column: Tensor, n_columns: int) -> Tensor:
     return counts.cpu().double().reshape(_BINS, n_columns)
 
 
-def _fit_grey_pixels(
-    log_likelihood: Callable[[GreyPixels, Any], Tensor],
+def _fit_gray_pixels(
+    log_likelihood: Callable[[GrayPixels, Any], Tensor],
     level: float,
     known: bool,
     bounds: tuple[float, float],
     *,
     spread: bool = False,
     usual_level: float | None = None,
-) -> tuple[GreyPixels, float]:
+) -> tuple[GrayPixels, float]:
     """Return the most probable distribution and, unless it is known, level of the noise.
 
     The log-likelihood maps a distribution and a level to a scalar. `level` is the known one, or where the estimate
     starts, within `bounds`; `spread` tells whether to fit the concentration too. All parameters are fitted on a
     logarithmic scale with normal priors of standard deviation 1, as weak as a few pixels, around the values of
-    :class:`GreyPixels` and around `usual_level` (default: no prior of the level).
+    :class:`GrayPixels` and around `usual_level` (default: no prior of the level).
     """
     from scipy.optimize import minimize
 
-    usual = [*GreyPixels.usual, *([GreyPixels.usual_concentration] if spread else [])]
+    usual = [*GrayPixels.usual, *([GrayPixels.usual_concentration] if spread else [])]
     # Not from the last result: that of a first round may lie at a bound, from which convergence is slow.
     start = [*usual, *([] if known else [level])]
     limits = [(1e-3, 1), (1, 30), (1e-4, 1), (1, 30), *([(0.2, 50)] if spread else []), *([] if known else [bounds])]
     usual += [] if known or usual_level is None else [usual_level]
-    centre = torch.tensor(usual, dtype=torch.float64).log()
+    center = torch.tensor(usual, dtype=torch.float64).log()
 
-    def parts(values: Sequence[Any]) -> tuple[GreyPixels, Any]:
-        return GreyPixels(values[:4], values[4] if spread else None), level if known else values[-1]
+    def parts(values: Sequence[Any]) -> tuple[GrayPixels, Any]:
+        return GrayPixels(values[:4], values[4] if spread else None), level if known else values[-1]
 
     def cost(logs: Array) -> tuple[float, Array]:
         with torch.enable_grad():
             free = torch.tensor(logs, dtype=torch.float64, requires_grad=True)
-            prior = 0.5 * ((free[: len(centre)] - centre) ** 2).sum()
+            prior = 0.5 * ((free[: len(center)] - center) ** 2).sum()
             total = -log_likelihood(*parts(free.exp().unbind())) + prior
             total.backward()
         assert free.grad is not None
@@ -157,9 +157,9 @@ class SaltAndPepper(Observation):
 
     .. math:: w = \frac{(1 - \rho)\, p(x = v \mid f)}{(1 - \rho)\, p(x = v \mid f) + \rho / 2},
 
-    and otherwise carries no information about the clean one: its mean is :math:`w v + (1 - w)\, E[x \mid f]`. For grey
+    and otherwise carries no information about the clean one: its mean is :math:`w v + (1 - w)\, E[x \mid f]`. For gray
     pixels :math:`w = 1`. Here pixels are binary, :math:`p(x = 1 \mid f) = \sigma(b + f)`, and all of this is exact;
-    subclasses have other probabilities of black and white. Expectation maximisation estimates :math:`\rho` as the mean
+    subclasses have other probabilities of black and white. Expectation maximization estimates :math:`\rho` as the mean
     of :math:`1 - w`.
     """
 
@@ -207,19 +207,19 @@ class SaltAndPepperOnReal(SaltAndPepper):
         return torch.special.ndtr(below / scale), torch.special.ndtr(above / scale)
 
 
-class SaltAndPepperOnGrey(SaltAndPepper):
-    r"""Salt-and-pepper noise on Bernoulli units whose means stand for grey values.
+class SaltAndPepperOnGray(SaltAndPepper):
+    r"""Salt-and-pepper noise on Bernoulli units whose means stand for gray values.
 
-    The machine gives the expected grey value :math:`\mu = \sigma(b + f)`, and :class:`GreyPixels` how often a pixel is
-    *exactly* black or white. Its parameters, and the rate unless it is known, maximise the likelihood
+    The machine gives the expected gray value :math:`\mu = \sigma(b + f)`, and :class:`GrayPixels` how often a pixel is
+    *exactly* black or white. Its parameters, and the rate unless it is known, maximize the likelihood
 
     .. math:: p(\text{black}) = (1 - \rho)\, p(0 \mid \mu) + \rho / 2, \quad
               p(\text{white}) = (1 - \rho)\, p(1 \mid \mu) + \rho / 2, \quad
-              p(\text{grey}) = (1 - \rho) (1 - p(0 \mid \mu) - p(1 \mid \mu)).
+              p(\text{gray}) = (1 - \rho) (1 - p(0 \mid \mu) - p(1 \mid \mu)).
     """
 
     fits = True
-    pixels = GreyPixels()
+    pixels = GrayPixels()
 
     def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
         return self.pixels.ends(self.unit.mean(field))
@@ -228,19 +228,19 @@ class SaltAndPepperOnGrey(SaltAndPepper):
         kind = torch.where(y <= 0, 0, torch.where(y >= self.white, 2, 1))
         counts = _count_by_mean(self.unit.mean(field), kind, 3)
 
-        def log_likelihood(pixels: GreyPixels, level: Any) -> Tensor:
+        def log_likelihood(pixels: GrayPixels, level: Any) -> Tensor:
             black, white = pixels.ends(_BIN_MEANS)
             replaced, rest = level / 2, 1 - level
             kinds = torch.stack([rest * black + replaced, rest * (1 - black - white), rest * white + replaced], 1)
             return (counts * kinds.clamp(min=1e-12).log()).sum()
 
-        self.pixels, self.level = _fit_grey_pixels(log_likelihood, self.level, self.known, (1e-5, 0.95))
+        self.pixels, self.level = _fit_gray_pixels(log_likelihood, self.level, self.known, (1e-5, 0.95))
 
 
 class GaussianNoiseOnBinary(Observation):
     r"""Gaussian noise on binary pixels: :math:`p(x = 1 \mid y, f) = \sigma\big(b + f + (2 y - 1) / 2\sigma^2\big)`.
 
-    The variance is estimated by expectation maximisation, :math:`\sigma^2 = \operatorname{mean} E[(y - x)^2]`.
+    The variance is estimated by expectation maximization, :math:`\sigma^2 = \operatorname{mean} E[(y - x)^2]`.
     """
 
     def _field(self, field: Tensor, y: Tensor) -> Tensor:
@@ -288,17 +288,17 @@ class GaussianNoiseOnReal(Observation):
         return self.mean(field, y) + spread * rng.normal(y.shape, y)
 
 
-class GaussianNoiseOnGrey(Observation):
-    r"""Gaussian noise on Bernoulli units whose means stand for grey values.
+class GaussianNoiseOnGray(Observation):
+    r"""Gaussian noise on Bernoulli units whose means stand for gray values.
 
-    A clean pixel has the distribution of :class:`GreyPixels`, with concentration :math:`\varphi`,
+    A clean pixel has the distribution of :class:`GrayPixels`, with concentration :math:`\varphi`,
 
     .. math:: p(x \mid \mu) = p_0 \delta_0(x) + p_1 \delta_1(x)
               + (1 - p_0 - p_1)\, \mathrm{Beta}\big(x; g \varphi, (1 - g) \varphi\big),
               \qquad g = \frac{\mu - p_1}{1 - p_0 - p_1}.
 
     The likelihood is :math:`N(y; x, \sigma^2)`; in images that are clipped to black and white, pixels that are exactly
-    black or white have the probability of lying beyond. Unknown parameters maximise the likelihood. The mean and the
+    black or white have the probability of lying beyond. Unknown parameters maximize the likelihood. The mean and the
     standard deviation of :math:`p(x \mid y, \mu)` are two tables over :math:`\mu` and y with linear interpolation.
     Samples are normal with these, clipped to 0 and 1.
     """
@@ -307,7 +307,7 @@ class GaussianNoiseOnGrey(Observation):
 
     def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
         super().__init__(unit, level, white, start)
-        self.pixels = GreyPixels(concentration=GreyPixels.usual_concentration)
+        self.pixels = GrayPixels(concentration=GrayPixels.usual_concentration)
         self.margin = max(1.0, 4 * self.level)  # of the tables, beyond black and beyond white
         self.clipped: bool | None = None
         self._tables: Tensor | None = None
@@ -328,11 +328,11 @@ class GaussianNoiseOnGrey(Observation):
     def fit(self, field: Tensor, y: Tensor) -> None:
         counts = _count_by_mean(self.unit.mean(field), self._column(y).round().long(), _OBSERVED + 2)
 
-        def log_likelihood(pixels: GreyPixels, level: Any) -> Tensor:
+        def log_likelihood(pixels: GrayPixels, level: Any) -> Tensor:
             density = pixels.levels(_BIN_MEANS) @ self._likelihood(level)
             return (counts * density.clamp(min=1e-12).log()).sum()
 
-        self.pixels, self.level = _fit_grey_pixels(
+        self.pixels, self.level = _fit_gray_pixels(
             log_likelihood, self.level, self.known, _SIGMA_BOUNDS, spread=True, usual_level=self.start
         )
         self._tables = None
@@ -346,12 +346,12 @@ class GaussianNoiseOnGrey(Observation):
         return ends if self.clipped else place
 
     def _likelihood(self, level: Any) -> Tensor:
-        """Return p(y | x) for each grey level and column, (levels, columns)."""
+        """Return p(y | x) for each gray level and column, (levels, columns)."""
         # The steps of the table blur its contents: a narrower bell would fall between them.
-        sigma = (torch.as_tensor(level, dtype=torch.float64) ** 2 + (0.5 / (len(_GREYS) - 1)) ** 2).sqrt()
+        sigma = (torch.as_tensor(level, dtype=torch.float64) ** 2 + (0.5 / (len(_GRAYS) - 1)) ** 2).sqrt()
         observed = torch.linspace(-self.margin, 1 + self.margin, _OBSERVED, dtype=torch.float64)
-        density = torch.exp(-0.5 * ((observed - _GREYS[:, None]) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
-        beyond = [torch.special.ndtr(-_GREYS / sigma), torch.special.ndtr((_GREYS - 1) / sigma)]
+        density = torch.exp(-0.5 * ((observed - _GRAYS[:, None]) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
+        beyond = [torch.special.ndtr(-_GRAYS / sigma), torch.special.ndtr((_GRAYS - 1) / sigma)]
         return torch.cat([density, torch.stack(beyond, 1)], 1)
 
     def _look_up(self, field: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -370,13 +370,13 @@ class GaussianNoiseOnGrey(Observation):
         likelihood = self._likelihood(self.level)  # (levels, columns)
         likelihood = likelihood / likelihood.amax(0)  # far out all are tiny, and only their ratios matter
         total = prior @ likelihood
-        mean = prior @ (likelihood * _GREYS[:, None]) / total
-        square = prior @ (likelihood * _GREYS[:, None] ** 2) / total
+        mean = prior @ (likelihood * _GRAYS[:, None]) / total
+        square = prior @ (likelihood * _GRAYS[:, None] ** 2) / total
         return torch.stack([mean, (square - mean**2).clamp(min=0).sqrt()])[None].to(like)
 
 
 #: Observations by kind of noise and by kind of pixels.
 OBSERVATIONS: dict[str, dict[str, type[Observation]]] = {
-    "salt-and-pepper": {"binary": SaltAndPepper, "grey": SaltAndPepperOnGrey, "real": SaltAndPepperOnReal},
-    "gaussian": {"binary": GaussianNoiseOnBinary, "grey": GaussianNoiseOnGrey, "real": GaussianNoiseOnReal},
+    "salt-and-pepper": {"binary": SaltAndPepper, "gray": SaltAndPepperOnGray, "real": SaltAndPepperOnReal},
+    "gaussian": {"binary": GaussianNoiseOnBinary, "gray": GaussianNoiseOnGray, "real": GaussianNoiseOnReal},
 }

@@ -1,7 +1,7 @@
 r"""Photographs: noise and traces of JPEG are estimated, and removed by the stages that come with the package.
 
-Gaussian noise is removed from grey images and from the three channels of colour together, in an orthonormal space of
-opponent colours. JPEG is removed from luminance. Salt and pepper starts from the median of uncorrupted neighbours.
+Gaussian noise is removed from gray images and from the three channels of color together, in an orthonormal space of
+opponent colors. JPEG is removed from luminance. Salt and pepper starts from the median of uncorrupted neighbors.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from mvrbm.devices import resolve_device
 from mvrbm.extras import require
 from mvrbm.validation import choice, number
-from mvrbm.vision.colour import LUMINANCE_GAIN, luminance
+from mvrbm.vision.color import LUMINANCE_GAIN, luminance
 from mvrbm.vision.denoising import NOISES
 from mvrbm.vision.images import Array, check_image, to_dtype, white
 from mvrbm.vision.shipped import ShippedStages
@@ -46,7 +46,7 @@ _LEAST_SALT, _FAR_SALT = 0.001, 0.6  # pixels that are black or white all alone,
 # Largest pattern that is taken for noise, against it, and pixels that it is averaged over.
 _ALTERNATING, _REACH = 0.1, 25
 _FARTHEST = 2.0  # how far noise takes floats beyond black and white: seven standard deviations of 75 of 255
-_STANDS_OUT = 4.0  # how far from its neighbours, in standard deviations of the noise
+_STANDS_OUT = 4.0  # how far from its neighbors, in standard deviations of the noise
 
 
 class Degradation(NamedTuple):
@@ -117,7 +117,7 @@ def estimate_noise(image: Any) -> float:
 def estimate_salt(image: Any) -> float:
     """Return the share of pixels that salt and pepper has hit, 0 for a photograph without it.
 
-    It is there if pixels are black, and others white, all alone among their neighbours, and further from them than
+    It is there if pixels are black, and others white, all alone among their neighbors, and further from them than
     noise explains. Black and white count in each channel.
 
     Parameters
@@ -140,9 +140,9 @@ def estimate_salt(image: Any) -> float:
 
 
 def _channels(array: Array) -> Tensor:
-    """Return grey or the three colours of an image as floats with white at 1, (c, h, w)."""
-    colours = array[..., None] if array.ndim == 2 else array[..., :3]
-    return torch.from_numpy(np.ascontiguousarray(colours.transpose(2, 0, 1), np.float32)) / white(array.dtype)
+    """Return gray or the three colors of an image as floats with white at 1, (c, h, w)."""
+    colors = array[..., None] if array.ndim == 2 else array[..., :3]
+    return torch.from_numpy(np.ascontiguousarray(colors.transpose(2, 0, 1), np.float32)) / white(array.dtype)
 
 
 def denoise_photograph(
@@ -158,7 +158,7 @@ def denoise_photograph(
     Parameters
     ----------
     image : array (H, W), (H, W, 3) or (H, W, 4)
-        Grey, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Alpha stays as it is.
+        Gray, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Alpha stays as it is.
     noise : {"gaussian", "salt-and-pepper"}, optional
         Kind of noise. Salt and pepper are the pixels that are exactly black or white, in each channel. Default: salt
         and pepper if :func:`estimate_salt` finds any, otherwise Gaussian; Gaussian if `level` is given.
@@ -184,7 +184,7 @@ def denoise_photograph(
     """
     array = check_image(image, unit_range=True, noise=_FARTHEST)
     if array.ndim == 3 and array.shape[2] not in (3, 4):
-        raise ValueError(f"image must be grey, RGB or RGBA, got {array.shape[2]} channels")
+        raise ValueError(f"image must be gray, RGB or RGBA, got {array.shape[2]} channels")
     if level is not None:
         if noise == "salt-and-pepper":
             raise ValueError(f"level must be left out for salt and pepper on photographs, got {level}")
@@ -204,7 +204,7 @@ def denoise_photograph(
 
 
 def _without_noise(pixels: Tensor, sigma: float, progress: Progress | None) -> Tensor:
-    stages = ShippedStages("grey" if len(pixels) == 1 else "colour", pixels.device)
+    stages = ShippedStages("gray" if len(pixels) == 1 else "color", pixels.device)
     if len(pixels) == 1:
         return _without_alternation(stages.run_mirrored(pixels, level=sigma, progress=progress), sigma)
     opponent = torch.from_numpy(OPPONENT).to(pixels)
@@ -242,7 +242,7 @@ def restore_photograph(image: Any, mask: Any, *, device: Any = "auto", progress:
     Parameters
     ----------
     image : array (H, W), (H, W, 3) or (H, W, 4)
-        Grey, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Alpha stays as it is.
+        Gray, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Alpha stays as it is.
     mask : array (H, W)
         Where pixels are missing: True, or more than half of white.
     device, progress : str, callable, optional
@@ -259,15 +259,15 @@ def restore_photograph(image: Any, mask: Any, *, device: Any = "auto", progress:
     missing = given if given.dtype == bool else given > white(given.dtype) / 2
     if missing.all():
         raise ValueError("mask must leave some pixels of the image, got one that is missing everywhere")
-    colours = array[..., None] if array.ndim == 2 else array[..., :3]
+    colors = array[..., None] if array.ndim == 2 else array[..., :3]
     inpaint = require("skimage.restoration", "restoring a photograph", "data").inpaint_biharmonic
-    pixels = colours.astype(np.float32) / np.float32(white(array.dtype))
+    pixels = colors.astype(np.float32) / np.float32(white(array.dtype))
     start = inpaint(pixels, missing, split_into_regions=True, channel_axis=-1).astype(np.float32)
     where = resolve_device(device)
     stages, holes = ShippedStages("salt", where), torch.from_numpy(missing.astype(np.float32))[None].to(where)
     channels = torch.from_numpy(np.ascontiguousarray(start.transpose(2, 0, 1))).to(where)
     filled = torch.cat([stages.run_mirrored(each[None], mask=holes, progress=progress) for each in channels])
-    found = np.where(missing[..., None], to_dtype(filled.cpu().numpy().transpose(1, 2, 0), array.dtype), colours)
+    found = np.where(missing[..., None], to_dtype(filled.cpu().numpy().transpose(1, 2, 0), array.dtype), colors)
     return found[..., 0] if array.ndim == 2 else np.concatenate([found, array[..., 3:]], 2)
 
 
@@ -319,8 +319,8 @@ def clean_photograph(
 
 
 def _without_jpeg(image: Array, level: float, device: torch.device, progress: Progress | None) -> Array:
-    colours = image if image.ndim == 2 else image[..., :3]
-    pixels = colours.astype(np.float32) / np.float32(white(image.dtype))
+    colors = image if image.ndim == 2 else image[..., :3]
+    pixels = colors.astype(np.float32) / np.float32(white(image.dtype))
     before = luminance(pixels)
     start = torch.from_numpy(np.ascontiguousarray(before))[None].to(device)
     after = ShippedStages("jpeg", device).run_mirrored(start, level=level, progress=progress)[0].cpu().numpy()

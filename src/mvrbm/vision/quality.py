@@ -6,7 +6,7 @@ import numpy as np
 
 from mvrbm.extras import require
 from mvrbm.validation import choice
-from mvrbm.vision.colour import luminance
+from mvrbm.vision.color import luminance
 from mvrbm.vision.images import Array, check_image, white
 from mvrbm.vision.resampling import SCALES
 

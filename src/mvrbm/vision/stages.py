@@ -33,8 +33,8 @@ Progress = Callable[[int, int], None]
 def code(size: Tensor) -> Tensor:
     """Return the code (..., CODES) of positive numbers by bumps along their logarithm; that of 0 is 0."""
     low, high = math.log(SMALLEST), math.log(LARGEST)
-    centres, width = torch.linspace(low, high, CODES, device=size.device), (high - low) / (CODES - 1)
-    bumps = torch.exp(-0.5 * ((size.clamp(SMALLEST, LARGEST).log()[..., None] - centres) / width) ** 2)
+    centers, width = torch.linspace(low, high, CODES, device=size.device), (high - low) / (CODES - 1)
+    bumps = torch.exp(-0.5 * ((size.clamp(SMALLEST, LARGEST).log()[..., None] - centers) / width) ** 2)
     return bumps * (size > 0)[..., None]
 
 

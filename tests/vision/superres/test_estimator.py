@@ -13,11 +13,11 @@ from sklearn.base import clone
 from mvrbm import MVRBM, Gaussian, load
 from mvrbm.couplings import Dense
 from mvrbm.errors import DivergenceError, StorageError
-from mvrbm.learning import Monitor
-from mvrbm.learning.backprop import Plan, descend
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.random import RandomSource
+from mvrbm.training import Monitor
+from mvrbm.training.backprop import Plan, descend
 from mvrbm.units import Bernoulli
 from mvrbm.vision import SuperResolver, enlarge_image, luminance, psnr_ssim, reduce_image
 from mvrbm.vision.images import turned
@@ -253,7 +253,7 @@ def by_chroma(model, rgb):
 
 
 @pytest.mark.parametrize("factor", [1, 257])
-def test_colour_is_luminance_by_the_model_and_the_rest_bicubic(model, picture, factor):
+def test_color_is_luminance_by_the_model_and_the_rest_bicubic(model, picture, factor):
     image = picture[..., :3] * (np.uint8(1) if factor == 1 else np.uint16(factor))
     top = 255 * factor
     found = model.upscale(image)
@@ -264,12 +264,12 @@ def test_colour_is_luminance_by_the_model_and_the_rest_bicubic(model, picture, f
 
 
 def on_white(rgba):
-    colours, alpha = rgba[..., :3] / 255, rgba[..., 3:] / 255
-    return np.rint(255 * (1 - alpha * (1 - colours))).astype(np.uint8)
+    colors, alpha = rgba[..., :3] / 255, rgba[..., 3:] / 255
+    return np.rint(255 * (1 - alpha * (1 - colors))).astype(np.uint8)
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_colours_under_transparent_pixels_do_not_show(soft):
+def test_colors_under_transparent_pixels_do_not_show(soft):
     """A red disc on transparent green, enlarged and seen on white, is the enlarged disc on white."""
     model = SuperResolver.pretrained(2, device="cpu")
     distance = np.hypot(*(np.mgrid[:100, :100] - 49.5))
@@ -309,12 +309,12 @@ def test_types_differ_by_rounding_alone(model, picture):
         assert bytes_.ndim == image.ndim
 
 
-def test_a_grey_image_is_its_own_luminance_and_is_not_touched(model, picture):
-    grey = picture[..., 0].copy()
-    found = model.upscale(grey)
-    expected = model.upscale_luminance(grey.astype(np.float32) / 255).clip(0, 1)
+def test_a_gray_image_is_its_own_luminance_and_is_not_touched(model, picture):
+    gray = picture[..., 0].copy()
+    found = model.upscale(gray)
+    expected = model.upscale_luminance(gray.astype(np.float32) / 255).clip(0, 1)
     np.testing.assert_array_equal(found, np.floor(expected * 255 + 0.5))
-    np.testing.assert_array_equal(grey, picture[..., 0])
+    np.testing.assert_array_equal(gray, picture[..., 0])
 
 
 def test_views_of_any_order_are_taken(model, picture):
@@ -329,14 +329,14 @@ def test_rows_at_once_do_not_show(model, picture, monkeypatch):
 
 
 def test_self_ensemble_is_the_mean_over_flips_and_turns(model, picture):
-    grey = picture[:, :13, 0].astype(np.float32) / 255
+    gray = picture[:, :13, 0].astype(np.float32) / 255
     one = model.upscale_luminance
-    every = [np.rot90(one(np.rot90(grey, k)), -k) for k in range(4)]
-    every += [np.fliplr(np.rot90(one(np.rot90(np.fliplr(grey), k)), -k)) for k in range(4)]
-    ensemble = model.upscale_luminance(grey, self_ensemble=True)
+    every = [np.rot90(one(np.rot90(gray, k)), -k) for k in range(4)]
+    every += [np.fliplr(np.rot90(one(np.rot90(np.fliplr(gray), k)), -k)) for k in range(4)]
+    ensemble = model.upscale_luminance(gray, self_ensemble=True)
     np.testing.assert_allclose(ensemble, np.mean(every, 0), atol=1e-6)
-    assert abs(ensemble - one(grey)).max() > 1e-3
-    again = model.upscale_luminance(np.ascontiguousarray(np.rot90(grey).T), self_ensemble=True)
+    assert abs(ensemble - one(gray)).max() > 1e-3
+    again = model.upscale_luminance(np.ascontiguousarray(np.rot90(gray).T), self_ensemble=True)
     np.testing.assert_allclose(again, np.rot90(ensemble).T, atol=1e-6)
     calls = []
     model.upscale(picture[..., :3], self_ensemble=True, progress=lambda *n: calls.append(n))
@@ -349,7 +349,7 @@ def test_the_eight_turns_are_eight():
 
 
 BAD_IMAGES = [
-    (np.zeros((4, 4, 2), np.uint8), "image must be grey, RGB or RGBA, got 2 channels"),
+    (np.zeros((4, 4, 2), np.uint8), "image must be gray, RGB or RGBA, got 2 channels"),
     (np.zeros((4, 4), np.int32), "uint8, uint16 or floats, got int32"),
     (np.full((4, 4), 1.5), "image of floats must be from 0 to 1, got 1.5 to 1.5"),
     (np.full((4, 4), -0.1), "image of floats must be from 0 to 1"),
@@ -424,7 +424,7 @@ def test_folders_of_other_models_raise_one_line(tmp_path):
     assert "does not hold a SuperResolver" in message_of(other)
     message_of(tmp_path / "nowhere")
     for number, change in enumerate(
-        [{"scale": 5}, {"patch": 7}, {"hidden_shape": [4, 3]}, {"colour": 1}, {"stride": 9}]
+        [{"scale": 5}, {"patch": 7}, {"hidden_shape": [4, 3]}, {"color": 1}, {"stride": 9}]
     ):
         damaged = shutil.copytree(folder, tmp_path / str(number))
         config = json.loads((damaged / "config.json").read_text())
@@ -452,9 +452,9 @@ def test_the_shipped_weights_beat_bicubic_on_a_photo_outside_their_training_data
         assert mine.psnr > theirs.psnr + gain
         assert mine.ssim > theirs.ssim
     assert abs(reduce_image(ours, scale).astype(int) - low).mean() < 1
-    grey = luminance(low)[:20, :30]
-    np.testing.assert_array_equal(shipped.upscale(grey, self_ensemble=True), shipped.upscale(grey))
-    np.testing.assert_allclose(shipped.upscale(grey.T.copy()).T.astype(int), shipped.upscale(grey), atol=1)
+    gray = luminance(low)[:20, :30]
+    np.testing.assert_array_equal(shipped.upscale(gray, self_ensemble=True), shipped.upscale(gray))
+    np.testing.assert_allclose(shipped.upscale(gray.T.copy()).T.astype(int), shipped.upscale(gray), atol=1)
 
 
 def test_the_shipped_weights_are_for_three_scales():
@@ -668,12 +668,12 @@ def test_an_image_too_small_for_a_pixel_is_left_out_and_numbers_of_other_kinds_a
 
 def test_fit_and_tune_is_fit_and_then_fine_tune(photos):
     settings = {"patch": 6, "hidden_shape": (3, 3), "n_patches": 300, "n_epochs": 1, "device": "cpu"}
-    coloured = [np.dstack([image] * 4) if image.ndim == 2 else image for image in photos[0]]
-    both = SuperResolver(**settings).fit_and_tune(coloured, tuning_patches=200, tuning_epochs=1)
-    rgb = [image[..., :3] for image in coloured]
+    colored = [np.dstack([image] * 4) if image.ndim == 2 else image for image in photos[0]]
+    both = SuperResolver(**settings).fit_and_tune(colored, tuning_patches=200, tuning_epochs=1)
+    rgb = [image[..., :3] for image in colored]
     plain = SuperResolver(**settings).fit(rgb).fine_tune(rgb, n_samples=200, n_epochs=1)
     assert both.history_ == plain.history_
     for name, parameter in both.machine_.state_dict().items():
         assert torch.equal(parameter, plain.machine_.state_dict()[name])
     with pytest.raises(ValueError, match="tuning_crops: images must have at least 48 pixels per side, none of 1 has"):
-        SuperResolver(**settings).fit_and_tune([coloured[0][:40]], tuning_crops=5)
+        SuperResolver(**settings).fit_and_tune([colored[0][:40]], tuning_crops=5)

@@ -68,7 +68,7 @@ function coupling(steps, shape) {
   };
 }
 
-// -- units: mean, sample, own energy and log-normaliser in a field, at an inverse temperature `beta` ------------------
+// -- units: mean, sample, own energy and log-normalizer in a field, at an inverse temperature `beta` ------------------
 // A temperature divides the energy: it scales bias and field of discrete units, and the variance of Gaussian ones.
 
 const softplus = (t) => (t > 0 ? t + Math.log1p(Math.exp(-t)) : Math.log1p(Math.exp(t)));
@@ -80,14 +80,14 @@ const UNITS = {
   bernoulli: (bias) => ({
     statistic: (x) => x,
     energy: (x) => -sum(x.map((value, i) => value * bias[i])),
-    logNormaliser: (field) => sum(field.map((f, i) => softplus(f + bias[i]))),
+    logNormalizer: (field) => sum(field.map((f, i) => softplus(f + bias[i]))),
     mean: (field, beta = 1) => field.map((f, i) => sigmoid(beta * (f + bias[i]))),
     sample: (mean) => mean.map((p) => (Math.random() < p ? 1 : 0)),
   }),
   gaussian: (bias, scale) => ({
     statistic: (x) => x.map((value, i) => value / scale[i]),
     energy: (x) => sum(x.map((value, i) => 0.5 * ((value - bias[i]) / scale[i]) ** 2)),
-    logNormaliser: (field) =>
+    logNormalizer: (field) =>
       sum(field.map((f, i) => 0.5 * Math.log(2 * Math.PI) + Math.log(scale[i]) + f * (bias[i] / scale[i] + 0.5 * f))),
     mean: (field) => field.map((f, i) => bias[i] + scale[i] * f),
     sample: (mean, beta = 1) => mean.map((m, i) => m + (scale[i] / Math.sqrt(beta)) * normal()),
@@ -169,15 +169,15 @@ class Machine {
       return -largest - Math.log(sum(logits.map((logit) => Math.exp(logit - largest))));
     }
     const own = this.visible.energy(x) + (label ? this.label.energy(label) : 0);
-    return own - this.hidden.logNormaliser(this.hiddenField(x, label));
+    return own - this.hidden.logNormalizer(this.hiddenField(x, label));
   }
 
   // -F(x, label) of every label, and the exact probabilities of labels given a picture.
   labelLogits(x) {
     const [field, own] = [this.hiddenField(x), this.visible.energy(x)];
     return Float64Array.from(this.columns, (column, number) => {
-      const normaliser = this.hidden.logNormaliser(field.map((f, i) => f + column[i]));
-      return normaliser + this.label.bias[number] - own;
+      const normalizer = this.hidden.logNormalizer(field.map((f, i) => f + column[i]));
+      return normalizer + this.label.bias[number] - own;
     });
   }
 

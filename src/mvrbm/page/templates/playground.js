@@ -97,19 +97,19 @@ function frame(now) {
 
 // -- drawing the state -------------------------------------------------------------------------------------------------
 
-let colours;
-function readColours() {
+let colors;
+function readColors() {
   const style = getComputedStyle(document.documentElement);
   const rgb = (name) => style.getPropertyValue(`--${name}`).match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
   const names = ["paper", "ink", "kept-blank", "kept", "dark", "light", "kept-dark", "kept-light"];
   names.push("glow", "off", "on", "positive", "negative", "middle", "accent");
-  colours = Object.fromEntries(names.map((name) => [name, rgb(name)]));
+  colors = Object.fromEntries(names.map((name) => [name, rgb(name)]));
 }
 
 const mix = (from, to, share) => from.map((part, i) => part + (to[i] - part) * Math.min(Math.max(share, 0), 1));
 
 // Paints an array as pixels, each an integer multiple of the screen's, and returns the size of one.
-function paint(canvas, height, width, colourOf) {
+function paint(canvas, height, width, colorOf) {
   const scale = Math.max(1, Math.floor(560 / Math.max(height, width)));
   if (canvas.width !== width * scale || canvas.height !== height * scale) {
     canvas.width = width * scale;
@@ -117,7 +117,7 @@ function paint(canvas, height, width, colourOf) {
   }
   const pixels = new ImageData(width, height);
   for (let i = 0; i < height * width; i++) {
-    pixels.data.set(colourOf(i), 4 * i);
+    pixels.data.set(colorOf(i), 4 * i);
     pixels.data[4 * i + 3] = 255;
   }
   const small = new OffscreenCanvas(width, height);
@@ -130,7 +130,7 @@ function paint(canvas, height, width, colourOf) {
 
 function outline(canvas, scale, row, column) {
   const context = canvas.getContext("2d");
-  context.strokeStyle = `rgb(${colours.glow})`;
+  context.strokeStyle = `rgb(${colors.glow})`;
   context.lineWidth = Math.max(2, scale / 6);
   context.strokeRect(column * scale, row * scale, scale, scale);
 }
@@ -144,7 +144,7 @@ function drawPicture() {
   const scale = paint(byId("picture"), rows, columns, (i) => {
     const share = (shown[i] - low) / (high - low);
     const [from, to] = SHADES[known[i]];
-    return mix(colours[from], colours[to], share);
+    return mix(colors[from], colors[to], share);
   });
   if (byId("picture").matches(":focus-visible")) outline(byId("picture"), scale, cursor.row, cursor.column);
 }
@@ -158,8 +158,8 @@ function drawHidden() {
   const binary = machine.hidden.kind === "bernoulli";
   const scale = paint(byId("hidden"), hiddenRows, hiddenColumns, (i) => {
     const activity = state.hidden[i] ?? 0;
-    if (binary) return mix(colours.off, colours.on, activity);
-    return mix(colours.middle, activity < 0 ? colours.negative : colours.positive, Math.abs(activity) / 3);
+    if (binary) return mix(colors.off, colors.on, activity);
+    return mix(colors.middle, activity < 0 ? colors.negative : colors.positive, Math.abs(activity) / 3);
   });
   outline(byId("hidden"), scale, Math.floor(unit / hiddenColumns), unit % hiddenColumns);
 }
@@ -168,7 +168,7 @@ function drawFilter(canvas, number) {
   const filter = machine.filter(number);
   const largest = filter.reduce((most, weight) => Math.max(most, Math.abs(weight)), 1e-12);
   paint(canvas, rows, columns, (i) =>
-    mix(colours.middle, filter[i] < 0 ? colours.negative : colours.positive, Math.abs(filter[i]) / largest));
+    mix(colors.middle, filter[i] < 0 ? colors.negative : colors.positive, Math.abs(filter[i]) / largest));
 }
 
 function drawUnit() {
@@ -202,7 +202,7 @@ function drawEnergy() {
   canvas.height = canvas.clientHeight * ratio;
   const [least, most] = [Math.min(...energies), Math.max(...energies)];
   const context = canvas.getContext("2d");
-  context.strokeStyle = `rgb(${colours.accent})`;
+  context.strokeStyle = `rgb(${colors.accent})`;
   context.lineWidth = 2 * ratio;
   context.lineJoin = "round";
   context.beginPath();
@@ -237,7 +237,7 @@ function draw() {
 function stamp(row, column) {
   const brush = chosen("brush");
   const radius = byId("width").valueAsNumber / 2;
-  // The centre of a brush of even width lies between pixels.
+  // The center of a brush of even width lies between pixels.
   for (let r = Math.ceil(row - radius); r < row + radius; r++) {
     for (let c = Math.ceil(column - radius); c < column + radius; c++) {
       if (r < 0 || c < 0 || r >= rows || c >= columns) continue;
@@ -388,13 +388,13 @@ for (const [id, text] of Object.entries(SHOWN)) {
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  readColours();
+  readColors();
   stripDue = 0;
   for (const button of byId("strip").children) delete button.dataset.unit;
   draw();
 });
 
-readColours();
+readColors();
 newSample();
 unit = Number(byId("strip").firstChild.dataset.unit);
 draw();

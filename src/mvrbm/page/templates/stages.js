@@ -333,7 +333,7 @@ function evenAndOdd(filters, side, ofWindows) {
   return result;
 }
 
-// Sums and differences of mirrored pixels of some neighbouring windows, divided by their scales: (part, entry, patch).
+// Sums and differences of mirrored pixels of some neighboring windows, divided by their scales: (part, entry, patch).
 function gather({ data, width }, parts, top, left, { window, stride }, scales, first, some) {
   const half = Math.ceil(window / 2);
   const length = half * half * TOGETHER;
@@ -382,7 +382,7 @@ function multiply(filters, parts, fields, units, quarter) {
 
 // -- photographs -------------------------------------------------------------------------------------------------------
 
-// Luminance of R, G and B from 0 to 1, and how much more each is per increase of luminance; see mvrbm.vision.colour.
+// Luminance of R, G and B from 0 to 1, and how much more each is per increase of luminance; see mvrbm.vision.color.
 const LUMINANCE = [65.481 / 255, 128.553 / 255, 24.966 / 255];
 const LUMINANCE_GAIN = 255 / (65.481 + 128.553 + 24.966);
 const luminanceOf = (r, g, b) => LUMINANCE[0] * r + LUMINANCE[1] * g + LUMINANCE[2] * b + 16 / 255;
@@ -408,7 +408,7 @@ class Enlarger {
     return [stage.band(image, 0, stage.count(image.height), () => {})];
   }
 
-  // Enlarges a picture of bytes R, G, B, A, laid on white. Luminance is enlarged by the stages, colours by bicubic
+  // Enlarges a picture of bytes R, G, B, A, laid on white. Luminance is enlarged by the stages, colors by bicubic
   // interpolation. Returns the picture, and the bicubic one to compare with, both with A = 255.
   async picture({ width, height, data }, bandsOf) {
     const resampler = new Resampler(height, width, this.scale);
@@ -419,19 +419,19 @@ class Enlarger {
         return 1 - alpha * (1 - data[4 * i + channel] / 255);
       }),
     }));
-    const grey = channels[0].data.every((value, i) => value === channels[1].data[i] && value === channels[2].data[i]);
-    const of = grey ? (r) => r : luminanceOf;
+    const gray = channels[0].data.every((value, i) => value === channels[1].data[i] && value === channels[2].data[i]);
+    const of = gray ? (r) => r : luminanceOf;
     const [r, g, b] = channels.map((channel) => channel.data);
     const low = { height, width, data: r.map((value, i) => of(value, g[i], b[i])) };
     const high = await this.luminance(low, resampler, bandsOf);
-    const colours = channels.map((channel) => resampler.enlarge(channel).data);
-    const gain = grey ? 1 : LUMINANCE_GAIN;
+    const colors = channels.map((channel) => resampler.enlarge(channel).data);
+    const gain = gray ? 1 : LUMINANCE_GAIN;
     const [better, bicubic] = [0, 1].map(() => new Uint8ClampedArray(4 * high.data.length).fill(255));
     for (let i = 0; i < high.data.length; i++) {
-      const own = of(colours[0][i], colours[1][i], colours[2][i]);
-      colours.forEach((colour, channel) => {
-        bicubic[4 * i + channel] = 255 * colour[i];
-        better[4 * i + channel] = 255 * (colour[i] + gain * (high.data[i] - own));
+      const own = of(colors[0][i], colors[1][i], colors[2][i]);
+      colors.forEach((color, channel) => {
+        bicubic[4 * i + channel] = 255 * color[i];
+        better[4 * i + channel] = 255 * (color[i] + gain * (high.data[i] - own));
       });
     }
     return { width: high.width, height: high.height, better, bicubic };

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from mvrbm.devices import resolve_device
-from mvrbm.vision.colour import LUMINANCE_GAIN, luminance
+from mvrbm.vision.color import LUMINANCE_GAIN, luminance
 from mvrbm.vision.images import Array, check_image, to_dtype, turned, turned_back, white
 from mvrbm.vision.resampling import enlarge_rows
 from mvrbm.vision.shipped import ShippedStages
 from mvrbm.vision.stages import Progress
 from mvrbm.vision.superres.back_projection import back_project
 
-_ROWS_AT_ONCE = 256  # rows of an enlarged image whose colours are computed together
+_ROWS_AT_ONCE = 256  # rows of an enlarged image whose colors are computed together
 #: Rounds of back-projection after each stage, in training too.
 BACK_PROJECTION = 20
 
@@ -35,8 +35,8 @@ class Enlarger(ABC):
         Parameters
         ----------
         image : array (H, W), (H, W, 3) or (H, W, 4)
-            Grey, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Luminance and alpha are enlarged by the
-            model, chroma by bicubic interpolation. Colours of transparent pixels do not count.
+            Gray, RGB or RGBA, in bytes, 16-bit numbers or floats from 0 to 1. Luminance and alpha are enlarged by the
+            model, chroma by bicubic interpolation. Colors of transparent pixels do not count.
         self_ensemble : bool
             Whether to average over the eight flips and turns of the image, which takes eight times as long.
         progress : callable, optional
@@ -49,7 +49,7 @@ class Enlarger(ABC):
         """
         image = check_image(image, unit_range=True)
         if image.ndim == 3 and image.shape[2] not in (3, 4):
-            raise ValueError(f"image must be grey, RGB or RGBA, got {image.shape[2]} channels")
+            raise ValueError(f"image must be gray, RGB or RGBA, got {image.shape[2]} channels")
         top = np.float32(white(image.dtype))
         if image.ndim == 3 and image.shape[2] == 4:
             return self._upscale_transparent(image, self_ensemble, progress)
@@ -62,7 +62,7 @@ class Enlarger(ABC):
         for first in range(0, len(out), _ROWS_AT_ONCE):
             rows = slice(first, min(first + _ROWS_AT_ONCE, len(out)))
             block = enlarge_rows(image, self.scale, rows) / top
-            # Luminance adds to R, G and B alike: replacing that of the bicubic colours keeps their chroma.
+            # Luminance adds to R, G and B alike: replacing that of the bicubic colors keeps their chroma.
             block += np.float32(LUMINANCE_GAIN) * (high[rows] - luminance(block))[..., None]
             out[rows] = to_dtype(block, image.dtype)
         return out
@@ -81,13 +81,13 @@ class Enlarger(ABC):
                     progress(which * total + done, len(parts) * total)
 
             large.append(self.upscale(part, self_ensemble=self_ensemble, progress=in_all))
-        colours = large[0]
+        colors = large[0]
         # Alpha is large enough for the picture on white.
-        least = 1 - colours.min(2, keepdims=True)
-        shown = np.ones_like(colours[..., :1]) if len(parts) == 1 else np.maximum(large[1][..., None], least)
-        colours -= 1
-        np.divide(colours, shown, out=colours, where=shown > 0)
-        return to_dtype(np.concatenate([colours + 1, shown], 2), image.dtype)
+        least = 1 - colors.min(2, keepdims=True)
+        shown = np.ones_like(colors[..., :1]) if len(parts) == 1 else np.maximum(large[1][..., None], least)
+        colors -= 1
+        np.divide(colors, shown, out=colors, where=shown > 0)
+        return to_dtype(np.concatenate([colors + 1, shown], 2), image.dtype)
 
     def upscale_luminance(
         self, low: Array, *, self_ensemble: bool = False, progress: Progress | None = None

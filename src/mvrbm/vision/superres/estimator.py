@@ -17,15 +17,15 @@ from sklearn.utils.validation import check_is_fitted
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from mvrbm.estimators.parameters import SavedEstimator, stored_descent
-from mvrbm.learning.backprop import Plan, descend
-from mvrbm.learning.callbacks import Callback, Checkpoint, ProgressBar
-from mvrbm.learning.recipe import Recipe, as_recipe
-from mvrbm.learning.trainer import Trainer
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.random import RandomSource
 from mvrbm.saving import load, read_machine, register, write_machine
+from mvrbm.training.backprop import Plan, descend
+from mvrbm.training.callbacks import Callback, Checkpoint, ProgressBar
+from mvrbm.training.trainer import Trainer
 from mvrbm.units import Gaussian
+from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.validation import choice, number, whole_number
 from mvrbm.vision.images import Array, check_image
 from mvrbm.vision.resampling import SCALES
@@ -78,7 +78,7 @@ class SuperResolver(SavedEstimator, Enlarger):
     n_epochs, batch_size, learning_rate : int, int, float, optional
         Number of epochs, patches per update, and learning rate; default: the recipe's values.
     recipe : str or Recipe
-        ``"default"``, ``"paper"``, or a :class:`~mvrbm.learning.Recipe`.
+        ``"default"``, ``"paper"``, or a :class:`~mvrbm.training.Recipe`.
     random_state : int, RandomState or None
         Random seed.
     device, verbose : str, int
@@ -141,7 +141,7 @@ class SuperResolver(SavedEstimator, Enlarger):
         y : None
             Ignored.
         callbacks : sequence of Callback
-            See :mod:`mvrbm.learning`.
+            See :mod:`mvrbm.training`.
         checkpoints, force : path, bool, optional
             Folder to save in after every epoch, and to resume from. Unless `force` is True, checkpoints of other images
             or settings are an error.
@@ -160,7 +160,7 @@ class SuperResolver(SavedEstimator, Enlarger):
         if checkpoints is not None:
             trainer.callbacks = [*callbacks, Checkpoint(checkpoints)]
             trainer.resume(checkpoints, force=force)
-        trainer.fit(data, initialise=True)
+        trainer.fit(data, initialize=True)
         self.machine_, self.history_ = machine, list(trainer.history)
         trainer.raise_if_interrupted()
         return self
@@ -186,7 +186,7 @@ class SuperResolver(SavedEstimator, Enlarger):
         images : sequence of arrays (H, W) or (H, W, 3)
             High-resolution images, as for `fit`.
         objective : {"patches", "images"}
-            Whether to minimise the error of each patch, or that of the image that the patches make together.
+            Whether to minimize the error of each patch, or that of the image that the patches make together.
         n_samples : int
             Number of patches, or of crops of images, to learn from.
         n_epochs, batch_size, learning_rate : int, int, float

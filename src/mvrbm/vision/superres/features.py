@@ -86,7 +86,7 @@ def feature_matrix(scale: int, patch: int, row_offset: int, column_offset: int) 
     return torch.cat([z.flatten(1) for z in features(units, rows, columns).values()], 1).T.contiguous()
 
 
-def centred(windows: Tensor) -> Tensor:
+def centered(windows: Tensor) -> Tensor:
     """Subtract from each window (..., w, w) its middle pixel, which does not change any derivative."""
     middle = windows.shape[-2] // 2, windows.shape[-1] // 2
     return windows - windows[..., middle[0], middle[1], None, None]

@@ -6,7 +6,7 @@ layer takes two matrix products for all patches of a tile.
 
 Contrastive divergence makes a model of all five layers. Super-resolution only needs the mean of X given the other four,
 computed by one or a few cycles of mean field; the losses train the machine for that alone by backpropagation. Errors of
-patches are measured in grey levels, that is, weighted by the square of the scale of the patch.
+patches are measured in gray levels, that is, weighted by the square of the scale of the patch.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mvrbm.couplings import Coupling
-from mvrbm.learning.backprop import Loss
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.training.backprop import Loss
 from mvrbm.units import Gaussian
 from mvrbm.vision.resampling import enlarging_taps, taps_matrix
 from mvrbm.vision.superres.back_projection import error_projection
-from mvrbm.vision.superres.features import DERIVATIVES, HIGH, MARGIN, Geometry, centred, feature_matrix, phase_of
+from mvrbm.vision.superres.features import DERIVATIVES, HIGH, MARGIN, Geometry, centered, feature_matrix, phase_of
 from mvrbm.vision.superres.training_data import Crops, TrainingPatches
 
 #: Where patches begin after a multiple of the scale: rows and columns.
@@ -163,7 +163,7 @@ class Tile:
         for first in range(0, rows, at_once):
             block = slice(first, min(first + at_once, rows))
             size = own[:, block].reshape(-1, 1)
-            windows = centred(views[:, block]).reshape(len(size), -1) / size
+            windows = centered(views[:, block]).reshape(len(size), -1) / size
             x = infer(maps, windows, cycles) * size
             grid = (block.stop - block.start, columns)
             folded = _fold(x.reshape(n, -1, patch * patch).mT, grid, patch, stride * period)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mvrbm.vision.colour import luminance
+from mvrbm.vision.color import luminance
 from mvrbm.vision.images import Array, check_image, turned, white
 from mvrbm.vision.resampling import crop_to_multiple, reduce_image
-from mvrbm.vision.superres.features import DERIVATIVES, HIGH, MARGIN, Geometry, Phase, centred, features, phase_of
+from mvrbm.vision.superres.features import DERIVATIVES, HIGH, MARGIN, Geometry, Phase, centered, features, phase_of
 
 #: Side of the middle of a crop, in low-resolution pixels.
 CROP_SIDE = 24
@@ -78,7 +78,7 @@ def cut_patches(
     def cut(low: Tensor, high: Tensor, top: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return windows, targets and scales of the patches of one image at these places, flat ones left out."""
         y, x = window(top, rows, low.shape[0]), window(left, columns, low.shape[1])
-        windows = centred(low[y[:, :, None], x[:, None, :]])
+        windows = centered(low[y[:, :, None], x[:, None, :]])
         middle = low[y[:, rows.size // 2], x[:, columns.size // 2]]
         squares = sum(z.square().flatten(1).sum(1) for z in features(windows, rows, columns).values())
         scales = torch.sqrt(torch.as_tensor(squares) / (len(DERIVATIVES) * patch**2)) + floor

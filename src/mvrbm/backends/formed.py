@@ -1,0 +1,61 @@
+"""Machines whose small couplings are formed as full matrices, for paths on which launches cost more than products."""
+
+import math
+
+import torch
+
+from mvrbm.couplings import Coupling, Dense
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.updates.gradient import Gradient
+
+# Multiplications that tensor cores make in the time of a few launches.
+_FREE_PRODUCTS = 2**29
+# Entries of W up to which reading and writing it takes less time than a launch, and up to which it fits any GPU.
+_SMALL, _LARGEST = 2**20, 2**26
+
+
+class FormedMachine:
+    """A machine with the same units and chains as `original`, in which `W` is a full matrix where that is faster.
+
+    Parameters
+    ----------
+    original : BoltzmannMachine
+        The machine that learns.
+    n : int
+        Number of samples of a typical product.
+    """
+
+    def __init__(self, original: BoltzmannMachine, n: int) -> None:
+        self._formed: dict[str, tuple[Coupling, Dense]] = {}
+        for name, link in original.links.items():
+            if worth_forming(link, n):
+                matrix = Dense()
+                matrix.allocate(link.visible_shape, link.hidden_shape)
+                self._formed[name] = link, matrix.to(original.like)
+        self.refresh()
+        links = {name: self._formed[name][1] if name in self._formed else link for name, link in original.links.items()}
+        self.machine = BoltzmannMachine(original.layers, original.hidden, links)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Form the matrices of the present factors."""
+        for link, matrix in self._formed.values():
+            matrix.dense().copy_(link.dense())
+
+    def pull_back(self, gradient: Gradient) -> Gradient:
+        """Return the gradient of the original's parameters from that of this machine's."""
+        found = dict(gradient)
+        for name, (link, matrix) in self._formed.items():
+            of_matrix = found.pop(f"couplings.{name}.weight").view_as(matrix.dense())
+            parts = link.from_dense_gradient(of_matrix)
+            found |= {f"couplings.{name}.{key}": part for key, part in parts.items()}
+        return found
+
+
+def worth_forming(link: Coupling, n: int) -> bool:
+    """Return whether products of `n` samples with a coupling are faster with its full matrix."""
+    if link.is_full:
+        return False
+    entries = math.prod(link.hidden_shape) * math.prod(link.visible_shape)
+    fewer_products = entries <= min(link.operations, _LARGEST)
+    return fewer_products or (entries <= _SMALL and n * entries <= _FREE_PRODUCTS)

@@ -1,0 +1,145 @@
+"""The gradient of contrastive divergence, and its centered form.
+
+Contrastive divergence is the gradient of ``mean F(data) - mean F(chain)``, the chain held constant.
+:func:`contrast_by_autograd` is that line and the reference; :func:`contrast` computes the same from the layers'
+statistics, which is faster. The step that follows is in :mod:`mvrbm.updates.step`.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.sampling import Layers
+
+#: Gradients by the parameters' names, as in `named_parameters`.
+Gradient = dict[str, Tensor]
+#: Fractions of all data and of all chains that this process has.
+Shares = tuple[float, float]
+# Replaces a tensor by its sum over all processes.
+Reduce = Callable[[Tensor], None]
+
+
+def contrast_by_autograd(
+    machine: BoltzmannMachine, data: Layers, chain: Layers, shares: Shares = (1.0, 1.0)
+) -> Gradient:
+    """Return the gradient of mean F(data) - mean F(chain), or this process's part of it: the reference."""
+    with torch.enable_grad():
+        of_data, of_chain = machine.free_energy(data, check=False), machine.free_energy(chain, check=False)
+        difference = _share(of_data, shares[0]) - _share(of_chain, shares[1])
+        learned = {name: p for name, p in machine.named_parameters() if p.requires_grad}
+        gradients = torch.autograd.grad(difference, list(learned.values()))
+    return dict(zip(learned, gradients, strict=True))
+
+
+def _share(values: Tensor, share: float) -> Tensor:
+    """Return a fraction of the mean over samples, 0 for no samples."""
+    mean = values.mean(0) if len(values) else values.sum(0)
+    return mean if share == 1 else share * mean
+
+
+def contrast(
+    machine: BoltzmannMachine,
+    data: Layers,
+    chain: Layers,
+    data_field: Tensor,
+    chain_field: Tensor,
+    shares: Shares = (1.0, 1.0),
+) -> Gradient:
+    """Return the gradient of mean F(data) - mean F(chain) for every learned parameter, from the layers' statistics."""
+    sides = [
+        (states, field, share / max(1, len(field)))
+        for states, field, share in ((data, data_field, shares[0]), (chain, chain_field, -shares[1]))
+        if len(field)
+    ]
+    if not sides:
+        return {name: torch.zeros_like(p) for name, p in machine.named_parameters() if p.requires_grad}
+    # The gradient is a weighted sum over samples: both sides go into one, the chain's with a minus sign.
+    weights = torch.cat([field.new_full((len(field),), weight) for _, field, weight in sides])
+    field = torch.cat([field for _, field, _ in sides])
+    seen = {name: torch.cat([states[name] for states, _, _ in sides]) for name in machine.layers}
+    mean = machine.hidden.mean(field)
+    gradient = machine.unit_gradient(seen, field, mean, weights)
+    hidden = machine.hidden.statistic(mean)
+    weighed = hidden * (len(hidden) * weights).reshape(-1, *[1] * (hidden.ndim - 1))  # statistics are averaged
+    for name, unit in machine.layers.items():
+        for key, part in machine.links[name].statistics(unit.statistic(seen[name]), weighed).items():
+            gradient[f"couplings.{name}.{key}"] = part.contiguous()  # ranks may share memory
+    return gradient
+
+
+class Centering:
+    r"""Learning from deviations: :math:`\langle T_h - \lambda, W (T - \mu)\rangle` not :math:`\langle T_h, W T\rangle`.
+
+    The model is the same with other biases; its gradient is better conditioned, since a change of `W` no longer
+    changes every mean. The offsets are `center`, (1, *layer shape) for each visible layer: the data's mean, or zero for
+    a layer that is not centered; and with `follow_hidden` a running mean of the hidden layer, over all processes.
+    """
+
+    _DECAY = 0.99
+
+    def __init__(
+        self, machine: BoltzmannMachine, center: Layers, *, follow_hidden: bool = True, all_reduce: Reduce | None = None
+    ) -> None:
+        self.machine, self.follow_hidden, self._all_reduce = machine, follow_hidden, all_reduce
+        self.center = {name: array.to(machine.like) for name, array in center.items()}
+        self.hidden: Tensor | None = None  # running mean of T_h over the data, (1, *hidden shape)
+
+    def apply(
+        self,
+        gradient: Gradient,
+        data: Layers,
+        chain: Layers,
+        data_field: Tensor,
+        chain_field: Tensor,
+        shares: Shares = (1.0, 1.0),
+    ) -> None:
+        """Turn the gradients of couplings, and of statistics, into those of the centered form, in place."""
+        hidden = self.machine.hidden
+        on_data = _share(hidden.statistic(hidden.mean(data_field)), shares[0])[None]
+        on_chain = _share(hidden.statistic(hidden.mean(chain_field)), shares[1])[None]
+        if self.follow_hidden:
+            self.advance(on_data)
+        for name, unit in self.machine.layers.items():
+            offset = unit.statistic(self.center[name])
+            seen, drawn = unit.statistic(data[name]), unit.statistic(chain[name])
+            shift = _share(seen, shares[0]) - _share(drawn, shares[1])
+            link = self.machine.links[name]
+            # <t h> - mu <h> - <t> lambda: two products of single arrays instead of whole batches of deviations.
+            by_hidden = link.statistics(offset, on_data - on_chain)
+            by_visible = link.statistics(shift[None], self._offset())
+            for key in by_hidden:
+                gradient[f"couplings.{name}.{key}"] -= by_hidden[key] + by_visible[key]
+            if unit.learns_statistic:
+                # The hidden bias also follows changes of T, so its gradient is that of deviations too.
+                towards = link.to_visible(on_data - on_chain)
+                for key, part in unit.statistic_gradient(self.center[name], towards).items():
+                    gradient[f"visible.{name}.{key}"] -= part
+
+    def advance(self, on_data: Tensor) -> Tensor:
+        """Continue the running mean of the hidden layer with its mean over this process's data, (1, *hidden shape).
+
+        It returns the running mean, which is the offset from now on.
+        """
+        everywhere = on_data.clone()
+        if self._all_reduce is not None:
+            self._all_reduce(everywhere)
+        before = everywhere if self.hidden is None else self.hidden
+        self.hidden = torch.lerp(before, everywhere, 1 - self._DECAY)
+        return self.hidden
+
+    def fields(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the fields of the offsets on both sides, for the present `W`."""
+        towards = {name: link.to_visible(self._offset()) for name, link in self.machine.links.items()}
+        return self.machine.hidden_field(self.center), towards
+
+    def follow(self, before: tuple[Tensor, dict[str, Tensor]]) -> None:
+        """Compensate in the biases for what a change of `W` since `before` did to the fields of the offsets."""
+        hidden_after, visible_after = self.fields()
+        self.machine.hidden.absorb((before[0] - hidden_after)[0])
+        for name, unit in self.machine.layers.items():
+            unit.absorb((before[1][name] - visible_after[name])[0])
+
+    def _offset(self) -> Tensor:
+        return self.machine.like.new_zeros((1, *self.machine.hidden.shape)) if self.hidden is None else self.hidden

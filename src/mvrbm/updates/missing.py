@@ -1,0 +1,33 @@
+"""Training with missing entries: the model draws them, given the known ones, before they count as data."""
+
+import torch
+from torch import Tensor
+
+from mvrbm.data.sources import Batch
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
+from mvrbm.sampling import Fields, Layers, Masks, gibbs_step, keep_known
+
+
+def draw_missing(
+    machine: BoltzmannMachine, batch: Batch, rng: RandomSource, steps: int, fields: Fields | None = None
+) -> dict[str, Tensor]:
+    """Return a batch with its missing entries drawn from the model in `steps` Gibbs steps, the known ones fixed.
+
+    `fields` computes the same fields as the machine, faster.
+    """
+    if not batch.known:
+        return batch.visible
+    masks = machine.as_masks(batch.known, batch.visible)
+    for name in set(batch.visible) - set(batch.known):  # a layer without a mask is known completely
+        masks[name] = torch.ones_like(batch.visible[name], dtype=torch.bool)
+    return draw_unknown(fields or machine, batch.visible, masks, rng, steps)
+
+
+def draw_unknown(machine: Fields, data: Layers, masks: Masks, rng: RandomSource, steps: int) -> dict[str, Tensor]:
+    """Return data whose entries outside the masks are drawn from the model, without checks; they may be NaN before."""
+    drawn = {name: unit.sample(torch.zeros_like(data[name]), rng) for name, unit in machine.layers.items()}
+    state = keep_known(data, drawn, masks)
+    for _ in range(steps):
+        state = gibbs_step(machine, state, rng, masks).visible
+    return state

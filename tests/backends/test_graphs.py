@@ -1,0 +1,400 @@
+"""Updates as CUDA graphs against updates launch by launch; without a GPU their computation alone is compared."""
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+import torch
+
+from mvrbm import BoltzmannMachine
+from mvrbm.backends import choose_path, formed, graphs, triton
+from mvrbm.backends.reference import ReferencePath
+from mvrbm.couplings import CP, MPO, Dense, Kronecker
+from mvrbm.data.sources import as_source
+from mvrbm.training import CD, PCD, Callback, DivergenceError, Recipe, TemperedPCD, Trainer
+from mvrbm.units import Bernoulli, Categorical, Gaussian, Rectified
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+DEFAULT = Recipe(batch_size=8)
+MOVING = dataclasses.replace(DEFAULT, momentum=0.5, weight_decay=0.01)
+
+
+def classic(hidden=Bernoulli):
+    return BoltzmannMachine(Bernoulli((5, 6)), hidden(7), Dense())
+
+
+def with_label():
+    layers = {"x": Gaussian((4, 5), learn_variance=True), "label": Categorical(3)}
+    return BoltzmannMachine(layers, Bernoulli((3, 2)), {"x": Kronecker(2), "label": Dense()})
+
+
+def adam(groups):
+    return torch.optim.Adam(groups, lr=0.01)
+
+
+# What is trained, how, and by which optimizer.
+CASES = {
+    "dense": (classic, DEFAULT, None),
+    "dense, momentum and decay": (classic, MOVING, None),
+    "dense, CD-3": (classic, dataclasses.replace(DEFAULT, negative=CD(3)), None),
+    "dense, PCD": (classic, dataclasses.replace(MOVING, negative=PCD(11, 2)), None),
+    "dense, tempered": (classic, dataclasses.replace(MOVING, negative=TemperedPCD(5, 4)), None),
+    "tempered, 3 steps and Adam": (with_label, dataclasses.replace(DEFAULT, negative=TemperedPCD(5, 3, 3)), adam),
+    "dense, hidden layer centered": (classic, dataclasses.replace(DEFAULT, centering="full"), None),
+    "rectified": (lambda: classic(Rectified), DEFAULT, None),
+    "two layers, a variance learned": (with_label, MOVING, None),
+    "order 3": (lambda: BoltzmannMachine(Bernoulli((3, 4, 2)), Bernoulli((2, 3, 2)), Kronecker(2)), DEFAULT, None),
+    "CP": (lambda: BoltzmannMachine(Bernoulli((3, 4)), Bernoulli(5), CP(3)), DEFAULT, None),
+    "MPO": (lambda: BoltzmannMachine(Bernoulli((3, 4)), Bernoulli((2, 3)), MPO(2)), DEFAULT, None),
+    "shared bias": (
+        lambda: BoltzmannMachine(Bernoulli((3, 4), bias_shape=(1, 4)), Bernoulli((2, 3)), Kronecker(1)), DEFAULT, None,
+    ),
+    "Adam": (classic, DEFAULT, adam),
+}  # fmt: skip
+
+
+def data_for(machine, n):
+    generator = torch.Generator().manual_seed(3)
+    data = {}
+    for name, unit in machine.layers.items():
+        gray = torch.rand((n, *unit.shape), generator=generator)
+        if isinstance(unit, Categorical):
+            data[name] = torch.nn.functional.one_hot(gray.argmax(-1), unit.shape[-1])
+        else:
+            data[name] = 5 + 3 * gray if unit.gaussian else (gray * 255).to(torch.uint8)
+    return data
+
+
+class Graphed(Trainer):
+    """Takes graphs where it would not take them by itself: on a CPU."""
+
+    def _choose_path(self, tasks, states, sources, threads):
+        assert graphs.not_capturable_reason(tasks[0], states[0], sources[0]) is None
+        return graphs.GraphPath(tasks[0], states[0], sources[0])
+
+
+class Plain(Trainer):
+    """Takes no fast path."""
+
+    def _choose_path(self, tasks, states, sources, threads):
+        return ReferencePath(tasks[0])
+
+
+def train(kind, case, n_epochs=3, prepare=lambda data: {}):
+    make, recipe, optimizer = case
+    machine = make().to(DEVICE, torch.float64)
+    trainer = kind(machine, recipe, optimizer=optimizer, seed=5, missing_steps=2)
+    data = data_for(machine, 36)  # batches of 8, 8, 8, 8 and 4
+    return trainer.fit(data, n_epochs, initialize=True, **prepare(data))
+
+
+def assert_same(left, right, **tolerance):
+    tolerance = tolerance or {"rtol": 1e-9, "atol": 1e-11}
+    assert (left.epoch, left.update, left.state.batch) == (right.epoch, right.update, right.state.batch)
+    for key, value in right.machine.state_dict().items():
+        torch.testing.assert_close(left.machine.state_dict()[key], value, **tolerance)
+    for kept in ("chains", "momenta"):
+        mine, other = getattr(left.state, kept), getattr(right.state, kept)
+        assert set(mine) == set(other)
+        for key, value in other.items():
+            torch.testing.assert_close(mine[key], value, **tolerance)
+    assert set(right.state.momenta) == (set(right.state.learned) if right.optimizer is None else set())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_graphs_train_as_updates_launch_by_launch_do(name):
+    graphed, plain = train(Graphed, CASES[name]), train(Plain, CASES[name])
+    assert_same(graphed, plain)
+    start = CASES[name][0]().to(DEVICE, torch.float64).state_dict()
+    moved = [float((value - start[key]).abs().max()) for key, value in graphed.machine.state_dict().items()]
+    assert max(moved) > 1e-3
+
+
+class Replayed:
+    """Stands for a graph without a GPU: it computes everything, but what Python counts stays as it was."""
+
+    def __init__(self, work, state):
+        self.work, self.state = work, state
+
+    def replay(self):
+        before = dict(self.state.chains)
+        self.work()
+        self.state.chains.update(before)
+
+
+@pytest.mark.skipif(ON_GPU, reason="a GPU has graphs of its own")
+@pytest.mark.parametrize("name", ["dense, tempered", "tempered, 3 steps and Adam", "dense, PCD"])
+def test_replays_take_turns_as_updates_do(name, monkeypatch):
+    class Replaying(Graphed):
+        def _choose_path(self, tasks, states, sources, threads):
+            path = super()._choose_path(tasks, states, sources, threads)
+            monkeypatch.setattr(path, "_capturing", True)
+            monkeypatch.setattr(graphs, "capture", lambda work, sources, what: Replayed(work, self.state))
+            self.path = path
+            return path
+
+    replayed = train(Replaying, CASES[name])
+    assert_same(replayed, train(Plain, CASES[name]))
+    made = [graph for graph in replayed.path._graphs.values() if graph is not None]
+    assert len(made) == (3 if "tempered" in name else 2)  # a short batch comes only once in one of the turns
+
+
+@pytest.mark.parametrize("name", ["two layers, a variance learned", "order 3", "CP", "MPO", "shared bias"])
+def test_large_couplings_are_not_formed_and_train_alike(name, monkeypatch):
+    monkeypatch.setattr(formed, "worth_forming", lambda link, n: False)
+    assert_same(train(Graphed, CASES[name]), train(Plain, CASES[name]))
+
+
+def masked(data):
+    """Some entries of the images, and all labels, are known."""
+    known = {"x": torch.rand(data["x"].shape, generator=torch.Generator().manual_seed(1)) < 0.7}
+    data["x"][~known["x"]] = torch.nan
+    return {"mask": known}
+
+
+def with_nan(data):
+    del masked(data)["mask"]
+    return {"nan_is_missing": True}
+
+
+def labels_masked(data):
+    return {"mask": {"label": (torch.arange(36) % 3 > 0)[:, None].expand(36, 3)}}
+
+
+@pytest.mark.parametrize("prepare", [masked, with_nan, labels_masked])
+def test_missing_entries_are_drawn_as_launch_by_launch(prepare):
+    recipe = dataclasses.replace(DEFAULT, negative=PCD(11), centering="full")
+    graphed, plain = (train(kind, (with_label, recipe, None), prepare=prepare) for kind in (Graphed, Plain))
+    assert_same(graphed, plain)
+    assert all(bool(torch.isfinite(p).all()) for p in graphed.machine.parameters())
+
+
+def test_mask_that_divides_a_one_hot_row_is_an_error():
+    def divided(data):
+        return {"mask": {"label": torch.tensor([True, False, True]).expand(36, 3)}}
+
+    with pytest.raises(ValueError, match="one-hot row"):
+        train(Graphed, (with_label, DEFAULT, None), prepare=divided)
+
+
+# -- the rule for full matrices ---------------------------------------------------------------------------
+
+
+def test_small_couplings_are_formed_and_large_ones_where_it_saves_products():
+    def worth(n, visible, hidden, coupling):
+        return formed.worth_forming(coupling.connect(visible, hidden), n)
+
+    assert worth(512, (32, 32), (32, 32), Kronecker(1))  # 2**20 entries, 2**29 products
+    assert not worth(513, (32, 32), (32, 32), Kronecker(1))
+    assert not worth(1, (32, 33), (32, 32), Kronecker(1))
+    # 32 * 33 * 32 * R products twice, for 32 * 32 * 32 * 33 entries
+    assert worth(10**6, (32, 33), (32, 32), Kronecker(17))
+    assert not worth(10**6, (32, 33), (32, 32), Kronecker(15))
+    assert not worth(1, (4, 4), (4, 4), Dense())
+
+
+def test_memory_bounds_what_is_formed():
+    coupling = Kronecker(200).connect((64, 64), (64, 128))  # 2**25 entries
+    assert formed.worth_forming(coupling, 1)
+    assert not formed.worth_forming(Kronecker(400).connect((96, 96), (96, 96)), 1)  # more than 2**26
+
+
+# -- tensor cores, and graphs that are used again -----------------------------------------------------------
+
+
+def test_tensor_cores_are_allowed_inside_the_block_alone():
+    matmul = torch.backends.cuda.matmul
+    assert matmul.allow_tf32 is False
+    with graphs.tensor_cores():
+        assert matmul.allow_tf32 is True
+    with pytest.raises(ZeroDivisionError), graphs.tensor_cores():
+        raise ZeroDivisionError
+    assert matmul.allow_tf32 is False
+
+
+def test_epochs_allow_tensor_cores_unless_they_have_to_be_exact():
+    seen = []
+
+    class Looking(CD):
+        def draw(self, *arguments):
+            seen.append(torch.backends.cuda.matmul.allow_tf32)
+            return super().draw(*arguments)
+
+    recipe = dataclasses.replace(DEFAULT, negative=Looking())
+    for exact in (False, True):
+        machine = classic().to(DEVICE)
+        trainer = Trainer(machine, recipe)
+        source = trainer.prepare(data_for(machine, 8), initialize=True)
+        path = graphs.GraphPath(trainer.task(), trainer.state, source, exact=exact)
+        path.epoch([trainer.state], torch.arange(8)[None], lambda: False)
+    assert seen == [True, False]
+
+
+class Counting(Graphed):
+    """Counts the paths that it takes."""
+
+    built = 0
+
+    def _choose_path(self, tasks, states, sources, threads):
+        self.built += 1
+        return super()._choose_path(tasks, states, sources, threads)
+
+
+@pytest.mark.parametrize(
+    "name", ["dense, PCD", "dense, hidden layer centered", "Adam", "two layers, a variance learned"]
+)
+def test_another_fit_uses_the_path_again(name):
+    make, recipe, optimizer = CASES[name]
+    trainers = []
+    for kind in (Counting, Plain):
+        machine = make().to(DEVICE, torch.float64)
+        trainer = kind(machine, recipe, optimizer=optimizer, seed=5)
+        first, second = data_for(machine, 36), {key: array.flip(0) for key, array in data_for(machine, 36).items()}
+        trainer.fit(first, 2, initialize=True)
+        with torch.no_grad():
+            machine.hidden.bias.add_(0.1)
+        trainer.state.update += 100  # the learning rate decays with it
+        trainers.append(trainer.fit(second, 4))
+    assert_same(*trainers)
+    assert trainers[0].built == 1
+
+
+def test_the_path_of_one_trainer_is_kept_at_a_time():
+    def trained():
+        machine = classic().to(DEVICE)
+        return Counting(machine, DEFAULT, seed=5).fit(data_for(machine, 36), 1, initialize=True)
+
+    first, second = trained(), trained()
+    assert first._last_path is None
+    assert second._last_path is not None
+    second.fit(data_for(second.machine, 36), 2)
+    first.fit(data_for(first.machine, 36), 2)
+    assert (first.built, second.built) == (2, 1)
+    assert second._last_path is None
+
+
+def test_a_new_path_is_built_where_the_old_one_does_not_fit():
+    make, recipe, _ = CASES["dense, PCD"]
+    machine = make().to(DEVICE)
+    data = data_for(machine, 36)
+    trainer = Counting(machine, recipe, seed=5).fit(data, 1, initialize=True)
+    trainer.fit({"visible": data["visible"][:30]}, 2)
+    assert trainer.built == 2
+    trainer.fit({"visible": data["visible"][:30].float() / 255}, 3)
+    assert trainer.built == 3
+    machine.hidden.bias.data = machine.hidden.bias.data.clone()
+    trainer.fit({"visible": data["visible"][:30].float() / 255}, 4)
+    assert trainer.built == 4
+    trainer.fit({"visible": data["visible"][:30].float() / 255}, 5, mask=torch.ones(30, 5, 6, dtype=torch.bool))
+    assert trainer.built == 5
+    again = pickle.loads(pickle.dumps(trainer))  # graphs cannot be copied
+    again.fit({"visible": data["visible"][:30].float() / 255}, 6)
+    assert again.built == 6
+
+
+def test_training_is_taken_up_where_it_was_left(tmp_path):
+    case = CASES["dense, PCD"]
+    whole = train(Graphed, case)
+    make, recipe, _ = case
+    machine = make().to(DEVICE, torch.float64)
+    Graphed(machine, recipe, seed=5).fit(data_for(machine, 36), 2, initialize=True).save(tmp_path)
+    machine = make().to(DEVICE, torch.float64)
+    rest = Graphed(machine, recipe, seed=5)
+    assert rest.resume(tmp_path)
+    rest.fit(data_for(machine, 36), 3, initialize=True)
+    assert_same(rest, whole)
+
+
+def test_divergence_leaves_the_machine_as_it_was_before():
+    def fails(kind):
+        machine = classic().to(DEVICE, torch.float64)
+        steep = dataclasses.replace(DEFAULT, learning_rate=1e100, weight_decay=1.0, normalized=False, balance=False)
+        trainer = kind(machine, steep, seed=5)
+        with pytest.raises(DivergenceError) as error:
+            trainer.fit(data_for(machine, 36), 3, initialize=True)
+        return trainer, error.value
+
+    (graphed, message), (plain, _) = fails(Graphed), fails(Plain)
+    assert f"update {plain.update + 1}:" in str(message)
+    assert graphed.update == plain.update
+    for p, q in zip(graphed.machine.parameters(), plain.machine.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=0)
+
+
+def test_stop_is_heard_between_updates():
+    class Stop(Callback):
+        def on_epoch_begin(self, trainer):
+            trainer.stop = trainer.epoch == 1
+
+    machine = classic().to(DEVICE)
+    trainer = Graphed(machine, DEFAULT, callbacks=[Stop()], seed=5).fit(data_for(machine, 36), 3, initialize=True)
+    assert (trainer.epoch, trainer.state.batch, trainer.update) == (1, 1, 6)
+
+
+class Reading(CD):
+    """Chains that read numbers back."""
+
+    capturable = False
+
+
+class EveryBatch(Callback):
+    every_batch = True
+
+
+UNSUPPORTED = {
+    "gradient": (DEFAULT, {"backend": "reference"}, {}, "reference backend"),
+    "chains": (dataclasses.replace(DEFAULT, negative=Reading()), {}, {}, "its chains are Reading"),
+    "callback": (DEFAULT, {"callbacks": [EveryBatch()]}, {}, "a callback needs every batch"),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_graphs_report_what_they_cannot_do(name):
+    recipe, how, with_data, reason = UNSUPPORTED[name]
+    machine = classic().to(DEVICE)
+    trainer = Trainer(machine, recipe, **how)
+    source = as_source(data_for(machine, 36), machine, **with_data)
+    assert reason in graphs.not_capturable_reason(trainer.task(), trainer.state, source)
+
+
+def test_data_that_would_fill_the_device_stays_where_it_is(monkeypatch):
+    machine = classic().to(DEVICE)
+    source = as_source(data_for(machine, 36), machine)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 36 * 30 * 2 - 1))
+    assert "more than half" in graphs.too_large_reason(source, torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 36 * 30 * 2))
+    assert graphs.too_large_reason(source, torch.device("cuda")) is None
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_a_gpu_takes_graphs_where_there_are_no_kernels_and_captures_them():
+    machine = BoltzmannMachine({"x": Bernoulli((5, 6))}, Bernoulli(7), {"x": CP(3)}).to(DEVICE)
+    source = as_source(data_for(machine, 36), machine)
+    trainer = Trainer(machine, DEFAULT)
+    task, state = trainer.task(), trainer.state
+    assert triton.unsupported_reason(task, state, source) is not None
+    assert graphs.unsupported_reason(task, state, source) is None
+    trainer.prepare(source, initialize=True)
+    path = choose_path([trainer.task()], [state], [source], 1)
+    assert isinstance(path, graphs.GraphPath)
+    for _ in range(2):
+        assert path.epoch([state], trainer.order_rng.permutation(36)[None], lambda: False) == 5
+    assert path.store([state]) == [False]
+    assert trainer.update == 10
+    assert set(path._graphs) == {(8, 0), (4, 0)}
+    assert all(graph is not None for graph in path._graphs.values())
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_what_cannot_be_captured_is_made_launch_by_launch():
+    class Looking(CD):
+        def draw(self, machine, batch, *others):
+            float(machine.hidden.bias.sum())  # waits for the card, which a capture forbids
+            return super().draw(machine, batch, *others)
+
+    make, recipe, _ = CASES["dense"]
+    with pytest.warns(RuntimeWarning, match="without CUDA graphs"):
+        graphed = train(Graphed, (make, dataclasses.replace(recipe, negative=Looking()), None))
+    assert_same(graphed, train(Plain, copy.copy(CASES["dense"])))

@@ -1,0 +1,196 @@
+"""The imputer: exact conditional means, what it chooses, tables, scikit-learn's contract, saving."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.impute import KNNImputer
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import mvrbm
+from mvrbm import MVRBMImputer, RandomSource
+from mvrbm.estimators.imputer.estimator import _masks, _score
+from mvrbm.estimators.imputer.factors import Factors
+
+
+def kronecker_normal(n, seed=0):
+    """Draw matrices with covariance kron(A, B), and return them with this covariance; entries have mean 3."""
+    rng = np.random.default_rng(seed)
+    parts = [0.9 ** np.abs(np.subtract.outer(np.arange(size), np.arange(size))) for size in (4, 5)]
+    covariance = np.kron(*parts) + 0.05 * np.eye(20)
+    return 3 + (rng.normal(size=(n, 20)) @ np.linalg.cholesky(covariance).T).reshape(n, 4, 5), covariance
+
+
+def exact_mean(x, hidden, covariance):
+    rows, masks = x.reshape(len(x), -1) - 3, hidden.reshape(len(x), -1)
+    filled = rows.copy()
+    for row, out, u in zip(rows, filled, masks, strict=True):
+        out[u] = covariance[np.ix_(u, ~u)] @ np.linalg.solve(covariance[np.ix_(~u, ~u)], row[~u])
+    return 3 + filled.reshape(x.shape)
+
+
+def test_conditional_means_of_a_normal_distribution_approach_the_exact_ones():
+    train, covariance = kronecker_normal(2000)
+    test, _ = kronecker_normal(200, seed=1)
+    hidden = np.random.default_rng(2).random(test.shape) < 0.4
+    best = exact_mean(test, hidden, covariance)
+    imputer = MVRBMImputer(hidden="gaussian", random_state=0).fit(train)
+    found = imputer.transform(np.where(hidden, np.nan, test))
+    excess = ((found - best)[hidden] ** 2).mean() / ((test - best)[hidden] ** 2).mean()
+    assert excess < 0.06  # of the error that nobody can avoid
+    deviation = imputer.standard_deviation(np.where(hidden, np.nan, test))
+    assert (deviation[~hidden] == 0).all()
+    assert ((test - found)[hidden] / deviation[hidden]).std() == pytest.approx(1, abs=0.2)
+    draws = np.stack(imputer.draw(np.where(hidden, np.nan, test), 40))
+    np.testing.assert_array_equal(draws[0][~hidden], test[~hidden])
+    assert (draws.std(0)[hidden] / deviation[hidden]).mean() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("multiple", [1.0, 4.0])
+def test_noise_that_is_too_small_is_multiplied(multiple):
+    rng = RandomSource(0)
+    loadings = rng.normal((12, 3), torch.empty(0))
+    true = Factors(torch.zeros(12), loadings, torch.full((12,), 4.0))
+    nothing = torch.zeros(2000, 12, dtype=torch.bool)
+    x, known = true.draw(torch.zeros(2000, 12), nothing, rng), rng.uniform((2000, 12), loadings) < 0.5
+    error, found = _score(true.with_noise(1 / multiple), x, known, ~known, torch.ones(12))
+    assert found == multiple
+    assert error == pytest.approx(float((true.conditional_mean(x, known) - x)[~known].square().mean().sqrt()), rel=1e-4)
+
+
+def test_a_correction_learns_what_is_not_linear():
+    a = np.random.default_rng(0).normal(size=(400, 1))
+    x = np.concatenate([a, np.abs(a), np.minimum(a, 0)], axis=1)
+    holes = np.where(np.arange(400)[:, None] % 4 == [0, 1, 2], np.nan, x)
+
+    def error(imputer):
+        return ((imputer.fit_transform(holes) - x)[np.isnan(holes)] ** 2).mean()
+
+    corrected = MVRBMImputer(n_epochs=30, n_hidden=20, n_factors=1, learning_rate=0.05, random_state=0)
+    linear = MVRBMImputer(hidden="gaussian", n_factors=1, random_state=0)
+    assert error(corrected) < 0.7 * error(linear)
+    assert corrected.correction_ is not None
+    assert linear.correction_ is None
+
+
+def test_masks_show_what_is_known_in_other_rows_and_more_of_every_second_row():
+    known = torch.rand(2000, 50, generator=torch.Generator().manual_seed(0)) < 0.3
+    shown = _masks(known, torch.arange(2000).roll(1), (50,), RandomSource(0))
+    assert bool(shown[known.roll(1, 0)].all())
+    more = (shown & ~known.roll(1, 0)).sum(1) / (~known.roll(1, 0)).sum(1)
+    assert 0.45 < (more == 0).double().mean() < 0.57
+    # Of the others, the share is uniform between nothing and everything.
+    np.testing.assert_allclose(np.quantile(more[more > 0], (0.1, 0.5, 0.9)), (0.1, 0.5, 0.9), atol=0.07)
+
+
+def test_a_tensor_is_cut_into_the_samples_that_predict_best():
+    rng = np.random.default_rng(0)
+    curves = rng.normal(size=(6 * 8, 1)) * np.sin(np.linspace(0, 6, 30)) + rng.normal(size=(48, 1))
+    tensor = curves.reshape(6, 8, 30) + 0.01 * rng.normal(size=(6, 8, 30))
+    missing = rng.random(tensor.shape) < 0.3
+    imputer = MVRBMImputer(random_state=0)
+    found = imputer.fit_transform(np.where(missing, np.nan, tensor))
+    assert imputer.sample_axes_ == 2
+    assert np.abs(found - tensor)[missing].max() < 0.1
+    rows = KNNImputer().fit_transform(np.where(missing, np.nan, tensor).reshape(6, -1)).reshape(tensor.shape)
+    assert np.abs(rows - tensor)[missing].max() > 1
+
+
+def test_tables_with_numbers_and_categories():
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    kind = rng.integers(3, size=300)
+    table = pandas.DataFrame(
+        {
+            "size": kind + 0.1 * rng.normal(size=300),
+            "color": np.array(["blue", "green", "red"], dtype=object)[kind],
+            "big": kind == 2,
+        }
+    )
+    holes = table.astype({"big": object})
+    holes.iloc[:10, 1], holes.iloc[10:20, 2], holes.iloc[20:30, 0] = None, None, np.nan
+    imputer = MVRBMImputer(random_state=0, hidden="gaussian")
+    found = imputer.fit_transform(holes)
+    assert list(found.columns) == list(imputer.get_feature_names_out()) == ["size", "color", "big"]
+    assert (found["color"] == table["color"]).mean() > 0.99
+    assert (found["big"] == table["big"]).all()
+    assert np.abs(found["size"] - table["size"]).max() < 0.6
+    with pytest.raises(ValueError, match=r"column 'color' has categories that were not there in fit, such as 'pink'"):
+        imputer.transform(holes.assign(color="pink"))
+
+
+def test_columns_without_values_are_dropped_or_zero():
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    x[:, 2] = np.nan
+    x[0, 0] = np.nan
+    imputer = MVRBMImputer(random_state=0).fit(x)
+    assert imputer.transform(x).shape == (30, 3)
+    assert list(imputer.get_feature_names_out()) == ["x0", "x1", "x3"]
+    kept = MVRBMImputer(random_state=0, keep_empty_features=True).fit_transform(x)
+    assert kept.shape == (30, 4)
+    assert (kept[:, 2] == 0).all()
+
+
+@pytest.mark.parametrize("hidden", ["gaussian", "rectified"])
+def test_loaded_imputers_fill_in_the_same(hidden, tmp_path):
+    x = np.random.default_rng(0).normal(size=(50, 3, 4)).astype(np.float32)
+    x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
+    imputer = MVRBMImputer(hidden, n_epochs=2, random_state=0).fit(x)
+    again = mvrbm.load(imputer.save(tmp_path / "model"), device="cpu")
+    np.testing.assert_allclose(again.transform(x), imputer.transform(x), atol=1e-5)
+    assert (again.n_factors_, again.errors_) == (imputer.n_factors_, imputer.errors_)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden": "softmax"}, "hidden must be one of"),
+        ({"sample_axes": 3}, r"sample_axes must be at most 2 for such data, got 3"),
+        ({"n_factors": 0}, "n_factors"),
+        ({"categorical_features": "all"}, "categorical_features must be 'from_dtype', columns or None, got 'all'"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MVRBMImputer(**settings).fit(np.zeros((5, 3, 4)))
+
+
+def test_other_shapes_are_an_error():
+    imputer = MVRBMImputer(random_state=0).fit(np.random.default_rng(0).normal(size=(9, 3, 4)))
+    with pytest.raises(ValueError, match=r"samples must have shape \(3, 4\), got \(4, 3\)"):
+        imputer.transform(np.zeros((9, 4, 3)))
+
+
+@parametrize_with_checks([MVRBMImputer(random_state=0)])
+def test_scikit_learn_check(estimator, check):
+    check(estimator)
+
+
+def test_seeds_determine_the_result():
+    x = np.random.default_rng(0).normal(size=(250, 5))
+    x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
+    first, second = (MVRBMImputer(n_epochs=2, random_state=3).fit_transform(x) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert torch.isfinite(torch.from_numpy(first)).all()
+
+
+def test_nothing_known_and_columns_in_another_order_are_one_clear_error():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ValueError, match="every entry of the data is missing"):
+        MVRBMImputer().fit(np.full((5, 3), np.nan))
+    frame = pandas.DataFrame({"size": np.arange(20.0), "color": ["red", "blue"] * 10})
+    imputer = MVRBMImputer(n_epochs=1, random_state=0).fit(frame)
+    with pytest.raises(ValueError, match="must be in the same order"):
+        imputer.transform(frame[["color", "size"]])
+    with pytest.raises(ValueError, match=r"does not have: \['nowhere'\]"):
+        MVRBMImputer(categorical_features=["nowhere"]).fit(frame)
+
+
+def test_progress_says_which_error_it_is_and_what_was_chosen(capsys):
+    data = np.random.default_rng(0).normal(size=(30, 4))
+    data[::3, 0] = np.nan
+    imputer = MVRBMImputer(n_factors=1, hidden="gaussian", device="cpu", random_state=0, verbose=1).fit(data)
+    ((tried, error),) = imputer.errors_.items()
+    assert capsys.readouterr().err.splitlines() == [
+        f"{tried}: hidden entries are wrong by {error:.4g} standard deviations",
+        "chosen: sample_axes=1, n_factors=1, no correction",
+    ]

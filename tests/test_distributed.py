@@ -1,0 +1,154 @@
+"""Training shared among real processes on the loopback address."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from safetensors.torch import load_file
+
+import mvrbm
+from distributed_jobs import CASES, gray, likelihood, long_training, swept, train_case
+from mvrbm import BoltzmannMachine, load
+from mvrbm.couplings import Kronecker
+from mvrbm.distributed import World
+from mvrbm.training import Recipe, TemperedPCD, Trainer
+from mvrbm.units import Bernoulli
+
+HERE = Path(__file__).parent
+JOBS = str(HERE / "distributed_jobs.py")
+
+
+def run(*command):
+    """Run Python and wait for its end; a hang fails."""
+    source = Path(mvrbm.__file__).parents[1]
+    path = os.pathsep.join([str(HERE), str(HERE.parent), str(source), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MVRBM_TIMEOUT": "60", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=150)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What four processes and two of them left behind; made once, although tests are spread over workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            leave_behind(unfinished := tmp_path_factory.mktemp("unfinished"))
+            unfinished.rename(folder)
+    return folder
+
+
+def leave_behind(folder):
+    value = iter(np.arange(1000.0))
+    for name, lengths in {"unequal": [5, 0, 31, 1], "two": [6, 9]}.items():
+        (folder / name).mkdir()
+        for number, length in enumerate(lengths):
+            rows = np.array([next(value) for _ in range(length)]).reshape(-1, 1, 1) * np.ones((1, 2, 2))
+            np.save(folder / name / f"{number}.npy", rows)
+    np.save(folder / "gray.npy", gray(200, 6, 5).numpy())
+    (folder / "unreadable").mkdir()
+    np.save(folder / "unreadable" / "0.npy", np.zeros((5, 4, 4)))
+    (folder / "unreadable" / "1.npy").write_bytes(b"\x93NUMPY nonsense")
+    two = "2:equal,statistics,shards,loaders,tempered,sweep,corners,estimator,command"
+    run(JOBS, two, "4:equal,shards,loaders", "2:unreadable", "2:alone:2", str(folder))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_several_learn_what_one_learns(folder, name, size):
+    alone = train_case(name, World())
+    shared = load_file(folder / f"equal-{size}.safetensors")
+    moved = 0.0
+    for key, value in alone.items():
+        torch.testing.assert_close(shared[key], value, rtol=1e-10, atol=1e-12)
+        moved = max(moved, float(value.abs().max()))
+    assert moved > 0.1
+
+
+def test_likelihood_is_the_same_on_average(folder):
+    shared = np.array(json.loads((folder / "likelihood-2.json").read_text()))
+    alone = np.array([likelihood(seed, World()) for seed in range(5)])
+    difference = shared - alone  # by seed: they start alike
+    error = difference.std(ddof=1) / np.sqrt(5)
+    # Eight standard errors of five differences: a false alarm in some thousand.
+    assert abs(difference.mean()) < 8 * error
+    assert np.abs(difference).max() < 0.5
+    assert shared.std() > 0.3  # seeds make more of a difference than processes
+    assert len(set(shared)) == 5  # streams of one's own, by seed
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_sample_of_the_shards_is_seen_once_a_pass(folder, size):
+    # Fifteen samples, batches of seven in parts of 1 or 2, or 3 and 4: as many steps as the slowest needs.
+    assert json.loads((folder / f"shards-{size}.json").read_text())["updates"] > 0
+
+
+def test_tempered_chains_of_two_processes_are_gone_on_with_by_one(folder):
+    machine = BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1)).double()
+    recipe = Recipe(batch_size=20, negative=TemperedPCD(6, 3))
+    trainer = Trainer(machine, recipe, seed=4)
+    assert trainer.resume(folder / "tempered")
+    trainer.fit(gray(100, 6, 5), 2, initialize=True)  # nothing left to do
+    assert trainer.update == 10
+    assert trainer.state.chains["visible"].shape[:2] == (3, 6)
+    trainer.fit(gray(100, 6, 5), 3, initialize=True)
+    assert trainer.update == 15
+
+
+def test_a_sweep_spreads_its_models(folder):
+    found, alone = json.loads((folder / "sweep.json").read_text()), swept()
+    assert found["best"] == alone.best_params_
+    np.testing.assert_allclose(found["scores"], [candidate.score for candidate in alone.candidates_], rtol=1e-9)
+
+
+def test_a_killed_process_is_made_up_for(tmp_path):
+    launch = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "2"]
+    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.2"]
+    run(*launch, JOBS, "killed", str(tmp_path))
+    assert json.loads((tmp_path / "killed.json").read_text()) == {"updates": 30, "attempt": 1}
+    assert (tmp_path / "attempts-1").read_text() == "0\n1\n"
+    killed, undisturbed = (load_file(tmp_path / f"{name}.safetensors") for name in ("killed", "undisturbed"))
+    assert all(torch.equal(killed[key], value) for key, value in undisturbed.items())
+    # One process continues from where two stopped, with all of the chains.
+    trainer = long_training(tmp_path / "checkpoints", World())
+    assert trainer.update == 30
+    assert trainer.state.chains["visible"].shape[0] == 30
+
+
+def test_nobody_waits_forever(folder):
+    assert 1 < json.loads((folder / "alone.json").read_text())["seconds"] < 50  # patience: 2
+
+
+def said(folder, name):
+    """Exit codes, outputs and errors of the command line, by process."""
+    return zip(*(json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)), strict=True)
+
+
+def test_an_unreadable_shard_is_refused_in_one_line(folder):
+    codes, _, errors = said(folder, "unreadable")
+    assert 0 not in codes
+    (line,) = (line for line in "".join(errors).splitlines() if line.startswith("error:"))
+    assert "1.npy has .npy version 32.110: versions 1.0 and 2.0 are supported" in line
+    assert not (folder / "by-unreadable").exists()
+
+
+def test_estimators_and_the_command_line_need_no_change_but_the_launch(folder):
+    codes, outputs, errors = said(folder, "command")
+    assert codes == (0, 0)
+    assert "".join(outputs).count("by-command: MVRBM") == 1
+    assert "".join(errors).count("epoch 5 of 5") == 1
+    for name in ("by-estimator", "by-command"):
+        assert float(load(folder / name).machine_.links["visible"].factors[0].detach().norm()) > 0.1
+
+
+def test_too_few_samples_or_chains_for_the_processes_are_refused():
+    with pytest.raises(ValueError, match="n_chains must be at least the number of processes, 8, got 6"):
+        TemperedPCD(6, 3).share(World(0, 8))

@@ -1,0 +1,369 @@
+"""What watches a training: when it is told, what it measures, and what it writes."""
+
+import csv
+import io
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from mvrbm import BoltzmannMachine, Categorical, Dense, Gaussian
+from mvrbm.likelihood import log_likelihood
+from mvrbm.models import mvrbm
+from mvrbm.training import (
+    Callback,
+    Checkpoint,
+    CSVLog,
+    EarlyStopping,
+    Monitor,
+    ProgressBar,
+    Recipe,
+    TensorBoard,
+    Trainer,
+)
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr("mvrbm.saving.os.fsync", lambda descriptor: None)
+
+
+RECIPE = Recipe(batch_size=10)
+
+
+def bits(n=25, shape=(3, 3), seed=0):
+    return (np.random.default_rng(seed).random((n, *shape)) < 0.4).astype(np.float32)
+
+
+class Diary(Callback):
+    """Writes down what it is told."""
+
+    def __init__(self, name="", diary=None):
+        self.name, self.diary = name, [] if diary is None else diary
+
+    def __getattribute__(self, hook):
+        if not hook.startswith("on_"):
+            return super().__getattribute__(hook)
+        return lambda trainer, **details: self.diary.append((self.name, hook, trainer.epoch, trainer.update, *details))
+
+
+def test_hooks_come_in_order():
+    diary = Diary()
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[diary])
+    trainer.fit(bits(), 2, initialize=True)
+    batch = [("on_batch_begin", "batch"), ("on_batch_end", "batch")]
+    one_pass = [("on_epoch_begin",), *batch * 3, ("on_epoch_end",)]
+    assert [(hook, *rest) for _, hook, _, _, *rest in diary.diary] == [
+        ("on_train_begin",),
+        *one_pass * 2,
+        ("on_train_end",),
+    ]
+    ends = [(epoch, update) for _, hook, epoch, update, *_ in diary.diary if hook == "on_batch_end"]
+    assert ends == [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)]
+    passes = [(epoch, update) for _, hook, epoch, update, *_ in diary.diary if hook == "on_epoch_end"]
+    assert passes == [(1, 3), (2, 6)]
+
+
+def test_callbacks_are_told_in_the_order_given_checkpoints_last(tmp_path):
+    told = []
+
+    class Saved(Checkpoint):
+        def on_epoch_end(self, trainer):
+            told.append("checkpoint")
+
+    callbacks = [Saved(tmp_path), Diary("first", told), Diary("second", told)]
+    Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=25), callbacks=callbacks).fit(bits(), 1, initialize=True)
+    ends = [
+        entry if isinstance(entry, str) else entry[0]
+        for entry in told
+        if "on_epoch_end" in entry or entry == "checkpoint"
+    ]
+    assert ends == ["first", "second", "checkpoint"]
+
+
+def test_end_is_told_when_training_breaks():
+    diary = Diary()
+
+    class Breaks(Callback):
+        def on_batch_end(self, trainer, batch):
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        Trainer(mvrbm((3, 3), (2, 2)), callbacks=[diary, Breaks()]).fit(bits(), 1, initialize=True)
+    assert diary.diary[-1][1] == "on_train_end"
+
+
+def test_logged_rows_reach_the_history_and_the_callbacks():
+    seen = []
+
+    class Reader(Callback):
+        def on_log(self, trainer, row):
+            seen.append(row)
+
+    class Writer(Callback):
+        def on_epoch_end(self, trainer):
+            trainer.log({"answer": 42.0})
+
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Writer(), Reader()]).fit(bits(), 2, initialize=True)
+    assert (
+        trainer.history
+        == seen
+        == [{"epoch": 1, "update": 3, "answer": 42.0}, {"epoch": 2, "update": 6, "answer": 42.0}]
+    )
+
+
+def test_nothing_is_measured_without_callbacks(monkeypatch):
+    """The same parameters with every measurement broken: nothing of them is touched."""
+
+    def broken(*args, **kwargs):
+        raise AssertionError("measured")
+
+    expected = Trainer(mvrbm((3, 3), (2, 2)), RECIPE).fit(bits(), 2, initialize=True).machine.state_dict()
+    monkeypatch.setattr("mvrbm.training.callbacks.pseudo_log_likelihood", broken)
+    monkeypatch.setattr("mvrbm.training.callbacks.mean_field", broken)
+    monkeypatch.setattr(BoltzmannMachine, "free_energy", broken)
+    machine = mvrbm((3, 3), (2, 2))
+    trainer = Trainer(machine, RECIPE).fit(bits(), 2, initialize=True)
+    assert trainer.history == []
+    assert all(torch.equal(machine.state_dict()[name], value) for name, value in expected.items())
+
+
+# -- Monitor ----------------------------------------------------------------------------------------------
+
+
+def sigmoid(m):
+    return 1 / (1 + np.exp(-m))
+
+
+def test_monitor_measures_what_it_says():
+    """All metrics of a small MVRBM by plain NumPy, the pseudo-likelihood by flipping one pixel at a time."""
+    x, held_out = bits(30), bits(20, seed=1)
+    machine = mvrbm((3, 3), (4, 4)).double()
+    monitor = Monitor(x, held_out, pseudo_sites=9)
+    trainer = Trainer(machine, RECIPE, callbacks=[monitor]).fit(x, 2, initialize=True)
+    with torch.no_grad():
+        machine.hidden.bias[0, 0], machine.hidden.bias[1, :2] = -50, 50
+    row = monitor.measure(trainer)
+    U, V = (factor[0].detach().numpy() for factor in machine.links["visible"].factors)
+    B, C = machine.layers["visible"].bias.detach().numpy(), machine.hidden.bias.detach().numpy()
+
+    def free_energy(X):
+        return -(X * B).sum((1, 2)) - np.log1p(np.exp(U @ X @ V.T + C)).sum((1, 2))
+
+    def reconstruction(X):
+        return ((sigmoid(U.T @ sigmoid(U @ X @ V.T + C) @ V + B) - X) ** 2).sum((1, 2)).mean()
+
+    x, held_out = x.astype(float), held_out.astype(float)
+    pseudo = np.zeros(len(x))
+    for i, j in itertools.product(range(3), range(3)):
+        flipped = x.copy()
+        flipped[:, i, j] = 1 - flipped[:, i, j]
+        pseudo += np.log(sigmoid(free_energy(flipped) - free_energy(x)))
+    assert row["reconstruction_error"] == pytest.approx(reconstruction(x), rel=1e-9)
+    assert row["validation_error"] == pytest.approx(reconstruction(held_out), rel=1e-9)
+    assert row["pseudo_log_likelihood"] == pytest.approx(pseudo.mean(), rel=1e-9)
+    assert row["free_energy_gap"] == pytest.approx(free_energy(held_out).mean() - free_energy(x).mean(), abs=1e-9)
+    assert row["dead"] == 1 / 16
+    assert row["saturated"] == 2 / 16
+    assert row["seconds"] >= 0
+
+
+def test_monitor_measures_the_likelihood_from_both_sides():
+    x = bits(200)
+    monitor = Monitor(x, pseudo_sites=0, annealing_steps=200)
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[monitor]).fit(x, 2, initialize=True)
+    row, exact = trainer.history[-1], float(log_likelihood(trainer.machine, torch.from_numpy(x)).mean())
+    assert row["log_likelihood_lower"] < exact < row["log_likelihood_upper"]
+    assert row["log_likelihood_lower"] < row["log_likelihood"] < row["log_likelihood_upper"]
+    assert row["log_likelihood"] == pytest.approx(exact, abs=0.05)
+
+
+def test_monitor_measures_when_it_is_told_to():
+    x = bits()
+    after_passes = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x)]).fit(x, 3, initialize=True)
+    assert [(row["epoch"], row["update"]) for row in after_passes.history] == [(1, 3), (2, 6), (3, 9)]
+    every_two = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x, every=2, pseudo_sites=0)]).fit(
+        x, 2, initialize=True
+    )
+    assert [row["update"] for row in every_two.history] == [2, 4, 6]
+    assert "pseudo_log_likelihood" not in every_two.history[0]
+    assert "validation_error" not in every_two.history[0]
+    with pytest.raises(ValueError, match="every must be a whole number of at least 1"):
+        Monitor(x, every=0)
+
+
+def test_monitoring_does_not_change_the_training():
+    x = bits()
+    plain, watched = mvrbm((3, 3), (2, 2)), mvrbm((3, 3), (2, 2))
+    Trainer(plain, RECIPE).fit(x, 3, initialize=True)
+    Trainer(watched, RECIPE, callbacks=[Monitor(x, bits(9, seed=2), every=1)]).fit(x, 3, initialize=True)
+    assert all(torch.equal(watched.state_dict()[name], value) for name, value in plain.state_dict().items())
+
+
+def test_monitor_takes_other_layers_and_bytes():
+    rng = np.random.default_rng(0)
+    data = {"gray": rng.integers(0, 256, (20, 4), dtype=np.uint8), "word": np.eye(3)[rng.integers(3, size=20)]}
+    layers = {"gray": Gaussian(4), "word": Categorical(3)}
+    machine = BoltzmannMachine(layers, Gaussian(2), {"gray": Dense(), "word": Dense()})
+    trainer = Trainer(machine, RECIPE, callbacks=[Monitor(data, data)]).fit(data, 2, initialize=True)
+    row = trainer.history[-1]
+    assert all(np.isfinite(value) for value in row.values())
+    assert "dead" not in row  # real hidden units have no ends
+    assert row["free_energy_gap"] == pytest.approx(0, abs=1e-3)
+
+
+# -- EarlyStopping ----------------------------------------------------------------------------------------
+
+
+class Scripted(Callback):
+    """Logs the next of some values after every pass."""
+
+    def __init__(self, values, name="validation_error"):
+        self.values, self.name = values, name
+
+    def on_epoch_end(self, trainer):
+        trainer.log({self.name: self.values[trainer.epoch - 1]})
+
+
+@pytest.mark.parametrize(
+    ("values", "patience", "larger", "stops_after"),
+    [
+        ([5, 4, 3, 2, 1, 0], 1, False, 6),
+        ([5, 4, 4, 3, 3, 3], 1, False, 3),
+        ([5, 4, 4, 3, 3, 3], 2, False, 6),
+        ([5, 6, 7, 1, 1, 1], 3, False, 6),
+        ([5, 6, 7, 8, 1, 1], 3, False, 4),
+        ([1, 2, 3, 2, 2, 9], 2, True, 5),
+    ],
+)
+def test_early_stopping_waits_as_long_as_it_should(values, patience, larger, stops_after):
+    stopping = EarlyStopping(patience=patience, larger_is_better=larger)
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Scripted(values), stopping]).fit(
+        bits(), 6, initialize=True
+    )
+    assert trainer.epoch == stops_after
+    assert not trainer.interrupted
+    trainer.fit(bits(), 6, initialize=True)
+    assert trainer.epoch == stops_after  # it stays ended
+
+
+def test_early_stopping_names_what_is_logged():
+    callbacks = [Monitor(bits(), pseudo_sites=0), EarlyStopping("loss")]
+    with pytest.raises(ValueError, match=r"follows 'loss', but only \[.*'reconstruction_error'"):
+        Trainer(mvrbm((3, 3), (2, 2)), callbacks=callbacks).fit(bits(), 1, initialize=True)
+    with pytest.raises(ValueError, match="patience"):
+        EarlyStopping(patience=0)
+
+
+# -- what is written --------------------------------------------------------------------------------------
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def as_text(history):
+    return [{key: str(value) for key, value in row.items()} for row in history]
+
+
+def test_csv_log_holds_the_history(tmp_path):
+    path = tmp_path / "logs" / "run.csv"
+    x = bits()
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), CSVLog(path)]).fit(x, 3, initialize=True)
+    assert rows_of(path) == as_text(trainer.history)
+    assert list(rows_of(path)[0])[:2] == ["epoch", "update"]
+    trainer.fit(x, 5, initialize=True)
+    assert len(rows_of(path)) == 5
+    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), CSVLog(path)]).fit(x, 1, initialize=True)
+    assert len(rows_of(path)) == 1  # a new training, a new log
+
+
+class KilledError(Exception):
+    pass
+
+
+class Killer(Callback):
+    def __init__(self, at):
+        self.at = at
+
+    def on_batch_begin(self, trainer, batch):
+        if trainer.update == self.at:
+            raise KilledError
+
+
+@pytest.mark.parametrize("monitor", [{}, {"every": 1}, {"every": 2}])
+@pytest.mark.parametrize("every", [None, 2, 3])
+def test_resumed_csv_log_has_every_row_once(tmp_path, every, monitor):
+    """Checkpoint first, monitor after it: rows logged at the update of the checkpoint are neither lost nor doubled."""
+    x = bits()
+
+    def callbacks(folder, *more):
+        watching = [Monitor(x, pseudo_sites=0, **monitor), CSVLog(folder / "run.csv")]
+        return [Checkpoint(folder / "checkpoints", every=every), *watching, *more]
+
+    whole = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks(tmp_path / "whole")).fit(x, 4, initialize=True)
+    for at in (4, 6, 8):
+        folder = tmp_path / f"{at}"
+        with pytest.raises(KilledError):
+            Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks(folder, Killer(at))).fit(x, 4, initialize=True)
+        again = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks(folder))
+        assert again.resume(folder / "checkpoints")
+        again.fit(x, 4, initialize=True)
+        for rows, expected in [(rows_of(folder / "run.csv"), as_text(whole.history)), (again.history, whole.history)]:
+            for row in (*rows, *expected):
+                row.pop("seconds", None)
+            assert rows == expected
+
+
+def test_tensorboard_writes_the_scalars(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    x = bits()
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[Monitor(x), TensorBoard(tmp_path)]).fit(
+        x, 3, initialize=True
+    )
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    found = events.Scalars("reconstruction_error")
+    assert [event.step for event in found] == [3, 6, 9]
+    np.testing.assert_allclose(
+        [event.value for event in found], [row["reconstruction_error"] for row in trainer.history], rtol=1e-6
+    )
+
+
+def test_progress_bar_writes_to_standard_error_alone(capfd):
+    x = bits()
+    trainer = Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[ProgressBar(), Monitor(x, pseudo_sites=0)])
+    trainer.fit(x, 4, initialize=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "12/12" in err
+    assert "100%" in err
+    assert "reconstruction_error=" in err
+    trainer.fit(x, 6, initialize=True)
+    _, err = capfd.readouterr()
+    assert re.search(r"12/18.*18/18", err, re.DOTALL)
+
+
+def test_progress_bar_of_a_stream_has_no_total():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(torch.from_numpy(bits()))
+
+    file = io.StringIO()
+    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=[ProgressBar(file)]).fit(Stream(), 2, initialize=True)
+    assert "6update" in file.getvalue()
+    assert "%" not in file.getvalue()
+
+
+def test_no_callback_prints(capfd, tmp_path):
+    x = bits()
+    callbacks = [
+        Monitor(x),
+        CSVLog(tmp_path / "a.csv"),
+        EarlyStopping("reconstruction_error"),
+        Checkpoint(tmp_path / "c"),
+    ]
+    Trainer(mvrbm((3, 3), (2, 2)), RECIPE, callbacks=callbacks).fit(x, 2, initialize=True)
+    assert capfd.readouterr() == ("", "")

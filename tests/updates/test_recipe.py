@@ -1,0 +1,107 @@
+"""The named recipes: what `generative` reaches on data with an exact likelihood, and that it needs no tuning."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from mvrbm import RandomSource
+from mvrbm.couplings import Dense, Kronecker
+from mvrbm.likelihood import log_likelihood
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.training import CD, PCD, Recipe, Trainer
+from mvrbm.units import Bernoulli, Gaussian, make_unit
+from mvrbm.updates.initialization import safe_rate
+from mvrbm.updates.recipe import RECIPES, as_recipe
+
+
+def bars_and_stripes(size=3):
+    """All pictures of full rows or full columns: 14 of them for 3 x 3."""
+    lines = torch.tensor(list(itertools.product([0.0, 1.0], repeat=size)))
+    pictures = torch.cat([lines[:, :, None].expand(-1, size, size), lines[:, None, :].expand(-1, size, size)])
+    return torch.unique(pictures, dim=0)
+
+
+def trained(recipe, n_epochs, seed, link=None):
+    data = bars_and_stripes().repeat(30, 1, 1)
+    machine = BoltzmannMachine(Bernoulli((3, 3)), Bernoulli((4, 4)), link or Kronecker(4), seed=seed)
+    Trainer(machine, dataclasses.replace(RECIPES[recipe], batch_size=42), seed=seed).fit(
+        data, n_epochs, initialize=True
+    )
+    return float(log_likelihood(machine, bars_and_stripes()).mean())
+
+
+@pytest.mark.parametrize(("link", "reached"), [(Kronecker(4), -4.0), (Dense(), -3.2)], ids=["kronecker", "dense"])
+def test_the_generative_recipe_learns_a_distribution_and_more_training_does_not_hurt(link, reached):
+    # Independent units have -9 log 2 = -6.2 nats, the data itself -log 14 = -2.64.
+    short, double, fourfold = (
+        sum(trained("generative", n_epochs, seed, link.copy_without_shapes()) for seed in range(2)) / 2
+        for n_epochs in (50, 100, 200)
+    )
+    assert -5.8 < short < double < fourfold
+    assert fourfold > reached
+
+
+@pytest.mark.parametrize("hidden", ["bernoulli", "gaussian"])
+@pytest.mark.parametrize("name", ["bernoulli", "gaussian", "gaussian-learned", "categorical", "poisson"])
+def test_the_generative_recipe_is_stable_for_every_unit(name, hidden):
+    unit = make_unit(name, (4, 3))
+    if unit.unsupported_reason(make_unit(hidden, (3, 3))) is not None:
+        pytest.skip("no machine couples these layers")
+    machine = BoltzmannMachine(unit, make_unit(hidden, (3, 3)), Kronecker(2))
+    data = unit.example(200, RandomSource(1))
+    trainer = Trainer(machine, dataclasses.replace(RECIPES["generative"], batch_size=50), seed=0)
+    trainer.fit({"visible": data}, 100, initialize=True)
+    assert trainer.update == 400
+
+
+def test_a_computed_rate_is_multiplied_only_where_units_saturate():
+    rates = {}
+    for name in ("bernoulli", "gaussian"):
+        machine = BoltzmannMachine(make_unit(name, (16, 15)), Bernoulli((14, 14)), Kronecker(1))
+        data = machine.layers["visible"].example(50, RandomSource(0))
+        for factor in (1.0, 4.0):
+            trainer = Trainer(machine, Recipe(rate_factor=factor), seed=0)
+            moments = trainer.prepare(data, initialize=True).moments()
+            assert trainer.recipe.learning_rate == safe_rate(machine, trainer.recipe, moments)
+            rates[name, factor] = trainer.recipe.learning_rate
+    assert rates["bernoulli", 4.0] == pytest.approx(4 * rates["bernoulli", 1.0])
+    assert rates["gaussian", 4.0] == rates["gaussian", 1.0]
+
+
+def test_a_rate_that_does_not_decay_stays_within_the_bound_where_units_are_unbounded():
+    machine = BoltzmannMachine(Gaussian(60), Bernoulli(40), Dense())
+    data = machine.layers["visible"].example(50, RandomSource(0))
+    rates = []
+    for decay in (30.0, None):
+        trainer = Trainer(machine, Recipe(rate_decay=decay), seed=0)
+        trainer.prepare(data, initialize=True)
+        rates.append(trainer.recipe.learning_rate)
+    assert rates[0] == pytest.approx(3 * rates[1])
+
+
+def test_what_divides_the_steps_of_learned_variances_does_not_divide_the_rate_as_well():
+    data = 10 + Gaussian(60).example(50, RandomSource(0))
+    rates = []
+    for learn in (False, True):
+        machine = BoltzmannMachine(Gaussian(60, learn_variance=learn), Bernoulli(40), Dense())
+        trainer = Trainer(machine, Recipe(centering="none"), seed=0)
+        trainer.prepare(data, initialize=True)
+        rates.append(trainer.recipe.learning_rate)
+    assert rates[0] < 0.1 * rates[1]  # the mean square is about 100 instead of 1
+    assert rates[1] == pytest.approx(3 / (60 / 4 + 40 / 4), rel=1e-3)
+
+
+def test_recipes_by_name():
+    generative = as_recipe("generative")
+    assert isinstance(generative.negative, PCD)
+    assert generative.linear_decay
+    assert as_recipe("default").negative == CD(1)
+    with pytest.raises(ValueError, match="recipe must be one of"):
+        as_recipe("discriminative")
+    assert Recipe.from_config(generative.config()) == generative
+    with pytest.raises(ValueError, match="rate_factor"):
+        Recipe(rate_factor=0)
+    with pytest.raises(ValueError, match="planned_updates"):
+        Recipe(planned_updates=0)
