@@ -29,8 +29,14 @@ from mvrbm.saving import read_tensors
 
 __all__ = ["Cell", "CellError", "Outcome", "Place", "Rows", "Store", "complete", "planned", "read_object", "write_json"]
 
-# Settings in the keys of stored cells that had another name in version 0.1.0.
-_FORMER_NAMES = {"n_iter": "n_epochs", "preset": "recipe"}
+# Settings that had another name in earlier versions, as the keys of stored runs may still have them.
+_FORMER_NAMES = {
+    "n_iter": "n_epochs",
+    "preset": "recipe",
+    "centring": "centering",
+    "normalised": "normalized",
+    "unlabelled_batch_size": "unlabeled_batch_size",
+}
 
 
 class CellError(ValueError):
