@@ -13,7 +13,6 @@ __all__ = ["commands", "main"]
 #: Modules with commands, each with the commands that it has; None: the rest.
 _MODULES = {
     "studies.paper": None,
-    "studies.weights.study": "superres-weights",
     "studies.photographs.study": "photographs",
     "studies.indian_pines.study": "indian-pines",
     "studies.deep": "deep",

@@ -154,10 +154,7 @@ _PHOTOGRAPHS = "python -m studies photographs"
 
 def _set5(method: str) -> float:
     """Return the PSNR on Set5 at twice the size, small pictures rounded to bytes as files are."""
-    if (ROOT / _STAGES).exists():
-        return float(read(_STAGES)["x2, bytes"][method]["psnr"])
-    before = {"stages": "shipped x2", "bicubic": "bicubic x2"}  # the study of the weights of version 0.1
-    return float(read("results/superres/cpu.json")[before[method]]["set5"][0])
+    return float(read(_STAGES)["x2, bytes"][method]["psnr"])
 
 
 def _enlarging() -> Table:
@@ -169,64 +166,6 @@ def _enlarging() -> Table:
     ]
     header = ["Set5", *(f"{method}: {name}" for name, _ in measures.values() for method in methods)]
     return Table(header, rows, _STAGES, f"{_PHOTOGRAPHS} enlarging")
-
-
-_WEIGHTS = "python -m studies superres-weights"
-
-
-def _pair(measured: Sequence[float] | None) -> str:
-    return DASH if measured is None else f"{measured[0]:.2f} / {measured[1]:.4f}"
-
-
-def _single() -> Table:
-    columns = {"set5": "Set5", "set5_ensemble": "Set5, self-ensemble", "lena_paper": "Lena"}
-    source = "results/superres/cpu.json"
-    rows = [[name, *(_pair(row.get(key)) for key in columns)] for name, row in read(source).items()]
-    return Table(["PSNR in dB / SSIM", *columns.values()], rows, source, f"{_WEIGHTS} cpu")
-
-
-def _architectures() -> Table:
-    source = "results/superres/choose.json"
-    columns = {"held_out_cd": "CD-1", "held_out_patches": "fine-tuned on patches", "held_out": "and on crops"}
-    rows = [[name, *(_pair(row[key]) for key in columns)] for name, row in read(source).items()]
-    return Table(["held-out images of T91, scale 2", *columns.values()], rows, source, f"{_WEIGHTS} choose")
-
-
-_PATCHES = {
-    "free_energy_gap": "mean free energy, patches not seen less patches seen, nats",
-    "mismatch_gap": "mean free energy where X is another patch's, less its own, nats",
-    "matched": "share of patches where it is larger; a half is guessing",
-    "inferred_correlation": "correlation of a patch's X with its mean after one step",
-    "image_correlation_no_back_projection": "the same for images, patches averaged",
-    "image_correlation": "and after back-projection",
-}
-
-
-def _fine_tuning() -> Table:
-    source = "results/superres/generative.json"
-    machines = [read(source)[f"p10 h32 R16, {name}"] for name in ("CD", "fine-tuned")]
-    rows = [[title, *(f"{machine[key]:.3g}" for machine in machines)] for key, title in _PATCHES.items()]
-    for layer in machines[0]["layers"]:
-        parts = [machines[0]["layers"][layer]["data"], *(machine["layers"][layer]["chains"] for machine in machines)]
-        data, *chains = (f"{part['std']:.2f}; {part['neighbors']:.2f}" for part in parts)
-        rows.append([f"{layer}: standard deviation and correlation of neighbors of chains (patches: {data})", *chains])
-    return Table(["", "CD-1", "fine-tuned"], rows, source, f"{_WEIGHTS} generative")
-
-
-def _large() -> Table:
-    source = "results/superres/speed.json"
-    rows = [
-        [
-            name,
-            str(row["threads"]),
-            f"{row['lena_median']:.2f}",
-            f"{row['large_seconds']:.0f}",
-            str(row["large_peak_mib"]),
-        ]
-        for name, row in read(source).items()
-    ]
-    header = ["scale 2", "threads", "Lena, 256x256, s", "4000x3000 RGB, s", "memory of the process, MiB"]
-    return Table(header, rows, source, f"{_WEIGHTS} speed")
 
 
 def _photographs(part: str, folder: str, *, by_picture: bool = False) -> Table:
@@ -580,10 +519,6 @@ TABLES: dict[str, Callable[[], Table]] = {
     "outliers": lambda: _job("outliers", 4),
     "topics": lambda: _job("topics", 4),
     "enlarging": _enlarging,
-    "single-machine": _single,
-    "architectures": _architectures,
-    "fine-tuning": _fine_tuning,
-    "large": _large,
     "degraded": lambda: _photographs("degraded", "superres"),
     "time": lambda: _photographs("time", "superres"),
     "denoising": lambda: _photographs("denoising", "denoising", by_picture=True),

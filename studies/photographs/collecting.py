@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mvrbm.vision import luminance
-from studies.weights.images import LICENSES, collect, open_images
+from studies.photographs.images import LICENSES, open_images
 
 __all__ = ["HELD_OUT", "PHOTOGRAPHS", "main"]
 
@@ -117,7 +117,7 @@ _HELD_OUT_CROPS = 4  # of each photograph
 _LEAST_DETAIL = 1.0  # of a crop, in roots of gray levels
 
 
-def photographs(packages: Path, work: Path) -> Iterator[tuple[str, str, Array]]:
+def photographs(packages: Path) -> Iterator[tuple[str, str, Array]]:
     """Return the name, the license and the pixels of each photograph, at the sizes that are used."""
     for package, (pattern, licenses) in PHOTOGRAPHS.items():
         (archive,) = packages.glob(f"{package}_*.deb")
@@ -130,8 +130,7 @@ def photographs(packages: Path, work: Path) -> Iterator[tuple[str, str, Array]]:
                 for factor in (2, 4) if min(whole.size) >= _LARGE else (2,):
                     size = (whole.width // factor, whole.height // factor)
                     yield name, f"{package}; {license}", np.asarray(whole.resize(size, Image.Resampling.BICUBIC))
-    collect(work)
-    for name, pixels in open_images(work).items():
+    for name, pixels in open_images().items():
         yield name, LICENSES[name], np.stack([pixels] * 3, 2) if pixels.ndim == 2 else pixels
 
 
@@ -163,8 +162,8 @@ def main() -> None:
     options = parser.parse_args()
     queue: list[tuple[float, str, Array]] = []
     licenses: dict[str, str] = {}
-    with zipfile.ZipFile(options.out, "w") as archive, tempfile.TemporaryDirectory() as work:
-        for number, (name, license, image) in enumerate(photographs(options.packages, Path(work))):
+    with zipfile.ZipFile(options.out, "w") as archive:
+        for number, (name, license, image) in enumerate(photographs(options.packages)):
             licenses[name] = license
             pieces = crops(image)
             if name in HELD_OUT:

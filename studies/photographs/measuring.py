@@ -31,7 +31,7 @@ from mvrbm.vision.photographs import (
 from mvrbm.vision.quality import psnr
 from mvrbm.vision.resampling import SCALES, crop_to_multiple
 from studies.cells import Cell, Outcome, Place
-from studies.weights.images import SET5, set5, split_t91
+from studies.photographs.images import SET5, set5, split_t91
 
 __all__ = ["GROUPS", "UNSEEN", "cells"]
 

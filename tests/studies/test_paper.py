@@ -118,7 +118,7 @@ def test_a_folder_is_of_one_scale(tiny, capfd):
 def test_help_names_the_commands(capfd):
     assert main(["--help"]) == 0
     out = capfd.readouterr().out
-    others = "superres all patches superres-weights photographs indian-pines deep learning distributed hyperparameters"
+    others = "superres all patches photographs indian-pines deep learning distributed hyperparameters"
     for word in (*EXPERIMENTS, *others.split()):
         assert f"\n    {word}" in out
 
@@ -157,7 +157,6 @@ def test_committed_results_are_found(capfd, monkeypatch):
     expected = {
         "digits": ("--out results/digits", "error, N = 10,000, T = 300, paper's recipe: 0.0482"),
         "superres": ("--out results/superres", "Lena, MMVRBM, fine-tuned"),
-        "superres-weights": ("", "cpu | shipped x2 |"),
         "photographs": ("", "enlarging | x2, floats |"),
         "indian-pines": ("", "svm   TVRBM               overall 0.464"),
         "deep": ("", "| full | one layer |"),

@@ -13,7 +13,7 @@ from skimage.data import camera
 from mvrbm.vision import shipped
 from mvrbm.vision.shipped import ShippedStages
 from studies.cells import Place, Rows
-from studies.photographs import degrading, measuring, training
+from studies.photographs import collecting, degrading, images, measuring, training
 
 COMMITTED = Path(__file__).parents[2] / "results"
 
@@ -117,3 +117,25 @@ def test_low_resolution_in_three_protocols():
 def test_a_cell_measures_salt(tmp_path):
     row = measuring.salt({"image": "microaneurysms", "share": 0.1}, Place(Rows(tmp_path, tmp_path), "cpu")).numbers
     assert row["noisy"] < row["median"] < row["stages"]
+
+
+def test_crops_of_photographs_come_with_the_most_detailed_first():
+    image = np.full((400, 600, 3), 90, np.uint8)
+    image[:192, 192:384] = np.random.default_rng(0).integers(0, 256, (192, 192, 1))
+    image[192:384, :192] = np.random.default_rng(1).integers(80, 100, (192, 192, 1))
+    found = collecting.crops(image)
+    assert len(found) == 6
+    np.testing.assert_array_equal(found[0][1], image[:192, 192:384])
+    np.testing.assert_array_equal(found[1][1], image[192:384, :192])
+    assert found[0][0] > found[1][0] > found[2][0] == 0
+
+
+def test_each_photograph_to_train_with_has_a_license_that_is_known():
+    known = ("CC0-1.0", "CC-BY-4.0", "CC-BY-SA-3.0", "CC-BY-SA-4.0", "GPL-2+", "LGPL-3")
+    listed = {name: text for _, licenses in collecting.PHOTOGRAPHS.values() for name, text in licenses.items()}
+    assert {text.split(", ")[0] for text in listed.values()} <= set(known)
+    assert set(collecting.HELD_OUT) <= {*listed, *images.LICENSES}
+
+
+def test_every_open_image_has_a_license():
+    assert set(images.open_images()) == set(images.LICENSES)
