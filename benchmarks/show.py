@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contestants import CONTESTANTS
-from studies.cells import write_json
 from studies.report import blank, legend_below
+from studies.runs import write_json
 
 _PHASES = {"cd": "CD-1", "pcd": "PCD-1"}
 _BASELINES = {"sklearn": "BernoulliRBM", "rbms": "rbms"}

@@ -14,13 +14,13 @@ __all__ = ["commands", "main"]
 _MODULES = {
     "studies.paper": None,
     "studies.photographs.study": "photographs",
-    "studies.indian_pines.study": "indian-pines",
+    "studies.indian_pines.page": "indian-pines",
     "studies.deep": "deep",
     "studies.learning": "learning",
     "studies.distributed": "distributed",
     "studies.hyperparameters": "hyperparameters",
-    "studies.generative.study": "generative",
-    "studies.jobs.study": "jobs",
+    "studies.generative.page": "generative",
+    "studies.applications.page": "applications",
 }
 
 
@@ -37,7 +37,7 @@ def commands(name: str | None = None) -> dict[str, arguments.Command]:
 
 def main(args: Sequence[str]) -> int:
     """Run a command, and return the exit code."""
-    about = "The paper's experiments and our own studies. Finished cells are stored: repeat a command to resume it."
+    about = "The paper's experiments and our own studies. Finished runs are stored: repeat a command to resume it."
     return arguments.main("python -m studies", about, commands(args[0] if args else None), args)
 
 

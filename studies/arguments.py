@@ -2,7 +2,7 @@
 
 One parser, one table of options, one way to report errors. A command is an entry of a table (:class:`Command`): its
 options, and the function that takes the parsed options and returns a result. It imports little,
-so that cells can be computed on a machine that has PyTorch and not much else. The commands are defined next to the
+so that runs can be computed on a machine that has PyTorch and not much else. The commands are defined next to the
 studies that they run.
 """
 
@@ -25,6 +25,7 @@ __all__ = [
     "UsageError",
     "add_options",
     "add_parts",
+    "add_study_options",
     "count",
     "main",
     "names",
@@ -115,12 +116,12 @@ def names(text: str) -> list[str]:
 #: Options that several commands have, as arguments of `add_argument`.
 OPTIONS: dict[str, dict[str, Any]] = {
     "--out": {"type": Path, "metavar": "DIR", "help": "Output folder."},
-    "--work": {"type": Path, "metavar": "DIR", "help": "Folder for cells, models and checkpoints."},
+    "--work": {"type": Path, "metavar": "DIR", "help": "Folder for runs, models and checkpoints."},
     "--device": {"choices": ("auto", "cpu", "cuda"), "default": "auto", "help": "Device to compute on. Default: auto."},
     "--data-dir": {"metavar": "DIR", "help": "Folder with the data sets. Default: the folder that MVRBM_DATA names."},
     "--jobs": {"type": count, "default": 1, "metavar": "N", "help": "Number of processes. Default: 1."},
-    "--budget": {"type": positive, "metavar": "SECONDS", "help": "Start no further cell after this many seconds."},
-    "--only": {"metavar": "TEXT", "help": "Compute only the cells whose name contains TEXT."},
+    "--budget": {"type": positive, "metavar": "SECONDS", "help": "Start no further run after this many seconds."},
+    "--only": {"metavar": "TEXT", "help": "Compute only the runs whose name contains TEXT."},
     "--report-only": {"action": "store_true", "help": "Compute nothing, and report on the stored results."},
     "--json": {"action": "store_true", "help": "Print the result as JSON."},
 }
@@ -140,6 +141,30 @@ def add_options(parser: argparse.ArgumentParser, *options: str, **changes: Mappi
     """
     for option in options:
         parser.add_argument(option, **{**OPTIONS[option], **changes.get(option.strip("-").replace("-", "_"), {})})
+
+
+def add_study_options(parser: argparse.ArgumentParser, name: str, *options: str, **changes: Mapping[str, Any]) -> None:
+    """Add the options that every study has, and further common options.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+        The command's parser.
+    name : str
+        Name of the study. Results are in ``results/NAME``, other files in ``runs/NAME``.
+    *options : str
+        Further keys of :data:`OPTIONS`.
+    **changes : mapping
+        As for :func:`add_options`.
+    """
+    folders = {
+        "out": {"default": Path("results") / name, "help": f"Folder for the results. Default: results/{name}."},
+        "work": {
+            "default": Path("runs") / name,
+            "help": f"Folder for stored runs, models and checkpoints. Default: runs/{name}.",
+        },
+    }
+    add_options(parser, "--out", "--work", *options, "--report-only", "--json", **{**folders, **changes})
 
 
 def add_parts(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:

@@ -27,10 +27,10 @@ from mvrbm import ClassificationMVRBM, DeepMVRBM, DeepMVRBMClassifier, Dense, Kr
 from mvrbm.devices import resolve_device
 from mvrbm.estimators import Layer
 from mvrbm.io.datasets import load
-from studies.arguments import Command, Options, add_options, add_parts
-from studies.cells import Cell, CellError, Outcome, Place, Rows
-from studies.digits.data import subset
+from studies.arguments import Command, Options, add_parts, add_study_options
+from studies.data import subset
 from studies.runner import run_parts
+from studies.runs import Outcome, Place, Rows, Run, RunError
 
 __all__ = ["COMMANDS", "PARTS"]
 
@@ -201,7 +201,7 @@ def chosen(kind: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the name of the best small candidate of a kind on held-out digits."""
     small = {n: row for n, row in rows.items() if n in FULL[kind] and row["parameters"] <= MOST_PARAMETERS}
     if not small:
-        raise CellError(f"nothing is chosen for '{kind}' yet: run the part 'choose' first")
+        raise RunError(f"nothing is chosen for '{kind}' yet: run the part 'choose' first")
     return min(small, key=lambda name: (small[name]["validation_error"], small[name]["parameters"]))
 
 
@@ -272,15 +272,15 @@ def few(settings: Settings, place: Place) -> Outcome:
     return Outcome({"settings": name, key: error(model, *tested), "parameters": model.n_parameters_})
 
 
-def chosen_few(row: str, n: int, cells: Mapping[str, Mapping[str, Any]]) -> str:
+def chosen_few(row: str, n: int, runs: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the name of the best candidate of a row on held-out digits, among those with the most seeds."""
     errors = {}
     for name in FEW[row]:
-        found = [cells.get(f"{name} n{n} s{seed}") for seed in CHOOSING_SEEDS]
-        errors[name] = [cell["validation_error"] for cell in found if cell is not None]
+        found = [runs.get(f"{name} n{n} s{seed}") for seed in CHOOSING_SEEDS]
+        errors[name] = [run["validation_error"] for run in found if run is not None]
     most = max(map(len, errors.values()))
     if not most:
-        raise CellError(f"nothing is chosen for '{row}' and {n} labels yet: run the part 'choose-few' first")
+        raise RunError(f"nothing is chosen for '{row}' and {n} labels yet: run the part 'choose-few' first")
     return min((name for name in errors if len(errors[name]) == most), key=lambda name: float(np.mean(errors[name])))
 
 
@@ -313,37 +313,37 @@ def baseline(settings: Settings, place: Place) -> Outcome:
 
 LOGISTIC = "logistic regression"
 
-# -- cells ------------------------------------------------------------------------------------------
+# -- the plan ------------------------------------------------------------------------------------------
 
 
-def _cells() -> Iterator[Cell]:
-    """Return all cells, the most important ones of each part first."""
+def _plan() -> Iterator[Run]:
+    """Return all runs, the most important ones of each part first."""
     for kind in FULL:
         for name in FULL[kind]:
-            yield Cell(name, "choose", choose, {"kind": kind, "candidate": name})
+            yield Run(name, "choose", choose, {"kind": kind, "candidate": name})
     for seed in CHOOSING_SEEDS:
         for row in FEW:
             for name in FEW[row]:
                 for n in SIZES:
                     settings = {"row": row, "candidate": name, "n": n, "seed": seed}
-                    yield Cell(f"{name} n{n} s{seed}", "choose-few", few, settings)
+                    yield Run(f"{name} n{n} s{seed}", "choose-few", few, settings)
     for kind in FULL:
         for seed in SEEDS:
-            yield Cell(f"{kind} s{seed}", "full", full, {"kind": kind, "seed": seed})
+            yield Run(f"{kind} s{seed}", "full", full, {"kind": kind, "seed": seed})
     for n, seed in [*((10_000, seed) for seed in SEEDS), (60_000, 0)]:
-        yield Cell(f"n{n} s{seed}", "defaults", defaults, {"n": n, "seed": seed})
+        yield Run(f"n{n} s{seed}", "defaults", defaults, {"n": n, "seed": seed})
     for seed in SEEDS:
         for row in FEW:
             for n in SIZES:
-                yield Cell(f"{row} n{n} s{seed}", "few", few, {"row": row, "n": n, "seed": seed})
+                yield Run(f"{row} n{n} s{seed}", "few", few, {"row": row, "n": n, "seed": seed})
         for name in ("cnn", "dropout", "dbn", LOGISTIC):
             for n in SIZES:
-                yield Cell(f"{name} n{n} s{seed}", "baselines", baseline, {"baseline": name, "n": n, "seed": seed})
+                yield Run(f"{name} n{n} s{seed}", "baselines", baseline, {"baseline": name, "n": n, "seed": seed})
 
 
-CELLS = tuple(_cells())
-#: Parts of the study in their order; each is a group of cells.
-PARTS = tuple(dict.fromkeys(cell.group for cell in CELLS))
+PLAN = tuple(_plan())
+#: Parts of the study in their order; each is a group of runs.
+PARTS = tuple(dict.fromkeys(run.group for run in PLAN))
 
 
 # -- tables -----------------------------------------------------------------------------------------
@@ -370,13 +370,13 @@ def table(store: Rows) -> str:
             what = f"n = {n} | {np.mean([row['seconds'] for row in rows]):.0f} s | {rows[0]['parameters']:,}"
             lines.append(f"| defaults | {what} | {_spread([row['test_error'] for row in rows])} |")
     tested = {**store.rows("few"), **store.rows("baselines")}
-    for part, cells, key in (
+    for part, runs, key in (
         ("choose-few", store.rows("choose-few"), "validation_error"),
         ("few", tested, "test_error"),
     ):
-        for name in dict.fromkeys(name.rsplit(" n", 1)[0] for name in cells):
+        for name in dict.fromkeys(name.rsplit(" n", 1)[0] for name in runs):
             found = [
-                _spread([row[key] for cell, row in cells.items() if cell.startswith(f"{name} n{n} s")]) for n in SIZES
+                _spread([row[key] for run, row in runs.items() if run.startswith(f"{name} n{n} s")]) for n in SIZES
             ]
             lines.append(" | ".join([f"| {part} | {name}", *found]) + " |")
     return "\n".join(lines)
@@ -387,12 +387,7 @@ def table(store: Rows) -> str:
 
 def _add(parser: argparse.ArgumentParser) -> None:
     add_parts(parser, PARTS)
-    add_options(
-        parser,
-        *("--out", "--work", "--only", "--jobs", "--budget", "--report-only", "--device", "--data-dir", "--json"),
-        out={"default": Path("results/deep"), "help": "Folder for the results. Default: results/deep."},
-        work={"default": Path("runs/deep"), "help": "Folder for models. Default: runs/deep."},
-    )
+    add_study_options(parser, "deep", "--only", "--jobs", "--budget", "--device", "--data-dir")
 
 
 def _run(options: Options) -> tuple[Mapping[str, Any], str]:
@@ -405,7 +400,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
             torch.set_float32_matmul_precision("high")
         place = Place(store, device, options.data_dir, options.work)
         parts = options.parts or PARTS
-        result |= run_parts(CELLS, parts, place, only=options.only, jobs=options.jobs, budget=options.budget)
+        result |= run_parts(PLAN, parts, place, only=options.only, jobs=options.jobs, budget=options.budget)
     result["rows"] = {part: store.rows(part) for part in PARTS}
     return result, table(store)
 

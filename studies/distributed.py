@@ -14,24 +14,22 @@ import math
 import os
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from mvrbm.distributed import World
-from mvrbm.errors import StorageError
 from mvrbm.models import mvrbm
 from mvrbm.training import CD, PCD, RECIPES, Trainer
-from studies.arguments import Command, Options, add_options
-from studies.cells import Cell, Outcome, Place, Store, write_json
-from studies.runner import run
+from studies.arguments import Command, Options, add_study_options
+from studies.report import read_results
+from studies.runner import run_module, run_plan
+from studies.runs import Outcome, Place, Run, Store, write_json
 
 __all__ = ["COMMANDS"]
 
@@ -111,17 +109,7 @@ def measure(name: str) -> None:
 
 def start(settings: Mapping[str, Any], place: Place) -> Outcome:
     """Start processes, and return the medians of the main one."""
-    command = ["studies.distributed", settings["workload"]]
-    if settings["processes"] > 1:
-        launcher = ["torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(settings["processes"])]
-        command = [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", *command]
-    command = [sys.executable, "-m", *command]
-    root = Path(__file__).parents[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=root)
-    if done.returncode:
-        raise RuntimeError(f"the processes failed: {done.stderr.strip()[-300:]}")
-    return Outcome(json.loads(done.stdout.strip().splitlines()[-1]))
+    return Outcome(run_module("studies.distributed", settings["workload"], settings["processes"]))
 
 
 def speed_up(alone: Mapping[str, float], latency: float, bandwidth: float, n_bytes: int) -> dict[str, list[float]]:
@@ -141,8 +129,8 @@ def speed_up(alone: Mapping[str, float], latency: float, bandwidth: float, n_byt
     return curves
 
 
-CELLS = tuple(
-    Cell(
+PLAN = tuple(
+    Run(
         f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}-processes-{n}", "processes", start,
         {"workload": name, **dataclasses.asdict(workload), "processes": n}, alone=True,
     )
@@ -155,8 +143,8 @@ def results(store: Store) -> dict[str, Any]:
     """Return the measured times and the modeled speed-ups of every workload."""
     found = {}
     for name, workload in WORKLOADS.items():
-        cells = [cell for cell in CELLS if cell.settings["workload"] == name]
-        measured = {str(cell.settings["processes"]): store.numbers(cell) for cell in cells}
+        runs = [run for run in PLAN if run.settings["workload"] == name]
+        measured = {str(run.settings["processes"]): store.numbers(run) for run in runs}
         small = 4 * workload.parameters  # bytes
         large, sums = 100 * small, measured["2"]["sum"]
         bandwidth = (large - small) / max(1e-9, sums[str(large)] - sums[str(small)])
@@ -177,24 +165,17 @@ def results(store: Store) -> dict[str, Any]:
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        *("--out", "--work", "--report-only", "--json"),
-        out={"default": Path("results/distributed"), "help": "Folder for curve.json. Default: results/distributed."},
-        work={"default": Path("runs/distributed"), "help": "Folder for cells. Default: runs/distributed."},
-    )
+    add_study_options(parser, "distributed")
 
 
 def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     path = options.out / "curve.json"
     if not options.report_only:
-        store = Store(options.work / "cells")
-        run(CELLS, Place(store, "cpu", work=options.work)).raise_failures()
+        store = Store.within(options.work)
+        run_plan(PLAN, Place(store, "cpu", work=options.work)).raise_failures()
         options.out.mkdir(parents=True, exist_ok=True)
         write_json(path, results(store))
-    if not path.is_file():
-        raise StorageError(f"{options.out} has no curve.json: run without --report-only first")
-    found = json.loads(path.read_text())
+    found = read_results(path)
     lines = [f"processes: {json.dumps(found['processes'])}"]
     for workload, parts in found["workloads"].items():
         lines += [f"{workload}, {name}: {json.dumps(value)}" for name, value in parts.items()]

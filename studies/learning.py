@@ -2,8 +2,8 @@
 
 Parts: `defaults` and `seeds` (the default recipe on digits), `grid` (over sizes, orders and ranks), `paper`
 (Algorithm 1), `reconstruction` (3,000 epochs, resumed from checkpoints), `likelihood` (negative phases on a model whose
-likelihood is exact) and `memory` (training from a large file). Every training run is a cell; each part has a file of
-results, with one row per cell and a summary.
+likelihood is exact) and `memory` (training from a large file). Every training run is a run; each part has a file of
+results, with one row per run and a summary.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from mvrbm.likelihood import log_likelihood
 from mvrbm.models import mvrbm
 from mvrbm.sampling import mean_field
 from mvrbm.training import CD, PCD, Callback, Checkpoint, Recipe, TemperedPCD, Trainer
-from studies.arguments import Command, Options, add_options, add_parts
+from studies.arguments import Command, Options, add_parts, add_study_options
 from studies.baselines import nearest_neighbor_error
-from studies.cells import Cell, Outcome, Place, Store, write_json
-from studies.digits.data import all_photographs, digits, subset
+from studies.data import all_photographs, digits, subset
 from studies.report import Measured
 from studies.runner import run_parts
+from studies.runs import Outcome, Place, Run, Store, write_json
 
 __all__ = ["COMMANDS", "PARTS"]
 
@@ -344,7 +344,7 @@ def _growth(rows: Rows) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the study: the settings of its cells, and the summary of their rows."""
+    """A part of the study: the settings of its runs, and the summary of their rows."""
 
     work: Callable[[Settings, Place], Outcome]
     settings: Sequence[dict[str, Any]]
@@ -373,16 +373,16 @@ PARTS = {
     ),
     "memory": Part(memory, [{"bytes": 2 * 2**30, "updates": 3000}], _growth, alone=True),
 }
-CELLS = tuple(
-    Cell(f"{name}-{number:02d}", name, part.work, settings, alone=part.alone)
+PLAN = tuple(
+    Run(f"{name}-{number:02d}", name, part.work, settings, alone=part.alone)
     for name, part in PARTS.items()
     for number, settings in enumerate(part.settings)
 )
 
 
 def _write(name: str, store: Store, out: Path) -> None:
-    """Write the results of a part, if all of its cells are stored."""
-    records = [store.record(cell) for cell in CELLS if cell.group == name]
+    """Write the results of a part, if all of its runs are stored."""
+    records = [store.record(run) for run in PLAN if run.group == name]
     if any(record is None for record in records):
         return
     found = [record for record in records if record is not None]
@@ -410,11 +410,10 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _add(parser: argparse.ArgumentParser) -> None:
     add_parts(parser, list(PARTS))
-    add_options(
+    add_study_options(
         parser,
-        *("--out", "--work", "--jobs", "--budget", "--report-only", "--device", "--data-dir", "--json"),
-        out={"default": Path("results/learning"), "help": "Folder for the results. Default: results/learning."},
-        work={"default": Path("runs/learning"), "help": "Folder for cells and checkpoints. Default: runs/learning."},
+        "learning",
+        *("--jobs", "--budget", "--device", "--data-dir"),
         device={
             "default": "cpu",
             "help": "Device for `reconstruction` and the large machines of `grid`. Default: cpu.",
@@ -427,10 +426,10 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     result: dict[str, Any] = {"out": str(options.out)}
     if not options.report_only:
         torch.set_num_threads(1)
-        store = Store(options.work / "cells")
+        store = Store.within(options.work)
         place = Place(store, resolve_device(options.device).type, options.data_dir, options.work)
         try:
-            result |= run_parts(CELLS, parts, place, jobs=options.jobs, budget=options.budget)
+            result |= run_parts(PLAN, parts, place, jobs=options.jobs, budget=options.budget)
         finally:
             for part in parts:
                 _write(part, store, options.out)

@@ -1,4 +1,4 @@
-"""The paper's experiments from end to end: compute the missing cells, then write results, figures and the report.
+"""The paper's experiments from end to end: compute the missing runs, then write results, figures and the report.
 
 Computing needs PyTorch, NumPy and scikit-learn only, so that it can be done on a machine without the packages that the
 report needs. The experiments themselves are in `studies.digits` and `studies.superres`.
@@ -18,15 +18,15 @@ from typing import Any
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
 from studies.arguments import Command, Options, UsageError, add_options, count, names, not_negative, say
-from studies.cells import Cell, Place, Store, write_json
 from studies.digits import plan as digits
 from studies.report import as_text
-from studies.runner import run
+from studies.runner import run_plan
+from studies.runs import Place, Run, Store, write_json
 from studies.superres import plan as superres
 
 __all__ = ["COMMANDS", "EXPERIMENTS", "ReproduceError", "reproduce", "write_report"]
 
-#: Groups of cells by the name of the experiment.
+#: Groups of runs by the name of the experiment.
 EXPERIMENTS = {
     **digits.EXPERIMENTS,
     **superres.EXPERIMENTS,
@@ -44,7 +44,7 @@ class ReproduceError(ValueError):
 
 @dataclass(frozen=True)
 class _Run:
-    """The settings that all cells of a folder share."""
+    """The settings that all runs of a folder share."""
 
     scale: str
     seeds: int
@@ -66,14 +66,14 @@ def reproduce(
     report: bool = True,
     report_only: bool = False,
 ) -> dict[str, Any]:
-    """Compute the missing cells of an experiment, and write its report.
+    """Compute the missing runs of an experiment, and write its report.
 
     Parameters
     ----------
     experiment : {"all", "digits", "denoise", "filters", "reconstruction", "classification", "superres"}
         ``"digits"`` is experiments 1 and 2 of the paper, the next four are parts of it, ``"superres"`` is experiment 3.
     out : path
-        Folder for cells, results, figures and the report. A folder that has cells already is continued.
+        Folder for runs, results, figures and the report. A folder that has runs already is continued.
     scale : {"quick", "paper", "tiny"}, optional
         Size of the experiment. Default: the folder's scale, ``"quick"`` for a new folder.
     data_dir : path, optional
@@ -85,11 +85,11 @@ def reproduce(
     first_seed : int
         Number of the first subset.
     only : sequence of str, optional
-        Groups of cells to compute, out of those of the experiment.
+        Groups of runs to compute, out of those of the experiment.
     jobs : int
         Number of processes.
     budget : float, optional
-        Seconds after which no further cell is started.
+        Seconds after which no further run is started.
     report : bool
         Whether to write the report after computing.
     report_only : bool
@@ -98,30 +98,30 @@ def reproduce(
     Returns
     -------
     dict
-        Numbers of cells (``stored``, ``computed``, ``failed``, ``left``, ``lacking``), and the paths of ``results`` and
+        Numbers of runs (``stored``, ``computed``, ``failed``, ``left``, ``lacking``), and the paths of ``results`` and
         ``report``.
 
     Raises
     ------
     ReproduceError
         If an argument is wrong.
-    CellError
-        If cells failed. The others are stored, and the report is written.
+    RunError
+        If runs failed. The others are stored, and the report is written.
     """
     groups = _groups(experiment, only)
     folder = Path(out)
     where = str(resolve_device(device))
     now, former = _taken_up(folder, scale, seeds, first_seed, report_only)
-    store = Store(folder / "cells")
+    store = Store.within(folder)
     data = None if data_dir is None else str(Path(data_dir).resolve())
-    cells = _cells(groups, now, seeds)
-    result: dict[str, Any] = {"out": str(folder), "scale": now.scale, "seeds": now.seeds, "cells": len(cells)}
+    runs = _cells(groups, now, seeds)
+    result: dict[str, Any] = {"out": str(folder), "scale": now.scale, "seeds": now.seeds, "cells": len(runs)}
     summary = None
     if not report_only:
-        _check_data(groups, now.scale, data)  # once and at the start, not in every cell
+        _check_data(groups, now.scale, data)  # once and at the start, not in every run
         if now != former:
             _write_down(folder, now)
-        summary = run(cells, Place(store, where, data), jobs=jobs, budget=budget)
+        summary = run_plan(runs, Place(store, where, data), jobs=jobs, budget=budget)
         result |= summary.counts()
     if report or report_only:
         result |= _report(folder, now, store)
@@ -140,7 +140,7 @@ def _groups(experiment: str, only: Sequence[str] | None) -> list[str]:
     return [group for group in (*digits.GROUPS, *superres.GROUPS) if group in (only or own)]
 
 
-def _cells(groups: Sequence[str], now: _Run, seeds: int | None = None) -> list[Cell]:
+def _cells(groups: Sequence[str], now: _Run, seeds: int | None = None) -> list[Run]:
     some = {"seeds": seeds or now.seeds, "first_seed": now.first_seed}
     return [
         *digits.plan(digits.SCALES[now.scale], groups, **some),
@@ -161,7 +161,7 @@ def _check_data(groups: Sequence[str], scale: str, data_dir: str | None) -> None
 def _taken_up(
     folder: Path, scale: str | None, seeds: int | None, first_seed: int, report_only: bool
 ) -> tuple[_Run, _Run | None]:
-    """Return the settings of the folder's cells after this run, and those before it."""
+    """Return the settings of the folder's runs after this run, and those before it."""
     if scale is not None and scale not in SCALES:
         raise ReproduceError(f"unknown scale '{scale}': choose one of {', '.join(SCALES)}")
     if seeds is not None and seeds < 1:
@@ -175,7 +175,7 @@ def _taken_up(
         chosen = scale or "quick"
         return _Run(chosen, seeds or SCALES[chosen].seeds, first_seed), None
     if scale not in (None, former.scale):
-        raise ReproduceError(f"{folder} holds cells of scale {former.scale}, not {scale}: choose another folder")
+        raise ReproduceError(f"{folder} holds runs of scale {former.scale}, not {scale}: choose another folder")
     if first_seed != former.first_seed:
         raise ReproduceError(f"{folder} begins with subset {former.first_seed}, not {first_seed}")
     return _Run(former.scale, max(seeds or 1, former.seeds), first_seed), former
@@ -214,7 +214,7 @@ def _report(folder: Path, now: _Run, store: Store) -> dict[str, str]:
 
 
 def write_report(folder: Path, scale: str, store: Store, *, seeds: int, first_seed: int = 0) -> dict[str, str]:
-    """Write `results.json`, `figures/` and `report.html`, of the experiments that have stored cells.
+    """Write `results.json`, `figures/` and `report.html`, of the experiments that have stored runs.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def write_report(folder: Path, scale: str, store: Store, *, seeds: int, first_se
     scale : str
         Name of the scale.
     store : Store
-        The cells.
+        The runs.
     seeds, first_seed : int
         Number of random subsets, and the first of them.
 
@@ -233,26 +233,24 @@ def write_report(folder: Path, scale: str, store: Store, *, seeds: int, first_se
         Paths of ``results`` and ``report``.
     """
     from mvrbm.report import Page, Section
-    from studies.digits.evidence import Evidence as DigitsEvidence
-    from studies.digits.findings import results as digits_results
-    from studies.digits.page import page_of as digits_page
+    from studies.digits import page as digits_page
     from studies.superres import findings as superres_findings
     from studies.superres.page import page_of as superres_page
 
     seeded = {"seeds": seeds, "first_seed": first_seed}
     found: dict[str, Any] = {"scale": scale}
     pages: dict[str, Page] = {}
-    digits_evidence = DigitsEvidence(store, digits.SCALES[scale], **seeded)
+    digits_evidence = digits_page.Evidence(store, digits.SCALES[scale], **seeded)
     if digits_evidence.stored:
-        found = {**digits_results(digits_evidence, scale), **seeded}
-        pages["Digits"] = digits_page(found, digits_evidence, folder)
+        found = {**digits_page.results(digits_evidence, scale), **seeded}
+        pages["Digits"] = digits_page.page_of(found, digits_evidence, folder)
     superres_evidence = superres_findings.Evidence(store, superres.SCALES[scale], **seeded)
     if superres_evidence.stored:
         ours = {**superres_findings.results(superres_evidence), **seeded}
         pages["Super-resolution"] = superres_page(ours, superres_evidence, folder, scale)
         found["superres"] = ours
     if not pages:
-        raise ValueError(f"{folder} holds no finished cells: there is nothing to report on")
+        raise ValueError(f"{folder} holds no finished runs: there is nothing to report on")
     page = next(iter(pages.values()))
     if len(pages) > 1:
         page = Page(
@@ -278,9 +276,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=not_negative, default=0, metavar="N", help="Number of the first random subset. Default: 0."
     )
-    only = {"type": names, "metavar": "GROUP[,GROUP]", "help": "Compute only these groups of cells."}
+    only = {"type": names, "metavar": "GROUP[,GROUP]", "help": "Compute only these groups of runs."}
     common = ("--out", "--only", "--jobs", "--budget", "--report-only")
-    add_options(parser, *common, out={"required": True, "help": "Folder for cells, results and report."}, only=only)
+    add_options(parser, *common, out={"required": True, "help": "Folder for runs, results and report."}, only=only)
     parser.add_argument("--no-report", action="store_true", help="Compute, and write no report.")
     add_options(parser, "--device", "--data-dir", "--json")
 
@@ -290,7 +288,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
         raise UsageError("pass one of --report-only and --no-report, not both")
     stored = options.out / "results.json"
     if options.report_only and stored.is_file() and not (options.out / _RUN).is_file():
-        # The numbers of a run whose cells are elsewhere, such as those in the repository.
+        # The numbers of a run whose runs are elsewhere, such as those in the repository.
         found = json.loads(stored.read_text(encoding="utf-8"))
         return found, "\n".join(as_text(part) for part in (found, found.get("superres", {})) if "numbers" in part)
     result = reproduce(
@@ -322,7 +320,7 @@ _HELP = {
 
 
 def _write_patches(options: Options) -> tuple[Mapping[str, Any], str]:
-    from studies.digits.data import write_patches
+    from studies.data import write_patches
 
     paths = [str(path) for path in write_patches(options.out)]
     return {"files": paths}, "\n".join(paths)

@@ -1,8 +1,8 @@
 """The report kit that all studies and the benchmark share, on top of `mvrbm.report`.
 
-From stored cells to numbers (means and their spread, next to a paper's numbers and claims), from numbers to figures
+From stored runs to numbers (means and their spread, next to a paper's numbers and claims), from numbers to figures
 and tables, and from these to a page. Nothing here computes a result. Each experiment has an `Evidence` of its own,
-which finds its numbers among the stored cells, and a function `results`, which collects them in one plain object:
+which finds its numbers among the stored runs, and a function `results`, which collects them in one plain object:
 `results.json` and the report are made from that.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from studies.cells import Cell, Store
+from mvrbm.errors import StorageError
+from mvrbm.io.atomic import replace_file
+from studies.runs import Run, Store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +39,7 @@ __all__ = [
     "Drawing",
     "Measured",
     "Numbers",
-    "StoredCells",
+    "StoredRuns",
     "Target",
     "as_text",
     "bare",
@@ -46,13 +49,16 @@ __all__ = [
     "draw_all",
     "incomplete",
     "legend_below",
+    "markdown_table",
     "mean",
     "measured",
     "plain",
+    "read_results",
     "section",
     "summary",
     "verdict",
     "worse",
+    "write_text",
 ]
 
 Numbers = Mapping[str, Any]
@@ -108,48 +114,48 @@ def measured(values: Iterable[float | None]) -> Measured | None:
     return Measured(there) if there else None
 
 
-class StoredCells:
-    """The stored cells of a plan.
+class StoredRuns:
+    """The stored runs of a plan.
 
     Parameters
     ----------
     store : Store
         The store.
-    cells : sequence of Cell
-        The cells of the plan.
+    runs : sequence of Run
+        The runs of the plan.
     """
 
-    def __init__(self, store: Store, cells: Sequence[Cell]) -> None:
-        self.store, self.cells = store, list(cells)
-        records = ((cell, store.record(cell)) for cell in self.cells)
-        self.records = {cell.name: record for cell, record in records if record is not None}
-        self.stored = [cell for cell in self.cells if cell.name in self.records]
+    def __init__(self, store: Store, runs: Sequence[Run]) -> None:
+        self.store, self.runs = store, list(runs)
+        records = ((run, store.record(run)) for run in self.runs)
+        self.records = {run.name: record for run, record in records if record is not None}
+        self.stored = [run for run in self.runs if run.name in self.records]
 
-    def found(self, kind: Callable[..., Any], **settings: Any) -> list[tuple[Cell, Numbers]]:
-        """Return the stored cells of a kind of work that have these settings, with their numbers."""
+    def found(self, kind: Callable[..., Any], **settings: Any) -> list[tuple[Run, Numbers]]:
+        """Return the stored runs of a kind of work that have these settings, with their numbers."""
         return [
-            (cell, self.records[cell.name]["numbers"])
-            for cell in self.stored
-            if cell.work is kind and all(cell.settings.get(key) == value for key, value in settings.items())
+            (run, self.records[run.name]["numbers"])
+            for run in self.stored
+            if run.compute is kind and all(run.settings.get(key) == value for key, value in settings.items())
         ]
 
     # -- about the run ----------------------------------------------------------------------------
 
     @property
     def seconds(self) -> float:
-        """Seconds of all stored cells together."""
+        """Seconds of all stored runs together."""
         return float(sum(record["seconds"] for record in self.records.values()))
 
     @property
     def machines(self) -> list[str]:
-        """The machines that the cells were computed on, the most common first."""
+        """The machines that the runs were computed on, the most common first."""
         on = (record["on"] for record in self.records.values())
         counts = Counter(f"{one['device']}, torch {one['torch']}, {one['jobs']} at a time" for one in on)
-        return [f"{machine} ({count} cells)" for machine, count in counts.most_common()]
+        return [f"{machine} ({count} runs)" for machine, count in counts.most_common()]
 
-    def where(self, cells: Iterable[Cell]) -> str:
-        """Return the machine that most of some stored cells were computed on, and how many ran at a time."""
-        on = (self.records[cell.name]["on"] for cell in cells)
+    def where(self, runs: Iterable[Run]) -> str:
+        """Return the machine that most of some stored runs were computed on, and how many ran at a time."""
+        on = (self.records[run.name]["on"] for run in runs)
         counts = Counter(f"{one['device']}, {one['jobs']} at a time" for one in on)
         return counts.most_common(1)[0][0] if counts else ""
 
@@ -163,9 +169,9 @@ class StoredCells:
         }
 
 
-def by_key(cells: Sequence[Numbers]) -> dict[str, Measured]:
+def by_key(runs: Sequence[Numbers]) -> dict[str, Measured]:
     """Return the mean of every number, by name; numbers in nested mappings have names with dots."""
-    flat = [dict(_flat(numbers)) for numbers in cells]
+    flat = [dict(_flat(numbers)) for numbers in runs]
     keys = [key for key in (flat[0] if flat else {}) if all(key in numbers for numbers in flat)]
     return {key: Measured(tuple(numbers[key] for numbers in flat)) for key in keys}
 
@@ -252,14 +258,14 @@ def plain(points: Mapping[Any, Measured]) -> dict[str, Any]:
 
 
 def summary(
-    evidence: StoredCells, targets: Iterable[Target], claims: Iterable[Claim], *, comparable: bool
+    evidence: StoredRuns, targets: Iterable[Target], claims: Iterable[Claim], *, comparable: bool
 ) -> dict[str, Any]:
     """Return the part of `results.json` that all experiments have in common.
 
     Parameters
     ----------
-    evidence : StoredCells
-        The stored cells.
+    evidence : StoredRuns
+        The stored runs.
     targets : iterable of Target
         Numbers next to the paper's.
     claims : iterable of Claim
@@ -277,7 +283,7 @@ def summary(
         rows.append(row)
     return {
         "comparable_with_the_paper": comparable,
-        "cells": {"stored": len(evidence.stored), "planned": len(evidence.cells)},
+        "cells": {"stored": len(evidence.stored), "planned": len(evidence.runs)},
         "seconds": round(evidence.seconds, 1),
         "machines": evidence.machines,
         "diverged": evidence.diverged,
@@ -348,6 +354,26 @@ def _saved(drawing: Drawing, folder: Path, name: str) -> Figure:
 # -- pages ------------------------------------------------------------------------------------------
 
 
+def read_results(path: Path) -> Any:
+    """Return the stored results of a study; raise `StorageError` if there are none."""
+    if not path.is_file():
+        raise StorageError(f"{path.parent} has no {path.name}: run the command without --report-only first")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with replace_file(path) as file:
+        file.write(text.encode())
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, or an empty string if it has no rows."""
+    if not rows:
+        return ""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows))
+
+
 def section(title: str, figures: Mapping[str, Figure], names: Iterable[str], tables: Iterable[Table]) -> Section | None:
     """Return a section of the existing figures and tables, None if there are none."""
     from mvrbm.report import Section
@@ -410,9 +436,9 @@ def claims(found: Mapping[str, Any]) -> list[str]:
 
 
 def incomplete(found: Mapping[str, Any]) -> str:
-    """Return a sentence on the cells that are missing, empty if there are none."""
+    """Return a sentence on the runs that are missing, empty if there are none."""
     missing = found["cells"]["planned"] - found["cells"]["stored"]
-    return f" {missing} of {found['cells']['planned']} cells are not computed yet." if missing else ""
+    return f" {missing} of {found['cells']['planned']} runs are not computed yet." if missing else ""
 
 
 def as_text(found: Mapping[str, Any]) -> str:

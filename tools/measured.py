@@ -112,9 +112,9 @@ def _real() -> Table:
     return Table(header, rows, _GENERATIVE, "python -m studies generative real --scale paper")
 
 
-# -- jobs -------------------------------------------------------------------------------------------
+# -- applications -------------------------------------------------------------------------------------------
 
-_JOBS = "results/jobs/results.json"
+_APPLICATIONS = "results/applications/results.json"
 _TOOLS = {"mvrbm": "mvrbm", "5-nearest": "5 nearest", "pca-error": "PCA error", "isolation-forest": "isolation forest"}
 _TOOLS |= {
     "one-class-svm": "one-class SVM",
@@ -131,19 +131,19 @@ _TOOLS |= {
 }
 
 
-def _job(part: str, digits: int) -> Table:
-    found = read(_JOBS)[part]
+def _application(part: str, digits: int) -> Table:
+    found = read(_APPLICATIONS)[part]
     tools = list(dict.fromkeys(tool for task in found.values() for tool in task))
     tools.sort(key=lambda tool: tool != "mvrbm")
     rows = [
         [task, *(DASH if (number := of.get(tool)) is None else f"{number:.{digits}g}" for tool in tools)]
         for task, of in found.items()
     ]
-    return Table(["task", *(_TOOLS.get(tool, tool) for tool in tools)], rows, _JOBS, f"python -m studies jobs {part}")
+    return Table(["task", *(_TOOLS.get(tool, tool) for tool in tools)], rows, _APPLICATIONS, f"python -m studies applications {part}")
 
 
-def _job_value(part: str, task: str, tool: str, form: str) -> str:
-    return format(read(_JOBS)[part][task][tool], form)
+def _application_value(part: str, task: str, tool: str, form: str) -> str:
+    return format(read(_APPLICATIONS)[part][task][tool], form)
 
 
 # -- images -----------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ def _speed_up() -> Table:
 def _front() -> Table:
     """Return what the first screen of the README claims: one line per job, with what people use for it."""
     ours, classic = _machine("Kronecker(5), 45x45"), _machine("Dense, 500")
-    speed, filled = _update("sklearn") / _update("mvrbm"), read(_JOBS)["filling"]["mnist, right half"]
+    speed, filled = _update("sklearn") / _update("mvrbm"), read(_APPLICATIONS)["filling"]["mnist, right half"]
     rows = [
         [
             "likelihood of handwritten digits (MNIST, binarized; nats, higher is better)",
@@ -491,12 +491,12 @@ VALUES: dict[str, Callable[[], str]] = {
     "labeled.confident": lambda: f"{100 * _conditional(5000)['means']['confident']:.0f} %",
     "judge.accuracy": lambda: f"{100 * read(_GENERATIVE)['judge']['gray']['agreement']:.1f} %",
     "judge.confident": lambda: f"{100 * read(_GENERATIVE)['judge']['gray']['confident']:.0f} %",
-    "topics.ours": lambda: _job_value("topics", "20news", "mvrbm", ".0f"),
-    "topics.lda": lambda: _job_value("topics", "20news", "lda", ".0f"),
-    "topics.nmf": lambda: _job_value("topics", "20news", "nmf-kl", ".0f"),
-    "outliers.ours": lambda: _job_value("outliers", "mnist", "mvrbm", ".3f"),
-    "outliers.lof": lambda: _job_value("outliers", "mnist", "lof", ".3f"),
-    "outliers.forest": lambda: _job_value("outliers", "mnist", "isolation-forest", ".3f"),
+    "topics.ours": lambda: _application_value("topics", "20news", "mvrbm", ".0f"),
+    "topics.lda": lambda: _application_value("topics", "20news", "lda", ".0f"),
+    "topics.nmf": lambda: _application_value("topics", "20news", "nmf-kl", ".0f"),
+    "outliers.ours": lambda: _application_value("outliers", "mnist", "mvrbm", ".3f"),
+    "outliers.lof": lambda: _application_value("outliers", "mnist", "lof", ".3f"),
+    "outliers.forest": lambda: _application_value("outliers", "mnist", "isolation-forest", ".3f"),
     "enlarge.ours": lambda: f"{_set5('stages'):.1f}",
     "enlarge.bicubic": lambda: f"{_set5('bicubic'):.1f}",
     "update.mvrbm": lambda: _seconds(_update("mvrbm")),
@@ -514,10 +514,10 @@ TABLES: dict[str, Callable[[], Table]] = {
     "generative": _lines,
     "schedule": _schedule,
     "real": _real,
-    "imputation": lambda: _job("imputation", 3),
-    "filling": lambda: _job("filling", 3),
-    "outliers": lambda: _job("outliers", 4),
-    "topics": lambda: _job("topics", 4),
+    "imputation": lambda: _application("imputation", 3),
+    "filling": lambda: _application("filling", 3),
+    "outliers": lambda: _application("outliers", 4),
+    "topics": lambda: _application("topics", 4),
     "enlarging": _enlarging,
     "degraded": lambda: _photographs("degraded", "superres"),
     "time": lambda: _photographs("time", "superres"),

@@ -1,6 +1,6 @@
 """Packing: trained machines of digits become the models that come with the package, with their model cards.
 
-``python -m studies.generative.ship`` reads the cells that ``python -m studies generative`` has computed, and writes
+``python -m studies.generative.ship`` reads the runs that ``python -m studies generative`` has computed, and writes
 `src/mvrbm/weights`.
 """
 
@@ -22,14 +22,14 @@ from mvrbm.sampling import match_label_shares
 from mvrbm.saving import ESTIMATOR, write_machine
 from mvrbm.training import Recipe
 from studies.arguments import say
-from studies.cells import Store
-from studies.generative.data import parts
+from studies.data import parts
 from studies.generative.plan import SCALES, plan
-from studies.generative.training import IMAGE
+from studies.generative.run import IMAGE
+from studies.runs import Store
 
 Card = dict[str, Any]
 
-_CELLS, _OUT = Path("runs/generative-paper/cells"), Path("src/mvrbm/weights")
+_WORK, _OUT = Path("runs/generative-paper"), Path("src/mvrbm/weights")
 _MATCHED, _STEPS = 3000, 300  # draws that determine how often the model draws each label, and their Gibbs steps
 _DATA = (
     "The 60,000 training digits of MNIST, 28 x 28 pixels, each pixel 1 with a probability equal to its gray level, "
@@ -41,7 +41,7 @@ _MADE = """
 
 Trained on an {device} in {seconds:.0f} s, in a checkout of mvrbm, with MNIST in the folder that `MVRBM_DATA` names:
 
-    python -m studies generative {group} --only {cell} --device cuda
+    python -m studies generative {group} --only {run} --device cuda
     python -m studies.generative.ship"""
 
 
@@ -79,12 +79,12 @@ def labeled_digits(store: Store) -> tuple[Any, Card]:
 
 
 def _packed(store: Store, group: str, name: str, kind: str, **params: Any) -> tuple[Any, str, Card]:
-    """Return a trained machine of a group as an estimator, the end of the names of its cells, and parts of its card."""
-    cell = next(one for one in plan(SCALES["paper"], [group]) if one.name.startswith(f"train-{name}"))
-    record, settings = store.record(cell), cell.settings
+    """Return a trained machine of a group as an estimator, the end of the names of its runs, and parts of its card."""
+    run = next(one for one in plan(SCALES["paper"], [group]) if one.name.startswith(f"train-{name}"))
+    record, settings = store.record(run), run.settings
     if record is None:
-        raise SystemExit(f"{store.folder} has no cell {cell.name}: compute it by python -m studies generative {group}")
-    numbers, machine = record["numbers"], store.machine(cell)
+        raise SystemExit(f"{store.folder} has no run {run.name}: compute it by python -m studies generative {group}")
+    numbers, machine = record["numbers"], store.machine(run)
     recipe = {**Recipe().config(), **settings["recipe"], "n_epochs": numbers["epochs"]}
     params |= {
         "hidden_shape": settings["hidden"],
@@ -93,7 +93,7 @@ def _packed(store: Store, group: str, name: str, kind: str, **params: Any) -> tu
     }
     described = {"class": kind, "params": params, "n_epochs": numbers["epochs"], "n_updates": numbers["updates"]}
     described |= {"as_arrays": True, "feature_names": None, "classes": describe_classes(np.arange(10))}
-    chains = {layer: store.arrays(cell)[f"chains.{layer}"][:MOST_CHAINS] for layer in machine.layers}
+    chains = {layer: store.arrays(run)[f"chains.{layer}"][:MOST_CHAINS] for layer in machine.layers}
     with tempfile.TemporaryDirectory() as folder:
         write_machine(
             BoltzmannMachine(_renamed(machine.layers), machine.hidden, _renamed(machine.links)),
@@ -104,9 +104,9 @@ def _packed(store: Store, group: str, name: str, kind: str, **params: Any) -> tu
         model = mvrbm.load(folder, "cpu")
     facts = {"device": record["on"]["device"], "seconds": numbers["training_seconds"], "group": group}
     labels = ", with their labels" if settings["labels"] else ""
-    made = _MADE.format(cell=cell.name, **facts)
+    made = _MADE.format(run=run.name, **facts)
     card = {"description": made, "data": _DATA.format(labels=labels), "license": "bsd-3-clause"}
-    return model, cell.name.removeprefix("train-"), card
+    return model, run.name.removeprefix("train-"), card
 
 
 def _renamed(layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def _renamed(layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(store: Store, name: str) -> dict[str, Any]:
-    cell = next(one for one in plan(SCALES["paper"], ["likelihood", "samples", "conditional"]) if one.name == name)
-    return store.numbers(cell)
+    run = next(one for one in plan(SCALES["paper"], ["likelihood", "samples", "conditional"]) if one.name == name)
+    return store.numbers(run)
 
 
 def _percent(share: float) -> str:
@@ -145,6 +145,6 @@ def _match_labels(model: Any, labels: Any) -> None:
 
 if __name__ == "__main__":
     for make in (digits, labeled_digits):
-        model, card = make(Store(_CELLS))
+        model, card = make(Store.within(_WORK))
         folder = model.save_pretrained(_OUT / card["name"], **card)
         say(f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()):,} bytes")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from studies.superres.data import named_training_images, test_image
+from studies.data import named_training_images, test_image
 
 __all__ = ["HELD_OUT_T91", "LICENSES", "SET5", "open_images", "set5", "split_t91"]
 

@@ -30,8 +30,8 @@ from mvrbm.vision.photographs import (
 )
 from mvrbm.vision.quality import psnr
 from mvrbm.vision.resampling import SCALES, crop_to_multiple
-from studies.cells import Cell, Outcome, Place
 from studies.photographs.images import SET5, set5, split_t91
+from studies.runs import Outcome, Place, Run
 
 __all__ = ["GROUPS", "UNSEEN", "cells"]
 
@@ -211,30 +211,30 @@ def timed(settings: Settings, place: Place) -> Outcome:
 # -- cells ------------------------------------------------------------------------------------------
 
 
-def cells() -> Iterator[Cell]:
+def cells() -> Iterator[Run]:
     """Return all cells."""
     for scale in SCALES:
         for protocol in ("floats", "bytes", "mirrored"):
             settings: dict[str, Any] = {"scale": scale, "protocol": protocol}
-            yield Cell(f"x{scale}, {protocol}", "enlarging", enlarging, settings)
+            yield Run(f"x{scale}, {protocol}", "enlarging", enlarging, settings)
     for images in ("Set5", "T91"):
         for kind, levels in (("jpeg", JPEG), ("noise", NOISE)):
             for level in levels:
                 settings = {"scale": 2, "images": images, "kind": kind, "level": level}
-                yield Cell(f"{images}, x2, {kind} {level}", "degraded", degraded, settings)
+                yield Run(f"{images}, x2, {kind} {level}", "degraded", degraded, settings)
     for method, size in (("stages", (1000, 1000)), ("FSRCNN", (1000, 1000)), ("stages", (1, 1))):
         settings = {"method": method, "size": size}
-        yield Cell(f"{method}, {size[0]}x{size[1]}", "time", timed, settings, alone=True)
+        yield Run(f"{method}, {size[0]}x{size[1]}", "time", timed, settings, alone=True)
     for name in (*SET5, *UNSEEN):
         for sigma in (15, 25, 50):
             settings = {"image": name, "sigma": sigma, "color": False}
-            yield Cell(f"{name}, gray, {sigma}", "denoising", gaussian, settings, needs=("bm3d",))
+            yield Run(f"{name}, gray, {sigma}", "denoising", gaussian, settings, needs=("bm3d",))
         if name in (*SET5, "rocket", "immunohistochemistry", "stereo_motorcycle"):
             settings = {"image": name, "sigma": 25, "color": True}
-            yield Cell(f"{name}, color, 25", "denoising", gaussian, settings, needs=("bm3d",))
+            yield Run(f"{name}, color, 25", "denoising", gaussian, settings, needs=("bm3d",))
         for share in (0.05, 0.1, 0.3):
-            yield Cell(f"{name}, salt {share}", "denoising", salt, {"image": name, "share": share})
+            yield Run(f"{name}, salt {share}", "denoising", salt, {"image": name, "share": share})
     for name in UNSEEN:
         for width in (1, 3):
             settings = {"image": name, "width": width}
-            yield Cell(f"{name}, scratches of {width}", "restoring", restoring, settings, needs=("cv2", "skimage"))
+            yield Run(f"{name}, scratches of {width}", "restoring", restoring, settings, needs=("cv2", "skimage"))

@@ -18,10 +18,10 @@ from typing import Any
 
 from mvrbm.devices import resolve_device
 from studies.arguments import Command, Options, add_options, add_parts
-from studies.cells import Place, Rows
 from studies.photographs import measuring, training
 from studies.photographs.pictures import write_pictures
 from studies.runner import run_parts
+from studies.runs import Place, Rows
 
 __all__ = ["COMMANDS", "PARTS"]
 

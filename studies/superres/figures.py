@@ -1,4 +1,4 @@
-"""The figures of experiment 3, drawn from stored cells alone."""
+"""The figures of experiment 3, drawn from stored runs alone."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def _sheet(images: Array) -> Array:
 def patches_and_filters(evidence: Evidence) -> Drawing | None:
     """Training patches, and the strongest learned filters of X and of the derivatives."""
     size = evidence.scale.patch
-    cells = [
-        cell
-        for cell, numbers in evidence.found(work.learn)
-        if cell.settings["model"]["patch"] == size
-        and cell.settings["model"]["hidden_shape"][0] == evidence.scale.hidden
+    runs = [
+        run
+        for run, numbers in evidence.found(work.learn)
+        if run.settings["model"]["patch"] == size
+        and run.settings["model"]["hidden_shape"][0] == evidence.scale.hidden
         and "diverged" not in numbers
     ]
-    if not cells:
+    if not runs:
         return None
-    machine = evidence.store.machine(cells[0])
-    patches = evidence.store.arrays(cells[0])["patches"].numpy()
+    machine = evidence.store.machine(runs[0])
+    patches = evidence.store.arrays(runs[0])["patches"].numpy()
     names = dict(zip((HIGH, *DERIVATIVES[:2]), ("filters of X", "filters of Z1 (x)", "filters of Z2 (y)"), strict=True))
     canvas = blank(12.8, 3.4)
     canvas.set_layout_engine("constrained", wspace=0.04)
@@ -132,10 +132,10 @@ def _show(ax: Axes, image: Array, **options: Any) -> None:
 
 
 def _side_by_side(evidence: Evidence, image: str, about: str) -> Drawing | None:
-    cells = evidence.found(work.compare, image=image)
-    if not cells:
+    runs = evidence.found(work.compare, image=image)
+    if not runs:
         return None
-    arrays = {name: array.numpy() for name, array in evidence.store.arrays(cells[0][0]).items()}
+    arrays = {name: array.numpy() for name, array in evidence.store.arrays(runs[0][0]).items()}
     numbers = evidence.compared(image)
     shown = [name for name in _SHOWN if name in arrays]
     top, left, side = _busiest(arrays["truth"], arrays["bicubic"])

@@ -1,12 +1,12 @@
-"""The findings of experiment 3: numbers next to the paper's, and whether its claims hold, from stored cells alone."""
+"""The findings of experiment 3: numbers next to the paper's, and whether its claims hold, from stored runs alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from studies.cells import Store
-from studies.report import Claim, Measured, StoredCells, Target, by_key, plain, summary
+from studies.report import Claim, Measured, StoredRuns, Target, by_key, plain, summary
+from studies.runs import Store
 from studies.superres import work
 from studies.superres.plan import GROUPS, Scale, plan
 
@@ -42,8 +42,8 @@ METHODS = {
 }
 
 
-class Evidence(StoredCells):
-    """The numbers of the stored cells of a plan, by method."""
+class Evidence(StoredRuns):
+    """The numbers of the stored runs of a plan, by method."""
 
     def __init__(self, store: Store, scale: Scale, *, seeds: int, first_seed: int = 0) -> None:
         super().__init__(store, plan(scale, list(GROUPS), seeds=seeds, first_seed=first_seed))
@@ -52,12 +52,12 @@ class Evidence(StoredCells):
     def learned(self, patch: int, hidden: int) -> dict[str, Measured]:
         """All numbers of the machines of one size trained by CD-1, nested ones under names with dots."""
         size = {"patch": patch, "hidden_shape": (hidden, hidden)}
-        cells = [
+        runs = [
             numbers
-            for cell, numbers in self.found(work.learn)
-            if all(cell.settings["model"][key] == value for key, value in size.items())
+            for run, numbers in self.found(work.learn)
+            if all(run.settings["model"][key] == value for key, value in size.items())
         ]
-        return by_key(cells)
+        return by_key(runs)
 
     def compared(self, image: str) -> dict[str, Measured]:
         """All numbers of the methods on one image."""

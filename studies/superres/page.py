@@ -8,8 +8,8 @@ from typing import Any
 
 from mvrbm import __version__
 from mvrbm.report import Page, Section, Table
+from studies.data import PACKAGED
 from studies.report import DASH, claims, draw_all, incomplete, mean, section, verdict, worse
-from studies.superres.data import PACKAGED
 from studies.superres.figures import FIGURES
 from studies.superres.findings import METHODS, PAPER, PUBLISHED, TABLE1, Evidence
 
@@ -174,8 +174,8 @@ _GENERATIVE = {
 
 def _about(found: Mapping[str, Any], scale_name: str) -> list[str]:
     return [
-        f"Scale {scale_name}: {found['cells']['stored']} cells, {found['seconds']:,.0f} s of work in total.",
+        f"Scale {scale_name}: {found['cells']['stored']} runs, {found['seconds']:,.0f} s of work in total.",
         f"Machines: {'; '.join(found['machines'])}.",
         f"Command: python -m studies superres --scale {scale_name} --seeds {found['seeds']} --out DIR. All numbers are "
-        "in results.json, every figure as PNG and SVG in figures/, every cell in cells/.",
+        "in results.json, every figure as PNG and SVG in figures/, every run in runs/.",
     ]

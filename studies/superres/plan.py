@@ -1,4 +1,4 @@
-"""The plan of experiment 3: which cells there are, at which scale, and in which order, all in tables."""
+"""The plan of experiment 3: which runs there are, at which scale, and in which order, all in tables."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mvrbm.training import RECIPES
-from studies.cells import Cell, planned
+from studies.data import PACKAGED, check_there
+from studies.runs import Run, seeded_plan
 from studies.superres import work
-from studies.superres.data import PACKAGED, check_there
 
 __all__ = ["EXPERIMENTS", "GROUPS", "SCALES", "Scale", "check_data", "plan"]
 
@@ -116,11 +116,11 @@ def check_data(scale: Scale, data_dir: str | None) -> None:
 
 
 def _recipe() -> dict[str, Any]:
-    # With its numbers: a cell with other numbers is another cell.
+    # With its numbers: a run with other numbers is another run.
     return RECIPES["default"].config()
 
 
-def _learned(group: str, scale: Scale, patch: int, hidden: int, seed: int) -> Cell:
+def _learned(group: str, scale: Scale, patch: int, hidden: int, seed: int) -> Run:
     model = {
         "scale": scale.scale,
         "patch": patch,
@@ -129,25 +129,25 @@ def _learned(group: str, scale: Scale, patch: int, hidden: int, seed: int) -> Ce
         **scale.learning,
     }
     settings = {"train": scale.train, "image": scale.compared[0], "model": model, "recipe": _recipe(), "seed": seed}
-    return Cell(f"superres-cd-p{patch:02d}-h{hidden:02d}-s{seed}", group, work.learn, settings, needs=_NEEDS)
+    return Run(f"superres-cd-p{patch:02d}-h{hidden:02d}-s{seed}", group, work.learn, settings, needs=_NEEDS)
 
 
-def _patch_size(scale: Scale, seed: int) -> Iterator[Cell]:
+def _patch_size(scale: Scale, seed: int) -> Iterator[Run]:
     for patch in scale.patches:
         yield _learned("patch-size", scale, patch, scale.hidden, seed)
 
 
-def _hidden_size(scale: Scale, seed: int) -> Iterator[Cell]:
+def _hidden_size(scale: Scale, seed: int) -> Iterator[Run]:
     for hidden in scale.hiddens:
         yield _learned("hidden-size", scale, scale.patch, hidden, seed)
 
 
-def _sparse(scale: Scale, seed: int) -> Iterator[Cell]:
+def _sparse(scale: Scale, seed: int) -> Iterator[Run]:
     settings = {"train": scale.train, "sparse": {"scale": scale.scale, **scale.sparse}, "seed": seed}
-    yield Cell(f"superres-sparse-s{seed}", "sparse", work.learn_dictionaries, settings, needs=_NEEDS)
+    yield Run(f"superres-sparse-s{seed}", "sparse", work.learn_dictionaries, settings, needs=_NEEDS)
 
 
-def _fine_tuned(scale: Scale, seed: int) -> Iterator[Cell]:
+def _fine_tuned(scale: Scale, seed: int) -> Iterator[Run]:
     settings = {
         "train": scale.tuned_train,
         "others": scale.published,
@@ -156,39 +156,39 @@ def _fine_tuned(scale: Scale, seed: int) -> Iterator[Cell]:
         "tuning": [dict(step) for step in scale.tuning],
         "seed": seed,
     }
-    yield Cell(f"superres-tuned-s{seed}", "fine-tuned", work.fine_tune, settings, needs=_NEEDS)
+    yield Run(f"superres-tuned-s{seed}", "fine-tuned", work.fine_tune, settings, needs=_NEEDS)
 
 
-def _models(scale: Scale, seed: int) -> dict[str, Cell]:
+def _models(scale: Scale, seed: int) -> dict[str, Run]:
     (tuned,), (sparse,) = _fine_tuned(scale, seed), _sparse(scale, seed)
     return {"cd": _learned("patch-size", scale, scale.patch, scale.hidden, seed), "tuned": tuned, "sparse": sparse}
 
 
-def _described(cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
+def _described(runs: Mapping[str, Run]) -> dict[str, dict[str, Any]]:
     return {
-        name: {"cell": cell.name, **{key: cell.settings[key] for key in ("model", "sparse") if key in cell.settings}}
-        for name, cell in cells.items()
+        name: {"cell": run.name, **{key: run.settings[key] for key in ("model", "sparse") if key in run.settings}}
+        for name, run in runs.items()
     }
 
 
-def _comparison(scale: Scale, seed: int) -> Iterator[Cell]:
+def _comparison(scale: Scale, seed: int) -> Iterator[Run]:
     models = _models(scale, seed)
     for image in scale.compared:
         settings = {"image": image, "models": _described(models), "seed": seed}
         name, after = f"superres-compare-{image}-s{seed}", tuple(models.values())
-        yield Cell(name, "comparison", work.compare, settings, after, _NEEDS, alone=True)
+        yield Run(name, "comparison", work.compare, settings, after, _NEEDS, alone=True)
 
 
-def _set5(scale: Scale, seed: int) -> Iterator[Cell]:
-    models = {name: cell for name, cell in _models(scale, seed).items() if name != "sparse"}
+def _set5(scale: Scale, seed: int) -> Iterator[Run]:
+    models = {name: run for name, run in _models(scale, seed).items() if name != "sparse"}
     settings = {"images": scale.published, "models": _described(models), "seed": seed}
     after = tuple(models.values())
-    yield Cell(f"superres-set5-s{seed}", "set5", work.published_protocol, settings, after, _NEEDS)
+    yield Run(f"superres-set5-s{seed}", "set5", work.published_protocol, settings, after, _NEEDS)
 
 
-_Maker = Callable[[Scale, int], Iterator[Cell]]
+_Maker = Callable[[Scale, int], Iterator[Run]]
 
-#: Groups of cells in the order in which they are computed.
+#: Groups of runs in the order in which they are computed.
 GROUPS: dict[str, _Maker] = {
     "patch-size": _patch_size,
     "fine-tuned": _fine_tuned,
@@ -202,11 +202,11 @@ GROUPS: dict[str, _Maker] = {
 EXPERIMENTS: dict[str, tuple[str, ...]] = {"superres": tuple(GROUPS)}
 
 
-def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first_seed: int = 0) -> list[Cell]:
-    """Return the cells of some groups; see :func:`studies.cells.planned`.
+def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first_seed: int = 0) -> list[Run]:
+    """Return the runs of some groups; see :func:`studies.runs.seeded_plan`.
 
     `seeds` (default: the scale's) is the number of random choices of patches, `first_seed` the first of them. The
     limits of `Scale.fewer_seeds` apply in any case.
     """
     asked = scale.seeds if seeds is None else seeds
-    return planned(GROUPS, scale, groups, asked, first_seed, lambda cell: scale.fewer_seeds.get(cell.group, asked))
+    return seeded_plan(GROUPS, scale, groups, asked, first_seed, lambda run: scale.fewer_seeds.get(run.group, asked))

@@ -1,4 +1,4 @@
-"""The work of the cells of experiment 3. Each function is one kind of cell, from settings to numbers."""
+"""The work of the runs of experiment 3. Each function is one kind of run, from settings to numbers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mvrbm.errors import DivergenceError
 from mvrbm.vision import SuperResolver, enlarge_image, luminance, psnr_ssim, reduce_image
 from mvrbm.vision.resampling import crop_to_multiple
 from mvrbm.vision.superres.training_data import cut_patches
-from studies.cells import Outcome, Place
-from studies.superres.data import test_image, training_images
+from studies.data import test_image, training_images
+from studies.runs import Outcome, Place
 from studies.superres.generative import generative_report
 
 Array = NDArray[Any]
@@ -37,7 +37,7 @@ def _resolver(settings: Settings, place: Place, **changes: Any) -> SuperResolver
 
 
 def _stored(settings: Settings, place: Place, name: str, **changes: Any) -> SuperResolver:
-    """A resolver with the machine of another cell."""
+    """A resolver with the machine of another run."""
     described = settings["models"][name]
     model = _resolver({"model": described["model"], "seed": settings["seed"]}, place, **changes)
     model.machine_ = place.store.machine_of(described["cell"], place.device)

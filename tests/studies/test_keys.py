@@ -8,7 +8,7 @@ import pytest
 from studies.digits import plan as digits
 from studies.superres import plan as superres
 
-# By group, of the names and keys of its cells in version 0.1.0, with today's names of settings.
+# By group, of the names and keys of its runs in version 0.1.0, with today's names of settings.
 DIGESTS = {
     "against-t": "679dbde4df55",
     "points": "4caf04932613",
@@ -34,16 +34,16 @@ DIGESTS = {
 }
 
 
-def digest(cells):
-    keys = sorted(([cell.name, cell.key] for cell in cells), key=lambda pair: pair[0])
+def digest(runs):
+    keys = sorted(([run.name, run.key] for run in runs), key=lambda pair: pair[0])
     return hashlib.sha1(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @pytest.mark.parametrize("experiment", [digits, superres], ids=["digits", "superres"])
-def test_cells_have_the_keys_of_version_0_1_0(experiment):
+def test_runs_have_the_keys_of_version_0_1_0(experiment):
     found = {}
-    for cell in experiment.plan(experiment.SCALES["paper"], list(experiment.GROUPS)):
-        found.setdefault(cell.group, []).append(cell)
-    assert {group: digest(cells) for group, cells in found.items()} == {
+    for run in experiment.plan(experiment.SCALES["paper"], list(experiment.GROUPS)):
+        found.setdefault(run.group, []).append(run)
+    assert {group: digest(runs) for group, runs in found.items()} == {
         group: DIGESTS[group] for group in experiment.GROUPS
     }

@@ -14,7 +14,7 @@ from studies.arguments import parse
 from studies.digits.plan import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +35,14 @@ def test_a_tiny_run_makes_everything(tiny, capfd):
     assert "not to be compared" in (tiny / "report.html").read_text(encoding="utf-8")
     assert len(list((tiny / "figures").iterdir())) == 14
     capfd.readouterr()
-    before = {path: path.stat().st_mtime_ns for path in (tiny / "cells").glob("*.json")}
+    before = {path: path.stat().st_mtime_ns for path in (tiny / "runs").glob("*.json")}
     assert main(["classification", "--out", str(tiny), "--json", "--device", "cpu"]) == 0
     result = json.loads(capfd.readouterr().out)
     assert (result["computed"], result["left"]) == (0, 0)
-    assert {path: path.stat().st_mtime_ns for path in (tiny / "cells").glob("*.json")} == before
+    assert {path: path.stat().st_mtime_ns for path in (tiny / "runs").glob("*.json")} == before
 
 
-def test_the_report_comes_from_the_cells_alone(tiny, capfd, monkeypatch):
+def test_the_report_comes_from_the_runs_alone(tiny, capfd, monkeypatch):
     former = (tiny / "results.json").read_bytes()
     monkeypatch.setattr("mvrbm.io.datasets.load", None)
     (tiny / "results.json").unlink()
@@ -110,7 +110,7 @@ def test_more_subsets_can_follow_and_fewer_take_none_away(tmp_path, capfd):
 
 def test_a_folder_is_of_one_scale(tiny, capfd):
     assert main(["digits", "--out", str(tiny), "--scale", "quick"]) == 1
-    assert "holds cells of scale tiny, not quick: choose another folder" in capfd.readouterr().err
+    assert "holds runs of scale tiny, not quick: choose another folder" in capfd.readouterr().err
     assert main(["digits", "--out", str(tiny), "--seed", "3"]) == 1
     assert "begins with subset 0, not 3" in capfd.readouterr().err
 
@@ -153,7 +153,7 @@ def test_the_options_of_an_experiment(capfd):
 
 
 def test_committed_results_are_found(capfd, monkeypatch):
-    """Those in the repository, of which some have no cells."""
+    """Those in the repository, of which some have no runs."""
     expected = {
         "digits": ("--out results/digits", "error, N = 10,000, T = 300, paper's recipe: 0.0482"),
         "superres": ("--out results/superres", "Lena, MMVRBM, fine-tuned"),
@@ -177,19 +177,20 @@ def test_computing_needs_no_more_than_pytorch(tmp_path):
         import numpy as np
         from pathlib import Path
         from studies import __main__, paper
-        from studies.cells import Place, Store
-        from studies.digits import data, plan, work
-        from studies.runner import run
+        from studies.runs import Place, Store
+        from studies import data
+        from studies.digits import plan, run as computing
+        from studies.runner import run_plan
 
         assert "digits" in __main__.commands("digits")
 
         random = np.random.default_rng(0)
         images, labels = random.integers(0, 256, (600, 28, 28), dtype=np.uint8), np.arange(600) % 10
-        work.digits = lambda *about: data.Digits(images[:500], labels[:500], images[500:], labels[500:])
+        computing.digits = lambda *about: data.Digits(images[:500], labels[:500], images[500:], labels[500:])
         groups = [group for group in plan.GROUPS if group not in ("denoise", "growth")]
-        cells = plan.plan(plan.SCALES["tiny"], groups, seeds=1)
-        summary = run(cells, Place(Store(Path(sys.argv[1])), "cpu"))
-        assert len(summary.computed) == len(cells), summary
+        runs = plan.plan(plan.SCALES["tiny"], groups, seeds=1)
+        summary = run_plan(runs, Place(Store(Path(sys.argv[1])), "cpu"))
+        assert len(summary.computed) == len(runs), summary
     """
     arguments = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
     done = subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True)

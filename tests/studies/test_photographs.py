@@ -12,13 +12,13 @@ from skimage.data import camera
 
 from mvrbm.vision import shipped
 from mvrbm.vision.shipped import ShippedStages
-from studies.cells import Place, Rows
 from studies.photographs import collecting, degrading, images, measuring, training
+from studies.runs import Place, Rows
 
 COMMITTED = Path(__file__).parents[2] / "results"
 
 
-def test_committed_results_are_cells():
+def test_committed_results_are_runs():
     names = {}
     for cell in measuring.cells():
         names.setdefault(cell.group, set()).add(cell.name)
@@ -114,7 +114,7 @@ def test_low_resolution_in_three_protocols():
     assert abs(floats - mirrored).max() > 1e-3
 
 
-def test_a_cell_measures_salt(tmp_path):
+def test_a_run_measures_salt(tmp_path):
     row = measuring.salt({"image": "microaneurysms", "share": 0.1}, Place(Rows(tmp_path, tmp_path), "cpu")).numbers
     assert row["noisy"] < row["median"] < row["stages"]
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from sklearn.impute import KNNImputer, SimpleImputer
 
 from mvrbm import MVRBMImputer
-from studies.cells import Cell, Outcome, Place, Store
-from studies.generative.data import data_file
+from studies.data import data_file
+from studies.runs import Outcome, Place, Run, Store
 
-__all__ = ["KINDS", "OURS", "SETS", "TOOLS", "cells", "hide", "probabilistic_pca", "soft_impute", "table"]
+__all__ = ["KINDS", "OURS", "SETS", "TOOLS", "hide", "plan", "probabilistic_pca", "soft_impute", "table"]
 
 Array = NDArray[Any]
 OURS = "mvrbm"
@@ -202,10 +202,10 @@ TOOLS: dict[str, Callable[[Array, bool], list[Array]]] = {
 }
 
 
-def cells(
+def plan(
     sets: Sequence[str] = tuple(SETS), kinds: Sequence[str] = KINDS, *, n: int | None = None, n_seeds: int = 3
-) -> list[Cell]:
-    """Return one cell per seed, data set, kind of missing entries and tool; `n` limits the samples.
+) -> list[Run]:
+    """Return one run per seed, data set, kind of missing entries and tool; `n` limits the samples.
 
     Seeds come first: a run that ends early has compared all tools.
     """
@@ -214,7 +214,7 @@ def cells(
         settings = {"set": name, "kind": kind, "tool": tool, "n": n, "seed": seed}
         needs = {"patches": ("skimage",), "digits": (), "frey": ()}.get(name, ("tensorly",))
         needs = (*needs, *(("tensorly",) if tool == "tensorly-cp" else ()))
-        found.append(Cell(f"imputation-{name}-{kind}-{tool}-{seed}", "imputation", _compare, settings, (), needs))
+        found.append(Run(f"imputation-{name}-{kind}-{tool}-{seed}", "imputation", _compare, settings, (), needs))
     return found
 
 
@@ -230,13 +230,13 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
     return Outcome({"rmse": error, "cpu_seconds": time.process_time() - start})
 
 
-def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float | None]]:
+def table(store: Store, plan: Sequence[Run]) -> dict[str, dict[str, float | None]]:
     """Return mean errors over the seeds that all tools have, by data set and kind, then by tool; None: too slow."""
     values: dict[str, dict[str, dict[int, float]]] = {}
-    for cell in planned:
-        if store.has(cell):
-            of = values.setdefault(f"{cell.settings['set']}, {cell.settings['kind']}", {})
-            of.setdefault(cell.settings["tool"], {})[cell.settings["seed"]] = store.numbers(cell)["rmse"]
+    for run in plan:
+        if store.has(run):
+            of = values.setdefault(f"{run.settings['set']}, {run.settings['kind']}", {})
+            of.setdefault(run.settings["tool"], {})[run.settings["seed"]] = store.numbers(run)["rmse"]
     found: dict[str, dict[str, float | None]] = {}
     for task, tools in values.items():
         if not (seeds := set.intersection(*map(set, tools.values()))):

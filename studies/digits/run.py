@@ -1,4 +1,4 @@
-"""The work of the cells of experiments 1 and 2. Each function is one kind of cell, from settings to numbers.
+"""The work of the runs of experiments 1 and 2. Each function is one kind of run, from settings to numbers.
 
 Nothing here draws, and nothing needs more than PyTorch and NumPy, except `denoise`, which compares with
 scikit-image's filters.
@@ -21,8 +21,8 @@ from mvrbm.errors import DivergenceError
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import mean_field
 from mvrbm.training import RECIPES, Trainer
-from studies.cells import Outcome, Place
-from studies.digits.data import Digits, balanced, digits, photographs, subset
+from studies.data import Digits, balanced, digits, photographs, subset
+from studies.runs import Outcome, Place
 
 Array = NDArray[Any]
 Settings = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Stores: finished cells are found again by their settings or names, and nothing half-written counts."""
+"""Stores: finished runs are found again by their settings or names, and nothing half-written counts."""
 
 import json
 
@@ -7,8 +7,8 @@ import torch
 
 from mvrbm import models
 from mvrbm.errors import StorageError
-from studies.cells import Cell, Outcome, Place, Rows, Store
-from studies.runner import run, run_parts
+from studies.runner import run_parts, run_plan
+from studies.runs import Outcome, Place, Rows, Run, Store
 
 CALLS = []
 
@@ -20,7 +20,7 @@ def double(settings, place):
 
 def sum_of_doubles(settings, place):
     CALLS.append("sum")
-    return Outcome({"sum": sum(place.store.numbers(cell)["twice"] for cell in DOUBLES)})
+    return Outcome({"sum": sum(place.store.numbers(run)["twice"] for run in DOUBLES)})
 
 
 def breaks(settings, place):
@@ -31,21 +31,21 @@ def with_machine(settings, place):
     return Outcome({"nothing": float("nan")}, machine=models.mvrbm((3, 2), (2, 2), seed=1))
 
 
-def cell(x, work=double, **options):
-    return Cell(f"cell-{x}", "group", work, {"x": x}, **options)
+def make(x, work=double, **options):
+    return Run(f"cell-{x}", "group", work, {"x": x}, **options)
 
 
-DOUBLES = (cell(1), cell(2))
+DOUBLES = (make(1), make(2))
 
 
 @pytest.fixture
 def place(tmp_path):
     CALLS.clear()
-    return Place(Store(tmp_path / "cells"), "cpu")
+    return Place(Store(tmp_path / "runs"), "cpu")
 
 
-def quietly(cells, place, **options):
-    return run(cells, place, say=lambda line: None, **options)
+def quietly(runs, place, **options):
+    return run_plan(runs, place, say=lambda line: None, **options)
 
 
 def test_what_is_stored_is_not_computed_again(place):
@@ -56,15 +56,15 @@ def test_what_is_stored_is_not_computed_again(place):
     assert place.store.arrays(DOUBLES[1])["x"].tolist() == [2]
 
 
-def test_other_settings_are_another_cell_and_so_is_what_comes_after(place):
-    def cells(x):
-        first = Cell("first", "group", double, {"x": x})
-        return first, Cell("second", "group", double, {"x": 0}, after=(first,))
+def test_other_settings_are_another_run_and_so_is_what_comes_after(place):
+    def runs(x):
+        first = Run("first", "group", double, {"x": x})
+        return first, Run("second", "group", double, {"x": 0}, after=(first,))
 
-    quietly(cells(1), place)
-    assert quietly(cells(1), place).computed == ()
-    assert quietly(cells(3), place).computed == ("first", "second")
-    assert place.store.numbers(cells(3)[0]) == {"twice": 6}
+    quietly(runs(1), place)
+    assert quietly(runs(1), place).computed == ()
+    assert quietly(runs(3), place).computed == ("first", "second")
+    assert place.store.numbers(runs(3)[0]) == {"twice": 6}
 
 
 def test_a_damaged_file_is_no_result(place):
@@ -73,14 +73,14 @@ def test_a_damaged_file_is_no_result(place):
     assert quietly(DOUBLES, place).computed == ("cell-1",)
 
 
-def test_a_cell_waits_for_those_it_reads(place):
-    total = Cell("sum", "group", sum_of_doubles, {}, after=DOUBLES)
+def test_a_run_waits_for_those_it_reads(place):
+    total = Run("sum", "group", sum_of_doubles, {}, after=DOUBLES)
     assert quietly([total, *DOUBLES], place).computed == ("cell-1", "cell-2", "sum")
     assert place.store.numbers(total) == {"sum": 6}
 
 
 def test_machines_are_kept_and_numbers_are_json(place):
-    one = Cell("machine", "group", with_machine, {})
+    one = Run("machine", "group", with_machine, {})
     quietly([one], place)
     assert place.store.numbers(one) == {"nothing": None}
     machine = with_machine({}, place).machine
@@ -91,7 +91,7 @@ def test_machines_are_kept_and_numbers_are_json(place):
 def test_two_runs_do_not_share_a_folder(place):
     with place.store.locked():
         (place.store.folder / ".half-written").write_text("")
-        with pytest.raises(StorageError, match="another run is at work"):
+        with pytest.raises(StorageError, match="another command is computing in"):
             quietly(DOUBLES, place)
     quietly(DOUBLES, place)
     assert not (place.store.folder / ".half-written").exists()
@@ -100,8 +100,8 @@ def test_two_runs_do_not_share_a_folder(place):
 # -- keys of version 0.1.0 --------------------------------------------------------------------------
 
 
-def test_cells_with_former_names_of_settings_are_found(place):
-    one = Cell("one", "group", double, {"x": 1, "numbers": {"n_epochs": 3, "recipe": "paper"}})
+def test_runs_with_former_names_of_settings_are_found(place):
+    one = Run("one", "group", double, {"x": 1, "numbers": {"n_epochs": 3, "recipe": "paper"}})
     quietly([one], place)
     path = place.store.folder / "one.json"
     record = json.loads(path.read_text())
@@ -125,18 +125,18 @@ def rows(tmp_path):
 def test_rows_of_a_group_share_a_file(rows):
     (rows.store.folder).mkdir()
     (rows.store.folder / "few.json").write_text(json.dumps({"a name, n100": {"twice": 7}}))
-    cells = [Cell(name, group, double, {"x": 2}) for group in ("few", "full") for name in ("a name, n100", "b")]
-    assert run_parts(cells, ["few", "full"], rows)["computed"] == 3  # by name: one was there
+    runs = [Run(name, group, double, {"x": 2}) for group in ("few", "full") for name in ("a name, n100", "b")]
+    assert run_parts(runs, ["few", "full"], rows)["computed"] == 3  # by name: one was there
     assert rows.store.rows("few")["a name, n100"] == {"twice": 7}
     assert rows.store.rows("few")["b"]["twice"] == 4
     assert set(rows.store.rows("full")["b"]) == {"twice", "seconds", "device"}
-    assert run_parts(cells, ["few", "full"], rows)["computed"] == 0
+    assert run_parts(runs, ["few", "full"], rows)["computed"] == 0
     assert CALLS == [2, 2, 2]
     assert rows.store.rows("nothing") == {}
 
 
 def test_the_model_of_a_row_is_in_a_folder_of_its_own(rows):
-    one = Cell("x2, fine-tuned", "ship", with_machine, {})
+    one = Run("x2, fine-tuned", "ship", with_machine, {})
     run_parts([one], ["ship"], rows)
     assert rows.store.model_folder("ship", "x2, fine-tuned").name == "x2-fine-tuned"
     assert (rows.store.model_folder("ship", "x2, fine-tuned") / "config.json").is_file()
@@ -153,6 +153,6 @@ def test_hidden_files_next_to_rows_are_kept(rows):
 
 
 def test_parts_can_be_limited_to_names(rows):
-    cells = [Cell(name, "part", double, {"x": 1}) for name in ("open x2", "T91 x2")]
-    assert run_parts(cells, ["part"], rows, only="open")["stored"] == 1
+    runs = [Run(name, "part", double, {"x": 1}) for name in ("open x2", "T91 x2")]
+    assert run_parts(runs, ["part"], rows, only="open")["stored"] == 1
     assert list(rows.store.rows("part")) == ["open x2"]

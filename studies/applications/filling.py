@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from mvrbm import MVRBMImputer
 from mvrbm.io import datasets
-from studies.cells import Cell, Outcome, Place, Store
-from studies.jobs.imputation import OURS, SETS
+from studies.applications.imputation import OURS, SETS
+from studies.runs import Outcome, Place, Run, Store
 
-__all__ = ["EPOCHS", "PARTS", "TOOLS", "cells", "missing", "table"]
+__all__ = ["EPOCHS", "PARTS", "TOOLS", "missing", "plan", "table"]
 
 Array = NDArray[Any]
 PARTS = ("right half", "50 % of the pixels", "80 % of the pixels")
@@ -88,15 +88,15 @@ def _ridge(train: Array, x: Array, rank: int, penalty: float) -> Array:
 TOOLS: dict[str, Callable[[Array, Array], Array]] = {"mean": _mean, "5-nearest": _nearest, "pca-ridge": _pca}
 
 
-def cells(sets: Sequence[str] = ("mnist", "frey"), *, n: int | None = None) -> list[Cell]:
-    """Return one cell per set and tool, and for faces one per number of epochs; `n` limits the images."""
+def plan(sets: Sequence[str] = ("mnist", "frey"), *, n: int | None = None) -> list[Run]:
+    """Return one run per set and tool, and for faces one per number of epochs; `n` limits the images."""
     found = []
     for name, tool in itertools.product(sets, (*TOOLS, OURS)):
         settings = {"set": name, "tool": tool, "n": n, "epochs": None}
-        found.append(Cell(f"filling-{name}-{tool}", "filling", _compare, settings))
+        found.append(Run(f"filling-{name}-{tool}", "filling", _compare, settings))
     for epochs in EPOCHS if "frey" in sets else ():
         settings = {"set": "frey", "tool": OURS, "n": n, "epochs": epochs}
-        found.append(Cell(f"filling-frey-{OURS}-{epochs}", "filling", _compare, settings))
+        found.append(Run(f"filling-frey-{OURS}-{epochs}", "filling", _compare, settings))
     return found
 
 
@@ -120,14 +120,14 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
     return Outcome(numbers)
 
 
-def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float]]:
-    """Return the errors of the cells that are stored, by set, part and number of epochs, then by tool."""
+def table(store: Store, plan: Sequence[Run]) -> dict[str, dict[str, float]]:
+    """Return the errors of the runs that are stored, by set, part and number of epochs, then by tool."""
     values: dict[str, dict[str, float]] = {}
-    for cell in planned:
-        if store.has(cell):
-            epochs = cell.settings["epochs"]
+    for run in plan:
+        if store.has(run):
+            epochs = run.settings["epochs"]
             for part in PARTS:
                 trained = "" if epochs is None else f", after {epochs} epoch{'s' if epochs > 1 else ''}"
-                task = f"{cell.settings['set']}, {part}{trained}"
-                values.setdefault(task, {})[cell.settings["tool"]] = store.numbers(cell)[part]
+                task = f"{run.settings['set']}, {part}{trained}"
+                values.setdefault(task, {})[run.settings["tool"]] = store.numbers(run)[part]
     return values

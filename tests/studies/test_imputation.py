@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("tensorly")
 from studies.__main__ import main
-from studies.jobs import figure, filling, imputation, study
+from studies.applications import filling, imputation, page
 
 
 def test_the_kinds_of_missing_entries():
@@ -59,9 +59,9 @@ def test_principal_components_with_ridge_predict_a_linear_relation():
 
 
 def test_the_page_has_one_row_per_task():
-    page = study.page({"imputation": {"digits, 20": {"mean": 0.27, "mvrbm": 0.13, "iterative": None}}})
-    assert "| task | mean | mvrbm | iterative |" in page
-    assert "| digits, 20 | 0.27 | **0.13** | - |" in page
+    text = page.page({"imputation": {"digits, 20": {"mean": 0.27, "mvrbm": 0.13, "iterative": None}}})
+    assert "| task | mean | mvrbm | iterative |" in text
+    assert "| digits, 20 | 0.27 | **0.13** | - |" in text
 
 
 def test_results_of_several_runs_add_up(tmp_path):
@@ -71,16 +71,16 @@ def test_results_of_several_runs_add_up(tmp_path):
     rows = {f"imputation-digits-20-{tool}-0": {"rmse": rmse} for tool, rmse in (("mean", 0.25), ("mvrbm", 0.125))}
     rows["imputation-digits-20-mean-1"] = {"rmse": 0.75}  # a seed that one tool has is left out
     (tmp_path / "imputation.json").write_text(json.dumps(rows))
-    assert main(["jobs", "imputation", "--out", str(tmp_path), "--report-only"]) == 0
+    assert main(["applications", "imputation", "--out", str(tmp_path), "--report-only"]) == 0
     found = json.loads((tmp_path / "results.json").read_text())
     errors = {"frey, 20": {"mean": 9.0}, "digits, 20": {"mean": 0.25, "mvrbm": 0.125}}
     assert found == {"imputation": errors, "topics": former["topics"]}
 
 
 def test_all_cases_are_planned():
-    names = [cell.name for cell in imputation.cells()]
+    names = [run.name for run in imputation.plan()]
     assert len(names) == len(set(names)) == 3 * 6 * 3 * len(imputation.TOOLS)
-    assert len(filling.cells()) == 2 * 4 + len(filling.EPOCHS)
+    assert len(filling.plan()) == 2 * 4 + len(filling.EPOCHS)
 
 
 def test_the_figure_has_multiples_of_the_best_result():
@@ -88,6 +88,6 @@ def test_the_figure_has_multiples_of_the_best_result():
         "imputation": {"digits, 20": {"mean": 0.3, "mvrbm": 0.1, "iterative": None}},
         "outliers": {"wine": {"lof": 0.9, "mvrbm": 0.8}, "wine, share": {"mvrbm": 1.0}},
     }
-    assert figure.multiples("imputation", tables["imputation"])["digits, 20"] == pytest.approx({"mean": 3, "mvrbm": 1})
-    assert figure.multiples("outliers", tables["outliers"]) == {"wine": pytest.approx({"lof": 1, "mvrbm": 2})}
-    assert [ax.get_title() for ax in figure.draw(tables).canvas.axes] == ["imputation", "outliers"]
+    assert page.multiples("imputation", tables["imputation"])["digits, 20"] == pytest.approx({"mean": 3, "mvrbm": 1})
+    assert page.multiples("outliers", tables["outliers"]) == {"wine": pytest.approx({"lof": 1, "mvrbm": 2})}
+    assert [ax.get_title() for ax in page.draw(tables).canvas.axes] == ["imputation", "outliers"]

@@ -1,4 +1,4 @@
-"""The study from end to end: one cell per draw, then the summary over draws, the label map and the command."""
+"""The study from end to end: one run per draw, then the summary over draws, the label map and the command."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mvrbm import __version__
 from mvrbm.errors import StorageError
-from mvrbm.io.datasets import load
-from studies.arguments import Command, Options, add_options, count, say
-from studies.cells import Cell, Outcome, Place, Store, write_json
-from studies.indian_pines.blocks import Split, divide
-from studies.indian_pines.comparison import explain, run_draw
-from studies.indian_pines.settings import CLASSES, Candidate, Settings
-from studies.runner import run
+from studies.arguments import Command, Options, add_study_options, count
+from studies.indian_pines.run import CLASSES, Settings, Split, divide, explain, one_draw, scene
+from studies.report import read_results
+from studies.runner import run_plan
+from studies.runs import Place, Run, Store, write_json
 
 __all__ = ["COMMANDS", "draw_map", "run_study", "summary"]
 
@@ -33,35 +30,13 @@ _COLORS = (
 )  # fmt: skip
 
 
-# -- cells ------------------------------------------------------------------------------------------
+# -- the plan ------------------------------------------------------------------------------------------
 
 
-def scene(data_dir: str | None) -> tuple[Array, Array]:
-    """Return the cube (rows, columns, bands) and the labels (rows, columns) of Indian Pines."""
-    loaded = load("indian-pines", data_dir=data_dir)
-    return loaded.arrays, loaded.labels
-
-
-def _settings(plain: Mapping[str, Any]) -> Settings:
-    """Return settings from plain values."""
-    candidates = [{**one, "hidden_shape": tuple(one["hidden_shape"])} for one in plain["candidates"]]
-    some = tuple(Candidate(**one) for one in candidates)
-    return Settings(**{**plain, "candidates": some, "passes": tuple(plain["passes"])})
-
-
-def one_draw(settings: Mapping[str, Any], place: Place) -> Outcome:
-    """Scores of all methods on one draw, and the labels that the support vector machine predicted."""
-    cube, labels = scene(place.data_dir)
-    result, _, predicted = run_draw(cube, labels, settings["draw"], _settings(settings["comparison"]), say)
-    return Outcome(result, {name: torch.from_numpy(np.asarray(values)) for name, values in predicted.items()})
-
-
-def cells(draws: int, settings: Settings) -> list[Cell]:
-    """Return one cell per draw; the draws are numbered from 1."""
+def plan(draws: int, settings: Settings) -> list[Run]:
+    """Return one run per draw; the draws are numbered from 1."""
     plain = asdict(settings)
-    return [
-        Cell(f"draw-{draw}", "draws", one_draw, {"draw": draw, "comparison": plain}) for draw in range(1, draws + 1)
-    ]
+    return [Run(f"draw-{draw}", "draws", one_draw, {"draw": draw, "comparison": plain}) for draw in range(1, draws + 1)]
 
 
 # -- results ----------------------------------------------------------------------------------------
@@ -84,7 +59,7 @@ def run_study(
     out : Path
         Folder for both files.
     work : Path
-        Folder for the cells.
+        Folder for the runs.
     draws : int
         Number of draws of blocks. The picture shows the first.
     settings : Settings, optional
@@ -102,22 +77,23 @@ def run_study(
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
     settings = settings or Settings()
-    store, planned = Store(work / "cells"), cells(draws, settings)
-    done = run(planned, Place(store, "cpu", data_dir, work), jobs=jobs, budget=budget)
+    store = Store.within(work)
+    draws_planned = plan(draws, settings)
+    done = run_plan(draws_planned, Place(store, "cpu", data_dir, work), jobs=jobs, budget=budget)
     done.raise_failures()
-    stored = [cell for cell in planned if store.has(cell)]
+    stored = [run for run in draws_planned if store.has(run)]
     if not stored:
         raise StorageError("no draw is computed yet: allow a larger budget")
     found = []
-    for cell in stored:
-        record = store.record(cell) or {}
+    for run in stored:
+        record = store.record(run) or {}
         found.append({**record["numbers"], "seconds": round(record["seconds"], 1)})
     report = {"mvrbm": __version__, "settings": asdict(settings), "summary": summary(found), "draws": found}
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "results.json", report)
-    if stored[0] is planned[0]:
+    if stored[0] is draws_planned[0]:
         _, labels = scene(data_dir)
-        predicted = {name: store.arrays(planned[0])[name].numpy() for name in ("TVRBM", "PCA")}
+        predicted = {name: store.arrays(draws_planned[0])[name].numpy() for name in ("TVRBM", "PCA")}
         draw_map(labels, divide(labels, 1, settings), predicted, out / "label-map.png")
     return report
 
@@ -187,27 +163,19 @@ def draw_map(labels: Array, split: Split, predicted: Mapping[str, Array], path: 
 def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draws", type=count, default=5, metavar="N", help="Number of draws of blocks. Default: 5.")
     parser.add_argument("--explain", action="store_true", help="Measure likely reasons instead: explain.json.")
-    add_options(
-        parser,
-        *("--out", "--work", "--jobs", "--budget", "--report-only", "--data-dir", "--json"),
-        out={"default": Path("results/indian-pines"), "help": "Output folder. Default: results/indian-pines."},
-        work={"default": Path("runs/indian-pines"), "help": "Folder for cells. Default: runs/indian-pines."},
-    )
+    add_study_options(parser, "indian-pines", "--jobs", "--budget", "--data-dir")
 
 
 def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     path = options.out / ("explain.json" if options.explain else "results.json")
-    if options.report_only:
-        if not path.is_file():
-            raise StorageError(f"{options.out} has no {path.name}: run without --report-only first")
-    elif options.explain:
+    if options.explain and not options.report_only:
         cube, labels = scene(options.data_dir)
         options.out.mkdir(parents=True, exist_ok=True)
         write_json(path, explain(cube, labels, draws=options.draws))
-    else:
+    elif not options.report_only:
         some = {"draws": options.draws, "data_dir": options.data_dir, "jobs": options.jobs, "budget": options.budget}
         run_study(options.out, options.work, **some)
-    found = json.loads(path.read_text())
+    found = read_results(path)
     return found, json.dumps(found, indent=1) if options.explain else table(found["summary"])
 
 

@@ -23,9 +23,9 @@ from sklearn.decomposition import NMF, LatentDirichletAllocation
 from mvrbm import ReplicatedSoftmax
 from mvrbm.estimators.topics import halves
 from mvrbm.io.documents import read_documents
-from studies.cells import Cell, Outcome, Place, Store, complete
+from studies.runs import Outcome, Place, Run, Store, complete
 
-__all__ = ["CORPORA", "TOOLS", "cells", "docstrings", "perplexity", "table"]
+__all__ = ["CORPORA", "TOOLS", "docstrings", "perplexity", "plan", "table"]
 
 Array = NDArray[Any]
 #: News as counts of words, which must be on this machine, and docstrings, which every machine has.
@@ -56,14 +56,14 @@ TOOLS: dict[str, Callable[[Any, int], Callable[[Any], Array]]] = {
 }
 
 
-def cells(corpora: Sequence[str] = CORPORA, seeds: Sequence[int] = (0, 1, 2), *, n: int | None = None) -> list[Cell]:
-    """Return one cell per corpus, tool and seed; `n` limits the documents."""
+def plan(corpora: Sequence[str] = CORPORA, seeds: Sequence[int] = (0, 1, 2), *, n: int | None = None) -> list[Run]:
+    """Return one run per corpus, tool and seed; `n` limits the documents."""
     found = []
     for corpus in corpora:
         for tool in (OURS, *TOOLS):
             for seed in seeds:
                 settings = {"corpus": corpus, "tool": tool, "seed": seed, "n": n}
-                found.append(Cell(f"topics-{corpus}-{tool}-{seed}", f"topics-{corpus}", _compare, settings))
+                found.append(Run(f"topics-{corpus}-{tool}-{seed}", f"topics-{corpus}", _compare, settings))
     return found
 
 
@@ -134,10 +134,10 @@ def docstrings(packages: Sequence[str] = ("scipy", "sklearn", "skimage")) -> tup
     return vectorizer.fit_transform(texts), vectorizer.get_feature_names_out().tolist()
 
 
-def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float]]:
+def table(store: Store, plan: Sequence[Run]) -> dict[str, dict[str, float]]:
     """Return the mean perplexity over the seeds, by corpus and tool, of each complete corpus."""
     values: dict[str, dict[str, list[float]]] = {}
-    for cell in complete(store, planned, "corpus"):
-        corpus, tool = cell.settings["corpus"], cell.settings["tool"]
-        values.setdefault(corpus, {}).setdefault(tool, []).append(store.numbers(cell)["perplexity"])
+    for run in complete(store, plan, "corpus"):
+        corpus, tool = run.settings["corpus"], run.settings["tool"]
+        values.setdefault(corpus, {}).setdefault(tool, []).append(store.numbers(run)["perplexity"])
     return {corpus: {tool: float(np.mean(found)) for tool, found in tools.items()} for corpus, tools in values.items()}

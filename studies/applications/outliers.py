@@ -23,9 +23,9 @@ from sklearn.svm import OneClassSVM
 
 from mvrbm import MVRBMOutlierDetector
 from mvrbm.io import datasets
-from studies.cells import Cell, Outcome, Place, Store, complete
+from studies.runs import Outcome, Place, Run, Store, complete
 
-__all__ = ["DIGITS", "OURS", "TABLES", "TOOLS", "cells", "plant_defects", "share_found", "table"]
+__all__ = ["DIGITS", "OURS", "TABLES", "TOOLS", "plan", "plant_defects", "share_found", "table"]
 
 Array = NDArray[Any]
 OURS = "mvrbm"
@@ -78,8 +78,8 @@ TOOLS: dict[str, Callable[[Array, Array, int], Array]] = {
 }
 
 
-def cells(tasks: Sequence[str] = ("mnist", *TABLES), *, n_test: int | None = None) -> list[Cell]:
-    """Return one cell per task, class, tool and seed; `n_test` limits the number of test digits."""
+def plan(tasks: Sequence[str] = ("mnist", *TABLES), *, n_test: int | None = None) -> list[Run]:
+    """Return one run per task, class, tool and seed; `n_test` limits the number of test digits."""
     found = []
     for task in tasks:
         for normal in DIGITS if task == "mnist" else TABLES[task]:
@@ -88,7 +88,7 @@ def cells(tasks: Sequence[str] = ("mnist", *TABLES), *, n_test: int | None = Non
                 for seed in range(_N_SEEDS if tool in (OURS, "isolation-forest") else 1):
                     settings = {"task": task, "normal": normal, "tool": tool, "n_test": n_test, "seed": seed}
                     name = f"outliers-{task}-{normal}-{tool}-{seed}"
-                    found.append(Cell(name, f"outliers-{task}", _compare, settings, (), needs))
+                    found.append(Run(name, f"outliers-{task}", _compare, settings, (), needs))
     return found
 
 
@@ -152,11 +152,11 @@ def share_found(maps: Array, where: Array) -> float:
     return float(found.mean())
 
 
-def table(store: Store, planned: Sequence[Cell]) -> dict[str, dict[str, float]]:
+def table(store: Store, plan: Sequence[Run]) -> dict[str, dict[str, float]]:
     """Return the mean AUC over the classes of each complete task, by tool, and the share of defects found."""
     values: dict[str, dict[str, list[float]]] = {}
-    for cell in complete(store, planned, "task"):
-        task, tool, numbers = cell.settings["task"], cell.settings["tool"], store.numbers(cell)
+    for run in complete(store, plan, "task"):
+        task, tool, numbers = run.settings["task"], run.settings["tool"], store.numbers(run)
         values.setdefault(task, {}).setdefault(tool, []).append(numbers["auc"])
         if "defects_found" in numbers:
             row = values.setdefault(f"{task}, share of defects in the top 5 % of the map", {})

@@ -1,11 +1,11 @@
-"""The study of outliers: what it plants is what it looks for, and its cells cover every tool."""
+"""The study of outliers: what it plants is what it looks for, and its runs cover every tool."""
 
 import numpy as np
 import pytest
 
-from studies.cells import Place, Store
-from studies.jobs import outliers
-from studies.runner import run
+from studies.applications import outliers
+from studies.runner import run_plan
+from studies.runs import Place, Store
 
 
 def test_defects_are_squares_of_the_stroke_and_are_found_where_they_are():
@@ -22,16 +22,16 @@ def test_defects_are_squares_of_the_stroke_and_are_found_where_they_are():
 
 
 def test_every_class_is_compared_with_every_tool():
-    cells = outliers.cells()
-    assert len(cells) == (10 + 1 + 3 + 10) * (3 + len(outliers.TOOLS))  # two tools with two seeds
-    assert len({cell.name for cell in cells}) == len(cells)
+    runs = outliers.plan()
+    assert len(runs) == (10 + 1 + 3 + 10) * (3 + len(outliers.TOOLS))  # two tools with two seeds
+    assert len({run.name for run in runs}) == len(runs)
 
 
 def test_a_tool_on_a_table_has_the_area_of_its_scores(tmp_path):
-    cells = [cell for cell in outliers.cells(["wine"]) if cell.settings["tool"] in ("lof", "5-nearest", "pca-error")]
+    runs = [run for run in outliers.plan(["wine"]) if run.settings["tool"] in ("lof", "5-nearest", "pca-error")]
     store = Store(tmp_path)
-    assert not run(cells, Place(store, "cpu"), say=lambda _: None).failed
-    table = outliers.table(store, cells)
+    assert not run_plan(runs, Place(store, "cpu"), say=lambda _: None).failed
+    table = outliers.table(store, runs)
     assert list(table) == ["wine"]
     assert table["wine"]["lof"] == pytest.approx(0.98, abs=0.02)
     assert all(0.9 < area < 1 for area in table["wine"].values())
