@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mvrbm.machine import BoltzmannMachine
+from mvrbm import BoltzmannMachine
 from mvrbm.vision import add_noise, denoise, estimate_level
 from mvrbm.vision.quality import psnr
 

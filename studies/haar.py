@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from mvrbm.machine import BoltzmannMachine
+from mvrbm import BoltzmannMachine
 from mvrbm.validation import whole_number
 
 __all__ = ["cosine_basis", "haar_functions", "haar_likeness", "likeness"]

@@ -19,9 +19,8 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mvrbm import models
+from mvrbm import BoltzmannMachine, models
 from mvrbm.devices import resolve_device
-from mvrbm.machine import BoltzmannMachine
 from mvrbm.training import Recipe, Trainer
 
 __all__ = ["Descent", "ImageClassifier", "NetworkClassifier", "epochs_for", "train_rbm"]

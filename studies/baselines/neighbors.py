@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mvrbm import BoltzmannMachine
 from mvrbm.devices import resolve_device
-from mvrbm.machine import BoltzmannMachine
 from studies.baselines.base import ImageClassifier, train_rbm
 
 __all__ = ["NearestNeighbor", "RBMNearestNeighbor", "nearest", "nearest_neighbor_error"]

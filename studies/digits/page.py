@@ -1,4 +1,7 @@
-"""The results of experiments 1 and 2: numbers next to the paper's, its claims, figures and the page."""
+"""The results of experiments 1 and 2: numbers next to the paper's, its claims, figures and the page.
+
+Everything here is made from the stored runs alone.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +50,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CLAIMS", "FIGURES", "TUNED", "Evidence", "page_of", "results", "targets"]
 
+Array = NDArray[Any]
 
-#: Title of the fine-tuned MVRBM in the comparison.
+
+#: Title of the fine-tuned MVRBM in the comparison of methods.
 TUNED = "MVRBM + softmax, fine-tuned"
 
 
@@ -56,7 +61,7 @@ TUNED = "MVRBM + softmax, fine-tuned"
 
 
 class Evidence(StoredRuns):
-    """The numbers of the stored runs of a plan, by experiment."""
+    """The numbers of the stored runs."""
 
     def __init__(self, store: Store, scale: Scale, *, seeds: int, first_seed: int = 0) -> None:
         super().__init__(store, plan(scale, list(GROUPS), seeds=seeds, first_seed=first_seed))
@@ -65,34 +70,34 @@ class Evidence(StoredRuns):
     # -- classification ---------------------------------------------------------------------------
 
     def error(self, model: str, recipe: str, n: int, stop: int | None = None) -> Measured | None:
-        """Error of the nearest neighbor in a model's features, after `stop` epochs (default: after the last)."""
+        """Return the 1-NN error on a model's features after `stop` epochs (default: the last)."""
         return measured(
             _at(numbers["errors"], stop) for _, numbers in self.found(classify, model=model, recipe=recipe, n=n)
         )
 
     def seconds_of(self, recipe: str, n: int, stop: int | None = None) -> Measured | None:
-        """Seconds of training the MVRBM."""
+        """Return the seconds of training the MVRBM."""
         found = self.found(classify, model="mvrbm", recipe=recipe, n=n)
         return measured(_at(numbers["seconds_at"], stop) for _, numbers in found)
 
     def raw(self, n: int) -> Measured | None:
-        """Error of the nearest neighbor in pixels."""
+        """Return the 1-NN error on pixels."""
         return measured(numbers["error"] for _, numbers in self.found(raw_pixels, n=n))
 
     def baseline(self, name: str, n: int) -> Measured | None:
-        """Error of a baseline."""
+        """Return the error of a baseline."""
         return measured(numbers["error"] for _, numbers in self.found(baseline, baseline=name, n=n))
 
     def fine_tuned(self, n: int) -> Measured | None:
-        """Error of the MVRBM with a softmax on top."""
+        """Return the error of the fine-tuned MVRBM with a softmax on top."""
         return measured(numbers["error"] for _, numbers in self.found(fine_tune, n=n))
 
     def by_paper(self, n: int, stop: int) -> Measured | None:
-        """Error of the MVRBM by the paper's recipe, after the scale's number of epochs for the paper's T = `stop`."""
+        """Return the error of the MVRBM with the paper's recipe after T = `stop` epochs, as the scale limits them."""
         return self.error("mvrbm", "paper", n, capped(self.scale, n, stop))
 
     def curves(self) -> dict[str, dict[int, Measured]]:
-        """Error against N of all methods that are compared, by title."""
+        """Return the error of every method by N, by the title of the method."""
         sizes = sorted({*self.scale.all_sizes, *self.scale.baseline_sizes, *self.scale.classic_sizes})
         last = max(self.scale.stops)
         methods: dict[str, Callable[[int], Measured | None]] = {
@@ -112,16 +117,16 @@ class Evidence(StoredRuns):
     # -- the other experiments --------------------------------------------------------------------
 
     def reconstruction(self, model: str, recipe: str, key: str) -> Measured | None:
-        """A number of the reconstructions."""
+        """Return one of the numbers of a model's reconstructions."""
         return measured(n.get(key) for _, n in self.found(reconstruct, model=model, recipe=recipe))
 
     def filters(self, recipe: str) -> dict[str, Measured]:
-        """All numbers of the filters' Haar-likeness."""
+        """Return the numbers of the filters' Haar-likeness."""
         runs = [numbers for run, numbers in self.found(haar) if run.after[0].settings["recipe"] == recipe]
         return by_key(runs)
 
     def denoising(self, recipe: str, hidden: Sequence[int]) -> dict[str, Measured]:
-        """All numbers of the denoisers."""
+        """Return the numbers of the denoisers."""
         runs = [
             numbers
             for run, numbers in self.found(denoise)
@@ -130,12 +135,12 @@ class Evidence(StoredRuns):
         return by_key(runs)
 
     def nines_seconds(self, recipe: str, hidden: Sequence[int]) -> Measured | None:
-        """Seconds of training on nines."""
+        """Return the seconds of training on nines."""
         found = self.found(learn_nines, recipe=recipe, hidden=tuple(hidden))
         return measured(numbers.get("training_seconds") for _, numbers in found)
 
     def growth(self, model: str, key: str) -> dict[int, float]:
-        """A number of the growing images, by side."""
+        """Return one of the numbers of the growing images, by side."""
         return {
             run.settings["side"]: float(numbers[key])
             for run, numbers in self.found(grow, model=model)
@@ -153,7 +158,7 @@ def _at(errors: Mapping[str, float], stop: int | None) -> float | None:
 
 
 def targets(evidence: Evidence) -> list[Target]:
-    """Return the paper's numbers and the numbers to reach, next to ours."""
+    """Return our numbers next to the paper's and to those that we want to reach."""
     scale, found = evidence.scale, []
 
     def classification(key: str, paper: float, wanted: float, n: int, stop: int, reason: str = "") -> None:
@@ -176,9 +181,9 @@ def targets(evidence: Evidence) -> list[Target]:
 
     classification("error-10000-300", 0.0571, 0.0510, scale.curve_n, 300)
     classification("error-10000-3000", 0.0520, 0.0515, scale.curve_n, max(scale.curve_stops))
-    found.pop()  # the same training run of our recipe as above
+    found.pop()  # our recipe has no T, so this number is already there
     if found[-1].title == found[0].title:
-        found.pop()  # a scale of few updates has no later stop
+        found.pop()  # the scale limits both numbers of epochs to the same one
     for (n, stop), (key, paper, wanted, reason) in zip(
         scale.points,
         [("error-50000", 0.0359, 0.0330, _MANY_NEIGHBORS_REASON), ("error-600", 0.1387, 0.1300, "")],
@@ -232,13 +237,20 @@ def targets(evidence: Evidence) -> list[Target]:
 
 _MANY_NEIGHBORS_REASON = (
     "A bilinear map of rank one keeps most distances, so with this many neighbors its features do about as well as "
-    "raw pixels; how far below or above depends on the recipe."
+    "raw pixels. Whether they do a little better or worse depends on the recipe."
 )
-_FEW_EPOCHS_REASON = "100 epochs are a thirtieth of those of the paper's recipe, and the error is still falling."
+_FEW_EPOCHS_REASON = "The paper's recipe has thirty times as many epochs, and the error is still falling after 100."
 
-_MANY_SAMPLES = 10_000  # samples
-_STABLE = _ALIKE = 0.01  # of error
-_NEAR = 0.8  # share of the energy that a Haar function explains
+# -- claims of the paper ----------------------------------------------------------------------------
+
+# The paper's limit between few and many training samples.
+_MANY_SAMPLES = 10_000
+# Largest difference of errors that counts as stable.
+_STABLE = 0.01
+# Largest difference of errors that counts as comparable.
+_ALIKE = 0.01
+# Haar-likeness that counts as close to Haar filters.
+_NEAR = 0.8
 
 
 def _stable_after_70(evidence: Evidence) -> tuple[bool, str] | None:
@@ -300,18 +312,18 @@ def _against_networks(
     sizes: Callable[[int], bool],
     holds: Callable[[float], bool],
 ) -> Callable[[Evidence], tuple[bool, str] | None]:
-    """Return a test of an error minus that of the best network, at some N.
+    """Return a test that compares our error with the error of the best network.
 
     Parameters
     ----------
     ours : callable
-        From evidence and N to our error.
+        Takes the evidence and N, and returns our error.
     settings : {"modern", "toolbox"}
-        Which networks.
+        Settings of the networks.
     sizes : callable
-        Whether an N counts.
+        Takes N, and returns whether to compare there.
     holds : callable
-        Whether the claim holds for a difference of errors.
+        Takes our error minus the network's, and returns whether the claim holds.
     """
 
     def test(evidence: Evidence) -> tuple[bool, str] | None:
@@ -356,7 +368,7 @@ def _tvrbm_restrictive(evidence: Evidence) -> tuple[bool, str] | None:
 def _growing(
     key: str, shown: Callable[[float], str], unit: str, most: float = 1.0
 ) -> Callable[[Evidence], tuple[bool, str] | None]:
-    """Return a test of a number of the MVRBM against `most` times that of the classic RBM, at every image size."""
+    """Return a test that a number of the MVRBM is at most `most` times the classic RBM's at every image size."""
 
     def test(evidence: Evidence) -> tuple[bool, str] | None:
         ours, theirs = (evidence.growth(model, key) for model in ("mvrbm", "rbm"))
@@ -401,9 +413,11 @@ def _one_pass_denoises(evidence: Evidence) -> tuple[bool, str] | None:
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "one-pass",
-        "A pass up and down denoises nines, visually pleasing (4.1). Measured: it is better than a median filter.",
+        "One pass up and down denoises nines to visually pleasing images (4.1). Tested: it is better than a median "
+        "filter.",
         _one_pass_denoises,
-        "The pass rebuilds every pixel, including those without noise, and ignores the noise model; our denoiser keeps "
+        "The pass rebuilds every pixel, including those without noise, and ignores the kind of noise. Our denoiser "
+        "keeps "
         "pixels that cannot be noise and weighs the others against the model.",
     ),
     Claim(
@@ -411,13 +425,13 @@ CLAIMS: tuple[Claim, ...] = (
         "The filters are quite close to Haar filters (4.1).",
         _near_haar,
         "The filters have edges, but of several widths at once: strokes are not blocks. One Haar function explains "
-        "only part of a filter, and part of that by smoothness alone.",
+        "only part of a filter, and some of that only because both are smooth.",
     ),
     Claim(
         "more-data",
         "Sufficient training samples lead to better classification (4.2).",
         _more_is_better,
-        "With few updates the factors have not left their start, whatever the number of samples.",
+        "With few updates the factors have not left their initial values, whatever the number of samples.",
     ),
     Claim(
         "stable-after-70",
@@ -430,57 +444,60 @@ CLAIMS: tuple[Claim, ...] = (
         "300-to-3000",
         "From T = 300 to 3,000 the error falls, from 0.0571 to 0.0520 (4.2).",
         _changes_little,
-        "After 300 epochs the model has settled: the rest is noise of the last updates and of the subset, and the "
-        "paper has one subset.",
+        "After 300 epochs the model has settled. The remaining differences are noise from the last updates and from "
+        "the "
+        "choice of the subset, and the paper has only one subset.",
     ),
     Claim(
         "few-samples-toolbox",
-        "With fewer than 10,000 samples the MVRBM outperforms the others (4.2), these as the toolbox has them.",
+        "With fewer than 10,000 samples the MVRBM outperforms the other methods (4.2). Tested: with the toolbox's "
+        "settings.",
         _best_of_few("toolbox"),
-        "Some of the toolbox's networks learn enough in one epoch.",
+        "Some of the toolbox's networks learn enough in a single epoch.",
     ),
     Claim(
         "few-samples-modern",
-        "The same, these at today's customary settings.",
+        "The same. Tested: with today's customary settings.",
         _best_of_few("modern"),
-        "The toolbox's examples train for one epoch, which is a handful of updates where samples are few: the paper's "
-        "other methods had hardly begun to learn. A network trained to convergence has more parameters and still does "
-        "not overfit as much as the paper supposes; convolutions build in that digits may be shifted.",
+        "The toolbox's examples train for one epoch, which is a handful of updates if there are few samples: the other "
+        "methods of the paper had hardly begun to learn. A network trained to convergence has more parameters, but "
+        "does not overfit as much as the paper supposes. Convolutions also have shifts of digits built in.",
     ),
     Claim(
         "few-samples-fine-tuned",
-        "Not the paper's, but ours: with fewer than 10,000 samples the MVRBM with a softmax on top, fine-tuned, "
+        "Our claim, not the paper's: with fewer than 10,000 samples the MVRBM with a softmax on top, fine-tuned, "
         "outperforms today's networks.",
         _against_networks(
             Evidence.fine_tuned, "modern", lambda n: n < _MANY_SAMPLES, lambda difference: difference < 0
         ),
         "Labels help it as they help the others, but it has one layer and a small part of their parameters. "
-        "Convolutions also build in that digits may be shifted.",
+        "Convolutions also have shifts of digits built in.",
     ),
     Claim(
         "comparable-toolbox",
-        "With sufficient samples it is comparable to the others (4.2; within 1 % of the best), as in the toolbox.",
+        "With sufficient samples it is comparable to the others (4.2). Tested: within 1 % of the best, toolbox's "
+        "settings.",
         _comparable("toolbox"),
-        "One epoch of many samples is enough for some of them.",
+        "For some networks one epoch of many samples is enough.",
     ),
     Claim(
         "comparable-modern",
-        "The same, these at today's customary settings.",
+        "The same. Tested: with today's customary settings.",
         _comparable("modern"),
-        "Nearest neighbors in features that were learned without labels are no match for a network that has learned "
-        "from the labels.",
+        "Nearest neighbors on features that were learned without labels are no match for a network that was trained "
+        "with labels.",
     ),
     Claim(
         "better-than-pixels",
-        "Hidden probabilities are good features (4.2). Measured: 1-NN on them is better than on raw pixels.",
+        "Hidden probabilities are good features (4.2). Tested: 1-NN on them is better than on raw pixels.",
         _better_than_pixels,
         "The paper does not show raw pixels. With very few samples some training runs have not recovered from their "
-        "first overshoot. Otherwise a bilinear map of rank one keeps most distances, so the features gain little, "
-        "least where there are many neighbors to choose from.",
+        "first overshoot. Otherwise a bilinear map of rank one keeps most distances, so the features gain little, and "
+        "least if there are many neighbors to choose from.",
     ),
     Claim(
         "tvrbm",
-        "TvRBM is too restrictive (2). Measured: at no more parameters it is worse than the MVRBM.",
+        "The TvRBM is too restrictive (2). Tested: with no more parameters it is worse than the MVRBM.",
         _tvrbm_restrictive,
         "With fewer hidden units the same number of parameters allows a higher rank.",
     ),
@@ -494,20 +511,24 @@ CLAIMS: tuple[Claim, ...] = (
         "faster",
         "It trains faster than the classic RBM (1).",
         _faster,
-        "Small products take as long as their launch, even more so on a GPU: only where the classic RBM's matrix is "
-        "large does its arithmetic count.",
+        "Launching small products takes longer than computing them, especially on a GPU. Arithmetic dominates only if "
+        "the classic RBM's matrix is large.",
     ),
     Claim(
         "as-good",
-        "It is comparable to the classic RBM (5). Measured: reconstruction error at most 10 % larger, same epochs.",
+        "It is comparable to the classic RBM (5). Tested: reconstruction error at most 10 % larger after the same "
+        "epochs.",
         _growing("error", "{:.4f}".format, " per pixel", most=1.1),
-        "One bilinear map has a small part of the classic RBM's freedom; a higher rank restores it step by step.",
+        "One bilinear map has a small part of the classic RBM's freedom. A higher rank restores it step by step.",
     ),
 )
 
 
+# -- results.json -----------------------------------------------------------------------------------
+
+
 def results(evidence: Evidence, scale_name: str) -> dict[str, Any]:
-    """Return all findings as plain values."""
+    """Return all results as plain values, the content of `results.json`."""
     scale = evidence.scale
     curve = {t: one for t in scale.curve_stops if (one := evidence.by_paper(scale.curve_n, t)) is not None}
     last = max(scale.stops)
@@ -550,7 +571,7 @@ def _reconstruction_results(evidence: Evidence, model: str, recipe: str) -> dict
 
 
 def _methods(evidence: Evidence) -> list[dict[str, Any]]:
-    """Parameters and training seconds of all methods that are compared, by N."""
+    """Return the parameters and training seconds of every method, by N."""
     rows: dict[tuple[str, int], list[tuple[Run, Numbers]]] = {}
     for kind in (classify, baseline, fine_tune):
         for run, numbers in evidence.found(kind):
@@ -578,12 +599,17 @@ def _method_name(run: Run) -> str:
     return run.settings.get("baseline") or f"{run.settings['model']}, {run.settings['recipe']}"
 
 
-Array = NDArray[Any]
+# -- figures ----------------------------------------------------------------------------------------
+
+# Small images per row of a figure.
 _COLUMNS = 10
 _BLACK = "#111111"
 _COLORS = ("#3a9460", "#a0508c", "#b8860b", "#5b5bd6", "#c23b4a", "#2f8f9d")
 _MARKERS = "sD^vP*X"
-_STABLE_AFTER, _LATE = 70, 300
+# Epochs after which learning is stable according to the paper.
+_STABLE_AFTER = 70
+# Epochs from which on a second panel shows the error.
+_LATE = 300
 _BARS = "Bars: from the best to the worst random subset."
 
 
@@ -595,7 +621,7 @@ def _rows_of_images(rows: Mapping[str, Array]) -> Canvas:
     count = min(_COLUMNS, *(len(images) for images in rows.values()))
     from matplotlib.figure import Figure
 
-    # In inches, and by hand: automatic layouts ignore the width of the strips.
+    # Automatic layouts ignore the width of the strips, so positions are given in inches.
     left, side, gap = 1.6, 0.75, 0.08
     width, height = left + count * side + gap, len(rows) * (side + gap) + gap
     canvas = Figure(figsize=(width, height))
@@ -614,7 +640,7 @@ def _strip(images: Array, gap_value: float) -> Array:
 
 
 def draw_denoising(evidence: Evidence) -> Drawing | None:
-    """Originals, noisy ones, the paper's pass, ours, and the median filter."""
+    """Draw original and noisy nines, and nines denoised by three methods."""
     hidden = evidence.scale.nines_hidden[0]
     runs = [
         run
@@ -645,7 +671,7 @@ def draw_denoising(evidence: Evidence) -> Drawing | None:
 
 
 def draw_filters(evidence: Evidence) -> Drawing | None:
-    """The strongest filters of the paper's recipe and of ours."""
+    """Draw the strongest filters of the paper's recipe and of ours."""
     panels = {}
     for recipe, title in (("paper", "paper's recipe"), ("default", "our recipe")):
         runs = evidence.found(reconstruct, model="mvrbm", recipe=recipe)
@@ -685,7 +711,7 @@ def _rows(images: Array) -> list[Array]:
 
 
 def draw_reconstructions(evidence: Evidence) -> Drawing | None:
-    """Test digits and their reconstructions by the models."""
+    """Draw test digits and their reconstructions by several models."""
     rows: dict[str, Array] = {}
     for model, recipe, title in (
         ("mvrbm", "paper", "MVRBM, paper's"),
@@ -715,7 +741,7 @@ def draw_reconstructions(evidence: Evidence) -> Drawing | None:
 
 def _line(ax: Axes, points: Mapping[int, Measured], label: str, color: str, mark: str, **style: Any) -> None:
     y = [one.mean for one in points.values()]
-    # Not standard deviations: where some training runs fail, these would extend beyond all measured errors.
+    # If some training runs fail, a standard deviation extends beyond all measured errors, so bars show the range.
     bars = [(one.mean - min(one.values), max(one.values) - one.mean) for one in points.values()]
     options = {"color": color, "marker": mark, "markersize": 4.5, "linewidth": 1.5, "capsize": 2.5, **style}
     ax.errorbar(list(points), y, yerr=np.array(bars).T, label=label, **options)
@@ -747,7 +773,7 @@ def _log_error(ax: Axes, x_label: str) -> None:
 
 
 def draw_against_n(evidence: Evidence) -> Drawing | None:
-    """Error against the number of training samples."""
+    """Draw the error against the number of training samples."""
     scale, stop = evidence.scale, min(evidence.scale.stops)
     lines = {
         "MVRBM, paper's recipe": lambda n: evidence.by_paper(n, stop),
@@ -777,7 +803,7 @@ def draw_against_n(evidence: Evidence) -> Drawing | None:
 
 
 def draw_against_t(evidence: Evidence) -> Drawing | None:
-    """Error against the number of epochs."""
+    """Draw the error against the number of epochs."""
     scale, n = evidence.scale, evidence.scale.curve_n
     points = {capped(scale, n, t): one for t in scale.curve_stops if (one := evidence.by_paper(n, t)) is not None}
     if not points:
@@ -819,7 +845,7 @@ def draw_against_t(evidence: Evidence) -> Drawing | None:
 
 
 def draw_comparison(evidence: Evidence) -> Drawing | None:
-    """Error against N of all methods that are compared, in three panels."""
+    """Draw the errors of all methods against N, in three panels."""
     curves = evidence.curves()
     base = {label: curves[label] for label in _COMMON if label in curves}
     tuned = {TUNED: curves.pop(TUNED)} if TUNED in curves else {}
@@ -868,7 +894,7 @@ _COMMON = {
 
 
 def draw_growth(evidence: Evidence) -> Drawing | None:
-    """Parameters, time and error of the MVRBM and the classic RBM for growing images."""
+    """Draw parameters, time and error of the MVRBM and of the classic RBM for growing images."""
     panels = (
         ("parameters", "parameters", 1.0),
         ("seconds_per_update", "ms per update", 1e3),
@@ -923,8 +949,11 @@ FIGURES: dict[str, Callable[[Evidence], Drawing | None]] = {
 }
 
 
+# -- the page ---------------------------------------------------------------------------------------
+
+
 def page_of(found: Mapping[str, Any], evidence: Evidence, folder: Path) -> Page:
-    """Return the page of experiments 1 and 2, and save its figures under a folder."""
+    """Return the page of experiments 1 and 2, and save its figures in a folder."""
     figures = draw_all(folder, FIGURES, evidence)
     lead = (
         "Denoising, reconstruction, filters and classification of handwritten digits (sections 4.1 and 4.2 of the "
@@ -932,8 +961,8 @@ def page_of(found: Mapping[str, Any], evidence: Evidence, folder: Path) -> Page:
     )
     if not found["comparable_with_the_paper"]:
         lead += (
-            " This is a quick run on few digits and few updates: it shows that everything works, and its numbers are"
-            " not to be compared with the paper's, which are shown all the same."
+            " This is a quick run on few digits with few updates. It shows that everything works, but its numbers"
+            " cannot be compared with the paper's."
         )
     sections = [
         Section("Numbers", worse(found), _numbers_tables(found, evidence)),
@@ -959,9 +988,9 @@ def _numbers_tables(found: Mapping[str, Any], evidence: Evidence) -> list[Table]
     where = evidence.where(run for run, _ in evidence.found(classify))
     timed = f" Training: seconds of one training run, on {where}." if where else ""
     captions = {
-        "error": "Share of test digits, by the nearest neighbor in hidden probabilities. Means over random subsets ± "
-        f"half the width of their 95 % interval (number of subsets). ✓ is no worse than the paper, or reached.{timed}",
-        "reconstruction": "All pixels of an image together, after one pass up and down.",
+        "error": "Share of misclassified test digits, 1-NN on hidden probabilities. Means over random subsets ± "
+        f"half the width of their 95 % interval (number of subsets). ✓: no worse than the paper, or reached.{timed}",
+        "reconstruction": "Sum over the pixels of an image, after one pass up and down.",
         "denoising": "Test nines with 10 % salt and pepper: mean PSNR of our denoiser, and how far that is above the "
         "3x3 median filter's.",
     }
@@ -970,7 +999,7 @@ def _numbers_tables(found: Mapping[str, Any], evidence: Evidence) -> list[Table]
     for kind, caption in captions.items():
         rows = [_number(row) for row in found["numbers"] if row["key"].startswith(kind)]
         header = [titles[kind], "paper", "ours", "difference", "raw pixels", "training", "wanted"]
-        # Tables are narrow: empty columns are left out.
+        # Leave out empty columns to keep the table narrow.
         kept = [i for i in range(len(header)) if i == 0 or any(row[i] != DASH for row in rows)]
         if rows:
             tables.append(Table([header[i] for i in kept], [[row[i] for i in kept] for row in rows], caption))
@@ -982,7 +1011,7 @@ def _number(row: Mapping[str, Any]) -> list[str]:
     raw, than_paper, reached = row["raw_pixels"], row.get("better_than_the_paper"), row.get("reached")
     sign = "≤" if row["lower_is_better"] else "≥"
     return [
-        row["title"] if row["unit"] else row["title"].split(", ", 1)[1],  # the header says the rest
+        row["title"] if row["unit"] else row["title"].split(", ", 1)[1],  # the header names the measure
         DASH if row["paper"] is None else f"{row['paper']:.4f}",
         mean(row["ours"], decimals) + (unit if row["ours"] else ""),
         f"{row['difference']:+.{decimals}f}{_VERDICTS[than_paper]}" if "difference" in row else DASH,
@@ -1101,7 +1130,7 @@ def _percent(one: Mapping[str, Any] | None) -> str:
 
 
 def _costs_tables(found: Mapping[str, Any]) -> list[Table]:
-    """Parameters and seconds, at the largest N that each method has."""
+    """Return parameters and seconds at the largest N of each method."""
     last: dict[str, Mapping[str, Any]] = {}
     for row in found["methods"]:
         if row["method"] not in last or row["n"] > last[row["method"]]["n"]:
@@ -1117,8 +1146,8 @@ def _costs_tables(found: Mapping[str, Any]) -> list[Table]:
         for name, row in last.items()
     ]
     caption = (
-        "Training at the largest N of each. Runs that shared a machine would have been faster alone; times on "
-        "different machines are not comparable."
+        "Training at the largest N of each method. Runs that shared a computer would have been faster alone, and times "
+        "on different computers are not comparable."
     )
     return [Table(["method", "N", "parameters", "training", "measured on"], rows, caption)] if rows else []
 
@@ -1153,7 +1182,7 @@ def _about(found: Mapping[str, Any], evidence: Evidence) -> list[str]:
     scale = evidence.scale
     return [
         f"Scale {found['scale']}: {scale.data}, {found['seeds']} random subsets per point, beginning with number "
-        f"{found['first_seed']}; fewer where training is long. {found['cells']['stored']} runs, "
+        f"{found['first_seed']}; fewer where training is long. {found['runs']['stored']} runs, "
         f"{found['seconds']:,.0f} s of work in total.",
         f"Machines: {'; '.join(found['machines'])}.",
         f"Command: python -m studies digits --scale {found['scale']} --seeds {found['seeds']} --out DIR. All numbers "

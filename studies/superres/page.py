@@ -174,7 +174,7 @@ _GENERATIVE = {
 
 def _about(found: Mapping[str, Any], scale_name: str) -> list[str]:
     return [
-        f"Scale {scale_name}: {found['cells']['stored']} runs, {found['seconds']:,.0f} s of work in total.",
+        f"Scale {scale_name}: {found['runs']['stored']} runs, {found['seconds']:,.0f} s of work in total.",
         f"Machines: {'; '.join(found['machines'])}.",
         f"Command: python -m studies superres --scale {scale_name} --seeds {found['seeds']} --out DIR. All numbers are "
         "in results.json, every figure as PNG and SVG in figures/, every run in runs/.",

@@ -1,4 +1,4 @@
-"""The plan of experiment 3: which runs there are, at which scale, and in which order, all in tables."""
+"""The plan of experiment 3: the runs, their settings at each scale, and their order."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from studies.superres import work
 
 __all__ = ["EXPERIMENTS", "GROUPS", "SCALES", "Scale", "check_data", "plan"]
 
-_NEEDS = ("PIL", "skimage")  # to read images, and to measure
+# Packages that all runs need, to read images and to measure their quality.
+_NEEDS = ("PIL", "skimage")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The numbers of a whole run."""
+    """The size of the experiment."""
 
-    train: str  # images to learn from, by CD-1 and for sparse representation
-    tuned_train: str  # and for fine-tuning
-    compared: tuple[str, str]  # images: for the paper's Lena and for its Bird
-    published: tuple[str, ...]  # images for the literature's protocol
+    train: str  # training images of CD-1 and of sparse representation
+    tuned_train: str  # training images of fine-tuning
+    compared: tuple[str, str]  # test images in the place of the paper's Lena and Bird
+    published: tuple[str, ...]  # test images in the literature's protocol
     seeds: int
-    fewer_seeds: Mapping[str, int]  # at most, by group
-    patch: int  # of the comparisons
+    fewer_seeds: Mapping[str, int]  # largest number of seeds, by group
+    patch: int  # side of the patches in the comparisons
     hidden: int
     patches: tuple[int, ...]
     hiddens: tuple[int, ...]
     n_patches: int
     sparse: Mapping[str, Any]
     tuned: Mapping[str, Any]  # parameters of the fine-tuned resolver
-    tuning: tuple[Mapping[str, Any], ...]  # arguments of fine_tune, one call after the other
-    learning: Mapping[str, Any] = field(default_factory=dict)  # further parameters of those by CD-1
+    tuning: tuple[Mapping[str, Any], ...]  # arguments of successive calls of `fine_tune`
+    learning: Mapping[str, Any] = field(default_factory=dict)  # further parameters of resolvers trained by CD-1
     scale: int = 2
 
 
@@ -87,7 +88,7 @@ SCALES: dict[str, Scale] = {
         tuned={"patch": 10, "hidden_shape": (16, 16), "rank": 4},
         tuning=({"objective": "patches", "n_samples": 10_000, "n_epochs": 8},),
     ),
-    # Too small to mean anything: for tests.
+    # For tests, too small to mean anything.
     "tiny": Scale(
         **_PACKAGED_IMAGES,
         patch=6,
@@ -107,7 +108,7 @@ SCALES: dict[str, Scale] = {
 
 
 def check_data(scale: Scale, data_dir: str | None) -> None:
-    """Raise `DatasetError` if images of a scale are not on this machine."""
+    """Raise `DatasetError` if the images of a scale are not on this machine."""
     for name in {scale.train, scale.tuned_train}:
         check_there(name, data_dir)
 
@@ -116,7 +117,7 @@ def check_data(scale: Scale, data_dir: str | None) -> None:
 
 
 def _recipe() -> dict[str, Any]:
-    # With its numbers: a run with other numbers is another run.
+    # The numbers are part of the key: a recipe with other numbers makes another run.
     return RECIPES["default"].config()
 
 
@@ -188,7 +189,7 @@ def _set5(scale: Scale, seed: int) -> Iterator[Run]:
 
 _Maker = Callable[[Scale, int], Iterator[Run]]
 
-#: Groups of runs in the order in which they are computed.
+#: Groups of runs in the order of computation.
 GROUPS: dict[str, _Maker] = {
     "patch-size": _patch_size,
     "fine-tuned": _fine_tuned,
@@ -198,15 +199,15 @@ GROUPS: dict[str, _Maker] = {
     "comparison": _comparison,
 }
 
-#: Groups by the name of the experiment.
+#: Groups by experiment.
 EXPERIMENTS: dict[str, tuple[str, ...]] = {"superres": tuple(GROUPS)}
 
 
 def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first_seed: int = 0) -> list[Run]:
     """Return the runs of some groups; see :func:`studies.runs.seeded_plan`.
 
-    `seeds` (default: the scale's) is the number of random choices of patches, `first_seed` the first of them. The
-    limits of `Scale.fewer_seeds` apply in any case.
+    `seeds` is the number of random choices of patches (default: the scale's), `first_seed` the number of the first one.
+    The limits in `Scale.fewer_seeds` always apply.
     """
     asked = scale.seeds if seeds is None else seeds
     return seeded_plan(GROUPS, scale, groups, asked, first_seed, lambda run: scale.fewer_seeds.get(run.group, asked))

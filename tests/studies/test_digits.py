@@ -226,7 +226,7 @@ def test_the_report_has_the_papers_numbers_beside_ours(pretended):
     assert row["ours"]["interval95"] == pytest.approx(12.706 * np.std(ours, ddof=1) / np.sqrt(2), rel=1e-3)
     assert row["difference"] == pytest.approx(np.mean(ours) - 0.0571)
     assert f"{np.mean(ours):.4f}" in html
-    assert found["cells"]["stored"] == found["cells"]["planned"]
+    assert found["runs"]["stored"] == found["runs"]["planned"]
 
 
 def test_what_is_worse_is_marked(pretended, tmp_path):

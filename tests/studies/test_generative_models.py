@@ -403,7 +403,7 @@ def test_claims_compare_what_was_found_with_what_was_wanted():
 
 EMPTY = {
     "scale": "paper",
-    "cells": {"stored": 0, "planned": 1},
+    "runs": {"stored": 0, "planned": 1},
     "seconds": 0.0,
     "machines": [],
     "diverged": {"train-a": "update 3"},
@@ -437,7 +437,7 @@ def test_the_command_writes_a_report_and_resumes(tmp_path, capfd):
     assert "| Dense, 30 | 24,334 | 200 |" in page
     assert "(figures/nats-parameters.png)" in page
     assert (folder / "figures" / "nats-parameters.png").is_file()
-    assert results["cells"]["stored"] == 2
+    assert results["runs"]["stored"] == 2
     assert results["annealing"]["steps"] == 20
     assert "[2/2]" in capfd.readouterr().err
     assert main(options) == 0

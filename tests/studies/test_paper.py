@@ -28,7 +28,7 @@ def tiny(tmp_path_factory):
 
 def test_a_tiny_run_makes_everything(tiny, capfd):
     found = json.loads((tiny / "results.json").read_text())
-    assert found["cells"] == {"stored": found["cells"]["planned"], "planned": found["cells"]["planned"]}
+    assert found["runs"] == {"stored": found["runs"]["planned"], "planned": found["runs"]["planned"]}
     assert found["comparable_with_the_paper"] is False
     assert all("better_than_the_paper" not in row for row in found["numbers"])
     assert all(row["ours"] is not None for row in found["numbers"])

@@ -28,7 +28,7 @@ def breaks(settings, place):
 
 
 def make(x, work=double, **options):
-    return Run(f"cell-{x}", "group", work, {"x": x}, **options)
+    return Run(f"run-{x}", "group", work, {"x": x}, **options)
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_one_runs_trouble_is_not_the_others(place):
     foreign = make(7, needs=("a_package_that_is_not",))
     summary = quietly([broken, behind, foreign, make(1)], place)
     assert summary.failed == {"broken": "ArithmeticError: no way"}
-    assert summary.lacking == {"cell-7": "a_package_that_is_not"}
-    assert (summary.left, summary.stored) == (("behind",), ("cell-1",))
+    assert summary.lacking == {"run-7": "a_package_that_is_not"}
+    assert (summary.left, summary.stored) == (("behind",), ("run-1",))
 
 
 def test_no_run_is_begun_after_the_time_is_up(place):

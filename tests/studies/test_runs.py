@@ -32,7 +32,7 @@ def with_machine(settings, place):
 
 
 def make(x, work=double, **options):
-    return Run(f"cell-{x}", "group", work, {"x": x}, **options)
+    return Run(f"run-{x}", "group", work, {"x": x}, **options)
 
 
 DOUBLES = (make(1), make(2))
@@ -49,7 +49,7 @@ def quietly(runs, place, **options):
 
 
 def test_what_is_stored_is_not_computed_again(place):
-    assert quietly(DOUBLES, place).computed == ("cell-1", "cell-2")
+    assert quietly(DOUBLES, place).computed == ("run-1", "run-2")
     assert quietly(DOUBLES, place).computed == ()
     assert CALLS == [1, 2]
     assert place.store.numbers(DOUBLES[1]) == {"twice": 4}
@@ -69,13 +69,13 @@ def test_other_settings_are_another_run_and_so_is_what_comes_after(place):
 
 def test_a_damaged_file_is_no_result(place):
     quietly(DOUBLES, place)
-    (place.store.folder / "cell-1.json").write_text("{")
-    assert quietly(DOUBLES, place).computed == ("cell-1",)
+    (place.store.folder / "run-1.json").write_text("{")
+    assert quietly(DOUBLES, place).computed == ("run-1",)
 
 
 def test_a_run_waits_for_those_it_reads(place):
     total = Run("sum", "group", sum_of_doubles, {}, after=DOUBLES)
-    assert quietly([total, *DOUBLES], place).computed == ("cell-1", "cell-2", "sum")
+    assert quietly([total, *DOUBLES], place).computed == ("run-1", "run-2", "sum")
     assert place.store.numbers(total) == {"sum": 6}
 
 

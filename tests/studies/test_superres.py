@@ -280,7 +280,7 @@ def quick(tmp_path_factory):
 
 def test_a_quick_run_makes_everything(quick):
     found = json.loads((quick / "results.json").read_text())["superres"]
-    assert found["cells"]["stored"] == found["cells"]["planned"]
+    assert found["runs"]["stored"] == found["runs"]["planned"]
     assert found["comparable_with_the_paper"] is False
     assert all(row["ours"] is not None and "reached" not in row for row in found["numbers"])
     assert "not to be compared" in (quick / "report.html").read_text(encoding="utf-8")
@@ -311,8 +311,8 @@ def test_digits_and_photographs_share_a_report(tmp_path, capfd):
     assert main(["superres", "--scale", "tiny", "--seeds", "1", "--only", "patch-size", *options]) == 0
     assert main(["classification", "--only", "raw", *options]) == 0
     found = json.loads((tmp_path / "results.json").read_text())
-    assert found["cells"]["stored"] == 4
-    assert found["superres"]["cells"]["stored"] == 2
+    assert found["runs"]["stored"] == 4
+    assert found["superres"]["runs"]["stored"] == 2
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<h2>Digits: Numbers</h2>" in html
     assert "<h2>Super-resolution: Numbers</h2>" in html
