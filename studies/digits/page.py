@@ -417,8 +417,7 @@ CLAIMS: tuple[Claim, ...] = (
         "filter.",
         _one_pass_denoises,
         "The pass rebuilds every pixel, including those without noise, and ignores the kind of noise. Our denoiser "
-        "keeps "
-        "pixels that cannot be noise and weighs the others against the model.",
+        "keeps pixels that cannot be noise and weighs the others against the model.",
     ),
     Claim(
         "haar",
@@ -445,8 +444,7 @@ CLAIMS: tuple[Claim, ...] = (
         "From T = 300 to 3,000 the error falls, from 0.0571 to 0.0520 (4.2).",
         _changes_little,
         "After 300 epochs the model has settled. The remaining differences are noise from the last updates and from "
-        "the "
-        "choice of the subset, and the paper has only one subset.",
+        "the choice of the subset, and the paper has only one subset.",
     ),
     Claim(
         "few-samples-toolbox",
@@ -962,7 +960,7 @@ def page_of(found: Mapping[str, Any], evidence: Evidence, folder: Path) -> Page:
     if not found["comparable_with_the_paper"]:
         lead += (
             " This is a quick run on few digits with few updates. It shows that everything works, but its numbers"
-            " cannot be compared with the paper's."
+            " are not to be compared with the paper's."
         )
     sections = [
         Section("Numbers", worse(found), _numbers_tables(found, evidence)),

@@ -65,7 +65,7 @@ PUBLISHED: dict[str, tuple[float, int | None]] = {
     "RBM, 16 hidden units": (-142.56, 13_344),
 }
 
-#: What the study must show: the best machine of at most so many parameters has at least so many nats.
+#: Goals of the study: a limit on the number of parameters, and the nats that the best machine within it must reach.
 LINES: tuple[tuple[str, int, float], ...] = (
     ("at most 2,600 parameters", 2600, -96.0),
     ("at most 13,000 parameters", 13_000, -87.5),
@@ -73,7 +73,8 @@ LINES: tuple[tuple[str, int, float], ...] = (
     ("at most 60,000 parameters", 60_000, -84.6),
     ("Dense, 500 hidden units", 393_284, -86.3),
 )
-_WIDEST = 1.0  # nats, of an interval
+# Largest width of an interval of the log-likelihood, in nats.
+_WIDEST = 1.0
 _TRAININGS = (train, train_rbms, train_shared)
 _KINDS = {"kronecker": "Kronecker", "cp": "CP", "mpo": "MPO", "dense": "Dense", "rbms": "rbms"}
 
@@ -87,12 +88,12 @@ class Evidence(StoredRuns):
         self._trained = {run.name: run for run in self.runs if run.compute in _TRAININGS}
 
     def trained(self, evaluated: Run) -> tuple[Run, Mapping[str, Any]]:
-        """Return the training run that another run reads, with its numbers."""
+        """Return the training run that a run reads, with its numbers."""
         run = self._trained[evaluated.settings["model"]]
         return run, self.records[run.name]["numbers"]
 
     def evaluated(self, *groups: str) -> list[dict[str, Any]]:
-        """Return one row per evaluated model of some groups, with its training."""
+        """Return one row per evaluated machine of some groups, with the numbers of its training."""
         rows = []
         for run, numbers in self.found(evaluate):
             trained, about = self.trained(run)
@@ -102,7 +103,7 @@ class Evidence(StoredRuns):
 
 
 def describe(trained: Run) -> dict[str, Any]:
-    """Return what a training run trains, in words."""
+    """Describe the machine of a training run."""
     settings = trained.settings
     if trained.compute is train_rbms:
         steps, rate = settings["gibbs_steps"], settings["learning_rate"]
@@ -128,7 +129,7 @@ def describe(trained: Run) -> dict[str, Any]:
 
 
 def _likelihood_results(evidence: Evidence) -> list[dict[str, Any]]:
-    """One row per machine and data set, over seeds."""
+    """Return one row per machine and data set, over seeds."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in evidence.evaluated("likelihood"):
         groups.setdefault((row["title"], row["parameters"], row["updates"], row["data"]), []).append(row)
@@ -157,7 +158,7 @@ def _likelihood_results(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def _line_results(table: list[dict[str, Any]], data: str) -> list[dict[str, Any]]:
-    """Compare the best machine of each size with its line."""
+    """Compare the best machine of each size with its goal."""
     found = []
     for title, most, wanted in LINES:
         dense = title.startswith("Dense")
@@ -215,7 +216,7 @@ def _conditional_results(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def _real_results(evidence: Evidence) -> dict[str, list[dict[str, Any]]]:
-    """By data set, all models with their held-out nats, the best first."""
+    """Return all models by data set, those with the highest held-out log-likelihood first."""
     found: dict[str, list[dict[str, Any]]] = {}
     for run, numbers in evidence.found(baselines):
         for name, model in numbers["models"].items():
@@ -233,7 +234,7 @@ def _real_results(evidence: Evidence) -> dict[str, list[dict[str, Any]]]:
 
 
 def claims(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what the study must show besides :data:`LINES`, as far as it was measured."""
+    """Return the goals of the study besides :data:`LINES`, as far as they were measured."""
     rows = []
 
     def add(claim: str, value: float, wanted: str, reached: bool) -> None:
@@ -274,7 +275,7 @@ def claims(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def results(evidence: Evidence, name: str) -> dict[str, Any]:
-    """Return all findings as plain values; `name` is that of the scale. Only scale `paper` has verdicts."""
+    """Return all results as plain values. `name` is the name of the scale; only scale `paper` has verdicts."""
     table = _likelihood_results(evidence)
     judges = evidence.found(judge)
     keys = ("title", "updates", "training_seconds", "test", "standard_error", "interval")
@@ -304,19 +305,21 @@ _COLORS = {"Kronecker": OURS, "CP": "#3a9460", "MPO": "#a0508c", "Dense": "#4444
 _MARKS = {"Kronecker": "o", "CP": "^", "MPO": "s", "Dense": "D", "rbms": "v"}
 _LINE_STYLES = ("-", "--", ":", "-.")
 _LINE_COLORS = ("#999999", "#c9a227")
-_GOOD = -100.0  # nats: above this, machines are drawn in a panel of their own
+# Machines above this log-likelihood, in nats, are also drawn in a second panel.
+_GOOD = -100.0
+# Samples per row of a figure.
 _COLUMNS = 16
 
 
 def nats_against_parameters(evidence: Evidence) -> Drawing | None:
-    """Test nats against the number of parameters, with the published figures as lines."""
+    """Draw test nats against the number of parameters, with published values as lines."""
     data = evidence.scale.data[0]
     rows = [row for row in results(evidence, "")["table"] if row["data"] == data]
     return draw_parameters(rows, data) if rows else None
 
 
 def draw_parameters(rows: Sequence[Mapping[str, Any]], data: str) -> Drawing:
-    """Draw all machines and published figures, and next to them the best ones alone."""
+    """Draw all machines and published values, and the best ones in a second panel."""
     good = [row for row in rows if row["median"] > _GOOD]
     canvas = blank(12.0 if good else 8.5, 5.4)
     axes = canvas.subplots(1, 2 if good else 1, squeeze=False)[0]
@@ -356,7 +359,7 @@ def _against_parameters(ax: Axes, rows: Sequence[Mapping[str, Any]], published: 
 
 
 def _logarithmic(ax: Axes) -> None:
-    """Set a logarithmic axis with plain numbers at 1, 2 and 5."""
+    """Make the x axis logarithmic, with plain numbers at 1, 2 and 5."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     ax.set_xscale("log")
@@ -367,7 +370,7 @@ def _logarithmic(ax: Axes) -> None:
 
 
 def nats_against_seconds(evidence: Evidence) -> Drawing | None:
-    """Test nats against seconds of training."""
+    """Draw test nats against seconds of training."""
     rows = results(evidence, "")["seconds_table"]
     if not rows:
         return None
@@ -389,12 +392,12 @@ def nats_against_seconds(evidence: Evidence) -> Drawing | None:
     return Drawing(
         canvas,
         "Test log-likelihood against seconds of training, on a GPU and on the CPU, with the package rbms",
-        "Each point is a training run of its own, whose schedule follows its number of updates. One seed.",
+        "Each point is a separate training run, whose schedule depends on its number of updates. One seed.",
     )
 
 
 def _strip(images: Array, rows: int = 1) -> Array:
-    """Arrange images (n, h, w) in rows, with gaps that are not drawn."""
+    """Arrange images (n, h, w) in rows, with transparent gaps."""
     each = len(images) // rows
     padded = np.pad(images.astype(float), ((0, 0), (0, 2), (0, 2)), constant_values=np.nan)
     return np.concatenate([np.concatenate(list(padded[r * each : (r + 1) * each]), 1) for r in range(rows)])[:-2, :-2]
@@ -408,7 +411,7 @@ def _show(axes: Iterable[Any], strips: Sequence[tuple[str, Array]]) -> None:
 
 
 def draw_samples(evidence: Evidence) -> Drawing | None:
-    """Samples of every sampled model next to test digits."""
+    """Draw samples of several machines next to test digits."""
     runs = [run for run, _ in evidence.found(samples)]
     if not runs:
         return None
@@ -432,7 +435,7 @@ def draw_samples(evidence: Evidence) -> Drawing | None:
 
 
 def draw_conditional(evidence: Evidence) -> Drawing | None:
-    """Samples given the label."""
+    """Draw samples given the label."""
     found = evidence.found(conditional)
     if not found:
         return None
@@ -468,10 +471,10 @@ _COMMAND = "python -m studies generative"
 
 
 def page(found: Found, figures: Mapping[str, str]) -> str:
-    """Return the report as Markdown; figures are captions by name."""
+    """Return the page in Markdown; `figures` are captions by name."""
     sections = [
         _lead(found),
-        _section("What was wanted", "", found, _lines_table(found), _claims_table(found)),
+        _section("Goals", "", found, _lines_table(found), _claims_table(found)),
         _section(
             "Nats against parameters",
             "likelihood",
@@ -504,16 +507,17 @@ def _lead(found: Found) -> str:
     missing = found["runs"]["planned"] - found["runs"]["stored"]
     lines = ["# Generative models"]
     if found["scale"] != "paper":
-        lines.append(f"Scale `{found['scale']}`: it shows that everything works, and its numbers mean nothing.")
+        lines.append(f"Scale `{found['scale']}` shows that everything works. Its numbers mean nothing.")
     lines.append(
-        f"{found['runs']['stored']} of {found['runs']['planned']} runs, {found['seconds']:,.0f} s in all; "
+        f"{found['runs']['stored']} of {found['runs']['planned']} runs, {found['seconds']:,.0f} s in total, "
         f"on {'; '.join(found['machines']) or 'no machine'}."
         + (f" {missing} runs are not computed yet: repeat the command." if missing else "")
     )
     annealing = found["annealing"]
     lines.append(
-        f"Likelihoods are by forward annealed importance sampling with {annealing['chains']} chains and "
-        f"{annealing['steps']:,} steps from the mean of the data, in nats per sample. The interval is two-sided."
+        f"Log-likelihoods, in nats per sample, are estimated by forward annealed importance sampling with "
+        f"{annealing['chains']} chains and {annealing['steps']:,} steps from the mean of the data. Intervals are by "
+        "forward and reverse annealing."
     )
     return "\n\n".join(lines)
 
@@ -714,7 +718,7 @@ def write_report(evidence: Evidence, scale: str, out: Path) -> dict[str, Any]:
     write_json(out / "results.json", found)
     figures: dict[str, str] = {}
     if importlib.util.find_spec("matplotlib") is None:
-        say("figures need matplotlib: draw them with --report-only where it is installed")
+        say("no figures drawn, they need matplotlib: install it and repeat the command with --report-only")
     else:
         figures = {name: figure.caption for name, figure in draw_all(out, FIGURES, evidence).items()}
     write_text(out / "README.md", page(found, figures))
@@ -726,28 +730,45 @@ def write_report(evidence: Evidence, scale: str, out: Path) -> dict[str, Any]:
 
 def _add(parser: argparse.ArgumentParser) -> None:
     add_parts(parser, list(GROUPS))
-    parser.add_argument("--scale", choices=SCALES, default="paper", help="Size. Default: paper; tiny is for tests.")
+    parser.add_argument(
+        "--scale",
+        choices=SCALES,
+        default="paper",
+        help="Size of the study. Default: paper. The scale tiny is for tests.",
+    )
     add_options(
         parser,
         *("--out", "--work", "--only", "--jobs", "--budget", "--report-only", "--device", "--data-dir", "--json"),
-        out={"help": "Folder for results and report. Default: results/generative, for tiny WORK/report."},
-        work={"help": "Folder for runs, models and checkpoints. Default: runs/generative-SCALE."},
+        out={"help": "Folder for results and page. Default: results/generative, or WORK/report for tiny."},
+        work={"help": "Folder for stored runs, models and checkpoints. Default: runs/generative-SCALE."},
     )
     parser.add_argument(
         "--model",
         action="append",
         metavar="COUPLING@HIDDEN",
-        help="Train and evaluate this machine instead of those of the plan, such as kronecker:8@25x25. Repeatable.",
+        help="Train and evaluate this machine, such as kronecker:8@25x25, instead of those of the plan. Repeatable.",
     )
     parser.add_argument(
-        "--judge", type=Path, metavar="FOLDER", help="Judge samples of a saved model of digits instead."
+        "--judge", type=Path, metavar="FOLDER", help="Judge samples of the saved model of digits in FOLDER instead."
     )
-    parser.add_argument("--chains", type=count, metavar="N", help="Chains of annealing. Default: the scale's.")
-    parser.add_argument("--steps", type=count, metavar="N", help="Steps of annealing. Default: the scale's.")
-    parser.add_argument("--updates", type=count, default=24_000, metavar="N", help="For --model. Default: 24000.")
-    parser.add_argument("--seed", type=not_negative, default=0, metavar="N", help="For --model. Default: 0.")
-    parser.add_argument("--data", choices=DIGITS, help="For --model. Default: choose, which has validation digits.")
-    parser.add_argument("--recipe", default="{}", metavar="JSON", help="For --model: changes to recipe `generative`.")
+    parser.add_argument(
+        "--chains", type=count, metavar="N", help="Number of annealing chains. Default: that of the scale."
+    )
+    parser.add_argument(
+        "--steps", type=count, metavar="N", help="Number of annealing steps. Default: that of the scale."
+    )
+    parser.add_argument(
+        "--updates", type=count, default=24_000, metavar="N", help="Number of updates for --model. Default: 24000."
+    )
+    parser.add_argument(
+        "--seed", type=not_negative, default=0, metavar="N", help="Random seed for --model. Default: 0."
+    )
+    parser.add_argument(
+        "--data", choices=DIGITS, help="Data for --model. Default: choose, which has validation digits."
+    )
+    parser.add_argument(
+        "--recipe", default="{}", metavar="JSON", help="Changes to the recipe `generative` for --model."
+    )
 
 
 def _changes(text: str) -> dict[str, Any]:
@@ -761,7 +782,7 @@ def _changes(text: str) -> dict[str, Any]:
 
 
 def _judged(folder: Path, scale: Scale, place: Place) -> tuple[Mapping[str, Any], str]:
-    """Judge samples of a saved machine or estimator, from noise, after training the judge if need be."""
+    """Judge samples that a saved machine or estimator draws from noise. Train the judge first if necessary."""
     (training,) = (run for run in plan(scale, ["samples"]) if run.compute is judge)
     run_plan([training], place).raise_failures()
     model = mvrbm.load(folder, place.device)
@@ -790,7 +811,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     summary = None
     if not options.report_only:
         runs = [run for run in plan(scale, parts) if (options.only or "") in run.name]
-        if not place.device.startswith("cpu"):  # seconds on the CPU are for a machine that is lent for that
+        if not place.device.startswith("cpu"):  # times on the CPU are measured by a separate command
             runs = [run for run in runs if run.settings.get("device") != "cpu"]
         summary = run_plan(runs, place, jobs=options.jobs, budget=options.budget)
     evidence = Evidence(store, scale)
@@ -804,7 +825,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
 
 COMMANDS = {
     "generative": Command(
-        "Machines as generative models: likelihood, samples, and real-valued data.",
+        "Machines as generative models: likelihood, samples and real-valued data.",
         _add,
         _run,
         "likelihood --scale paper --device cuda",

@@ -1,4 +1,4 @@
-"""The plan: which machines are trained on which data, and what is measured on them, all in tables."""
+"""The plan: the machines, the data that they are trained on, and what is measured."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class Model:
     updates : int
         Number of updates, rounded up to whole epochs.
     visible : str
-        Shape of the visible layer; digits are reshaped. A matrix product operator of order 2 would be a Kronecker sum.
+        Shape of the visible layer, to which digits are reshaped. At order 2 a matrix product operator is a sum of
+        Kronecker products, so it needs a higher order.
     recipe : mapping
-        Changes to the recipe `generative`, as :meth:`Recipe.config` has them.
+        Settings that differ from the recipe `generative`, in the form of :meth:`Recipe.config`.
     unit : {"bernoulli", "gaussian"}
         Visible units.
     labels : bool
@@ -55,7 +56,7 @@ class Model:
 
     @property
     def key(self) -> str:
-        """Name in the names of runs."""
+        """Part of the names of runs."""
         label = "-labels" if self.labels else ""
         order = "" if self.visible == "28x28" else f"-{self.visible}"
         return f"{self.coupling.replace(':', '')}{order}-{self.hidden}{label}-u{self.updates}"
@@ -68,9 +69,10 @@ class Model:
         return f"{name}({rank}), {self.hidden}" if rank else f"{name}, {self.hidden}"
 
     def settings(self, data: str, seed: int, device: str | None) -> dict[str, Any]:
-        """Return the settings of a training run, the recipe as it differs from the default one.
+        """Return the settings of a training run.
 
-        A recipe with other numbers is another run, but one that only gains a setting is not.
+        The recipe is given by its differences from the default one. So the run changes if a number of the recipe
+        changes, but not if recipes gain a setting.
         """
         default, chosen = Recipe().config(), {**RECIPES["generative"].config(), **self.recipe}
         del chosen["n_epochs"]  # follows from the number of updates
@@ -99,22 +101,22 @@ def _shape(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Scale:
-    """The numbers of a whole run."""
+    """The size of the study."""
 
-    data: tuple[str, ...]  # binarized digits of the table; the first has labels
-    gray: str  # digits of the judge
+    data: tuple[str, ...]  # sets of binarized digits; the first one has labels
+    gray: str  # digits to train the judge on
     seeds: int
-    models: tuple[Model, ...]  # of the table, all seeds and data
-    others: tuple[Model, ...]  # of the table, one seed, the first data
-    sampled: tuple[Model, ...]  # models of these that samples are drawn of; the first is also started from noise
-    candidates: tuple[Model, ...]  # compared on validation digits
-    timed: tuple[Model, ...]  # for nats against seconds, one seed
+    models: tuple[Model, ...]  # machines of the main table, for all seeds and data
+    others: tuple[Model, ...]  # further machines of the main table, for one seed and the first data
+    sampled: tuple[Model, ...]  # machines to sample from; chains of the first one also start from noise
+    candidates: tuple[Model, ...]  # machines to compare on validation digits
+    timed: tuple[Model, ...]  # machines for nats against seconds, one seed
     timed_cpu: tuple[Model, ...]  # the same on the CPU
-    rbms: tuple[Mapping[str, Any], ...]  # settings of the package rbms; the first is also run on the CPU
+    rbms: tuple[Mapping[str, Any], ...]  # settings of the package rbms; the first also runs on the CPU
     rbms_hidden: int
     conditional: tuple[Model, ...]
-    real: Mapping[str, tuple[Model, ...]]  # by data set
-    shared: Model  # by two processes, on the CPU, and by one
+    real: Mapping[str, tuple[Model, ...]]  # machines for real-valued data, by data set
+    shared: Model  # trained on the CPU by one process and by two
     annealing: Mapping[str, int]
     samples: Mapping[str, int]
     conditional_samples: Mapping[str, Any]
@@ -127,7 +129,7 @@ def _pcd(chains: int, batch_size: int) -> dict[str, Any]:
     return {"negative": {"kind": "PCD", "n_chains": chains, "steps": 1}, "batch_size": batch_size}
 
 
-#: Long training runs: more samples per update and more chains allow a larger rate.
+# Recipe of long training runs: more samples per update and more chains allow a larger rate.
 _LONG = {"rate_factor": 16.0, **_pcd(400, 200)}
 _DENSE = {"centering": "full", "weight_decay": 0.0001, **_LONG}
 
@@ -198,7 +200,7 @@ _PAPER = Scale(
     components=(5, 10, 20, 40, 60, 80, 120, 160, 240),
 )
 
-# Too small to mean anything: for tests, on data that comes in packages.
+# For tests, too small to mean anything, on data that comes with packages.
 _SMALL = Model("kronecker:2", "8x8", 200)
 _TINY = Scale(
     data=("small",),
@@ -237,7 +239,7 @@ def _trained(group: str, model: Model, data: str, seed: int, device: str | None 
 def _evaluated(scale: Scale, trained: Run) -> Run:
     settings = {"model": trained.name, "data": trained.settings["data"], **scale.annealing}
     name = trained.name.replace("train-", "nats-", 1)
-    # A run that runs alone runs after all others: so does the one that reads it.
+    # Runs that measure time come after all others, and so must the runs that read them.
     return Run(name, trained.group, evaluate, settings, (trained,), trained.needs, trained.alone)
 
 
@@ -247,7 +249,7 @@ def _with_nats(scale: Scale, trained: Run) -> Iterator[Run]:
 
 
 def _seeds(scale: Scale) -> range:
-    return range(1, 1 + scale.seeds)  # 0 is for choosing settings
+    return range(1, 1 + scale.seeds)  # seed 0 is for choosing settings
 
 
 def _choose(scale: Scale) -> Iterator[Run]:
@@ -314,7 +316,7 @@ def _conditional(scale: Scale) -> Iterator[Run]:
 
 def _real(scale: Scale) -> Iterator[Run]:
     for data, models in scale.real.items():
-        # Neighboring frames of a film are almost equal: they are held out in blocks.
+        # Neighboring frames of a film are almost equal, so they are held out in blocks.
         settings = {"data": data, "components": list(scale.components), "block": 40 if data == "faces" else 1}
         yield Run(f"gaussians-{data}", "real", baselines, settings)
         for model in models:
@@ -329,7 +331,7 @@ def _processes(scale: Scale) -> Iterator[Run]:
     yield from _with_nats(scale, shared)
 
 
-#: Groups of runs in the order in which they are computed.
+#: Groups of runs in the order of computation.
 GROUPS = {
     "choose": _choose,
     "likelihood": _likelihood,
@@ -342,7 +344,7 @@ GROUPS = {
 
 
 def plan(scale: Scale, groups: Sequence[str]) -> list[Run]:
-    """Return the runs of some groups and the runs that they read, in the order in which to compute them."""
+    """Return the runs of some groups, and the runs that they read, in the order of computation."""
     return with_dependencies(run for group, make in GROUPS.items() if group in groups for run in make(scale))
 
 
@@ -354,7 +356,7 @@ def chosen_model(text: str, updates: int, changes: Mapping[str, Any]) -> Model:
 
 
 def chosen_runs(scale: Scale, models: Sequence[Model], data: str, seed: int) -> list[Run]:
-    """Return the runs of a user's own models, with what the models and their recipe are in their names."""
+    """Return runs for a user's own models. Their names describe the models and recipes."""
     found = []
     for model in models:
         trained = _trained("choose", model, data, seed)

@@ -1,6 +1,7 @@
 """How runs are computed: training, likelihoods, samples and their judge, and Gaussian models of real-valued data.
 
-``python -m studies.generative.run FOLDER`` is what each of several processes under ``torchrun`` runs.
+Training runs in chunks and resumes from its last checkpoint. If several processes share a training run, each of them is
+started as ``python -m studies.generative.run FOLDER``.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ Array = NDArray[Any]
 Settings = Mapping[str, Any]
 
 #: Names of the visible layers.
-IMAGE, LABEL = "image", "label"
+IMAGE = "image"
+LABEL = "label"
 _CLASSES = 10
 _COUPLINGS: dict[str, type[Coupling]] = {"kronecker": Kronecker, "cp": CP, "mpo": MPO, "dense": Dense}
 _SECONDS_PER_CHUNK = 60.0
@@ -71,11 +73,11 @@ _SECONDS_PER_CHUNK = 60.0
 
 
 def build(settings: Settings) -> BoltzmannMachine:
-    """Return the machine of some settings.
+    """Build a machine from settings.
 
-    Settings: `coupling`, such as ``"kronecker:8"``, with the rank or bond after the colon; `visible` and `hidden`,
-    lists of sizes; `unit`, ``"bernoulli"`` or ``"gaussian"`` (with learned variances); `labels`, whether the label is
-    a second visible layer.
+    The settings are `coupling`, such as ``"kronecker:8"``, with the rank or bond after the colon; `visible` and
+    `hidden`, lists of sizes; `unit`, ``"bernoulli"`` or ``"gaussian"`` (with learned variances); and `labels`, whether
+    the label is a second visible layer.
     """
     kind, _, rank = settings["coupling"].partition(":")
     shape = tuple(settings["visible"])
@@ -88,7 +90,7 @@ def build(settings: Settings) -> BoltzmannMachine:
 
 
 def layers_of(machine: BoltzmannMachine, images: Array, labels: Array | None) -> dict[str, Array]:
-    """Return the data of a machine's visible layers: images in the layer's shape, and labels if it has that layer."""
+    """Return the data of a machine's visible layers: images in the layer's shape, and one-hot labels if it has them."""
     layers = {IMAGE: images.reshape(len(images), *machine.layers[IMAGE].shape)}
     if LABEL in machine.layers:
         if labels is None:
@@ -107,7 +109,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the largest memory in bytes that this process has had allocated on a GPU so far; 0 on the CPU."""
+    """Return the peak memory of this process on a GPU in bytes, or 0 on the CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
@@ -115,7 +117,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 class _Clock(Callback):
-    """Counts the seconds of training over all chunks, and ends a chunk after an epoch. Saved in checkpoints."""
+    """Count the seconds of training over all chunks, and end a chunk after an epoch. Checkpoints save the count."""
 
     def __init__(self, chunk: float) -> None:
         self.chunk, self.seconds, self._began = chunk, 0.0, 0.0
@@ -139,13 +141,13 @@ class _Clock(Callback):
 
 
 def _checkpoints(settings: Settings, place: Place) -> Path:
-    """Return the folder of the checkpoints of a training run, by its settings."""
+    """Return the folder for the checkpoints of a training run. Its name is a hash of the settings."""
     key = hashlib.sha1(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:16]
     return place.work / "checkpoints" / key
 
 
 def fit(settings: Settings, data_dir: str | None, device: torch.device, folder: Path) -> tuple[Trainer, float]:
-    """Train a machine for a number of updates, from the last checkpoint in a folder on if there is one.
+    """Train a machine, resuming from the last checkpoint in a folder if there is one.
 
     Returns
     -------
@@ -170,7 +172,7 @@ def fit(settings: Settings, data_dir: str | None, device: torch.device, folder: 
 
 
 def _chains(trainer: Trainer) -> dict[str, Tensor]:
-    """Return the states of the persistent chains at the machine's own temperature; binary ones as bytes."""
+    """Return the states of the persistent chains at temperature 1, binary states as bytes."""
     found = {}
     for name in trainer.machine.layers:
         if name in trainer.state.chains:
@@ -182,7 +184,7 @@ def _chains(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def train(settings: Settings, place: Place) -> Outcome:
-    """Train one machine. A training run that diverges has a number `diverged`, and no model."""
+    """Train one machine. If training diverges, the outcome has a number `diverged` and no model."""
     device = _device(settings, place)
     try:
         trainer, seconds = fit(settings, place.data_dir, device, _checkpoints(settings, place))
@@ -204,7 +206,7 @@ def train(settings: Settings, place: Place) -> Outcome:
 
 
 def train_shared(settings: Settings, place: Place) -> Outcome:
-    """Train one machine with several processes on the CPU, started by ``torchrun``."""
+    """Train one machine on the CPU with several processes."""
     folder = _checkpoints(settings, place)
     folder.mkdir(parents=True, exist_ok=True)
     data_dir = place.data_dir or os.environ.get("MVRBM_DATA")
@@ -215,7 +217,7 @@ def train_shared(settings: Settings, place: Place) -> Outcome:
 
 
 def main(folder: Path) -> None:
-    """Train in each process; the main one saves the machine and prints the numbers."""
+    """Train in one of several processes. The main process saves the machine and prints the numbers."""
     torch.set_num_threads(1)
     settings = json.loads((folder / "settings.json").read_text())
     trainer, seconds = fit(settings, settings["data_dir"], torch.device("cpu"), folder / "updates")
@@ -230,10 +232,10 @@ def main(folder: Path) -> None:
 
 @torch.no_grad()
 def train_rbms(settings: Settings, place: Place) -> Outcome:
-    """Train a dense RBM by the body of the training loop of the package `rbms`, and return it as a machine of ours.
+    """Train a dense RBM with the body of the training loop of the package `rbms`, and convert it to a machine.
 
-    Settings: `data`, `hidden`, `updates`, `batch_size`, `chains`, `gibbs_steps`, `learning_rate`, `seed`, `device`.
-    A run that was stopped continues from its last chunk, with new random numbers.
+    The settings are `data`, `hidden`, `updates`, `batch_size`, `chains`, `gibbs_steps`, `learning_rate`, `seed` and
+    `device`. A run that was stopped resumes from its last chunk, with new random numbers.
     """
     device = _device(settings, place)
     with warnings.catch_warnings():
@@ -286,7 +288,7 @@ def train_rbms(settings: Settings, place: Place) -> Outcome:
 
 @torch.no_grad()
 def from_rbms(weights: Tensor, visible_bias: Tensor, hidden_bias: Tensor, shape: tuple[int, ...]) -> BoltzmannMachine:
-    """Return the machine of the parameters of `rbms`, whose weights are of shape (visible, hidden)."""
+    """Convert parameters of `rbms`, whose weights have shape (visible, hidden), to a machine."""
     machine = BoltzmannMachine({IMAGE: Bernoulli(shape)}, Bernoulli(len(hidden_bias)), {IMAGE: Dense()})
     machine.links[IMAGE].get_parameter("weight").copy_(weights.T)
     machine.layers[IMAGE].bias.copy_(visible_bias.reshape(shape))
@@ -294,10 +296,16 @@ def from_rbms(weights: Tensor, visible_bias: Tensor, hidden_bias: Tensor, shape:
     return machine
 
 
-_ROWS, _CHAINS = 2000, 2000  # of data and of chains at once: a bound on memory
-_WIDEST, _MORE_CHAINS = 1.0, 4  # width of an interval, in nats, beyond which an estimate has so many times more chains
-_SHOWN = 100  # samples that are stored, for figures
-_SHAPE = (28, 28)  # of digits, whatever the shape of a machine's layer
+# Samples, and chains, that are computed at once, to limit memory.
+_ROWS = 2000
+_CHAINS = 2000
+# If the interval of log Z is wider than this, in nats, it is estimated again with this many times more chains.
+_WIDEST = 1.0
+_MORE_CHAINS = 4
+# Samples to store for figures.
+_SHOWN = 100
+# Shape of digits, whatever the shape of a machine's layer.
+_SHAPE = (28, 28)
 
 
 # -- likelihood -------------------------------------------------------------------------------------
@@ -306,7 +314,7 @@ _SHAPE = (28, 28)  # of digits, whatever the shape of a machine's layer
 def log_z(
     machine: BoltzmannMachine, center: Mapping[str, Tensor], chains: Mapping[str, Tensor], settings: Settings
 ) -> dict[str, Any]:
-    """Return estimates of log Z from both sides, with their errors.
+    """Estimate log Z by forward and reverse annealing.
 
     Parameters
     ----------
@@ -315,9 +323,9 @@ def log_z(
     center : mapping of str to Tensor
         The mean of the data, each layer (1, *layer shape).
     chains : mapping of str to Tensor
-        States near equilibrium, from which the reverse annealing starts after as many Gibbs steps as it has itself.
+        States near equilibrium. Reverse annealing starts from them, after as many Gibbs steps as it has itself.
     settings : mapping
-        `chains` and `steps` of the annealing, and `seed`. Where the interval is wide, there are more chains.
+        `chains`, `steps` and `seed` of the annealing. If the interval is wide, more chains are used.
     """
     for times in (1, _MORE_CHAINS):
         rng = RandomSource(settings["seed"], device=machine.like.device)
@@ -327,7 +335,7 @@ def log_z(
             break
     return {
         "chains": n_chains,
-        "log_z": found.forward.log_z,  # what is usually published
+        "log_z": found.forward.log_z,  # the estimate that is usually published
         "standard_error": found.forward.standard_error,
         "effective_samples": found.forward.effective_samples,
         "reverse_log_z": found.reverse.log_z,
@@ -339,7 +347,7 @@ def log_z(
 
 
 def _tensors(machine: BoltzmannMachine, images: Array, labels: Array | None) -> dict[str, Tensor]:
-    """Return some rows of data as tensors on the machine's device; bytes become 0 and 1."""
+    """Convert samples to tensors on the machine's device, bytes to 0 and 1."""
     scale = 255 if images.dtype == np.uint8 else 1
     arrays = layers_of(machine, images, labels)
     layers = {name: torch.as_tensor(array).to(machine.like) for name, array in arrays.items()}
@@ -348,7 +356,7 @@ def _tensors(machine: BoltzmannMachine, images: Array, labels: Array | None) -> 
 
 
 def _scores(machine: BoltzmannMachine, images: Array, labels: Array | None) -> Tensor:
-    """Return -F(x) of all samples, in blocks, in double precision."""
+    """Return the unnormalized log-likelihoods -F(x) of all samples in double precision."""
     found = []
     for first in range(0, len(images), _ROWS):
         rows = slice(first, first + _ROWS)
@@ -366,10 +374,10 @@ def _center(machine: BoltzmannMachine, images: Array, labels: Array | None) -> d
 
 
 def evaluate(settings: Settings, place: Place) -> Outcome:
-    """Log-likelihood of test and training data by annealed importance sampling, in nats per sample.
+    """Estimate the log-likelihood of test and training data by annealed importance sampling, in nats per sample.
 
-    Settings: `model`, the name of the run that trained it; `data`; `chains`, `steps` and `seed` of the annealing.
-    A training run that diverged has no model, and no numbers here.
+    The settings are `model`, the name of the training run; `data`; and `chains`, `steps` and `seed` of the annealing.
+    If the training run diverged, the outcome has no numbers.
     """
     if not (place.store.folder / f"{settings['model']}.machine").is_dir():
         return Outcome({})
@@ -385,7 +393,7 @@ def evaluate(settings: Settings, place: Place) -> Outcome:
     test = _scores(model, data.test, data.test_labels)
     numbers = {
         "test": float(test.mean()) - found["log_z"],
-        "test_spread": float(test.std()) / math.sqrt(len(test)),  # standard error over test samples
+        "test_spread": float(test.std()) / math.sqrt(len(test)),  # standard error of the mean over test samples
         "train": float(_scores(model, data.train, data.train_labels).mean()) - found["log_z"],
         "reverse": float(test.mean()) - found["reverse_log_z"],
         "interval": [float(test.mean()) - end for end in reversed(found["log_z_interval"])],
@@ -397,7 +405,7 @@ def evaluate(settings: Settings, place: Place) -> Outcome:
 
 
 def stored_chains(place: Place, name: str, machine: BoltzmannMachine) -> dict[str, Tensor]:
-    """Return the persistent chains of a training run, empty if it has none."""
+    """Return the persistent chains of a training run, or an empty dict if it has none."""
     if not (place.store.folder / f"{name}.safetensors").is_file():
         return {}
     arrays = place.store.arrays_of(name)
@@ -410,7 +418,7 @@ def stored_chains(place: Place, name: str, machine: BoltzmannMachine) -> dict[st
 
 
 def judge(settings: Settings, place: Place) -> Outcome:
-    """Train the judge on real digits; its accuracy and confidence on test digits, gray and binarized."""
+    """Train the judge, and measure its accuracy and confidence on gray and on binarized test digits."""
     data = gray_digits(settings["gray"], place.data_dir)
     network = Judge(epochs=settings["epochs"], random_state=settings["seed"], device=place.device)
     network.fit(data.train, data.train_labels)
@@ -429,7 +437,7 @@ def _stored_judge(settings: Settings, place: Place) -> Judge:
 
 
 def _images(values: Tensor) -> Array:
-    """Return images of digits as bytes."""
+    """Convert digits from 0 and 1 to bytes."""
     found: Array = (255 * values).round().to(torch.uint8).cpu().numpy().reshape(-1, *_SHAPE)
     return found
 
@@ -437,8 +445,8 @@ def _images(values: Tensor) -> Array:
 def _sampled(
     machine: BoltzmannMachine, start: Mapping[str, Tensor], steps: int, rng: RandomSource, *, known: bool = False
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Run chains, with labels clamped if they are known; return final states, and images given the hidden units."""
-    image = next(iter(machine.layers))  # of a single layer, whatever its name
+    """Run chains, with labels clamped if `known`; return their final states, and the means given the hidden units."""
+    image = next(iter(machine.layers))  # a machine with one layer may have another name for it
     mask = None
     if known:
         mask = {name: torch.full_like(states, name == LABEL, dtype=torch.bool) for name, states in start.items()}
@@ -449,7 +457,7 @@ def _sampled(
 def _starts(
     machine: BoltzmannMachine, kind: str, n: int, chains: Mapping[str, Tensor], rng: RandomSource
 ) -> dict[str, Tensor]:
-    """Return n initial states: ``"noise"``, or ``"chains"``, those of training, each as often as needed."""
+    """Return n initial states: ``"noise"``, or the ``"chains"`` of training, repeated as often as needed."""
     if kind == "noise":
         return independent_sample(machine, n, rng)
     if not chains:
@@ -459,16 +467,17 @@ def _starts(
 
 
 def samples(settings: Settings, place: Place) -> Outcome:
-    """Samples of a machine: what the judge says about draws and means, and adversarial accuracy against the data.
+    """Draw samples of a machine, judge them, and compare them with the data by adversarial accuracy.
 
-    Settings: `model` and `judge`, names of runs; `data`; `start`, ``"noise"`` or ``"chains"``; `steps`, `n`, `seed`.
+    The settings are `model` and `judge`, names of runs; `data`; `start`, ``"noise"`` or ``"chains"``; `steps`, `n` and
+    `seed`.
     """
     model: BoltzmannMachine = place.store.machine_of(settings["model"], str(resolve_device(place.device)))
     return sample_quality(model, stored_chains(place, settings["model"], model), settings, place)
 
 
 def sample_quality(model: BoltzmannMachine, chains: Mapping[str, Tensor], settings: Settings, place: Place) -> Outcome:
-    """Draw samples of any machine of digits, and judge them; the settings are those of :func:`samples`."""
+    """Draw samples of any machine of digits, and judge them. The settings are those of :func:`samples`."""
     device, n = model.like.device, settings["n"]
     rng = RandomSource(settings["seed"], device=device)
     start = _starts(model, settings["start"], n, chains, rng)
@@ -481,7 +490,7 @@ def sample_quality(model: BoltzmannMachine, chains: Mapping[str, Tensor], settin
     seconds = time.perf_counter() - began
     draws, gray = np.concatenate(drawn), np.concatenate(means)
     data, network = parts(settings["data"], place.data_dir), _stored_judge(settings, place)
-    # As many of each: adversarial accuracy compares sets of equal size.
+    # Adversarial accuracy compares sets of equal size.
     m = min(n, len(data.test))
     seen = np.random.default_rng(settings["seed"]).choice(len(data.train), m, replace=False)
     numbers = {
@@ -489,7 +498,7 @@ def sample_quality(model: BoltzmannMachine, chains: Mapping[str, Tensor], settin
         "means": verdicts(network, gray),
         "aats_test": adversarial_accuracy(data.test[:m] // 255, draws[:m] // 255, str(device)),
         "aats_train": adversarial_accuracy(data.train[seen] // 255, draws[:m] // 255, str(device)),
-        # What a perfect model would have, up to chance: other real digits in the place of samples.
+        # Other real digits in the place of samples: a perfect model would have this value, up to chance.
         "aats_real": adversarial_accuracy(data.test[:m] // 255, data.train[seen] // 255, str(device)),
         "aats_n": m,
         "seconds": seconds,
@@ -499,10 +508,10 @@ def sample_quality(model: BoltzmannMachine, chains: Mapping[str, Tensor], settin
 
 
 def conditional(settings: Settings, place: Place) -> Outcome:
-    """Samples of a machine with a layer of labels, given the label: how often the judge agrees.
+    """Draw samples given the label, and measure how often the judge agrees with the label.
 
-    Settings: `model` and `judge`, names of runs; `each`, samples per class; `steps`, a list of numbers of Gibbs steps
-    from noise; `seed`.
+    The settings are `model` and `judge`, names of runs; `each`, the number of samples per class; `steps`, a list of
+    numbers of Gibbs steps from noise; and `seed`.
     """
     device, each = resolve_device(place.device), settings["each"]
     model: BoltzmannMachine = place.store.machine_of(settings["model"], str(device))
@@ -531,10 +540,10 @@ def conditional(settings: Settings, place: Place) -> Outcome:
 
 
 def baselines(settings: Settings, place: Place) -> Outcome:
-    """Held-out log-likelihood of Gaussian models: factor analysis, probabilistic PCA and full covariances.
+    """Measure the held-out log-likelihood of factor analysis, probabilistic PCA and full-covariance Gaussians.
 
-    The number of components is chosen on every fifth training sample, which is not used for this; the chosen model
-    then learns from all of them.
+    The number of components is chosen on every fifth block of training samples, with models fitted to the others. The
+    chosen model is then fitted to all training samples.
     """
     from sklearn.covariance import EmpiricalCovariance, LedoitWolf
     from sklearn.decomposition import PCA, FactorAnalysis

@@ -1,4 +1,4 @@
-"""Packing: trained machines of digits become the models that come with the package, with their model cards.
+"""Pack two trained machines of digits as the models that come with the package, with their model cards.
 
 ``python -m studies.generative.ship`` reads the runs that ``python -m studies generative`` has computed, and writes
 `src/mvrbm/weights`.
@@ -29,8 +29,11 @@ from studies.runs import Store
 
 Card = dict[str, Any]
 
-_WORK, _OUT = Path("runs/generative-paper"), Path("src/mvrbm/weights")
-_MATCHED, _STEPS = 3000, 300  # draws that determine how often the model draws each label, and their Gibbs steps
+_WORK = Path("runs/generative-paper")
+_OUT = Path("src/mvrbm/weights")
+# Samples, and Gibbs steps of each, to match how often the model draws each label.
+_MATCHED = 3000
+_STEPS = 300
 _DATA = (
     "The 60,000 training digits of MNIST, 28 x 28 pixels, each pixel 1 with a probability equal to its gray level, "
     "drawn once{labels}. Yann LeCun and Corinna Cortes hold the copyright of MNIST, a derivative work of data sets of "
@@ -79,11 +82,13 @@ def labeled_digits(store: Store) -> tuple[Any, Card]:
 
 
 def _packed(store: Store, group: str, name: str, kind: str, **params: Any) -> tuple[Any, str, Card]:
-    """Return a trained machine of a group as an estimator, the end of the names of its runs, and parts of its card."""
+    """Return a trained machine as an estimator, the common part of the names of its runs, and parts of its card."""
     run = next(one for one in plan(SCALES["paper"], [group]) if one.name.startswith(f"train-{name}"))
     record, settings = store.record(run), run.settings
     if record is None:
-        raise SystemExit(f"{store.folder} has no run {run.name}: compute it by python -m studies generative {group}")
+        raise SystemExit(
+            f"{store.folder} does not hold the run {run.name}: compute it with python -m studies generative {group}"
+        )
     numbers, machine = record["numbers"], store.machine(run)
     recipe = {**Recipe().config(), **settings["recipe"], "n_epochs": numbers["epochs"]}
     params |= {
@@ -110,7 +115,7 @@ def _packed(store: Store, group: str, name: str, kind: str, **params: Any) -> tu
 
 
 def _renamed(layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return layers by the names that estimators give them."""
+    """Rename layers as estimators name them."""
     return {VISIBLE if name == IMAGE else name: layer for name, layer in layers.items()}
 
 
@@ -135,7 +140,7 @@ def _confident(store: Store, verdicts: Mapping[str, Any], what: str) -> dict[str
 
 @torch.no_grad()
 def _match_labels(model: Any, labels: Any) -> None:
-    """Let the model draw labels as often as the data has them; draws of a given label do not change."""
+    """Make the model draw each label as often as it occurs in the data. Samples of a given label do not change."""
     stratified = np.sort(labels)[:: len(labels) // _MATCHED]
     drawn, _ = model.set_params(random_state=0).sample(label=stratified, steps=_STEPS)
     shares = torch.from_numpy(np.bincount(labels) / np.float32(len(labels)))

@@ -24,7 +24,7 @@ def page_of(found: Mapping[str, Any], evidence: Evidence, folder: Path, scale_na
     if not found["comparable_with_the_paper"]:
         lead += (
             f" This is a quick run on crops of other photographs ({first}, {second}): it shows that everything works,"
-            " and its numbers are not to be compared with the paper's, which are shown all the same."
+            " but its numbers are not to be compared with the paper's."
         )
     sections = [
         Section("Numbers", worse(found), [_numbers(found)]),
