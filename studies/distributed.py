@@ -1,8 +1,8 @@
-"""When sharing a training run among processes pays: measured on this machine, modeled up to 1,000 processes.
+"""Speedup of training with several processes: measured on this machine, and predicted for up to 1,000 processes.
 
-Starts processes by ``torchrun``, measures one update for several batch sizes and numbers of processes and the time of
-one sum over the processes, and fits t(P) = fixed + samples * (batch / P) + latency * log2(P) + bytes * 2 (P - 1) / P /
-bandwidth. ``python -m studies.distributed`` is what each process runs.
+The study starts processes with ``torchrun``, and measures the time of one update for several batch sizes and numbers of
+processes, and the time of one all-reduce. It fits t(P) = fixed + samples * (batch / P) + latency * log2(P) + bytes *
+2 (P - 1) / P / bandwidth. Each process is started as ``python -m studies.distributed WORKLOAD``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from studies.runs import Outcome, Place, Run, Store, write_json
 
 __all__ = ["COMMANDS"]
 
+#: Numbers of processes to measure.
 PROCESSES = (1, 2)
+#: Numbers of processes to predict the speedup for.
 MODELED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 VISIBLE = (28, 28)
 
@@ -53,7 +55,7 @@ class Workload:
     batches : tuple of int
         Batch sizes in increasing order.
     chains : int
-        Persistent chains per sample of a batch; 0 is CD-1.
+        Persistent chains per sample of a batch. 0 stands for CD-1.
     """
 
     rank: int
@@ -63,14 +65,14 @@ class Workload:
     chains: int = 0
 
     def trainer(self, batch: int) -> Trainer:
-        """Return the trainer for a batch size."""
+        """Return a trainer for a batch size."""
         negative = PCD(self.chains * batch) if self.chains else CD(1)
         recipe = dataclasses.replace(RECIPES[self.recipe], batch_size=batch, negative=negative)
         return Trainer(mvrbm(VISIBLE, self.hidden, rank=self.rank), recipe, seed=0)
 
     @property
     def parameters(self) -> int:
-        """Number of parameters; as many numbers are added up over the processes at every update."""
+        """Number of parameters, and of numbers that every update sums over the processes."""
         return int(mvrbm(VISIBLE, self.hidden, rank=self.rank).n_parameters)
 
 
@@ -81,7 +83,7 @@ WORKLOADS = {
 
 
 def measure(name: str) -> None:
-    """Measure a workload in each process; the main one prints the medians, in seconds."""
+    """Measure a workload in one of several processes. The main process prints the medians in seconds."""
     torch.set_num_threads(1)
     workload, world = WORKLOADS[name], World.here()
     generator = np.random.default_rng(0)
@@ -108,12 +110,12 @@ def measure(name: str) -> None:
 
 
 def start(settings: Mapping[str, Any], place: Place) -> Outcome:
-    """Start processes, and return the medians of the main one."""
+    """Measure a workload with some number of processes."""
     return Outcome(run_module("studies.distributed", settings["workload"], settings["processes"]))
 
 
 def speed_up(alone: Mapping[str, float], latency: float, bandwidth: float, n_bytes: int) -> dict[str, list[float]]:
-    """Return the speed-up over one process by batch size, for every number of processes of `MODELED`."""
+    """Predict the speedup over one process for the numbers of processes in `MODELED`, by batch size."""
     batches = sorted(map(int, alone))
     least, most = batches[0], batches[-1]
     per_sample = (alone[str(most)] - alone[str(least)]) / (most - least)
@@ -140,7 +142,7 @@ PLAN = tuple(
 
 
 def results(store: Store) -> dict[str, Any]:
-    """Return the measured times and the modeled speed-ups of every workload."""
+    """Return the measured times and the predicted speedups of every workload."""
     found = {}
     for name, workload in WORKLOADS.items():
         runs = [run for run in PLAN if run.settings["workload"] == name]
@@ -183,7 +185,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
 
 
 COMMANDS = {
-    "distributed": Command("When sharing a training run among processes pays.", _add, _run, "--out results/distributed")
+    "distributed": Command("Speedup of training with several processes.", _add, _run, "--out results/distributed")
 }
 
 if __name__ == "__main__":

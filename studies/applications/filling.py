@@ -1,6 +1,7 @@
-"""Filling in parts of unseen images: digits of MNIST and Frey faces, by the imputer and by simple tools.
+"""Filling in parts of unseen images, digits of MNIST and Frey faces, by our imputer and by simple tools.
 
-Tools learn from complete training images. The settings of PCA with ridge are chosen on training images held out.
+Tools learn from complete training images. The settings of PCA with ridge regression are chosen on held-out training
+images.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from studies.runs import Outcome, Place, Run, Store
 __all__ = ["EPOCHS", "PARTS", "TOOLS", "missing", "plan", "table"]
 
 Array = NDArray[Any]
+#: Parts of an image that are missing.
 PARTS = ("right half", "50 % of the pixels", "80 % of the pixels")
-#: Numbers of epochs at which the correction of faces is measured: it must not get worse with training.
+#: Numbers of epochs after which faces are filled in: the error must not grow with training.
 EPOCHS = (1, 2, 4, 8, 16, 32, 64, 128)
-_RANKS, _PENALTIES = (25, 50, 100, 200), (0.3, 1.0, 3.0)
+# Settings of PCA with ridge regression to choose from.
+_RANKS = (25, 50, 100, 200)
+_PENALTIES = (0.3, 1.0, 3.0)
 
 
 def missing(shape: Sequence[int], part: str) -> Array:
-    """Return True for the pixels of images that are missing."""
+    """Return a mask of the missing pixels."""
     if part == "right half":
         return np.broadcast_to(np.arange(shape[2]) >= shape[2] // 2, shape)
     return np.random.default_rng(0).random(shape) < int(part[:2]) / 100
@@ -49,7 +53,7 @@ def _mean(train: Array, x: Array) -> Array:
 
 
 def _nearest(train: Array, x: Array) -> Array:
-    """Return the mean of the five nearest training images, by the known pixels."""
+    """Return the mean of the five training images that are nearest in the known pixels."""
     known = ~np.isnan(x)
     rows, found = np.nan_to_num(x), np.empty_like(x)
     for i in range(0, len(x), 100):
@@ -60,7 +64,7 @@ def _nearest(train: Array, x: Array) -> Array:
 
 
 def _pca(train: Array, x: Array) -> Array:
-    """Return principal components with coefficients by ridge regression on the known pixels, shrunk by variance."""
+    """Predict pixels by principal components, fitted to the known pixels by ridge regression."""
     held = train[: len(train) // 10][:300]
     rest = train[len(held) :]
     mask = np.isnan(x)[np.arange(len(held)) % len(x)]
@@ -84,12 +88,12 @@ def _ridge(train: Array, x: Array, rank: int, penalty: float) -> Array:
     return filled
 
 
-#: From training images and images with NaN, both as rows, to predictions of all pixels.
+#: Functions that take training images and images with NaN, both as rows, and predict all pixels.
 TOOLS: dict[str, Callable[[Array, Array], Array]] = {"mean": _mean, "5-nearest": _nearest, "pca-ridge": _pca}
 
 
 def plan(sets: Sequence[str] = ("mnist", "frey"), *, n: int | None = None) -> list[Run]:
-    """Return one run per set and tool, and for faces one per number of epochs; `n` limits the images."""
+    """Return one run per set and tool, and for faces also one per number of epochs; `n` limits the images."""
     found = []
     for name, tool in itertools.product(sets, (*TOOLS, OURS)):
         settings = {"set": name, "tool": tool, "n": n, "epochs": None}
@@ -101,7 +105,7 @@ def plan(sets: Sequence[str] = ("mnist", "frey"), *, n: int | None = None) -> li
 
 
 def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
-    """Return the mean squared errors of a tool, and the CPU time of training it."""
+    """Measure the mean squared errors of a tool, and the CPU time of training ours."""
     train, test = _images(settings["set"], settings["n"], place.data_dir)
     start, numbers = time.process_time(), {}
     imputer = None
@@ -121,7 +125,7 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
 
 
 def table(store: Store, plan: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """Return the errors of the runs that are stored, by set, part and number of epochs, then by tool."""
+    """Return the errors of the stored runs, by task (set, part and number of epochs) and tool."""
     values: dict[str, dict[str, float]] = {}
     for run in plan:
         if store.has(run):

@@ -1,8 +1,8 @@
-"""Imputation: missing entries of six data sets, and missing parts of digits and faces, by the imputer and other tools.
+"""Imputation of missing entries in six data sets, by our imputer and by other tools.
 
-Every tool gets the same array with NaN and returns it filled in; the root mean squared error of the missing entries
-counts. Tools that take tables get one row per sample, and for single tensors also the other ways to cut them into rows,
-of which the better result counts. Settings of tools without defaults are chosen on a tenth of the known entries.
+Every tool gets the same array with NaN and returns it filled in. Tools are compared by the root mean squared error of
+the missing entries. Tools for tables get one row per sample. A single tensor can be cut into rows in several ways, and
+the best result counts. Settings of tools without defaults are chosen on a tenth of the known entries.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ from studies.runs import Outcome, Place, Run, Store
 __all__ = ["KINDS", "OURS", "SETS", "TOOLS", "hide", "plan", "probabilistic_pca", "soft_impute", "table"]
 
 Array = NDArray[Any]
+#: Name of our tool.
 OURS = "mvrbm"
+#: Kinds of missing entries: 20 % or 50 % of all entries, or a block of each sample.
 KINDS = ("20", "50", "block")
-#: Tensors without an axis that obviously counts samples.
+# Tensors without an obvious axis of samples.
 _TENSORS = ("kinetic", "covid19")
-# Multiplications beyond which scikit-learn's IterativeImputer is not tried: some minutes on one core.
+# Largest number of multiplications of scikit-learn's IterativeImputer: a few minutes on one core.
 _MOST_WORK = 3e10
-_PHOTOGRAPHS, _PATCHES = ("camera", "astronaut", "coffee", "chelsea", "rocket"), 400
+# Photographs of scikit-image, and the number of patches of each.
+_PHOTOGRAPHS = ("camera", "astronaut", "coffee", "chelsea", "rocket")
+_PATCHES = 400
 
 
 def _faces(data_dir: str | None) -> Array:
@@ -69,7 +73,8 @@ def _tensor(name: str, step: int = 1) -> Callable[[str | None], Array]:
     return load
 
 
-#: The data sets: one array each, samples along the first axis. Of Indian Pines, every third pixel in each direction.
+#: Functions that load a data set as an array with samples along the first axis. Of Indian Pines, every third pixel in
+#: each direction is used.
 SETS: dict[str, Callable[[str | None], Array]] = {
     "frey": _faces,
     "patches": _patches,
@@ -81,7 +86,7 @@ SETS: dict[str, Callable[[str | None], Array]] = {
 
 
 def hide(shape: Sequence[int], kind: str, seed: int = 0) -> Array:
-    """Return True for missing entries: 20 % or 50 % of all, or a box of half of every side (of vectors, a quarter)."""
+    """Return a mask of missing entries: 20 % or 50 % of all, or a box of half of every side (a quarter for vectors)."""
     rng = np.random.default_rng(seed)
     if kind != "block":
         return rng.random(shape) < int(kind) / 100
@@ -97,7 +102,7 @@ def hide(shape: Sequence[int], kind: str, seed: int = 0) -> Array:
 
 
 def low_rank(x: Array, shrink: Callable[[Array], Array], n_steps: int = 300) -> Array:
-    """Fill in rows by matrices whose singular values are shrunk, each computed from what the last one filled in."""
+    """Fill in rows by iterating a low-rank approximation with shrunk singular values."""
     known, mean, scale = ~np.isnan(x), np.nanmean(x, axis=0), np.nanstd(x)
     z = np.where(known, (x - mean) / scale, 0.0)
     low = np.zeros_like(z)
@@ -114,12 +119,12 @@ def low_rank(x: Array, shrink: Callable[[Array], Array], n_steps: int = 300) -> 
 
 
 def soft_impute(x: Array, penalty: float) -> Array:
-    """Fill in rows by singular values that are reduced by a penalty (Mazumder, Hastie and Tibshirani, 2010)."""
+    """Fill in rows by soft-thresholding the singular values (Mazumder, Hastie and Tibshirani, 2010)."""
     return low_rank(x, lambda size: np.maximum(size - penalty, 0))
 
 
 def probabilistic_pca(x: Array, rank: int) -> Array:
-    """Fill in rows by the components of largest variance, less the mean variance of others (Josse and Husson, 2016)."""
+    """Fill in rows by the largest components, shrunk by the mean variance of the others (Josse and Husson, 2016)."""
 
     def shrink(size: Array) -> Array:  # in increasing order
         noise = (size[:-rank] ** 2).mean()
@@ -129,8 +134,8 @@ def probabilistic_pca(x: Array, rank: int) -> Array:
 
 
 def _chosen(x: Array, fill: Callable[[Array, Any], Array], choices: Sequence[Any]) -> Array:
-    """Fill in with the setting that is best on a tenth of the known entries, until the next one is worse."""
-    # Seeds of missing entries are single numbers: with the same numbers, no held entries might be known.
+    """Fill in with the best setting on a tenth of the known entries. Stop at the first setting that is worse."""
+    # A seed that `hide` cannot have: with the same random numbers all held-out entries could be missing already.
     held = ~np.isnan(x) & (np.random.default_rng((1, 1)).random(x.shape) < 0.1)
     shown, best, chosen = np.where(held, np.nan, x), np.inf, choices[0]
     for choice in choices:
@@ -178,19 +183,20 @@ def _tensorly(x: Array) -> Array:
 
 
 def _best_rows(fill: Callable[[Array], Array]) -> Callable[[Array, bool], list[Array]]:
-    """Return all ways to fill in an array by a tool for tables: for single tensors, every cut into rows."""
+    """Return a function that fills in an array by a tool for tables; a single tensor is cut into rows in every way."""
 
     def filled(x: Array, every_cut: bool) -> list[Array]:
         found = []
         for cut in range(1, x.ndim) if every_cut else (1,):
-            with contextlib.suppress(TimeoutError):  # of this cut: others have fewer columns
+            with contextlib.suppress(TimeoutError):  # other cuts have fewer columns
                 found.append(fill(x.reshape(int(np.prod(x.shape[:cut])), -1)).reshape(x.shape))
         return found
 
     return filled
 
 
-#: From an array with NaN, and whether it is a single tensor, to the array filled in, in one or more ways.
+#: Functions that take an array with NaN, and whether it is a single tensor, and return it filled in, in one or more
+#: ways.
 TOOLS: dict[str, Callable[[Array, bool], list[Array]]] = {
     "mean": _best_rows(lambda x: SimpleImputer(keep_empty_features=True).fit_transform(x)),
     "5-nearest": _best_rows(lambda x: KNNImputer(keep_empty_features=True).fit_transform(x)),
@@ -207,7 +213,7 @@ def plan(
 ) -> list[Run]:
     """Return one run per seed, data set, kind of missing entries and tool; `n` limits the samples.
 
-    Seeds come first: a run that ends early has compared all tools.
+    All tools are compared with the first seed before the next one.
     """
     found = []
     for seed, name, kind, tool in itertools.product(range(n_seeds), sets, kinds, TOOLS):
@@ -219,19 +225,19 @@ def plan(
 
 
 def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
-    """Return the root mean squared error of a tool, None where it would take too long, and its CPU time."""
+    """Measure the error of a tool, or None if it would take too long, and its CPU time."""
     x = SETS[settings["set"]](place.data_dir)[: settings["n"]]
     missing = hide(x.shape, settings["kind"], settings["seed"])
     start = time.process_time()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of tools that did not converge
+        warnings.simplefilter("ignore")  # some tools warn that they did not converge
         found = TOOLS[settings["tool"]](np.where(missing, np.nan, x), settings["set"] in _TENSORS)
     error = min((float(np.sqrt(((each - x)[missing] ** 2).mean())) for each in found), default=None)
     return Outcome({"rmse": error, "cpu_seconds": time.process_time() - start})
 
 
 def table(store: Store, plan: Sequence[Run]) -> dict[str, dict[str, float | None]]:
-    """Return mean errors over the seeds that all tools have, by data set and kind, then by tool; None: too slow."""
+    """Return mean errors over the seeds that all tools have, by task and tool. None means that a tool is too slow."""
     values: dict[str, dict[str, dict[int, float]]] = {}
     for run in plan:
         if store.has(run):

@@ -1,9 +1,9 @@
-"""Outliers: the detector against the usual tools, and maps of planted defects.
+"""Outlier detection by our detector and by the usual tools, and maps of planted defects.
 
-A task has samples of one class to learn from, and test samples of all classes; all others are outliers. Every tool gets
-the same samples, as rows, with its default settings; tables are standardized for the tools that need it. The settings
-of our detector were chosen on digits 3 and 8 of MNIST, with the last 10,000 training digits as outliers, and on digits
-3 and 8 of scikit-learn: these two are no independent evidence.
+In each task the training samples are of one class and the test samples of all classes; the other classes are outliers.
+Every tool gets the same samples as rows and has its default settings. Tables are standardized for the tools that need
+it. The settings of our detector were chosen on digits 3 and 8 of MNIST, with the last 10,000 training digits as
+outliers, and on digits 3 and 8 of scikit-learn, so results on these classes are not independent evidence.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ __all__ = ["DIGITS", "OURS", "TABLES", "TOOLS", "plan", "plant_defects", "share_
 Array = NDArray[Any]
 OURS = "mvrbm"
 DIGITS = tuple(range(10))
-#: Sets of scikit-learn, with the class that is normal.
+#: Data sets of scikit-learn, with the classes that are normal in turn.
 TABLES = {"cancer": (1,), "wine": (0, 1, 2), "digits": DIGITS}
 
-_DEFECT = 3  # rows and columns of a planted defect
-_TOP = 0.05  # part of a map in which it must be
+# Rows, and columns, of a planted defect.
+_DEFECT = 3
+# Share of the pixels of a map that must contain most of the defect.
+_TOP = 0.05
 _MOST_DEFECTS = 200
-_N_SEEDS = 2  # of the two tools that draw random numbers
+# Number of seeds of the two tools that draw random numbers.
+_N_SEEDS = 2
 
 
 def _pca_error(train: Array, test: Array, seed: int) -> Array:
-    # Components for 80 % of the variance, about 30 of MNIST: 20 to 40 were the best for it on other digits.
+    # 80 % of the variance are about 30 components on MNIST; 20 to 40 were best for this tool on other digits.
     pca = PCA(0.8, svd_solver="full").fit(train)
     error: Array = ((test - pca.inverse_transform(pca.transform(test))) ** 2).sum(1)
     return error
@@ -66,7 +69,7 @@ def _pyod(name: str) -> Callable[[Array, Array, int], Array]:
     return score
 
 
-#: Scores of test rows given training rows and a seed; the higher, the more unusual.
+#: Functions that take training rows, test rows and a seed, and score the test rows; higher is more unusual.
 TOOLS: dict[str, Callable[[Array, Array, int], Array]] = {
     "pca-error": _pca_error,
     "5-nearest": _neighbor_distance,
@@ -93,7 +96,7 @@ def plan(tasks: Sequence[str] = ("mnist", *TABLES), *, n_test: int | None = None
 
 
 def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
-    """Return the AUC of a tool, its CPU time, and for our detector on digits the share of defects that it locates."""
+    """Measure the AUC and the CPU time of a tool, and the share of defects that our detector locates in digits."""
     train, test, is_outlier = _samples(settings["task"], settings["normal"], settings["n_test"], place.data_dir)
     start, numbers = time.process_time(), {}
     if settings["tool"] == OURS:
@@ -112,7 +115,7 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
 
 
 def _samples(task: str, normal: int, n_test: int | None, data_dir: str | None) -> tuple[Array, Array, Array]:
-    """Return training samples of a class, test samples, and which of these are outliers."""
+    """Return training samples of a class, test samples, and a mask of the outliers among these."""
     if task == "mnist":
         train, test = (datasets.load("mnist", split=split, data_dir=data_dir) for split in ("train", "test"))
         rows = np.linspace(0, len(test.arrays) - 1, n_test or len(test.arrays)).astype(int)
@@ -134,10 +137,10 @@ def _table(name: str) -> tuple[Array, Array]:
 
 
 def plant_defects(images: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return copies of images with a 3 x 3 square inverted in the stroke, and a mask of these squares."""
+    """Return copies of images with a 3x3 square in the stroke inverted, and a mask of these squares."""
     changed, where = images.copy(), np.zeros(images.shape, dtype=bool)
     for image, mask in zip(changed, where, strict=True):
-        inner = image[1:-1, 1:-1]  # upper left corners of squares whose center has ink
+        inner = image[1:-1, 1:-1]  # the index of a pixel here is the upper left corner of the square around it
         row, column = rng.permutation(np.argwhere(inner > 0.5))[0]
         square = np.s_[row : row + _DEFECT, column : column + _DEFECT]
         image[square], mask[square] = 1 - image[square], True
@@ -145,7 +148,7 @@ def plant_defects(images: Array, rng: np.random.Generator) -> tuple[Array, Array
 
 
 def share_found(maps: Array, where: Array) -> float:
-    """Return the share of maps that have most of a defect in their top 5 %."""
+    """Return the share of maps whose top 5 % contain most of the defect."""
     rows, planted = _rows(maps), _rows(where)
     top = rows >= np.quantile(rows, 1 - _TOP, axis=1, keepdims=True)
     found = (top & planted).sum(1) > planted.sum(1) / 2
@@ -153,7 +156,7 @@ def share_found(maps: Array, where: Array) -> float:
 
 
 def table(store: Store, plan: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """Return the mean AUC over the classes of each complete task, by tool, and the share of defects found."""
+    """Return the mean AUC over classes, by task and tool, and the share of defects found, for complete tasks."""
     values: dict[str, dict[str, list[float]]] = {}
     for run in complete(store, plan, "task"):
         task, tool, numbers = run.settings["task"], run.settings["tool"], store.numbers(run)

@@ -1,9 +1,9 @@
-"""Topics: document completion by `ReplicatedSoftmax`, scikit-learn's LDA and NMF, and the frequencies of words.
+"""Document completion by `ReplicatedSoftmax`, by scikit-learn's LDA and NMF, and by word frequencies.
 
 Every tool learns from the same documents, reads half of the words of each test document, and predicts the other half.
-LDA and NMF predict a mixture of topics, to which a share of the words' frequencies is added; the share is the best one
-on validation documents. Ours has its default settings, chosen on training documents of 20 Newsgroups that were held out
-and on docstrings: only the test documents of 20 Newsgroups are new to them.
+LDA and NMF predict a mixture of topics. It is mixed with the word frequencies, in the proportion that is best on
+validation documents. `ReplicatedSoftmax` has its default settings, which were chosen on held-out training documents of
+20 Newsgroups and on docstrings. Only the test documents of 20 Newsgroups are new to it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ from studies.runs import Outcome, Place, Run, Store, complete
 __all__ = ["CORPORA", "TOOLS", "docstrings", "perplexity", "plan", "table"]
 
 Array = NDArray[Any]
-#: News as counts of words, which must be on this machine, and docstrings, which every machine has.
+#: 20 Newsgroups as word counts, which must be on this machine, and docstrings, which every machine has.
 CORPORA = ("20news", "docstrings")
-OURS, UNIGRAM = "mvrbm", "unigram"
+OURS = "mvrbm"
+UNIGRAM = "unigram"
 _N_TOPICS = 50
+# Proportions of word frequencies to choose from.
 _SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
-_SHOWN = 10  # topics whose words are stored
-_SHORTEST = 200  # letters of a docstring
+# Number of topics whose words are stored.
+_SHOWN = 10
+# Smallest number of letters of a docstring.
+_SHORTEST = 200
 
 
 def _lda(counts: Any, seed: int) -> Callable[[Any], Array]:
@@ -47,7 +51,7 @@ def _nmf(counts: Any, seed: int, **loss: Any) -> Callable[[Any], Array]:
     return lambda known: np.asarray(model.transform(known) @ model.components_)
 
 
-#: Functions that learn from counts and return a function from known words to the strengths of all words.
+#: Functions that learn from word counts, and return a function that takes known words and scores all words.
 TOOLS: dict[str, Callable[[Any, int], Callable[[Any], Array]]] = {
     UNIGRAM: lambda counts, seed: lambda known: np.zeros(known.shape),
     "lda": _lda,
@@ -68,7 +72,7 @@ def plan(corpora: Sequence[str] = CORPORA, seeds: Sequence[int] = (0, 1, 2), *, 
 
 
 def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
-    """Return the perplexity of a tool on test documents, its CPU time, and words of our topics."""
+    """Measure the perplexity of a tool on test documents and its CPU time, and list words of our topics."""
     train, valid, test, words = corpus_parts(settings["corpus"], settings["n"], place.data_dir)
     start, numbers = time.process_time(), dict[str, Any]()
     known, hidden = halves(test)
@@ -88,10 +92,10 @@ def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
 
 
 def perplexity(strengths: Array, words: Any, frequencies: Array, share: float) -> float:
-    """Return the perplexity of words (n, n_words) by normalized strengths, mixed with a share of the frequencies."""
+    """Return the perplexity of word counts (n, n_words) under normalized scores mixed with word frequencies."""
     common = frequencies / frequencies.sum()
     totals = strengths.sum(1)
-    # A document without any known word has no topics.
+    # A document without known words has no topics.
     shares = np.where(totals > 0, share, 1.0)
     scored = words.tocoo()
     own = strengths[scored.row, scored.col] / np.where(totals > 0, totals, 1.0)[scored.row]
@@ -101,7 +105,7 @@ def perplexity(strengths: Array, words: Any, frequencies: Array, share: float) -
 
 
 def corpus_parts(name: str, n: int | None, data_dir: str | Path | None) -> tuple[Any, Any, Any, list[str]]:
-    """Return counts for training, validation (a tenth of the rest) and test, and the words."""
+    """Return word counts for training, validation (a tenth of the rest) and test, and the words."""
     if name == "20news":
         folder = Path(data_dir or os.environ.get("MVRBM_DATA", "data")) / "text" / "20news"
         (rest, words), (test, _) = (
@@ -117,7 +121,7 @@ def corpus_parts(name: str, n: int | None, data_dir: str | Path | None) -> tuple
 
 
 def docstrings(packages: Sequence[str] = ("scipy", "sklearn", "skimage")) -> tuple[Any, list[str]]:
-    """Return the counts of words in the docstrings of installed packages, and the words."""
+    """Return word counts of the docstrings of installed packages, and the words."""
     from sklearn.feature_extraction.text import CountVectorizer
 
     texts: dict[str, None] = {}
@@ -135,7 +139,7 @@ def docstrings(packages: Sequence[str] = ("scipy", "sklearn", "skimage")) -> tup
 
 
 def table(store: Store, plan: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """Return the mean perplexity over the seeds, by corpus and tool, of each complete corpus."""
+    """Return the mean perplexity over seeds, by corpus and tool, for complete corpora."""
     values: dict[str, dict[str, list[float]]] = {}
     for run in complete(store, plan, "corpus"):
         corpus, tool = run.settings["corpus"], run.settings["tool"]

@@ -1,4 +1,4 @@
-"""Quality of samples: a network that judges digits, and the adversarial accuracy of nearest neighbors."""
+"""Quality of samples of digits: a network that judges them, and their adversarial accuracy."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from studies.baselines import ConvolutionalNetwork
 __all__ = ["CONFIDENT", "Judge", "adversarial_accuracy", "verdicts"]
 
 Array = NDArray[Any]
-#: Share of confident verdicts is that above this probability.
+#: A verdict is confident if the most probable class has a probability above this.
 CONFIDENT = 0.9
 _CLASSES = 10
-_ROWS = 1024  # of a block of distances: 80 MB against 20,000 others
+# Rows of a block of distances, to limit memory: 80 MB for 20,000 columns.
+_ROWS = 1024
 
 
 # -- the judge --------------------------------------------------------------------------------------
 
 
 class _Augment(nn.Module):
-    """In training, shifts each image by up to some pixels along each axis, and binarizes every other one at random."""
+    """Augment training images: shift each by up to some pixels, and binarize half of them at random."""
 
     def __init__(self, shift: int) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class _Augment(nn.Module):
 
 @dataclass(eq=False, repr=False)
 class Judge(ConvolutionalNetwork):
-    """A convolutional network for gray and for binary digits: it learns from shifted digits, half of them binarized.
+    """A convolutional network for gray and for binary digits, trained on shifted digits, half of them binarized.
 
     Parameters
     ----------
@@ -67,12 +68,12 @@ class Judge(ConvolutionalNetwork):
         return nn.Sequential(_Augment(self.shift), super()._network(images, n_classes))
 
     def arrays(self) -> dict[str, Tensor]:
-        """Return the parameters, which :meth:`from_arrays` takes."""
+        """Return the parameters in the form that :meth:`from_arrays` takes."""
         return {name: value.detach().cpu() for name, value in self.network_.state_dict().items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Tensor], shape: tuple[int, int], device: str) -> Judge:
-        """Return the judge of digits of a shape that has these parameters."""
+        """Return a judge with these parameters for digits of a shape."""
         judge = cls(device=device)
         judge.classes_, judge.shape_, judge.n_features_in_ = np.arange(_CLASSES), shape, shape[0] * shape[1]
         judge.network_ = judge._network(torch.zeros(1, *shape), _CLASSES).to(device).eval()
@@ -81,7 +82,7 @@ class Judge(ConvolutionalNetwork):
 
 
 def verdicts(judge: Judge, images: Array, labels: Array | None = None) -> dict[str, Any]:
-    """Return what the judge says about images.
+    """Return the judge's verdicts on images.
 
     Parameters
     ----------
@@ -90,7 +91,7 @@ def verdicts(judge: Judge, images: Array, labels: Array | None = None) -> dict[s
     images : array (n, height, width)
         Bytes, or floats from 0 to 1.
     labels : array (n,), optional
-        The class that each image should have.
+        The class that each image should show.
 
     Returns
     -------
@@ -120,12 +121,12 @@ def verdicts(judge: Judge, images: Array, labels: Array | None = None) -> dict[s
 
 @torch.no_grad()
 def adversarial_accuracy(data: Any, samples: Any, device: str = "cpu") -> dict[str, float]:
-    r"""Return how well nearest neighbors tell samples from data: 0.5 where they cannot.
+    r"""Measure how well nearest neighbors tell samples from data; 0.5 means that they cannot.
 
-    `truth` is the share of data points whose nearest neighbor among the other data is nearer than the nearest sample,
-    `samples` the same with the roles exchanged, `mean` their mean, as `compute_aats` of the package `rbms` has them:
-    equal distances count for the other set. All 1: samples are unlike data. `truth` near 0: samples are copies of the
-    data. `samples` near 1 and `truth` near 0.5: samples collapse to a part of the data.
+    `truth` is the share of data points whose nearest other data point is nearer than the nearest sample, `samples` the
+    same with the roles exchanged, and `mean` their mean. Equal distances count for the other set, as in the function
+    `compute_aats` of the package `rbms`. If all are 1, samples are unlike data. If `truth` is near 0, samples are
+    copies of data. If `samples` is near 1 and `truth` near 0.5, samples collapse to a part of the data.
 
     Parameters
     ----------

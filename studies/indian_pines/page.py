@@ -1,4 +1,4 @@
-"""The study from end to end: one run per draw, then the summary over draws, the label map and the command."""
+"""The plan and the results of the study: one run per draw, the summary over draws, the label map and the command."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLORS = (
 
 
 def plan(draws: int, settings: Settings) -> list[Run]:
-    """Return one run per draw; the draws are numbered from 1."""
+    """Return one run per draw. Draws are numbered from 1."""
     plain = asdict(settings)
     return [Run(f"draw-{draw}", "draws", one_draw, {"draw": draw, "comparison": plain}) for draw in range(1, draws + 1)]
 
@@ -59,15 +59,15 @@ def run_study(
     out : Path
         Folder for both files.
     work : Path
-        Folder for the runs.
+        Folder for stored runs.
     draws : int
-        Number of draws of blocks. The picture shows the first.
+        Number of draws of blocks. The label map shows the first draw.
     settings : Settings, optional
         Settings of the comparison.
     data_dir : str, optional
         Folder with the data sets.
     jobs, budget
-        As for :func:`studies.runner.run`.
+        As for :func:`studies.runner.run_plan`.
 
     Returns
     -------
@@ -78,12 +78,12 @@ def run_study(
         raise ValueError(f"draws must be at least 1, got {draws}")
     settings = settings or Settings()
     store = Store.within(work)
-    draws_planned = plan(draws, settings)
-    done = run_plan(draws_planned, Place(store, "cpu", data_dir, work), jobs=jobs, budget=budget)
+    runs = plan(draws, settings)
+    done = run_plan(runs, Place(store, "cpu", data_dir, work), jobs=jobs, budget=budget)
     done.raise_failures()
-    stored = [run for run in draws_planned if store.has(run)]
+    stored = [run for run in runs if store.has(run)]
     if not stored:
-        raise StorageError("no draw is computed yet: allow a larger budget")
+        raise StorageError("no draw is computed yet: use a larger budget")
     found = []
     for run in stored:
         record = store.record(run) or {}
@@ -91,15 +91,15 @@ def run_study(
     report = {"mvrbm": __version__, "settings": asdict(settings), "summary": summary(found), "draws": found}
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "results.json", report)
-    if stored[0] is draws_planned[0]:
+    if stored[0] is runs[0]:
         _, labels = scene(data_dir)
-        predicted = {name: store.arrays(draws_planned[0])[name].numpy() for name in ("TVRBM", "PCA")}
+        predicted = {name: store.arrays(runs[0])[name].numpy() for name in ("TVRBM", "PCA")}
         draw_map(labels, divide(labels, 1, settings), predicted, out / "label-map.png")
     return report
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return mean and standard deviation over draws of every score, by classifier and method."""
+    """Return the mean and standard deviation of every score over draws, by classifier and method."""
     table: dict[str, Any] = {}
     for classifier, methods in results[0]["scores"].items():
         table[classifier] = {}
@@ -113,7 +113,7 @@ def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def draw_map(labels: Array, split: Split, predicted: Mapping[str, Array], path: Path) -> None:
-    """Draw the labels and the predictions side by side, training pixels in black.
+    """Draw the labels and the predictions side by side, with training pixels in black.
 
     Parameters
     ----------
@@ -122,9 +122,9 @@ def draw_map(labels: Array, split: Split, predicted: Mapping[str, Array], path: 
     split : Split
         The pixels of the draw.
     predicted : mapping of str to array (n_test,)
-        Labels of the test pixels, by the title of their panel.
+        Predicted labels of the test pixels, by the title of the panel.
     path : Path
-        A PNG file.
+        PNG file to write.
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
@@ -162,7 +162,9 @@ def draw_map(labels: Array, split: Split, predicted: Mapping[str, Array], path: 
 
 def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draws", type=count, default=5, metavar="N", help="Number of draws of blocks. Default: 5.")
-    parser.add_argument("--explain", action="store_true", help="Measure likely reasons instead: explain.json.")
+    parser.add_argument(
+        "--explain", action="store_true", help="Measure likely reasons for the results instead, and write explain.json."
+    )
     add_study_options(parser, "indian-pines", "--jobs", "--budget", "--data-dir")
 
 
@@ -180,7 +182,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
 
 
 def table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Return a summary as text, one line per classifier and method."""
+    """Return a summary as text, with one line per classifier and method."""
     lines = []
     for classifier, methods in found.items():
         for method, values in methods.items():
@@ -189,4 +191,8 @@ def table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-COMMANDS = {"indian-pines": Command("Order 3: features of hyperspectral patches.", _add, _run, "--draws 5")}
+COMMANDS = {
+    "indian-pines": Command(
+        "Order 3: features of hyperspectral patches of the scene Indian Pines.", _add, _run, "--draws 5"
+    )
+}

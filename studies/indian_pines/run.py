@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-#: The scene's classes by label; 0 is no label.
+#: Names of the scene's classes by label. Label 0 means no label.
 CLASSES = (
     "no label",
     "alfalfa",
@@ -70,16 +70,16 @@ CLASSES = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """A `TVRBM` to choose from.
+    """A candidate `TVRBM`.
 
     Parameters
     ----------
     data : {"raw", "whitened"}
-        Its data: patches as they are, or with decorrelated bands.
+        Its data: raw patches, or patches with decorrelated bands.
     hidden_shape : tuple of int
-        Shape of its hidden layer, with three axes.
+        Shape of the hidden layer, with three axes.
     rank : int
-        Rank of its coupling.
+        Rank of the coupling.
     """
 
     data: str
@@ -100,13 +100,13 @@ class Settings:
     share : float
         Share of the labels for training.
     classes : int
-        Smallest number of classes of a draw.
+        Smallest number of classes in a draw.
     least : int
-        Smallest number of training pixels and of test pixels of a class that counts in a draw.
+        Smallest number of training pixels, and of test pixels, of a class in a draw. Other classes are ignored.
     folds : int
-        Number of groups of training blocks, held out in turn to choose settings.
+        Number of groups of training blocks that are held out in turn to choose settings.
     unlabeled : int
-        Number of patches without labels that features are learned from; none of them overlaps a test patch.
+        Number of unlabeled patches to learn features from. None of them overlaps a test patch.
     candidates : tuple of Candidate
         The machines to choose from.
     passes : tuple of int
@@ -114,7 +114,7 @@ class Settings:
     batch_size : int
         Patches per update.
     floor : float
-        Added by whitening to the variances of the bands, which are 1.
+        Added by whitening to the variances of the principal components; bands have variance 1.
     """
 
     patch: int = 9
@@ -140,20 +140,20 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Split:
-    """Pixels of one draw, each a row and a column.
+    """The pixels of one draw, each given by its row and column.
 
     Parameters
     ----------
     train, test : array (n, 2)
         Labeled pixels. No training patch shares a pixel with a test patch.
     unlabeled : array (m, 2)
-        Pixels, labeled or not, whose patches overlap no test patch. They include the training pixels.
+        Pixels with or without label whose patches overlap no test patch. They include the training pixels.
     block : array (n_train,)
         The block of each training pixel.
     fold : array (n_train,)
         The group of the block of each training pixel.
     classes : array
-        Labels that count in this draw.
+        Labels that are used in this draw.
     """
 
     train: Array
@@ -165,21 +165,21 @@ class Split:
 
 
 def divide(labels: Array, draw: int, settings: Settings | None = None, *, tries: int = 10_000) -> Split:
-    """Draw training blocks; the test pixels are the labeled pixels that are far enough from all of them.
+    """Draw training blocks. The test pixels are the labeled pixels that are far enough from all of them.
 
-    Blocks of a grid are taken in random order until they hold the share of the labels that `settings` asks for. A draw
-    with too few classes on both sides is rejected and drawn again; this depends on the places of the labels alone.
+    Blocks of a grid are taken in random order until they hold the share of the labels given by `settings`. A draw with
+    too few classes on both sides is rejected and drawn again, which depends only on the positions of the labels.
 
     Parameters
     ----------
     labels : array (rows, columns)
-        Labels; 0 is no label.
+        Labels. 0 means no label.
     draw : int
         Number of the draw.
     settings : Settings, optional
         Sizes and shares.
     tries : int
-        Largest number of draws that are rejected.
+        Largest number of rejected draws.
     """
     settings = settings or Settings()
     labels = np.asarray(labels, int)
@@ -220,7 +220,7 @@ def divide(labels: Array, draw: int, settings: Settings | None = None, *, tries:
 
 
 def _near(mask: Array, reach: int) -> Array:
-    """Return the pixels within `reach` rows and columns of a pixel of a mask, as a mask."""
+    """Return a mask of the pixels within `reach` rows and columns of a masked pixel."""
     return np.asarray(binary_dilation(mask, np.ones((2 * reach + 1, 2 * reach + 1), bool)))
 
 
@@ -236,7 +236,7 @@ def held_out(split: Split, patch: int) -> Iterator[tuple[Array, Array]]:
 
 
 def patches(cube: Array, places: Array, size: int = 9) -> Array:
-    """Cut patches around pixels; the scene is mirrored at its edges.
+    """Cut patches around pixels. The scene is mirrored at its edges.
 
     Parameters
     ----------
@@ -280,12 +280,13 @@ def whitened(cube: Array, places: Array, floor: float) -> Array:
 CLASSIFIERS = ("svm", "1-nn")
 _COSTS = (0.01, 0.1, 1.0, 10.0, 100.0)
 _SCALINGS = ("each", "all")
-_SVM_STEPS = 20_000  # largest number per pair of classes; a few hundred are usual
+# Largest number of iterations per pair of classes; a few hundred are usual.
+_SVM_STEPS = 20_000
 
 
 @dataclass(frozen=True)
 class Features:
-    """Features of the training pixels, one row each, a function for those of the test pixels, and their settings."""
+    """Features of the training pixels, one row each, a function that computes those of test pixels, and settings."""
 
     train: Array
     test: Callable[[], Array]
@@ -302,7 +303,7 @@ class Prediction:
 
 
 def best_outcome(candidates: Sequence[Features], labels: Array, folds: Sequence[Any], classifier: str) -> Prediction:
-    """Choose features, their scaling and the cost on held-out training blocks; then predict the test pixels.
+    """Choose features, scaling and cost on held-out training blocks, and predict the labels of the test pixels.
 
     Parameters
     ----------
@@ -340,7 +341,7 @@ def best_outcome(candidates: Sequence[Features], labels: Array, folds: Sequence[
 
 
 def scaled(train: Array, rows: Array, scaling: str) -> Array:
-    """Center features, and divide by each one's deviation or by the mean deviation, and by the root of their number."""
+    """Center features, and divide them by each one's or the mean standard deviation and by the root of their number."""
     train = train.astype(np.float64)  # products of nearly equal features need the precision
     deviation = train.std(0)
     deviation = deviation if scaling == "each" else np.full_like(deviation, deviation.mean())
@@ -354,7 +355,7 @@ def predict(classifier: str, cost: float, products: Array, cross: Array, labels:
     if classifier == "1-nn":
         return np.asarray(labels[(np.diag(products) - 2 * cross).argmin(1)])
     with warnings.catch_warnings():
-        # Equal hidden units can keep libsvm from converging: the last iterate is good enough.
+        # Identical hidden units can keep libsvm from converging. The last iterate is good enough.
         warnings.simplefilter("ignore", ConvergenceWarning)
         machine = SVC(C=cost, kernel="precomputed", max_iter=_SVM_STEPS).fit(products, labels)
     return np.asarray(machine.predict(cross))
@@ -369,7 +370,8 @@ def scores(labels: Array, predicted: Array) -> dict[str, float]:
     }
 
 
-_AT_ONCE = 500  # patches
+# Patches that are transformed at once, to limit memory.
+_AT_ONCE = 500
 
 
 def run_draw(
@@ -388,12 +390,12 @@ def run_draw(
     settings : Settings
         Settings.
     note : callable
-        Receives lines of progress.
+        Called with lines of progress.
 
     Returns
     -------
     result : dict
-        Plain numbers: counts, classes, and by classifier and method the scores and the chosen settings.
+        Counts, classes, and the scores and chosen settings by classifier and method.
     split : Split
         The pixels.
     predicted : dict of str to array (n_test,)
@@ -486,7 +488,7 @@ def _tvrbm(candidate: Candidate, settings: Settings, seed: int) -> TVRBM:
 
 
 def explain(cube: Array, labels: Array, settings: Settings | None = None, *, draws: int = 3) -> dict[str, Any]:
-    """Measure likely reasons for the result, afterwards and on test pixels: nothing is chosen by these numbers.
+    """Measure likely reasons for the results on test pixels. Nothing is chosen by these numbers.
 
     Parameters
     ----------
@@ -581,14 +583,14 @@ def scene(data_dir: str | None) -> tuple[Array, Array]:
 
 
 def _settings(plain: Mapping[str, Any]) -> Settings:
-    """Return settings from plain values."""
+    """Convert plain values to settings."""
     candidates = [{**one, "hidden_shape": tuple(one["hidden_shape"])} for one in plain["candidates"]]
     some = tuple(Candidate(**one) for one in candidates)
     return Settings(**{**plain, "candidates": some, "passes": tuple(plain["passes"])})
 
 
 def one_draw(settings: Mapping[str, Any], place: Place) -> Outcome:
-    """Scores of all methods on one draw, and the labels that the support vector machine predicted."""
+    """Compute the scores of all methods on one draw, and the predictions of the support vector machine."""
     cube, labels = scene(place.data_dir)
     result, _, predicted = run_draw(cube, labels, settings["draw"], _settings(settings["comparison"]), say)
     return Outcome(result, {name: torch.from_numpy(np.asarray(values)) for name, values in predicted.items()})

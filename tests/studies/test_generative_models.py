@@ -363,7 +363,9 @@ def test_lines_are_reached_by_the_median_of_three_seeds():
     assert found[0]["median"] == -95.9
     assert not pages._line_results([{**row, "median": -96.1}], "random")[0]["reached"]
     assert not pages._line_results([{**row, "median": -95.9, "seeds": [1]}], "random")[0]["reached"]
-    assert not pages._line_results([{**row, "median": -95.9, "interval": [[-97, -95.5]]}], "random")[0]["interval_narrow"]
+    assert not pages._line_results([{**row, "median": -95.9, "interval": [[-97, -95.5]]}], "random")[0][
+        "interval_narrow"
+    ]
 
 
 def test_claims_compare_what_was_found_with_what_was_wanted():

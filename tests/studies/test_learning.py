@@ -37,7 +37,7 @@ SMALL = {
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_run_has_the_columns_of_the_committed_results(name, place):
-    numbers = learning.PARTS[name].work(SMALL[name], place).numbers
+    numbers = learning.PARTS[name].compute(SMALL[name], place).numbers
     committed = json.loads((ROOT / "results" / "learning" / f"{name}.json").read_text())["rows"]
     columns = {key for row in committed for key in row if not key.startswith("error at") and not key.isdigit()}
     if name == "grid":
@@ -73,7 +73,7 @@ def test_the_plan_has_as_many_runs_as_the_committed_results():
 
 def test_results_are_written_from_the_runs(tmp_path, monkeypatch, place, capfd):
     part = learning.Part(learning.seeds, [{"seed": 0}, {"seed": 1}], learning._worst)
-    runs = [learning.Run(f"seeds-{n}", "seeds", part.work, part.settings[n]) for n in range(2)]
+    runs = [learning.Run(f"seeds-{n}", "seeds", part.compute, part.settings[n]) for n in range(2)]
     monkeypatch.setattr(learning, "PARTS", {"seeds": part})
     monkeypatch.setattr(learning, "PLAN", runs)
     options = ["learning", "seeds", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "w")]
