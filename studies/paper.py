@@ -238,8 +238,7 @@ def write_report(folder: Path, scale: str, store: Store, *, seeds: int, first_se
     """
     from mvrbm.report import Page, Section
     from studies.digits import page as digits_page
-    from studies.superres import findings as superres_findings
-    from studies.superres.page import page_of as superres_page
+    from studies.superres import page as superres_page
 
     seeded = {"seeds": seeds, "first_seed": first_seed}
     found: dict[str, Any] = {"scale": scale}
@@ -248,10 +247,10 @@ def write_report(folder: Path, scale: str, store: Store, *, seeds: int, first_se
     if digits_evidence.stored:
         found = {**digits_page.results(digits_evidence, scale), **seeded}
         pages["Digits"] = digits_page.page_of(found, digits_evidence, folder)
-    superres_evidence = superres_findings.Evidence(store, superres.SCALES[scale], **seeded)
+    superres_evidence = superres_page.Evidence(store, superres.SCALES[scale], **seeded)
     if superres_evidence.stored:
-        ours = {**superres_findings.results(superres_evidence), **seeded}
-        pages["Super-resolution"] = superres_page(ours, superres_evidence, folder, scale)
+        ours = {**superres_page.results(superres_evidence), **seeded}
+        pages["Super-resolution"] = superres_page.page_of(ours, superres_evidence, folder, scale)
         found["superres"] = ours
     if not pages:
         raise ValueError(f"{folder} holds no finished runs: there is nothing to report on")

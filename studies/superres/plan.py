@@ -9,7 +9,7 @@ from typing import Any
 from mvrbm.training import RECIPES
 from studies.data import PACKAGED, check_there
 from studies.runs import Run, seeded_plan
-from studies.superres import work
+from studies.superres.run import compare, fine_tune, learn, learn_dictionaries, published_protocol
 
 __all__ = ["EXPERIMENTS", "GROUPS", "SCALES", "Scale", "check_data", "plan"]
 
@@ -130,7 +130,7 @@ def _learned(group: str, scale: Scale, patch: int, hidden: int, seed: int) -> Ru
         **scale.learning,
     }
     settings = {"train": scale.train, "image": scale.compared[0], "model": model, "recipe": _recipe(), "seed": seed}
-    return Run(f"superres-cd-p{patch:02d}-h{hidden:02d}-s{seed}", group, work.learn, settings, needs=_NEEDS)
+    return Run(f"superres-cd-p{patch:02d}-h{hidden:02d}-s{seed}", group, learn, settings, needs=_NEEDS)
 
 
 def _patch_size(scale: Scale, seed: int) -> Iterator[Run]:
@@ -145,7 +145,7 @@ def _hidden_size(scale: Scale, seed: int) -> Iterator[Run]:
 
 def _sparse(scale: Scale, seed: int) -> Iterator[Run]:
     settings = {"train": scale.train, "sparse": {"scale": scale.scale, **scale.sparse}, "seed": seed}
-    yield Run(f"superres-sparse-s{seed}", "sparse", work.learn_dictionaries, settings, needs=_NEEDS)
+    yield Run(f"superres-sparse-s{seed}", "sparse", learn_dictionaries, settings, needs=_NEEDS)
 
 
 def _fine_tuned(scale: Scale, seed: int) -> Iterator[Run]:
@@ -157,7 +157,7 @@ def _fine_tuned(scale: Scale, seed: int) -> Iterator[Run]:
         "tuning": [dict(step) for step in scale.tuning],
         "seed": seed,
     }
-    yield Run(f"superres-tuned-s{seed}", "fine-tuned", work.fine_tune, settings, needs=_NEEDS)
+    yield Run(f"superres-tuned-s{seed}", "fine-tuned", fine_tune, settings, needs=_NEEDS)
 
 
 def _models(scale: Scale, seed: int) -> dict[str, Run]:
@@ -167,6 +167,7 @@ def _models(scale: Scale, seed: int) -> dict[str, Run]:
 
 def _described(runs: Mapping[str, Run]) -> dict[str, dict[str, Any]]:
     return {
+        # Stored keys have "cell" for the name of a run.
         name: {"cell": run.name, **{key: run.settings[key] for key in ("model", "sparse") if key in run.settings}}
         for name, run in runs.items()
     }
@@ -177,14 +178,14 @@ def _comparison(scale: Scale, seed: int) -> Iterator[Run]:
     for image in scale.compared:
         settings = {"image": image, "models": _described(models), "seed": seed}
         name, after = f"superres-compare-{image}-s{seed}", tuple(models.values())
-        yield Run(name, "comparison", work.compare, settings, after, _NEEDS, alone=True)
+        yield Run(name, "comparison", compare, settings, after, _NEEDS, alone=True)
 
 
 def _set5(scale: Scale, seed: int) -> Iterator[Run]:
     models = {name: run for name, run in _models(scale, seed).items() if name != "sparse"}
     settings = {"images": scale.published, "models": _described(models), "seed": seed}
     after = tuple(models.values())
-    yield Run(f"superres-set5-s{seed}", "set5", work.published_protocol, settings, after, _NEEDS)
+    yield Run(f"superres-set5-s{seed}", "set5", published_protocol, settings, after, _NEEDS)
 
 
 _Maker = Callable[[Scale, int], Iterator[Run]]

@@ -20,8 +20,8 @@ from studies.digits import plan as digits
 from studies.paper import EXPERIMENTS, write_report
 from studies.runner import run_plan
 from studies.runs import Outcome, Place, Store
-from studies.superres import work
-from studies.superres.findings import CLAIMS, METHODS, PAPER, TABLE1, Evidence
+from studies.superres import run as computing
+from studies.superres.page import CLAIMS, METHODS, PAPER, TABLE1, Evidence
 from studies.superres.plan import GROUPS, SCALES, plan
 
 pytest.importorskip("skimage")
@@ -115,7 +115,7 @@ def pretend(folder, groups=tuple(GROUPS), seeds=2):
 
     def outcome(run):
         seed = run.settings["seed"]
-        if run.compute is work.learn:
+        if run.compute is computing.learn:
             patch, hidden = run.settings["model"]["patch"], run.settings["model"]["hidden_shape"][0]
             quality = {"psnr": 35 + patch / 100 + hidden / 1000 + seed / 10, "ssim": 0.9, "rmse": 4.5}
             plain = {**quality, "psnr": quality["psnr"] - 0.4}
@@ -127,14 +127,14 @@ def pretend(folder, groups=tuple(GROUPS), seeds=2):
                 {"patches": torch.zeros(36, patch, patch, dtype=torch.uint8)},
                 multimodal_mvrbm(visible, (hidden, hidden), 1),
             )
-        if run.compute is work.compare:
+        if run.compute is computing.compare:
             methods = {
                 name: {"psnr": 34.128 + number / 3, "ssim": 0.9, "rmse": 4.0, "seconds": 0.5}
                 for number, name in enumerate(METHODS)
             }
             methods["sparse"] |= {"psnr": 35.9, "seconds": 100.0}
             return Outcome({"methods": methods}, {**images, "low": torch.zeros(12, 12, 3, dtype=torch.uint8)})
-        if run.compute is work.published_protocol:
+        if run.compute is computing.published_protocol:
             each = {image: {"psnr": 36.4, "ssim": 0.95, "rmse": 3.0} for image in scale.published}
             return Outcome({"methods": {name: {"psnr": 36.4, "ssim": 0.95, "images": each} for name in METHODS}})
         moments = {"mean": 0.0, "std": 0.7, "neighbors": 0.2}
@@ -242,13 +242,13 @@ def test_seconds_and_errors_are_those_of_the_methods(tmp_path, monkeypatch):
     truth = data.test_image("astronaut", None)
     low = reduce_image(truth, 2)
     worse = enlarge_image(low, 2) // 2
-    monkeypatch.setattr(work, "_methods", lambda *about: {"cd": lambda low: worse, "bicubic": lambda low: truth})
-    monkeypatch.setattr(work, "_sparse", lambda *about: lambda low: enlarge_image(low, 2))
-    outcome = work.compare(run.settings, Place(Store(tmp_path), "cpu"))
+    monkeypatch.setattr(computing, "_methods", lambda *about: {"cd": lambda low: worse, "bicubic": lambda low: truth})
+    monkeypatch.setattr(computing, "_sparse", lambda *about: lambda low: enlarge_image(low, 2))
+    outcome = computing.compare(run.settings, Place(Store(tmp_path), "cpu"))
     numbers = outcome.numbers["methods"]
     assert numbers["cd"]["psnr"] == pytest.approx(psnr_ssim(truth, worse, "paper").psnr)
     assert numbers["sparse"]["ssim"] == pytest.approx(psnr_ssim(truth, enlarge_image(low, 2), "paper").ssim)
-    left, right = (np.asarray(work.luminance(image), float) for image in (truth, worse))
+    left, right = (np.asarray(computing.luminance(image), float) for image in (truth, worse))
     assert numbers["cd"]["rmse"] == pytest.approx(np.sqrt(((left - right) ** 2).mean()))
     np.testing.assert_array_equal(outcome.arrays["low"].numpy(), low)
     np.testing.assert_array_equal(outcome.arrays["sparse"].numpy(), enlarge_image(low, 2))
@@ -256,13 +256,13 @@ def test_seconds_and_errors_are_those_of_the_methods(tmp_path, monkeypatch):
 
 def test_a_stored_machine_enlarges_as_it_did_when_it_was_learned(tmp_path):
     runs = plan(SCALES["tiny"], ["patch-size", "comparison"], seeds=1)
-    learned = [run for run in runs if run.compute is work.learn][-1]
-    compare = next(run for run in runs if run.compute is work.compare)
+    learned = [run for run in runs if run.compute is computing.learn][-1]
+    compare = next(run for run in runs if run.compute is computing.compare)
     place = Place(Store(tmp_path), "cpu")
     assert run_plan([learned], place, say=lambda line: None).computed == (learned.name,)
     truth = data.test_image("astronaut", None)
     for key, changes in (("with", {}), ("without", {"back_projection": 0})):
-        again = work._stored(compare.settings, place, "cd", **changes).upscale(reduce_image(truth, 2))
+        again = computing._stored(compare.settings, place, "cd", **changes).upscale(reduce_image(truth, 2))
         assert psnr_ssim(truth, again, "paper").psnr == place.store.numbers(learned)[key]["psnr"]
 
 

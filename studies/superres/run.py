@@ -1,4 +1,4 @@
-"""The work of the runs of experiment 3. Each function is one kind of run, from settings to numbers."""
+"""How the runs of experiment 3 are computed: one function per kind of run, from settings to numbers."""
 
 from __future__ import annotations
 
@@ -10,22 +10,29 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mvrbm.errors import DivergenceError
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
+from mvrbm.sampling import sample
 from mvrbm.vision import SuperResolver, enlarge_image, luminance, psnr_ssim, reduce_image
 from mvrbm.vision.resampling import crop_to_multiple
+from mvrbm.vision.superres.features import HIGH
 from mvrbm.vision.superres.training_data import cut_patches
 from studies.data import test_image, training_images
 from studies.runs import Outcome, Place
-from studies.superres.generative import generative_report
 
 Array = NDArray[Any]
 Settings = Mapping[str, Any]
 Method = Callable[[Array], Array]
 
-_SHOWN = 36  # patches
-_JUDGED = 2000  # patches for the generative report
-_TIMES = 3  # repetitions of fast methods
+# Patches to store for the figure.
+_SHOWN = 36
+# Patches for the generative report.
+_JUDGED = 2000
+# Repetitions of fast methods, to time them.
+_TIMES = 3
 
 
 # -- shared -----------------------------------------------------------------------------------------
@@ -37,7 +44,7 @@ def _resolver(settings: Settings, place: Place, **changes: Any) -> SuperResolver
 
 
 def _stored(settings: Settings, place: Place, name: str, **changes: Any) -> SuperResolver:
-    """A resolver with the machine of another run."""
+    """Return a resolver with the machine of another run."""
     described = settings["models"][name]
     model = _resolver({"model": described["model"], "seed": settings["seed"]}, place, **changes)
     model.machine_ = place.store.machine_of(described["cell"], place.device)
@@ -51,7 +58,7 @@ def _measure(truth: Array, image: Array, scale: int, protocol: str) -> dict[str,
 
 
 def _timed(place: Place, enlarge: Callable[[], Array], times: int = 1) -> tuple[Array, float]:
-    """Return the image that a function makes, and the median of its seconds."""
+    """Return the result of a function, and its median time in seconds."""
     seconds = []
     for _ in range(times):
         began = time.perf_counter()
@@ -63,7 +70,7 @@ def _timed(place: Place, enlarge: Callable[[], Array], times: int = 1) -> tuple[
 
 
 def _pair(settings: Settings, place: Place, scale: int) -> tuple[Array, Array]:
-    """Return the true image, and the small image of it, in the paper's protocol."""
+    """Return the true image and its reduced version in the paper's protocol."""
     truth = crop_to_multiple(test_image(settings["image"], place.data_dir), scale)
     return truth, reduce_image(truth, scale)
 
@@ -72,7 +79,7 @@ def _pair(settings: Settings, place: Place, scale: int) -> tuple[Array, Array]:
 
 
 def learn(settings: Settings, place: Place) -> Outcome:
-    """A machine trained by CD-1 alone, and its PSNR on one image, with and without back-projection."""
+    """Train a machine by CD-1 alone, and measure its PSNR on one image with and without back-projection."""
     images = training_images(settings["train"], place.data_dir)
     model = _resolver(settings, place)
     began = time.perf_counter()
@@ -99,7 +106,7 @@ def learn(settings: Settings, place: Place) -> Outcome:
 
 
 def _some_patches(images: tuple[Array, ...], patch: int, seed: int) -> Array:
-    """Luminance of random patches, bytes (n, p, p), those with the most contrast of four times as many."""
+    """Return the luminance of random patches with much contrast, bytes (n, p, p)."""
     random = np.random.default_rng(seed)
     found = []
     for _ in range(4 * _SHOWN):
@@ -111,7 +118,7 @@ def _some_patches(images: tuple[Array, ...], patch: int, seed: int) -> Array:
 
 
 def fine_tune(settings: Settings, place: Place) -> Outcome:
-    """A machine trained by CD-1 and then fine-tuned; the generative report before and after."""
+    """Train a machine by CD-1, fine-tune it, and report on it as a generative model before and after."""
     images = training_images(settings["train"], place.data_dir)
     others = [test_image(name, place.data_dir) for name in settings["others"]]
     began = time.perf_counter()
@@ -142,7 +149,7 @@ def _as_a_model(model: SuperResolver, seen: Sequence[Array], unseen: Sequence[Ar
 
 
 def learn_dictionaries(settings: Settings, place: Place) -> Outcome:
-    """The dictionaries of sparse representation."""
+    """Learn the dictionaries of sparse representation."""
     from studies.baselines import SparseRepresentation
 
     model = SparseRepresentation(**settings["sparse"], random_state=settings["seed"])
@@ -157,7 +164,7 @@ def learn_dictionaries(settings: Settings, place: Place) -> Outcome:
 
 
 def _methods(settings: Settings, place: Place) -> dict[str, Method]:
-    """Return all fast methods to enlarge an image, by name."""
+    """Return all fast methods to enlarge an image by name."""
     cd, tuned = _stored(settings, place, "cd"), _stored(settings, place, "tuned")
     bare = _stored(settings, place, "cd", back_projection=0)
     shipped = SuperResolver.pretrained(cd.scale, device=place.device)
@@ -176,7 +183,7 @@ def _sparse(settings: Settings, place: Place) -> Method:
     from studies.baselines import SparseRepresentation
 
     described = settings["models"]["sparse"]
-    # As many processes as the other methods have threads.
+    # Use as many processes as the other methods use threads.
     model = SparseRepresentation(**described["sparse"], n_jobs=torch.get_num_threads())
     stored = place.store.arrays_of(described["cell"])
     model.high_, model.low_ = stored["high"].numpy(), stored["low"].numpy()
@@ -184,11 +191,11 @@ def _sparse(settings: Settings, place: Place) -> Method:
 
 
 def compare(settings: Settings, place: Place) -> Outcome:
-    """Error and seconds of every method on one image, in the paper's protocol, one after the other."""
+    """Measure the error and the time of every method on one image, in the paper's protocol."""
     scale = settings["models"]["cd"]["model"]["scale"]
     truth, low = _pair(settings, place, scale)
     methods = _methods(settings, place)
-    methods["cd"](low[:32, :32])  # not timed: builds what is built at first use
+    methods["cd"](low[:32, :32])  # warm up
     images, numbers = {"truth": truth, "low": low}, {}
     for name, method in {**methods, "sparse": _sparse(settings, place)}.items():
         images[name], seconds = _timed(place, lambda method=method: method(low), 1 if name == "sparse" else _TIMES)  # type: ignore[misc]
@@ -200,7 +207,7 @@ def compare(settings: Settings, place: Place) -> Outcome:
 
 
 def published_protocol(settings: Settings, place: Place) -> Outcome:
-    """PSNR and SSIM of every method but sparse representation on several images, in the literature's protocol."""
+    """Measure PSNR and SSIM of all methods except sparse representation, in the literature's protocol."""
     scale = settings["models"]["cd"]["model"]["scale"]
     numbers: dict[str, dict[str, Any]] = {}
     for name, method in _methods(settings, place).items():
@@ -211,3 +218,70 @@ def published_protocol(settings: Settings, place: Place) -> Outcome:
         means = {key: float(np.mean([one[key] for one in each.values()])) for key in ("psnr", "ssim")}
         numbers[name] = {**means, "images": each}
     return Outcome({"methods": numbers})
+
+
+# -- the machine as a generative model --------------------------------------------------------------
+
+
+@torch.no_grad()
+def generative_report(
+    machine: BoltzmannMachine,
+    seen: Mapping[str, Tensor],
+    unseen: Mapping[str, Tensor],
+    *,
+    steps: int = 200,
+    n_chains: int = 500,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure a machine as a generative model of patches.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The machine of a super-resolver.
+    seen, unseen : mapping of str to Tensor (n, p, p)
+        Training patches, and patches of other images, by layer.
+    steps, n_chains : int
+        Number of Gibbs steps and of chains. The chains start at unseen patches.
+    seed : int
+        Random seed of the chains.
+
+    Returns
+    -------
+    dict
+        `free_energy_gap`: mean free energy of unseen patches minus that of seen ones, in nats. `mismatch_gap`: mean
+        increase of the free energy if X is taken from another patch. `matched`: share of patches for which it
+        increases (0.5 by chance). `inferred_correlation`: correlation of X with its mean after one mean-field pass from
+        zero. `layers`: the mean, the standard deviation and the correlation of horizontal neighbors in unseen patches
+        and in the chains, by layer.
+    """
+    data, others = machine.as_layers(unseen), machine.as_layers(seen)
+    energies = machine.free_energy(data)
+    rng = RandomSource(seed, device=machine.like.device)
+    order = rng.permutation(len(energies)).to(machine.like.device)
+    mismatched = machine.free_energy({**data, HIGH: data[HIGH][order.roll(1)[order.argsort()]]})
+    begun = {name: layer[:n_chains] for name, layer in data.items()}
+    chains = sample(machine, len(begun[HIGH]), steps, rng, init=begun).visible
+    blind = {**data, HIGH: torch.zeros_like(data[HIGH])}
+    inferred = machine.visible_mean(machine.hidden_mean(blind))[HIGH]
+    return {
+        "free_energy_gap": float(energies.mean() - machine.free_energy(others).mean()),
+        "mismatch_gap": float((mismatched - energies).mean()),
+        "matched": float((mismatched > energies).double().mean()),
+        "inferred_correlation": _correlation(inferred, data[HIGH]),
+        "layers": {name: {"data": _moments(data[name]), "chains": _moments(chains[name])} for name in data},
+    }
+
+
+def _moments(layer: Tensor) -> dict[str, float]:
+    centered = layer - layer.mean()
+    return {
+        "mean": float(layer.mean()),
+        "std": float(layer.std()),
+        "neighbors": _correlation(centered[:, :, 1:], centered[:, :, :-1]),
+    }
+
+
+def _correlation(left: Tensor, right: Tensor) -> float:
+    left, right = left - left.mean(), right - right.mean()
+    return float((left * right).mean() / (left.square().mean() * right.square().mean()).sqrt())
