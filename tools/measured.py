@@ -1,11 +1,12 @@
-"""Figures that README and documentation quote, read from the JSON files of `results/` and `benchmarks/`.
+"""The measured values and tables of README and documentation, read from JSON files in `results/` and `benchmarks/`.
 
     python -m tools.measured               # print all values and the names of all tables
-    python -m tools.measured --write       # write README.md's table and results/README.md again
+    python -m tools.measured --write       # update the table in README.md, and results/README.md
 
-Pages of the documentation name a value or a table (`docs/_ext/measured_figures.py`), so that they follow new results by
-themselves. `README.md` and `results/README.md` are read without a build: `--write` writes the block of the first
-between two comments, and all of the second, and a test compares them. Every table names its file and its command.
+Pages of the documentation refer to a value or table by name (`docs/_ext/measured_figures.py`), so they follow new results
+automatically. `README.md` and `results/README.md` are read without a build: `--write` updates the block between two
+comments in the first and all of the second, and a test checks that they are current. Every table names its file and the
+command that measures it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BLOCK = re.compile(r"(?<=<!-- measured: begin -->\n).*?(?=<!-- measured: end -->
 
 
 class Table(NamedTuple):
-    """A table, the JSON file that its numbers come from, and the command that measures them."""
+    """A table, the JSON file with its numbers, and the command that measures them."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -35,7 +36,7 @@ class Table(NamedTuple):
     command: str
 
     def plain(self) -> str:
-        """Return the table alone, in Markdown."""
+        """Return the table in Markdown."""
         numbers = [
             all(re.fullmatch(r"[-–\d.,%± ()]*( (dB|ms|us|s))?", cell) for cell in column)
             for column in zip(*self.rows, strict=True)
@@ -44,13 +45,13 @@ class Table(NamedTuple):
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
     def markdown(self) -> str:
-        """Return the table with its source and its command."""
+        """Return the table in Markdown, followed by its command and its file."""
         return f"{self.plain()}\n`{self.command}`, stored in `{self.source}`.\n" if self.command else self.plain()
 
 
 @functools.cache
 def read(path: str) -> Any:
-    """Return the contents of a JSON file of the repository."""
+    """Return the contents of a JSON file in the repository."""
     return json.loads((ROOT / path).read_text(encoding="utf-8"))
 
 
@@ -139,7 +140,12 @@ def _application(part: str, digits: int) -> Table:
         [task, *(DASH if (number := of.get(tool)) is None else f"{number:.{digits}g}" for tool in tools)]
         for task, of in found.items()
     ]
-    return Table(["task", *(_TOOLS.get(tool, tool) for tool in tools)], rows, _APPLICATIONS, f"python -m studies applications {part}")
+    return Table(
+        ["task", *(_TOOLS.get(tool, tool) for tool in tools)],
+        rows,
+        _APPLICATIONS,
+        f"python -m studies applications {part}",
+    )
 
 
 def _application_value(part: str, task: str, tool: str, form: str) -> str:
@@ -153,7 +159,7 @@ _PHOTOGRAPHS = "python -m studies photographs"
 
 
 def _set5(method: str) -> float:
-    """Return the PSNR on Set5 at twice the size, small pictures rounded to bytes as files are."""
+    """Return the PSNR on Set5 at scale 2, with small pictures rounded to bytes as in files."""
     return float(read(_STAGES)["x2, bytes"][method]["psnr"])
 
 
@@ -169,7 +175,7 @@ def _enlarging() -> Table:
 
 
 def _photographs(part: str, folder: str, *, by_picture: bool = False) -> Table:
-    """Return a table of numbers by name; with `by_picture`, names are "picture, case", and means over pictures."""
+    """Return a table of numbers by name. With `by_picture`, names are "picture, case", and numbers are averaged."""
     source = f"results/{folder}/{part}.json"
     cases: dict[str, list[Any]] = {}
     for name, row in read(source).items():
@@ -216,7 +222,7 @@ def _claims(source: str, part: str | None, command: str) -> Table:
 
 
 _DIGITS = "python -m studies digits --scale paper --out runs/digits --device cuda --jobs 12"
-#: Where the numbers of both experiments are, and the command that measures them.
+#: File, key and command of the paper's experiments.
 _PAPERS = {
     "digits": ("results/digits/results.json", None, _DIGITS),
     "superres": (
@@ -392,7 +398,7 @@ def _bench(device: str) -> Table:
     words = ["python -m benchmarks", f"--device {given['device']}"]
     for name, default in usual.items():
         value = tuple(given[name]) if isinstance(default, tuple) else given[name]
-        if value != default and name not in ("device", "threads", "memory_limit"):  # which the machine decides
+        if value != default and name not in ("device", "threads", "memory_limit"):  # these depend on the computer
             text = ",".join(map(str, value)) if isinstance(value, tuple) else value
             words.append(f"--{name.replace('_', '-')} {text}")
     command = " ".join([*words, f"--out benchmarks/{device}"])
@@ -437,7 +443,7 @@ def _speed_up() -> Table:
 
 
 def _front() -> Table:
-    """Return what the first screen of the README claims: one line per job, with what people use for it."""
+    """Return the table on the first screen of the README: one line per application, with the usual alternative."""
     ours, classic = _machine("Kronecker(5), 45x45"), _machine("Dense, 500")
     speed, filled = _update("sklearn") / _update("mvrbm"), read(_APPLICATIONS)["filling"]["mnist, right half"]
     rows = [
@@ -545,28 +551,28 @@ TABLES: dict[str, Callable[[], Table]] = {
 
 
 def value(name: str) -> str:
-    """Return one measured value as it is written in a text."""
+    """Return one measured value as text."""
     return VALUES[name]()
 
 
 def table(name: str) -> Table:
-    """Return one table; FileNotFoundError if it was not measured yet."""
+    """Return one table; raise FileNotFoundError if it was not measured yet."""
     return TABLES[name]()
 
 
 def readme(text: str) -> str:
-    """Return the README with its table of figures as the stored results have it."""
+    """Return the README with its table updated."""
     return BLOCK.sub(lambda _: table("front").plain(), text)
 
 
 def results() -> str:
-    """Return all tables as one page."""
+    """Return the page with all tables."""
     parts = []
     for name in TABLES:
         with contextlib.suppress(FileNotFoundError):  # not measured yet
             parts += [f"## {name.replace('-', ' ')}\n\n{table(name).markdown()}"] if name != "front" else []
-    about = "Written by `python -m tools.measured --write` from the JSON files of this folder and of `benchmarks/`.\n"
-    about += "The page Results of the documentation (`docs/results.md`) explains each table.\n"
+    about = "Written by `python -m tools.measured --write` from the JSON files in this folder and in `benchmarks/`.\n"
+    about += "The page Results of the documentation (`docs/results.md`) explains the tables.\n"
     return "\n".join(["# Results\n", about, *parts])
 
 
@@ -574,9 +580,9 @@ PAGES: dict[str, Callable[[str], str]] = {"README.md": readme, "results/README.m
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print values and tables, or write the pages."""
+    """Print all values and the names of tables, or write the pages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write README.md's table and results/README.md")
+    parser.add_argument("--write", action="store_true", help="update the table in README.md, and results/README.md")
     if parser.parse_args(arguments).write:
         for name, page in PAGES.items():
             path = ROOT / name
