@@ -262,7 +262,10 @@ def pretrained(count: int, hidden: str, size: int, place: Place) -> Any:
 
 def few(settings: Settings, place: Place) -> Outcome:
     """Learn from n labels, and measure the error on held-out training digits or on the test digits."""
-    row, n, seed, name = settings["row"], settings["n"], settings["seed"], settings.get("candidate")
+    row = settings["row"]
+    n = settings["n"]
+    seed = settings["seed"]
+    name = settings.get("candidate")
     held_out = name is not None
     if name is None:
         name = chosen_few(row, n, _rows(place, "choose-few"))
@@ -270,7 +273,8 @@ def few(settings: Settings, place: Place) -> Outcome:
     size = HELD_OUT if held_out else len(images)
     rows = subset(size, n, seed)
     make, uses = FEW[row][name]
-    model, given = make(n, seed, place.device), {}
+    model = make(n, seed, place.device)
+    given = {}
     if uses is not None and "stack" in uses:
         given["stack"] = pretrained(len(model.layers), model.hidden, size, place)
     if uses is not None and "digits" in uses:

@@ -85,7 +85,8 @@ WORKLOADS = {
 def measure(name: str) -> None:
     """Measure a workload in one of several processes. The main process prints the medians in seconds."""
     torch.set_num_threads(1)
-    workload, world = WORKLOADS[name], World.here()
+    workload = WORKLOADS[name]
+    world = World.here()
     generator = np.random.default_rng(0)
     found: dict[str, dict[str, float]] = {"update": {}, "sum": {}}
     for batch in workload.batches:
@@ -99,7 +100,8 @@ def measure(name: str) -> None:
             times.append((time.perf_counter() - began) / 5)
         found["update"][str(batch)] = statistics.median(times)
     for size in (workload.parameters, 100 * workload.parameters):
-        message, times = torch.zeros(size), []
+        message = torch.zeros(size)
+        times = []
         for _ in range(200):
             began = time.perf_counter()
             world.all_reduce(message)
@@ -117,7 +119,8 @@ def start(settings: Mapping[str, Any], place: Place) -> Outcome:
 def speed_up(alone: Mapping[str, float], latency: float, bandwidth: float, n_bytes: int) -> dict[str, list[float]]:
     """Predict the speedup over one process for the numbers of processes in `MODELED`, by batch size."""
     batches = sorted(map(int, alone))
-    least, most = batches[0], batches[-1]
+    least = batches[0]
+    most = batches[-1]
     per_sample = (alone[str(most)] - alone[str(least)]) / (most - least)
     fixed = max(0.0, alone[str(least)] - least * per_sample)
     curves = {}
@@ -148,7 +151,8 @@ def results(store: Store) -> dict[str, Any]:
         runs = [run for run in PLAN if run.settings["workload"] == name]
         measured = {str(run.settings["processes"]): store.numbers(run) for run in runs}
         small = 4 * workload.parameters  # bytes
-        large, sums = 100 * small, measured["2"]["sum"]
+        large = 100 * small
+        sums = measured["2"]["sum"]
         bandwidth = (large - small) / max(1e-9, sums[str(large)] - sums[str(small)])
         latency = max(1e-6, sums[str(small)] - small / bandwidth)
         alone = measured["1"]["update"]

@@ -150,7 +150,8 @@ def haar_likeness(machine: BoltzmannMachine, *, draws: int = 200, seed: int = 0)
 
 def cosine_basis(length: int) -> Array:
     r"""Return the orthonormal DCT-II basis, one vector per row: :math:`\cos(\pi k (2 i + 1) / 2 n)`, scaled."""
-    k, i = np.arange(length)[:, None], np.arange(length)
+    k = np.arange(length)[:, None]
+    i = np.arange(length)
     basis = np.cos(np.pi * k * (2 * i + 1) / (2 * length)) * math.sqrt(2 / length)
     basis[0] /= math.sqrt(2)
     return np.asarray(basis, dtype=np.float64)

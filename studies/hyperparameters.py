@@ -50,7 +50,8 @@ def measure(settings: Mapping[str, Any], place: Place) -> Outcome:
     order = np.random.default_rng(0).permutation(5000)
     gray = digits.arrays[order] / 255
     binary = (np.random.default_rng(1).random(gray.shape) < gray).astype(np.float32)
-    train, test = binary[:4000], binary[4000:]
+    train = binary[:4000]
+    test = binary[4000:]
     recipe = dataclasses.replace(RECIPES[settings["recipe"]], centering=settings["centering"])
     if settings["recipe"] == "generative":
         recipe = dataclasses.replace(recipe, negative=PCD(settings["n_chains"]))

@@ -78,7 +78,8 @@ class At(Callback):
     """Call a function after some updates."""
 
     def __init__(self, updates: Sequence[int], function: Callable[[Trainer], None]) -> None:
-        self.updates, self.function = set(updates), function
+        self.updates = set(updates)
+        self.function = function
 
     def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
         if trainer.update in self.updates:
@@ -106,15 +107,18 @@ EPOCHS = (10, 100)
 
 def defaults(settings: Settings, place: Place) -> Outcome:
     """Measure 1-NN errors on one subset of 10,000 digits."""
-    data, seed = digits("mnist", None, place.data_dir), settings["seed"]
+    data = digits("mnist", None, place.data_dir)
+    seed = settings["seed"]
     rows = subset(60_000, 10_000, seed)
-    images, labels = data.train[rows], data.train_labels[rows]
+    images = data.train[rows]
+    labels = data.train_labels[rows]
     raw = nearest_neighbor_error(images, labels, data.test, data.test_labels)
     row: dict[str, Any] = {"subset": seed, "raw": raw}
     norms = Norms()
 
     def measure(trainer: Trainer) -> None:
-        here, there = features(trainer.machine, images), features(trainer.machine, data.test)
+        here = features(trainer.machine, images)
+        there = features(trainer.machine, data.test)
         error = nearest_neighbor_error(here, labels, there, data.test_labels)
         row[f"after {trainer.update // 100} passes"] = error
 
@@ -188,7 +192,8 @@ def grid(settings: Settings, place: Place) -> Outcome:
         row["norm peak / final"] = norms.peak_over_final
     except ArithmeticError as error:
         row["diverged"] = str(error)
-    row["rate"], row["seconds"] = trainer.recipe.learning_rate, time.perf_counter() - began
+    row["rate"] = trainer.recipe.learning_rate
+    row["seconds"] = time.perf_counter() - began
     if unit == "gaussian":
         row["least standard deviation"] = 1 / float(machine.layers["visible"].inverse_scale().detach().max())
     return Outcome(row)
@@ -208,12 +213,16 @@ def _worst_of_grid(rows: Rows) -> dict[str, Any]:
 
 def paper(settings: Settings, place: Place) -> Outcome:
     """Measure the 1-NN error of the paper's recipe on one subset of 10,000 digits."""
-    data, seed, epochs = digits("mnist", None, place.data_dir), settings["seed"], settings["epochs"]
+    data = digits("mnist", None, place.data_dir)
+    seed = settings["seed"]
+    epochs = settings["epochs"]
     rows = subset(60_000, 10_000, seed)
-    images, labels = data.train[rows], data.train_labels[rows]
+    images = data.train[rows]
+    labels = data.train_labels[rows]
     machine = mvrbm((28, 28), HIDDEN)
     Trainer(machine, "paper", seed=seed).fit(images, epochs, initialize=True)
-    here, there = features(machine, images), features(machine, data.test)
+    here = features(machine, images)
+    there = features(machine, data.test)
     return Outcome(
         {
             "subset": seed,
@@ -322,7 +331,8 @@ def memory(settings: Settings, place: Place) -> Outcome:
             count = min(100_000, n - first)
             array[first : first + count] = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         del array
-        before, peak = anonymous_memory(), 0.0
+        before = anonymous_memory()
+        peak = 0.0
 
         class Watch(Callback):
             def on_batch_end(self, trainer: Trainer, batch: Any) -> None:

@@ -364,7 +364,8 @@ def _saved(drawing: Drawing, folder: Path, name: str) -> Figure:
     png = folder / f"{name}.png"
     drawing.canvas.savefig(png, dpi=_DOTS_PER_INCH, metadata={"Software": None})
     drawing.canvas.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
-    data, width = base64.b64encode(png.read_bytes()).decode(), round(drawing.canvas.get_figwidth() * 96)
+    data = base64.b64encode(png.read_bytes()).decode()
+    width = round(drawing.canvas.get_figwidth() * 96)
     picture = f'<img src="data:image/png;base64,{data}" alt="{html.escape(drawing.alt)}" width="{width}">'
     return Figure(picture, drawing.caption)
 
@@ -396,7 +397,8 @@ def section(title: str, figures: Mapping[str, Figure], names: Iterable[str], tab
     """Return a section with the figures and tables that exist, or None if there are none."""
     from mvrbm.report import Section
 
-    shown, rows = [figures[name] for name in names if name in figures], list(tables)
+    shown = [figures[name] for name in names if name in figures]
+    rows = list(tables)
     return Section(title, (), rows, shown) if shown or rows else None
 
 

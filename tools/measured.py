@@ -3,10 +3,10 @@
     python -m tools.measured               # print all values and the names of all tables
     python -m tools.measured --write       # update the table in README.md, and results/README.md
 
-Pages of the documentation refer to a value or table by name (`docs/_ext/measured_figures.py`), so they follow new results
-automatically. `README.md` and `results/README.md` are read without a build: `--write` updates the block between two
-comments in the first and all of the second, and a test checks that they are current. Every table names its file and the
-command that measures it.
+Pages of the documentation refer to a value or table by name (`docs/_ext/measured_figures.py`), so they follow new
+results automatically. `README.md` and `results/README.md` are read without a build: `--write` updates the block between
+two comments in the first and all of the second, and a test checks that they are current. Every table names its file and
+the command that measures it.
 """
 
 from __future__ import annotations
@@ -394,7 +394,8 @@ def _bench(device: str) -> Table:
         for row in read(source)["rows"]
         if row["skipped"] is None
     ]
-    given, usual = read(source)["settings"], asdict(Settings())
+    given = read(source)["settings"]
+    usual = asdict(Settings())
     words = ["python -m benchmarks", f"--device {given['device']}"]
     for name, default in usual.items():
         value = tuple(given[name]) if isinstance(default, tuple) else given[name]
@@ -445,7 +446,8 @@ def _speed_up() -> Table:
 def _front() -> Table:
     """Return the table on the first screen of the README: one line per application, with the usual alternative."""
     ours, classic = _machine("Kronecker(5), 45x45"), _machine("Dense, 500")
-    speed, filled = _update("sklearn") / _update("mvrbm"), read(_APPLICATIONS)["filling"]["mnist, right half"]
+    speed = _update("sklearn") / _update("mvrbm")
+    filled = read(_APPLICATIONS)["filling"]["mnist, right half"]
     rows = [
         [
             "likelihood of handwritten digits (MNIST, binarized; nats, higher is better)",

@@ -55,9 +55,11 @@ def _mean(train: Array, x: Array) -> Array:
 def _nearest(train: Array, x: Array) -> Array:
     """Return the mean of the five training images that are nearest in the known pixels."""
     known = ~np.isnan(x)
-    rows, found = np.nan_to_num(x), np.empty_like(x)
+    rows = np.nan_to_num(x)
+    found = np.empty_like(x)
     for i in range(0, len(x), 100):
-        some, mask = rows[i : i + 100], known[i : i + 100].astype(x.dtype)
+        some = rows[i : i + 100]
+        mask = known[i : i + 100].astype(x.dtype)
         distance = mask @ (train**2).T - 2 * some @ train.T
         found[i : i + 100] = train[np.argpartition(distance, 5, axis=1)[:, :5]].mean(1)
     return found
@@ -107,7 +109,8 @@ def plan(sets: Sequence[str] = ("mnist", "frey"), *, n: int | None = None) -> li
 def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
     """Measure the mean squared errors of a tool, and the CPU time of training ours."""
     train, test = _images(settings["set"], settings["n"], place.data_dir)
-    start, numbers = time.process_time(), {}
+    start = time.process_time()
+    numbers = {}
     imputer = None
     if settings["tool"] == OURS:
         imputer = MVRBMImputer(n_epochs=settings["epochs"], random_state=0, device=place.device).fit(train)

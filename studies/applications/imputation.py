@@ -46,7 +46,8 @@ def _faces(data_dir: str | None) -> Array:
 def _patches(data_dir: str | None) -> Array:
     from skimage import color, data
 
-    rng, found = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    found = []
     for name in _PHOTOGRAPHS:
         image = getattr(data, name)()
         image = color.rgb2gray(image) if image.ndim == 3 else image / 255
@@ -90,7 +91,8 @@ def hide(shape: Sequence[int], kind: str, seed: int = 0) -> Array:
     rng = np.random.default_rng(seed)
     if kind != "block":
         return rng.random(shape) < int(kind) / 100
-    missing, sides = np.zeros(shape, dtype=bool), shape[1:]
+    missing = np.zeros(shape, dtype=bool)
+    sides = shape[1:]
     lengths = [max(1, round(side * (0.25 if len(sides) == 1 else 0.5))) for side in sides]
     for sample in missing:
         corner = [rng.integers(side - length + 1) for side, length in zip(sides, lengths, strict=True)]
@@ -103,7 +105,9 @@ def hide(shape: Sequence[int], kind: str, seed: int = 0) -> Array:
 
 def low_rank(x: Array, shrink: Callable[[Array], Array], n_steps: int = 300) -> Array:
     """Fill in rows by iterating a low-rank approximation with shrunk singular values."""
-    known, mean, scale = ~np.isnan(x), np.nanmean(x, axis=0), np.nanstd(x)
+    known = ~np.isnan(x)
+    mean = np.nanmean(x, axis=0)
+    scale = np.nanstd(x)
     z = np.where(known, (x - mean) / scale, 0.0)
     low = np.zeros_like(z)
     for _ in range(n_steps):
@@ -112,7 +116,8 @@ def low_rank(x: Array, shrink: Callable[[Array], Array], n_steps: int = 300) -> 
         squares, vectors = np.linalg.eigh(wide.T @ wide)
         size = np.sqrt(np.maximum(squares, 1e-12 * squares[-1]))
         product = (wide @ (vectors * (shrink(size) / size))) @ vectors.T
-        before, low = low, product if wide is filled else product.T
+        before = low
+        low = product if wide is filled else product.T
         if ((low - before) ** 2).sum() < 1e-7 * max((before**2).sum(), 1e-12):
             break
     return np.where(known, x, mean + scale * low)
@@ -137,7 +142,9 @@ def _chosen(x: Array, fill: Callable[[Array, Any], Array], choices: Sequence[Any
     """Fill in with the best setting on a tenth of the known entries. Stop at the first setting that is worse."""
     # A seed that `hide` cannot have: with the same random numbers all held-out entries could be missing already.
     held = ~np.isnan(x) & (np.random.default_rng((1, 1)).random(x.shape) < 0.1)
-    shown, best, chosen = np.where(held, np.nan, x), np.inf, choices[0]
+    shown = np.where(held, np.nan, x)
+    best = np.inf
+    chosen = choices[0]
     for choice in choices:
         error = float(((fill(shown, choice) - x)[held] ** 2).mean())
         if error > best:
@@ -170,7 +177,8 @@ def _tensorly(x: Array) -> Array:
     from tensorly.decomposition import parafac
 
     known = ~np.isnan(x)
-    mean, scale = np.nanmean(x), np.nanstd(x)
+    mean = np.nanmean(x)
+    scale = np.nanstd(x)
 
     def fill(shown: Array, rank: int) -> Array:
         mask = ~np.isnan(shown)

@@ -98,7 +98,8 @@ def plan(tasks: Sequence[str] = ("mnist", *TABLES), *, n_test: int | None = None
 def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
     """Measure the AUC and the CPU time of a tool, and the share of defects that our detector locates in digits."""
     train, test, is_outlier = _samples(settings["task"], settings["normal"], settings["n_test"], place.data_dir)
-    start, numbers = time.process_time(), {}
+    start = time.process_time()
+    numbers = {}
     if settings["tool"] == OURS:
         detector = MVRBMOutlierDetector(random_state=settings["seed"], device=place.device).fit(train)
         numbers["cpu_seconds_fit"] = time.process_time() - start
@@ -138,12 +139,14 @@ def _table(name: str) -> tuple[Array, Array]:
 
 def plant_defects(images: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     """Return copies of images with a 3x3 square in the stroke inverted, and a mask of these squares."""
-    changed, where = images.copy(), np.zeros(images.shape, dtype=bool)
+    changed = images.copy()
+    where = np.zeros(images.shape, dtype=bool)
     for image, mask in zip(changed, where, strict=True):
         inner = image[1:-1, 1:-1]  # the index of a pixel here is the upper left corner of the square around it
         row, column = rng.permutation(np.argwhere(inner > 0.5))[0]
         square = np.s_[row : row + _DEFECT, column : column + _DEFECT]
-        image[square], mask[square] = 1 - image[square], True
+        image[square] = 1 - image[square]
+        mask[square] = True
     return changed, where
 
 
@@ -159,7 +162,9 @@ def table(store: Store, plan: Sequence[Run]) -> dict[str, dict[str, float]]:
     """Return the mean AUC over classes, by task and tool, and the share of defects found, for complete tasks."""
     values: dict[str, dict[str, list[float]]] = {}
     for run in complete(store, plan, "task"):
-        task, tool, numbers = run.settings["task"], run.settings["tool"], store.numbers(run)
+        task = run.settings["task"]
+        tool = run.settings["tool"]
+        numbers = store.numbers(run)
         values.setdefault(task, {}).setdefault(tool, []).append(numbers["auc"])
         if "defects_found" in numbers:
             row = values.setdefault(f"{task}, share of defects in the top 5 % of the map", {})

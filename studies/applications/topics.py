@@ -74,7 +74,8 @@ def plan(corpora: Sequence[str] = CORPORA, seeds: Sequence[int] = (0, 1, 2), *, 
 def _compare(settings: Mapping[str, Any], place: Place) -> Outcome:
     """Measure the perplexity of a tool on test documents and its CPU time, and list words of our topics."""
     train, valid, test, words = corpus_parts(settings["corpus"], settings["n"], place.data_dir)
-    start, numbers = time.process_time(), dict[str, Any]()
+    start = time.process_time()
+    numbers = dict[str, Any]()
     known, hidden = halves(test)
     if settings["tool"] == OURS:
         model = ReplicatedSoftmax(_N_TOPICS, random_state=settings["seed"], device=place.device).fit(train)
@@ -115,7 +116,9 @@ def corpus_parts(name: str, n: int | None, data_dir: str | Path | None) -> tuple
     else:
         counts, words = docstrings()
         order = np.random.default_rng(0).permutation(counts.shape[0])
-        rest, test, order = counts, counts[order[: len(order) // 5]], order[len(order) // 5 :]
+        rest = counts
+        test = counts[order[: len(order) // 5]]
+        order = order[len(order) // 5 :]
     valid, train = np.split(order, [len(order) // 10])
     return rest[train[:n]], rest[valid[:n]], test[:n], words
 

@@ -124,9 +124,11 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         """Check images and return them as float32, (n, *shape)."""
         given = np.asarray(X)
         if given.ndim > 2 and given.size:
-            rows, shape = given.reshape(len(given), -1), given.shape[1:]
+            rows = given.reshape(len(given), -1)
+            shape = given.shape[1:]
         else:
-            rows, shape = given, given.shape[1:]
+            rows = given
+            shape = given.shape[1:]
         rows = validate_data(self, rows, reset=reset, dtype=None if given.dtype == np.uint8 else np.float32)
         if rows.dtype != np.uint8 and (rows.min() < 0 or rows.max() > 1):
             raise ValueError(f"X must be floats from 0 to 1, or bytes, got {rows.min():g} to {rows.max():g}")
@@ -244,7 +246,8 @@ class NetworkClassifier(ImageClassifier):
             raise ValueError(f"X must have at least two images, got {n}")
         network, descent = self._start(images[kept], codes[kept], start)
         epochs_per_round = math.ceil(_UPDATES_PER_ROUND / descent.updates_per_epoch)
-        best, best_round = (math.inf, math.inf), 0
+        best = (math.inf, math.inf)
+        best_round = 0
         for number in range(1, _MOST_ROUNDS + 1):
             network.train()
             descent.run(epochs_per_round)

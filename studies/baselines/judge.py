@@ -75,7 +75,9 @@ class Judge(ConvolutionalNetwork):
     def from_arrays(cls, arrays: Mapping[str, Tensor], shape: tuple[int, int], device: str) -> Judge:
         """Return a judge with these parameters for digits of a shape."""
         judge = cls(device=device)
-        judge.classes_, judge.shape_, judge.n_features_in_ = np.arange(_CLASSES), shape, shape[0] * shape[1]
+        judge.classes_ = np.arange(_CLASSES)
+        judge.shape_ = shape
+        judge.n_features_in_ = shape[0] * shape[1]
         judge.network_ = judge._network(torch.zeros(1, *shape), _CLASSES).to(device).eval()
         judge.network_.load_state_dict(dict(arrays))
         return judge
@@ -101,7 +103,8 @@ def verdicts(judge: Judge, images: Array, labels: Array | None = None) -> dict[s
         With labels, `agreement`: share of images whose most probable class is the label, and `agreement_by_class`.
     """
     probabilities = judge.predict_proba(images)
-    confidence, chosen = probabilities.max(1), probabilities.argmax(1)
+    confidence = probabilities.max(1)
+    chosen = probabilities.argmax(1)
     found: dict[str, Any] = {
         "n": len(images),
         "confidence": float(confidence.mean()),
@@ -145,7 +148,8 @@ def adversarial_accuracy(data: Any, samples: Any, device: str = "cpu") -> dict[s
 
 def _nearest(points: Tensor, others: Tensor, *, itself: bool = False) -> Tensor:
     """Return the squared distance of each point to its nearest other; `itself`: others are the points, in order."""
-    norms, found = (others * others).sum(1), []
+    norms = (others * others).sum(1)
+    found = []
     for first in range(0, len(points), _ROWS):
         block = points[first : first + _ROWS]
         distances = torch.addmm(norms, block, others.T, alpha=-2) + (block * block).sum(1, keepdim=True)

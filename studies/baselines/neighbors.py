@@ -64,7 +64,8 @@ def nearest(
             distances = torch.addmm((others * others).sum(1), part, others.T, alpha=-2)
             values, columns = distances.min(1)
             nearer = values < least
-            least, where = torch.where(nearer, values, least), torch.where(nearer, columns + j, where)
+            least = torch.where(nearer, values, least)
+            where = torch.where(nearer, columns + j, where)
         found[i : i + block[0]] = where.cpu()
     return found
 
@@ -137,7 +138,8 @@ class NearestNeighbor(ImageClassifier):
 
     def _fit(self, images: Tensor, codes: Tensor) -> int:
         n_parameters = self._learn_features(images)
-        self._kept, self._codes = self._features(images), codes
+        self._kept = self._features(images)
+        self._codes = codes
         return n_parameters
 
     def _probabilities(self, images: Tensor) -> Tensor:

@@ -104,7 +104,8 @@ class _Pretrained(NetworkClassifier):
         return nn.Sequential(*layers, top)
 
     def _pretrain(self, images: Tensor) -> Sequence[Layer]:
-        x, layers = images.flatten(1), []
+        x = images.flatten(1)
+        layers = []
         for width in self.hidden:
             weight, bias = self._pretrain_layer(x, width)
             layers.append((weight, bias))
@@ -185,7 +186,8 @@ class SparseAutoencoder(_Pretrained):
     learning_rate: float = 3e-3
 
     def _pretrain_layer(self, x: Tensor, width: int) -> Layer:
-        up, down = nn.Linear(x.shape[1], width), nn.Linear(width, x.shape[1])
+        up = nn.Linear(x.shape[1], width)
+        down = nn.Linear(width, x.shape[1])
         both = nn.ModuleList([up, down]).to(x.device)
 
         def loss(rows: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ class ToolboxDropoutNetwork(_Toolbox):
 
     def _network(self, images: Tensor, n_classes: int) -> nn.Module:
         rows = images.flatten(1)
-        first, last = linear(rows.shape[1], _HIDDEN), linear(_HIDDEN, n_classes)
+        first = linear(rows.shape[1], _HIDDEN)
+        last = linear(_HIDDEN, n_classes)
         return nn.Sequential(nn.Flatten(), _Standardize(rows), first, _Tanh(), _Dropout(0.5), last)
 
 
@@ -90,7 +91,8 @@ class ToolboxDeepBeliefNetwork(_Toolbox):
         return nn.Sequential(*layers, linear(_HIDDEN, n_classes))
 
     def _pretrain(self, images: Tensor) -> Sequence[Layer]:
-        x, layers = images.flatten(1), []
+        x = images.flatten(1)
+        layers = []
         for _ in range(2):
             weight, bias = _one_epoch_of_contrastive_divergence(x, _HIDDEN, self._batch(len(x)))
             layers.append((weight, bias))
@@ -118,7 +120,8 @@ class ToolboxAutoencoder(_Toolbox):
 
     def _pretrain(self, images: Tensor) -> Sequence[Layer]:
         x = images.flatten(1)
-        up, down = linear(x.shape[1], _HIDDEN), linear(_HIDDEN, x.shape[1])
+        up = linear(x.shape[1], _HIDDEN)
+        down = linear(_HIDDEN, x.shape[1])
         network = nn.Sequential(up, nn.Sigmoid(), down, nn.Sigmoid()).to(x.device)
 
         def loss(rows: Tensor) -> Tensor:
@@ -219,7 +222,8 @@ class _Standardize(nn.Module):
 def _one_epoch_of_contrastive_divergence(x: Tensor, n_hidden: int, batch_size: int, rate: float = 1.0) -> Layer:
     """CD-1 from zero weights. Hidden states are drawn for the data, too: only that breaks the symmetry of the units."""
     weight = x.new_zeros(n_hidden, x.shape[1])
-    visible_bias, bias = x.new_zeros(x.shape[1]), x.new_zeros(n_hidden)
+    visible_bias = x.new_zeros(x.shape[1])
+    bias = x.new_zeros(n_hidden)
     order = torch.randperm(len(x), device=x.device)
     for rows in order[: len(x) // batch_size * batch_size].split(batch_size):
         data = x[rows]

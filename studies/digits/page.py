@@ -159,10 +159,13 @@ def _at(errors: Mapping[str, float], stop: int | None) -> float | None:
 
 def targets(evidence: Evidence) -> list[Target]:
     """Return our numbers next to the paper's and to those that we want to reach."""
-    scale, found = evidence.scale, []
+    scale = evidence.scale
+    found = []
 
     def classification(key: str, paper: float, wanted: float, n: int, stop: int, reason: str = "") -> None:
-        t, own, raw = capped(scale, n, stop), own_epochs(scale, n), evidence.raw(n)
+        t = capped(scale, n, stop)
+        own = own_epochs(scale, n)
+        raw = evidence.raw(n)
         found.append(
             Target(
                 key,
@@ -176,7 +179,8 @@ def targets(evidence: Evidence) -> list[Target]:
             )
         )
         ours = evidence.error("mvrbm", "default", n)
-        title, seconds = f"error, N = {n:,}, our recipe, {own:,} epochs", evidence.seconds_of("default", n)
+        title = f"error, N = {n:,}, our recipe, {own:,} epochs"
+        seconds = evidence.seconds_of("default", n)
         found.append(Target(f"{key}-own", title, paper, wanted, ours, raw, seconds))
 
     classification("error-10000-300", 0.0571, 0.0510, scale.curve_n, 300)
@@ -270,7 +274,8 @@ def _stable_after_70(evidence: Evidence) -> tuple[bool, str] | None:
 
 
 def _changes_little(evidence: Evidence) -> tuple[bool, str] | None:
-    n, last = evidence.scale.curve_n, max(evidence.scale.curve_stops)
+    n = evidence.scale.curve_n
+    last = max(evidence.scale.curve_stops)
     ends = evidence.by_paper(n, 300), evidence.by_paper(n, last)
     if ends[0] is None or ends[1] is None or capped(evidence.scale, n, 300) == capped(evidence.scale, n, last):
         return None
@@ -329,7 +334,8 @@ def _against_networks(
     def test(evidence: Evidence) -> tuple[bool, str] | None:
         lines, differences = [], []
         for n in evidence.scale.baseline_sizes:
-            error, theirs = ours(evidence, n), _networks(evidence, settings, n)
+            error = ours(evidence, n)
+            theirs = _networks(evidence, settings, n)
             if not sizes(n) or error is None or not theirs:
                 continue
             best = sorted(theirs, key=lambda title: theirs[title])[:2]
@@ -392,9 +398,13 @@ def _faster(evidence: Evidence) -> tuple[bool, str] | None:
 
 
 def _better_than_pixels(evidence: Evidence) -> tuple[bool, str] | None:
-    last, lines, better = max(evidence.scale.stops), [], []
+    last = max(evidence.scale.stops)
+    lines = []
+    better = []
     for n in evidence.scale.all_sizes:
-        ours, raw, own = evidence.by_paper(n, last), evidence.raw(n), evidence.error("mvrbm", "default", n)
+        ours = evidence.by_paper(n, last)
+        raw = evidence.raw(n)
+        own = evidence.error("mvrbm", "default", n)
         if ours is not None and raw is not None:
             better.append(ours.mean < raw.mean)
             ending = "" if own is None else f" (our recipe {own.mean:.4f})"
@@ -621,7 +631,8 @@ def _rows_of_images(rows: Mapping[str, Array]) -> Canvas:
 
     # Automatic layouts ignore the width of the strips, so positions are given in inches.
     left, side, gap = 1.6, 0.75, 0.08
-    width, height = left + count * side + gap, len(rows) * (side + gap) + gap
+    width = left + count * side + gap
+    height = len(rows) * (side + gap) + gap
     canvas = Figure(figsize=(width, height))
     for number, (label, images) in enumerate(rows.items()):
         bottom = height - (number + 1) * (side + gap)
@@ -772,7 +783,8 @@ def _log_error(ax: Axes, x_label: str) -> None:
 
 def draw_against_n(evidence: Evidence) -> Drawing | None:
     """Draw the error against the number of training samples."""
-    scale, stop = evidence.scale, min(evidence.scale.stops)
+    scale = evidence.scale
+    stop = min(evidence.scale.stops)
     lines = {
         "MVRBM, paper's recipe": lambda n: evidence.by_paper(n, stop),
         "MVRBM, our recipe": lambda n: evidence.error("mvrbm", "default", n),
@@ -802,7 +814,8 @@ def draw_against_n(evidence: Evidence) -> Drawing | None:
 
 def draw_against_t(evidence: Evidence) -> Drawing | None:
     """Draw the error against the number of epochs."""
-    scale, n = evidence.scale, evidence.scale.curve_n
+    scale = evidence.scale
+    n = evidence.scale.curve_n
     points = {capped(scale, n, t): one for t in scale.curve_stops if (one := evidence.by_paper(n, t)) is not None}
     if not points:
         return None
@@ -811,7 +824,8 @@ def draw_against_t(evidence: Evidence) -> Drawing | None:
     panels = [points, late] if len(late) > 1 else [points]
     canvas = blank(5.0 * len(panels), 4.6)
     axes = canvas.subplots(1, len(panels), squeeze=False)[0]
-    own, raw = evidence.error("mvrbm", "default", n), evidence.raw(n)
+    own = evidence.error("mvrbm", "default", n)
+    raw = evidence.raw(n)
     for ax, shown in zip(axes, panels, strict=True):
         for errors in subsets:
             curve = {t: errors[str(t)] for t in shown if str(t) in errors}
@@ -1005,8 +1019,11 @@ def _numbers_tables(found: Mapping[str, Any], evidence: Evidence) -> list[Table]
 
 
 def _number(row: Mapping[str, Any]) -> list[str]:
-    decimals, unit = row["decimals"], f" {row['unit']}" if row["unit"] else ""
-    raw, than_paper, reached = row["raw_pixels"], row.get("better_than_the_paper"), row.get("reached")
+    decimals = row["decimals"]
+    unit = f" {row['unit']}" if row["unit"] else ""
+    raw = row["raw_pixels"]
+    than_paper = row.get("better_than_the_paper")
+    reached = row.get("reached")
     sign = "≤" if row["lower_is_better"] else "≥"
     return [
         row["title"] if row["unit"] else row["title"].split(", ", 1)[1],  # the header names the measure

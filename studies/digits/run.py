@@ -46,7 +46,8 @@ def rbm(visible: Sequence[int], hidden: Sequence[int]) -> BoltzmannMachine:
 
 def rbm_equal(visible: Sequence[int], hidden: Sequence[int]) -> BoltzmannMachine:
     """Return the smallest classic RBM with at least as many parameters as the MVRBM."""
-    wanted, size = mvrbm(visible, hidden).n_parameters, prod(visible)
+    wanted = mvrbm(visible, hidden).n_parameters
+    size = prod(visible)
     return models.rbm(size, max(1, -(-(wanted - size) // (size + 1))))
 
 
@@ -166,7 +167,8 @@ def classify(settings: Settings, place: Place) -> Outcome:
     """Measure the 1-NN error on hidden probabilities after several numbers of epochs of one training run."""
     data = _digits(settings, place)
     rows = subset(len(data.train), settings["n"], settings["seed"])
-    images, labels = data.train[rows], data.train_labels[rows]
+    images = data.train[rows]
+    labels = data.train_labels[rows]
     machine = _build(settings, place)
     numbers: dict[str, Any] = {}
     errors: dict[str, float] = {}
@@ -174,7 +176,8 @@ def classify(settings: Settings, place: Place) -> Outcome:
     for stop, so_far in _training(machine, images, settings, settings["stops"]):
         numbers = so_far
         if "diverged" not in so_far:
-            here, there = _features(machine, images), _features(machine, data.test)
+            here = _features(machine, images)
+            there = _features(machine, data.test)
             errors[str(stop)] = _neighbor_error(here, labels, there, data.test_labels, place)
             seconds[str(stop)] = so_far["training_seconds"]
     return Outcome({**numbers, "errors": errors, "seconds_at": seconds})
@@ -284,7 +287,8 @@ def grow(settings: Settings, place: Place) -> Outcome:
     machine = _build(settings, place, (side, side))
     # The first epoch initializes the machine and warms up, so it is not timed.
     so_far = [numbers for _, numbers in _training(machine, train, settings, [1, settings["epochs"]])]
-    first, last = so_far[0], so_far[-1]
+    first = so_far[0]
+    last = so_far[-1]
     if "diverged" in last:
         return Outcome(last)
     seconds = last["training_seconds"] - first["training_seconds"]

@@ -248,7 +248,9 @@ def claims(found: Mapping[str, Any]) -> list[dict[str, Any]]:
         agreement = max(given, key=lambda row: row["steps"])["means"]["agreement"]
         add("agreement with the requested class, means", agreement, "at least 0.95", agreement >= 0.95)
     for row in found["samples"]:
-        means, low, high = row["means"], min(row["means"]["classes"]), max(row["means"]["classes"])
+        means = row["means"]
+        low = min(row["means"]["classes"])
+        high = max(row["means"]["classes"])
         if row["start"] == "chains":
             add(f"confident means of {row['title']}", means["confident"], "at least 0.85", means["confident"] >= 0.85)
             add(f"rarest class, {row['title']}", low, "at least 0.04", low >= 0.04)
@@ -380,7 +382,8 @@ def nats_against_seconds(evidence: Evidence) -> Drawing | None:
         own = [row for row in rows if (row["title"], row["on"]) == (title, on)]
         own.sort(key=lambda row: row["training_seconds"])
         x, y = [row["training_seconds"] for row in own], [row["test"] for row in own]
-        kind, cpu = own[0]["kind"], own[0]["device"] == "cpu"
+        kind = own[0]["kind"]
+        cpu = own[0]["device"] == "cpu"
         options: dict[str, Any] = {"color": _COLORS[kind], "marker": _MARKS[kind]}
         options |= {"linestyle": "--" if cpu else "-", "fillstyle": "none" if cpu else "full"}
         ax.plot(x, y, label=f"{title}; {on}", **options)
@@ -418,7 +421,8 @@ def draw_samples(evidence: Evidence) -> Drawing | None:
     first = evidence.store.arrays(runs[0])
     strips = [("test digits", _strip(first["data"].numpy()[: 2 * _COLUMNS], 2))]
     for run in runs:
-        arrays, settings = evidence.store.arrays(run), run.settings
+        arrays = evidence.store.arrays(run)
+        settings = run.settings
         trained, about = evidence.trained(run)
         source = "noise" if settings["start"] == "noise" else "the chains of training"
         title = f"{describe(trained)['title']}, {about['parameters']:,} parameters: {settings['steps']:,} steps from "
@@ -793,7 +797,8 @@ def _judged(folder: Path, scale: Scale, place: Place) -> tuple[Mapping[str, Any]
 
 
 def _run(options: Options) -> tuple[Mapping[str, Any], str]:
-    scale, parts = SCALES[options.scale], options.parts or list(GROUPS)
+    scale = SCALES[options.scale]
+    parts = options.parts or list(GROUPS)
     annealing = {key: getattr(options, key) or value for key, value in scale.annealing.items() if key != "seed"}
     scale = replace(scale, annealing={**scale.annealing, **annealing})
     folder = options.work or Path(f"runs/generative-{options.scale}")

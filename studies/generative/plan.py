@@ -74,7 +74,8 @@ class Model:
         The recipe is given by its differences from the default one. So the run changes if a number of the recipe
         changes, but not if recipes gain a setting.
         """
-        default, chosen = Recipe().config(), {**RECIPES["generative"].config(), **self.recipe}
+        default = Recipe().config()
+        chosen = {**RECIPES["generative"].config(), **self.recipe}
         del chosen["n_epochs"]  # follows from the number of updates
         return {
             "data": data,

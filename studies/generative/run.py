@@ -85,7 +85,8 @@ def build(settings: Settings) -> BoltzmannMachine:
     visible: dict[str, Unit] = {IMAGE: image}
     couplings = {IMAGE: _COUPLINGS[kind](*([int(rank)] if rank else []))}
     if settings["labels"]:
-        visible[LABEL], couplings[LABEL] = Categorical(_CLASSES), Dense()
+        visible[LABEL] = Categorical(_CLASSES)
+        couplings[LABEL] = Dense()
     return BoltzmannMachine(visible, Bernoulli(tuple(settings["hidden"])), couplings)
 
 
@@ -120,7 +121,9 @@ class _Clock(Callback):
     """Count the seconds of training over all chunks, and end a chunk after an epoch. Checkpoints save the count."""
 
     def __init__(self, chunk: float) -> None:
-        self.chunk, self.seconds, self._began = chunk, 0.0, 0.0
+        self.chunk = chunk
+        self.seconds = 0.0
+        self._began = 0.0
 
     def on_train_begin(self, trainer: Trainer) -> None:
         self._began = time.perf_counter()
@@ -154,7 +157,8 @@ def fit(settings: Settings, data_dir: str | None, device: torch.device, folder: 
     (Trainer, float)
         The trainer, and the seconds of all chunks.
     """
-    data, machine = parts(settings["data"], data_dir), build(settings).to(device)
+    data = parts(settings["data"], data_dir)
+    machine = build(settings).to(device)
     recipe = Recipe.from_config({**Recipe().config(), **settings["recipe"]})
     arrays = layers_of(machine, data.train, data.train_labels)
     n_epochs = math.ceil(settings["updates"] / math.ceil(len(data.train) / recipe.batch_size))
@@ -244,9 +248,12 @@ def train_rbms(settings: Settings, place: Place) -> Outcome:
         model = importlib.import_module("rbms.bernoulli_bernoulli.classes").BBRBM
         dataset = importlib.import_module("rbms.dataset.dataset_class").RBMDataset
     images = parts(settings["data"], place.data_dir).train
-    n, size, rows = len(images), settings["batch_size"], (images.reshape(len(images), -1) > 0).astype(np.float32)
+    n = len(images)
+    size = settings["batch_size"]
+    rows = (images.reshape(len(images), -1) > 0).astype(np.float32)
     torch.manual_seed(settings["seed"])
-    ones, names = np.ones(n, np.float32), np.arange(n).astype(str)
+    ones = np.ones(n, np.float32)
+    names = np.arange(n).astype(str)
     kept = dataset(rows, np.zeros(n, np.int32), ones, names, "digits", True, str(device), torch.float32)
     params = model.init_parameters(settings["hidden"], kept, device, torch.float32, var_init=0.01)
     params.init_grad()
@@ -256,7 +263,8 @@ def train_rbms(settings: Settings, place: Place) -> Outcome:
     update, seconds = 0, 0.0
     if path.is_file():
         stored = read_tensors(path)
-        update, seconds = int(stored["update"]), float(stored["seconds"])
+        update = int(stored["update"])
+        seconds = float(stored["seconds"])
         torch.manual_seed(settings["seed"] + update)
         for number, parameter in enumerate(params.parameters()):
             parameter.copy_(stored[f"parameter.{number}"])
@@ -329,7 +337,8 @@ def log_z(
     """
     for times in (1, _MORE_CHAINS):
         rng = RandomSource(settings["seed"], device=machine.like.device)
-        n_chains, n_steps = times * settings["chains"], settings["steps"]
+        n_chains = times * settings["chains"]
+        n_steps = settings["steps"]
         found = log_partition_interval(machine, rng, n_chains=n_chains, n_steps=n_steps, init=chains, center=center)
         if found.width <= _WIDEST:
             break
@@ -381,7 +390,8 @@ def evaluate(settings: Settings, place: Place) -> Outcome:
     """
     if not (place.store.folder / f"{settings['model']}.machine").is_dir():
         return Outcome({})
-    device, data = resolve_device(place.device), parts(settings["data"], place.data_dir)
+    device = resolve_device(place.device)
+    data = parts(settings["data"], place.data_dir)
     model: BoltzmannMachine = place.store.machine_of(settings["model"], str(device))
     began = time.perf_counter()
     center = _center(model, data.train, data.train_labels)
@@ -478,10 +488,13 @@ def samples(settings: Settings, place: Place) -> Outcome:
 
 def sample_quality(model: BoltzmannMachine, chains: Mapping[str, Tensor], settings: Settings, place: Place) -> Outcome:
     """Draw samples of any machine of digits, and judge them. The settings are those of :func:`samples`."""
-    device, n = model.like.device, settings["n"]
+    device = model.like.device
+    n = settings["n"]
     rng = RandomSource(settings["seed"], device=device)
     start = _starts(model, settings["start"], n, chains, rng)
-    began, drawn, means = time.perf_counter(), [], []
+    began = time.perf_counter()
+    drawn = []
+    means = []
     for first in range(0, n, _CHAINS):
         some = {name: states[first : first + _CHAINS] for name, states in start.items()}
         states, mean = _sampled(model, some, settings["steps"], rng)
@@ -489,7 +502,8 @@ def sample_quality(model: BoltzmannMachine, chains: Mapping[str, Tensor], settin
         means.append(_images(mean))
     seconds = time.perf_counter() - began
     draws, gray = np.concatenate(drawn), np.concatenate(means)
-    data, network = parts(settings["data"], place.data_dir), _stored_judge(settings, place)
+    data = parts(settings["data"], place.data_dir)
+    network = _stored_judge(settings, place)
     # Adversarial accuracy compares sets of equal size.
     m = min(n, len(data.test))
     seen = np.random.default_rng(settings["seed"]).choice(len(data.train), m, replace=False)
@@ -513,9 +527,11 @@ def conditional(settings: Settings, place: Place) -> Outcome:
     The settings are `model` and `judge`, names of runs; `each`, the number of samples per class; `steps`, a list of
     numbers of Gibbs steps from noise; and `seed`.
     """
-    device, each = resolve_device(place.device), settings["each"]
+    device = resolve_device(place.device)
+    each = settings["each"]
     model: BoltzmannMachine = place.store.machine_of(settings["model"], str(device))
-    network, rng = _stored_judge(settings, place), RandomSource(settings["seed"], device=device)
+    network = _stored_judge(settings, place)
+    rng = RandomSource(settings["seed"], device=device)
     labels = np.repeat(np.arange(_CLASSES), each)
     images: dict[int, dict[str, list[Array]]] = {steps: {"draws": [], "means": []} for steps in settings["steps"]}
     for digit in range(_CLASSES):
@@ -571,7 +587,8 @@ def _both(model: Any, train: Array, test: Array) -> dict[str, float]:
 
 def _gaussian(model: Any, train: Array, test: Array) -> dict[str, float]:
     """Return the mean log-density of a normal distribution with a fitted location and covariance."""
-    size, (sign, log_det) = train.shape[1], np.linalg.slogdet(model.covariance_)
+    size = train.shape[1]
+    (sign, log_det) = np.linalg.slogdet(model.covariance_)
     if sign <= 0:
         return {"test": -math.inf, "train": -math.inf}
     constant = size * math.log(2 * math.pi) + log_det

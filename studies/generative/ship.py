@@ -67,7 +67,8 @@ def digits(store: Store) -> tuple[Any, Card]:
 def labeled_digits(store: Store) -> tuple[Any, Card]:
     """Return the model of digits and their labels, a `ClassificationMVRBM`, and its card."""
     model, key, card = _packed(store, "conditional", "kronecker8-30x30", "ClassificationMVRBM", mode="generative")
-    judged, data = _numbers(store, f"given-label-{key}")["by_steps"], parts("random", None)
+    judged = _numbers(store, f"given-label-{key}")["by_steps"]
+    data = parts("random", None)
     _match_labels(model, data.train_labels)
     accuracy = model.score(data.test / np.float32(255), data.test_labels)
     found = {steps: _percent(judged[steps]["means"]["agreement"]) for steps in judged}
@@ -84,12 +85,14 @@ def labeled_digits(store: Store) -> tuple[Any, Card]:
 def _packed(store: Store, group: str, name: str, kind: str, **params: Any) -> tuple[Any, str, Card]:
     """Return a trained machine as an estimator, the common part of the names of its runs, and parts of its card."""
     run = next(one for one in plan(SCALES["paper"], [group]) if one.name.startswith(f"train-{name}"))
-    record, settings = store.record(run), run.settings
+    record = store.record(run)
+    settings = run.settings
     if record is None:
         raise SystemExit(
             f"{store.folder} does not hold the run {run.name}: compute it with python -m studies generative {group}"
         )
-    numbers, machine = record["numbers"], store.machine(run)
+    numbers = record["numbers"]
+    machine = store.machine(run)
     recipe = {**Recipe().config(), **settings["recipe"], "n_epochs": numbers["epochs"]}
     params |= {
         "hidden_shape": settings["hidden"],

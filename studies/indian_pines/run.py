@@ -270,7 +270,8 @@ def whitened(cube: Array, places: Array, floor: float) -> Array:
         Added to the variances of the principal components, the smallest of which are mostly noise.
     """
     spectra = cube[places[:, 0], places[:, 1]].astype(np.float64)
-    mean, deviation = spectra.mean(0), spectra.std(0)
+    mean = spectra.mean(0)
+    deviation = spectra.std(0)
     deviation = np.where(deviation > 0, deviation, 1)
     variances, axes = np.linalg.eigh(np.cov(((spectra - mean) / deviation).T))
     turn = (axes / np.sqrt(np.maximum(variances, 0) + floor)) @ axes.T
@@ -405,7 +406,8 @@ def run_draw(
     random = np.random.default_rng([draw, 1])
     some = split.unlabeled[random.permutation(len(split.unlabeled))[: settings.unlabeled]]
     scenes = {"raw": cube.astype(np.float32), "whitened": whitened(cube, split.unlabeled, settings.floor)}
-    truth, target = labels[tuple(split.train.T)].astype(int), labels[tuple(split.test.T)].astype(int)
+    truth = labels[tuple(split.train.T)].astype(int)
+    target = labels[tuple(split.test.T)].astype(int)
     folds = list(held_out(split, settings.patch))
     size = settings.patch
 
@@ -512,7 +514,8 @@ def explain(cube: Array, labels: Array, settings: Settings | None = None, *, dra
         support vector machine's errors from probabilities within corn or within soybean, and between the two.
     """
     settings = settings or Settings()
-    size, raw = settings.patch, cube.astype(np.float32)
+    size = settings.patch
+    raw = cube.astype(np.float32)
 
     def labeled(classifier: str, both: Sequence[Array], truth: Array) -> Array:
         rows, others = (scaled(both[0], part, "all") for part in both)
@@ -520,14 +523,16 @@ def explain(cube: Array, labels: Array, settings: Settings | None = None, *, dra
 
     known = np.random.default_rng(0).permutation(np.argwhere(labels > 0))
     few = round(settings.share * len(known))
-    near, far = known[:few], known[few : few + 3000]
+    near = known[:few]
+    far = known[few : few + 3000]
     cut = [_rows(patches(raw, part, size)) for part in (near, far)]
     loose = float((labeled("1-nn", cut, labels[tuple(near.T)]) == labels[tuple(far.T)]).mean())
     wanted = [one for one in settings.candidates if one.rank == 1 and one.hidden_shape[:2] == (2, 2)]
     result: dict[str, Any] = {"random_pixels": loose, "machines": []}
     for draw in range(1, draws + 1):
         split = divide(labels, draw, settings)
-        truth, target = labels[tuple(split.train.T)].astype(int), labels[tuple(split.test.T)].astype(int)
+        truth = labels[tuple(split.train.T)].astype(int)
+        target = labels[tuple(split.test.T)].astype(int)
         some = np.random.default_rng([draw, 1]).permutation(split.unlabeled)[: settings.unlabeled]
         bright = patches(raw, split.train, size).mean((1, 2, 3))
         for candidate in wanted or settings.candidates[:1]:

@@ -117,7 +117,8 @@ class Evidence(StoredRuns):
     def times_faster(self, method: str) -> Measured | None:
         """Return how many times faster a method is than sparse representation on the first image."""
         numbers = self.compared(self.scale.compared[0])
-        ours, theirs = numbers.get(f"{method}.seconds"), numbers.get("sparse.seconds")
+        ours = numbers.get(f"{method}.seconds")
+        theirs = numbers.get("sparse.seconds")
         if ours is None or theirs is None:
             return None
         return Measured(tuple(slow / fast for slow, fast in zip(theirs.values, ours.values, strict=True)))
@@ -148,7 +149,8 @@ def _there(found: dict[int, dict[str, Measured]]) -> dict[int, dict[str, Measure
 def targets(evidence: Evidence) -> list[Target]:
     """Return our numbers next to the paper's and to those that we want to reach."""
     name = evidence.scale.compared[0]
-    first, many = evidence.compared(name), evidence.published()
+    first = evidence.compared(name)
+    many = evidence.published()
     paper = PAPER["lena"]
     title = name.capitalize()
     decibels: dict[str, Any] = {"lower": False, "unit": "dB", "digits": 3}
@@ -173,7 +175,8 @@ def targets(evidence: Evidence) -> list[Target]:
         what = f"{title}: times faster than sparse representation, {METHODS[key]}"
         given = faster if key == "cd" else None
         found.append(Target(f"faster-{key}", what, given, 40.0, evidence.times_faster(key), lower=False, digits=0))
-    what, seconds = f"{title}: seconds, {METHODS['shipped']}", first.get("shipped.seconds")
+    what = f"{title}: seconds, {METHODS['shipped']}"
+    seconds = first.get("shipped.seconds")
     found.append(Target("seconds-shipped", what, None, 1.0, seconds, unit="s", digits=2))
     return found
 
@@ -189,7 +192,8 @@ def _against(method: str, holds: Callable[[float], bool]) -> Callable[[Evidence]
         for image in evidence.scale.compared:
             numbers = evidence.compared(image)
             if numbers:
-                ours, theirs = numbers["cd.psnr"].mean, numbers[f"{method}.psnr"].mean
+                ours = numbers["cd.psnr"].mean
+                theirs = numbers[f"{method}.psnr"].mean
                 gains.append(ours - theirs)
                 lines.append(f"{image}: {ours:.2f} against {theirs:.2f} dB")
         return (all(map(holds, gains)), "; ".join(lines)) if lines else None
@@ -432,7 +436,8 @@ FIGURES: dict[str, Callable[[Evidence], Drawing | None]] = {
 
 def page_of(found: Mapping[str, Any], evidence: Evidence, folder: Path, scale_name: str) -> Page:
     """Return the page of experiment 3, and save its figures in a folder."""
-    scale, figures = evidence.scale, draw_all(folder, FIGURES, evidence)
+    scale = evidence.scale
+    figures = draw_all(folder, FIGURES, evidence)
     first, second = (name.capitalize() for name in scale.compared)
     lead = "Super-resolution of photographs by a factor of two (section 4.3 of the paper): its numbers and ours."
     if not found["comparable_with_the_paper"]:
@@ -462,7 +467,8 @@ def page_of(found: Mapping[str, Any], evidence: Evidence, folder: Path, scale_na
 def _numbers_table(found: Mapping[str, Any]) -> Table:
     rows = []
     for row in found["numbers"]:
-        decimals, unit = row["decimals"], f" {row['unit']}" if row["unit"] else ""
+        decimals = row["decimals"]
+        unit = f" {row['unit']}" if row["unit"] else ""
         sign = "at most" if row["lower_is_better"] else "at least"
         rows.append(
             [
@@ -509,8 +515,11 @@ def _by_hidden_tables(evidence: Evidence) -> list[Table]:
 
 def _compared_tables(evidence: Evidence, which: int) -> list[Table]:
     """Return the error and seconds of every method on one image, next to the paper's."""
-    image, role = evidence.scale.compared[which], ("lena", "bird")[which]
-    numbers, paper, rows = evidence.compared(image), PAPER[role], []
+    image = evidence.scale.compared[which]
+    role = ("lena", "bird")[which]
+    numbers = evidence.compared(image)
+    paper = PAPER[role]
+    rows = []
     for key, title in METHODS.items():
         if f"{key}.psnr" not in numbers:
             continue
@@ -540,7 +549,8 @@ def _number(value: float | None, decimals: int) -> str:
 
 
 def _published_tables(evidence: Evidence) -> list[Table]:
-    numbers, images = evidence.published(), evidence.scale.published
+    numbers = evidence.published()
+    images = evidence.scale.published
     rows = [
         [
             title,

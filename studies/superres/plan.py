@@ -161,7 +161,8 @@ def _fine_tuned(scale: Scale, seed: int) -> Iterator[Run]:
 
 
 def _models(scale: Scale, seed: int) -> dict[str, Run]:
-    (tuned,), (sparse,) = _fine_tuned(scale, seed), _sparse(scale, seed)
+    (tuned,) = _fine_tuned(scale, seed)
+    (sparse,) = _sparse(scale, seed)
     return {"cd": _learned("patch-size", scale, scale.patch, scale.hidden, seed), "tuned": tuned, "sparse": sparse}
 
 
@@ -177,7 +178,8 @@ def _comparison(scale: Scale, seed: int) -> Iterator[Run]:
     models = _models(scale, seed)
     for image in scale.compared:
         settings = {"image": image, "models": _described(models), "seed": seed}
-        name, after = f"superres-compare-{image}-s{seed}", tuple(models.values())
+        name = f"superres-compare-{image}-s{seed}"
+        after = tuple(models.values())
         yield Run(name, "comparison", compare, settings, after, _NEEDS, alone=True)
 
 

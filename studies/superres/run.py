@@ -186,7 +186,8 @@ def _sparse(settings: Settings, place: Place) -> Method:
     # Use as many processes as the other methods use threads.
     model = SparseRepresentation(**described["sparse"], n_jobs=torch.get_num_threads())
     stored = place.store.arrays_of(described["cell"])
-    model.high_, model.low_ = stored["high"].numpy(), stored["low"].numpy()
+    model.high_ = stored["high"].numpy()
+    model.low_ = stored["low"].numpy()
     return model.upscale
 
 
@@ -196,7 +197,8 @@ def compare(settings: Settings, place: Place) -> Outcome:
     truth, low = _pair(settings, place, scale)
     methods = _methods(settings, place)
     methods["cd"](low[:32, :32])  # warm up
-    images, numbers = {"truth": truth, "low": low}, {}
+    images = {"truth": truth, "low": low}
+    numbers = {}
     for name, method in {**methods, "sparse": _sparse(settings, place)}.items():
         images[name], seconds = _timed(place, lambda method=method: method(low), 1 if name == "sparse" else _TIMES)  # type: ignore[misc]
         numbers[name] = {**_measure(truth, images[name], scale, "paper"), "seconds": seconds}
