@@ -38,7 +38,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from mvrbm import BoltzmannMachine
-from mvrbm.validation import whole_number
 
 __all__ = ["cosine_basis", "haar_functions", "haar_likeness", "likeness"]
 
@@ -58,7 +57,8 @@ def haar_functions(length: int) -> Array:
     array (n_functions, length)
         28 points have 406 boxes and 196 steps.
     """
-    length = whole_number(length, "length")
+    if length < 1:
+        raise ValueError(f"length must be a whole number of at least 1, got {length}")
     point = np.arange(length)
 
     def box(first: int, width: int) -> Array:
@@ -122,7 +122,6 @@ def haar_likeness(machine: BoltzmannMachine, *, draws: int = 200, seed: int = 0)
     True
     """
     U, V = _factors(machine)
-    draws = whole_number(draws, "draws")
     chance = np.random.default_rng(seed)
     each = likeness(U), likeness(V)
     scrambled = [_scrambled(factor, draws, chance) for factor in (U, V)]  # (draws,)

@@ -191,7 +191,7 @@ def _tensorly(x: Array) -> Array:
 
 
 def _best_rows(fill: Callable[[Array], Array]) -> Callable[[Array, bool], list[Array]]:
-    """Return a function that fills in an array by a tool for tables; a single tensor is cut into rows in every way."""
+    """Return a function that fills in an array by a tool for tables; it tries all cuts of a single tensor into rows."""
 
     def filled(x: Array, every_cut: bool) -> list[Array]:
         found = []

@@ -158,7 +158,7 @@ def _at(errors: Mapping[str, float], stop: int | None) -> float | None:
 
 
 def targets(evidence: Evidence) -> list[Target]:
-    """Return our numbers next to the paper's and to those that we want to reach."""
+    """Return our numbers next to the paper's numbers and to our goals."""
     scale = evidence.scale
     found = []
 

