@@ -197,7 +197,7 @@ class _Annealing:
         states = copies(self._hold(start))
         masks = self._masks(len(next(iter(states.values()))))
 
-        def step() -> None:
+        def step(rng: RandomSource) -> None:
             write(gibbs_step(self.path.machine, states, rng, masks).visible, states)
 
         repeat(step, steps, rng, self.betas.device)
@@ -234,7 +234,7 @@ class _Annealing:
             log_ratios.add_(here - there)
             return field, pair[1]
 
-        def step() -> None:
+        def step(rng: RandomSource) -> None:
             field, beta = weigh()
             tempered = path.at(beta)
             hidden = tempered.hidden.sample(field, rng)

@@ -245,14 +245,14 @@ class ParallelTempering:
         tempered = path.at(self.betas.repeat_interleave(next(iter(self.visible.values())).shape[1]))
         masks = self.machine.as_masks(self._known, flat)
 
-        def step() -> None:
-            write(gibbs_step(tempered, flat, self.rng, masks).visible, flat)
-            self._exchange(path)
+        def step(rng: RandomSource) -> None:
+            write(gibbs_step(tempered, flat, rng, masks).visible, flat)
+            self._exchange(path, rng)
 
         repeat(step, count, self.rng, self.betas.device)
         return {name: array[-1].clone() for name, array in self.visible.items()}
 
-    def _exchange(self, path: TemperedPath) -> None:
+    def _exchange(self, path: TemperedPath, rng: RandomSource) -> None:
         """Propose to exchange the states of every second pair of neighboring temperatures."""
         first, pairs = self.turn, (len(self.betas) - self.turn) // 2
         self.turn = 1 - self.turn
@@ -267,7 +267,7 @@ class ParallelTempering:
         stay, move = (
             path.energies(both, path.machine.hidden_field(flat), path.pull(flat)).unflatten(1, betas.shape).sum(2)
         )
-        accept = torch.log(self.rng.uniform(stay.shape, stay)) < stay - move  # (pairs, n_chains)
+        accept = torch.log(rng.uniform(stay.shape, stay)) < stay - move  # (pairs, n_chains)
         for array in two.values():
             swap = accept.reshape(pairs, 1, -1, *([1] * (array.ndim - 3)))
             array.copy_(torch.where(swap, array.flip(1), array))

@@ -8,7 +8,7 @@ so that the result has the axes in reverse order, and the same products of the f
 upwards with what a hidden mean is before the same product downwards.
 
 The factor of a group of two modes is the Kronecker product of theirs, formed when it is read. Parameters, units, the
-random numbers and `PDL` are as in :mod:`mvrbm.backends.triton_kernels`. Steps are launches of their own.
+random numbers and `PDL` are as in :mod:`mvrbm.backends.cuda.per_sample_kernels`. Steps are launches of their own.
 
 A group is a tuple of numbers, by position:
 """
@@ -18,8 +18,8 @@ A group is a tuple of numbers, by position:
 import triton
 import triton.language as tl
 
-from mvrbm.backends.triton_kernels import after_previous, fresh, load_sample, operand
-from mvrbm.backends.triton_random import draw_layer, mean, numbers_of
+from mvrbm.backends.cuda.draws import draw_layer, mean, numbers_of
+from mvrbm.backends.cuda.per_sample_kernels import after_previous, fresh, load_sample, operand
 
 K1, I1, K2, I2 = (tl.constexpr(n) for n in range(4))  # hidden and visible sizes of its modes; 1 if there is none
 BK1, BI1, BK2, BI2 = (tl.constexpr(n) for n in range(4, 8))  # the same, padded

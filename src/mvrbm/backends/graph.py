@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mvrbm.backends.base import EpochPath, Task
+from mvrbm.backends.base import EpochBackend, UpdateSettings
 from mvrbm.backends.formed import FormedMachine
-from mvrbm.backends.reference import ReferencePath, own_gradient, own_step, powers_of
+from mvrbm.backends.reference import ReferenceBackend, own_gradient, own_step, powers_of
 from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source, masks_of
 from mvrbm.random import RandomSource
@@ -31,7 +31,7 @@ _UPDATES_UNCHECKED = 2000
 _SHARE_OF_MEMORY = 0.5
 
 
-class GraphPath(EpochPath):
+class GraphBackend(EpochBackend):
     """Computes epochs by replaying updates.
 
     The first update of each kind (batch size and turn of the chains) is made launch by launch, which also warms up the
@@ -39,7 +39,7 @@ class GraphPath(EpochPath):
     `exact`, products of float32 are those of float32.
     """
 
-    def __init__(self, task: Task, state: TrainState, source: Source, *, exact: bool = False) -> None:
+    def __init__(self, task: UpdateSettings, state: TrainState, source: Source, *, exact: bool = False) -> None:
         self.task, self._exact = task, exact
         device = state.machine.like.device
         self.n_samples = int(source.n_samples or 0)
@@ -56,7 +56,7 @@ class GraphPath(EpochPath):
         self._gradients: dict[tuple[int, int], Gradient] = {}
         self._unchecked = 0
         self._capturing = device.type == "cuda"
-        self._reference = ReferencePath(task)
+        self._reference = ReferenceBackend(task)
         self._in_place: dict[str, Tensor] = {}
         for name, parameter in state.learned.items() if task.optimizer is None else ():
             state.momentum_of(name, parameter)
@@ -90,7 +90,9 @@ class GraphPath(EpochPath):
                 self.store(states)
         return made
 
-    def continues_with(self, tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source]) -> bool:
+    def continues_with(
+        self, tasks: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
+    ) -> bool:
         """Take over data of the same shapes and types if the graphs still read and write the memory of the state."""
         state, masks = states[0], self._masks(sources[0])
         new = {name: torch.as_tensor(array) for name, array in sources[0].with_masks[0].items()}
@@ -122,7 +124,7 @@ class GraphPath(EpochPath):
         kind = n, self.task.negative.turn(state.chains)
         if self._capturing and kind in self._graphs and self._graphs[kind] is None:
             before = dict(state.chains)
-            self._graphs[kind] = capture(lambda: self._compute(state, kind), [state.rng], what="this machine")
+            self._graphs[kind] = capture(lambda: self._compute(state, kind), what="this machine")
             # Only what is in place has been computed, or is by replays.
             state.chains.update(before)
             if state.centering is not None and "offset" in self._in_place:
@@ -224,7 +226,7 @@ def tensor_cores() -> Iterator[None]:
         matmul.allow_tf32 = former
 
 
-def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
+def unsupported_reason(task: UpdateSettings, state: TrainState, source: Source) -> str | None:
     """Return why graphs cannot make a training run's updates, None if they can."""
     device = state.machine.like.device
     if device.type != "cuda":
@@ -232,7 +234,7 @@ def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | N
     return not_capturable_reason(task, state, source) or too_large_reason(source, device)
 
 
-def not_capturable_reason(task: Task, state: TrainState, source: Source) -> str | None:
+def not_capturable_reason(task: UpdateSettings, state: TrainState, source: Source) -> str | None:
     """Return why an update cannot be made without reading a number back, None if it can."""
     like = state.machine.like
     if task.reference:

@@ -11,8 +11,8 @@ add. The coldest chains, which stand for the model, are copied to rows of their 
 import triton
 import triton.language as tl
 
-from mvrbm.backends.triton_kernels import after_previous, fresh
-from mvrbm.backends.triton_random import mean, one_uniform
+from mvrbm.backends.cuda.draws import mean, one_uniform
+from mvrbm.backends.cuda.per_sample_kernels import after_previous, fresh
 
 
 @triton.jit

@@ -45,7 +45,7 @@ class FullLayer:
         return (self.first + rows * self.pitch + columns).flatten()
 
 
-class FullPlan:
+class FullLayout:
     """Positions of all parameters in the flat array: couplings, visible bias, hidden bias, log-variances if any learns.
 
     Room for gradients follows.
@@ -109,7 +109,7 @@ class FullPacking:
     The plan may have a larger rank than the machine; the terms beyond the machine's own are zero and stay zero.
     """
 
-    def __init__(self, state: TrainState, plan: FullPlan) -> None:
+    def __init__(self, state: TrainState, plan: FullLayout) -> None:
         machine, device = state.machine, state.machine.like.device
         self._places: dict[str, Tensor] = {}
         self._scales: dict[str, Tensor] = {}

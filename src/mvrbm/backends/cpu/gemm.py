@@ -9,12 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mvrbm.backends import flat
-from mvrbm.backends.base import Task
-from mvrbm.backends.flat import Plan
-from mvrbm.backends.flat_updates import FlatUpdates
-from mvrbm.backends.modes import ModeProducts
-from mvrbm.backends.products import Job, Times, by_blocks, compute, plain_times, times
+from mvrbm.backends import layout as flat
+from mvrbm.backends.base import UpdateSettings
+from mvrbm.backends.cpu.modes import ModeProducts
+from mvrbm.backends.cpu.products import Job, Times, by_blocks, compute, plain_times, times
+from mvrbm.backends.cpu.updates import FlatBackend
+from mvrbm.backends.layout import Layout
 from mvrbm.devices import one_thread
 from mvrbm.updates.state import TrainState
 
@@ -46,7 +46,7 @@ class _Sides:
     sides one after another, `both`, and the hidden states of a sample together: the weights are then read less often.
     """
 
-    def __init__(self, plan: Plan, factors: _Factors, gradients: _Factors, n: int, n_chains: int) -> None:
+    def __init__(self, plan: Layout, factors: _Factors, gradients: _Factors, n: int, n_chains: int) -> None:
         self.plan, like, parts = plan, factors[0][0], (slice(0, n), slice(n, n + n_chains))
         self.visible = [like.new_zeros(n + n_chains, p.area) for p in plan.layers]
         # Fields of the hidden means, for the gradients of variances.
@@ -68,10 +68,10 @@ class _Sides:
                     self.gradients += products.gradients(gradients[m][:-1], add=phase is self.data)
 
 
-class GemmUpdates(FlatUpdates):
+class GemmBackend(FlatBackend):
     """Computes gradients by the matrix products of PyTorch."""
 
-    def __init__(self, task: Task, state: TrainState) -> None:
+    def __init__(self, task: UpdateSettings, state: TrainState) -> None:
         super().__init__(task, state)
         self._hidden: _Units = "gaussian" if self.plan.hidden_gaussian else "bernoulli", self._split_params[1]
         self._fused = {"bernoulli"} if self._code is not None and _all_full(self.plan) else set[str]()  # kinds of units
@@ -184,7 +184,7 @@ class GemmUpdates(FlatUpdates):
             torch.neg(of_x, out=minus.view(-1))
 
 
-def _all_full(plan: Plan) -> bool:
+def _all_full(plan: Layout) -> bool:
     """Return whether all couplings are full matrices."""
     return all(len(p.factors) == 1 for p in plan.layers)
 
@@ -197,11 +197,11 @@ def _draw(kind: str, field: Tensor, numbers: Tensor, into: Tensor) -> None:
         torch.sigmoid(field, out=into)
         torch.lt(numbers, into, out=into)
     else:
-        category = (numbers >= torch.softmax(field, -1).cumsum(-1)).sum(-1, keepdim=True)
+        category = (numbers[..., None] >= torch.softmax(field, -1).cumsum(-1)).sum(-1, keepdim=True)
         into.zero_().scatter_(-1, category.clamp_(max=field.shape[-1] - 1), 1.0)
 
 
-def unsupported_reason(task: Task, state: TrainState) -> str | None:
+def unsupported_reason(task: UpdateSettings, state: TrainState) -> str | None:
     """Return why this path cannot compute a training run's updates, None if it can."""
     device = state.machine.like.device
     if device.type != "cpu":

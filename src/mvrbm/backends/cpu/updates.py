@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from mvrbm import compiled
-from mvrbm.backends.base import Task, UpdatePath
-from mvrbm.backends.flat import LayerPlan, Packing, Plan, factor_gains
-from mvrbm.backends.modes import ModeFields, ModeProducts
-from mvrbm.backends.products import compute
+from mvrbm.backends.base import UpdateBackend, UpdateSettings
+from mvrbm.backends.cpu.modes import ModeFields, ModeProducts
+from mvrbm.backends.cpu.products import compute
+from mvrbm.backends.layout import LayerLayout, Layout, Packing, factor_gains
 from mvrbm.data.sources import Batch
 from mvrbm.devices import one_thread
 from mvrbm.sampling import Layers
-from mvrbm.updates.gradient import Shares
+from mvrbm.updates.gradient import WHOLE, Share
 from mvrbm.updates.missing import draw_missing
 from mvrbm.updates.negative import PCD
 from mvrbm.updates.state import TrainState
@@ -37,11 +37,11 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-class FlatUpdates(UpdatePath):
+class FlatBackend(UpdateBackend):
     """Computes updates on flat parameters."""
 
-    def __init__(self, task: Task, state: TrainState) -> None:
-        self.task, self.plan, self._rng = task, Plan.of(state.machine), state.rng
+    def __init__(self, task: UpdateSettings, state: TrainState) -> None:
+        self.task, self.plan, self._rng = task, Layout.of(state.machine), state.chain_numbers()
         self._packing = Packing(state, self.plan, normalized=task.recipe.normalized)
         self._persistent = task.negative if isinstance(task.negative, PCD) else None
         self._steps, self._n_chains = int(task.negative.steps), int(getattr(task.negative, "n_chains", 0))
@@ -76,7 +76,6 @@ class FlatUpdates(UpdatePath):
         return [m for m, p in enumerate(self.plan.layers) if p.learns_variance]
 
     def load(self, state: TrainState) -> None:
-        self._rng = state.rng
         if not self._load_exact(state):
             self._packing.pack(state, self._params, self._momenta)
             if self._persistent and state.chains:
@@ -84,10 +83,12 @@ class FlatUpdates(UpdatePath):
         if self._variances:
             self._multiplier.copy_(self._packing.multiplier)
 
-    def draw_missing(self, state: TrainState, batch: Batch, steps: int) -> Layers:
+    def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:
         machine = state.machine
         self._packing.unpack(state, self._params, self._momenta)
-        return draw_missing(machine, batch, self._rng, steps, ModeFields(machine, self.plan, len(batch)))
+        return draw_missing(
+            machine, batch, state.missing_numbers(share), steps, ModeFields(machine, self.plan, len(batch))
+        )
 
     def store(self, state: TrainState) -> TrainState:
         self._packing.unpack(state, self._params, self._momenta)
@@ -137,14 +138,15 @@ class FlatUpdates(UpdatePath):
         self._chains_started = True
 
     @torch.no_grad()
-    def update(self, state: TrainState, batch: Layers, weight: float, shares: Shares) -> TrainState:
+    def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
+        self._rng = state.chain_numbers(share)
         if self._persistent and not self._chains_started:  # the machine is still as it was loaded
-            self._set_chains(self._persistent.start(state.machine, batch, self._rng))
-        self._contrast(batch, weight * shares[0], weight * shares[1])
+            self._set_chains(self._persistent.start(state.machine, batch, state.start_numbers(share)))
+        self._contrast(batch, weight * share.data, weight * share.chains)
         offset = None  # of the hidden layer
         if state.centering is not None and state.centering.follow_hidden:
             offset = state.centering.advance(self._data_mean.view(1, *self.plan.hidden_shape) / weight)
-        self._reduce(self._own_powers(batch, shares[0]))
+        self._reduce(self._own_powers(batch, share.data))
         self._finish_variances()
         before = [] if offset is None else self._center(offset)
         if diverged := self._step(state.update):
@@ -164,7 +166,7 @@ class FlatUpdates(UpdatePath):
         It also leaves of_data times the mean of the hidden layer over the data.
         """
 
-    def _numbers(self, n: int, p: LayerPlan | None) -> Tensor:
+    def _numbers(self, n: int, p: LayerLayout | None) -> Tensor:
         """Return random numbers to draw n samples of a layer, None for the hidden one.
 
         They are drawn in the order of the units, so that all paths follow the same random numbers.

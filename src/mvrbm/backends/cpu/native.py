@@ -11,12 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mvrbm.backends import gemm
-from mvrbm.backends.base import Task
-from mvrbm.backends.flat import LayerPlan, Plan
-from mvrbm.backends.flat_updates import FlatUpdates, compiled_code
+from mvrbm.backends.base import UpdateSettings
+from mvrbm.backends.cpu import gemm
+from mvrbm.backends.cpu.updates import FlatBackend, compiled_code
+from mvrbm.backends.layout import LayerLayout, Layout
 from mvrbm.data.sources import Batch
 from mvrbm.sampling import Layers
+from mvrbm.updates.gradient import WHOLE, Share
 from mvrbm.updates.state import TrainState
 
 # Bytes kept of samples for the gradient of U: they have to fit in the second-level cache.
@@ -68,10 +69,10 @@ class _Job(ctypes.Structure):
     )
 
 
-class NativeUpdates(FlatUpdates):
+class NativeBackend(FlatBackend):
     """Computes gradients by compiled code, with at most `threads` threads, on which the result does not depend."""
 
-    def __init__(self, task: Task, state: TrainState, threads: int) -> None:
+    def __init__(self, task: UpdateSettings, state: TrainState, threads: int) -> None:
         super().__init__(task, state)
         code = compiled_code()
         assert code is not None
@@ -144,10 +145,11 @@ class NativeUpdates(FlatUpdates):
         self._run([self._numbers(job.n_chains, p) for _ in range(self._steps) for p in (None, *layers)])
         del samples  # not before they have been read
 
-    def draw_missing(self, state: TrainState, batch: Batch, steps: int) -> Layers:
+    def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:
         job, plan, n = self._job, self.plan, len(batch)
         if (steps + 1) * n * (plan.hidden_area + plan.states) > _MOST_NUMBERS:
-            return super().draw_missing(state, batch, steps)
+            return super().draw_missing(state, batch, steps, share)
+        self._rng = state.missing_numbers(share)
         masks = state.machine.as_masks(batch.known, batch.visible)
         samples = self._give({name: array.clone() for name, array in batch.visible.items()})
         # A layer that has no mask is known completely.
@@ -185,7 +187,7 @@ class NativeUpdates(FlatUpdates):
         self._kernels.contrast(ctypes.addressof(job))
 
 
-def unsupported_reason(task: Task, state: TrainState) -> str | None:
+def unsupported_reason(task: UpdateSettings, state: TrainState) -> str | None:
     """Return why this path cannot compute a training run's updates, None if it can."""
     code, dtype = compiled_code(), state.machine.like.dtype
     if code is None:
@@ -197,7 +199,7 @@ def unsupported_reason(task: Task, state: TrainState) -> str | None:
     return gemm.unsupported_reason(task, state) or _slower_reason(task, state, int(code.PAD))
 
 
-def _matrix(p: LayerPlan) -> tuple[int, int]:
+def _matrix(p: LayerLayout) -> tuple[int, int]:
     """Return rows and columns of a layer for the compiled code; one with full weights is a row."""
     return (p.rows, p.columns) if p.is_matrix else (1, p.area)
 
@@ -206,9 +208,9 @@ def _padded(columns: int, pad: int) -> int:
     return -(-columns // pad) * pad
 
 
-def _slower_reason(task: Task, state: TrainState, pad: int) -> str | None:
+def _slower_reason(task: UpdateSettings, state: TrainState, pad: int) -> str | None:
     """Return why general matrix products are faster for a training run, None if they are not."""
-    plan, negative = Plan.of(state.machine), task.negative
+    plan, negative = Layout.of(state.machine), task.negative
     matrices, others = [p for p in plan.layers if p.is_matrix], [p for p in plan.layers if not p.is_matrix]
     if not matrices or any(len(p.factors) > 1 or p.rank > 1 for p in others):
         return "not all of its layers are matrices, or next to matrices and with full weights"

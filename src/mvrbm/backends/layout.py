@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mvrbm.backends.base import Task
+from mvrbm.backends.base import UpdateSettings
 from mvrbm.couplings.base import squared_norms
 from mvrbm.devices import one_thread
 from mvrbm.machine import BoltzmannMachine
@@ -25,7 +25,7 @@ from mvrbm.updates.state import TrainState
 
 
 @dataclass(frozen=True)
-class LayerPlan:
+class LayerLayout:
     """One visible layer: its sizes, and the positions of its parameters and states."""
 
     name: str
@@ -74,7 +74,7 @@ class LayerPlan:
     @property
     def numbers_shape(self) -> tuple[int, ...]:
         """Shape of the random numbers that draw a sample."""
-        return (*self.shape[:-1], 1) if self.kind == "categorical" else self.shape
+        return self.shape[:-1] if self.kind == "categorical" else self.shape
 
     @property
     def size(self) -> int:
@@ -87,28 +87,28 @@ class LayerPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Layout:
     """Sizes and positions of all parameters and states of a machine.
 
     Flat parameters are, for each layer, the factors, the bias and, where it is learned, the logarithm of the variance;
     then the hidden bias.
     """
 
-    layers: tuple[LayerPlan, ...]
+    layers: tuple[LayerLayout, ...]
     hidden_shape: tuple[int, ...]
     hidden_gaussian: bool
 
     @classmethod
-    def of(cls, machine: BoltzmannMachine, rank: int | None = None) -> Plan:
+    def of(cls, machine: BoltzmannMachine, rank: int | None = None) -> Layout:
         """Return the plan of a machine, its couplings of several factors padded to `rank` (default: their own)."""
-        layers = list[LayerPlan]()
+        layers = list[LayerLayout]()
         parameters = states = 0
         for name, unit in machine.layers.items():
             own = machine.links[name].mode_factors() or []
             padded = rank if len(own) > 1 else None
             factors = tuple((padded or len(factor), factor.shape[1], factor.shape[2]) for factor in own)
             kind, learns = str(unit.sampled_as), unit.learns_statistic
-            layers.append(LayerPlan(name, unit.shape, kind, factors, learns, parameters, states))
+            layers.append(LayerLayout(name, unit.shape, kind, factors, learns, parameters, states))
             parameters, states = parameters + layers[-1].size, states + layers[-1].area
         return cls(tuple(layers), machine.hidden.shape, machine.hidden.sampled_as == "gaussian")
 
@@ -146,11 +146,11 @@ class Plan:
             layers.append(tuple(part.view(shape) for part, shape in zip(parts[:-1], shapes, strict=True)))
         return layers, flat[-self.hidden_area :].view(self.hidden_shape)
 
-    def _end(self, p: LayerPlan) -> int:
+    def _end(self, p: LayerLayout) -> int:
         """Return where the factors and the bias of a layer end."""
         return p.parameters_at + p.size - p.learns_variance * p.area
 
-    def log_variance(self, flat: Tensor, p: LayerPlan) -> Tensor:
+    def log_variance(self, flat: Tensor, p: LayerLayout) -> Tensor:
         """Return a view of the logarithms of a layer's variances, if it learns them."""
         return flat[self._end(p) : self._end(p) + p.area].view(p.shape)
 
@@ -179,7 +179,7 @@ class Packing:
     each factor's gradient is proportional to the other factors.
     """
 
-    def __init__(self, state: TrainState, plan: Plan, *, normalized: bool) -> None:
+    def __init__(self, state: TrainState, plan: Layout, *, normalized: bool) -> None:
         machine, centering = state.machine, state.centering
         self.plan, self._normalized, self._centered = plan, normalized, centering is not None
         self._factor_names = [
@@ -216,7 +216,7 @@ class Packing:
         scales = {f"visible.{p.name}.bias": p.states_of(self.affine[0]).view(p.shape) for p in self.plan.layers}
         return {**scales, "hidden.bias": self._hidden_scale}
 
-    def _shift(self, p: LayerPlan) -> Tensor:
+    def _shift(self, p: LayerLayout) -> Tensor:
         return p.states_of(self.affine[1]).view(p.shape)
 
     @property
@@ -297,7 +297,7 @@ def _part(flat: Tensor, parameter: Tensor) -> Tensor:
 
 
 def unsupported_reason(
-    task: Task, state: TrainState, negatives: tuple[type[NegativePhase], ...] = (CD, PCD)
+    task: UpdateSettings, state: TrainState, negatives: tuple[type[NegativePhase], ...] = (CD, PCD)
 ) -> str | None:
     """Return why the flat form, with one of these negative phases, cannot represent a training run, None if it can."""
     machine, recipe = state.machine, task.recipe
@@ -326,7 +326,7 @@ def not_only_matrices_reason(state: TrainState) -> str | None:
     centering = state.centering
     if centering is not None and centering.follow_hidden:
         return "the hidden layer is centered"
-    layers = [p for p in Plan.of(state.machine).layers if not p.is_label]
+    layers = [p for p in Layout.of(state.machine).layers if not p.is_label]
     if not all(p.is_matrix and p.kind != "categorical" and not p.learns_variance for p in layers):
         return "not all of its layers are labels and matrices of Bernoulli units, or Gaussian ones of fixed variances"
     return None

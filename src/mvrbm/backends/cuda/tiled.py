@@ -1,6 +1,6 @@
 """The Triton kernel of one update for any number of layers of any size, tile by tile, states in scratch memory.
 
-The form of the parameters is that of :mod:`mvrbm.backends.triton_kernels`, which has the step.
+The form of the parameters is that of :mod:`mvrbm.backends.cuda.per_sample_kernels`, which has the step.
 """
 
 # mypy: ignore-errors
@@ -8,7 +8,7 @@ The form of the parameters is that of :mod:`mvrbm.backends.triton_kernels`, whic
 import triton
 import triton.language as tl
 
-from mvrbm.backends.triton_random import draw_layer, mean, normal, uniform
+from mvrbm.backends.cuda.draws import draw_layer, mean, normal, uniform
 
 
 @triton.jit

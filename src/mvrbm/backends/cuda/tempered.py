@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mvrbm.backends import full
-from mvrbm.backends.base import Task
-from mvrbm.backends.full import FullMatrixPath
+from mvrbm.backends.base import UpdateSettings
+from mvrbm.backends.cuda import full_matrix as full
+from mvrbm.backends.cuda.full_matrix import FullMatrixBackend
 from mvrbm.data.sources import Source
 from mvrbm.updates.negative import TURN, TemperedPCD
 from mvrbm.updates.state import TrainState
@@ -26,11 +26,11 @@ _BLOCK = 512  # columns that are exchanged at a time
 _MOST_PRODUCTS = 2**32
 
 
-class TemperedMatrixPath(FullMatrixPath):
+class TemperedBackend(FullMatrixBackend):
     """Computes epochs with `TemperedPCD`, for binary and categorical layers."""
 
     def _allocate(self, states: Sequence[TrainState]) -> None:
-        from mvrbm.backends import full_exchange
+        from mvrbm.backends.cuda import full_exchange
 
         super()._allocate(states)
         self._exchange_kernels = full_exchange
@@ -83,7 +83,7 @@ class TemperedMatrixPath(FullMatrixPath):
         return self._temperatures // 2 * self._n_coldest
 
 
-def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
+def unsupported_reason(task: UpdateSettings, state: TrainState, source: Source) -> str | None:
     """Return why the kernels cannot compute a training run's updates, or would be slower, None if they can."""
     machine, negative = state.machine, task.negative
     if (reason := full.unsupported_reason(task, state, source, (TemperedPCD,))) is not None:

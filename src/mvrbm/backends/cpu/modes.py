@@ -11,8 +11,8 @@ from functools import partial
 
 from torch import Tensor
 
-from mvrbm.backends.flat import Plan
-from mvrbm.backends.products import Job, Times, compute, times
+from mvrbm.backends.cpu.products import Job, Times, compute, times
+from mvrbm.backends.layout import Layout
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import Layers
 
@@ -84,7 +84,7 @@ class ModeProducts:
 class ModeFields:
     """The fields of a machine, as `gibbs_step` needs them, by mode products."""
 
-    def __init__(self, machine: BoltzmannMachine, plan: Plan, n: int) -> None:
+    def __init__(self, machine: BoltzmannMachine, plan: Layout, n: int) -> None:
         self.layers, self.hidden, self._plan = machine.layers, machine.hidden, plan
         self._factors = [
             [factor.detach() for factor in machine.links[p.name].mode_factors() or ()] for p in plan.layers

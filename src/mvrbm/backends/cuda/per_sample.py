@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvrbm.backends import flat, kernels
-from mvrbm.backends.base import Task
-from mvrbm.backends.flat import LayerPlan, Packing, Plan, factor_gains
-from mvrbm.backends.full_plan import power_of_two
-from mvrbm.backends.kernels import KernelPath
+from mvrbm.backends import layout as flat
+from mvrbm.backends.base import UpdateSettings
+from mvrbm.backends.cuda import epochs as kernels
+from mvrbm.backends.cuda.epochs import KernelBackend
+from mvrbm.backends.cuda.full_layout import power_of_two
+from mvrbm.backends.layout import LayerLayout, Layout, Packing, factor_gains
 from mvrbm.couplings.base import equalize_norms
 from mvrbm.data.sources import Source
 from mvrbm.devices import n_processors
@@ -66,7 +67,7 @@ class _TransposedPacking(Packing):
                     yield array[p.parameters_at :][: self.plan.hidden_area * p.area], p.area
 
 
-class TritonPath(KernelPath):
+class PerSampleBackend(KernelBackend):
     """Computes epochs by fused kernels, of one state or of several with machines of the same shapes, units and chains.
 
     The precision of the products is "fp16", "tf32", "tf32x3" or "ieee". The first two have operands of 11 bits and sums
@@ -82,21 +83,23 @@ class TritonPath(KernelPath):
 
     def __init__(
         self,
-        tasks: Sequence[Task],
+        tasks: Sequence[UpdateSettings],
         states: Sequence[TrainState],
         sources: Sequence[Source],
         *,
         precision: str | None = None,
     ) -> None:
-        from mvrbm.backends import stacked_kernel, triton_kernels, triton_tiled
+        from mvrbm.backends.cuda import per_sample_kernels as triton_kernels
+        from mvrbm.backends.cuda import stacked_kernel
+        from mvrbm.backends.cuda import tiled as triton_tiled
 
         super().__init__(tasks, states, sources)
         self._kernels, self._tiled, self._stacked_kernel = triton_kernels, triton_tiled, stacked_kernel
         first = states[0]
         precision = precision or kernels.default_precision(first.machine)
         self._halves, self._precision = precision == "fp16", "tf32" if precision == "fp16" else precision
-        rank = max(layer.rank for state in states for layer in Plan.of(state.machine).layers)
-        plan = self.plan = Plan.of(first.machine, rank if self._models > 1 else None)
+        rank = max(layer.rank for state in states for layer in Layout.of(state.machine).layers)
+        plan = self.plan = Layout.of(first.machine, rank if self._models > 1 else None)
         self._packings = [_TransposedPacking(state, plan, normalized=self._normalized) for state in states]
         self._load_data(states, sources)
         self._choose()
@@ -204,7 +207,7 @@ class TritonPath(KernelPath):
             states = data[layer.name].reshape(self._n_chains, -1) * scale - shift
             layer.states_of(self._chains[number]).copy_(states)
 
-    def _affine(self, number: int, layer: LayerPlan) -> tuple[Tensor, Tensor]:
+    def _affine(self, number: int, layer: LayerLayout) -> tuple[Tensor, Tensor]:
         return layer.states_of(self._load_scale[number]), layer.states_of(self._load_shift[number])
 
     # -- updates ----------------------------------------------------------------------------------
@@ -333,13 +336,13 @@ class TritonPath(KernelPath):
             gains[:, 0] = torch.stack(found)
 
 
-def image_and_label(plan: Plan) -> tuple[LayerPlan, LayerPlan | None]:
+def image_and_label(plan: Layout) -> tuple[LayerLayout, LayerLayout | None]:
     """Return the first layer that is a matrix, and the first that is a label, if there is one."""
     labels = [layer for layer in plan.layers if layer.is_label]
     return next(layer for layer in plan.layers if not layer.is_label), labels[0] if labels else None
 
 
-def fits_a_program(plan: Plan, halves: bool, device: torch.device) -> bool:
+def fits_a_program(plan: Layout, halves: bool, device: torch.device) -> bool:
     """Return whether a program has room for a sample of one matrix, and at most one label, and for all its products."""
     image, label = image_and_label(plan)
     if len(plan.layers) > (1 if label is None else 2) or (label is not None and label.area > _MOST_CLASSES):
@@ -380,13 +383,13 @@ def fewest_waves(rows: int, models: int, at_a_time: int) -> int:
     return min(range(1, rows + 1), key=time)
 
 
-def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
+def unsupported_reason(task: UpdateSettings, state: TrainState, source: Source) -> str | None:
     """Return why the kernels cannot compute a training run's updates, None if they can."""
     reason = kernels.unsupported_reason(task, state, source) or flat.unsupported_reason(task, state)
     reason = reason or flat.not_only_matrices_reason(state)
     if reason is not None:
         return reason
-    plan, units = Plan.of(state.machine), [state.machine.hidden, *state.machine.layers.values()]
+    plan, units = Layout.of(state.machine), [state.machine.hidden, *state.machine.layers.values()]
     if any(layer.is_label for layer in plan.layers):
         halves = kernels.default_precision(state.machine) == "fp16"
         if all(layer.is_label for layer in plan.layers) or not fits_a_program(plan, halves, state.machine.like.device):
@@ -396,7 +399,7 @@ def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | N
     return f"it has matrices wider than {_WIDEST}" if too_wide else None
 
 
-def slower_reason(plan: Plan, rows: int, models: int, processors: int) -> str | None:
+def slower_reason(plan: Layout, rows: int, models: int, processors: int) -> str | None:
     """Return why products with full matrices are faster, None if they are not.
 
     Each of `models` machines has `rows` samples or chains per update. Times are in microseconds, as measured on an

@@ -1,6 +1,6 @@
 """The path for arrays of order 3 and more on a GPU: two launches per update, an epoch in a CUDA graph.
 
-As :class:`TritonPath`, with the kernel of `tensor_kernel`: one program per sample, one product per group of modes.
+As :class:`PerSampleBackend`, with the kernel of `tensor_kernel`: one program per sample, one product per group of modes.
 """
 
 import itertools
@@ -8,11 +8,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from mvrbm.backends import flat, kernels
-from mvrbm.backends.base import Task
-from mvrbm.backends.flat import Plan
-from mvrbm.backends.full_plan import power_of_two
-from mvrbm.backends.triton import TritonPath
+from mvrbm.backends import layout as flat
+from mvrbm.backends.base import UpdateSettings
+from mvrbm.backends.cuda import epochs as kernels
+from mvrbm.backends.cuda.full_layout import power_of_two
+from mvrbm.backends.cuda.per_sample import PerSampleBackend
+from mvrbm.backends.layout import Layout
 from mvrbm.data.sources import Source
 from mvrbm.updates.state import TrainState
 
@@ -28,11 +29,11 @@ Group = tuple[int, ...]
 _NOTHING: Group = (1,) * 8 + (-1, -1)
 
 
-class TensorPath(TritonPath):
+class TensorBackend(PerSampleBackend):
     """Computes epochs of machines with a single visible layer of order 3 or more, and a Kronecker coupling."""
 
     def _choose(self) -> None:
-        from mvrbm.backends import tensor_kernel
+        from mvrbm.backends.cuda import tensor_kernel
 
         self._tensor_kernel = tensor_kernel
         plan, layer = self.plan, self.plan.layers[0]
@@ -73,7 +74,7 @@ class TensorPath(TritonPath):
         )  # fmt: skip
 
 
-def best_groups(plan: Plan) -> tuple[Group, Group, Group] | None:
+def best_groups(plan: Layout) -> tuple[Group, Group, Group] | None:
     """Return the groups of modes with which a field takes the fewest operations, None if none of them fits.
 
     The second group may be empty.
@@ -88,7 +89,7 @@ def best_groups(plan: Plan) -> tuple[Group, Group, Group] | None:
     return min(fitting, key=operations, default=None)
 
 
-def _all_groups(plan: Plan) -> Iterator[tuple[Group, Group, Group]]:
+def _all_groups(plan: Layout) -> Iterator[tuple[Group, Group, Group]]:
     """Yield all ways to put the modes into two or three groups of one or two neighbors."""
     factors = plan.layers[0].factors
     order = len(factors)
@@ -119,12 +120,12 @@ def _volume(groups: tuple[Group, Group, Group]) -> int:
     return max(a * b * c, a * b * n, a * m * n, l * m * n)
 
 
-def unsupported_reason(task: Task, state: TrainState, source: Source) -> str | None:
+def unsupported_reason(task: UpdateSettings, state: TrainState, source: Source) -> str | None:
     """Return why the kernel cannot compute a training run's updates, None if it can."""
     reason = kernels.unsupported_reason(task, state, source) or flat.unsupported_reason(task, state)
     if reason is not None:
         return reason
-    plan = Plan.of(state.machine)
+    plan = Layout.of(state.machine)
     layer = plan.layers[0]
     if len(plan.layers) > 1 or not 3 <= len(layer.factors) <= 6:
         return "it does not have a single layer of order 3 to 6"

@@ -1,6 +1,6 @@
 r"""The Triton kernel of one update for a layer of small matrices and a coupling of a few products, and for a label.
 
-As `small_step` of :mod:`mvrbm.backends.triton_kernels`, with the ranks side by side, so that the sum over them is
+As `small_step` of :mod:`mvrbm.backends.cuda.per_sample_kernels`, with the ranks side by side, so that the sum over them is
 part of a product: :math:`\sum_r U_r X V_r^\top` is one product of :math:`X^\top` with all :math:`U_r^\top`, (I, R K),
 and one of the result with all :math:`V_r`, (L, R J), transposed. In the same form they serve downwards, where V comes
 first, and in the gradient. Steps are launches of their own.
@@ -15,7 +15,8 @@ label, has by position:
 import triton
 import triton.language as tl
 
-from mvrbm.backends.triton_kernels import (
+from mvrbm.backends.cuda.draws import draw_layer, mean, numbers_of, one_uniform
+from mvrbm.backends.cuda.per_sample_kernels import (
     after_previous,
     both_sizes,
     factor_at,
@@ -24,7 +25,6 @@ from mvrbm.backends.triton_kernels import (
     load_sample,
     not_before,
 )
-from mvrbm.backends.triton_random import draw_layer, mean, numbers_of, one_uniform
 
 CLASSES = tl.constexpr(0)  # number of categories
 WIDE = tl.constexpr(1)  # the same as a power of two

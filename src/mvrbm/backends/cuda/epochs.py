@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mvrbm.backends.base import EpochPath, Task
-from mvrbm.backends.graphs import too_large_reason
+from mvrbm.backends.base import EpochBackend, UpdateSettings
+from mvrbm.backends.graph import too_large_reason
 from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source
 from mvrbm.machine import BoltzmannMachine
@@ -29,7 +29,7 @@ class FlatForm(Protocol):
     def unpack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None: ...
 
 
-class KernelPath(EpochPath):
+class KernelBackend(EpochBackend):
     """Computes epochs of one state, or of several with machines of the same shapes, on flat parameters."""
 
     #: Updates per graph: enough to make the graph's own launch negligible, few enough to be captured quickly.
@@ -42,7 +42,9 @@ class KernelPath(EpochPath):
     _chains: Tensor  # (models, chains, states)
     _packings: Sequence[FlatForm]
 
-    def __init__(self, tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source]) -> None:
+    def __init__(
+        self, tasks: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
+    ) -> None:
         recipe, negative = tasks[0].recipe, tasks[0].negative
         self._recipes = [task.recipe for task in tasks]
         self._models, self._device = len(states), states[0].machine.like.device
@@ -67,7 +69,9 @@ class KernelPath(EpochPath):
         # Tests put random numbers here, so many per update.
         self._recorded, self._recorded_size = states[0].machine.like.new_zeros(1), 0
 
-    def continues_with(self, tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source]) -> bool:
+    def continues_with(
+        self, tasks: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
+    ) -> bool:
         """Take over other data and states of the same shapes, in the memory that the graphs read and write."""
         if [task.recipe for task in tasks] != self._recipes:
             return False
@@ -210,8 +214,8 @@ def default_precision(machine: BoltzmannMachine) -> str:
     return "tf32" if any(unit.gaussian for unit in (machine.hidden, *machine.layers.values())) else "fp16"
 
 
-def unsupported_reason(task: Task, state: TrainState, source: Source, *, masked: bool = False) -> str | None:
-    """Return why no kernels can compute a training run's updates, None if there may be some; see `Task`."""
+def unsupported_reason(task: UpdateSettings, state: TrainState, source: Source, *, masked: bool = False) -> str | None:
+    """Return why no kernels can compute a training run's updates, None if there may be some; see `UpdateSettings`."""
     like = state.machine.like
     if like.dtype != torch.float32:
         return f"its parameters are {like.dtype}"

@@ -13,8 +13,8 @@ fields of hidden units; those of visible units are :math:`q^{-2}` times products
 import triton
 import triton.language as tl
 
-from mvrbm.backends.full_kernels import COLUMNS, FIRST, FULL, GATHERED, LEARNS, PITCH, RANK, ROWS, WIDTH, matrix_at
-from mvrbm.backends.triton_kernels import after_previous, fresh, keep_step, rates_of
+from mvrbm.backends.cuda.full_kernels import COLUMNS, FIRST, FULL, GATHERED, LEARNS, PITCH, RANK, ROWS, WIDTH, matrix_at
+from mvrbm.backends.cuda.per_sample_kernels import after_previous, fresh, keep_step, rates_of
 
 
 @triton.jit(do_not_specialize=["batch", "n_valid"])

@@ -3,8 +3,8 @@ r"""The Triton kernels of one update for a single layer of matrices that fit one
 Parameters are one flat array per model, `STRIDE` numbers apart: for each visible layer its factors U (R, K, I) and V
 (R, L, J) and its bias (I, J), then the hidden bias (K, L). Layers are in *units of their statistic around the offset*
 (Gaussian: :math:`x / s - \mu`; Bernoulli: the values), in which every kind of unit has mean :math:`g(b + f)` with g the
-logistic function or the identity; :mod:`mvrbm.backends.triton` converts. Larger layers, and several of them, are
-in :mod:`mvrbm.backends.triton_tiled`. The step is the rule of :mod:`mvrbm.updates.step`, in `_step`.
+logistic function or the identity; :mod:`mvrbm.backends.cuda.per_sample` converts. Larger layers, and several of them, are
+in :mod:`mvrbm.backends.cuda.tiled`. The step is the rule of :mod:`mvrbm.updates.step`, in `_step`.
 
 A launch computes batch number `batch` of an epoch. Random numbers are a function of a model's key, the number of the
 update, the sample, the draw and the entry, or, in tests, are read from memory, `RECORDED` numbers per update. With
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from mvrbm.backends.triton_random import draw_layer, mean, numbers_of
+from mvrbm.backends.cuda.draws import draw_layer, mean, numbers_of
 
 # Columns of the table of rates, with one row per model.
 N_RATES = tl.constexpr(6)  # rates of factors and biases, momentum, weight decay, 1 / rate decay, 1 / planned updates

@@ -9,7 +9,7 @@ matrices, and `compensate` lets biases follow them where layers are centered.
 import triton
 import triton.language as tl
 
-from mvrbm.backends.full_kernels import (
+from mvrbm.backends.cuda.full_kernels import (
     COLUMNS,
     END,
     FACTORS,
@@ -25,7 +25,7 @@ from mvrbm.backends.full_kernels import (
     WIDTH,
     copy_batch,
 )
-from mvrbm.backends.triton_kernels import (
+from mvrbm.backends.cuda.per_sample_kernels import (
     after_previous,
     factor_at,
     fresh,

@@ -23,9 +23,9 @@ addition. A row of `LAYERS`, by position:
 import triton
 import triton.language as tl
 
-from mvrbm.backends.full_exchange import beta_of, other_beta, turn_of
-from mvrbm.backends.triton_kernels import begin_next, fresh, wait
-from mvrbm.backends.triton_random import draw_categories, draw_layer, mean, normal, uniform
+from mvrbm.backends.cuda.draws import draw_categories, draw_layer, mean, normal, uniform
+from mvrbm.backends.cuda.full_exchange import beta_of, other_beta, turn_of
+from mvrbm.backends.cuda.per_sample_kernels import begin_next, fresh, wait
 from mvrbm.sampling.tempered_kernels import softplus
 
 #: Widths of layers are padded to multiples of this, which all tiles divide.

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvrbm.backends import flat, kernels
-from mvrbm.backends.base import Task
-from mvrbm.backends.full_plan import TILE, FullPacking, FullPlan, factor_rank, padded, power_of_two
-from mvrbm.backends.kernels import KernelPath
+from mvrbm.backends import layout as flat
+from mvrbm.backends.base import UpdateSettings
+from mvrbm.backends.cuda import epochs as kernels
+from mvrbm.backends.cuda.epochs import KernelBackend
+from mvrbm.backends.cuda.full_layout import TILE, FullLayout, FullPacking, factor_rank, padded, power_of_two
 from mvrbm.couplings.base import equalize_norms
 from mvrbm.data.sources import Source, masks_of
 from mvrbm.devices import n_processors
@@ -41,10 +42,10 @@ _BUSY = 0.6  # fraction of the processors that have to have a tile
 _PIECE = 4096  # samples that are converted at a time
 
 
-class FullMatrixPath(KernelPath):
+class FullMatrixBackend(KernelBackend):
     """Computes epochs by products of whole batches with full matrices.
 
-    The precision of the products is "fp16", "tf32", "tf32x3" or "ieee", as in `TritonPath`. The default is fp16 where
+    The precision of the products is "fp16", "tf32", "tf32x3" or "ieee", as in `PerSampleBackend`. The default is fp16 where
     all states are at most 1, and tf32 where a layer is Gaussian.
     """
 
@@ -54,20 +55,20 @@ class FullMatrixPath(KernelPath):
 
     def __init__(
         self,
-        tasks: Sequence[Task],
+        tasks: Sequence[UpdateSettings],
         states: Sequence[TrainState],
         sources: Sequence[Source],
         *,
         precision: str | None = None,
     ) -> None:
-        from mvrbm.backends import full_kernels, full_step, full_variances
+        from mvrbm.backends.cuda import full_kernels, full_step, full_variances
 
         super().__init__(tasks, states, sources)
         self._kernels, self._step_kernels, self._vary = full_kernels, full_step, full_variances.vary
         machines = [state.machine for state in states]
         first = machines[0]
         ranks = {name: max(factor_rank(machine.links[name]) for machine in machines) for name in first.layers}
-        plan = self.plan = FullPlan(first, ranks)
+        plan = self.plan = FullLayout(first, ranks)
         self._packings = [FullPacking(state, plan) for state in states]
         precision = precision or kernels.default_precision(first)
         self._dtype = torch.float16 if precision == "fp16" else torch.float32
@@ -452,11 +453,11 @@ def tile_of(rows: int, columns: int, models: int, processors: int) -> tuple[int,
 
 
 def unsupported_reason(
-    task: Task, state: TrainState, source: Source, negatives: tuple[type[NegativePhase], ...] = (CD, PCD)
+    task: UpdateSettings, state: TrainState, source: Source, negatives: tuple[type[NegativePhase], ...] = (CD, PCD)
 ) -> str | None:
     """Return why the kernels cannot compute a training run's updates, None if they can."""
     reason = kernels.unsupported_reason(
-        task, state, source, masked=FullMatrixPath.draws_missing
+        task, state, source, masked=FullMatrixBackend.draws_missing
     ) or flat.unsupported_reason(task, state, negatives)
     if reason is not None:
         return reason
@@ -478,13 +479,13 @@ def unsupported_reason(
             return "not all of its couplings are dense or sums of Kronecker products of two learned matrices"
         if factors is not None and max(max(factor.shape[1:]) for factor in factors) > _WIDEST_FACTOR:
             return f"it has factors wider than {_WIDEST_FACTOR}"
-    plan = FullPlan(machine, {name: factor_rank(link) for name, link in machine.links.items()})
+    plan = FullLayout(machine, {name: factor_rank(link) for name, link in machine.links.items()})
     if plan.hidden * plan.visible > _LARGEST:
         return f"its couplings would have more than {_LARGEST} entries as full matrices"
     return too_large_reason(plan, source, machine.like.device)
 
 
-def too_large_reason(plan: FullPlan, source: Source, device: torch.device) -> str | None:
+def too_large_reason(plan: FullLayout, source: Source, device: torch.device) -> str | None:
     """Return that the data is too large to be kept as operands, None if it is not."""
     masked = bool(source.with_masks[1]) or source.nan_is_missing  # a byte per entry
     size = (4 + masked) * plan.visible * int(source.n_samples or 0)
