@@ -137,7 +137,7 @@ REFUSED = [  # (what, the call, what the message has to say)
     (
         "a coupling connected twice",
         lambda: Dense().connect((2,), (2,)).connect((2,), (2,)),
-        ["connected already", "2 -> 2"],
+        ["already connected", "2 -> 2"],
     ),
     ("rank 0", lambda: Kronecker(rank=0), ["Kronecker rank", "at least 1", "0"]),
     ("rank below 0", lambda: CP(rank=-2), ["CP rank", "at least 1", "-2"]),
