@@ -71,8 +71,8 @@ class Unit(nn.Module, ABC):
     #: Name of the unit that represents this hidden layer as the visible layer of the next machine in a stack. None if
     #: there is none: only the last hidden layer of a stack can then have such units.
     stacked_as: ClassVar[str | None] = None
-    #: The kind of unit, "bernoulli", "gaussian" or "categorical", that fast backends draw this layer as. They need one bias
-    #: per entry and no other learned parameter. None if they cannot draw it.
+    #: The kind of unit, "bernoulli", "gaussian" or "categorical", that fast backends draw this layer as. They need one
+    #: bias per entry and no other learned parameter. None if they cannot draw it.
     sampled_as: str | None = None
     #: Whether the entries are real with quadratic energy, so that the energy of two such layers can be unbounded.
     gaussian: ClassVar[bool] = False
