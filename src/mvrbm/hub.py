@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from mvrbm.errors import StorageError
 from mvrbm.extras import require
-from mvrbm.io.atomic import bring_back
+from mvrbm.io.atomic import recover_folder
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import (
     CARD,
@@ -163,7 +163,7 @@ def find(model: str | os.PathLike[str]) -> Path:
         raise StorageError("the name of the model is empty: give a folder, or the name of a model")
     if is_hub_name(model):
         return download(str(model))
-    folder = bring_back(Path(model))
+    folder = recover_folder(Path(model))
     if folder.exists():
         return folder
     if str(model) in SHIPPED:

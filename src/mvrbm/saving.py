@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mvrbm.couplings import Coupling, make_coupling
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
-from mvrbm.io.atomic import bring_back, replace_folder
+from mvrbm.io.atomic import recover_folder, replace_folder
 from mvrbm.io.untrusted import Budget, check_regular_file
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
@@ -74,7 +74,7 @@ def register(name: str) -> Callable[[Registered], Registered]:
 
 def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") -> Any:
     """Load whatever was saved in a folder by a class that is registered by now; see :func:`mvrbm.load`."""
-    folder = bring_back(Path(folder))
+    folder = recover_folder(Path(folder))
     if _is_checkpoint(folder):
         return _loader_of(CHECKPOINT, folder)(folder, {}, device)
     config = read_config(folder)

@@ -40,8 +40,8 @@ def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST
     Parameters
     ----------
     path : Path
-        A CSV file separated by commas, semicolons or tabs, also compressed with gzip, or a Parquet file. Columns of a CSV
-        file without a header are named "0", "1", and so on.
+        A Parquet file, or a CSV file separated by commas, semicolons or tabs, also compressed with gzip. Columns of a
+        CSV file without a header are named "0", "1", and so on.
     columns : str, optional
         Columns to keep, as in ``"a,b"``, or columns to drop, as in ``"-a,-b"``. Default: keep all columns.
     largest : int
@@ -49,10 +49,7 @@ def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST
     """
     check_regular_file(path)
     pandas = require("pandas", f"reading {path.name}", "tables")
-    if path.suffix == ".parquet":
-        frame = _read_parquet(path, largest)
-    else:
-        frame = _read_csv(path, largest, pandas)
+    frame = _read_parquet(path, largest) if path.suffix == ".parquet" else _read_csv(path, largest, pandas)
     frame.columns = frame.columns.astype(str)
     if not frame.size:
         raise InputError(f"{path} has no entries: {len(frame)} rows and {len(frame.columns)} columns")
