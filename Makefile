@@ -35,14 +35,13 @@ test: lint  ## lint, then all tests
 browser-test: $(STAMP)  ## tests of pages in Chrome or Chromium (on Debian: apt-get install -y chromium)
 	MVRBM_BROWSER=$(or $(MVRBM_BROWSER),1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/page
 
-lint: $(STAMP)  ## style, types, layers, structure, spelling and plain English, changing nothing
+lint: $(STAMP)  ## check style, types, layers, structure and spelling, changing nothing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.check_structure
 	$(BIN)/codespell
-	$(BIN)/python -m tools.check_english
 
 wheel: $(STAMP)  ## build the wheel, and check that it contains the library alone
 	$(BIN)/python -m tools.check_structure --wheel

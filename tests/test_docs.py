@@ -202,5 +202,5 @@ def test_published_pages_have_a_version_switcher(address, monkeypatch):
     if address is not None:
         monkeypatch.setenv("MVRBM_DOCS_URL", address)
     options = runpy.run_path(str(ROOT / "docs" / "conf.py"))["html_theme_options"]
-    assert options.get("switcher", {}).get("json_url") == (address and "https://x.org/mvrbm/switcher.json")
+    assert options.get("switcher", {}).get("json_url") == (address and "https://x.org/mvrbm/versions/switcher.json")
     assert ("version-switcher" in options["navbar_end"]) is (address is not None)

@@ -1,1 +1,1 @@
-"""Programs for people who work on the package: checks of the code, fuzzing, kill test, mutants. None is installed."""
+"""Programs for people who work on the package: checks of the code, fuzzing, kill test. None is installed."""

@@ -322,8 +322,8 @@ def check_format(path: str | os.PathLike[str], picture: Picture, scale: int = 1)
 def write_picture(path: str | os.PathLike[str], picture: Picture, force: bool = False) -> Path:
     """Write a picture to a file atomically.
 
-    The suffix of `path`, one of `FORMATS`, selects the format. If the format cannot hold 16 bits, values are rounded to 8
-    bits. An existing file is replaced only if `force` is true.
+    The suffix of `path`, one of `FORMATS`, selects the format. If the format cannot hold 16 bits, values are
+    rounded to 8 bits. An existing file is replaced only if `force` is true.
     """
     path = check_output(path, force, tuple(FORMATS))
     check_format(path, picture)
