@@ -18,12 +18,9 @@ GOOD = {
     "tests/studies/test_digits.py": "",
     "pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["src"]\n',
 }
-SENTENCE = '"""This module has nothing but lines."""\n'
 
 # a check, what a tree has instead, and what is reported about it
 OFFENCES = [
-    (checks.check_sizes, {"src/mvrbm/long.py": SENTENCE + "x = 1\n" * 500}, "src/mvrbm/long.py:1: 501 lines"),
-    (checks.check_sizes, {f"src/mvrbm/m{i}.py": "x = 1\n" * 500 for i in range(56)}, "src:1: 28,002 lines"),
     (checks.check_docstrings, {"studies/new.py": "x = 1\n"}, "studies/new.py:1: "),
     (checks.check_docstrings, {"src/mvrbm/new.py": '"""Binary entries."""\n'}, "src/mvrbm/new.py:1: "),
     (checks.check_docstrings, {"src/mvrbm/new.py": '"""Units of a layer without a stop"""\n'}, "src/mvrbm/new.py:1: "),
@@ -31,6 +28,15 @@ OFFENCES = [
     (checks.check_private, {"src/mvrbm/a.py": "import mvrbm.units as u\n\nu._sum()\n"}, "src/mvrbm/a.py:3: "),
     (checks.check_tests, {"tests/unit/test_x.py": ""}, "tests/unit: "),
     (checks.check_tests, {"tests/backends/wide/test_x.py": ""}, "tests/backends/wide: "),
+    (
+        checks.check_test_imports,
+        {"tests/units/test_x.py": "from units.test_base import helper\n"},
+        "tests/units/test_x.py:1: ",
+    ),
+    (checks.check_test_imports, {"tests/units/test_x.py": "import units.test_base\n"}, "tests/units/test_x.py:1: "),
+    (checks.check_test_imports, {"tests/test_x.py": "\nfrom units import test_base\n"}, "tests/test_x.py:2: "),
+    (checks.check_test_imports, {"tests/test_x.py": "from tests.test_all import f\n"}, "tests/test_x.py:1: "),
+    (checks.check_test_imports, {"tests/helpers.py": "import test_all\n"}, "tests/helpers.py:1: "),
     (checks.check_packages, {"pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["src", "."]\n'}, "pyproject"),
     (checks.check_packages, {"src/studies/__init__.py": ""}, "src:1: would be installed next to mvrbm: studies"),
 ]
@@ -82,21 +88,9 @@ def test_private_names_of_others_are_found(_, source, private):
     assert bool(checks.PrivateNames(ast.parse(source)).found) is private
 
 
-@pytest.mark.parametrize(
-    ("graph", "cyclic"),
-    [
-        ({"a": {"b"}, "b": {"c"}, "c": set()}, False),
-        ({"a": {"b"}, "b": {"c"}, "c": {"a"}}, True),
-        ({"a": {"b", "c"}, "b": {"c"}}, False),
-    ],
-)
-def test_cycles_are_found(graph, cyclic):
-    assert len(list(checks.check_cycles(graph))) == cyclic
-
-
-def test_imports_for_type_checking_count():
-    graph = checks.imports_of_package("mvrbm")
-    assert "mvrbm.machine" in graph["mvrbm"]  # there only for type checkers
+def test_helpers_and_functions_may_be_named_like_tests(tmp_path):
+    files = {"tests/tables.py": "", "tests/test_x.py": "from tables import UNITS\nfrom mvrbm import test_of_fit\n"}
+    assert list(checks.check_test_imports(written(tmp_path, GOOD | files))) == []
 
 
 @pytest.mark.parametrize(
