@@ -54,6 +54,7 @@ def without_decimals(text):
     return " ".join(re.sub(r"-?\d+\.\d*", "#", text).replace("[", "[ ").split())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_of_a_page_run_in_order(page, monkeypatch, tmp_path):

@@ -241,5 +241,5 @@ def test_a_readme_that_somebody_wrote_is_not_replaced(model, tmp_path):
 def test_only_models_are_shared(tmp_path):
     with pytest.raises(StorageError, match="a list cannot be saved"):
         mvrbm.save_pretrained([], tmp_path / "model")
-    with pytest.raises(TypeError, match="license"):  # the argument is named as on the hub
-        mvrbm.ModelCard(license="cc0-1.0")
+    with pytest.raises(TypeError, match="licence"):  # The argument is spelled as on the hub.
+        mvrbm.ModelCard(licence="cc0-1.0")

@@ -26,6 +26,7 @@ def tiny(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_tiny_run_makes_everything(tiny, capfd):
     found = json.loads((tiny / "results.json").read_text())
     assert found["cells"] == {"stored": found["cells"]["planned"], "planned": found["cells"]["planned"]}
@@ -170,6 +171,7 @@ def test_committed_results_are_found(capfd, monkeypatch):
         assert line in capfd.readouterr().out, command
 
 
+@pytest.mark.slow
 def test_computing_needs_no_more_than_pytorch(tmp_path):
     code = """
         import sys

@@ -277,6 +277,7 @@ def quick(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_quick_run_makes_everything(quick):
     found = json.loads((quick / "results.json").read_text())["superres"]
     assert found["cells"]["stored"] == found["cells"]["planned"]

@@ -12,6 +12,7 @@ COUNTS = {"idx": 600, "array": 600, "shards": 300, "image": 300, "table": 60, "d
 COUNTS |= dict.fromkeys(fuzz_inputs.FOLDERS, 60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reader", "count"), COUNTS.items())
 def test_damaged_files_give_only_the_documented_errors(reader, count):
     make, read = fuzz.readers(reader)[reader]
