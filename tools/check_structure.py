@@ -148,12 +148,11 @@ def check_test_imports(root: Path) -> Iterator[str]:
         if shown in TEST_IMPORTS:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [f"{node.module or ''}.{alias.name}" for alias in node.names]
-            for name in names:
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            package = f"{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                name = package + alias.name
                 if any(_is_test_module(root, parts) for parts in _prefixes(name)):
                     yield f"{shown}:{node.lineno}: imports a test module: {name}"
 
