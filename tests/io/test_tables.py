@@ -1,4 +1,4 @@
-"""Tables, stored arrays and folders of classes: numbers and labels arrive as they were written."""
+"""Tests of tables, stored arrays and folders of classes."""
 
 import gzip
 
@@ -27,7 +27,7 @@ FRAME = pd.DataFrame({"a": [0.5, 2.0], "name": ["x", "y"], "b": [1.0, 3.5], "c":
         ("t.csv.gz", "a,b,c\n0.5,1,\n2,3.5,4\n"),
     ],
 )
-def test_csv_files_are_numbers_with_nan(tmp_path, name, text):
+def test_missing_values_of_csv_files_are_nan(tmp_path, name, text):
     (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
     found = read_samples(tmp_path / name)
     assert found.dtype == np.float64
@@ -64,7 +64,7 @@ def test_columns_are_chosen_by_name(tmp_path, suffix):
             read_labels(f"{path}{columns}")
 
 
-def test_small_files_that_take_much_memory_are_refused(tmp_path, monkeypatch):
+def test_small_files_that_take_much_memory_raise(tmp_path, monkeypatch):
     (tmp_path / "wide.csv").write_text("1" + ",1" * 100_000 + "\n")
     with pytest.raises(InputError, match=r"wide\.csv: a table of 100,001 columns takes 100,001,000 bytes, beyond the"):
         read_array(tmp_path / "wide.csv")
@@ -83,7 +83,7 @@ def test_small_files_that_take_much_memory_are_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip"])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("use_dictionary", [True, False])
-def test_parquet_files_of_every_layout_come_back(tmp_path, compression, version, use_dictionary):
+def test_parquet_files_of_every_layout_are_read(tmp_path, compression, version, use_dictionary):
     pytest.importorskip("pyarrow")
     path, rng = tmp_path / "table.parquet", np.random.default_rng(0)
     frame = pd.DataFrame({"a": rng.random(3000), "b": rng.integers(0, 9, 3000), "c": [None, "word"] * 1500})
@@ -92,8 +92,8 @@ def test_parquet_files_of_every_layout_come_back(tmp_path, compression, version,
     pd.testing.assert_frame_equal(tables.read_table(path), frame)
 
 
-def test_long_texts_in_a_parquet_file_count(tmp_path):
-    """Three rows, of which the metadata claims far more than 8 bytes per entry."""
+def test_the_size_of_texts_in_a_parquet_file_counts(tmp_path):
+    """The table has three entries of 40,000 bytes each."""
     pytest.importorskip("pyarrow")
     path = tmp_path / "table.parquet"
     pd.DataFrame({"a": ["x" * 40_000, "y" * 40_000, "z" * 40_000]}).to_parquet(path, compression="zstd")
@@ -102,7 +102,7 @@ def test_long_texts_in_a_parquet_file_count(tmp_path):
 
 
 @pytest.mark.parametrize("claim", [b"\x8c\x82\x83\xe1\x05", b"\xff" * 12], ids=["772,825,222 values", "too long"])
-def test_a_parquet_dictionary_that_claims_gigabytes_is_damaged(tmp_path, claim):
+def test_a_parquet_dictionary_that_claims_gigabytes_raises(tmp_path, claim):
     pq = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "table.parquet"
     pd.DataFrame({"a": [1, 2, 1]}).to_parquet(path, compression="none")
@@ -123,7 +123,7 @@ def test_whole_numbers_up_to_255_are_bytes(tmp_path):
     np.testing.assert_array_equal(read_labels(tmp_path / "one-hot.csv"), np.eye(3))
 
 
-def test_tables_that_are_no_tables(tmp_path):
+def test_invalid_tables_raise(tmp_path):
     for text, message in [(b"a,b\n", "no entries"), (b"a,b\n1,2\n1,2,3\n", "damaged"), (b"\xff\xfe\0", "damaged")]:
         (tmp_path / "bad.csv").write_bytes(text)
         with pytest.raises(InputError, match=message):
@@ -133,7 +133,7 @@ def test_tables_that_are_no_tables(tmp_path):
         read_array(tmp_path / "large.csv", largest=50)
 
 
-def test_a_missing_package_is_one_line_with_the_command(tmp_path, monkeypatch):
+def test_the_error_for_a_missing_package_names_the_command(tmp_path, monkeypatch):
     (tmp_path / "x.h5").write_bytes(b"x")
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(
@@ -143,7 +143,7 @@ def test_a_missing_package_is_one_line_with_the_command(tmp_path, monkeypatch):
 
 
 def stored(kind, path, content):
-    """Write arrays by name, or one, into an HDF5 file or a zarr store."""
+    """Write arrays by name into an HDF5 file or a zarr store."""
     if kind == "h5":
         h5py = pytest.importorskip("h5py")
         with h5py.File(path, "w") as file:
@@ -182,7 +182,7 @@ def test_stored_arrays(tmp_path, monkeypatch, kind):
         read_array(tmp_path / f"bad.{kind}")
 
 
-def test_a_folder_of_folders_has_one_class_per_folder(tmp_path):
+def test_each_subfolder_of_images_is_a_class(tmp_path):
     for name, values in {"cat": [10, 20], "dog": [30]}.items():
         (tmp_path / name).mkdir()
         for value in values:
@@ -197,7 +197,7 @@ def test_a_folder_of_folders_has_one_class_per_folder(tmp_path):
         read_array(tmp_path)
 
 
-def test_readers_are_chosen_by_the_ends_of_names():
+def test_suffixes_of_tables_and_stores():
     assert {".csv", ".parquet"} < set(tables.TABLES)
     assert {".h5", ".zarr"} < set(tables.STORES)
 

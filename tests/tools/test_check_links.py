@@ -1,4 +1,4 @@
-"""The checker of links finds what is broken in built pages, and nothing else."""
+"""Tests of the check of links in built pages."""
 
 import pytest
 
@@ -23,13 +23,13 @@ def pages(tmp_path):
     return tmp_path
 
 
-def test_good_pages_have_no_problem(pages):
+def test_good_pages_have_no_problems(pages):
     assert list(problems(pages)) == []
     assert main([str(pages)]) == 0
 
 
 @pytest.mark.parametrize(("_", "html", "told"), BROKEN, ids=[name for name, _, _ in BROKEN])
-def test_each_kind_is_found(pages, _, html, told, capsys):
+def test_each_kind_of_problem_is_found(pages, _, html, told, capsys):
     (pages / "a.html").write_text(GOOD + html)
     assert main([str(pages)]) == 1
     assert told in capsys.readouterr().out

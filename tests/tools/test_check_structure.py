@@ -1,4 +1,4 @@
-"""Every check of the structure finds its offence in a small tree, and nothing in a tree without it."""
+"""Tests of the structure checks: each finds its problem in a small tree, and nothing in a good tree."""
 
 import ast
 from pathlib import Path
@@ -19,8 +19,8 @@ GOOD = {
     "pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["src"]\n',
 }
 
-# a check, what a tree has instead, and what is reported about it
-OFFENCES = [
+# Check, files that replace those of the good tree, beginning of the report.
+PROBLEMS = [
     (checks.check_docstrings, {"studies/new.py": "x = 1\n"}, "studies/new.py:1: "),
     (checks.check_docstrings, {"src/mvrbm/new.py": '"""Binary entries."""\n'}, "src/mvrbm/new.py:1: "),
     (checks.check_docstrings, {"src/mvrbm/new.py": '"""Units of a layer without a stop"""\n'}, "src/mvrbm/new.py:1: "),
@@ -50,14 +50,14 @@ def written(folder, files):
 
 
 @pytest.mark.parametrize(
-    "check", list(dict.fromkeys(check for check, _, _ in OFFENCES)), ids=lambda check: check.__name__
+    "check", list(dict.fromkeys(check for check, _, _ in PROBLEMS)), ids=lambda check: check.__name__
 )
-def test_a_good_tree_has_no_offences(check, tmp_path):
+def test_a_good_tree_has_no_problems(check, tmp_path):
     assert list(check(written(tmp_path, GOOD))) == []
 
 
-@pytest.mark.parametrize(("check", "files", "report"), OFFENCES)
-def test_each_offence_is_reported_once(check, files, report, tmp_path):
+@pytest.mark.parametrize(("check", "files", "report"), PROBLEMS)
+def test_each_problem_is_reported_once(check, files, report, tmp_path):
     (found,) = check(written(tmp_path, GOOD | files))
     assert found.startswith(report)
 
@@ -84,7 +84,7 @@ USES = [
 
 
 @pytest.mark.parametrize(("_", "source", "private"), USES)
-def test_private_names_of_others_are_found(_, source, private):
+def test_private_names_of_other_modules_are_found(_, source, private):
     assert bool(checks.PrivateNames(ast.parse(source)).found) is private
 
 
@@ -107,7 +107,7 @@ def test_helpers_and_functions_may_be_named_like_tests(tmp_path):
         ("tools/fuzz.py", False),
     ],
 )
-def test_strangers_in_a_wheel_are_found(name, belongs):
+def test_files_that_do_not_belong_in_a_wheel_are_found(name, belongs):
     assert (list(checks.check_wheel([name])) == []) is belongs
 
 
@@ -121,11 +121,11 @@ def test_strangers_in_a_wheel_are_found(name, belongs):
         ("mvrbm-0.1.0-py3-none-any.whl", ["mvrbm/a.abi3.so"], False),
     ],
 )
-def test_a_wheel_is_tagged_by_its_compiled_code(wheel, files, right):
+def test_the_tag_of_a_wheel_depends_on_compiled_code(wheel, files, right):
     assert (list(checks.check_tag(wheel, files)) == []) is right
 
 
-def test_files_that_a_wheel_lacks_are_found(tmp_path):
+def test_files_missing_from_a_wheel_are_found(tmp_path):
     tree = written(tmp_path, GOOD | {"src/mvrbm/py.typed": "", "src/mvrbm/a.c": "", "src/mvrbm/weights/x.json": ""})
     names = ["mvrbm/__init__.py", "mvrbm/units/__init__.py", "mvrbm/py.typed"]
     assert list(checks.check_data(names, tree)) == ["wheel: mvrbm/weights/x.json is missing"]
