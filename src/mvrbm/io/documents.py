@@ -96,7 +96,7 @@ def _texts(path: Path, column: str | None) -> Iterator[str]:
     else:
         path.stat()  # Raises an error if the file does not exist.
         raise InputError(
-            f"{path} is neither a folder nor a file with a known suffix: .txt, .csv, {', '.join(COUNT_SUFFIXES)}"
+            f"{path} is neither a folder nor a file of a known kind: .txt, .csv, {', '.join(COUNT_SUFFIXES)}"
         )
 
 
