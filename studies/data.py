@@ -1,6 +1,7 @@
 """The data of the studies: digits, faces, patches of photographs, and the photographs of super-resolution.
 
-Functions search for files in the given folder, then in the folder that the environment variable ``MVRBM_DATA`` names. Sets that come with Python packages need no files.
+Functions search for files in the given folder, then in the folder that the environment variable ``MVRBM_DATA`` names.
+Sets that come with Python packages need no files.
 """
 
 from __future__ import annotations

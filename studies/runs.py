@@ -1,8 +1,8 @@
 """Runs, the units of work of a study, and the stores of their results.
 
 A :class:`Run` is a function and its settings; together they determine the result. A study's `plan` is a list of runs,
-and `studies.runner` computes the runs that are not stored yet. A :class:`Store` writes one JSON file per run, with arrays
-and a model next to it. :class:`Rows` writes one JSON file per group, with one row per run.
+and `studies.runner` computes the runs that are not stored yet. A :class:`Store` writes one JSON file per run, with
+arrays and a model next to it. :class:`Rows` writes one JSON file per group, with one row per run.
 """
 
 from __future__ import annotations

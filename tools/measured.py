@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+# Shown for a missing value.
 DASH = "–"
+# The part of README.md that `--write` replaces.
 BLOCK = re.compile(r"(?<=<!-- measured: begin -->\n).*?(?=<!-- measured: end -->)", re.DOTALL)
 
 
 class Table(NamedTuple):
-    """A table, the JSON file with its numbers, and the command that measures them."""
+    """A table with the JSON file that has its numbers, and the command that measures them."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -36,7 +38,7 @@ class Table(NamedTuple):
     command: str
 
     def plain(self) -> str:
-        """Return the table in Markdown."""
+        """Return the table in Markdown, without its source and command."""
         numbers = [
             all(re.fullmatch(r"[-–\d.,%± ()]*( (dB|ms|us|s))?", cell) for cell in column)
             for column in zip(*self.rows, strict=True)
@@ -45,7 +47,7 @@ class Table(NamedTuple):
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
     def markdown(self) -> str:
-        """Return the table in Markdown, followed by its command and its file."""
+        """Return the table in Markdown, with its source and command."""
         return f"{self.plain()}\n`{self.command}`, stored in `{self.source}`.\n" if self.command else self.plain()
 
 
@@ -113,18 +115,19 @@ def _real() -> Table:
     return Table(header, rows, _GENERATIVE, "python -m studies generative real --scale paper")
 
 
-# -- applications -------------------------------------------------------------------------------------------
+# -- applications -----------------------------------------------------------------------------------
 
 _APPLICATIONS = "results/applications/results.json"
-_TOOLS = {"mvrbm": "mvrbm", "5-nearest": "5 nearest", "pca-error": "PCA error", "isolation-forest": "isolation forest"}
-_TOOLS |= {
+_TOOLS = {
+    "mvrbm": "mvrbm",
+    "5-nearest": "5 nearest",
+    "pca-error": "PCA error",
+    "isolation-forest": "isolation forest",
     "one-class-svm": "one-class SVM",
     "lof": "LOF",
     "lda": "LDA",
     "nmf": "NMF",
     "nmf-kl": "NMF, Kullback-Leibler",
-}
-_TOOLS |= {
     "pca-ridge": "PCA, ridge",
     "soft-impute": "SoftImpute",
     "tensorly-cp": "TensorLy, CP",
@@ -159,7 +162,7 @@ _PHOTOGRAPHS = "python -m studies photographs"
 
 
 def _set5(method: str) -> float:
-    """Return the PSNR on Set5 at scale 2, with small pictures rounded to bytes as in files."""
+    """Return the PSNR on Set5 at scale 2, where the small pictures are rounded to bytes."""
     return float(read(_STAGES)["x2, bytes"][method]["psnr"])
 
 
@@ -175,7 +178,7 @@ def _enlarging() -> Table:
 
 
 def _photographs(part: str, folder: str, *, by_picture: bool = False) -> Table:
-    """Return a table of numbers by name. With `by_picture`, names are "picture, case", and numbers are averaged."""
+    """Return a table with one row per name, or means over pictures if names are "picture, case" (`by_picture`)."""
     source = f"results/{folder}/{part}.json"
     cases: dict[str, list[Any]] = {}
     for name, row in read(source).items():
@@ -222,7 +225,7 @@ def _claims(source: str, part: str | None, command: str) -> Table:
 
 
 _DIGITS = "python -m studies digits --scale paper --out runs/digits --device cuda --jobs 12"
-#: File, key and command of the paper's experiments.
+#: File, entry and command of the numbers of both experiments of the paper.
 _PAPERS = {
     "digits": ("results/digits/results.json", None, _DIGITS),
     "superres": (
@@ -380,7 +383,7 @@ def _seconds(value: float) -> str:
 
 
 def _bench(device: str) -> Table:
-    from benchmarks.run import Settings  # imports PyTorch
+    from benchmarks.run import Settings  # Imported here because it imports PyTorch.
 
     source = f"benchmarks/{device}/bench.json"
     rows = [
@@ -399,7 +402,7 @@ def _bench(device: str) -> Table:
     words = ["python -m benchmarks", f"--device {given['device']}"]
     for name, default in usual.items():
         value = tuple(given[name]) if isinstance(default, tuple) else given[name]
-        if value != default and name not in ("device", "threads", "memory_limit"):  # these depend on the computer
+        if value != default and name not in ("device", "threads", "memory_limit"):  # These depend on the machine.
             text = ",".join(map(str, value)) if isinstance(value, tuple) else value
             words.append(f"--{name.replace('_', '-')} {text}")
     command = " ".join([*words, f"--out benchmarks/{device}"])
@@ -444,8 +447,9 @@ def _speed_up() -> Table:
 
 
 def _front() -> Table:
-    """Return the table on the first screen of the README: one line per application, with the usual alternative."""
-    ours, classic = _machine("Kronecker(5), 45x45"), _machine("Dense, 500")
+    """Return the table at the top of the README: one row per application, with the methods that people usually use for it."""
+    ours = _machine("Kronecker(5), 45x45")
+    classic = _machine("Dense, 500")
     speed = _update("sklearn") / _update("mvrbm")
     filled = read(_APPLICATIONS)["filling"]["mnist, right half"]
     rows = [
@@ -553,17 +557,17 @@ TABLES: dict[str, Callable[[], Table]] = {
 
 
 def value(name: str) -> str:
-    """Return one measured value as text."""
+    """Return one measured value, formatted for use in a text."""
     return VALUES[name]()
 
 
 def table(name: str) -> Table:
-    """Return one table; raise FileNotFoundError if it was not measured yet."""
+    """Return one table. Raises FileNotFoundError if it has not been measured yet."""
     return TABLES[name]()
 
 
 def readme(text: str) -> str:
-    """Return the README with its table updated."""
+    """Return the text of the README with an updated table."""
     return BLOCK.sub(lambda _: table("front").plain(), text)
 
 
@@ -571,7 +575,7 @@ def results() -> str:
     """Return the page with all tables."""
     parts = []
     for name in TABLES:
-        with contextlib.suppress(FileNotFoundError):  # not measured yet
+        with contextlib.suppress(FileNotFoundError):  # The table has not been measured yet.
             parts += [f"## {name.replace('-', ' ')}\n\n{table(name).markdown()}"] if name != "front" else []
     about = "Written by `python -m tools.measured --write` from the JSON files in this folder and in `benchmarks/`.\n"
     about += "The page Results of the documentation (`docs/results.md`) explains the tables.\n"

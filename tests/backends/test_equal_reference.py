@@ -22,8 +22,8 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 if importlib.util.find_spec("triton") is None:
     pytest.skip("the kernels need triton", allow_module_level=True)
-from mvrbm.backends import gemm  # noqa: E402
-from mvrbm.backends.triton import TritonPath, fewest_waves, unsupported_reason  # noqa: E402
+from mvrbm.backends.cpu import gemm  # noqa: E402
+from mvrbm.backends.cuda.per_sample import PerSampleBackend, fewest_waves, unsupported_reason  # noqa: E402
 
 PAPER = Recipe(
     learning_rate=0.05, bias_learning_rate=None, weight_decay=0.01, bias_from_data=False, factor_std=0.3,
@@ -172,7 +172,7 @@ ON_CPU = {
 def kernels(trainers, sources, precision=None):
     """The path of the kernels for prepared trainers, and the states that it works on."""
     states = [trainer.state for trainer in trainers]
-    return TritonPath([trainer.task() for trainer in trainers], states, sources, precision=precision), states
+    return PerSampleBackend([trainer.task() for trainer in trainers], states, sources, precision=precision), states
 
 
 def never():
@@ -255,6 +255,7 @@ def test_plain_products_train_as_the_reference_does(name, watched):
         torch.testing.assert_close(fast.state.chains[key], chain, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "samples", "late"),
     [
@@ -278,6 +279,7 @@ def test_the_kernels_train_as_the_reference_does(name, samples, late):
     assert moved > 5e-3, "the reference has hardly learned: the comparison says nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "scale"),
     [("bernoulli, paper", 1e-6), ("bernoulli, default", 1.0), ("rank 3", 1e-6), ("PCD", 1.0), ("label", 1.0)],
@@ -293,6 +295,7 @@ def test_operands_of_sixteen_bits_change_the_result_by_their_rounding(name, scal
     assert 1e-6 < apart < 0.08
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("unit", "recipe", "mixed"), [(B, PAPER, False), (B, DEFAULT, True), (G, DEFAULT, False)], ids=["B", "mixed", "G"]
