@@ -167,45 +167,58 @@ def _one_by_one(progress: _Progress, queue: list[Run], end: float) -> None:
 
 def _in_processes(progress: _Progress, queue: list[Run], end: float) -> None:
     others = set(multiprocessing.active_children())
-    # Processes inherit the environment. With more than one thread each, they would compete for the cores.
-    former = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    pool = ProcessPoolExecutor(progress.jobs, multiprocessing.get_context("spawn"), _start_worker, (os.getpid(),))
-    running: dict[Future[float], Run] = {}
-    try:
-        while True:
-            while len(running) < progress.jobs and time.monotonic() < end:
-                run = progress.next_of(queue)
-                if run is None:
+    with _one_thread_per_process():
+        pool = ProcessPoolExecutor(progress.jobs, multiprocessing.get_context("spawn"), _start_worker, (os.getpid(),))
+        running: dict[Future[float], Run] = {}
+        try:
+            while True:
+                while len(running) < progress.jobs and time.monotonic() < end:
+                    run = progress.next_of(queue)
+                    if run is None:
+                        break
+                    with _block_interrupts():
+                        running[pool.submit(_compute, run, progress.place, progress.jobs)] = run
+                if not running:
                     break
-                with _block_interrupts():
-                    running[pool.submit(_compute, run, progress.place, progress.jobs)] = run
-            if not running:
-                break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                run = running[future]
-                error = future.exception()
-                if isinstance(error, (BrokenProcessPool, *INTERRUPTS)):
-                    raise error
-                del running[future]
-                if error is None:
-                    progress.finish(run, future.result())
-                else:
-                    progress.fail(run, error)
-    except BrokenProcessPool as error:
-        names = ", ".join(sorted(run.name for run in running.values()))
-        raise RunError(
-            f"a process died while computing one of {names}, perhaps for lack of memory: use fewer jobs than "
-            f"{progress.jobs}. Finished runs are stored."
-        ) from error
-    except BaseException:
-        for process in set(multiprocessing.active_children()) - others:
-            process.kill()
-        raise
+                _wait_for_one(progress, running)
+        except BrokenProcessPool as error:
+            names = ", ".join(sorted(run.name for run in running.values()))
+            raise RunError(
+                f"a process died while computing one of {names}, perhaps for lack of memory: use fewer jobs than "
+                f"{progress.jobs}. Finished runs are stored."
+            ) from error
+        except BaseException:
+            for process in set(multiprocessing.active_children()) - others:
+                process.kill()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _wait_for_one(progress: _Progress, running: dict[Future[float], Run]) -> None:
+    """Wait until a run is finished, and remove all finished runs from `running`."""
+    for future in wait(running, return_when=FIRST_COMPLETED).done:
+        run = running[future]
+        error = future.exception()
+        if isinstance(error, (BrokenProcessPool, *INTERRUPTS)):
+            raise error
+        del running[future]
+        if error is None:
+            progress.finish(run, future.result())
+        else:
+            progress.fail(run, error)
+
+
+@contextlib.contextmanager
+def _one_thread_per_process() -> Iterator[None]:
+    """Start processes with one thread each. With more threads they would compete for the cores."""
+    former = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"  # processes inherit the environment
+    try:
+        yield
     finally:
-        pool.shutdown(cancel_futures=True)
         if former is None:
-            os.environ.pop("OMP_NUM_THREADS")
+            del os.environ["OMP_NUM_THREADS"]
         else:
             os.environ["OMP_NUM_THREADS"] = former
 

@@ -447,7 +447,7 @@ def _speed_up() -> Table:
 
 
 def _front() -> Table:
-    """Return the table at the top of the README: one row per application, with the methods that people usually use for it."""
+    """Return the table at the top of the README: one row per application, with the methods that people usually use."""
     ours = _machine("Kronecker(5), 45x45")
     classic = _machine("Dense, 500")
     speed = _update("sklearn") / _update("mvrbm")

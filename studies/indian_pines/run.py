@@ -409,41 +409,14 @@ def run_draw(
     truth = labels[tuple(split.train.T)].astype(int)
     target = labels[tuple(split.test.T)].astype(int)
     folds = list(held_out(split, settings.patch))
-    size = settings.patch
-
-    def features(scene: Array, function: Callable[[Array], Array], **described: Any) -> Features:
-        """Apply a function to the patches of training pixels, and later to those of test pixels."""
-
-        def of(places: Array) -> Array:
-            parts = np.array_split(places, -(-len(places) // _AT_ONCE))
-            return np.concatenate([function(patches(scene, part, size)) for part in parts])
-
-        return Features(of(split.train), functools.partial(of, split.test), described)
-
-    def machines() -> Iterator[Features]:
-        for candidate in settings.candidates:
-            scene = scenes[candidate.data]
-            model = _tvrbm(candidate, settings, draw)
-            data = patches(scene, some, size)
-            for number in range(1, max(settings.passes) + 1):
-                model.partial_fit(data)
-                if number in settings.passes:
-                    note(f"draw {draw}: {candidate}, {number} epochs")
-                    yield features(scene, copy.deepcopy(model).transform, **asdict(candidate), passes=number)
-
-    def components(number: int) -> Iterator[Features]:
-        for name, scene in scenes.items():
-            data = patches(scene, some, size).reshape(len(some), -1)
-            model = PCA(min(number, *data.shape), svd_solver="randomized", random_state=draw).fit(data)
-            yield features(scene, functools.partial(_components_of, model), data=name, size=int(model.n_components_))
-
-    middle = size // 2
-    learned = list(machines())
+    pixels = _Draw(draw, settings, split, some, scenes)
+    middle = settings.patch // 2
+    learned = list(pixels.machines(note))
     fixed = {
-        "spectrum": [features(scenes["raw"], lambda part: part[:, middle, middle])],
-        "spectrum, whitened": [features(scenes["whitened"], lambda part: part[:, middle, middle])],
-        "patch": [features(scenes["raw"], _rows)],
-        "patch, whitened": [features(scenes["whitened"], _rows)],
+        "spectrum": [pixels.features("raw", lambda part: part[:, middle, middle])],
+        "spectrum, whitened": [pixels.features("whitened", lambda part: part[:, middle, middle])],
+        "patch": [pixels.features("raw", _rows)],
+        "patch, whitened": [pixels.features("whitened", _rows)],
     }
     result: dict[str, Any] = {
         "draw": draw,
@@ -459,7 +432,7 @@ def run_draw(
         note(f"draw {draw}: {classifier}")
         outcomes = {"TVRBM": best_outcome(learned, truth, folds, classifier)}
         n_features = int(np.prod(outcomes["TVRBM"].settings["hidden_shape"]))
-        for name, candidates in {"PCA": list(components(n_features)), **fixed}.items():
+        for name, candidates in {"PCA": list(pixels.components(n_features)), **fixed}.items():
             outcomes[name] = best_outcome(candidates, truth, folds, classifier)
         result["scores"][classifier] = {
             name: {**scores(target, outcome.predicted), "validation": outcome.validation, "chosen": outcome.settings}
@@ -468,6 +441,64 @@ def run_draw(
         if classifier == "svm":
             shown = {name: outcome.predicted for name, outcome in outcomes.items()}
     return result, split, shown
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """The pixels of one draw, and the features that are computed from them.
+
+    Parameters
+    ----------
+    number : int
+        Number of the draw, and random seed.
+    settings : Settings
+        Settings.
+    split : Split
+        Training and test pixels.
+    unlabeled : array (m, 2)
+        Pixels whose patches features are learned from.
+    scenes : dict of str to array (rows, columns, bands)
+        The scene, ``"raw"`` and ``"whitened"``.
+    """
+
+    number: int
+    settings: Settings
+    split: Split
+    unlabeled: Array
+    scenes: dict[str, Array]
+
+    def patches(self, scene: str, places: Array) -> Array:
+        """Cut patches around pixels."""
+        return patches(self.scenes[scene], places, self.settings.patch)
+
+    def features(self, scene: str, function: Callable[[Array], Array], **described: Any) -> Features:
+        """Apply a function to the patches of training pixels, and later to the patches of test pixels."""
+
+        def of(places: Array) -> Array:
+            parts = np.array_split(places, -(-len(places) // _AT_ONCE))
+            return np.concatenate([function(self.patches(scene, part)) for part in parts])
+
+        return Features(of(self.split.train), functools.partial(of, self.split.test), described)
+
+    def machines(self, note: Callable[[str], None]) -> Iterator[Features]:
+        """Train the candidates, and yield their features after each number of epochs."""
+        for candidate in self.settings.candidates:
+            model = _tvrbm(candidate, self.settings, self.number)
+            data = self.patches(candidate.data, self.unlabeled)
+            for epochs in range(1, max(self.settings.passes) + 1):
+                model.partial_fit(data)
+                if epochs in self.settings.passes:
+                    note(f"draw {self.number}: {candidate}, {epochs} epochs")
+                    transform = copy.deepcopy(model).transform
+                    yield self.features(candidate.data, transform, **asdict(candidate), passes=epochs)
+
+    def components(self, count: int) -> Iterator[Features]:
+        """Yield the principal components of raw and of whitened patches."""
+        for scene in self.scenes:
+            data = _rows(self.patches(scene, self.unlabeled))
+            model = PCA(min(count, *data.shape), svd_solver="randomized", random_state=self.number).fit(data)
+            function = functools.partial(_components_of, model)
+            yield self.features(scene, function, data=scene, size=int(model.n_components_))
 
 
 def _rows(arrays: Array) -> Array:
