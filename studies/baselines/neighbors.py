@@ -1,4 +1,4 @@
-"""Nearest neighbors, exact and in bounded memory: the 1-NN error of all studies, and classifiers on top of them."""
+"""Exact nearest neighbors in bounded memory: the 1-NN error of all studies, and two 1-NN classifiers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from studies.baselines.base import ImageClassifier, train_rbm
 
 __all__ = ["NearestNeighbor", "RBMNearestNeighbor", "nearest", "nearest_neighbor_error"]
 
-_TEST_ROWS, _TRAIN_ROWS = 1024, 8192  # of a block of distances: 64 MB
+# Rows and columns of a block of distances, which takes 64 MB.
+_TEST_ROWS = 1024
+_TRAIN_ROWS = 8192
 _ROWS_AT_ONCE = 2000
 
 
@@ -22,7 +24,7 @@ _ROWS_AT_ONCE = 2000
 def nearest(
     train: Any, test: Any, *, device: str = "auto", block: tuple[int, int] = (_TEST_ROWS, _TRAIN_ROWS)
 ) -> Tensor:
-    r"""Return the row of the nearest training sample of each test sample.
+    r"""Return the index of the nearest training sample of each test sample.
 
     Squared distances :math:`\|b\|^2 - 2\langle a, b\rangle` (the part that depends on the training sample b)
     are computed block by block and in double precision: single precision confuses neighbors whose distances
@@ -73,7 +75,7 @@ def nearest(
 def nearest_neighbor_error(
     train_features: Any, train_labels: Any, test_features: Any, test_labels: Any, device: str = "auto"
 ) -> float:
-    r"""Share of test samples whose nearest training sample (Euclidean, one neighbor) has another label.
+    r"""Return the share of test samples whose nearest training sample (Euclidean distance) has another label.
 
     Parameters
     ----------
@@ -115,7 +117,7 @@ def _rows(array: Any, name: str) -> Tensor:
 
 
 class NearestNeighbor(ImageClassifier):
-    """The label of the nearest training image, in Euclidean distance of the pixels.
+    """1-NN classifier on pixels, with the Euclidean distance.
 
     Parameters
     ----------
@@ -130,7 +132,7 @@ class NearestNeighbor(ImageClassifier):
         self.device = device
 
     def _learn_features(self, images: Tensor) -> int:
-        """Learn; return the number of parameters."""
+        """Learn from images, and return the number of parameters."""
         return 0
 
     def _features(self, images: Tensor) -> Tensor:
@@ -148,7 +150,7 @@ class NearestNeighbor(ImageClassifier):
 
 
 class RBMNearestNeighbor(NearestNeighbor):
-    """The label of the nearest training image, in Euclidean distance of a classic RBM's hidden probabilities.
+    """1-NN classifier on the hidden probabilities of a classic RBM, with the Euclidean distance.
 
     The RBM is trained on the images by CD-1 with our default recipe.
 

@@ -27,7 +27,8 @@ __all__ = ["ToolboxAutoencoder", "ToolboxConvolutionalNetwork", "ToolboxDeepBeli
 _HIDDEN = 100
 _BATCH = 100
 _MOMENTUM = 0.5
-_EPS = 2.0**-52  # MATLAB's
+# MATLAB's `eps`.
+_EPS = 2.0**-52
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -175,7 +176,7 @@ class ToolboxConvolutionalNetwork(_Toolbox):
 
 
 def half_squares(outputs: Tensor, target: Tensor) -> Tensor:
-    """Half the squared error per sample, averaged."""
+    """Return half the squared error per sample, averaged over samples."""
     return (outputs - target).square().sum(1).mean() / 2
 
 
@@ -194,7 +195,7 @@ class _Tanh(nn.Module):
 
 
 class _Dropout(nn.Module):
-    """Drops units in training, and scales all of them down afterwards."""
+    """Drop units in training, and scale all units down in prediction."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -205,7 +206,7 @@ class _Dropout(nn.Module):
 
 
 class _Standardize(nn.Module):
-    """Subtracts the mean and divides by the standard deviation of some rows."""
+    """Subtract the mean of some rows, and divide by their standard deviation."""
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__()
@@ -220,7 +221,7 @@ class _Standardize(nn.Module):
 
 @torch.no_grad()
 def _one_epoch_of_contrastive_divergence(x: Tensor, n_hidden: int, batch_size: int, rate: float = 1.0) -> Layer:
-    """CD-1 from zero weights. Hidden states are drawn for the data, too: only that breaks the symmetry of the units."""
+    """Train by CD-1 from zero weights. Sampling the hidden states of the data breaks the symmetry of the units."""
     weight = x.new_zeros(n_hidden, x.shape[1])
     visible_bias = x.new_zeros(x.shape[1])
     bias = x.new_zeros(n_hidden)

@@ -1,4 +1,4 @@
-"""Experiments 1 and 2: the plan is complete, its runs keep their keys, and the report says what the runs say."""
+"""Experiments 1 and 2: the plan is complete, its runs keep their keys, and the page shows the numbers of the runs."""
 
 import json
 import os

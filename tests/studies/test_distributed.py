@@ -1,4 +1,4 @@
-"""The study of distributed training: its model of the speed-up against the committed measurements."""
+"""The study of distributed training: the predicted speedups follow from the committed measurements."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The study of imputation: what is hidden, SoftImpute on a matrix of low rank, and the page."""
+"""The application imputation: the missing entries, low-rank tools on a matrix of low rank, and the page."""
 
 import json
 

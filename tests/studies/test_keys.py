@@ -1,4 +1,4 @@
-"""Cells that version 0.1.0 computed at the paper's scale are found: their names and keys have not changed."""
+"""Runs that version 0.1.0 computed at the paper's scale are found: their names and keys have not changed."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ import pytest
 from studies.digits import plan as digits
 from studies.superres import plan as superres
 
-# By group, of the names and keys of its runs in version 0.1.0, with today's names of settings.
+# Hashes of the names and keys of all runs in version 0.1.0, with the current names of settings, by group.
 DIGESTS = {
     "against-t": "679dbde4df55",
     "points": "4caf04932613",

@@ -1,4 +1,4 @@
-"""The study of learning: every kind of run runs, and the results have the form of those in the repository."""
+"""The study of learning: every kind of run works, and results have the form of the committed ones."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The study of outliers: what it plants is what it looks for, and its runs cover every tool."""
+"""The application outliers: it finds the defects that it plants, and its runs cover every tool."""
 
 import numpy as np
 import pytest

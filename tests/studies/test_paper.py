@@ -1,4 +1,4 @@
-"""`python -m studies digits`, from end to end and as small as can be; mistakes are one line."""
+"""`python -m studies digits` from end to end at the smallest scale; errors are printed as one line."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.jo
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """All of it, through the command line, as small as can be."""
+    """Run all experiments on digits at the smallest scale through the command line."""
     folder = tmp_path_factory.mktemp("tiny")
     code = main(["digits", "--scale", "tiny", "--seeds", "1", "--out", str(folder), "--device", "cpu"])
     assert code == 0
@@ -156,7 +156,7 @@ def test_the_options_of_an_experiment(capfd):
 
 
 def test_committed_results_are_found(capfd, monkeypatch):
-    """Those in the repository, of which some have no runs."""
+    """The results in the repository, some of which are stored without their runs."""
     expected = {
         "digits": ("--out results/digits", "error, N = 10,000, T = 300, paper's recipe: 0.0482"),
         "superres": ("--out results/superres", "Lena, MMVRBM, fine-tuned"),

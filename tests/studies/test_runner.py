@@ -1,4 +1,4 @@
-"""The runner: dependencies, failures, budgets, and what a killed run leaves behind."""
+"""The runner: dependencies, failures, budgets, and what a killed command leaves behind."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Stores: finished runs are found again by their settings or names, and nothing half-written counts."""
+"""Stores find finished runs by their settings or names, and ignore partial files; plans are ordered."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 from mvrbm import models
 from mvrbm.errors import StorageError
 from studies.runner import run_parts, run_plan
-from studies.runs import Outcome, Place, Rows, Run, Store
+from studies.runs import Outcome, Place, Rows, Run, Store, with_dependencies
 
 CALLS = []
 
@@ -95,6 +95,23 @@ def test_two_runs_do_not_share_a_folder(place):
             quietly(DOUBLES, place)
     quietly(DOUBLES, place)
     assert not (place.store.folder / ".half-written").exists()
+
+
+def test_runs_stored_by_earlier_versions_are_found_in_their_folder(tmp_path):
+    Store(tmp_path / "cells").write(DOUBLES[0], Outcome({"twice": 2}), {"seconds": 1.0})
+    assert Store.within(tmp_path).numbers(DOUBLES[0]) == {"twice": 2}
+    assert not (tmp_path / "cells").exists()
+    assert Store.within(tmp_path).has(DOUBLES[0])
+
+
+# -- plans ------------------------------------------------------------------------------------------
+
+
+def test_a_plan_has_every_run_once_and_after_the_runs_that_it_reads():
+    total = Run("sum", "group", sum_of_doubles, {}, after=DOUBLES)
+    assert with_dependencies([total, DOUBLES[1]]) == [*DOUBLES, total]
+    with pytest.raises(ValueError, match="two runs have the name run-1"):
+        with_dependencies([DOUBLES[0], Run("run-1", "group", double, {"x": 5})])
 
 
 # -- keys of version 0.1.0 --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Experiment 3: the plan, the data, the report from invented numbers, the work of the runs, and a quick run."""
+"""Experiment 3: the plan, the data, the page of invented numbers, each kind of run, and a quick run of everything."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The study of topics: perplexity by hand, and every tool on a small corpus."""
+"""The application topics: perplexity computed by hand, and every tool on a small corpus."""
 
 import numpy as np
 import pytest
