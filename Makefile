@@ -33,7 +33,7 @@ test: lint  ## lint, then all tests
 
 # MVRBM_BROWSER=required makes a missing browser a failure.
 browser-test: $(STAMP)  ## tests of pages in Chrome or Chromium (on Debian: apt-get install -y chromium)
-	MVRBM_BROWSER=$(or $(MVRBM_BROWSER),1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/page
+	MVRBM_BROWSER=$(or $(MVRBM_BROWSER),1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/pages
 
 lint: $(STAMP)  ## style, types, layers, structure, spelling and plain English, changing nothing
 	$(BIN)/ruff check

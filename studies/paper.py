@@ -232,7 +232,7 @@ def write_report(folder: Path, scale: str, store: Store, *, seeds: int, first_se
     dict
         Paths of ``results`` and ``report``.
     """
-    from mvrbm.report import Page, Section
+    from mvrbm.pages import Page, Section
     from studies.digits.evidence import Evidence as DigitsEvidence
     from studies.digits.findings import results as digits_results
     from studies.digits.page import page_of as digits_page

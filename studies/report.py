@@ -1,4 +1,4 @@
-"""The report kit that all studies and the benchmark share, on top of `mvrbm.report`.
+"""The report kit that all studies and the benchmark share, on top of `mvrbm.pages`.
 
 From stored cells to numbers (means and their spread, next to a paper's numbers and claims), from numbers to figures
 and tables, and from these to a page. Nothing here computes a result. Each experiment has an `Evidence` of its own,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-    from mvrbm.report import Figure, Section, Table
+    from mvrbm.pages import Figure, Section, Table
 
 __all__ = [
     "DASH",
@@ -321,7 +321,7 @@ def legend_below(canvas: Canvas, axes: Sequence[Axes], columns: int) -> None:
 
 def draw_all(folder: Path, figures: Mapping[str, Any], evidence: Any) -> dict[str, Figure]:
     """Draw the figures for which there is evidence, save them under a folder, and return them for a page."""
-    from mvrbm.report import styled
+    from mvrbm.pages import styled
 
     found = {}
     with styled():
@@ -334,7 +334,7 @@ def draw_all(folder: Path, figures: Mapping[str, Any], evidence: Any) -> dict[st
 
 def _saved(drawing: Drawing, folder: Path, name: str) -> Figure:
     """Write a figure to `name.png` and `name.svg`, the same bytes every time, and return it for a page."""
-    from mvrbm.report import Figure
+    from mvrbm.pages import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
     png = folder / f"{name}.png"
@@ -350,7 +350,7 @@ def _saved(drawing: Drawing, folder: Path, name: str) -> Figure:
 
 def section(title: str, figures: Mapping[str, Figure], names: Iterable[str], tables: Iterable[Table]) -> Section | None:
     """Return a section of the existing figures and tables, None if there are none."""
-    from mvrbm.report import Section
+    from mvrbm.pages import Section
 
     shown, rows = [figures[name] for name in names if name in figures], list(tables)
     return Section(title, (), rows, shown) if shown or rows else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mvrbm import __version__
-from mvrbm.report import Page, Section, Table
+from mvrbm.pages import Page, Section, Table
 from studies.digits import work
 from studies.digits.evidence import Evidence
 from studies.digits.figures import FIGURES

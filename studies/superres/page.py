@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mvrbm import __version__
-from mvrbm.report import Page, Section, Table
+from mvrbm.pages import Page, Section, Table
 from studies.report import DASH, claims, draw_all, incomplete, mean, section, verdict, worse
 from studies.superres.data import PACKAGED
 from studies.superres.figures import FIGURES

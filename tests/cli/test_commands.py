@@ -759,7 +759,7 @@ def test_demo(mvrbm, monkeypatch):
         out.write_text("a page")
         return {"report": str(out), "seconds_total": 1.0}
 
-    monkeypatch.setattr("mvrbm.demo.run", run)
+    monkeypatch.setattr("mvrbm.pages.demo.run", run)
     code, out, err = mvrbm("demo", "--out", "r.html", "--quick", "--seed", 4, "--device", "cpu")
     assert (code, out, err) == (0, "r.html\n", "working\n")
     assert asked == {"seed": 4, "device": "cpu", "quick": True}

@@ -1,4 +1,4 @@
-"""The command ``mvrbm demo``, which runs :mod:`mvrbm.demo`."""
+"""The command ``mvrbm demo``, which runs :mod:`mvrbm.pages.demo`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ def demo(
 
     A page in which the model runs is written next to the report.
     """
-    from mvrbm.demo import playground_of, run
+    from mvrbm.pages.demo import playground_of, run
     from mvrbm.extras import require
     from mvrbm.io.atomic import check_output
 

@@ -26,7 +26,7 @@ def page(
     """
     import mvrbm
     from mvrbm.io.atomic import check_output
-    from mvrbm.page import write_enlarging_page, write_page
+    from mvrbm.pages import write_enlarging_page, write_playground
 
     check_output(out, force, (".html", ".htm"))
     if str(model_folder) == "enlarge" and not model_folder.exists():
@@ -34,7 +34,7 @@ def page(
         kind = "SuperResolver"
     else:
         model = mvrbm.load(model_folder, "cpu")
-        write_page(model, out, title=title or model_folder.name)
+        write_playground(model, out, title=title or model_folder.name)
         kind = type(model).__name__
     size = out.stat().st_size
     result = {"out": str(out), "class": kind, "bytes": size}

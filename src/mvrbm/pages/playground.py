@@ -13,7 +13,7 @@ from mvrbm import __version__
 from mvrbm.couplings import Coupling
 from mvrbm.io.templates import write_html
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.page.encoding import encode
+from mvrbm.pages.encoding import encode
 from mvrbm.units import Unit
 
 # Units that templates/machine.js has.
@@ -22,7 +22,7 @@ _LABELS = ("categorical",)
 _STARTS = 40  # chains to start from; of 28x28 bits, 40 take 42 kB
 
 
-def write_page(model: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
+def write_playground(model: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
     """Write one HTML file in which a model runs in the browser, without a network.
 
     Parameters
@@ -47,11 +47,11 @@ def write_page(model: Any, path: str | os.PathLike[str], *, title: str | None = 
     Examples
     --------
     >>> import mvrbm
-    >>> from mvrbm.page import write_page
-    >>> write_page(mvrbm.load("digits"), "page.html").name  # doctest: +SKIP
+    >>> from mvrbm.pages import write_playground
+    >>> write_playground(mvrbm.load("digits"), "page.html").name  # doctest: +SKIP
     'page.html'
     """
-    return write_html("mvrbm.page", "playground.html", path, **_playground(model, title or type(model).__name__))
+    return write_html("mvrbm.pages", "playground.html", path, **_playground(model, title or type(model).__name__))
 
 
 def _playground(model: Any, title: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mvrbm import demo
+from mvrbm.pages import demo
 
 
 class Tags(HTMLParser):

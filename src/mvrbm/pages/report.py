@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mvrbm.io.templates import write_html
-from mvrbm.report.figures import Figure
+from mvrbm.pages.figures import Figure
 
 __all__ = ["Page", "Section", "Table"]
 
@@ -42,4 +42,4 @@ class Page:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to a file, which replaces an older one only when it is complete."""
-        return write_html("mvrbm.report", "page.html", path, page=self)
+        return write_html("mvrbm.pages", "report.html", path, page=self)

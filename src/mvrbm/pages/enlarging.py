@@ -10,7 +10,7 @@ import torch
 
 from mvrbm import __version__
 from mvrbm.io.templates import write_html
-from mvrbm.page.encoding import encode
+from mvrbm.pages.encoding import encode
 from mvrbm.validation import choice
 from mvrbm.vision.resampling import SCALES
 from mvrbm.vision.shipped import ShippedStages
@@ -39,7 +39,7 @@ def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] 
     """
     cpu = torch.device("cpu")
     stages = {scale: ShippedStages(f"x{choice(scale, 'scale', SCALES)}", cpu).stages for scale in scales}
-    return write_html("mvrbm.page", "enlarge.html", path, **enlarging(stages, BACK_PROJECTION))
+    return write_html("mvrbm.pages", "enlarge.html", path, **enlarging(stages, BACK_PROJECTION))
 
 
 def enlarging(stages: Mapping[int, Sequence[Stage]], rounds: int) -> dict[str, Any]:

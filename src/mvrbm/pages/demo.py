@@ -22,8 +22,8 @@ from mvrbm import __version__
 from mvrbm import load as load_model
 from mvrbm.estimators import MMVRBM, MVRBM, RBM
 from mvrbm.io.datasets import load
-from mvrbm.page import write_page
-from mvrbm.report import Page, Section, Table, curves, image_grid
+from mvrbm.pages import write_playground
+from mvrbm.pages import Page, Section, Table, curves, image_grid
 from mvrbm.training import RECIPES, Monitor
 from mvrbm.vision import add_noise, psnr
 
@@ -169,7 +169,7 @@ def _generated(model: MMVRBM, digits: _Digits, judge: SVC, steps: int) -> tuple[
 
 def _playground(model: MMVRBM, out: Path) -> Section:
     """Write the page in which a model runs, and return the section that links to it."""
-    path = write_page(model, playground_of(out), title="The model of the report")
+    path = write_playground(model, playground_of(out), title="The model of the report")
     text = (
         "This model runs in the browser, on a page next to this report: draw a stroke and watch it fill in the rest, "
         "ask for a digit, see which hidden units light up."
