@@ -54,7 +54,7 @@ def parse_shape(value: str | Shape) -> Shape:
         raise typer.BadParameter(f"{text!r} is not a shape such as 25x25")
     shape = Shape(int(size) for size in text.split("x"))
     if math.prod(shape) > _MAX_ENTRIES:
-        raise typer.BadParameter(f"{text} has {math.prod(shape):,} entries, which is more than {_MAX_ENTRIES:,}")
+        raise typer.BadParameter(f"{text} has {math.prod(shape):,} entries, more than the limit of {_MAX_ENTRIES:,}")
     return shape
 
 
