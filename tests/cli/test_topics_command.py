@@ -42,7 +42,9 @@ def test_every_kind_of_file_gives_the_same_counts(place, name):
 
 
 def test_shows_and_saves_topics(place, capsys):
-    assert main(["topics", "pets.txt", "--topics", "2", "--words", "3", "--epochs", "2", "--save", "model", "--json"]) == 0
+    assert (
+        main(["topics", "pets.txt", "--topics", "2", "--words", "3", "--epochs", "2", "--save", "model", "--json"]) == 0
+    )
     printed = capsys.readouterr()
     result = json.loads(printed.out)
     assert np.shape(result["topics"]) == (2, 3)
