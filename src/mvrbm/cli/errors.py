@@ -28,10 +28,20 @@ def describe(error: Exception) -> tuple[str, int] | None:
 
 
 def _describe_usage(error: Any) -> str:
+    message = str(error.format_message()).replace("Value error, ", "")  # a phrase of pydantic, which typer uses
+    given = _rejected_value(error)
+    if given is not None and given not in message:
+        message += f", got {given}"
     context = getattr(error, "ctx", None)
-    hint = "" if context is None else f" (see {context.command_path} --help)"
-    # Some versions of typer prepend a phrase of pydantic.
-    return str(error.format_message()).replace("Value error, ", "") + hint
+    return message if context is None else f"{message} (see {context.command_path} --help)"
+
+
+def _rejected_value(error: Exception) -> str | None:
+    """Return the value of an option that pydantic rejected, if its message does not contain the value."""
+    cause: Any = error.__cause__
+    if not hasattr(cause, "errors"):
+        return None
+    return repr(cause.errors()[0]["input"])
 
 
 def _describe_failure(error: Exception) -> str | None:

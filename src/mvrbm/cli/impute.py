@@ -38,13 +38,16 @@ def impute(
 
     Missing entries are NaN in arrays and empty fields in tables.
     """
-    training = {"categorical": categorical, "sample_axes": sample_axes, "epochs": epochs}
-    opt.check_not_training(model_folder, train=train, save=save, **training)
+    settings = {"categorical": categorical, "sample_axes": sample_axes, "epochs": epochs}
+    opt.check_not_training(model_folder, train=train, save=save, **settings)
     is_table = out.suffix == ".csv"
     if categorical is not None and not is_table:
         raise ValueError(f"--categorical needs a table as INPUT and a .csv file as OUT, got {out}")
     _check_outputs(out, deviations, save, force)
     samples = opt.chosen(_read(source, data_dir, is_table, categorical), rows, source)
+    training = samples if train is None else _read(train, data_dir, is_table, categorical)
+    if train is not None and not is_table:
+        opt.check_same_size(samples, training, source, train)
 
     def train_imputer() -> Any:
         import mvrbm
@@ -56,7 +59,7 @@ def impute(
             device=device,
             verbose=int(not quiet),
         )
-        return imputer.fit(samples if train is None else _read(train, data_dir, is_table, categorical))
+        return imputer.fit(training)
 
     imputer = opt.trained_or_loaded(train_imputer, save, model_folder, device, "standard_deviation")
     if not is_table and rows is None:

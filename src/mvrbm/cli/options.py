@@ -246,6 +246,15 @@ def chosen(samples: Any, rows: slice | None, source: str) -> Any:
     return some
 
 
+def check_same_size(samples: Any, training: Any, source: str, train: str) -> None:
+    """Raise ValueError, before any training, if samples of two arrays differ in their number of entries."""
+    if math.prod(training.shape[1:]) != math.prod(samples.shape[1:]):
+        raise ValueError(
+            f"--train {train} has samples of shape {times(training.shape[1:])}, "
+            f"but those of {source} have shape {times(samples.shape[1:])}"
+        )
+
+
 # -- results ----------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,9 @@ def outliers(
     if save is not None:
         opt.check_model_out(save, force)
     samples = opt.read(source, data_dir, rows)
+    training = samples if train is None else opt.read(train, data_dir)
+    if train is not None:
+        opt.check_same_size(samples, training, source, train)
 
     def train_detector() -> Any:
         import mvrbm
@@ -57,7 +60,7 @@ def outliers(
             device=device,
             verbose=int(not quiet and sys.stderr.isatty()),  # a progress bar is unreadable in a file
         )
-        return detector.fit(samples if train is None else opt.read(train, data_dir))
+        return detector.fit(training)
 
     detector = opt.trained_or_loaded(train_detector, save, model_folder, device, "explain")
     scores = detector.decision_function(samples)

@@ -122,6 +122,8 @@ def train(
         given = {name: value for name, value in settings.items() if value is not None}
         model.set_params(**given, random_state=seed, device=device.value)
         samples = _read_samples(source, data_dir, rows, shape, hidden or opt.Shape())
+        if hidden is not None and coupling is None:
+            _check_axes(hidden, samples.shape[1:])
         known = _known_entries(samples, missing_nan)
         classes = None if labels is None else _read_labels(labels, data_dir, rows, len(samples))
     if sweep is not None:
@@ -240,6 +242,15 @@ def _read_samples(
     return samples.reshape(len(samples), *shape)
 
 
+def _check_axes(hidden: opt.Shape, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a hidden layer with several axes has not as many axes as a sample."""
+    if len(hidden) > 1 and len(hidden) != len(shape):
+        raise ValueError(
+            f"--hidden {hidden} has {len(hidden)} axes, but samples have {len(shape)} ({opt.times(shape)}): "
+            "pass --shape, or a hidden shape with as many axes"
+        )
+
+
 def _known_entries(samples: Any, missing_nan: bool) -> Any:
     """Return a mask of the known entries, or None if all entries are known."""
     from mvrbm.io.arrays import known_entries
@@ -330,6 +341,8 @@ def _parse_grid(text: str) -> dict[str, list[Any]]:
         if not values.strip():
             raise typer.BadParameter(f"{part!r} is not NAME=VALUE,VALUE", param_hint="'--sweep'")
         grid[name.strip()] = [_parse_value(value.strip()) for value in values.split(",")]
+    if not grid:
+        raise typer.BadParameter(f"{text!r} names no parameter", param_hint="'--sweep'")
     return grid
 
 
@@ -345,6 +358,10 @@ def _sweep(
     """Train one model per combination of values, save the best one, and describe all of them."""
     from mvrbm.estimators.sweep import Sweep
 
+    parameters = model.get_params()
+    for name in grid:
+        if name not in parameters:
+            raise ValueError(f"--sweep: {type(model).__name__} has no parameter '{name}', only {', '.join(parameters)}")
     fitted = Sweep(model, grid).fit(samples, checkpoints=checkpoints, force=force)
     fitted.best_estimator_.save(out)
     candidates = []
