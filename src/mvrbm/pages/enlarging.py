@@ -1,4 +1,4 @@
-"""The enlarging page: photographs are enlarged by the stages that come with the package."""
+"""The enlarging page, which enlarges photographs with the models in the package."""
 
 import base64
 import os
@@ -17,20 +17,24 @@ from mvrbm.vision.shipped import ShippedStages
 from mvrbm.vision.stages import Stage
 from mvrbm.vision.superres.enlarging import BACK_PROJECTION
 
+# The photograph behind the button "Use the example".
 _EXAMPLE = Path(__file__).parent / "templates" / "example.png"
+# Scalar settings and arrays of a stage that the page needs.
+_SETTINGS = ("patch", "stride", "floor")
+_ARRAYS = ("left", "right", "bias", "visible_bias")
 
 
 def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] = SCALES) -> Path:
-    """Write one HTML file that enlarges photographs in the browser, without a network.
+    """Write an HTML file that enlarges photographs in the browser, without a network connection.
 
-    Photographs are enlarged as by :meth:`mvrbm.vision.SuperResolver.pretrained`, without transparency.
+    The page computes the same as :meth:`mvrbm.vision.SuperResolver.pretrained`, but ignores transparency.
 
     Parameters
     ----------
     path : path
-        The file. An existing file is replaced when the new one is complete.
+        The file. An existing file is replaced once the new one is complete.
     scales : sequence of {2, 3, 4}
-        Side lengths, in pixels, of the square that one pixel becomes, to choose from.
+        Enlargements per side that the page offers.
 
     Returns
     -------
@@ -39,23 +43,23 @@ def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] 
     """
     cpu = torch.device("cpu")
     stages = {scale: ShippedStages(f"x{choice(scale, 'scale', SCALES)}", cpu).stages for scale in scales}
-    return write_html("mvrbm.pages", "enlarge.html", path, **enlarging(stages, BACK_PROJECTION))
+    return write_html("mvrbm.pages", "enlarge.html", path, **template_values(stages, BACK_PROJECTION))
 
 
-def enlarging(stages: Mapping[int, Sequence[Stage]], rounds: int) -> dict[str, Any]:
-    """Return what the template needs: the stages for each scale, and the rounds of back-projection after each stage."""
+def template_values(stages: Mapping[int, Sequence[Stage]], rounds: int) -> dict[str, Any]:
+    """Return the values of the template for the stages of each scale, with `rounds` of back-projection after each."""
     models = [
-        {"scale": scale, "rounds": rounds, "stages": [_describe(stage) for stage in some]}
-        for scale, some in stages.items()
+        {"scale": scale, "rounds": rounds, "stages": [_describe(stage) for stage in of_scale]}
+        for scale, of_scale in stages.items()
     ]
-    parameters = sum(p.numel() for some in stages.values() for stage in some for p in stage.parameters())
+    parameters = sum(p.numel() for of_scale in stages.values() for stage in of_scale for p in stage.parameters())
     example = base64.b64encode(_EXAMPLE.read_bytes()).decode()
     return {"models": models, "parameters": f"{parameters:,}", "example": example, "version": __version__}
 
 
 def _describe(stage: Stage) -> dict[str, Any]:
-    """Return a stage for luminance, with the weights of 16 bits that it is stored with."""
-    described: dict[str, Any] = {name: getattr(stage, name) for name in ("patch", "stride", "floor")}
-    for name in ("left", "right", "bias", "visible_bias"):
+    """Return the settings of a stage and its weights, in the half precision in which the package stores them."""
+    described: dict[str, Any] = {name: getattr(stage, name) for name in _SETTINGS}
+    for name in _ARRAYS:
         described[name] = encode(getattr(stage, name).detach().cpu().half().numpy())
     return described
