@@ -203,7 +203,7 @@ def test_the_keyboard_can_do_everything(visit, digits):
         page.keyboard.press(key)
     known = np.array(page.evaluate("[...known]")).reshape(28, 28)
     assert (known.sum(), known[12:14, 12:16].sum()) == (8, 8)  # two pixels wide, four long
-    assert page.locator("#status").inner_text() == "8 pixels are held; the model draws the other 776."
+    assert page.locator("#status").inner_text() == "The model keeps 8 pixels and draws the other 776."
     reached = set()
     for _ in range(40):
         page.keyboard.press("Tab")
@@ -212,7 +212,7 @@ def test_the_keyboard_can_do_everything(visit, digits):
     assert set(wanted.split()) <= reached
     page.locator("#hidden").focus()
     page.keyboard.press("ArrowDown")
-    unit = page.locator("#unit").inner_text().partition(", now")[0]
+    unit = page.locator("#unit").inner_text().partition(", with activity")[0]
     assert unit in page.locator("#status").inner_text()
     nameless = """() => [...document.querySelectorAll("button, input, canvas")].filter(
         (each) => !(each.ariaLabel || each.textContent || each.labels?.length || each.closest("button")?.ariaLabel)

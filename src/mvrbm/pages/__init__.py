@@ -1,4 +1,4 @@
-"""HTML pages that a person looks at: reports, the playground and the demo.
+"""HTML pages: reports, the playground, and the demo that writes both.
 
 Every page is one self-contained file that opens without a network connection. The templates hold the HTML, CSS and
 JavaScript, and the modules fill them in. Apart from :mod:`mvrbm.pages.demo`, nothing here trains or samples.
