@@ -275,7 +275,8 @@ def test_a_class_may_offer_its_own_graph_and_a_wrong_one_is_caught(tmp_path):
     path = tmp_path / "model.onnx"
     to_onnx(Offering(Times(2.0)), path)
     good = path.read_bytes()
-    with pytest.raises(ExportError, match=r"Offering.transform differs from the estimator by 0\.0001, more than 1e-05.*not written"):
+    message = r"Offering.transform differs from the estimator by 0\.0001, more than 1e-05.*not written"
+    with pytest.raises(ExportError, match=message):
         to_onnx(Offering(Times(2.0002)), path)
     with pytest.raises(ExportError, match="differs from the estimator by nan"):
         to_onnx(Offering(Times(float("nan"))), path)
