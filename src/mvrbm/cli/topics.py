@@ -33,7 +33,7 @@ def topics(
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Find topics in documents, and show the most characteristic words of each topic."""
+    """Find topics in documents, and show the top words of each topic."""
     if save is not None:
         opt.check_model_out(save, force)
     import numpy as np

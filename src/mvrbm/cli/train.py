@@ -91,12 +91,17 @@ def train(
     layers: dict[str, Any] = {"rank": rank, "coupling": coupling, "visible": visible, "hidden_unit": hidden_unit}
     _check_layers(hidden, init, **layers)
     if labels is not None:
-        only_unlabeled = {"negative": negative, "chains": chains, "gibbs_steps": gibbs_steps, "log": log}
-        reason = "a model with labels does not support it"
-        opt.check_conflicts(
-            "--labels", reason, init=init, hidden_unit=hidden_unit, **only_unlabeled, sweep=sweep,
-            missing_nan=missing_nan or None,
-        )  # fmt: skip
+        unsupported = {
+            "init": init,
+            "hidden_unit": hidden_unit,
+            "negative": negative,
+            "chains": chains,
+            "gibbs_steps": gibbs_steps,
+            "log": log,
+            "sweep": sweep,
+            "missing_nan": missing_nan or None,
+        }
+        opt.check_conflicts("--labels", "a model with labels does not support it", **unsupported)
     if sweep is not None:
         reason = "each model of a sweep is trained from scratch, on complete samples"
         opt.check_conflicts("--sweep", reason, init=init, log=log, missing_nan=missing_nan or None)
@@ -130,11 +135,10 @@ def train(
         outcome = _sweep(model, _parse_grid(sweep), samples, out, checkpoints, force)
     elif classes is not None:
         callbacks = opt.progress_callbacks(quiet)
-        fit = {"y": classes, "checkpoints": checkpoints}
-        outcome = _fit(model, samples[:], out, callbacks=callbacks, force=force, **fit)
+        outcome = _fit(model, samples[:], out, y=classes, callbacks=callbacks, checkpoints=checkpoints, force=force)
     else:
         callbacks = _callbacks(model, samples, known, log, checkpoints, quiet)
-        outcome = _fit(model, samples, out, callbacks=callbacks, force=force, mask=known, resume=checkpoints)
+        outcome = _fit(model, samples, out, mask=known, callbacks=callbacks, resume=checkpoints, force=force)
     leave()
     if world.is_main:
         opt.show({**outcome.result, "resumed": resumed}, as_json, outcome.text)
