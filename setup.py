@@ -37,7 +37,7 @@ setup(
             py_limited_api=True,
             optional=True,
         )
-        for name, headers in {"_native": ["_native_kernel.h"], "_pseudo": []}.items()
+        for name, headers in {"_native": ["_native_kernel.h"], "_pseudo": [], "_random": []}.items()
     ]
     if supported
     else [],

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mvrbm import models
-from mvrbm.backends.base import EpochPath
-from mvrbm.backends.graphs import GraphPath
-from mvrbm.backends.triton import TritonPath
+from mvrbm.backends.base import EpochBackend
+from mvrbm.backends.cuda.per_sample import PerSampleBackend
+from mvrbm.backends.graph import GraphBackend
 from mvrbm.errors import DivergenceError
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.training import PCD, RECIPES, Recipe, Trainer, TrainState
@@ -77,7 +77,7 @@ _GENERAL = "general path, fp32"
 
 def _path(
     machines: Sequence[BoltzmannMachine], recipe: Recipe, seeds: Sequence[int], images: Array, precision: str | None
-) -> tuple[EpochPath, list[TrainState]]:
+) -> tuple[EpochBackend, list[TrainState]]:
     """Return a path that trains machines on images, and their states; precision None is CUDA graphs."""
     trainers = [Trainer(machine, recipe, seed=seed) for machine, seed in zip(machines, seeds, strict=True)]
     sources = [trainer.prepare(images, initialize=True) for trainer in trainers[:1]]
@@ -85,9 +85,9 @@ def _path(
         trainer.prepare(images, initialize=True)
     states = [trainer.state for trainer in trainers]
     if precision is None:
-        return GraphPath(trainers[0].task(), states[0], sources[0]), states
+        return GraphBackend(trainers[0].task(), states[0], sources[0]), states
     tasks = [trainer.task() for trainer in trainers]
-    return TritonPath(tasks, states, sources * len(trainers), precision=precision), states
+    return PerSampleBackend(tasks, states, sources * len(trainers), precision=precision), states
 
 
 def _orders(states: Sequence[TrainState], n: int) -> Tensor:

@@ -29,7 +29,7 @@ from benchmarks.problems import Problem, digits, on_device
 from benchmarks.run import gpu_rates
 from benchmarks.show import grid, three_digits
 from mvrbm import BoltzmannMachine, RandomSource
-from mvrbm.backends import EpochPath, choose_path
+from mvrbm.backends.choose import EpochBackend, choose_backend
 from mvrbm.couplings import Coupling, Dense, Kronecker
 from mvrbm.devices import resolve_device
 from mvrbm.likelihood import annealed_importance_sampling
@@ -176,10 +176,10 @@ def _epochs(workload: Workload, device: str) -> tuple[Callable[[], int], str]:
     for trainer in trainers[1:]:
         trainer.prepare(source, initialize=True)
     states, orders = [trainer.state for trainer in trainers], Permutations()
-    path = choose_path([trainer.task() for trainer in trainers], states, [source] * len(trainers), 1)
+    path = choose_backend([trainer.task() for trainer in trainers], states, [source] * len(trainers), 1)
 
     def whole() -> int:
-        assert isinstance(path, EpochPath)
+        assert isinstance(path, EpochBackend)
         order = orders.draw([trainer.order_rng for trainer in trainers], path.n_samples, 10**6)
         return path.epoch(states, order, lambda: False)
 
@@ -188,7 +188,7 @@ def _epochs(workload: Workload, device: str) -> tuple[Callable[[], int], str]:
         first.fit(source, first.epoch + 1)
         return first.update - before
 
-    return whole if isinstance(path, EpochPath) else batch_by_batch, type(path).__name__
+    return whole if isinstance(path, EpochBackend) else batch_by_batch, type(path).__name__
 
 
 def _peer(workload: Workload, device: str) -> tuple[Callable[[], int], str]:

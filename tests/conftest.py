@@ -21,8 +21,8 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
     # Triton compiles or interprets a function according to this variable at the time of its definition. It is removed
     # afterwards, so that trainers do not choose the kernels.
     os.environ["TRITON_INTERPRET"] = "1"
-    importlib.import_module("mvrbm.backends.triton_kernels")
-    importlib.import_module("mvrbm.backends.triton_tiled")
+    importlib.import_module("mvrbm.backends.cuda.per_sample_kernels")
+    importlib.import_module("mvrbm.backends.cuda.tiled")
     importlib.import_module("mvrbm.sampling.tempered_kernels")
     del os.environ["TRITON_INTERPRET"]
     from triton.runtime import interpreter

@@ -11,7 +11,7 @@ from PIL import Image
 
 import mvrbm
 from mvrbm import MVRBM, ClassificationMVRBM, MVRBMClassifier, Sweep
-from mvrbm.backends import native
+from mvrbm.backends.cpu import native
 from mvrbm.cli import main
 from mvrbm.interrupt import Terminated, exit_code, finish_on_interrupt, hold_signals, terminate_in_order
 from mvrbm.training import Callback, Trainer, backprop

@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import struct
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -30,7 +29,6 @@ from mvrbm import (
 from mvrbm.errors import MVRBMError, StorageError
 from mvrbm.io import atomic
 from mvrbm.models import mvrbm as machine_of
-from mvrbm.training import Trainer
 from tables import MACHINES, generator, machine_named, random_states
 
 
@@ -562,41 +560,6 @@ def test_nothing_is_unpickled(tmp_path):
 
 
 # -- the registry -----------------------------------------------------------------------------------------
-
-OLD = Path(__file__).parent / "models_0.1.0"  # written by version 0.1.0, with outputs of that version
-OLD_CLASSES = {
-    "mvrbm": "MVRBM",
-    "rbm": "RBM",
-    "tvrbm": "TVRBM",
-    "mmvrbm": "MMVRBM",
-    "deep": "DeepMVRBM",
-    "classifier": "MVRBMClassifier",
-    "deep_classifier": "DeepMVRBMClassifier",
-    "classification": "ClassificationMVRBM",
-}
-
-
-@pytest.mark.parametrize("name", OLD_CLASSES)
-def test_models_of_version_0_1_0_still_load(name, tmp_path):
-    with np.load(OLD / "expected.npz") as file:
-        stored = dict(file)
-    data = {"tvrbm": stored["tensors"], "mmvrbm": {"a": stored["a"], "b": stored["b"]}}
-    X = data.get(name, stored["images"].reshape(5, -1) if name == "rbm" else stored["images"])
-    for folder in (OLD / name, tmp_path / "again"):
-        model = mvrbm.load(folder, device="cpu")
-        assert type(model).__name__ == OLD_CLASSES[name]
-        outputs = model.predict_proba(X) if "class" in name else model.transform(X)
-        np.testing.assert_allclose(outputs, stored[f"of {name}"], rtol=1e-6, atol=1e-7)
-        model.save(tmp_path / "again")
-        assert model.get_params().get("n_epochs") in (None, 2)
-
-
-def test_machines_and_checkpoints_of_version_0_1_0_still_load():
-    words = torch.eye(3)[[0, 1, 2, 0]][None]
-    expected = torch.from_numpy(np.load(OLD / "expected.npz")["of machine"])
-    torch.testing.assert_close(mvrbm.load(OLD / "machine", device="cpu").hidden_mean(words), expected)
-    for folder in (OLD / "checkpoint", OLD / "checkpoint" / "update-000000002"):
-        assert isinstance(mvrbm.load(folder, device="cpu"), Trainer)
 
 
 def test_an_unknown_class_is_named(tmp_path):

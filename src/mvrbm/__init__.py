@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from mvrbm.hub import save_pretrained as save_pretrained
     from mvrbm.machine import BoltzmannMachine as BoltzmannMachine
     from mvrbm.random import RandomSource as RandomSource
-    from mvrbm.random import Recorder as Recorder
-    from mvrbm.random import Replay as Replay
     from mvrbm.saving import save as save
     from mvrbm.units import *  # noqa: F403
 
@@ -35,7 +33,7 @@ _HOMES = {
     ),
     "mvrbm.hub": ("ModelCard", "push_to_hub", "save_pretrained"),
     "mvrbm.machine": ("BoltzmannMachine",),
-    "mvrbm.random": ("RandomSource", "Recorder", "Replay"),
+    "mvrbm.random": ("RandomSource",),
     "mvrbm.saving": ("save",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

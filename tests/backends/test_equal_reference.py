@@ -22,8 +22,8 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 if importlib.util.find_spec("triton") is None:
     pytest.skip("the kernels need triton", allow_module_level=True)
-from mvrbm.backends import gemm  # noqa: E402
-from mvrbm.backends.triton import TritonPath, fewest_waves, unsupported_reason  # noqa: E402
+from mvrbm.backends.cpu import gemm  # noqa: E402
+from mvrbm.backends.cuda.per_sample import PerSampleBackend, fewest_waves, unsupported_reason  # noqa: E402
 
 PAPER = Recipe(
     learning_rate=0.05, bias_learning_rate=None, weight_decay=0.01, bias_from_data=False, factor_std=0.3,
@@ -172,7 +172,7 @@ ON_CPU = {
 def kernels(trainers, sources, precision=None):
     """The path of the kernels for prepared trainers, and the states that it works on."""
     states = [trainer.state for trainer in trainers]
-    return TritonPath([trainer.task() for trainer in trainers], states, sources, precision=precision), states
+    return PerSampleBackend([trainer.task() for trainer in trainers], states, sources, precision=precision), states
 
 
 def never():

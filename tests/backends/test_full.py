@@ -24,11 +24,12 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("the kernels need triton", allow_module_level=True)
 from backends import test_equal_reference as of_rank_1  # noqa: E402
 from backends.test_equal_reference import Single, data_for, learning, never, spread  # noqa: E402
-from mvrbm.backends import kernel_path, tempered  # noqa: E402
-from mvrbm.backends.flat import Plan  # noqa: E402
-from mvrbm.backends.full import FullMatrixPath, tile_of, unsupported_reason  # noqa: E402
-from mvrbm.backends.tempered import TemperedMatrixPath  # noqa: E402
-from mvrbm.backends.triton import TritonPath, slower_reason  # noqa: E402
+from mvrbm.backends.choose import kernel_backend  # noqa: E402
+from mvrbm.backends.cuda import tempered  # noqa: E402
+from mvrbm.backends.cuda.full_matrix import FullMatrixBackend, tile_of, unsupported_reason  # noqa: E402
+from mvrbm.backends.cuda.per_sample import PerSampleBackend, slower_reason  # noqa: E402
+from mvrbm.backends.cuda.tempered import TemperedBackend  # noqa: E402
+from mvrbm.backends.layout import Layout  # noqa: E402
 
 DEFAULT, PAPER = (dataclasses.replace(recipe, batch_size=8) for recipe in (of_rank_1.DEFAULT, of_rank_1.PAPER))
 FULL = dataclasses.replace(DEFAULT, centering="full")
@@ -175,7 +176,7 @@ def by_reference(case, dtype, change=unchanged, *, masked=False):
 
 def kind_of(recipe):
     """Return the path that is for a recipe's chains."""
-    return TemperedMatrixPath if len(recipe.negative.chain_shape) > 1 else FullMatrixPath
+    return TemperedBackend if len(recipe.negative.chain_shape) > 1 else FullMatrixBackend
 
 
 def by_kernels(
@@ -186,7 +187,7 @@ def by_kernels(
     trainer = Trainer(machine_of(*case[:3]), case[3], seed=5, missing_steps=MISSING_STEPS)
     source = as_source(data, trainer.machine, mask=masks_for(trainer.machine, N) if masked else None)
     trainer.prepare(source, initialize=True)
-    if kind_of(case[3]) is TemperedMatrixPath:
+    if kind_of(case[3]) is TemperedBackend:
         reason = tempered.unsupported_reason
     assert reason(trainer.task(), trainer.state, source) is None
     path = (kind or kind_of(case[3]))([trainer.task()], [trainer.state], [source], precision=precision)
@@ -246,7 +247,7 @@ def test_entries_that_are_nan_are_missing_as_those_that_a_mask_leaves_out():
         trainer = Trainer(machine_of(*case[:3]), case[3], seed=5)
         source = as_source({"x0": how.pop("data")}, trainer.machine, **how)
         trainer.prepare(source, initialize=True)
-        path = FullMatrixPath([trainer.task()], [trainer.state], [source])
+        path = FullMatrixBackend([trainer.task()], [trainer.state], [source])
         path.epoch([trainer.state], torch.arange(N, device=DEVICE)[None], never)
         path.store([trainer.state])
         return everything(trainer)
@@ -332,7 +333,7 @@ def test_labels_are_drawn_with_their_probabilities():
     trainer, source = prepared(case, recipe=recipe, n=8)  # one update per epoch
     unit = trainer.machine.layers["x0"]
     unit.bias.data.copy_(torch.randn(3, 5, generator=torch.Generator().manual_seed(0)))
-    path = FullMatrixPath([trainer.task()], [trainer.state], [source])
+    path = FullMatrixBackend([trainer.task()], [trainer.state], [source])
     counts = torch.zeros(3, 5)
     for _ in range(2):
         path.epoch([trainer.state], torch.arange(8, device=DEVICE)[None], never)
@@ -373,7 +374,7 @@ def test_a_path_continues_with_other_data(name):
     order = torch.arange(8, device=DEVICE)[None]
     path.epoch([first.state], order, never)
     path.store([first.state])
-    assert first.negative.turn(first.state.chains) == (1 if kind is TemperedMatrixPath else 0)  # after three steps
+    assert first.negative.turn(first.state.chains) == (1 if kind is TemperedBackend else 0)  # after three steps
     other = kind([second.task()], [second.state], sources[:1])
     other.epoch([second.state], order, never)
     other.store([second.state])
@@ -422,7 +423,7 @@ def test_a_resumed_run_with_tempered_chains_continues_as_planned(tmp_path):
     second = trainer()
     assert second.resume(tmp_path)
     second.fit(data, 3)
-    assert isinstance(second._last_path, TemperedMatrixPath)
+    assert isinstance(second._last_path, TemperedBackend)
     for key, value in everything(planned).items():
         torch.testing.assert_close(everything(second)[key], value, rtol=1e-4, atol=1e-5)
 
@@ -478,7 +479,7 @@ def test_what_full_matrices_are_not_for():
 )
 def test_one_program_per_sample_or_products_of_batches(shape, hidden_shape, rank, rows, models, by_sample):
     machine = BoltzmannMachine({"x": Bernoulli(shape)}, Bernoulli(hidden_shape), {"x": Kronecker(rank)})
-    assert (slower_reason(Plan.of(machine), rows, models, processors=132) is None) is by_sample
+    assert (slower_reason(Layout.of(machine), rows, models, processors=132) is None) is by_sample
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -486,19 +487,19 @@ def test_the_rule_that_chooses_kernels():
     def chosen(links, negative=DEFAULT.negative, visible=(picture,)):
         case = [visible, hidden, links, dataclasses.replace(DEFAULT, negative=negative)]
         trainer, source = prepared(case)
-        return kernel_path(trainer.task(), trainer.state, source, 1)
+        return kernel_backend(trainer.task(), trainer.state, source, 1)
 
-    assert chosen([Kronecker(2)]) is TritonPath
-    assert chosen([Kronecker(12)]) is FullMatrixPath
-    assert chosen([Kronecker(8)], PCD(400)) is FullMatrixPath
-    assert chosen([Dense()]) is FullMatrixPath
-    assert chosen([Kronecker(2)], TemperedPCD(4)) is TemperedMatrixPath
+    assert chosen([Kronecker(2)]) is PerSampleBackend
+    assert chosen([Kronecker(12)]) is FullMatrixBackend
+    assert chosen([Kronecker(8)], PCD(400)) is FullMatrixBackend
+    assert chosen([Dense()]) is FullMatrixBackend
+    assert chosen([Kronecker(2)], TemperedPCD(4)) is TemperedBackend
     label = (picture, lambda: Categorical(3))
-    assert chosen([Kronecker(1), Dense()], visible=label) is TritonPath
-    assert chosen([Kronecker(9), Dense()], visible=label) is FullMatrixPath
-    assert chosen([Kronecker(2), Dense()], visible=(picture, lambda: Categorical(17))) is FullMatrixPath
-    assert chosen([Kronecker(2), Dense()], visible=(picture, lambda: Categorical((2, 3)))) is FullMatrixPath
-    assert chosen([Dense()], visible=label[1:]) is FullMatrixPath
+    assert chosen([Kronecker(1), Dense()], visible=label) is PerSampleBackend
+    assert chosen([Kronecker(9), Dense()], visible=label) is FullMatrixBackend
+    assert chosen([Kronecker(2), Dense()], visible=(picture, lambda: Categorical(17))) is FullMatrixBackend
+    assert chosen([Kronecker(2), Dense()], visible=(picture, lambda: Categorical((2, 3)))) is FullMatrixBackend
+    assert chosen([Dense()], visible=label[1:]) is FullMatrixBackend
 
 
 def test_tiles_are_large_where_there_are_enough_of_them():

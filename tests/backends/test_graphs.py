@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from mvrbm import BoltzmannMachine
-from mvrbm.backends import choose_path, formed, graphs, triton
-from mvrbm.backends.reference import ReferencePath
+from mvrbm.backends import formed
+from mvrbm.backends import graph as graphs
+from mvrbm.backends.choose import choose_backend
+from mvrbm.backends.cuda import per_sample as triton
+from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.couplings import CP, MPO, Dense, Kronecker
 from mvrbm.data.sources import as_source
 from mvrbm.training import CD, PCD, Callback, DivergenceError, Recipe, TemperedPCD, Trainer
@@ -72,14 +75,14 @@ class Graphed(Trainer):
 
     def _choose_path(self, tasks, states, sources, threads):
         assert graphs.not_capturable_reason(tasks[0], states[0], sources[0]) is None
-        return graphs.GraphPath(tasks[0], states[0], sources[0])
+        return graphs.GraphBackend(tasks[0], states[0], sources[0])
 
 
 class Plain(Trainer):
     """Takes no fast path."""
 
     def _choose_path(self, tasks, states, sources, threads):
-        return ReferencePath(tasks[0])
+        return ReferenceBackend(tasks[0])
 
 
 def train(kind, case, n_epochs=3, prepare=lambda data: {}):
@@ -227,7 +230,7 @@ def test_epochs_allow_tensor_cores_unless_they_have_to_be_exact():
         machine = classic().to(DEVICE)
         trainer = Trainer(machine, recipe)
         source = trainer.prepare(data_for(machine, 8), initialize=True)
-        path = graphs.GraphPath(trainer.task(), trainer.state, source, exact=exact)
+        path = graphs.GraphBackend(trainer.task(), trainer.state, source, exact=exact)
         path.epoch([trainer.state], torch.arange(8)[None], lambda: False)
     assert seen == [True, False]
 
@@ -377,8 +380,8 @@ def test_a_gpu_takes_graphs_where_there_are_no_kernels_and_captures_them():
     assert triton.unsupported_reason(task, state, source) is not None
     assert graphs.unsupported_reason(task, state, source) is None
     trainer.prepare(source, initialize=True)
-    path = choose_path([trainer.task()], [state], [source], 1)
-    assert isinstance(path, graphs.GraphPath)
+    path = choose_backend([trainer.task()], [state], [source], 1)
+    assert isinstance(path, graphs.GraphBackend)
     for _ in range(2):
         assert path.epoch([state], trainer.order_rng.permutation(36)[None], lambda: False) == 5
     assert path.store([state]) == [False]

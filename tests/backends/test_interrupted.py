@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from mvrbm import Bernoulli, BoltzmannMachine, Dense, Gaussian, Kronecker
-from mvrbm.backends.gemm import GemmUpdates
-from mvrbm.backends.native import NativeUpdates
+from mvrbm.backends.cpu.gemm import GemmBackend
+from mvrbm.backends.cpu.native import NativeBackend
 from mvrbm.training import CD, PCD, RECIPES, Checkpoint, Trainer
 
 BATCH, EPOCHS = 30, 3  # of 70 samples: three updates per epoch, the last one of a short batch
 RUNS = [
-    (NativeUpdates, lambda: Gaussian((4, 3)), lambda: Kronecker(2), "default", CD(1)),
-    (NativeUpdates, lambda: Gaussian((4, 3), learn_variance=True), Kronecker, "generative", PCD(20)),
-    (NativeUpdates, lambda: Bernoulli((4, 3)), lambda: Kronecker(2), "generative", PCD(20)),
-    (GemmUpdates, lambda: Gaussian(12), Dense, "default", CD(1)),
-    (GemmUpdates, lambda: Gaussian(12, learn_variance=True), Dense, "paper", PCD(20)),
+    (NativeBackend, lambda: Gaussian((4, 3)), lambda: Kronecker(2), "default", CD(1)),
+    (NativeBackend, lambda: Gaussian((4, 3), learn_variance=True), Kronecker, "generative", PCD(20)),
+    (NativeBackend, lambda: Bernoulli((4, 3)), lambda: Kronecker(2), "generative", PCD(20)),
+    (GemmBackend, lambda: Gaussian(12), Dense, "default", CD(1)),
+    (GemmBackend, lambda: Gaussian(12, learn_variance=True), Dense, "paper", PCD(20)),
 ]
 
 
@@ -65,6 +65,6 @@ def test_a_state_that_a_callback_changes_is_not_overwritten(tmp_path, monkeypatc
     assert trainer.state.exact
     with torch.no_grad():
         trainer.machine.hidden.bias.fill_(7.0)
-    path = NativeUpdates(trainer.task(), trainer.state, 1)
+    path = NativeBackend(trainer.task(), trainer.state, 1)
     path.store(trainer.state)
     torch.testing.assert_close(trainer.machine.hidden.bias.detach(), torch.full((3, 3), 7.0))

@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from mvrbm import BoltzmannMachine, RandomSource, compiled
-from mvrbm.backends import flat_updates, gemm, native
+from mvrbm.backends.cpu import gemm, native
+from mvrbm.backends.cpu import updates as flat_updates
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.data.sources import Batch
 from mvrbm.random import Recorder, Replay
@@ -134,7 +135,7 @@ def contrasts(case, threads=1):
     for trainer in (exact, fast):
         trainer.prepare(data_for(trainer.machine, 1) if n == 0 else {key: array.numpy() for key, array in data.items()})
     rng = RandomSource(7)
-    slow, quick = gemm.GemmUpdates(exact.task(), exact.state), native.NativeUpdates(fast.task(), fast.state, threads)
+    slow, quick = gemm.GemmBackend(exact.task(), exact.state), native.NativeBackend(fast.task(), fast.state, threads)
     assert "float64" in native.unsupported_reason(exact.task(), exact.state)
     found = []
     seen = {path: before_step(path) for path in (slow, quick)}
@@ -186,7 +187,7 @@ def many_tasks(seed, threads, monkeypatch):
     data = torch.from_numpy(data_for(trainer.machine, 40, seed)["x"]).float()
     trainer.prepare(data)
     trainer.state.rng = Same(seed)
-    return native.NativeUpdates(trainer.task(), trainer.state, threads), {"x": data}
+    return native.NativeBackend(trainer.task(), trainer.state, threads), {"x": data}
 
 
 def gradients(updates, batch, count=1):
@@ -225,13 +226,13 @@ def test_trainings_at_the_same_time_do_not_disturb_each_other(monkeypatch):
 FORKED = """
 import os, sys, numpy as np, torch
 from mvrbm import compiled
-from mvrbm.backends import native
+from mvrbm.backends.cpu import native
 from mvrbm.training import Trainer
 from mvrbm.models import mvrbm
 
 torch.set_num_threads(1)  # PyTorch's own threads do not outlive a fork
-native._WORTH_THREADS, Updates = 0, native.NativeUpdates
-native.NativeUpdates = lambda task, state, threads: Updates(task, state, 3)
+native._WORTH_THREADS, Updates = 0, native.NativeBackend
+native.NativeBackend = lambda task, state, threads: Updates(task, state, 3)
 
 def run():
     trainer = Trainer(mvrbm((20, 20), (18, 18))).fit(np.random.default_rng(0).random((300, 20, 20)), 2, initialize=True)
@@ -265,12 +266,12 @@ class Taken(Callback):
 
 WIDE, NARROW = Recipe(batch_size=100), Recipe(batch_size=100, negative=PCD(5000, 30))
 CHOICES = {
-    "the paper's": ((28, 28), (25, 25), WIDE, native.NativeUpdates),
-    "small": ((3, 4), (2, 5), WIDE, native.NativeUpdates),
-    "one column": ((300, 1), (200, 1), WIDE, gemm.GemmUpdates),
-    "one row": ((1, 300), (1, 200), WIDE, gemm.GemmUpdates),
-    "few hidden columns": ((28, 28), (100, 2), WIDE, gemm.GemmUpdates),
-    "many numbers": ((28, 28), (25, 25), NARROW, gemm.GemmUpdates),
+    "the paper's": ((28, 28), (25, 25), WIDE, native.NativeBackend),
+    "small": ((3, 4), (2, 5), WIDE, native.NativeBackend),
+    "one column": ((300, 1), (200, 1), WIDE, gemm.GemmBackend),
+    "one row": ((1, 300), (1, 200), WIDE, gemm.GemmBackend),
+    "few hidden columns": ((28, 28), (100, 2), WIDE, gemm.GemmBackend),
+    "many numbers": ((28, 28), (25, 25), NARROW, gemm.GemmBackend),
 }
 
 
@@ -303,7 +304,7 @@ def test_samples_of_another_shape_are_refused_whenever_they_come():
     assert trainer.update == 1
     trainer.prepare(np.zeros((1, 6, 5)))
     with pytest.raises(ValueError, match=r"layer 'x' needs samples of shape \(6, 5\)"):
-        native.NativeUpdates(trainer.task(), trainer.state, 1).update(
+        native.NativeBackend(trainer.task(), trainer.state, 1).update(
             trainer.state, {"x": torch.rand(9, 2, 5)}, 1.0, (1.0, 1.0)
         )
 
@@ -346,7 +347,7 @@ def test_the_sigmoid_is_right_to_the_last_places():
     for factor in trainer.machine.links["x"].factors:
         factor.data.zero_()
     trainer.prepare(np.zeros((1, 2, 2)))
-    updates = native.NativeUpdates(trainer.task(), trainer.state, 1)
+    updates = native.NativeBackend(trainer.task(), trainer.state, 1)
     updates._contrast({"x": torch.zeros(1, 2, 2)}, 1.0, 0.0)  # of the data alone: minus the hidden mean
     exact = torch.sigmoid(trainer.machine.hidden.bias.detach().double())
     torch.testing.assert_close(-updates._split_gradient[1].double(), exact, rtol=3e-7, atol=0)
@@ -457,7 +458,7 @@ def test_without_compiled_code_updates_are_the_same(monkeypatch, case):
         trainer = trainer_of(*machine, recipe)
         trainer.prepare(data_for(trainer.machine, max(1, n)))
         trainer.state.rng = RandomSource(4)
-        path = gemm.GemmUpdates(trainer.task(), trainer.state)
+        path = gemm.GemmBackend(trainer.task(), trainer.state)
         batch = {name: torch.from_numpy(array).float() for name, array in data_for(trainer.machine, n).items()}
         for _ in range(2):
             path.update(trainer.state, batch, 1.0, (1.0, 1.0))
@@ -492,8 +493,8 @@ def test_missing_entries_are_drawn_as_the_machine_does(name):
     batch = Batch(data, known, n)
     recorder = Recorder(RandomSource(1))
     exact = draw_missing(trainer.machine, batch, recorder, 3)
-    for make in (native.NativeUpdates, gemm.GemmUpdates):
-        path = make(trainer.task(), trainer.state, *([2] if make is native.NativeUpdates else []))
+    for make in (native.NativeBackend, gemm.GemmBackend):
+        path = make(trainer.task(), trainer.state, *([2] if make is native.NativeBackend else []))
         path._rng = replay = Replay(recorder.draws)
         drawn = path.draw_missing(trainer.state, batch, 3)
         assert replay._position == len(recorder.draws)

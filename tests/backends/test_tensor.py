@@ -32,9 +32,9 @@ from backends.test_full import (
     spread,
     with_chains,
 )  # fmt: skip
-from mvrbm.backends import kernel_path
-from mvrbm.backends.flat import Plan
-from mvrbm.backends.tensor import TensorPath, best_groups, unsupported_reason
+from mvrbm.backends.choose import kernel_backend
+from mvrbm.backends.cuda.tensor import TensorBackend, best_groups, unsupported_reason
+from mvrbm.backends.layout import Layout
 
 
 def cube():
@@ -81,7 +81,9 @@ CASES = {
 @pytest.mark.usefixtures("interpreted")
 def test_arrays_train_as_the_reference_does(name):
     reference, start, data, order, draws = by_reference(CASES[name], torch.float64)
-    mine = by_kernels(CASES[name], data, order, draws, "tf32x3" if ON_GPU else "ieee", TensorPath, unsupported_reason)
+    mine = by_kernels(
+        CASES[name], data, order, draws, "tf32x3" if ON_GPU else "ieee", TensorBackend, unsupported_reason
+    )
     assert mine.update == reference.update == 2
     expected, found = everything(reference), everything(mine)
     assert found.keys() == expected.keys()
@@ -96,7 +98,7 @@ def test_arrays_train_as_the_reference_does(name):
 def test_operands_of_sixteen_bits_change_the_result_by_their_rounding():
     case = CASES["order 3"]
     reference, start, data, order, draws = by_reference(case, torch.float32)
-    mine = by_kernels(case, data, order, draws, "fp16", TensorPath, unsupported_reason)
+    mine = by_kernels(case, data, order, draws, "fp16", TensorBackend, unsupported_reason)
     expected, found = everything(reference), everything(mine)
     moved = torch.cat([(expected[key] - value).flatten() for key, value in start.items() if "couplings" in key])
     apart = torch.cat([(expected[key] - found[key]).flatten() for key in start if "couplings" in key])
@@ -111,7 +113,7 @@ def test_machines_that_train_together_train_as_by_themselves():
     def trained(seeds):
         pairs = [prepared(case, seed, n=10) for seed in seeds]
         states, sources = [trainer.state for trainer, _ in pairs], [source for _, source in pairs]
-        path = TensorPath([trainer.task() for trainer, _ in pairs], states, sources)
+        path = TensorBackend([trainer.task() for trainer, _ in pairs], states, sources)
         assert path.epoch(states, torch.arange(10, device=DEVICE).expand(len(seeds), -1), never) == 2
         path.balance(states)
         assert path.store(states) == [False] * len(seeds)
@@ -126,7 +128,7 @@ def reason(visible, layer, recipe=DEFAULT, link=None):
     trainer = Trainer(machine_of(visible, layer, [link or Kronecker(1)] * len(visible)), recipe)
     source = as_source(data_for(trainer.machine, 20), trainer.machine)
     trainer.prepare(source, initialize=True)
-    assert (kernel_path(trainer.task(), trainer.state, source, 1) is TensorPath) == (
+    assert (kernel_backend(trainer.task(), trainer.state, source, 1) is TensorBackend) == (
         unsupported_reason(trainer.task(), trainer.state, source) is None
     )
     return unsupported_reason(trainer.task(), trainer.state, source)
@@ -157,6 +159,6 @@ def test_what_the_kernel_is_for():
     ],
 )
 def test_groups_of_modes_take_the_fewest_operations(visible, hidden_shape, sizes):
-    plan = Plan.of(machine_of([lambda: Bernoulli(visible)], lambda: Bernoulli(hidden_shape), [Kronecker(1)]))
+    plan = Layout.of(machine_of([lambda: Bernoulli(visible)], lambda: Bernoulli(hidden_shape), [Kronecker(1)]))
     groups = best_groups(plan)
     assert [(group[4] * group[6], group[5] * group[7]) for group in groups] == sizes

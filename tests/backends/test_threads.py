@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from mvrbm.backends import products
-from mvrbm.backends.gemm import GemmUpdates
-from mvrbm.backends.native import NativeUpdates
+from mvrbm.backends.cpu import products
+from mvrbm.backends.cpu.gemm import GemmBackend
+from mvrbm.backends.cpu.native import NativeBackend
 from mvrbm.couplings import Kronecker
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.training import RECIPES, Trainer
@@ -21,15 +21,15 @@ THREADS = (1, 2, 3, 4, 8)
 
 # (path, visible units, hidden units, shapes, coupling, recipe): all large enough for several threads.
 RUNS = [
-    (NativeUpdates, "bernoulli", "bernoulli", (28, 28), (25, 25), Kronecker, "default"),
-    (NativeUpdates, "gaussian", "bernoulli", (28, 28), (25, 25), Kronecker, "default"),
-    (NativeUpdates, "gaussian-learned", "bernoulli", (28, 28), (25, 25), Kronecker, "generative"),
-    (NativeUpdates, "categorical", "bernoulli", (40, 30), (20, 20), Kronecker, "default"),
-    (NativeUpdates, "bernoulli", "gaussian", (28, 28), (25, 25), Kronecker, "default"),
-    (GemmUpdates, "gaussian", "bernoulli", (3, 700), (5, 250), lambda: Kronecker(2), "default"),
-    (GemmUpdates, "gaussian-learned", "bernoulli", (9, 12, 12), (5, 17, 14), lambda: Kronecker(3), "generative"),
-    (GemmUpdates, "categorical", "bernoulli", (12, 9, 12), (5, 17, 14), lambda: Kronecker(3), "default"),
-    (GemmUpdates, "bernoulli", "gaussian", (4, 1000), (3, 400), Kronecker, "default"),
+    (NativeBackend, "bernoulli", "bernoulli", (28, 28), (25, 25), Kronecker, "default"),
+    (NativeBackend, "gaussian", "bernoulli", (28, 28), (25, 25), Kronecker, "default"),
+    (NativeBackend, "gaussian-learned", "bernoulli", (28, 28), (25, 25), Kronecker, "generative"),
+    (NativeBackend, "categorical", "bernoulli", (40, 30), (20, 20), Kronecker, "default"),
+    (NativeBackend, "bernoulli", "gaussian", (28, 28), (25, 25), Kronecker, "default"),
+    (GemmBackend, "gaussian", "bernoulli", (3, 700), (5, 250), lambda: Kronecker(2), "default"),
+    (GemmBackend, "gaussian-learned", "bernoulli", (9, 12, 12), (5, 17, 14), lambda: Kronecker(3), "generative"),
+    (GemmBackend, "categorical", "bernoulli", (12, 9, 12), (5, 17, 14), lambda: Kronecker(3), "default"),
+    (GemmBackend, "bernoulli", "gaussian", (4, 1000), (3, 400), Kronecker, "default"),
 ]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def _threads():
 @pytest.mark.parametrize(("path", "visible", "hidden", "shape", "hidden_shape", "coupling", "recipe"), RUNS)
 def test_a_training_run_has_the_same_bits(path, visible, hidden, shape, hidden_shape, coupling, recipe, monkeypatch):
     chosen = []
-    for kind in (NativeUpdates, GemmUpdates):
+    for kind in (NativeBackend, GemmBackend):
         monkeypatch.setattr(kind, "update", _noted(kind, chosen))
     data = np.random.default_rng(0).random((330, *shape)).astype(np.float32)
     if visible == "categorical":

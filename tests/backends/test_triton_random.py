@@ -10,7 +10,7 @@ from scipy import stats
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from mvrbm.backends.triton_random import draw_layer, mean, normal, uniform  # noqa: E402
+from mvrbm.backends.cuda.draws import draw_layer, mean, normal, uniform  # noqa: E402
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

@@ -56,7 +56,7 @@ def test_every_row_is_timed_and_one_that_fails_leaves_the_others(small, monkeypa
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize(("name", "path"), [("64 models, rank 1, PCD(100)", "TritonPath")])
+@pytest.mark.parametrize(("name", "path"), [("64 models, rank 1, PCD(100)", "PerSampleBackend")])
 def test_whole_epochs_are_timed_by_the_path_that_the_trainer_chooses(name, path, small):
     row = workloads.measure(small, only=name, device="cpu")["workloads"][name]
     assert row["path"] == path

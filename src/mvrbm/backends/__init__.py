@@ -1,59 +1,6 @@
-"""Execution paths: ways to compute the same updates, and the rule that chooses among them.
+"""Backends: how an update is computed. All of them compute the update that `reference` defines, and are tested equal.
 
-`reference` is for every machine, `graphs` for every machine on a GPU (CUDA graphs), `gemm` on the CPU for sums of
-Kronecker products and full matrices, `native` for those of matrices. `triton`, `tensor` and `full` have kernels for a
-GPU: one program per sample for small matrices, with or without a label, and for arrays of order 3 and more, and
-products of whole batches with full matrices for couplings of higher rank, dense ones, and data with missing entries;
-`tempered` adds chains at several temperatures to these.
-The special paths are tested equal to the reference. None of them depends on the trainer: each takes a state and data,
-and returns the state.
+`choose` picks the fastest one for a machine, its recipe and its data. `layout` is the flat layout of the parameters.
+`reference` serves every machine on every device, and `graph` replays it as a CUDA graph. `cpu` has products of whole
+batches and the C code; `cuda` has Triton kernels. No backend knows the trainer.
 """
-
-from collections.abc import Sequence
-
-from mvrbm.backends import full, gemm, graphs, native, tempered, tensor, triton
-from mvrbm.backends.base import EpochPath, Task, UpdatePath
-from mvrbm.backends.flat import Plan
-from mvrbm.backends.kernels import KernelPath
-from mvrbm.backends.reference import ReferencePath
-from mvrbm.data.sources import Source
-from mvrbm.devices import n_processors
-from mvrbm.updates.state import TrainState
-
-__all__ = ["EpochPath", "Task", "UpdatePath", "choose_path", "kernel_path"]
-
-
-def choose_path(
-    tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source], threads: int
-) -> UpdatePath | EpochPath:
-    """Return the fastest path that can compute a training run's updates, or those of several at once.
-
-    Several need :func:`kernel_path`.
-    """
-    task, state, source = tasks[0], states[0], sources[0]
-    if (kernels := kernel_path(task, state, source, len(tasks))) is not None:
-        return kernels(tasks, states, sources)
-    if len(tasks) > 1:
-        raise ValueError("no kernels can train these machines together: train each by itself")
-    if graphs.unsupported_reason(task, state, source) is None:
-        return graphs.GraphPath(task, state, source)
-    if native.unsupported_reason(task, state) is None:
-        return native.NativeUpdates(task, state, threads)
-    if gemm.unsupported_reason(task, state) is None:
-        return gemm.GemmUpdates(task, state)
-    return ReferencePath(task)
-
-
-def kernel_path(task: Task, state: TrainState, source: Source, models: int) -> type[KernelPath] | None:
-    """Return the path with the fastest kernels for some machines of the same shapes, None if there are none."""
-    by_sample = triton.unsupported_reason(task, state, source) is None
-    by_batch = full.unsupported_reason(task, state, source) is None
-    if tensor.unsupported_reason(task, state, source) is None:
-        return tensor.TensorPath
-    if tempered.unsupported_reason(task, state, source) is None:
-        return tempered.TemperedMatrixPath
-    if by_sample and by_batch:
-        rows = max(task.recipe.batch_size, int(getattr(task.negative, "n_chains", 0)))
-        processors = n_processors(state.machine.like.device)
-        by_sample = triton.slower_reason(Plan.of(state.machine), rows, models, processors) is None
-    return triton.TritonPath if by_sample else full.FullMatrixPath if by_batch else None

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from mvrbm.data.sources import Batch, Source
 from mvrbm.sampling import Layers
-from mvrbm.updates.gradient import Reduce, Shares
+from mvrbm.updates.gradient import WHOLE, Reduce, Share
 from mvrbm.updates.missing import draw_missing
 from mvrbm.updates.negative import NegativePhase
 from mvrbm.updates.recipe import Recipe
@@ -17,7 +17,7 @@ from mvrbm.updates.state import TrainState
 
 
 @dataclass(frozen=True)
-class Task:
+class UpdateSettings:
     """How the updates of a training run are to be made, apart from its state."""
 
     recipe: Recipe  # with a learning rate
@@ -38,7 +38,7 @@ class Task:
         return "several processes share it" if self.n_processes > 1 else None
 
 
-class UpdatePath(ABC):
+class UpdateBackend(ABC):
     """Computes one update after another: a state and a batch in, the state after the update out.
 
     A path may keep parameters, momenta and chains in a form of its own between updates: `store` writes them to the
@@ -46,16 +46,16 @@ class UpdatePath(ABC):
     """
 
     @abstractmethod
-    def update(self, state: TrainState, batch: Layers, weight: float, shares: Shares) -> TrainState:
+    def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
         """Make one update, which changes the state in place.
 
         A batch has samples of every layer, each (n, *layer shape), without missing entries. The gradient's weight is
-        less than 1 for a batch shorter than the others; shares are this process's fractions of all data and chains.
+        less than 1 for a batch shorter than the others; the share is this process's part of the update.
         """
 
-    def draw_missing(self, state: TrainState, batch: Batch, steps: int) -> Layers:
+    def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:
         """Return a batch with its missing entries drawn from the model in `steps` Gibbs steps."""
-        return draw_missing(self.store(state).machine, batch, state.rng, steps)
+        return draw_missing(self.store(state).machine, batch, state.missing_numbers(share), steps)
 
     def store(self, state: TrainState) -> TrainState:
         """Write everything that the path keeps to the state."""
@@ -69,7 +69,7 @@ class UpdatePath(ABC):
         """Continue from the state, which a callback may have changed."""
 
 
-class EpochPath(ABC):
+class EpochBackend(ABC):
     """Computes whole epochs over data that it keeps on the device, for one state or for several at once."""
 
     #: Number of samples per epoch.
@@ -83,7 +83,9 @@ class EpochPath(ABC):
         returns whether to stop after the present update, where the path can.
         """
 
-    def continues_with(self, tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source]) -> bool:
+    def continues_with(
+        self, tasks: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
+    ) -> bool:
         """Continue from the states with other data, and return True; or return False if that takes a new path.
 
         Work that has been compiled and captured is used again.

@@ -3,24 +3,24 @@
 import torch
 from torch import Tensor
 
-from mvrbm.backends.base import Task, UpdatePath
+from mvrbm.backends.base import UpdateBackend, UpdateSettings
 from mvrbm.sampling import Layers
-from mvrbm.updates.gradient import Gradient, Shares, contrast, contrast_by_autograd
+from mvrbm.updates.gradient import WHOLE, Gradient, Share, contrast, contrast_by_autograd
 from mvrbm.updates.state import TrainState, is_factor
 from mvrbm.updates.step import Move, fail, first_not_finite, gains_of, learning_rates, normalize, step
 from mvrbm.validation import all_finite
 
 
-class ReferencePath(UpdatePath):
+class ReferenceBackend(UpdateBackend):
     """Computes updates on the machine's own parameters."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: UpdateSettings) -> None:
         self._task = task
         self._kept: dict[str, Tensor] = {}  # parameters before the last step, in the same memory every time
 
     @torch.no_grad()
-    def update(self, state: TrainState, batch: Layers, weight: float, shares: Shares) -> TrainState:
-        return self.apply(state, gradient_of(state, self._task, batch, shares), weight)
+    def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
+        return self.apply(state, gradient_of(state, self._task, batch, share), weight)
 
     def apply(self, state: TrainState, gradient: Gradient, weight: float) -> TrainState:
         """Make the step of a gradient, or raise DivergenceError and leave the parameters as they were."""
@@ -48,9 +48,9 @@ class ReferencePath(UpdatePath):
         return state
 
 
-def gradient_of(state: TrainState, task: Task, batch: Layers, shares: Shares = (1.0, 1.0)) -> Gradient:
+def gradient_of(state: TrainState, task: UpdateSettings, batch: Layers, share: Share = WHOLE) -> Gradient:
     """Advance the chains and the offset, and return the gradient of one update for every learned parameter."""
-    gradient, powers = own_gradient(state, task, batch, shares), powers_of(state, batch, shares[0])
+    gradient, powers = own_gradient(state, task, batch, share), powers_of(state, batch, share.data)
     if task.n_processes > 1:
         gradient = {name: gradient[name] for name in state.learned}  # in the same order everywhere
         parts = [*gradient.values(), *powers.values()]
@@ -77,22 +77,25 @@ def powers_of(state: TrainState, batch: Layers, share: float = 1.0) -> dict[str,
     return found
 
 
-def own_gradient(state: TrainState, task: Task, batch: Layers, shares: Shares = (1.0, 1.0)) -> Gradient:
+def own_gradient(state: TrainState, task: UpdateSettings, batch: Layers, share: Share = WHOLE) -> Gradient:
     """Advance the chains and the offset, and return this process's gradient, before it is normalized."""
     machine = state.machine
     field = machine.hidden_field(batch)
-    chain = task.negative.draw(machine, batch, machine.as_masks(None, batch), field, state.rng, state.chains)
+    if not state.chains:
+        state.chains.update(task.negative.start(machine, batch, state.start_numbers(share)))
+    rng = state.chain_numbers(share)
+    chain = task.negative.draw(machine, batch, machine.as_masks(None, batch), field, rng, state.chains)
     chain_field = machine.hidden_field(chain)
     if task.reference:
-        gradient = contrast_by_autograd(machine, batch, chain, shares)
+        gradient = contrast_by_autograd(machine, batch, chain, share)
     else:
-        gradient = contrast(machine, batch, chain, field, chain_field, shares)
+        gradient = contrast(machine, batch, chain, field, chain_field, share)
     if state.centering is not None:
-        state.centering.apply(gradient, batch, chain, field, chain_field, shares)
+        state.centering.apply(gradient, batch, chain, field, chain_field, share)
     return gradient
 
 
-def own_step(state: TrainState, gradient: Gradient, task: Task, weight: float, update: int | Tensor) -> None:
+def own_step(state: TrainState, gradient: Gradient, task: UpdateSettings, weight: float, update: int | Tensor) -> None:
     """Make the recipe's step on the machine's parameters. A tensor as the number of the update suits CUDA graphs."""
     rate, bias_rate = learning_rates(task.recipe, update)
     learned = state.learned

@@ -42,7 +42,7 @@ typedef struct {
     int64_t to_u_at, to_v_at, to_b_at; /* in a gradient: (rank, K, I), (rank, L, Jp) or like vt, (I, Jp) */
     int64_t to_s_at;             /* (I, Jp), where variances are learned */
     float *to_U, *to_V, *to_B;   /* the result, like U, V and B */
-    float *to_S;                 /* (I, J): the sum of w t (f - t), see FlatUpdates; NULL where no variance is learned */
+    float *to_S;                 /* (I, J): the sum of w t (f - t), see FlatBackend; NULL where no variance is learned */
 } Layer;
 
 /* The gradient of an update; or, where `filling`, draws of the unknown entries of the data. */

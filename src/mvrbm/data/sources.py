@@ -186,7 +186,7 @@ class RowSource(Source):
 
     def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[_Rows, int]]:
         """Yield the rows of this process in each batch of an epoch, and the number of rows of all processes."""
-        order = rng.permutation(self.n_samples).cpu().numpy()
+        order = rng.permutation(self.n_samples).numpy()
         for first in range(start * batch_size, self.n_samples, batch_size):
             rows = order[first : first + batch_size]
             yield rows[self.world.part_of(len(rows))], len(rows)
@@ -245,10 +245,8 @@ class ShardSource(ArraySource):
     def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[_Rows, int]]:
         """Yield batches of this process's rows, as many as the other processes have."""
         world, ranges = self.world, self._ranges(batch_size)
-        # Ranges differ in length: a common random stream would get out of step.
-        own = rng.split(1)[0].stream(world.size, world.rank)
         part, first, count = ranges[world.rank]
-        order = first + own.permutation(count).cpu().numpy()
+        order = first + rng.stream(world.size, world.rank).permutation(count).numpy()
         for number in range(start, self.n_batches(batch_size) or 0):
             here = [max(0, min(size, count - number * size)) for size, _, count in ranges]
             yield order[number * part : number * part + here[world.rank]], sum(here)

@@ -91,19 +91,19 @@ def gibbs(
     whole_number(steps, "steps")
     layers, masks = start_chains(machine, visible, mask, check=check)
     states = copies(layers)
-    step = _stepper(machine, states, rng, masks)
-    repeat(lambda: write(step().visible, states), steps - 1, rng, machine.like.device)
-    last = step()
+    step = _stepper(machine, states, masks)
+    repeat(lambda rng: write(step(rng).visible, states), steps - 1, rng, machine.like.device)
+    last = step(rng)
     if not mean:
         return last
     means = {name: unit.mean(last.fields[name]) for name, unit in machine.layers.items()}
     return replace(last, visible=keep_known(states, means, masks))
 
 
-def _stepper(machine: BoltzmannMachine, states: Layers, rng: RandomSource, masks: Masks) -> Callable[[], State]:
+def _stepper(machine: BoltzmannMachine, states: Layers, masks: Masks) -> Callable[[RandomSource], State]:
     """Return a function that makes a Gibbs step from the states; unknown labels are drawn with the hidden layer."""
     fast, labels = multiplied_out(machine), loose_labels(machine, masks)
-    return lambda: gibbs_step(fast, draw_labels(fast, states, labels, rng, masks), rng, masks)
+    return lambda rng: gibbs_step(fast, draw_labels(fast, states, labels, rng, masks), rng, masks)
 
 
 def multiplied_out(machine: BoltzmannMachine) -> BoltzmannMachine:
@@ -286,15 +286,15 @@ def conditional_mean(
     machine.check_bounded()
     layers, masks = start_chains(machine, visible, mask)
     states = copies(layers)
-    step = _stepper(machine, states, rng, masks)
+    step = _stepper(machine, states, masks)
     total = {name: torch.zeros_like(array) for name, array in states.items()}
 
-    def counted_step() -> None:
-        state = step()
+    def counted_step(rng: RandomSource) -> None:
+        state = step(rng)
         write(state.visible, states)
         for name, unit in machine.layers.items():
             total[name] += unit.mean(state.fields[name])
 
-    repeat(lambda: write(step().visible, states), burn_in, rng, machine.like.device)
+    repeat(lambda rng: write(step(rng).visible, states), burn_in, rng, machine.like.device)
     repeat(counted_step, steps, rng, machine.like.device)
     return keep_known(states, {name: value / steps for name, value in total.items()}, masks)

@@ -72,16 +72,11 @@ def _tensors_of(run: Run) -> dict[str, Tensor]:
     chains = {name: chain for name, chain in state.chains.items() if chain.ndim}  # the others are counters
     gathered = {name: torch.cat(run.world.gather(chain.movedim(axis, 0))) for name, chain in chains.items()}
     groups = {
-        # Between epochs, and at an epoch's end, the stream of the order stands where the next epoch begins.
-        "order": run.epoch_order,
         "chains": state.chains | {name: chain.movedim(0, axis).contiguous() for name, chain in gathered.items()},
         "momenta": state.momenta,
     }
     if run.world.size == 1:  # chains in it are those of one process
         groups["exact"] = state.exact
-    for name, part in state.rng.state_dict().items():
-        for rank, own in enumerate(run.world.gather(part.reshape(-1))):
-            groups.setdefault(f"noise.{rank}", {})[name] = own.reshape(part.shape)
     if run.optimizer is not None:
         for index, entries in run.optimizer.state_dict()["state"].items():
             groups[f"optimizer.{index}"] = {key: value for key, value in entries.items() if isinstance(value, Tensor)}

@@ -50,15 +50,10 @@ class Descent:
 
     def save(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor], order: RandomSource) -> None:
         """Store plain values and tensors, and the state of all random sources."""
-        states = {
-            f"source.{number}.{name}": part
-            for number, source in enumerate((order, *self.sources))
-            for name, part in source.state_dict().items()
-        }
         with replace_folder(self.folder, _is_descent) as staging:
             content = json.dumps({**plain, "identity": self.identity}) + "\n"
             (staging / _PLAIN).write_text(content, encoding="utf-8")
-            write_tensors({**tensors, **states}, staging / _TENSORS)
+            write_tensors(dict(tensors), staging / _TENSORS)
 
     def load(self, shapes: Mapping[str, Any], order: RandomSource) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """Return what was stored, and restore the random sources; None if nothing was stored.
@@ -71,10 +66,7 @@ class Descent:
         with self.reading():
             _check(plain)
             same_run(differences(plain["identity"], self.identity), self.folder, self.force)
-            for number, source in enumerate((order, *self.sources)):
-                start = f"source.{number}."
-                names = [name for name in tensors if name.startswith(start)]
-                source.load_state_dict({name.removeprefix(start): tensors.pop(name) for name in names})
+            tensors = {name: part for name, part in tensors.items() if not name.startswith("source.")}  # of 0.2
             return plain, checked(tensors, shapes, "tensors", complete=False)
 
     @contextlib.contextmanager

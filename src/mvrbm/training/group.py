@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mvrbm.backends import kernel_path
+from mvrbm.backends.choose import kernel_backend
 from mvrbm.data.sources import as_source
 from mvrbm.errors import DivergenceError
 from mvrbm.training.trainer import Trainer
@@ -46,7 +46,7 @@ def fit_together(
 def _group_key(trainer: Trainer, samples: Any, number: int) -> Any:
     """Return what training runs must have in common to be made together; the number of one that must be made alone."""
     source = as_source(samples, trainer.machine)
-    kernels = kernel_path(trainer.task(), trainer.state, source, 1)
+    kernels = kernel_backend(trainer.task(), trainer.state, source, 1)
     if kernels is None or trainer.callbacks:
         return number
     machine, recipe = trainer.machine, trainer.recipe

@@ -213,11 +213,6 @@ class Stored:
                 state.chains[name] = own.to(like.device, copy=True, memory_format=torch.contiguous_format)
             exact = _under(self.tensors, "exact")
             state.exact = checked(exact, dict.fromkeys(exact), "exact numbers") if world.size == 1 else {}
-            if same_world:
-                state.rng.load_state_dict(_under(self.tensors, f"noise.{world.rank}"))
-            else:
-                state.rng = run.rng_from(state.update)
-            run.order_rng.load_state_dict(_under(self.tensors, "order"))
             self._restore_steps(run)
             if state.centering is not None:
                 shapes = {name: offset.shape for name, offset in state.centering.center.items()}

@@ -14,21 +14,22 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mvrbm.backends import EpochPath, Task, UpdatePath, choose_path, native
-from mvrbm.backends.reference import ReferencePath
+from mvrbm.backends.choose import EpochBackend, UpdateBackend, UpdateSettings, choose_backend
+from mvrbm.backends.cpu import native
+from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.data.sources import Batch, Source, as_source, read_ahead
 from mvrbm.devices import one_thread, sensible_threads
 from mvrbm.distributed import World
 from mvrbm.errors import DivergenceError, StorageError
 from mvrbm.interrupt import Terminated, finish_on_interrupt
 from mvrbm.machine import BoltzmannMachine
-from mvrbm.random import Permutations, RandomSource
+from mvrbm.random import RandomSource
 from mvrbm.training import checkpoint, optimizers
 from mvrbm.training.callbacks import Callback
 from mvrbm.training.optimizers import Factories, OptimizerFactory, SchedulerFactory
 from mvrbm.training.restoring import Stored, fingerprint
 from mvrbm.updates import initialization
-from mvrbm.updates.gradient import Centering
+from mvrbm.updates.gradient import Centering, Share
 from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import balance, check_size, check_training_memory
@@ -106,8 +107,8 @@ class Trainer:
         self.seed: int | None = seed
         self.same_data = True  #: Whether data is the same in every epoch. Otherwise checkpoints have no digest of it.
         self.steps_config: list[str] | None = None  # the optimizer and the scheduler, if they were given
-        self._start_rng, self.order_rng, self._common_rng = RandomSource(seed, device=machine.like.device).split(3)
-        self.state = TrainState(machine, self.rng_from(0) if self.world.size > 1 else self._common_rng)
+        self._start_rng, self.order_rng, self._common_rng = RandomSource(seed).split(3)
+        self.state = TrainState(machine, self._common_rng)
         self.negative, self._chain_share = self.recipe.negative.share(self.world)
         self.optimizer: Optimizer | None = None
         self.scheduler: LRScheduler | None = None
@@ -119,20 +120,18 @@ class Trainer:
         #: Number of epochs after which a linear decay of the rate ends; 0 for none. Default: those of `fit`.
         self.planned_epochs: int | None = None
         self.n_epochs = self.recipe.n_epochs
-        self.epoch_order = self.order_rng.state_dict()  # state of `order_rng` when the epoch began
         #: Trainers whose epochs are made together with this one's, itself first; see :func:`fit_together`.
         self.group: list[Trainer] = [self]
         self.diverged = self._prepared = False
         self.source: Source | None = None
         self._current = True  # whether the state holds what the path has computed
         self._resumed: Stored | None = None
-        self._path: UpdatePath | EpochPath | None = None
-        self._last_path: EpochPath | None = None
-        self._orders = Permutations()
+        self._path: UpdateBackend | EpochBackend | None = None
+        self._last_path: EpochBackend | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return everything but what the last `fit` has left on a device: graphs cannot be copied."""
-        return {**self.__dict__, "_last_path": None, "_orders": Permutations()}
+        return {**self.__dict__, "_last_path": None}
 
     @property
     def machine(self) -> BoltzmannMachine:
@@ -162,10 +161,6 @@ class Trainer:
     @callbacks.setter
     def callbacks(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = sorted(callbacks, key=lambda callback: callback.comes_last)
-
-    def rng_from(self, update: int) -> RandomSource:
-        """Return the random source of this process from an update on, for the present number of processes."""
-        return self._common_rng.stream(self.world.size, self.world.rank, update)
 
     def restart_epoch(self) -> None:
         """Start the next `fit` at the beginning of an epoch, for instance because the data is new."""
@@ -221,7 +216,7 @@ class Trainer:
                 # A checkpoint of the last update of an epoch has the end of that epoch still to come.
                 while self.epoch < self.n_epochs and (not self._ending or self.state.batch == self.batches_per_epoch):
                     self._one_epoch(source)
-                if not self._current and isinstance(self._path, EpochPath):  # stopped between two epochs
+                if not self._current and isinstance(self._path, EpochBackend):  # stopped between two epochs
                     self._path.store([self.state])
                 if len(self.group) == 1 and not self.interrupted:
                     check_size(self.machine, self.recipe, self.update)
@@ -281,13 +276,13 @@ class Trainer:
             self.state.centering = Centering(machine, center, follow_hidden=full, all_reduce=self.world.all_reduce)
         self._prepared = True
 
-    def task(self) -> Task:
+    def task(self) -> UpdateSettings:
         """Return how updates are to be made."""
         planned = self.recipe.planned_updates
         if planned is None and self.batches_per_epoch is not None:
             epochs = self.n_epochs if self.planned_epochs is None else self.planned_epochs
             planned = epochs * self.batches_per_epoch or None
-        return Task(
+        return UpdateSettings(
             recipe=dataclasses.replace(self.recipe, planned_updates=planned)
             if self.recipe.linear_decay
             else self.recipe,
@@ -300,7 +295,7 @@ class Trainer:
             missing_steps=self.missing_steps,
         )
 
-    def _path_for(self, tasks: Sequence[Task], source: Source, threads: int) -> UpdatePath | EpochPath:
+    def _path_for(self, tasks: Sequence[UpdateSettings], source: Source, threads: int) -> UpdateBackend | EpochBackend:
         """Return the path of the last `fit` where it can continue with this data, otherwise the fastest one."""
         states, sources = [member.state for member in self.group], [member.source or source for member in self.group]
         last, self._last_path = self._last_path, None
@@ -314,30 +309,28 @@ class Trainer:
     def _keep_path(self) -> None:
         """Keep data and graphs on the GPU for another `fit`; those of one trainer at a time, to limit the memory."""
         global _keeper
-        path, self._path, self._orders = self._path, None, Permutations()
-        if isinstance(path, EpochPath) and not self.broken:
+        path, self._path = self._path, None
+        if isinstance(path, EpochBackend) and not self.broken:
             self._last_path, _keeper = path, weakref.ref(self)
 
     def _choose_path(
-        self, tasks: Sequence[Task], states: Sequence[TrainState], sources: Sequence[Source], threads: int
-    ) -> UpdatePath | EpochPath:
-        return choose_path(tasks, states, sources, threads)
+        self, tasks: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source], threads: int
+    ) -> UpdateBackend | EpochBackend:
+        return choose_backend(tasks, states, sources, threads)
 
     def _one_epoch(self, source: Source) -> None:
-        self.epoch_order = self.order_rng.state_dict()
         if self.scheduled_epochs < self.epoch:
             # Not at the end of the last epoch: a checkpoint between them has the old rate.
             optimizers.step_scheduler(self.scheduler, self.history, self.plateau_metric)
             self.scheduled_epochs = self.epoch
         self._notify("on_epoch_begin")
         path = self._path
-        complete = self._whole_epoch(source, path) if isinstance(path, EpochPath) else self._batch_by_batch(source)
+        complete = self._whole_epoch(source, path) if isinstance(path, EpochBackend) else self._batch_by_batch(source)
         if complete:
             for member in self.group:
                 member.state.epoch, member.state.batch = member.epoch + 1, 0
             self._end_epoch()
         else:
-            self.order_rng.load_state_dict(self.epoch_order)  # drawn again when the epoch is resumed
             if not source.resumable:
                 self.restart_epoch()
 
@@ -365,13 +358,18 @@ class Trainer:
         self._synchronize(resume=not complete)
         return complete
 
-    def _whole_epoch(self, source: Source, path: EpochPath) -> bool:
+    def _whole_epoch(self, source: Source, path: EpochBackend) -> bool:
         """Let a path make all updates of an epoch, and return whether the epoch is complete."""
         states = [member.state for member in self.group]
         for member in self.group:
             (member.source or source).check_all()
-        sources, most = [member.order_rng for member in self.group], self.n_epochs - self.epoch
-        made = path.epoch(states, self._orders.draw(sources, path.n_samples, most), lambda: self.stop)
+        orders = torch.stack(
+            [
+                member.order_rng.at_step(member.epoch).permutation(path.n_samples, self.machine.like.device)
+                for member in self.group
+            ]
+        )
+        made = path.epoch(states, orders, lambda: self.stop)
         for state in states:
             state.batch += made
         self._ending = self.stop
@@ -387,7 +385,7 @@ class Trainer:
 
     def _batches(self, source: Source) -> Iterator[Batch]:
         """Yield the batches of an epoch, read ahead; where their number is unknown, until no process has any left."""
-        batches = source.batches(self.recipe.batch_size, self.order_rng, start=self.state.batch)
+        batches = source.batches(self.recipe.batch_size, self.order_rng.at_step(self.epoch), start=self.state.batch)
         batches = read_ahead(batches) if source.slow else batches
         if self.world.size == 1 or source.n_samples is not None:
             yield from batches
@@ -401,14 +399,13 @@ class Trainer:
 
     def _synchronize(self, *, resume: bool = True) -> None:
         """Bring the state up to date, and continue from it as a resumed training run would, unless its epoch ends."""
-        if isinstance(self._path, UpdatePath):
+        if isinstance(self._path, UpdateBackend):
             self._path.store(self.state)
             if resume:
                 self.state.exact = self._path.exact() if self.world.size == 1 else {}  # holds the chains of one process
                 self._path.load(self.state)
 
     def _end_epoch(self) -> None:
-        self.epoch_order = self.order_rng.state_dict()
         for member in self.group if self._current else []:
             balance(member.machine, member.recipe)
         self.state.exact = {}  # an epoch begins from the parameters themselves, and its checkpoint is small
@@ -418,19 +415,23 @@ class Trainer:
             raise DivergenceError(f"update {self.update}: {error}") from error
         self._notify("on_epoch_end")
         self._agree()
-        if isinstance(self._path, UpdatePath):
+        if isinstance(self._path, UpdateBackend):
             self._path.load(self.state)
-        elif isinstance(self._path, EpochPath) and self._current and self.epoch < self.n_epochs:
+        elif isinstance(self._path, EpochBackend) and self._current and self.epoch < self.n_epochs:
             self._path.load([member.state for member in self.group])
 
     @torch.no_grad()
     def train_on(self, batch: Batch, weight: float = 1.0) -> None:
         """Make one update. A batch shorter than others has a weight below 1, so that every sample counts equally."""
-        path = self._path if isinstance(self._path, UpdatePath) else ReferencePath(self.task())
-        share = len(batch) / max(1, batch.total)
-        shares = share, share if self._chain_share is None else self._chain_share
-        data = path.draw_missing(self.state, batch, self.missing_steps) if batch.known else batch.visible
-        self.state = path.update(self.state, data, weight, shares)
+        path = self._path if isinstance(self._path, UpdateBackend) else ReferenceBackend(self.task())
+        part = len(batch) / max(1, batch.total)
+        first_sample = self.world.part_of(batch.total).start
+        share = Share(part, part, first_sample, first_sample)
+        if self._chain_share is not None:
+            first_chain = self.world.part_of(self.recipe.negative.chain_shape[-1]).start
+            share = Share(part, self._chain_share, first_sample, first_chain)
+        data = path.draw_missing(self.state, batch, self.missing_steps, share) if batch.known else batch.visible
+        self.state = path.update(self.state, data, weight, share)
 
     def _agree(self) -> None:
         """Stop on all processes if one of them asks for it."""

@@ -67,7 +67,7 @@ class Categorical(Unit):
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
         """Invert the distribution function at one uniform number per row."""
         mean = self.mean(field)
-        below = rng.uniform((*mean.shape[:-1], 1), mean) >= mean.cumsum(-1)
+        below = rng.uniform(mean.shape[:-1], mean)[..., None] >= mean.cumsum(-1)
         # The last sum can be slightly below 1 because of rounding.
         category = below.sum(-1).clamp_(max=self.shape[-1] - 1)
         return torch.nn.functional.one_hot(category, self.shape[-1]).to(mean.dtype)

@@ -6,6 +6,7 @@ statistics, which is faster. The step that follows is in :mod:`mvrbm.updates.ste
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,19 +16,38 @@ from mvrbm.sampling import Layers
 
 #: Gradients by the parameters' names, as in `named_parameters`.
 Gradient = dict[str, Tensor]
-#: Fractions of all data and of all chains that this process has.
-Shares = tuple[float, float]
 # Replaces a tensor by its sum over all processes.
 Reduce = Callable[[Tensor], None]
 
 
-def contrast_by_autograd(
-    machine: BoltzmannMachine, data: Layers, chain: Layers, shares: Shares = (1.0, 1.0)
-) -> Gradient:
+@dataclass(frozen=True)
+class Share:
+    """The part of an update that one of several processes computes. By default, the whole update.
+
+    Parameters
+    ----------
+    data, chains : float
+        Fractions of the samples and of the chains of all processes.
+    first_sample, first_chain : int
+        Positions of this process's first sample in the batch, and of its first chain among all chains. Random numbers
+        follow from them, so that they do not depend on the number of processes.
+    """
+
+    data: float = 1.0
+    chains: float = 1.0
+    first_sample: int = 0
+    first_chain: int = 0
+
+
+#: The whole update.
+WHOLE = Share()
+
+
+def contrast_by_autograd(machine: BoltzmannMachine, data: Layers, chain: Layers, share: Share = WHOLE) -> Gradient:
     """Return the gradient of mean F(data) - mean F(chain), or this process's part of it: the reference."""
     with torch.enable_grad():
         of_data, of_chain = machine.free_energy(data, check=False), machine.free_energy(chain, check=False)
-        difference = _share(of_data, shares[0]) - _share(of_chain, shares[1])
+        difference = _share(of_data, share.data) - _share(of_chain, share.chains)
         learned = {name: p for name, p in machine.named_parameters() if p.requires_grad}
         gradients = torch.autograd.grad(difference, list(learned.values()))
     return dict(zip(learned, gradients, strict=True))
@@ -45,12 +65,12 @@ def contrast(
     chain: Layers,
     data_field: Tensor,
     chain_field: Tensor,
-    shares: Shares = (1.0, 1.0),
+    share: Share = WHOLE,
 ) -> Gradient:
     """Return the gradient of mean F(data) - mean F(chain) for every learned parameter, from the layers' statistics."""
     sides = [
-        (states, field, share / max(1, len(field)))
-        for states, field, share in ((data, data_field, shares[0]), (chain, chain_field, -shares[1]))
+        (states, field, weight / max(1, len(field)))
+        for states, field, weight in ((data, data_field, share.data), (chain, chain_field, -share.chains))
         if len(field)
     ]
     if not sides:
@@ -93,18 +113,18 @@ class Centering:
         chain: Layers,
         data_field: Tensor,
         chain_field: Tensor,
-        shares: Shares = (1.0, 1.0),
+        share: Share = WHOLE,
     ) -> None:
         """Turn the gradients of couplings, and of statistics, into those of the centered form, in place."""
         hidden = self.machine.hidden
-        on_data = _share(hidden.statistic(hidden.mean(data_field)), shares[0])[None]
-        on_chain = _share(hidden.statistic(hidden.mean(chain_field)), shares[1])[None]
+        on_data = _share(hidden.statistic(hidden.mean(data_field)), share.data)[None]
+        on_chain = _share(hidden.statistic(hidden.mean(chain_field)), share.chains)[None]
         if self.follow_hidden:
             self.advance(on_data)
         for name, unit in self.machine.layers.items():
             offset = unit.statistic(self.center[name])
             seen, drawn = unit.statistic(data[name]), unit.statistic(chain[name])
-            shift = _share(seen, shares[0]) - _share(drawn, shares[1])
+            shift = _share(seen, share.data) - _share(drawn, share.chains)
             link = self.machine.links[name]
             # <t h> - mu <h> - <t> lambda: two products of single arrays instead of whole batches of deviations.
             by_hidden = link.statistics(offset, on_data - on_chain)

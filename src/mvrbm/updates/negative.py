@@ -60,6 +60,10 @@ class NegativePhase(ABC):
     def pass_turn(self, chains: Chains) -> None:  # noqa: B027  (one kind of work has no turns)
         """Count a `draw` that was replayed: its work has been done, but the turn has not been counted."""
 
+    def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
+        """Return the chains before the first update; empty where none are kept between updates."""
+        return {}
+
     @abstractmethod
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
@@ -79,7 +83,7 @@ class NegativePhase(ABC):
         rng : RandomSource
             Source of the draws.
         chains : dict
-            The chains kept from the last update, empty at the first. Changed in place.
+            The chains kept from the last update, or those that `start` returned. Changed in place.
         """
 
 
@@ -117,7 +121,7 @@ class _Persistent(NegativePhase):
         own = len(range(self.n_chains)[world.part_of(self.n_chains)])
         return replace(self, n_chains=own), own / self.n_chains
 
-    def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> dict[str, Tensor]:
+    def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
         """Start at the samples of a batch, each as often as needed, or at draws from the biases if it has none."""
         n = len(next(iter(batch.values())))
         if n:
@@ -139,7 +143,7 @@ class PCD(_Persistent):
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
         _check_equal_lengths(machine, masks)
-        state = {name: chains[name] for name in batch} if chains else self.start(machine, batch, rng)
+        state = {name: chains[name] for name in batch}
         padding = machine.as_masks(None, state)
         for _ in range(self.steps):
             state = gibbs_step(machine, state, rng, padding).visible
@@ -163,7 +167,13 @@ class TemperedPCD(_Persistent):
 
     def turn(self, chains: Chains) -> int:
         """Return which pairs of temperatures the next exchange begins with."""
-        return int(chains[TURN]) if chains else 0
+        return int(chains[TURN])
+
+    def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
+        """Start the chains of all temperatures at the same states."""
+        states = super().start(machine, batch, rng)
+        chains = {name: array.repeat(self.n_temperatures, *[1] * array.ndim) for name, array in states.items()}
+        return {**chains, TURN: torch.tensor(0)}
 
     def pass_turn(self, chains: Chains) -> None:
         chains[TURN] = torch.tensor((self.turn(chains) + self.steps) % 2)
@@ -172,11 +182,10 @@ class TemperedPCD(_Persistent):
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
         _check_equal_lengths(machine, masks)
-        start = {name: chains[name][-1] for name in batch} if chains else self.start(machine, batch, rng)
-        tempering = ParallelTempering(machine, self.n_chains, self.n_temperatures, rng=rng, init=start, check=False)
-        if chains:
-            tempering.visible = {name: chains[name] for name in batch}
-            tempering.turn = self.turn(chains)
+        coldest = {name: chains[name][-1] for name in batch}
+        tempering = ParallelTempering(machine, self.n_chains, self.n_temperatures, rng=rng, init=coldest, check=False)
+        tempering.visible = {name: chains[name] for name in batch}
+        tempering.turn = self.turn(chains)
         coldest = tempering.step(self.steps)
         self.pass_turn(chains)
         chains.update(tempering.visible)

@@ -10,8 +10,12 @@ from torch import Tensor
 
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
-from mvrbm.updates.gradient import Centering
+from mvrbm.updates.gradient import WHOLE, Centering, Share
 from mvrbm.updates.negative import Chains
+
+# Numbers of the first draws of an update that do not advance the chains: each purpose has its own range of draws.
+_DRAWS_OF_MISSING = 1 << 24
+_DRAWS_OF_STARTS = 2 << 24
 
 
 @dataclass
@@ -23,7 +27,7 @@ class TrainState:
     machine : BoltzmannMachine
         The machine; its parameters are the parameters of the state.
     rng : RandomSource
-        Source of random numbers for the chains.
+        Source of random numbers. An update draws those of the step with its number.
     momenta : dict of str to Tensor
         Momentum of each learned parameter, by the parameter's name. Empty before the first update.
     chains : dict of str to Tensor
@@ -51,6 +55,18 @@ class TrainState:
     def learned(self) -> dict[str, Tensor]:
         """The parameters that learn, by name."""
         return {name: p for name, p in self.machine.named_parameters() if p.requires_grad}
+
+    def chain_numbers(self, share: Share = WHOLE) -> RandomSource:
+        """Return the random numbers that advance the chains at the next update."""
+        return self.rng.at_step(self.update, first_row=share.first_chain)
+
+    def start_numbers(self, share: Share = WHOLE) -> RandomSource:
+        """Return the random numbers that start chains at the next update."""
+        return self.rng.at_step(self.update, draw=_DRAWS_OF_STARTS, first_row=share.first_chain)
+
+    def missing_numbers(self, share: Share = WHOLE) -> RandomSource:
+        """Return the random numbers that draw missing entries of the data at the next update."""
+        return self.rng.at_step(self.update, draw=_DRAWS_OF_MISSING, first_row=share.first_sample)
 
     def momentum_of(self, name: str, parameter: Tensor) -> Tensor:
         """Return the momentum of a parameter, zeros if there is none yet."""

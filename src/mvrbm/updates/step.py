@@ -1,7 +1,7 @@
 r"""The update rule, once: normalization, weight decay, momentum, learning rates, divergence.
 
 Every path that computes updates in Python calls these functions. The Triton kernels (`_step` in
-:mod:`mvrbm.backends.triton_kernels`) and the C code (`step`) fuse this rule and are tested equal to it.
+:mod:`mvrbm.backends.cuda.per_sample_kernels`) and the C code (`step`) fuse this rule and are tested equal to it.
 """
 
 import itertools

@@ -1,0 +1,1 @@
+"""Backends for GPUs: Triton kernels that compute whole epochs."""

@@ -1,0 +1,113 @@
+r"""The Triton kernels of chains at several temperatures, in addition to `full_kernels`: parallel tempering.
+
+As in :mod:`mvrbm.sampling.tempering`, a layer at inverse temperature :math:`\beta` is in the field
+:math:`f_0 + \beta (f - f_0)`, where `base` is :math:`f_0`, the field of the middle of all states. Chains are rows: the
+hottest first, as many at each temperature. After a step, states of neighboring temperatures are exchanged with the
+probability that follows from `differences`, the change of every chain's free energy, to which `downwards` and `upwards`
+add. The coldest chains, which stand for the model, are copied to rows of their own.
+"""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+from mvrbm.backends.cuda.draws import mean, one_uniform
+from mvrbm.backends.cuda.per_sample_kernels import after_previous, fresh
+
+
+@triton.jit
+def beta_of(chains, CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr):
+    """Return the inverse temperatures of chains, given by their numbers."""
+    return (chains // (CHAINS // TEMPERATURES)).to(tl.float32) / (TEMPERATURES - 1)
+
+
+@triton.jit
+def other_beta(chains, turn, CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr):
+    """Return the inverse temperatures that chains may be exchanged with at a turn, and whether there is one."""
+    number = chains // (CHAINS // TEMPERATURES)
+    other = tl.where((number + turn) % 2 == 0, number + 1, number - 1)
+    return other.to(tl.float32) / (TEMPERATURES - 1), (other >= 0) & (other < TEMPERATURES)
+
+
+@triton.jit
+def turn_of(turns, clock, batch, draw, STEPS: tl.constexpr):
+    """Return the number of the temperature that the first pair begins with, 0 or 1, in the step that has a draw."""
+    return (tl.load(turns) + (tl.load(clock) + batch) * STEPS + draw // 2) % 2
+
+
+@triton.jit
+def hidden_base(weight, middle, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+                PDL: tl.constexpr):  # fmt: skip
+    """Compute the field of the middle of all visible states on the hidden layer."""
+    model = tl.program_id(1).to(tl.int64)
+    units = tl.program_id(0) * BM + tl.arange(0, BM)
+    field = tl.zeros([BM], tl.float32)
+    after_previous(PDL)
+    for k in range(0, VISIBLE, BK):
+        columns = k + tl.arange(0, BK)
+        inside = columns < VISIBLE
+        W = fresh(weight + (model * HIDDEN + units[:, None]) * VISIBLE + columns[None, :], inside[None, :])
+        field += tl.sum(W.to(tl.float32) * tl.load(middle + columns, mask=inside, other=0.0)[None, :], 1)
+    tl.store(base + model * HIDDEN + units, field)
+
+
+@triton.jit
+def visible_base(weight, bias, hidden, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, STRIDE: tl.constexpr,
+                 BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Compute the field on the visible layers of the mean of the hidden one in its field at beta 0, `hidden`."""
+    model = tl.program_id(1).to(tl.int64)
+    columns = tl.program_id(0) * BN + tl.arange(0, BN)
+    field = tl.zeros([BN], tl.float32)
+    after_previous(PDL)
+    for k in range(0, HIDDEN, BK):
+        units = k + tl.arange(0, BK)
+        inside = units < HIDDEN
+        W = fresh(weight + (model * HIDDEN + units[:, None]) * VISIBLE + columns[None, :], inside[:, None])
+        here = fresh(hidden + model * HIDDEN + units, inside) + fresh(bias + model * STRIDE + units, inside)
+        field += tl.sum(W.to(tl.float32) * mean(here, False)[:, None], 0)
+    tl.store(base + model * VISIBLE + columns, field)
+
+
+@triton.jit(do_not_specialize=["batch", "draw"])
+def exchange(
+    states, differences, sums, turns, recorded, seeds, clock, batch, draw, numbers_at, CHAINS: tl.constexpr,
+    TEMPERATURES: tl.constexpr, STEPS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr,
+    COLDEST_AT: tl.constexpr, VISIBLE: tl.constexpr, LAST: tl.constexpr, SUMMED: tl.constexpr, RECORDED: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Propose to exchange the states of pairs of temperatures, which the Metropolis rule accepts or not.
+
+    After the `LAST` step, copy the coldest chains, and add them up where `SUMMED`.
+
+    Programs are of one warp: all its threads have read the differences when one of them sets these to zero.
+    """
+    chain, pair, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    EACH: tl.constexpr = CHAINS // TEMPERATURES
+    states += model.to(tl.int64) * (ALL_ROWS * VISIBLE)
+    number = 2 * pair + turn_of(turns + model, clock, batch, draw, STEPS)  # of the hotter temperature
+    at = number * EACH + chain
+    hot, cold = states + (CHAINS_AT + at) * VISIBLE, states + (CHAINS_AT + EACH + at) * VISIBLE
+    paired = number + 1 < TEMPERATURES
+    uniform = one_uniform(tl.load(seeds + model), tl.load(clock) + batch, pair * EACH + chain, draw)
+    if RECORDED:
+        first = (tl.load(clock + 1) + batch) * RECORDED + numbers_at
+        uniform = tl.load(recorded + first + pair * EACH + chain, mask=paired, other=0.5)
+    after_previous(PDL)
+    differences += model * CHAINS + at
+    change = fresh(differences, paired) + fresh(differences + EACH, paired)
+    accepted = paired & (tl.log(uniform) < -change)
+    tl.store(differences, 0.0, mask=paired)
+    tl.store(differences + EACH, 0.0, mask=paired)
+    coldest = number == tl.where(paired, TEMPERATURES - 2, TEMPERATURES - 1)
+    for start in range(0, VISIBLE, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < VISIBLE
+        hotter, colder = fresh(hot + columns, inside & (number < TEMPERATURES)), fresh(cold + columns, inside & paired)
+        tl.store(hot + columns, colder, mask=inside & accepted)
+        tl.store(cold + columns, hotter, mask=inside & accepted)
+        if LAST:
+            state, mine = tl.where(paired & (accepted == 0), colder, hotter), inside & coldest
+            tl.store(states + (COLDEST_AT + chain).to(tl.int64) * VISIBLE + columns, state, mask=mine)
+            if SUMMED:
+                total = sums + model * (2 * VISIBLE) + VISIBLE + columns
+                tl.atomic_add(total, state.to(tl.float32), mask=mine & (columns < VISIBLE - 1), sem="relaxed")

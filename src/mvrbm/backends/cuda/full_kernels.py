@@ -1,0 +1,326 @@
+r"""The Triton kernels of updates whose couplings are formed as full matrices: products of whole batches.
+
+A coupling of rank R takes R products of small matrices per sample. From some rank on, one product with the full matrix
+:math:`W` takes less time, and its gradient :math:`G` gives those of the factors:
+:math:`\partial U_r = \sum_{lj} G_{kl,ij} V_r^{lj}` and :math:`\partial V_r = \sum_{ki} G_{kl,ij} U_r^{ki}`.
+
+Layers are in units of their statistic (Gaussian: x / s, with s as it was at the start). All visible layers are columns
+of one array, (rows, VISIBLE), each from a multiple of `TILE` on, padded with zeros but for the last column, of ones;
+hidden means have a one after the last unit. So the products of the gradient contain the sums that biases need. `W` is
+(HIDDEN, VISIBLE), padded with zeros, as are the rows of states beyond the data and beyond the chains. The flat
+parameters of a model, `STRIDE` numbers apart, are those of all couplings, the padded visible bias, the padded hidden
+bias, the padded log-variances if a layer learns them, and then room for full matrices: the full `W` of couplings that
+this file has no product for, and in the gradient its `G`.
+
+An update is: `downwards` and `upwards` in turn, as often as missing entries of the data are drawn; `upwards` (means of
+the data, draws of the chains), `downwards`, `upwards` (means of the chains), `gradients`, `vary` of `full_variances`
+for learned variances, and the kernels of `full_step`. Chains at several temperatures have those of `full_exchange` in
+addition. A row of `LAYERS`, by position:
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: E741
+import triton
+import triton.language as tl
+
+from mvrbm.backends.cuda.draws import draw_categories, draw_layer, mean, normal, uniform
+from mvrbm.backends.cuda.full_exchange import beta_of, other_beta, turn_of
+from mvrbm.backends.cuda.per_sample_kernels import begin_next, fresh, wait
+from mvrbm.sampling.tempered_kernels import softplus
+
+#: Widths of layers are padded to multiples of this, which all tiles divide.
+TILE = 64
+#: Columns of data per program: few, so that many programs share the rows.
+GATHERED = tl.constexpr(16)
+#: Kinds of units, by :attr:`mvrbm.units.Unit.sampled_as`.
+KINDS = ("bernoulli", "gaussian", "categorical")
+
+KIND = tl.constexpr(0)  # number in `KINDS`
+FIRST = tl.constexpr(1)  # first column
+WIDTH = tl.constexpr(2)  # number of columns, with padding
+ROWS, COLUMNS = tl.constexpr(3), tl.constexpr(4)  # sizes I and J of a sample, whose entry (i, j) ...
+PITCH = tl.constexpr(5)  # ... has column FIRST + i PITCH + j
+RANK = tl.constexpr(6)  # number of Kronecker products; 0 for a coupling that is given as a full matrix
+FACTORS = tl.constexpr(7)  # position of U (R, K, I), then V (R, L, J), in the flat parameters
+FULL = tl.constexpr(8)  # position of the full matrix (H, I J); its gradient is (K I, L J) where there are factors
+NUMBERS = tl.constexpr(9)  # numbers drawn per chain before this layer's
+GAINS = tl.constexpr(10)  # position of the terms of the gain of U; those of V follow
+PROGRAMS, END = tl.constexpr(11), tl.constexpr(12)  # number of its first program in `build`, and the first beyond
+LEARNS = tl.constexpr(13)  # its width as a power of two if it learns its variances (see `full_variances`), or 0
+
+
+@triton.jit(do_not_specialize=["batch", "n_valid"])
+def gather(
+    data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, N: tl.constexpr,
+    ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTERED: tl.constexpr,
+):  # fmt: skip
+    """Copy the samples of batch `batch` to the first rows of the states, and sum them up."""
+    copy_batch(
+        data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tl.program_id(0),
+        tl.program_id(1), N, ALL_ROWS, VISIBLE, BG, CENTERED,
+    )  # fmt: skip
+
+
+@triton.jit
+def copy_batch(
+    data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tile, model, N: tl.constexpr,
+    ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTERED: tl.constexpr,
+):  # fmt: skip
+    """Copy some columns of the samples of a batch, those of a tile."""
+    columns = tile * GATHERED + tl.arange(0, GATHERED)
+    order += model * order_stride + (tl.load(clock + 1) + batch) * N
+    total = tl.zeros([GATHERED], tl.float32)
+    for m in range(0, N, BG):
+        rows = m + tl.arange(0, BG)
+        row = tl.load(order + rows, mask=rows < n_valid, other=0).to(tl.int64) + model.to(tl.int64) * data_stride
+        x = tl.load(data + row[:, None] * VISIBLE + columns[None, :], mask=(rows < n_valid)[:, None], other=0.0)
+        target = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + columns[None, :]
+        tl.store(target, x, mask=(rows < N)[:, None])
+        if CENTERED:
+            total += tl.sum(x.to(tl.float32), 0)
+    if CENTERED:
+        tl.store(sums + model * (2 * VISIBLE) + columns, total)
+
+
+@triton.jit(do_not_specialize=["batch", "n_valid", "draw"])
+def upwards(
+    states, weight, bias, means, samples, sums, base, differences, turns, recorded, seeds, clock, batch, n_valid, draw,
+    numbers_at, CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
+    VISIBLE: tl.constexpr, UNITS: tl.constexpr, STRIDE: tl.constexpr, SAMPLE_ROWS: tl.constexpr,
+    GAUSSIAN: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr, FIRST_TILE: tl.constexpr,
+    DRAW_DATA: tl.constexpr, DRAW_CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr, STEPS: tl.constexpr,
+    COMPARE: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Compute means or draws of the hidden layer for tiles of states, from `FIRST_TILE` on.
+
+    States from row `CHAINS_AT` on are chains. Means are in rows like those of the states, draws in `samples`. Means are
+    added up where `SUMMED`. With several `TEMPERATURES`, chains are drawn at theirs, or, to `COMPARE`, the change in
+    free energy that an exchange would cause is added to `differences`.
+    """
+    tile_m, tile_n, model = tl.program_id(0) + FIRST_TILE, tl.program_id(1), tl.program_id(2)
+    of_data = tile_m * BM < CHAINS_AT
+    columns = tile_n * BN + tl.arange(0, BN)
+    within = tl.arange(0, BK)
+    rows = tile_m * BM + tl.arange(0, BM)
+    x = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + within[None, :]
+    w = weight + (model.to(tl.int64) * HIDDEN + columns[None, :]) * VISIBLE + within[:, None]
+    field = tl.zeros([BM, BN], tl.float32)
+    key, update = tl.load(seeds + model), tl.load(clock) + batch
+    recorded += (tl.load(clock + 1) + batch) * RECORDED + numbers_at
+    wait(PDL)
+    biases = fresh(bias + model * STRIDE + columns, True)  # requested here, they are there at the end
+    for k in range(0, VISIBLE, BK):
+        field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
+    begin_next(PDL)  # writing results takes few processors from the next product, which waits for them
+    own = rows if of_data else rows - CHAINS_AT
+    n_chains = CHAINS if PERSISTENT else n_valid
+    valid = own < (n_valid if of_data else n_chains)
+    exists = (columns < UNITS)[None, :] & valid[:, None]
+    if TEMPERATURES > 1:
+        level = fresh(base + model * HIDDEN + columns, True)[None, :]
+        beta = tl.where(of_data, 1.0, beta_of(own, CHAINS, TEMPERATURES))
+        slope = field - level
+        field = level + beta[:, None] * slope
+    field += biases[None, :]
+    if COMPARE:
+        other, paired = other_beta(own, turn_of(turns + model, clock, batch, draw, STEPS), CHAINS, TEMPERATURES)
+        moved = field + (other - beta)[:, None] * slope
+        change = tl.sum(tl.where(exists, softplus(field) - softplus(moved), 0.0), 1)
+        tl.atomic_add(differences + model * CHAINS + own, change, mask=paired & valid, sem="relaxed")
+        return
+    drawing = tl.where(of_data, 1 if DRAW_DATA else 0, 1 if DRAW_CHAINS else 0)
+    if of_data | (drawing == 0):
+        value = tl.where(exists, mean(field, GAUSSIAN), 0.0)
+        one = (columns == UNITS)[None, :] & valid[:, None]
+        target = means + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * HIDDEN + columns[None, :]
+        tl.store(target, tl.where(one, 1.0, value).to(means.dtype.element_ty))
+        if SUMMED:
+            total = sums + model * (2 * HIDDEN) + (0 if of_data else HIDDEN) + columns
+            tl.atomic_add(total, tl.sum(value, 0), mask=columns < UNITS, sem="relaxed")
+    if drawing > 0:
+        drawn = _draw(
+            field, key, update, draw, tile_m * tl.num_programs(1) + tile_n,
+            recorded + own[:, None] * UNITS + columns[None, :], exists, GAUSSIAN, RECORDED, BM, BN,
+        )  # fmt: skip
+        target = samples + (model.to(tl.int64) * SAMPLE_ROWS + own[:, None]) * HIDDEN + columns[None, :]
+        tl.store(target, drawn.to(samples.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _draw(field, key, update, draw, tile, recorded, exists, GAUSSIAN: tl.constexpr, RECORDED: tl.constexpr,
+          BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Draw a tile of a layer in a field that includes its bias."""
+    if RECORDED:
+        numbers = tl.load(recorded, mask=exists, other=0.5)
+    elif GAUSSIAN:
+        numbers = normal(key, update, tile, draw, 0, BM, BN)
+    else:
+        numbers = uniform(key, update, tile, draw, 0, BM, BN)
+    return draw_layer(field, numbers, GAUSSIAN)
+
+
+@triton.jit(do_not_specialize=["batch", "n_valid", "draw"])
+def downwards(
+    samples, weight, bias, states, sums, base, differences, turns, recorded, seeds, clock, ratios, known, order, batch,
+    n_valid, draw, numbers_at, order_stride, known_stride, N: tl.constexpr, CHAINS: tl.constexpr,
+    ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, STRIDE: tl.constexpr,
+    SAMPLE_ROWS: tl.constexpr, LAYERS: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr,
+    VARIES: tl.constexpr, FILL: tl.constexpr, START: tl.constexpr, TEMPERATURES: tl.constexpr, STEPS: tl.constexpr,
+    RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Draw all visible layers of the chains, given draws of the hidden layer, and add up draws where `SUMMED`.
+
+    With `FILL`, draw the entries of the data that are not `known` instead; with `START`, without the hidden layer.
+    With several `TEMPERATURES`, chains are drawn at theirs, and `differences` gets the share of the visible layers.
+    """
+    tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    rows = tile_m * BM + tl.arange(0, BM)
+    columns = tile_n * BN + tl.arange(0, BN)
+    within = tl.arange(0, BK)
+    COUNT: tl.constexpr = N if FILL else CHAINS
+    y = samples + (model.to(tl.int64) * SAMPLE_ROWS + rows[:, None]) * HIDDEN + within[None, :]
+    w = weight + (model.to(tl.int64) * HIDDEN + within[:, None]) * VISIBLE + columns[None, :]
+    field = tl.zeros([BM, BN], tl.float32)
+    key, update = tl.load(seeds + model), tl.load(clock) + batch
+    recorded += (tl.load(clock + 1) + batch) * RECORDED + numbers_at
+    wait(PDL)
+    biases = fresh(bias + model * STRIDE + columns, True)
+    for k in range(0, 0 if START else HIDDEN, BK):
+        field = tl.dot(tl.load(y + k), tl.load(w + k * VISIBLE), acc=field, input_precision=PRECISION)
+    spread = 1.0
+    if VARIES:
+        spread = 1.0 / fresh(ratios + model * VISIBLE + columns, True)[None, :]
+        field *= spread * spread
+    if TEMPERATURES > 1:
+        level, beta = fresh(base + model * VISIBLE + columns, True)[None, :], beta_of(rows, CHAINS, TEMPERATURES)
+        field = level + beta[:, None] * (field - level)
+        other, paired = other_beta(rows, turn_of(turns + model, clock, batch, draw, STEPS), CHAINS, TEMPERATURES)
+        gap = other - beta
+    field += biases[None, :]
+    exist = rows < (CHAINS if PERSISTENT and not FILL else n_valid)
+    tile = tile_m * tl.num_programs(1) + tile_n
+    target = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + columns[None, :]
+    sums += model * (2 * VISIBLE) + columns
+    drawing = (rows >= 0)[:, None] & (columns >= 0)[None, :]
+    if FILL:
+        row = tl.load(order + model * order_stride + (tl.load(clock + 1) + batch) * N + rows, mask=exist, other=0)
+        at = known + (model.to(tl.int64) * known_stride + row.to(tl.int64))[:, None] * VISIBLE + columns[None, :]
+        drawing = tl.load(at, mask=exist[:, None], other=1) == 0
+    else:
+        target += CHAINS_AT * VISIBLE
+        sums += VISIBLE
+    for m in tl.static_range(len(LAYERS)):
+        if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
+            own = columns - LAYERS[m][FIRST]
+            site, place = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
+            real = (site < LAYERS[m][ROWS]) & (place < LAYERS[m][COLUMNS])
+            exists = exist[:, None] & real[None, :]
+            numbers = recorded + COUNT * LAYERS[m][NUMBERS]
+            if LAYERS[m][KIND] == 2:
+                SITES: tl.constexpr = BN // LAYERS[m][PITCH]
+                first_site = (tile_n * BN - LAYERS[m][FIRST]) // LAYERS[m][PITCH] + tl.arange(0, SITES)
+                numbers += rows[:, None] * LAYERS[m][ROWS] + first_site[None, :]
+                categories = tl.arange(0, LAYERS[m][PITCH]) < LAYERS[m][COLUMNS]
+                there = exist[:, None, None] & (first_site < LAYERS[m][ROWS])[None, :, None] & categories[None, None, :]
+                one_hot = draw_categories(
+                    tl.reshape(field, [BM, SITES, LAYERS[m][PITCH]]), key, update, draw, tile, numbers, there, SITES,
+                    RECORDED, BM,
+                )  # fmt: skip
+                drawn = tl.reshape(one_hot, [BM, BN])
+            else:
+                numbers += rows[:, None] * (LAYERS[m][ROWS] * LAYERS[m][COLUMNS]) + own[None, :]
+                drawn = _draw(field, key, update, draw, tile, numbers, exists, LAYERS[m][KIND] == 1, RECORDED, BM, BN)
+                if LAYERS[m][LEARNS] > 0:
+                    drawn = field + spread * (drawn - field)
+            drawn = tl.where(exist[:, None] & drawing, drawn, 0.0)
+            tl.store(target, drawn.to(states.dtype.element_ty), mask=real[None, :] & drawing)
+            if SUMMED:
+                tl.atomic_add(sums, tl.sum(drawn, 0), mask=real, sem="relaxed")
+            if TEMPERATURES > 1:
+                change = gap * tl.sum(drawn * level, 1)
+                tl.atomic_add(differences + model * CHAINS + rows, change, mask=paired & exist, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["n_valid"])
+def gradients(
+    states, means, visible_sums, hidden_sums, gradient, offset, new_offset, center, ratios, n_valid,
+    N: tl.constexpr, CHAINS: tl.constexpr, PERSISTENT: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr,
+    HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr,
+    VISIBLE_BIAS: tl.constexpr, LAYERS: tl.constexpr, CENTERED: tl.constexpr, FOLLOWS: tl.constexpr,
+    VARIES: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    r"""Compute the gradient of biases and full matrices: minus the mean over data plus that over chains.
+
+    With `CENTERED`, that of the matrices is :math:`G - s_h \mu^\top - \lambda s^\top`, where s and :math:`s_h` are the
+    gradients of the biases, :math:`\mu` is the center and :math:`\lambda` the hidden offset, which `FOLLOWS` the data.
+    """
+    tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    units = tile_m * BM + tl.arange(0, BM)
+    columns = tile_n * BN + tl.arange(0, BN)
+    within = tl.arange(0, BK)
+    h = means + (model.to(tl.int64) * ALL_ROWS + within[None, :]) * HIDDEN + units[:, None]
+    x = states + (model.to(tl.int64) * ALL_ROWS + within[:, None]) * VISIBLE + columns[None, :]
+    G = tl.zeros([BM, BN], tl.float32)
+    wait(PDL)
+    if CENTERED:  # requested here, they are there at the end
+        visible_sums += model * (2 * VISIBLE) + columns
+        hidden_sums += model * (2 * HIDDEN) + units
+        of_data, of_chains = fresh(hidden_sums, True), fresh(hidden_sums + HIDDEN, True)
+        visible_of_data, visible_of_chains = fresh(visible_sums, True), fresh(visible_sums + VISIBLE, True)
+        mu = tl.load(center + model * VISIBLE + columns)
+        if FOLLOWS:
+            old = fresh(offset + model * HIDDEN + units, True)
+            begun = tl.load(offset + tl.num_programs(2) * HIDDEN + model, cache_modifier=".cg")
+    for k in range(0, N, BK):
+        G = tl.dot(tl.load(h + k * HIDDEN), tl.load(x + k * VISIBLE), acc=G, input_precision=PRECISION)
+    # A short batch counts in proportion.
+    per_sample = 1.0 / N
+    per_chain = per_sample
+    if PERSISTENT:
+        per_chain = n_valid.to(tl.float32) / (N * CHAINS)
+    G *= -per_sample / per_chain
+    for k in range(CHAINS_AT, CHAINS_AT + CHAINS, BK):
+        G = tl.dot(tl.load(h + k * HIDDEN), tl.load(x + k * VISIBLE), acc=G, input_precision=PRECISION)
+    G *= per_chain
+    gradient += model.to(tl.int64) * STRIDE
+    if CENTERED:
+        of_visible = per_chain * visible_of_chains - per_sample * visible_of_data
+        of_hidden = per_chain * of_chains - per_sample * of_data
+        if tile_m == 0:
+            tl.store(gradient + VISIBLE_BIAS + columns, of_visible, mask=columns < VISIBLE - 1)
+        if tile_n == 0:
+            tl.store(gradient + VISIBLE_BIAS + VISIBLE + units, of_hidden, mask=units < UNITS)
+        G -= of_hidden[:, None] * mu[None, :]
+        if FOLLOWS:
+            keep = tl.where(begun > 0, 0.99, 0.0)  # zero as long as there is no running mean
+            follow = keep * old + (1 - keep) * of_data / n_valid
+            G -= follow[:, None] * of_visible[None, :]
+            if tile_n == 0:
+                tl.store(new_offset + model * HIDDEN + units, follow)
+                if tile_m == 0:
+                    tl.store(new_offset + tl.num_programs(2) * HIDDEN + model, 1.0)
+    else:
+        to_visible = gradient + VISIBLE_BIAS + columns[None, :] + 0 * units[:, None]
+        tl.store(to_visible, G, mask=(units == UNITS)[:, None] & (columns < VISIBLE - 1)[None, :])
+        to_hidden = gradient + VISIBLE_BIAS + VISIBLE + units[:, None] + 0 * columns[None, :]
+        tl.store(to_hidden, G, mask=(units < UNITS)[:, None] & (columns == VISIBLE - 1)[None, :])
+    if VARIES:
+        G *= fresh(ratios + model * VISIBLE + columns, True)[None, :]
+    for m in tl.static_range(len(LAYERS)):
+        if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
+            own = columns - LAYERS[m][FIRST]
+            i, j = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
+            exists = (units < UNITS)[:, None] & ((i < LAYERS[m][ROWS]) & (j < LAYERS[m][COLUMNS]))[None, :]
+            at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], L)
+            tl.store(gradient + LAYERS[m][FULL] + at, G, mask=exists)
+
+
+@triton.jit
+def matrix_at(units, i, j, RANK_: tl.constexpr, I: tl.constexpr, J: tl.constexpr, L: tl.constexpr):
+    """Return where the gradient of a full matrix has its entries: (K I, L J) where there are factors, or (H, I J)."""
+    if RANK_ > 0:
+        return (((units // L) * I * L + units % L) * J)[:, None] + (i * (L * J) + j)[None, :]
+    return units[:, None] * (I * J) + (i * J + j)[None, :]

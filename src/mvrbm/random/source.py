@@ -1,0 +1,194 @@
+"""The source of random numbers that every function which draws takes as an argument.
+
+The package never uses the global generators of PyTorch and NumPy, so a result depends only on its arguments and a seed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mvrbm.compiled import random as compiled
+from mvrbm.random import philox
+from mvrbm.validation import whole_number
+
+__all__ = ["RandomSource"]
+
+_MAX_SEED = 2**63
+# First part of the path of a named stream: larger than the number of any child that `split` returns.
+_NAMED = 2**32 - 1
+# Bits of a sort key. The bits above hold the number of the permutation, so that one sort serves several.
+_KEY_BITS = 40
+
+
+class RandomSource:
+    """Uniform and normal numbers and permutations, each a function of seed, step, draw, row and entry.
+
+    A source counts its draws, so that successive calls return different numbers. The number that an entry of a draw
+    gets does not depend on the device, the dtype, the number of rows, or how many numbers earlier draws have used.
+
+    Parameters
+    ----------
+    seed : int
+        Seed, from 0 to 2**63 - 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mvrbm import RandomSource
+    >>> like = torch.empty(0)
+    >>> few, many = RandomSource(7).uniform((3, 2), like), RandomSource(7).uniform((9, 2), like)
+    >>> torch.equal(few, many[:3])
+    True
+    """
+
+    def __init__(self, seed: int = 0, *, device: str | torch.device = "cpu") -> None:
+        if not 0 <= int(seed) < _MAX_SEED:
+            raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, got {seed}")
+        self._entropy = int(seed)
+        self._path: tuple[int, ...] = ()
+        self._children = 0
+        self._first_row = 0
+        self._step: philox.Step = 0
+        self._draw = 0
+
+    @functools.cached_property
+    def key(self) -> int:
+        """The key of this source's numbers, of 63 bits."""
+        # SeedSequence turns related seeds and paths into unrelated keys.
+        sequence = np.random.SeedSequence(self._entropy, spawn_key=self._path)
+        return int(sequence.generate_state(1, np.uint64)[0] >> 1)
+
+    # -- where in the sequence ------------------------------------------------------------------------
+
+    def at_step(self, step: philox.Step, *, draw: int = 0, first_row: int = 0) -> RandomSource:
+        """Return a source of the numbers of one step, the same at every call.
+
+        Parameters
+        ----------
+        step : int or Tensor
+            Number of the step, such as an update or an epoch. A tensor () on a GPU is read when numbers are drawn.
+        draw : int
+            Number of the first draw.
+        first_row : int
+            Number of the first row of every draw: a process that holds rows 100 to 199 of a batch passes 100, and draws
+            the numbers that a single process would draw for them.
+        """
+        found = self._at(self._path)
+        found.__dict__["key"] = self.key
+        found._step = step
+        found._draw = draw
+        found._first_row = first_row
+        return found
+
+    def next_step(self) -> None:
+        """Continue with the numbers of the next step. A step on a GPU is incremented there."""
+        if isinstance(self._step, Tensor):
+            self._step.add_(1)
+        else:
+            self._step += 1
+        self._draw = 0
+
+    def step_on(self, device: torch.device) -> None:
+        """Keep the number of the step in a tensor on a device, so that CUDA graphs can advance it."""
+        self._step = torch.as_tensor(self._step, dtype=torch.int64, device=device).clone()
+
+    def step_here(self) -> None:
+        """Keep the number of the step as an integer again."""
+        self._step = int(self._step)
+
+    def split(self, count: int) -> list[RandomSource]:
+        """Return new independent sources, different ones at every call."""
+        first = self._children
+        self._children += whole_number(count, "count")
+        return [self._at((*self._path, child)) for child in range(first, self._children)]
+
+    def stream(self, *name: int) -> RandomSource:
+        """Return the source of a name, the same at every call, independent of all that `split` returns."""
+        return self._at((*self._path, _NAMED, *name))
+
+    def _at(self, path: tuple[int, ...]) -> RandomSource:
+        found = RandomSource(self._entropy)
+        found._path = path
+        return found
+
+    # -- draws ----------------------------------------------------------------------------------------
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return uniform numbers between 0 and 1, both excluded, of the dtype and on the device of `like`.
+
+        The first axis of `shape` counts rows.
+        """
+        found = self._uniform(tuple(shape), like, self._draw)
+        self._draw += 1
+        return found
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return standard normal numbers of the dtype and on the device of `like`, by the Box-Muller transform."""
+        radius = self._uniform(tuple(shape), like, self._draw).log_().mul_(-2).sqrt_()
+        angle = self._uniform(tuple(shape), like, self._draw + philox.ANGLES).mul_(2 * math.pi)
+        self._draw += 1
+        return radius.mul_(angle.cos_())
+
+    def _uniform(self, shape: tuple[int, ...], like: Tensor, draw: int) -> Tensor:
+        device = like.device
+        if device.type == "cpu" and isinstance(self._step, int):
+            found = compiled.uniform(self.key, philox.layout(shape), self._step, draw, self._first_row)
+            if found is not None:
+                return found.view(shape).to(like.dtype)
+        kernels = _triton(device)
+        if kernels is not None:
+            drawn: Tensor = kernels.uniform(
+                self.key, shape, philox.layout(shape), self._step, draw, self._first_row, like.dtype, device
+            )
+            return drawn
+        return philox.uniform(self.key, shape, self._step, draw, self._first_row, like.dtype, device)
+
+    def permutation(self, n: int, device: str | torch.device = "cpu") -> Tensor:
+        """Return the integers 0..n-1 in random order."""
+        steps = torch.as_tensor(self._step, device=device).reshape(1)
+        found = _permutations(self.key, n, steps, self._draw)[0]
+        self._draw += 1
+        return found
+
+    def permutations(self, n: int, first_step: int, count: int, device: str | torch.device = "cpu") -> Tensor:
+        """Return the first permutation of 0..n-1 of each of several steps, (count, n), found by one sort.
+
+        On a GPU, the sort takes hardly longer for several permutations than for one.
+        """
+        return _permutations(self.key, n, torch.arange(first_step, first_step + count, device=device), 0)
+
+    def __repr__(self) -> str:
+        path = "".join(f".{part}" for part in self._path)
+        return f"RandomSource({self._entropy}{path})"
+
+
+def _permutations(key: int, n: int, steps: Tensor, draw: int) -> Tensor:
+    kernels = _triton(steps.device)
+    keys: Tensor = (philox if kernels is None else kernels).sort_keys(key, n, steps, draw)  # (steps, n)
+    number = torch.arange(len(steps), device=steps.device)[:, None]
+    order = (keys + (number << _KEY_BITS)).flatten().argsort(stable=True)
+    return order.view(len(steps), n) - number * n
+
+
+@functools.cache
+def _triton_kernels() -> ModuleType | None:
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from mvrbm.random import kernels
+
+    return kernels
+
+
+def _triton(device: torch.device) -> ModuleType | None:
+    """Return the Triton kernels where they can run on a device: on a GPU, or anywhere in Triton's interpreter."""
+    usable = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return _triton_kernels() if usable else None
