@@ -24,10 +24,21 @@ from mvrbm.errors import InputError
 from mvrbm.io import arrays
 from mvrbm.likelihood import log_likelihood
 
-# every command, and which of --seed and --device it has
+# Every command for arrays, and which of --seed and --device it has.
 COMMANDS = {
     **dict.fromkeys(
-        ["train", "sample", "inpaint", "denoise", "superres-train", "demo", "likelihood", "topics"],
+        [
+            "train",
+            "sample",
+            "inpaint",
+            "denoise",
+            "superres-train",
+            "demo",
+            "likelihood",
+            "topics",
+            "impute",
+            "outliers",
+        ],
         ("--seed", "--device"),
     ),
     **dict.fromkeys(["transform", "score", "predict", "reconstruct", "superres"], ("--device",)),
