@@ -28,7 +28,7 @@ _MEANS_HELP = "Write the means of the visible units, or draws from them."
 _MEANS_DEFAULT = "means for images, draws for .npy"
 _START_HELP = "Initial state of the Gibbs chains."
 _START_DEFAULT = "the saved chains of training, or else noise"
-_DATA_HELP = "Start the Gibbs chains at these samples, given in the same form as INPUT of train."
+_DATA_HELP = "Start the Gibbs chains at these samples. Takes the same values as INPUT of train."
 _MASK_HELP = "Array file or image, true where entries are known; one mask for all samples, or one per sample."
 _HIDE_HELP = "Fill in this half of every sample."
 

@@ -89,7 +89,7 @@ _INPUT_HELP = (
     "or .npy files, or a data set (mnist-5k)."
 )
 _ROWS_HELP = "Use only these samples: 100 (the first 100), 100:200 or ::10."
-_MODEL_HELP = "Folder of a saved model, or the name of a model in the package: digits, labeled-digits."
+_MODEL_HELP = "Folder of a saved model, or a model in the package (digits, labeled-digits)."
 _OUT_IMAGES_HELP = "A .npy file, or an image file (such as .png) for a contact sheet."
 RECIPE_HELP = "Recipe: default for features, generative for sampling, or paper."
 CHECKPOINTS_HELP = "Folder for a checkpoint after every epoch, to resume from."
@@ -107,7 +107,7 @@ MissingNan = Annotated[bool, new("Treat NaN as missing entries.", "--missing-nan
 RecipeOption = Annotated[Recipe, typer.Option("--recipe", help=RECIPE_HELP, metavar="NAME")]
 Rows = Annotated[slice | None, new(_ROWS_HELP, "-n", "--rows", parser=parse_rows, metavar="N|SLICE")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Random seed.")]
-Where = Annotated[Device, typer.Option("--device", help="Device to compute on; auto picks a GPU if any.")]
+Where = Annotated[Device, typer.Option("--device", help="Device. auto uses a GPU if there is one.")]
 AsJson = Annotated[bool, new("Print the result as one JSON object.", "--json")]
 Force = Annotated[bool, new("Overwrite existing output.", "--force")]
 Quiet = Annotated[bool, new("Show no progress.", "--quiet")]
