@@ -61,6 +61,7 @@ def leave_behind(folder):
     run(JOBS, two, "4:equal,shards,loaders", "2:unreadable", "2:alone:2", str(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_several_learn_what_one_learns(folder, name, size):
@@ -73,6 +74,7 @@ def test_several_learn_what_one_learns(folder, name, size):
     assert moved > 0.1
 
 
+@pytest.mark.slow
 def test_likelihood_is_the_same_on_average(folder):
     shared = np.array(json.loads((folder / "likelihood-2.json").read_text()))
     alone = np.array([likelihood(seed, World()) for seed in range(5)])
@@ -85,12 +87,14 @@ def test_likelihood_is_the_same_on_average(folder):
     assert len(set(shared)) == 5  # streams of one's own, by seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_sample_of_the_shards_is_seen_once_a_pass(folder, size):
     # Fifteen samples, batches of seven in parts of 1 or 2, or 3 and 4: as many steps as the slowest needs.
     assert json.loads((folder / f"shards-{size}.json").read_text())["updates"] > 0
 
 
+@pytest.mark.slow
 def test_tempered_chains_of_two_processes_are_gone_on_with_by_one(folder):
     machine = BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1)).double()
     recipe = Recipe(batch_size=20, negative=TemperedPCD(6, 3))
@@ -103,12 +107,14 @@ def test_tempered_chains_of_two_processes_are_gone_on_with_by_one(folder):
     assert trainer.update == 15
 
 
+@pytest.mark.slow
 def test_a_sweep_spreads_its_models(folder):
     found, alone = json.loads((folder / "sweep.json").read_text()), swept()
     assert found["best"] == alone.best_params_
     np.testing.assert_allclose(found["scores"], [candidate.score for candidate in alone.candidates_], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_made_up_for(tmp_path):
     launch = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "2"]
     launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.2"]
@@ -123,6 +129,7 @@ def test_a_killed_process_is_made_up_for(tmp_path):
     assert trainer.state.chains["visible"].shape[0] == 30
 
 
+@pytest.mark.slow
 def test_nobody_waits_forever(folder):
     assert 1 < json.loads((folder / "alone.json").read_text())["seconds"] < 50  # patience: 2
 
@@ -132,6 +139,7 @@ def said(folder, name):
     return zip(*(json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)), strict=True)
 
 
+@pytest.mark.slow
 def test_an_unreadable_shard_is_refused_in_one_line(folder):
     codes, _, errors = said(folder, "unreadable")
     assert 0 not in codes
@@ -140,6 +148,7 @@ def test_an_unreadable_shard_is_refused_in_one_line(folder):
     assert not (folder / "by-unreadable").exists()
 
 
+@pytest.mark.slow
 def test_estimators_and_the_command_line_need_no_change_but_the_launch(folder):
     codes, outputs, errors = said(folder, "command")
     assert codes == (0, 0)

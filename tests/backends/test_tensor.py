@@ -77,6 +77,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("interpreted")
 def test_arrays_train_as_the_reference_does(name):

@@ -615,6 +615,7 @@ def test_two_broken_gaussian_sides_are_found_out(monkeypatch, wrong):
 # -- convergence ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in DISCRETE if name != "strong"])  # it mixes slowly
 def test_chains_from_noise_reach_p(name):
     machine = DISCRETE[name]()
