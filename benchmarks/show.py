@@ -249,7 +249,7 @@ def plot(result: Mapping[str, Any], *paths: str | os.PathLike[str]) -> None:
     *paths : path
         Files ending in ``.png`` or ``.svg``.
     """
-    from mvrbm.report import styled
+    from mvrbm.pages import styled
 
     rows = [row for row in result["rows"] if not row["skipped"] and len(row["visible"]) == 2]
     by_rank = len({row["rank"] for row in rows}) > 1

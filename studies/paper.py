@@ -236,7 +236,7 @@ def write_report(folder: Path, scale: str, store: Store, *, seeds: int, first_se
     dict
         Paths of ``results`` and ``report``.
     """
-    from mvrbm.report import Page, Section
+    from mvrbm.pages import Page, Section
     from studies.digits import page as digits_page
     from studies.superres import page as superres_page
 

@@ -1,4 +1,4 @@
-"""The page kit of the studies and benchmarks, on top of `mvrbm.report`.
+"""The page kit of the studies and benchmarks, on top of `mvrbm.pages`.
 
 It turns stored runs into numbers (means and their spread, next to a paper's numbers and claims), numbers into figures
 and tables, and these into a page. Nothing here computes a result. Each experiment has a subclass of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-    from mvrbm.report import Figure, Section, Table
+    from mvrbm.pages import Figure, Section, Table
 
 __all__ = [
     "DASH",
@@ -345,7 +345,7 @@ def legend_below(canvas: Canvas, axes: Sequence[Axes], columns: int) -> None:
 
 def draw_all(folder: Path, figures: Mapping[str, Any], evidence: Any) -> dict[str, Figure]:
     """Draw the figures that have data, save them in the subfolder `figures`, and return them for a page."""
-    from mvrbm.report import styled
+    from mvrbm.pages import styled
 
     found = {}
     with styled():
@@ -358,7 +358,7 @@ def draw_all(folder: Path, figures: Mapping[str, Any], evidence: Any) -> dict[st
 
 def _saved(drawing: Drawing, folder: Path, name: str) -> Figure:
     """Write a figure to `name.png` and `name.svg` reproducibly, and return it for a page."""
-    from mvrbm.report import Figure
+    from mvrbm.pages import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
     png = folder / f"{name}.png"
@@ -395,7 +395,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def section(title: str, figures: Mapping[str, Figure], names: Iterable[str], tables: Iterable[Table]) -> Section | None:
     """Return a section with the figures and tables that exist, or None if there are none."""
-    from mvrbm.report import Section
+    from mvrbm.pages import Section
 
     shown = [figures[name] for name in names if name in figures]
     rows = list(tables)

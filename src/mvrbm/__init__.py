@@ -41,7 +41,8 @@ _CLASSES_IN = ("mvrbm.units", "mvrbm.couplings")  # all classes that these packa
 _WITH_LOADERS = ("mvrbm.estimators", "mvrbm.training", "mvrbm.vision.superres.estimator")
 _SUBMODULES = (
     "backends", "couplings", "data", "devices", "distributed", "errors", "estimators", "export", "hub", "io",
-    "likelihood", "machine", "models", "random", "sampling", "saving", "training", "units", "updates", "vision",
+    "likelihood", "machine", "models", "pages", "random", "sampling", "saving", "training", "units", "updates",
+    "vision",
 )  # fmt: skip
 
 

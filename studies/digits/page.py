@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mvrbm import __version__
-from mvrbm.report import Page, Section, Table
+from mvrbm.pages import Page, Section, Table
 from studies.baselines import BASELINES
 from studies.digits.plan import BATCH, GROUPS, Scale, capped, own_epochs, plan
 from studies.digits.run import baseline, classify, denoise, fine_tune, grow, haar, learn_nines, raw_pixels, reconstruct

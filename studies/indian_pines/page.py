@@ -130,7 +130,7 @@ def draw_map(labels: Array, split: Split, predicted: Mapping[str, Array], path: 
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    from mvrbm.report import styled
+    from mvrbm.pages import styled
 
     light, black = "#e4e4e4", "#000000"
     colors = [light, *_COLORS, black]

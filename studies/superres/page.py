@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mvrbm import __version__
-from mvrbm.report import Page, Section, Table
+from mvrbm.pages import Page, Section, Table
 from mvrbm.vision import luminance
 from mvrbm.vision.superres.features import DERIVATIVES, HIGH
 from studies.data import PACKAGED

@@ -1,6 +1,6 @@
 """Images: noise and its removal, resampling, color, quality measures and super-resolution.
 
-Files are read by :mod:`mvrbm.io.pictures`; figures are drawn in :mod:`mvrbm.report`.
+Files are read by :mod:`mvrbm.io.pictures`; figures are drawn in :mod:`mvrbm.pages`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,5 +1,5 @@
-// Runs in workers, after the code of stages.js. The first worker gets a photograph, and starts helpers, which are
-// workers like itself: they compute bands of patches, because one core takes long for them.
+// Code of the workers, which comes after stages.js. The main worker gets a photograph and starts helpers. These are
+// workers with the same code, which compute bands of patches in parallel.
 let enlarger;
 
 onmessage = async ({ data }) => {
@@ -9,21 +9,22 @@ onmessage = async ({ data }) => {
     postMessage({ result }, [result.better.buffer, result.bicubic.buffer]);
   } else if (data.image) {
     let rows = 0;
-    let said = performance.now();
+    let reported = performance.now();
     const band = enlarger.stages[data.stage].band(data.image, data.first, data.last, () => {
       rows += 1;
-      // A message for each row would keep the page busy.
-      if (performance.now() - said < 50) return;
+      // One message per row would keep the page busy.
+      if (performance.now() - reported < 50) return;
       postMessage({ rows });
-      [rows, said] = [0, performance.now()];
+      rows = 0;
+      reported = performance.now();
     });
     postMessage({ rows, band }, [band.data.buffer]);
   }
 };
 
-// Returns a function that computes the bands of a stage, one band per helper, and reports progress to the page.
+// Starts the helpers. Returns a function that computes one band of a stage per helper and reports progress to the page.
 function startHelpers({ model, code, count }) {
-  // A page that is opened as a file has no origin, so that its workers cannot load what it has: they make their own.
+  // A page that is opened from a file has no origin, so workers cannot use its URLs and create their own.
   const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
   const helpers = Array.from({ length: count }, () => new Worker(url));
   for (const helper of helpers) helper.postMessage({ model });

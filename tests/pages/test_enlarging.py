@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from mvrbm.io.templates import write_html
-from mvrbm.page import write_enlarging_page
-from mvrbm.page.enlarge import enlarging
+from mvrbm.pages import write_enlarging_page
+from mvrbm.pages.enlarging import template_values
 from mvrbm.vision import SuperResolver
 from mvrbm.vision.resampling import enlarge_rows
 from mvrbm.vision.shipped import ShippedStages, write_stages
@@ -43,8 +43,8 @@ def test_luminance_equals_that_of_python(visit, tmp_path, name, scale, rounds):
     small = torch.from_numpy(low)
     bicubic = torch.from_numpy(enlarge_rows(low, scale, slice(0, 13 * scale)).copy())
     expected = stages.run(bicubic[None], lambda image: back_project(small, image[0], scale, rounds)[None])[0]
-    values = enlarging({scale: stages.stages}, rounds)
-    page = visit(write_html("mvrbm.page", "enlarge.html", tmp_path / "page.html", **values)).page
+    values = template_values({scale: stages.stages}, rounds)
+    page = visit(write_html("mvrbm.pages", "enlarge.html", tmp_path / "page.html", **values)).page
     run = """(low) => {
         const image = {height: 13, width: 18, data: Float64Array.from(low)};
         const resampler = new Resampler(13, 18, models[0].scale);

@@ -1,19 +1,19 @@
-"""The page: sections of text, tables and figures, written as one HTML file."""
+"""Reports: sections of text, tables and figures, written as one HTML file."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from mvrbm.io.templates import write_html
-from mvrbm.report.figures import Figure
+from mvrbm.pages.figures import Figure
 
 __all__ = ["Page", "Section", "Table"]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table; the first column names the row."""
+    """A table whose first column names the rows."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -22,7 +22,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, and the paragraphs, tables, figures and links under it. A link has a text and an address."""
+    """A heading, followed by paragraphs, links, tables and figures. A link is a pair of text and address."""
 
     title: str
     text: Sequence[str] = ()
@@ -33,13 +33,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A report."""
+    """A report: title, introduction, sections and footer."""
 
     title: str
     lead: str
-    sections: Sequence[Section] = field(default_factory=list)
+    sections: Sequence[Section] = ()
     footer: str = ""
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to a file, which replaces an older one only when it is complete."""
-        return write_html("mvrbm.report", "page.html", path, page=self)
+        """Write the report to an HTML file. An existing file is replaced once the new one is complete."""
+        return write_html("mvrbm.pages", "report.html", path, page=self)

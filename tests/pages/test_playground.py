@@ -10,7 +10,7 @@ import torch
 
 import mvrbm
 from mvrbm import MVRBM, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, Rectified, cli
-from mvrbm.page import write_page
+from mvrbm.pages import write_playground
 
 
 def model_of(path):
@@ -25,7 +25,7 @@ def decoded(tensor):
 @pytest.mark.parametrize("name", ["digits", "labeled-digits"])
 def test_a_page_is_one_small_file_with_the_factors_of_the_model(tmp_path, name):
     model = mvrbm.load(name, "cpu")
-    path = write_page(model, tmp_path / "page.html", title="<b>")
+    path = write_playground(model, tmp_path / "page.html", title="<b>")
     text = path.read_text(encoding="utf-8")
     assert path.stat().st_size < 400_000
     assert "<b>" not in text  # titles are escaped
@@ -41,7 +41,7 @@ def test_a_page_is_one_small_file_with_the_factors_of_the_model(tmp_path, name):
 
 def test_whole_numbers_are_stored_as_bytes(tmp_path):
     model = mvrbm.load("digits", "cpu")
-    starts = model_of(write_page(model, tmp_path / "page.html"))["starts"]["visible"]
+    starts = model_of(write_playground(model, tmp_path / "page.html"))["starts"]["visible"]
     assert starts["type"] == "uint8"
     np.testing.assert_array_equal(decoded(starts), model.chains_["visible"][: len(decoded(starts))])
 
@@ -83,24 +83,24 @@ CANNOT = [
 @pytest.mark.parametrize(("make", "says"), CANNOT, ids=[make.__name__ for make, _ in CANNOT])
 def test_models_that_a_page_cannot_run_are_named(tmp_path, make, says):
     with pytest.raises(ValueError, match=says):
-        write_page(make(), tmp_path / "page.html")
+        write_playground(make(), tmp_path / "page.html")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_range_of_gaussian_pictures_is_that_of_chains_or_of_two_standard_deviations(tmp_path):
     data = np.random.default_rng(0).normal(50, 3, (200, 4, 5)).astype(np.float32)
     model = MVRBM((2, 2), visible="gaussian", n_epochs=0, device="cpu").fit(data)
-    low, high = model_of(write_page(model, tmp_path / "page.html"))["visible"]["range"]
+    low, high = model_of(write_playground(model, tmp_path / "page.html"))["visible"]["range"]
     assert 41 < low < 46 < 54 < high < 59
     model = MVRBM((2, 2), visible="gaussian", recipe="generative", n_epochs=1, device="cpu").fit(data)
-    low, high = model_of(write_page(model, tmp_path / "page.html"))["visible"]["range"]
+    low, high = model_of(write_playground(model, tmp_path / "page.html"))["visible"]["range"]
     assert (low, high) == pytest.approx(np.quantile(model.chains_["visible"], [0.005, 0.995]))
 
 
 def test_the_title_is_the_class_unless_given(tmp_path):
     machine = BoltzmannMachine(Bernoulli((2, 3)), Gaussian((2, 2)), Kronecker())
     with torch.no_grad():
-        html = write_page(machine, tmp_path / "page.html").read_text(encoding="utf-8")
+        html = write_playground(machine, tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<h1>BoltzmannMachine: a model to play with</h1>" in html
 
 

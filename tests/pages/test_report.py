@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jinja2 import UndefinedError
 
-from mvrbm.report import Page, Section, Table, curves, image_grid
+from mvrbm.pages import Page, Section, Table, curves, image_grid
 
 
 def test_text_is_escaped_and_curves_follow_the_colors(tmp_path):

@@ -1,7 +1,8 @@
-// Enlarging a photograph by stages, the work of the worker. Nothing here touches the page.
+// Enlarges a photograph in stages, inside a worker. Nothing here touches the page.
 //
-// An image is {height, width, data}, a Float64Array of one channel with white at 1. A stage adds what is missing from
-// an image: for every patch, the field of all hidden units, and the mean of the missing part given the hidden means.
+// An image is {height, width, data}, with one channel in a Float64Array where 1 is white. A stage predicts the details
+// that are missing from an image. For every patch, it computes the means of the hidden units given the patch, and the
+// mean of the missing details given these.
 "use strict";
 
 const emptyImage = (height, width) => ({ height, width, data: new Float64Array(height * width) });
@@ -14,12 +15,13 @@ function cubic(distance) {
   return d < 2 ? -0.5 * d ** 3 + 2.5 * d ** 2 - 4 * d + 2 : 0;
 }
 
-// Taps of a line: for each output, a Map from inputs to weights. Beyond its ends a line continues with its last pixel.
-function taps(outputs, inputs, reach, distanceOf) {
+// Returns the taps of a line of pixels: for each output, a Map from inputs to weights. Pixels beyond the ends repeat the
+// last one.
+function taps(outputs, inputs, reach, weightOf) {
   return Array.from({ length: outputs }, (_, output) => {
     const found = new Map();
     for (const place of reach(output)) {
-      const weight = distanceOf(place, output);
+      const weight = weightOf(place, output);
       const inside = Math.min(Math.max(place, 0), inputs - 1);
       if (weight) found.set(inside, (found.get(inside) ?? 0) + weight);
     }
@@ -37,7 +39,7 @@ const reducingTaps = (size, scale) =>
   taps(size, size * scale, (i) => span(scale * i - 2 * scale, scale * i + 3 * scale),
     (place, i) => cubic((place - scale * i - (scale - 1) / 2) / scale) / scale);
 
-// The taps of one resampling after another.
+// Returns the taps of two resamplings in sequence.
 function composed(after, first) {
   return after.map((row) => {
     const found = new Map();
@@ -80,8 +82,8 @@ class Resampler {
     return resample(image, ...this.enlarging);
   }
 
-  // Makes a large image consistent with the small one: H <- H + E (L - D H), `rounds` times. All that is ever added is
-  // an enlarged image, so that the rounds are computed at low resolution.
+  // Back-projection: makes a large image H consistent with the small image L by H <- H + E (L - D H), `rounds` times. E
+  // enlarges and D reduces. Every term that is added is an enlarged image, so the rounds run at low resolution.
   backProject(low, high, rounds) {
     const reduced = resample(high, ...this.reducing);
     const error = low.data.map((value, i) => value - reduced.data[i]);
@@ -97,8 +99,9 @@ class Resampler {
 
 // -- one stage ---------------------------------------------------------------------------------------------------------
 
-const MARGIN = 2; // pixels beyond a patch that its second differences depend on
-// What the derivatives along x, y, xx and yy add up: shift along rows, along columns, weight.
+// Number of pixels beyond a patch that its second differences depend on.
+const MARGIN = 2;
+// Stencils of the derivatives x, y, xx and yy. Each entry is a shift down, a shift to the right, and a weight.
 const DERIVATIVES = [
   [[0, 1, 1], [0, -1, -1]],
   [[1, 0, 1], [-1, 0, -1]],
@@ -106,15 +109,16 @@ const DERIVATIVES = [
   [[2, 0, 1], [0, 0, -2], [-2, 0, 1]],
 ];
 
-// A stage has eight orientations of every hidden unit. Each is a flip along rows, along columns, both or none, of a
-// filter or of its transpose. Split into parts that are even or odd along rows and columns, the four flips of a filter
-// share their products: a quarter of the work.
+// A stage has every hidden unit in eight orientations: the four flips of a filter and of its transpose. Filters are
+// split into parts that are even or odd along rows and columns. The four flips then share the products of these parts,
+// which takes a quarter of the time.
 class Stage {
   constructor(described) {
     Object.assign(this, described);
     const [layers, rank, across, patch] = described.left.shape;
     const along = described.right.shape[2];
-    const [left, right] = [decode(described.left), decode(described.right)];
+    const left = decode(described.left);
+    const right = decode(described.right);
     const base = across * along;
     this.window = patch + 2 * MARGIN;
     this.units = 2 * base; // filters and their transposes
@@ -122,7 +126,8 @@ class Stage {
       const full = Array.from({ length: base }, () => new Float64Array(patch * patch));
       for (let r = 0; r < rank; r++) {
         for (let unit = 0; unit < base; unit++) {
-          const [k, l] = [Math.floor(unit / along), unit % along];
+          const k = Math.floor(unit / along);
+          const l = unit % along;
           for (let i = 0; i < patch; i++) {
             const factor = left[((layer * rank + r) * across + k) * patch + i];
             for (let j = 0; j < patch; j++) {
@@ -140,7 +145,7 @@ class Stage {
     this.visibleBias = decode(described.visible_bias)[0];
   }
 
-  // Filters of hidden units on the pixels of a window, from their weights to the derivatives.
+  // Converts weights of derivatives to filters on the pixels of a window.
   windowFilters(layers, base) {
     const { patch, window } = this;
     return span(0, base).map((unit) => {
@@ -158,16 +163,16 @@ class Stage {
     });
   }
 
-  // Number of rows, or of columns, of patches along so many pixels.
+  // Returns the number of patches along an axis with `length` pixels.
   count(length) {
     return Math.ceil(length / this.stride) + this.patch / this.stride - 1;
   }
 
-  // Adds up the missing parts of the rows `first` to `last` of patches. Bands of patches can be computed anywhere;
-  // `missing` makes an image of them.
+  // Sums the predicted details of the rows `first` to `last` of patches. `missing` combines such bands to an image.
   band(image, first, last, progress) {
     const { patch, stride, window } = this;
-    const [rows, columns] = [this.count(image.height), this.count(image.width)];
+    const rows = this.count(image.height);
+    const columns = this.count(image.width);
     const padded = this.padded(image);
     const scales = this.scales(padded, rows, columns);
     const total = { ...emptyImage((last - first - 1) * stride + patch, (columns - 1) * stride + patch), first };
@@ -176,7 +181,8 @@ class Stage {
     const fields = new Float64Array(4 * this.units * TOGETHER);
     for (let row = first; row < last; row++) {
       for (let column = 0; column < columns; column += TOGETHER) {
-        const [some, number] = [Math.min(TOGETHER, columns - column), row * columns + column];
+        const some = Math.min(TOGETHER, columns - column);
+        const number = row * columns + column;
         gather(padded, parts, row * stride, column * stride, this, scales, number, some);
         multiply(this.up, parts, fields, this.units, quarter);
         this.hidden(fields);
@@ -187,9 +193,10 @@ class Stage {
     return total;
   }
 
-  // What is missing from an image of this size, from bands of patches: the average of all patches at each pixel.
+  // Returns the details that are missing from an image: at each pixel, the average over all patches.
   missing({ height, width }, bands) {
-    const [offset, share] = [this.patch - this.stride, (this.stride / this.patch) ** 2];
+    const offset = this.patch - this.stride;
+    const share = (this.stride / this.patch) ** 2;
     const result = emptyImage(height, width);
     for (const band of bands) {
       for (let row = 0; row < band.height; row++) {
@@ -203,7 +210,7 @@ class Stage {
     return result;
   }
 
-  // The image, continued beyond its edges to where the outermost patches see.
+  // Pads an image for the outermost patches by repeating its edges.
   padded(image) {
     const beyond = this.patch - this.stride + MARGIN;
     const [height, width] = [image.height, image.width].map((n) => Math.ceil(n / this.stride) * this.stride + 2 * beyond);
@@ -216,10 +223,10 @@ class Stage {
     return result;
   }
 
-  // The scale r of every patch: the root mean square of its derivatives.
+  // Returns the scale of every patch: the root mean square of its derivatives, plus a constant.
   scales({ data, width, height }, rows, columns) {
     const { patch, stride } = this;
-    // Sums of squares over rectangles that begin at the top left corner give those over patches by four terms.
+    // A summed-area table gives the sum of squares over each patch as four terms.
     const across = width - 2 * MARGIN + 1;
     const sums = new Float64Array((height - 2 * MARGIN + 1) * across);
     for (let i = MARGIN; i < height - MARGIN; i++) {
@@ -236,15 +243,16 @@ class Stage {
       }
     }
     return Float64Array.from({ length: rows * columns }, (_, which) => {
-      const [top, left] = [Math.floor(which / columns) * stride, (which % columns) * stride];
+      const top = Math.floor(which / columns) * stride;
+      const left = (which % columns) * stride;
       const corner = (i, j) => sums[(top + i) * across + left + j];
       const mean = (corner(patch, patch) - corner(0, patch) - corner(patch, 0) + corner(0, 0)) / (4 * patch * patch);
       return Math.sqrt(Math.max(mean, 1e-8)) + this.floor;
     });
   }
 
-  // Turns the products of the parts of windows into combinations of hidden means, in place: the parts of the missing
-  // part are sums over the flips of a filter with the same signs as those of windows. Hidden units count from a half.
+  // Replaces, in place, the products of even and odd parts by even and odd combinations of the hidden means of the four
+  // flips. One half is subtracted from each mean.
   hidden(fields) {
     const length = this.units * TOGETHER;
     for (let n = 0; n < length; n++) {
@@ -261,7 +269,7 @@ class Stage {
     }
   }
 
-  // Adds the missing parts of some patches to the image of all.
+  // Adds the predicted details of some patches to the sum over all patches.
   addPatches(total, hidden, row, column, some, scales, first) {
     const { patch, stride, units } = this;
     const half = Math.ceil(patch / 2);
@@ -299,7 +307,8 @@ class Stage {
   }
 }
 
-const TOGETHER = 4; // patches for which a weight is used once it is loaded
+// Number of patches that are computed together, so that each weight is loaded once for all of them.
+const TOGETHER = 4;
 const logistic = (t) => 1 / (1 + Math.exp(-t)) - 0.5;
 
 function withTransposes(filters, side) {
@@ -307,18 +316,20 @@ function withTransposes(filters, side) {
   return [...filters, ...transposed];
 }
 
-// Parts of filters that are even or odd along rows and columns, of one quarter. For windows: (part, filter, entry), to
-// be multiplied with sums and differences of mirrored pixels, which count the middle twice. For patches: (part, entry,
-// filter), which are mirrored themselves.
+// Splits filters into parts that are even or odd along rows and columns. A quarter of each part is enough. For windows,
+// the result is (part, filter, entry), to be multiplied by sums and differences of mirrored pixels. These count the
+// middle row and column twice. For patches, the result is (part, entry, filter).
 function evenAndOdd(filters, side, ofWindows) {
   const half = Math.ceil(side / 2);
   const result = new Float64Array(4 * filters.length * half * half);
   filters.forEach((filter, unit) => {
     for (let part = 0; part < 4; part++) {
-      const [down, across] = [part < 2 ? 1 : -1, part % 2 ? -1 : 1];
+      const down = part < 2 ? 1 : -1;
+      const across = part % 2 ? -1 : 1;
       for (let i = 0; i < half; i++) {
         for (let j = 0; j < half; j++) {
-          const [bottom, right] = [side - 1 - i, side - 1 - j];
+          const bottom = side - 1 - i;
+          const right = side - 1 - j;
           let value = filter[i * side + j] + across * filter[i * side + right];
           value = (value + down * (filter[bottom * side + j] + across * filter[bottom * side + right])) / 4;
           if (ofWindows && i === bottom) value /= 2;
@@ -333,20 +344,25 @@ function evenAndOdd(filters, side, ofWindows) {
   return result;
 }
 
-// Sums and differences of mirrored pixels of some neighboring windows, divided by their scales: (part, entry, patch).
+// Computes sums and differences of mirrored pixels of neighboring windows, divided by their scales, as an array (part,
+// entry, patch).
 function gather({ data, width }, parts, top, left, { window, stride }, scales, first, some) {
   const half = Math.ceil(window / 2);
   const length = half * half * TOGETHER;
   for (let which = 0; which < some; which++) {
     const corner = top * width + left + which * stride;
-    const middle = data[corner + (window >> 1) * (width + 1)]; // no filter sees it; it keeps the sums small
+    // Filters ignore a constant. Subtracting one reduces rounding errors.
+    const middle = data[corner + (window >> 1) * (width + 1)];
     const share = 1 / scales[first + which];
     for (let i = 0; i < half; i++) {
-      const [upper, lower] = [corner + i * width, corner + (window - 1 - i) * width];
+      const upper = corner + i * width;
+      const lower = corner + (window - 1 - i) * width;
       for (let j = 0; j < half; j++) {
         const right = window - 1 - j;
-        const [a, b] = [data[upper + j] - middle, data[upper + right] - middle];
-        const [c, d] = [data[lower + j] - middle, data[lower + right] - middle];
+        const a = data[upper + j] - middle;
+        const b = data[upper + right] - middle;
+        const c = data[lower + j] - middle;
+        const d = data[lower + right] - middle;
         const at = (i * half + j) * TOGETHER + which;
         parts[at] = share * (a + b + c + d);
         parts[at + length] = share * (a - b + c - d);
@@ -357,7 +373,7 @@ function gather({ data, width }, parts, top, left, { window, stride }, scales, f
   }
 }
 
-// Fields (part, unit, patch): products of filters (part, unit, entry) with parts (part, entry, patch).
+// Multiplies filters (part, unit, entry) by parts of windows (part, entry, patch). The fields are (part, unit, patch).
 function multiply(filters, parts, fields, units, quarter) {
   for (let part = 0; part < 4; part++) {
     for (let unit = 0; unit < units; unit++) {
@@ -382,7 +398,8 @@ function multiply(filters, parts, fields, units, quarter) {
 
 // -- photographs -------------------------------------------------------------------------------------------------------
 
-// Luminance of R, G and B from 0 to 1, and how much more each is per increase of luminance; see mvrbm.vision.color.
+// Weights of R, G and B in the luminance, and the increase of each channel per unit of luminance, as in
+// mvrbm.vision.color.
 const LUMINANCE = [65.481 / 255, 128.553 / 255, 24.966 / 255];
 const LUMINANCE_GAIN = 255 / (65.481 + 128.553 + 24.966);
 const luminanceOf = (r, g, b) => LUMINANCE[0] * r + LUMINANCE[1] * g + LUMINANCE[2] * b + 16 / 255;
@@ -392,7 +409,7 @@ class Enlarger {
     Object.assign(this, { scale, rounds, stages: stages.map((each) => new Stage(each)) });
   }
 
-  // Enlarges luminance. `bandsOf` computes the bands of a stage, by its number: here, or by helpers.
+  // Enlarges luminance. `bandsOf` computes the bands of a stage, given its number, in this worker or in helpers.
   async luminance(low, resampler, bandsOf = this.oneBand) {
     let image = resampler.enlarge(low);
     for (const [number, stage] of this.stages.entries()) {
@@ -408,8 +425,8 @@ class Enlarger {
     return [stage.band(image, 0, stage.count(image.height), () => {})];
   }
 
-  // Enlarges a picture of bytes R, G, B, A, laid on white. Luminance is enlarged by the stages, colors by bicubic
-  // interpolation. Returns the picture, and the bicubic one to compare with, both with A = 255.
+  // Enlarges a picture with bytes R, G, B and A on a white background. The stages enlarge luminance, and bicubic
+  // interpolation enlarges colors. Returns the result and, for comparison, the bicubic picture. Both are opaque.
   async picture({ width, height, data }, bandsOf) {
     const resampler = new Resampler(height, width, this.scale);
     const channels = [0, 1, 2].map((channel) => ({
@@ -426,7 +443,8 @@ class Enlarger {
     const high = await this.luminance(low, resampler, bandsOf);
     const colors = channels.map((channel) => resampler.enlarge(channel).data);
     const gain = gray ? 1 : LUMINANCE_GAIN;
-    const [better, bicubic] = [0, 1].map(() => new Uint8ClampedArray(4 * high.data.length).fill(255));
+    const better = new Uint8ClampedArray(4 * high.data.length).fill(255);
+    const bicubic = new Uint8ClampedArray(4 * high.data.length).fill(255);
     for (let i = 0; i < high.data.length; i++) {
       const own = of(colors[0][i], colors[1][i], colors[2][i]);
       colors.forEach((color, channel) => {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mvrbm import demo
+from mvrbm.pages import demo
 
 
 class Tags(HTMLParser):
@@ -65,5 +65,5 @@ def test_numbers_on_the_page_are_those_of_the_run(report):
     assert numbers["parameters_mvrbm"] == 2 * 25 * 28 + 28 * 28 + 25 * 25
     assert f"{numbers['psnr_denoised']:.1f} dB" in html
     assert f"{numbers['parameters_generative']:,} numbers" in html
-    assert f"requested digit in {100 * numbers['agreement']:.0f} %" in html
+    assert f"recognizes the requested digit in {100 * numbers['agreement']:.0f} %" in html
     assert f"names {100 * numbers['named_from_half']:.0f} %" in html

@@ -1,4 +1,4 @@
-// The page: it shows a state of the machine, lets people hold parts of it, and steps through time.
+// The page shows a state of the machine, lets people keep parts of it, and runs the machine.
 "use strict";
 
 const model = JSON.parse(document.getElementById("model").textContent);
@@ -6,10 +6,15 @@ const machine = new Machine(model);
 const [rows, columns] = model.visible.shape;
 const [low, high] = model.visible.range;
 const starts = model.starts && split(decode(model.starts.visible), machine.visible.size);
-const SPEEDS = [1, 2, 5, 10, 30, 60, Infinity]; // steps per second; the last: as many as fit into a frame
-const FRAME_MS = 12; // of computing per frame, so that the page stays responsive
-const HURRY_MS = 800; // at full speed after a stroke
+// Steps per second. Infinity means as many as fit into a frame.
+const SPEEDS = [1, 2, 5, 10, 30, 60, Infinity];
+// Computing time per frame, which keeps the page responsive.
+const FRAME_MS = 12;
+// How long the machine runs at full speed after a stroke.
+const HURRY_MS = 800;
 const SHOWN_FILTERS = 8;
+// Number of steps in the plot of the free energy.
+const SHOWN_ENERGIES = 200;
 
 const byId = (id) => document.getElementById(id);
 const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
@@ -20,14 +25,14 @@ let running = false;
 let heldLabel = -1;
 let energies = [];
 let unit = 0;
-const known = new Uint8Array(machine.visible.size); // 1 where a pixel is held
+const known = new Uint8Array(machine.visible.size); // 1 where a pixel is kept
 const cursor = { row: rows >> 1, column: columns >> 1 };
 
 function split(array, length) {
   return Array.from({ length: array.length / length }, (_, n) => array.subarray(n * length, (n + 1) * length));
 }
 
-// -- the machine in time -----------------------------------------------------------------------------------------------
+// -- running the machine -----------------------------------------------------------------------------------------------
 
 function stepOnce() {
   machine.step(state, {
@@ -35,21 +40,21 @@ function stepOnce() {
   });
 }
 
-// Starts from a chain of training where there is one: such chains have mixed, while noise takes long to become a
-// picture. With a class that is held, from a chain of that class.
+// Starts from a chain of training if there is one, because noise takes long to become a picture. If a class is chosen,
+// the chain is of that class.
 function newSample() {
   const rowsOf = starts?.map((_, n) => n).filter((n) => heldLabel < 0 || model.starts.labels[n] === heldLabel) ?? [];
   const from = rowsOf[Math.floor(Math.random() * rowsOf.length)];
   const label = machine.label && from !== undefined ? oneHot(model.starts.labels[from], machine.label.size) : null;
   known.fill(0);
   state = machine.start(starts?.[from], label);
-  for (let n = 0; n < 20; n++) stepOnce(); // away from the chain itself
+  for (let n = 0; n < 20; n++) stepOnce(); // move away from the stored chain
   energies = [];
   draw();
 }
 
-// After a stroke: of the stored chains and the picture itself, each with the pixels that are held, continue from the most
-// probable one. A chain that is far from the stroke would take long to come to it step by step.
+// Called after a stroke. The candidates are the picture and the stored chains, each with the kept pixels inserted. The
+// machine continues from the most probable one, because a picture that does not fit the stroke would adapt slowly.
 function nearest() {
   const candidates = [state.x, ...(starts ?? [])].map((x) => x.map((value, i) => (known[i] ? state.x[i] : value)));
   const held = heldLabel < 0 ? null : oneHot(heldLabel, machine.label.size);
@@ -59,7 +64,7 @@ function nearest() {
   state = machine.start(candidates[best], label);
   hurry = performance.now() + HURRY_MS;
   setRunning(true);
-  say(`${sum(known)} pixels are held; the model draws the other ${known.length - sum(known)}.`);
+  say(`The model keeps ${sum(known)} pixels and draws the other ${known.length - sum(known)}.`);
 }
 
 function setRunning(on) {
@@ -68,15 +73,18 @@ function setRunning(on) {
   if (on) schedule();
 }
 
-// At most one frame waits: pausing and running again within a frame must not start a second series of them.
+// At most one frame is scheduled: pausing and resuming within a frame must not start a second animation loop.
 let waiting = false;
 function schedule() {
   if (!waiting) requestAnimationFrame(frame);
   waiting = true;
 }
 
+// Number of steps that are due.
 let due = 0;
-let hurry = 0; // until then, at full speed
+// Time until which the machine runs at full speed.
+let hurry = 0;
+// Time of the previous frame.
 let before = null;
 function frame(now) {
   waiting = false;
@@ -108,7 +116,7 @@ function readColors() {
 
 const mix = (from, to, share) => from.map((part, i) => part + (to[i] - part) * Math.min(Math.max(share, 0), 1));
 
-// Paints an array as pixels, each an integer multiple of the screen's, and returns the size of one.
+// Paints an array onto a canvas, and returns the size of an entry in pixels of the canvas.
 function paint(canvas, height, width, colorOf) {
   const scale = Math.max(1, Math.floor(560 / Math.max(height, width)));
   if (canvas.width !== width * scale || canvas.height !== height * scale) {
@@ -135,7 +143,7 @@ function outline(canvas, scale, row, column) {
   context.strokeRect(column * scale, row * scale, scale, scale);
 }
 
-// The lowest and the highest value, of free and of kept pixels: ink on paper for binary pixels, light for others.
+// Colors of the lowest and the highest value, for free and for kept pixels. Binary pictures are ink on paper.
 const SHADES = machine.visible.kind === "bernoulli"
   ? [["paper", "ink"], ["kept-blank", "kept"]] : [["dark", "light"], ["kept-dark", "kept-light"]];
 
@@ -149,7 +157,7 @@ function drawPicture() {
   if (byId("picture").matches(":focus-visible")) outline(byId("picture"), scale, cursor.row, cursor.column);
 }
 
-// A hidden layer that is no matrix is shown as one, about square.
+// A hidden layer that is not a matrix is shown as an approximately square one.
 const hiddenShape = model.hidden.shape;
 const hiddenColumns = hiddenShape.length === 2 ? hiddenShape[1] : Math.ceil(Math.sqrt(machine.hidden.size));
 const hiddenRows = Math.ceil(machine.hidden.size / hiddenColumns);
@@ -173,11 +181,13 @@ function drawFilter(canvas, number) {
 
 function drawUnit() {
   drawFilter(byId("filter"), unit);
-  const place = hiddenShape.length === 2 ? `${Math.floor(unit / hiddenColumns) + 1}, ${(unit % hiddenColumns) + 1}` : unit + 1;
-  byId("unit").textContent = `Filter of unit ${place}, now at ${state.hidden[unit].toFixed(2)}`;
+  const row = Math.floor(unit / hiddenColumns) + 1;
+  const column = (unit % hiddenColumns) + 1;
+  const place = hiddenShape.length === 2 ? `${row}, ${column}` : unit + 1;
+  byId("unit").textContent = `Filter of unit ${place}, with activity ${state.hidden[unit].toFixed(2)}`;
 }
 
-// The filters with the largest field from the picture. They change slowly, and each costs one pass down.
+// Shows the filters of the units with the largest fields. They are updated rarely, since each needs a pass down.
 let stripDue = 0;
 function drawStrip() {
   if (performance.now() < stripDue) return;
@@ -187,20 +197,21 @@ function drawStrip() {
   [...byId("strip").children].forEach((button, n) => {
     if (button.dataset.unit === String(best[n])) return;
     button.dataset.unit = best[n];
-    button.setAttribute("aria-label", `Choose hidden unit ${best[n] + 1}`);
+    button.setAttribute("aria-label", `Select hidden unit ${best[n] + 1}`);
     drawFilter(button.firstChild, best[n]);
   });
 }
 
 function drawEnergy() {
   const energy = machine.freeEnergy(state.x);
-  energies = [...energies, energy].slice(-200);
+  energies = [...energies, energy].slice(-SHOWN_ENERGIES);
   byId("energy").textContent = energy.toFixed(1).replace("-", "−");
   const canvas = byId("trace");
   const ratio = devicePixelRatio || 1;
   canvas.width = canvas.clientWidth * ratio;
   canvas.height = canvas.clientHeight * ratio;
-  const [least, most] = [Math.min(...energies), Math.max(...energies)];
+  const least = Math.min(...energies);
+  const most = Math.max(...energies);
   const context = canvas.getContext("2d");
   context.strokeStyle = `rgb(${colors.accent})`;
   context.lineWidth = 2 * ratio;
@@ -208,7 +219,7 @@ function drawEnergy() {
   context.beginPath();
   energies.forEach((value, n) => {
     const height = (value - least) / (most - least || 1);
-    context.lineTo(2 + ((canvas.width - 4) * n) / 199, (1 - 0.84 * height - 0.08) * canvas.height);
+    context.lineTo(2 + ((canvas.width - 4) * n) / (SHOWN_ENERGIES - 1), (1 - 0.84 * height - 0.08) * canvas.height);
   });
   context.stroke();
 }
@@ -266,7 +277,7 @@ function place(canvas, event, height, width) {
   };
 }
 
-let last = null; // where the pointer was, while it paints
+let last = null; // the previous position of the pointer while it paints, otherwise null
 byId("picture").addEventListener("pointerdown", (event) => {
   event.target.setPointerCapture(event.pointerId);
   last = place(event.target, event, rows, columns);
@@ -335,31 +346,31 @@ byId("step").addEventListener("click", () => {
 });
 byId("new").addEventListener("click", () => {
   newSample();
-  say("A new sample; every pixel is free.");
+  say("New sample. All pixels are free.");
 });
 byId("keep").addEventListener("click", () => {
   known.fill(1);
-  // Real values are kept as they are shown. Binary ones stay samples: probabilities are no values of such pixels.
+  // Real-valued pixels keep the means if these are shown. Binary pixels cannot be probabilities, so they keep samples.
   if (machine.visible.kind !== "bernoulli" && byId("probabilities").checked) state.x.set(state.mean);
   document.querySelector('input[name="brush"][value="free"]').checked = true;
   state.mean = Float64Array.from(state.x);
   draw();
-  say("Every pixel is kept. Free a part with the brush, and the model fills it in.");
+  say("All pixels are kept. Free some with the brush, and the model fills them in.");
 });
 byId("free").addEventListener("click", () => {
   known.fill(0);
   document.querySelector('input[name="brush"][value="high"]').checked = true;
   draw();
-  say("Every pixel is free.");
+  say("All pixels are free.");
 });
 byId("probabilities").addEventListener("change", drawPicture);
 
 function holdLabel(number) {
   heldLabel = heldLabel === number ? -1 : number;
-  if (heldLabel >= 0 && !known.some(Boolean)) newSample(); // nothing to keep: start where that class is
+  if (heldLabel >= 0 && !known.some(Boolean)) newSample(); // nothing is kept, so start from a picture of the class
   else draw();
   setRunning(true);
-  say(heldLabel < 0 ? "No class is held." : `The class ${model.label.classes[heldLabel]} is held.`);
+  say(heldLabel < 0 ? "Any class." : `Only class ${model.label.classes[heldLabel]}.`);
 }
 
 (model.label?.classes ?? []).forEach((name, number) => {

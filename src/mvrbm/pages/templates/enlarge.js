@@ -1,16 +1,18 @@
-// The page: it reads a photograph, hands it to a worker, and shows the result next to bicubic interpolation.
+// The page reads a photograph, sends it to a worker, and shows the result next to bicubic interpolation.
 "use strict";
 
 const models = JSON.parse(document.getElementById("models").textContent);
-const MOST_PIXELS = 2 ** 18; // of a photograph; of larger ones, the middle is enlarged
-const MOST_HELPERS = 8;
+// Of larger photographs, only the middle is enlarged.
+const MAX_PIXELS = 2 ** 18;
+const MAX_HELPERS = 8;
 const byId = (id) => document.getElementById(id);
 const say = (text) => (byId("status").textContent = text);
 
-let picture = null; // as it came: {width, height, data}, bytes R, G, B, A
+// The photograph {width, height, data}, with bytes R, G, B and A, and whether it was cropped.
+let picture = null;
 let worker = null;
 
-// The worker's code is on the page, so that the page needs no other file.
+// The page contains the code of the worker, so it needs no other file.
 const code = byId("engine").textContent + byId("worker").textContent;
 const workerUrl = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
 
@@ -19,14 +21,14 @@ async function read(blob, name) {
   try {
     bitmap = await createImageBitmap(blob);
   } catch {
-    return say(`${name} is not an image that this browser can read.`);
+    return say(`This browser cannot read ${name} as an image.`);
   }
-  const share = Math.min(1, Math.sqrt(MOST_PIXELS / (bitmap.width * bitmap.height)));
+  const share = Math.min(1, Math.sqrt(MAX_PIXELS / (bitmap.width * bitmap.height)));
   const [width, height] = [bitmap.width, bitmap.height].map((side) => Math.max(1, Math.floor(side * share)));
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.drawImage(bitmap, (width - bitmap.width) >> 1, (height - bitmap.height) >> 1);
-  picture = { ...imageOf(context, width, height), cut: share < 1 };
+  picture = { ...imageOf(context, width, height), cropped: share < 1 };
   enlarge();
 }
 
@@ -48,15 +50,15 @@ function enlarge() {
     stop();
     byId("progress").value = 1;
     show(result);
-    const part = picture.cut ? "The middle of the photograph, " : "";
+    const part = picture.cropped ? "The middle of the photograph, " : "";
     const seconds = ((performance.now() - began) / 1000).toFixed(1);
     say(`${part}${picture.width} × ${picture.height} → ${result.width} × ${result.height} pixels in ${seconds} s.`);
   };
   worker.onerror = (event) => {
     stop();
-    say(`The photograph cannot be enlarged: ${event.message}`);
+    say(`Enlarging failed: ${event.message}`);
   };
-  const count = Math.min(navigator.hardwareConcurrency || 2, MOST_HELPERS);
+  const count = Math.min(navigator.hardwareConcurrency || 2, MAX_HELPERS);
   worker.postMessage({ model: models.find((each) => each.scale === scale), picture, code, count });
 }
 
@@ -67,7 +69,7 @@ function stop() {
 }
 
 function show({ width, height, better, bicubic }) {
-  // Small results are shown with larger pixels.
+  // Show small results with larger pixels.
   byId("compare").style.width = `${width * Math.max(1, Math.floor(480 / width))}px`;
   for (const [id, data] of [["after", better], ["before", bicubic]]) {
     Object.assign(byId(id), { width, height });
@@ -95,7 +97,7 @@ for (const name of ["pointerdown", "pointermove"]) {
 byId("file").addEventListener("change", ({ target }) => target.files[0] && read(target.files[0], target.files[0].name));
 byId("example").addEventListener("click", async () => {
   const bytes = Uint8Array.from(atob(EXAMPLE.split(",")[1]), (letter) => letter.charCodeAt(0));
-  await read(new Blob([bytes], { type: "image/png" }), "The example");
+  await read(new Blob([bytes], { type: "image/png" }), "the example");
 });
 for (const input of document.querySelectorAll('input[name="scale"]')) input.addEventListener("change", enlarge);
 byId("stop").addEventListener("click", () => {
@@ -125,7 +127,7 @@ document.addEventListener("drop", (event) => {
 });
 document.addEventListener("paste", (event) => {
   const [file] = event.clipboardData.files;
-  if (file) read(file, "What was pasted");
+  if (file) read(file, "the pasted file");
 });
 
 compareAt(50);

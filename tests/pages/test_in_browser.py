@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-import mvrbm.demo
+import mvrbm.pages.demo
 from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker
 from mvrbm.couplings import Tucker
-from mvrbm.page import write_page
+from mvrbm.pages import write_playground
 from tables import generator, randomize
 
 pytestmark = pytest.mark.browser
@@ -49,7 +49,7 @@ def test_passes_equal_those_of_python(visit, tmp_path, name):
     else:
         model = mvrbm.load(name, "cpu")
         machine = model.machine_.double()
-    page = visit(write_page(model, tmp_path / "page.html")).page
+    page = visit(write_playground(model, tmp_path / "page.html")).page
     picture = next(iter(machine.layers))
     x = machine.layers[picture].example(1, mvrbm.RandomSource(1)).double()
     y = torch.from_numpy(rng.random((1, *machine.hidden.shape)))
@@ -96,7 +96,7 @@ def test_samples_given_a_pixel_and_a_class_have_the_exact_probabilities(visit, t
     machine = single(
         randomize(machine_of(Bernoulli((2, 2)), Bernoulli((2, 1)), Kronecker(rank=2), True), generator("a"))
     )
-    page = visit(write_page(machine, tmp_path / "page.html")).page
+    page = visit(write_playground(machine, tmp_path / "page.html")).page
     run = """({beta, steps}) => {
         const [state, counts] = [machine.start(), new Float64Array(16)];
         state.x[1] = 1;
@@ -123,7 +123,7 @@ def test_samples_of_gaussian_pixels_have_the_variance_of_the_temperature(visit, 
         machine.layers["picture"].bias.fill_(3)
         machine.layers["picture"].log_variance.fill_(np.log(4))
         machine.links["picture"].factors[0].zero_()
-    page = visit(write_page(machine, tmp_path / "page.html")).page
+    page = visit(write_playground(machine, tmp_path / "page.html")).page
     run = """() => {
         const [state, values] = [machine.start(), []];
         for (let n = 0; n < 20000; n++) {
@@ -142,7 +142,7 @@ def test_samples_of_gaussian_pixels_have_the_variance_of_the_temperature(visit, 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    return write_page(mvrbm.load("labeled-digits", "cpu"), tmp_path_factory.mktemp("page") / "page.html")
+    return write_playground(mvrbm.load("labeled-digits", "cpu"), tmp_path_factory.mktemp("page") / "page.html")
 
 
 PICTURE = "[...(byId('probabilities').checked ? state.mean : state.x)]"
@@ -203,7 +203,7 @@ def test_the_keyboard_can_do_everything(visit, digits):
         page.keyboard.press(key)
     known = np.array(page.evaluate("[...known]")).reshape(28, 28)
     assert (known.sum(), known[12:14, 12:16].sum()) == (8, 8)  # two pixels wide, four long
-    assert page.locator("#status").inner_text() == "8 pixels are held; the model draws the other 776."
+    assert page.locator("#status").inner_text() == "The model keeps 8 pixels and draws the other 776."
     reached = set()
     for _ in range(40):
         page.keyboard.press("Tab")
@@ -212,7 +212,7 @@ def test_the_keyboard_can_do_everything(visit, digits):
     assert set(wanted.split()) <= reached
     page.locator("#hidden").focus()
     page.keyboard.press("ArrowDown")
-    unit = page.locator("#unit").inner_text().partition(", now")[0]
+    unit = page.locator("#unit").inner_text().partition(", with activity")[0]
     assert unit in page.locator("#status").inner_text()
     nameless = """() => [...document.querySelectorAll("button, input, canvas")].filter(
         (each) => !(each.ariaLabel || each.textContent || each.labels?.length || each.closest("button")?.ariaLabel)
@@ -270,7 +270,7 @@ MAIN_PAGES = ("index", "installation", "how-to", "playground", "gallery/index", 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     path = tmp_path_factory.mktemp("demo") / "report.html"
-    mvrbm.demo.run(path, device="cpu", quick=True)
+    mvrbm.pages.demo.run(path, device="cpu", quick=True)
     return path
 
 
@@ -280,10 +280,10 @@ def pages(digits, report, tmp_path_factory):
     gaussian = single(randomize(MACHINES["one term"](), generator("gaussian")))
     return {
         "labeled digits": digits,
-        "digits": write_page(mvrbm.load("digits", "cpu"), folder / "digits.html"),
-        "gaussian": write_page(gaussian, folder / "gaussian.html", title="A" * 100),
+        "digits": write_playground(mvrbm.load("digits", "cpu"), folder / "digits.html"),
+        "gaussian": write_playground(gaussian, folder / "gaussian.html", title="A" * 100),
         "report": report,
-        "playground of the report": mvrbm.demo.playground_of(report),
+        "playground of the report": mvrbm.pages.demo.playground_of(report),
     }
 
 

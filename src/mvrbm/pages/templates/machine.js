@@ -1,14 +1,12 @@
-// A Boltzmann machine: one visible picture, an optional label, one hidden layer. Nothing here touches the page.
+// A Boltzmann machine with a visible picture, an optional label and one hidden layer. Nothing here touches the page.
 //
-// All states are Float64Arrays. With weights that are stored in single precision, the passes then have no rounding
-// errors that anyone could see, whatever the units of the data are.
+// All states are Float64Arrays. In double precision, rounding errors do not matter, whatever the units of the data are.
 "use strict";
 
 const size = (shape) => shape.reduce((product, length) => product * length, 1);
 
-// One step of a coupling: an equation such as "rkJ,rlJ->kl" of the array and a factor, whose shape gives all sizes but
-// those of letters that only the array has. Returns functions of the array, in both directions: the adjoint of a sum
-// of products exchanges the input and the output.
+// One step of a coupling: an einsum equation of an array and a factor, such as "rkJ,rlJ->kl". Returns the shape of the
+// result, and functions for both directions. The adjoint exchanges the input and the output of the equation.
 function contraction(step, inputShape) {
   const [input, own, output] = step.equation.split(/,|->/);
   const factor = decode(step.factor);
@@ -22,16 +20,19 @@ function contraction(step, inputShape) {
   };
 }
 
-// Compiles an equation to two loops, over the entries of the output and over those of the sum. The tables hold where
-// each entry lies in the array and in the factor; they are small, because only their sums address all products.
+// Compiles an equation to two loops: over the entries of the output, and over the terms of each sum. The offset of a
+// term in the array, or in the factor, is the sum of an offset for the entry and one for the term.
 function product(input, own, output, sizes, factor) {
   const summed = [...new Set(input + own)].filter((letter) => !output.includes(letter)).join("");
-  const [arrayOut, arraySum] = [offsets(output, input, sizes), offsets(summed, input, sizes)];
-  const [factorOut, factorSum] = [offsets(output, own, sizes), offsets(summed, own, sizes)];
+  const arrayOut = offsets(output, input, sizes);
+  const arraySum = offsets(summed, input, sizes);
+  const factorOut = offsets(output, own, sizes);
+  const factorSum = offsets(summed, own, sizes);
   return (array) => {
     const result = new Float64Array(arrayOut.length);
     for (let entry = 0; entry < result.length; entry++) {
-      const [a, b] = [arrayOut[entry], factorOut[entry]];
+      const a = arrayOut[entry];
+      const b = factorOut[entry];
       let total = 0;
       for (let term = 0; term < arraySum.length; term++) {
         total += array[a + arraySum[term]] * factor[b + factorSum[term]];
@@ -42,10 +43,14 @@ function product(input, own, output, sizes, factor) {
   };
 }
 
-// For every value of the indices `letters`, in row-major order: the offset in an array with the indices `axes`.
+// Returns, for all values of the indices `letters` in row-major order, the offset in an array with the indices `axes`.
 function offsets(letters, axes, sizes) {
   const stride = {};
-  [...axes].reduceRight((step, letter) => ((stride[letter] = step), step * sizes[letter]), 1);
+  let step = 1;
+  for (const letter of [...axes].reverse()) {
+    stride[letter] = step;
+    step *= sizes[letter];
+  }
   return [...letters].reduce((before, letter) => {
     const after = new Int32Array(before.length * sizes[letter]);
     for (let entry = 0; entry < after.length; entry++) {
@@ -56,7 +61,7 @@ function offsets(letters, axes, sizes) {
   }, new Int32Array(1));
 }
 
-// The steps of a coupling one after another.
+// A coupling as a sequence of steps.
 function coupling(steps, shape) {
   const compiled = [];
   for (const step of steps) {
@@ -68,8 +73,10 @@ function coupling(steps, shape) {
   };
 }
 
-// -- units: mean, sample, own energy and log-normalizer in a field, at an inverse temperature `beta` ------------------
-// A temperature divides the energy: it scales bias and field of discrete units, and the variance of Gaussian ones.
+// -- units -------------------------------------------------------------------------------------------------------------
+
+// The temperature divides the energy. `beta`, the inverse temperature, therefore multiplies the bias and the field of
+// discrete units, and divides the variance of Gaussian units.
 
 const softplus = (t) => (t > 0 ? t + Math.log1p(Math.exp(-t)) : Math.log1p(Math.exp(t)));
 const sigmoid = (t) => 1 / (1 + Math.exp(-t));
@@ -99,7 +106,8 @@ const UNITS = {
     sample: (mean) => {
       let left = Math.random();
       const chosen = mean.findIndex((p) => (left -= p) < 0);
-      return oneHot(chosen < 0 ? mean.length - 1 : chosen, mean.length); // below 0: rounding of the last sum
+      // Rounding can make the probabilities sum to less than 1. Then no index is found.
+      return oneHot(chosen < 0 ? mean.length - 1 : chosen, mean.length);
     },
   }),
 };
@@ -122,7 +130,8 @@ class Layer {
     this.shape = described.shape;
     this.size = size(described.shape);
     this.kind = described.kind;
-    const [bias, scale] = [decode(described.bias), described.scale && decode(described.scale)];
+    const bias = decode(described.bias);
+    const scale = described.scale && decode(described.scale);
     Object.assign(this, UNITS[described.kind](bias, scale), { bias });
     if (described.steps) Object.assign(this, coupling(described.steps, described.shape));
   }
@@ -133,13 +142,13 @@ class Machine {
     this.visible = new Layer(model.visible);
     this.hidden = new Layer(model.hidden);
     this.label = model.label && new Layer(model.label);
-    // Fields of all labels on the hidden layer: with them, the probabilities of labels are exact sums.
+    // The fields of all labels on the hidden layer, for the exact probabilities of labels.
     this.columns = this.label
       ? Array.from({ length: this.label.size }, (_, i) => this.label.toHidden(oneHot(i, this.label.size)))
       : [];
   }
 
-  // The field on the hidden layer of a picture, and of a label (or of the probabilities of labels).
+  // Returns the field of a picture on the hidden layer, plus that of a one-hot label or of label probabilities.
   hiddenField(x, label = null) {
     const field = this.visible.toHidden(this.visible.statistic(x));
     this.columns.forEach((column, number) => {
@@ -161,7 +170,7 @@ class Machine {
     return this.label.mean(this.label.toVisible(this.hidden.statistic(y)), beta);
   }
 
-  // F(x) of a picture alone, or F(x, label).
+  // Returns F(x, label), or F(x) without a label.
   freeEnergy(x, label = null) {
     if (this.label && !label) {
       const logits = this.labelLogits(x);
@@ -172,27 +181,29 @@ class Machine {
     return own - this.hidden.logNormalizer(this.hiddenField(x, label));
   }
 
-  // -F(x, label) of every label, and the exact probabilities of labels given a picture.
+  // Returns -F(x, label) of every label.
   labelLogits(x) {
-    const [field, own] = [this.hiddenField(x), this.visible.energy(x)];
+    const field = this.hiddenField(x);
+    const own = this.visible.energy(x);
     return Float64Array.from(this.columns, (column, number) => {
       const normalizer = this.hidden.logNormalizer(field.map((f, i) => f + column[i]));
       return normalizer + this.label.bias[number] - own;
     });
   }
 
+  // Returns the exact probabilities of labels given a picture.
   labelProbabilities(x) {
     return softmax(this.labelLogits(x));
   }
 
-  // The weights of one hidden unit to all pixels.
+  // Returns the weights between one hidden unit and all pixels.
   filter(unit) {
     return this.visible.toVisible(oneHot(unit, this.hidden.size));
   }
 
-  // One step up and down, in place. A state is {x, mean, label, hidden}; pixels where known[i] is true keep their
-  // values, and so does a label that is held. `sampled` draws (Gibbs); otherwise means take the place of draws, which
-  // is a step of the mean-field equations.
+  // Updates a state {x, mean, label, hidden} in place, by one step up and down. Pixels where known[i] is true keep their
+  // values, and the label stays at heldLabel unless that is -1. The step is a Gibbs step if `sampled` is true, and
+  // otherwise an iteration of the mean-field equations.
   step(state, { known, heldLabel = -1, beta = 1, sampled = true }) {
     const up = this.hiddenMean(state.x, state.label, beta);
     const y = sampled ? this.hidden.sample(up, beta) : up;
@@ -210,7 +221,7 @@ class Machine {
     }
   }
 
-  // A state to start from: a given picture, or independent draws of all pixels.
+  // Returns an initial state: a given picture, or independent draws of all pixels.
   start(x = null, label = null) {
     const zero = new Float64Array(this.visible.size);
     const drawn = x ?? this.visible.sample(this.visible.mean(zero));
