@@ -74,8 +74,8 @@ _KINDS = {
 KINDS = tuple(_KINDS)
 
 _STEPS = (
-    TrainingStep("divergence", n_samples=400, n_epochs=1, batch_size=8, learning_rate=2e-3),
-    TrainingStep("images", n_samples=1000, n_epochs=8, batch_size=8, learning_rate=1e-3, averaging=0.99),
+    TrainingStep("divergence", n_samples=160, n_epochs=1, batch_size=8, learning_rate=2e-3),
+    TrainingStep("images", n_samples=1000, n_epochs=4, batch_size=8, learning_rate=2e-3, averaging=0.98),
 )
 
 
@@ -157,15 +157,17 @@ class PhotoDenoiser(StageEstimator):
         if self.rank is not None:
             whole_number(self.rank, "rank")
         number(self.floor, "floor", 0, 1, exclude_low=True)
-        for step in self._steps():
+        for step in self.training_steps:
             step.check()
 
     def _sides(self) -> tuple[Sequence[int], Sequence[int]]:
         kind = _KINDS[self.kind]
         return self.patch or kind.patch, self.stride or kind.stride
 
-    def _steps(self) -> Sequence[TrainingStep]:
-        return _STEPS if self.steps is None else self.steps
+    @property
+    def training_steps(self) -> tuple[TrainingStep, ...]:
+        """Training steps of `fit`: the parameter `steps`, or its default."""
+        return _STEPS if self.steps is None else tuple(self.steps)
 
     def _shapes(self) -> list[dict[str, Any]]:
         kind = _KINDS[choice(self.kind, "kind", KINDS)]
@@ -201,7 +203,7 @@ class PhotoDenoiser(StageEstimator):
         kind = _KINDS[self.kind]
         self.stages_ = self._new_symmetric(self._shapes(), self._seeds(1)[0])
         self.history_ = []
-        self._train(arrays, self._steps(), kind.simulation(), kind.crop, checkpoints, force)
+        self._train(arrays, self.training_steps, kind.simulation(), kind.crop, checkpoints, force)
         return self
 
     @classmethod
@@ -253,9 +255,7 @@ class PhotoDenoiser(StageEstimator):
     def _remove_noise(self, pixels: Tensor, sigma: float, progress: Progress | None) -> Tensor:
         """Remove Gaussian noise from channels (c, h, w)."""
         if self.kind == "gray":
-            channels = [
-                self.stages_.run_mirrored(channel[None], level=sigma, progress=progress) for channel in pixels
-            ]
+            channels = [self.stages_.run_mirrored(channel[None], level=sigma, progress=progress) for channel in pixels]
             return _without_alternation(torch.cat(channels), sigma)
         if len(pixels) != 3:
             raise ValueError("image must be RGB or RGBA for a denoiser of kind 'color', got a gray image")

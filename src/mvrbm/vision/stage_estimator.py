@@ -17,14 +17,7 @@ from mvrbm.training.backprop import descend
 from mvrbm.vision.degradation import Simulation
 from mvrbm.vision.images import Array
 from mvrbm.vision.shipped import build_stages, stage_tensors
-from mvrbm.vision.stage_training import (
-    TrainingStep,
-    crop_side,
-    cut_crops,
-    divergence_loss,
-    image_loss,
-    patch_loss,
-)
+from mvrbm.vision.stage_training import TrainingStep, crop_side, cut_crops, divergence_loss, image_loss, patch_loss
 from mvrbm.vision.stages import Stage, StageSequence, SymmetricStage
 
 # Entry of the config with the constructor arguments of the stages.
@@ -148,5 +141,3 @@ class StageEstimator(SavedEstimator):
         if name == "steps" and value is not None:
             return tuple(TrainingStep(**step) for step in value)
         return super()._rebuilt(name, value)
-
-

@@ -243,9 +243,7 @@ def errors_after_stages(
     return found, (given.images - given.goal)[inner].square().mean((1, 2, 3)), given.level
 
 
-def image_loss(
-    stages: StageSequence, simulation: Simulation, crops: Tensor, rng: RandomSource
-) -> tuple[Loss, Tensor]:
+def image_loss(stages: StageSequence, simulation: Simulation, crops: Tensor, rng: RandomSource) -> tuple[Loss, Tensor]:
     """Return the squared error of crops after each stage, relative to the level of degradation, and weights of 1.
 
     The loss maps indices (m,) to the sum over these crops. `rng` draws the degradation, anew at every call.

@@ -698,12 +698,7 @@ class StageSequence(nn.Module):
         return image
 
     def run_mirrored(
-        self,
-        image: Tensor,
-        *,
-        level: float | None = None,
-        mask: Tensor | None = None,
-        progress: Progress | None = None,
+        self, image: Tensor, *, level: float | None = None, mask: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Improve an image that is mirrored at its edges: repeating a noisy edge pixel would draw lines."""
         height, width = image.shape[1:]

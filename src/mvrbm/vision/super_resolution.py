@@ -51,10 +51,11 @@ _SIZES = {2: ((7, 8), 40), 3: ((8, 8), 32), 4: ((8, 8), 25)}
 _PAPER = (15, (20, 20), 1)
 
 _PATCH_STEP = TrainingStep("patches", n_samples=100_000, n_epochs=15, batch_size=512, learning_rate=3e-3)
-_STAGE_STEPS = (
-    TrainingStep("divergence", n_samples=400, n_epochs=1, batch_size=8, learning_rate=2e-3),
+#: Training steps of the default configuration.
+DEFAULT_STEPS = (
+    TrainingStep("divergence", n_samples=160, n_epochs=1, batch_size=8, learning_rate=2e-3),
     _PATCH_STEP,
-    TrainingStep("images", n_samples=1000, n_epochs=8, batch_size=8, learning_rate=1e-3, averaging=0.99),
+    TrainingStep("images", n_samples=1000, n_epochs=4, batch_size=8, learning_rate=2e-3, averaging=0.98),
 )
 
 #: Parameters of :class:`SuperResolver` by the name of a configuration. ``"stages"``, the default, has the architecture
@@ -63,13 +64,7 @@ _STAGE_STEPS = (
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "stages": {},
     "paper": {"symmetric": False},
-    "fine-tuned": {
-        "patch": 10,
-        "hidden_shape": (24, 24),
-        "rank": 16,
-        "symmetric": False,
-        "steps": (_PATCH_STEP,),
-    },
+    "fine-tuned": {"patch": 10, "hidden_shape": (24, 24), "rank": 16, "symmetric": False, "steps": (_PATCH_STEP,)},
 }
 
 
@@ -201,7 +196,7 @@ class SuperResolver(StageEstimator):
         number(self.floor, "floor", 0, 1, exclude_low=True)
         if not self.symmetric and len(self._sides()) != 1:
             raise ValueError(f"patch must be one number if symmetric is False, got {self.patch}")
-        for step in self._steps():
+        for step in self.training_steps:
             step.check()
             if step.objective == "divergence" and not self.symmetric:
                 raise ValueError("objective must be 'patches' or 'images' if symmetric is False, got 'divergence'")
@@ -219,10 +214,12 @@ class SuperResolver(StageEstimator):
     def _stride(self) -> int:
         return whole_number(self.scale if self.stride is None else self.stride, "stride")
 
-    def _steps(self) -> Sequence[TrainingStep]:
+    @property
+    def training_steps(self) -> tuple[TrainingStep, ...]:
+        """Training steps of `fit`: the parameter `steps`, or its default."""
         if self.steps is not None:
-            return self.steps
-        return _STAGE_STEPS if self.symmetric else ()
+            return tuple(self.steps)
+        return DEFAULT_STEPS if self.symmetric else ()
 
     def _shapes(self) -> list[dict[str, Any]]:
         hidden, rank = self._size()
@@ -278,7 +275,7 @@ class SuperResolver(StageEstimator):
             self.history_ = []
         else:
             self._fit_machine(arrays, callbacks, None if checkpoints is None else Path(checkpoints) / "fit", force)
-        self._train(arrays, self._steps(), self._simulation(), _CROP * self.scale, checkpoints, force)
+        self._train(arrays, self.training_steps, self._simulation(), _CROP * self.scale, checkpoints, force)
         return self
 
     def fine_tune(self, images: Any, step: TrainingStep, *, checkpoints: Any = None, force: bool = False) -> Self:
