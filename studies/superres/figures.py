@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mvrbm.vision import luminance
-from mvrbm.vision.superres.features import DERIVATIVES, HIGH
+from mvrbm.vision.stages import DERIVATIVES, HIGH
 from studies.report import OURS, PAPERS, RAW, Drawing, Measured, bare, blank, legend_below
 from studies.superres import work
 from studies.superres.findings import METHODS, TABLE1, Evidence

@@ -11,7 +11,7 @@ from torch import Tensor
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import sample
-from mvrbm.vision.superres.features import HIGH
+from mvrbm.vision.stages import HIGH
 
 __all__ = ["generative_report"]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import mvrbm
 from mvrbm.vision import SuperResolver, enlarge_image, reduce_image
-from mvrbm.vision.superres.training_data import cut_patches, image_pair
+from mvrbm.vision.stage_training import image_pair
 from studies.cells import Cell, Outcome, Place
 from studies.superres.generative import generative_report
 from studies.weights.images import (
@@ -101,14 +101,13 @@ def generative(settings: Settings, place: Place) -> Outcome:
     """The model of patches before or after fine-tuning; eight images of T91 are unseen."""
     train, held_out = split_t91(place.data_dir)
     setting = settings["setting"]
-    patch = SETTINGS[setting]["patch"]
-    seen, unseen = (cut_patches(images, 2, patch, 5000, seed=1).layers() for images in (train, held_out))
     if settings["tuned"]:
         model = mvrbm.load(rows_of(place).model_folder("choose", setting), device=place.device)
     else:
         model = load_start(setting, place)
         if model is None:
             raise FileNotFoundError(f"the start '{setting}' is missing: run the part 'starts' first")
+    seen, unseen = (model.patch_layers(images, 5000, seed=1) for images in (train, held_out))
     row = generative_report(model.machine_, seen, unseen) | _image_correlation(model, held_out)
     norms = {key: float(link.dense().detach().norm()) for key, link in model.machine_.links.items()}
     return Outcome(_rounded({**row, "norms": norms}))

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 import mvrbm
-from mvrbm.vision import SuperResolver
+from mvrbm.vision import SuperResolver, TrainingStep
 from studies.arguments import say
 from studies.cells import Cell, Outcome, Place, Rows
 from studies.superres.data import has_files, named_training_images, training_images
@@ -59,7 +59,7 @@ def paper(settings: Settings, place: Place) -> Outcome:
     """CD-1 alone, with and without back-projection."""
     patch, hidden = settings["patch"], settings["hidden"]
     few: dict[str, Any] = {"n_epochs": 30, **(_TINY if settings["tiny"] else {})}
-    model = SuperResolver(patch=patch, hidden_shape=(hidden, hidden), device=place.device, **few)
+    model = SuperResolver(patch=patch, hidden_shape=(hidden, hidden), symmetric=False, device=place.device, **few)
     model.fit(training_images("scsr69", place.data_dir))
     row = {"patch": patch, "hidden": hidden}
     for rounds in (20, 0):
@@ -95,7 +95,7 @@ def _start(
     if stored is not None:
         return stored
     few: dict[str, Any] = {"n_patches": 20_000, "n_epochs": cd, **settings, **(_TINY if tiny else {})}
-    return SuperResolver(scale, device=place.device, **few).fit(images)
+    return SuperResolver(scale, symmetric=False, device=place.device, **few).fit(images)
 
 
 def start(settings: Settings, place: Place) -> Outcome:
@@ -120,7 +120,7 @@ def _fine_tune(
             continue
         given = {**given, **(_TINY_TUNING if settings["tiny"] else {})}
         began = time.perf_counter()
-        model.fine_tune(images, objective=objective, **given)
+        model.fine_tune(images, TrainingStep(objective, **given))
         row[f"{objective}_loss"] = [round(1e6 * each["loss"], 3) for each in model.history_[-given["n_epochs"] :]]
         row[f"{objective}_seconds"] = round(time.perf_counter() - began, 1)
         say(f"  {objective}: {row[f'{objective}_seconds']} s, loss {row[f'{objective}_loss'][-1]}")

@@ -13,9 +13,9 @@ from mvrbm.io.templates import write_html
 from mvrbm.page.encoding import encode
 from mvrbm.validation import choice
 from mvrbm.vision.resampling import SCALES
-from mvrbm.vision.shipped import ShippedStages
-from mvrbm.vision.stages import Stage
-from mvrbm.vision.superres.enlarging import BACK_PROJECTION
+from mvrbm.vision.shipped import shipped_stages
+from mvrbm.vision.stages import SymmetricStage
+from mvrbm.vision.super_resolution import SuperResolver
 
 _EXAMPLE = Path(__file__).parent / "templates" / "example.png"
 
@@ -38,11 +38,12 @@ def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] 
         The file.
     """
     cpu = torch.device("cpu")
-    stages = {scale: ShippedStages(f"x{choice(scale, 'scale', SCALES)}", cpu).stages for scale in scales}
-    return write_html("mvrbm.page", "enlarge.html", path, **enlarging(stages, BACK_PROJECTION))
+    stages = {scale: list(shipped_stages(f"x{choice(scale, 'scale', SCALES)}", cpu)) for scale in scales}
+    rounds = SuperResolver.back_projection
+    return write_html("mvrbm.page", "enlarge.html", path, **enlarging(stages, rounds))
 
 
-def enlarging(stages: Mapping[int, Sequence[Stage]], rounds: int) -> dict[str, Any]:
+def enlarging(stages: Mapping[int, Sequence[SymmetricStage]], rounds: int) -> dict[str, Any]:
     """Return what the template needs: the stages for each scale, and the rounds of back-projection after each stage."""
     models = [
         {"scale": scale, "rounds": rounds, "stages": [_describe(stage) for stage in some]}
@@ -53,7 +54,7 @@ def enlarging(stages: Mapping[int, Sequence[Stage]], rounds: int) -> dict[str, A
     return {"models": models, "parameters": f"{parameters:,}", "example": example, "version": __version__}
 
 
-def _describe(stage: Stage) -> dict[str, Any]:
+def _describe(stage: SymmetricStage) -> dict[str, Any]:
     """Return a stage for luminance, with the weights of 16 bits that it is stored with."""
     described: dict[str, Any] = {name: getattr(stage, name) for name in ("patch", "stride", "floor")}
     for name in ("left", "right", "bias", "visible_bias"):

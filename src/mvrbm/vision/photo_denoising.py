@@ -200,11 +200,14 @@ class PhotoDenoiser(StageEstimator):
         """
         self.check()
         arrays = training_images(images)
-        kind = _KINDS[self.kind]
         self.stages_ = self._new_symmetric(self._shapes(), self._seeds(1)[0])
         self.history_ = []
-        self._train(arrays, self.training_steps, kind.simulation(), kind.crop, checkpoints, force)
+        self._train(arrays, self.training_steps, self.simulation(), _KINDS[self.kind].crop, checkpoints, force)
         return self
+
+    def simulation(self) -> Simulation:
+        """Return the degradation that the stages learn to undo."""
+        return _KINDS[self.kind].simulation()
 
     @classmethod
     def pretrained(cls, kind: str = "color", *, device: Any = "auto") -> Self:

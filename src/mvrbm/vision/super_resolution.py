@@ -275,7 +275,7 @@ class SuperResolver(StageEstimator):
             self.history_ = []
         else:
             self._fit_machine(arrays, callbacks, None if checkpoints is None else Path(checkpoints) / "fit", force)
-        self._train(arrays, self.training_steps, self._simulation(), _CROP * self.scale, checkpoints, force)
+        self._train(arrays, self.training_steps, self.simulation(), _CROP * self.scale, checkpoints, force)
         return self
 
     def fine_tune(self, images: Any, step: TrainingStep, *, checkpoints: Any = None, force: bool = False) -> Self:
@@ -293,10 +293,11 @@ class SuperResolver(StageEstimator):
         check_is_fitted(self)
         self.check()
         arrays = training_images(images)
-        self._train(arrays, [step], self._simulation(), _CROP * self.scale, checkpoints, force)
+        self._train(arrays, [step], self.simulation(), _CROP * self.scale, checkpoints, force)
         return self
 
-    def _simulation(self) -> Reduction:
+    def simulation(self) -> Reduction:
+        """Return the degradation that the stages learn to undo."""
         return Reduction(self.scale, self.back_projection)
 
     def _fit_machine(
@@ -321,6 +322,15 @@ class SuperResolver(StageEstimator):
         self.use_machine(machine)
         self.history_ = list(trainer.history)
         trainer.raise_if_interrupted()
+
+    def patch_layers(self, images: Any, n: int, seed: int = 0) -> dict[str, torch.Tensor]:
+        """Cut up to `n` random patches from images, and return the five visible layers of the first stage.
+
+        Each layer is a tensor (n, p, p). Requires a fitted model.
+        """
+        check_is_fitted(self)
+        stage = copy.deepcopy(self._first()).cpu()
+        return self._cut(training_images(images), stage, n, seed, False).layers(stage)
 
     def _cut_patches(self, images: Sequence[Array], n: int, seed: int, augment: bool) -> Patches:
         return self._cut(images, self._first(), n, seed, augment)
