@@ -75,7 +75,7 @@ KINDS = tuple(_KINDS)
 
 _STEPS = (
     TrainingStep("divergence", n_samples=160, n_epochs=1, batch_size=8, learning_rate=2e-3),
-    TrainingStep("images", n_samples=1000, n_epochs=4, batch_size=8, learning_rate=2e-3, averaging=0.98),
+    TrainingStep("images", n_samples=2000, n_epochs=6, batch_size=8, learning_rate=2e-3, averaging=0.99),
 )
 
 

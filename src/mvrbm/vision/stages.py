@@ -21,7 +21,7 @@ This module computes passes. :mod:`mvrbm.vision.shipped` reads and writes stages
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -98,6 +98,8 @@ class Stage(nn.Module, ABC):
     stride: int
     floor: float  # added to r, so that noise in flat patches is not amplified
     product: torch.dtype
+    # Lower bound of r squared, because the square root has no gradient at 0.
+    least_square: ClassVar[float] = 1e-8
     features: Tensor  # (4 p p, w w)
 
     def __init__(self, channels: int, patch: int, stride: int, floor: float) -> None:
@@ -134,7 +136,7 @@ class Stage(nn.Module, ABC):
         squares = squares + (b[..., inner, 4:] - 2 * b[..., inner, inner] + b[..., inner, :-4]).square()
         squares = squares + (b[..., 4:, inner] - 2 * b[..., inner, inner] + b[..., :-4, inner]).square()
         means = F.avg_pool2d(squares.mean(1, keepdim=True), self.patch, self.stride)[:, 0] / len(DERIVATIVES)
-        return means.clamp_min(1e-8).sqrt() + self.floor  # the square root has no gradient at 0
+        return means.clamp_min(self.least_square).sqrt() + self.floor
 
     def windows(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """Return windows (n, c, w w, patches) of images (n, c, h, w), and r of the patches (n, patches)."""
@@ -233,6 +235,9 @@ class MachineStage(Stage):
     cycles : int
         Cycles of mean field.
     """
+
+    # The only stage needs no gradient with respect to its input.
+    least_square = 0.0
 
     def __init__(self, machine: BoltzmannMachine, stride: int, floor: float = 0.005, cycles: int = 1) -> None:
         super().__init__(1, machine.layers[HIGH].shape[0], stride, floor)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ _PATCH_STEP = TrainingStep("patches", n_samples=100_000, n_epochs=15, batch_size
 DEFAULT_STEPS = (
     TrainingStep("divergence", n_samples=160, n_epochs=1, batch_size=8, learning_rate=2e-3),
     _PATCH_STEP,
-    TrainingStep("images", n_samples=1000, n_epochs=4, batch_size=8, learning_rate=2e-3, averaging=0.98),
+    TrainingStep("images", n_samples=2000, n_epochs=6, batch_size=8, learning_rate=2e-3, averaging=0.99),
 )
 
 #: Parameters of :class:`SuperResolver` by the name of a configuration. ``"stages"``, the default, has the architecture
@@ -173,10 +173,9 @@ class SuperResolver(StageEstimator):
     def machine_(self) -> BoltzmannMachine:
         """The machine of a model with ``symmetric=False``."""
         check_is_fitted(self)
-        (stage,) = self.stages_
-        if not isinstance(stage, MachineStage):
+        if self.symmetric:
             raise AttributeError("symmetric stages have no plain machine: see stages_")
-        return stage.machine
+        return cast("MachineStage", self._first()).machine
 
     @property
     def _augment(self) -> bool:  # type: ignore[override]
