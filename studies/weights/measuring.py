@@ -31,7 +31,7 @@ from studies.weights.images import (
     set5,
     split_t91,
 )
-from studies.weights.training import SETTINGS, load_start, rows_of, tested
+from studies.weights.training import load_start, rows_of, tested
 
 __all__ = ["cells"]
 
