@@ -11,7 +11,7 @@ import json
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from mvrbm.random import RandomSource
 from mvrbm.vision import PhotoDenoiser, SuperResolver, TrainingStep, luminance
 from mvrbm.vision.shipped import write_stages
 from mvrbm.vision.stage_training import errors_after_stages
-from mvrbm.vision.stages import SymmetricStage
 from studies.arguments import say
 
 __all__ = ["LEVELS", "MODELS", "UPDATES", "new_model", "train"]
@@ -33,7 +32,7 @@ Array = NDArray[Any]
 #: Names of the weights.
 MODELS = ("x2", "x3", "x4", "gray", "color", "jpeg", "salt")
 #: Updates of backpropagation, each with 32 crops.
-UPDATES = 40_000
+UPDATES = 25_000
 
 _SIGMAS = (5, 15, 25, 50, 75)
 #: Levels of degradation for which validation measures the error: sigma of 255, JPEG quality, or fraction of pixels.
@@ -102,6 +101,6 @@ def train(name: str, archive: Path, updates: int, out: Path, device: str, **chan
     model.fit([crop for kind in kinds for crop in _crops(archive, kind)])
     row = {"parameters": model.n_parameters_, "valid": _validate(model, name, _crops(archive, "valid"))}
     out.mkdir(parents=True, exist_ok=True)
-    write_stages(cast("Sequence[SymmetricStage]", model.stages_.cpu().stages), out / f"{name}.safetensors")
+    write_stages(model.stages_.cpu().symmetric, out / f"{name}.safetensors")
     say(f"{name}: {json.dumps(row)}")
     return row

@@ -38,7 +38,7 @@ def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] 
         The file.
     """
     cpu = torch.device("cpu")
-    stages = {scale: list(shipped_stages(f"x{choice(scale, 'scale', SCALES)}", cpu)) for scale in scales}
+    stages = {scale: shipped_stages(f"x{choice(scale, 'scale', SCALES)}", cpu).symmetric for scale in scales}
     rounds = SuperResolver.back_projection
     return write_html("mvrbm.page", "enlarge.html", path, **enlarging(stages, rounds))
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -112,7 +112,7 @@ class StageEstimator(SavedEstimator):
         return StageSequence(stages).to(resolve_device(self.device))
 
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
-        stages = cast("Sequence[SymmetricStage]", self.stages_.stages)
+        stages = self.stages_.symmetric
         config = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -125,7 +125,7 @@ class StageEstimator(SavedEstimator):
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         stages = build_stages(read_config(folder)[_STAGES], read_tensors(folder / MODEL))
-        found = [stage.arguments for stage in cast("Sequence[SymmetricStage]", stages.stages)]
+        found = [stage.arguments for stage in stages.symmetric]
         if found != [dict(shape) for shape in self._shapes()]:
             raise ValueError(f"its stages are {found}")
         self.stages_ = stages.to(resolve_device(self.device))

@@ -8,7 +8,7 @@ the error of whole crops after each stage.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -88,7 +88,7 @@ def training_images(images: Any) -> list[Array]:
 
 def crop_side(images: Sequence[Array], wanted: int, least: int, multiple: int) -> int:
     """Return the side of the crops: as wanted, or smaller if all images are smaller, and divisible by `multiple`."""
-    largest = max(min(image.shape[:2]) for image in images)
+    largest = max(min(int(size) for size in image.shape[:2]) for image in images)
     side = min(wanted, largest) // multiple * multiple
     if side < least:
         raise ValueError(f"images must have at least {least} pixels per side, none of {len(images)} has")
@@ -273,7 +273,7 @@ def divergence_loss(
         given = simulation(truth, rng)
         level = given.level if simulation.known_level else None
         parts = []
-        for stage in cast("Sequence[SymmetricStage]", stages.stages):
+        for stage in stages.symmetric:
             v = divergence_patches(stage, given.images, given.goal, level, _DIVERGENCE_PATCHES, rng)
             parts.append(contrastive_divergence(stage, v, rng))
         return torch.stack(parts).sum() * len(rows) / 1000

@@ -667,6 +667,13 @@ class StageSequence(nn.Module):
         return len(self.stages)
 
     @property
+    def symmetric(self) -> list[SymmetricStage]:
+        """The stages, all of which must be symmetric."""
+        if not all(isinstance(stage, SymmetricStage) for stage in self.stages):
+            raise TypeError("a plain machine is not a symmetric stage")
+        return cast("list[SymmetricStage]", list(self.stages))
+
+    @property
     def device(self) -> torch.device:
         """Device of the parameters."""
         return next(self.parameters()).device

@@ -222,7 +222,7 @@ class SuperResolver(StageEstimator):
 
     def _shapes(self) -> list[dict[str, Any]]:
         hidden, rank = self._size()
-        same = {"channels": 1, "stride": self._stride(), "mask": False, "floor": float(self.floor)}
+        same: dict[str, Any] = {"channels": 1, "stride": self._stride(), "mask": False, "floor": float(self.floor)}
         same |= {"hidden": tuple(hidden), "rank": int(rank), "coded": False}
         return [{**same, "patch": int(side)} for side in self._sides()]
 
