@@ -9,7 +9,14 @@ from PIL import Image
 from skimage.data import camera
 
 from mvrbm.random import RandomSource
-from mvrbm.vision.degradation import GaussianNoise, JpegCompression, Reduction, SaltAndPepper, compress, to_opponent
+from mvrbm.vision.degradation import (
+    SimulatedNoise,
+    SimulatedJpeg,
+    SimulatedReduction,
+    SimulatedSalt,
+    compress,
+    to_opponent,
+)
 from mvrbm.vision.resampling import enlarge_image, reduce_image
 
 
@@ -29,15 +36,15 @@ def test_jpeg_is_as_bad_as_pillows(quality):
 
 def test_blocks_of_jpeg_begin_anywhere():
     images = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0)).expand(8, 1, 16, 16)
-    found = JpegCompression()(images, RandomSource(0), 30).images
+    found = SimulatedJpeg()(images, RandomSource(0), 30).images
     assert len({tuple(each.flatten().tolist()) for each in found}) > 1
 
 
 SIMULATIONS = {
-    "gray": (GaussianNoise(), 1, 20),
-    "color": (GaussianNoise(), 3, 20),
-    "jpeg": (JpegCompression(), 1, 50),
-    "salt": (SaltAndPepper(), 1, 0.25),
+    "gray": (SimulatedNoise(), 1, 20),
+    "color": (SimulatedNoise(), 3, 20),
+    "jpeg": (SimulatedJpeg(), 1, 50),
+    "salt": (SimulatedSalt(), 1, 0.25),
 }
 
 
@@ -63,7 +70,7 @@ def test_images_are_degraded_by_as_much_as_is_said(kind):
 def test_reduction_is_the_bicubic_image_and_projection_is_back_projection(scale):
     truth = np.random.default_rng(0).random((24, 24))
     image = torch.from_numpy(truth)[None, None]
-    simulation = Reduction(scale, rounds=3)
+    simulation = SimulatedReduction(scale, rounds=3)
     bicubic = enlarge_image(reduce_image(truth, scale), scale)
     found = simulation(image, RandomSource(0)).images
     np.testing.assert_allclose(found[0, 0], bicubic, atol=1e-12)

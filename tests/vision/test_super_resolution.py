@@ -30,7 +30,7 @@ from mvrbm.vision import (
 )
 from mvrbm.vision import stages as stages_module
 from mvrbm.vision.back_projection import back_project
-from mvrbm.vision.degradation import Reduction
+from mvrbm.vision.degradation import SimulatedReduction
 from mvrbm.vision.images import turned
 from mvrbm.vision.stage_training import cut_crops, cut_patches, image_loss, patch_loss
 from mvrbm.vision.stages import DERIVATIVES, HIGH, MachineStage, StageSequence, full_weights
@@ -643,7 +643,7 @@ def a_patch_loss(cycles=2, stride=1):
 def an_image_loss(cycles=2, rounds=3):
     stage, image = a_stage(cycles)
     crops = cut_crops([image], 24, 3, color=False, augment=True, seed=1)
-    loss, weights = image_loss(StageSequence([stage]), Reduction(2, rounds), crops, RandomSource(0))
+    loss, weights = image_loss(StageSequence([stage]), SimulatedReduction(2, rounds), crops, RandomSource(0))
     return stage.machine, crops, loss, weights
 
 

@@ -216,7 +216,7 @@ def _levels(level: float | None, low: float, high: float, like: Tensor, rng: Ran
     return rng.uniform((len(like),), like) * (high - low) + low
 
 
-class Reduction(Simulation):
+class SimulatedReduction(Simulation):
     """Images reduced by `scale` and enlarged by bicubic interpolation, with back-projection after every stage."""
 
     known_level = False
@@ -253,7 +253,7 @@ def _projection(
     return error_projection(size, scale, rounds, torch.zeros((), dtype=dtype, device=device))
 
 
-class GaussianNoise(Simulation):
+class SimulatedNoise(Simulation):
     """Gaussian noise with a standard deviation from 3 to 80 of 255. RGB is converted to opponent colors."""
 
     def __call__(self, truth: Tensor, rng: RandomSource, level: float | None = None) -> Degraded:
@@ -266,7 +266,7 @@ class GaussianNoise(Simulation):
         return Degraded(to_opponent(noisy), to_opponent(truth), sigma, None)
 
 
-class JpegCompression(Simulation):
+class SimulatedJpeg(Simulation):
     """JPEG compression of luminance with a quality from 10 to 98. The level is a quarter of the mean step."""
 
     def __call__(self, truth: Tensor, rng: RandomSource, level: float | None = None) -> Degraded:
@@ -276,7 +276,7 @@ class JpegCompression(Simulation):
         return Degraded(images, truth, amount, None)
 
 
-class SaltAndPepper(Simulation):
+class SimulatedSalt(Simulation):
     """Black and white pixels, from 1 to 50 percent, replaced by the median of their uncorrupted neighbors."""
 
     def __call__(self, truth: Tensor, rng: RandomSource, level: float | None = None) -> Degraded:

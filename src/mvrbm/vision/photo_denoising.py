@@ -25,9 +25,9 @@ from mvrbm.validation import choice, number, whole_number
 from mvrbm.vision.color import LUMINANCE_GAIN, OPPONENT, luminance
 from mvrbm.vision.degradation import (
     Degradation,
-    GaussianNoise,
-    JpegCompression,
-    SaltAndPepper,
+    SimulatedNoise,
+    SimulatedJpeg,
+    SimulatedSalt,
     Simulation,
     as_channels,
     estimate_noise,
@@ -65,10 +65,10 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {
-    "gray": _Kind((16, 12, 12, 8), (4, 3, 3, 2), (8, 16), 14, GaussianNoise),
-    "color": _Kind((12, 12, 8), (3, 3, 2), (8, 16), 9, GaussianNoise, channels=3),
-    "jpeg": _Kind((12, 8), (3, 2), (8, 16), 16, JpegCompression),
-    "salt": _Kind((8, 8), (2, 2), (8, 16), 12, SaltAndPepper, coded=False, mask=True, crop=64),
+    "gray": _Kind((16, 12, 12, 8), (4, 3, 3, 2), (8, 16), 14, SimulatedNoise),
+    "color": _Kind((12, 12, 8), (3, 3, 2), (8, 16), 9, SimulatedNoise, channels=3),
+    "jpeg": _Kind((12, 8), (3, 2), (8, 16), 16, SimulatedJpeg),
+    "salt": _Kind((8, 8), (2, 2), (8, 16), 12, SimulatedSalt, coded=False, mask=True, crop=64),
 }
 #: Kinds of noise that a :class:`PhotoDenoiser` can remove.
 KINDS = tuple(_KINDS)

@@ -29,7 +29,7 @@ from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.validation import choice, number, whole_number
 from mvrbm.vision.back_projection import back_project
 from mvrbm.vision.color import LUMINANCE_GAIN, luminance
-from mvrbm.vision.degradation import Reduction
+from mvrbm.vision.degradation import SimulatedReduction
 from mvrbm.vision.images import Array, check_image, to_dtype, turned, turned_back, white
 from mvrbm.vision.resampling import SCALES, enlarge_rows
 from mvrbm.vision.shipped import shipped_stages
@@ -295,9 +295,9 @@ class SuperResolver(StageEstimator):
         self._train(arrays, [step], self.simulation(), _CROP * self.scale, checkpoints, force)
         return self
 
-    def simulation(self) -> Reduction:
+    def simulation(self) -> SimulatedReduction:
         """Return the degradation that the stages learn to undo."""
-        return Reduction(self.scale, self.back_projection)
+        return SimulatedReduction(self.scale, self.back_projection)
 
     def _fit_machine(
         self, images: Sequence[Array], callbacks: Sequence[Callback], folder: Path | None, force: bool
