@@ -10,8 +10,8 @@ from skimage.data import camera
 
 from mvrbm.random import RandomSource
 from mvrbm.vision.degradation import (
-    SimulatedNoise,
     SimulatedJpeg,
+    SimulatedNoise,
     SimulatedReduction,
     SimulatedSalt,
     compress,

@@ -44,7 +44,7 @@ def back_project(low: Tensor, high: Tensor, scale: int, rounds: int) -> Tensor:
 
 
 def _blocks(kind: str, size: int, scale: int, like: Tensor) -> list[_Block]:
-    """Return the blocks that reduce to a line of `size` pixels, that enlarge one, or that do both (enlarge, then reduce)."""
+    """Return the blocks that reduce to a line of `size` pixels, enlarge one, or enlarge and then reduce it."""
     length = size * scale if kind == "enlarge" else size
     blocks = []
     for start in range(0, length, _BLOCK):

@@ -180,9 +180,9 @@ def denoise(
 
     Notes
     -----
-    With salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. The result depends on how
-    often clean gray pixels are exactly black or white, which is estimated from about a million pixels of the images. The
-    model must have been trained on similar images.
+    With salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. The result depends on
+    how often clean gray pixels are exactly black or white, which is estimated from about a million pixels of the
+    images. The model must have been trained on similar images.
 
     Examples
     --------

@@ -28,7 +28,7 @@ def check_image(image: Any, *, unit_range: bool = False, noise: float = 0.0) -> 
 
 
 def check_gray_images(images: Any) -> Array:
-    """Return gray images as an array (rows, columns) or (n, rows, columns) of bytes or finite floats, or raise ValueError."""
+    """Return gray images (rows, columns) or (n, rows, columns) as an array of bytes or finite floats."""
     array = np.asarray(images)
     if array.dtype != np.uint8 and array.dtype.kind != "f":
         raise ValueError(f"images must be bytes (uint8) or floats, got {array.dtype}")

@@ -2,8 +2,8 @@ r"""Noise models: the distribution of a clean pixel given the observed, noisy on
 
 A machine gives each clean pixel a distribution :math:`p(x \mid f)` in the field :math:`f` of the hidden layer, and the
 noise gives :math:`p(y \mid x)` for the observed pixel. An :class:`Observation` computes the mean and samples of
-:math:`p(x \mid y, f) \propto p(y \mid x)\, p(x \mid f)`, pixel by pixel. :mod:`mvrbm.vision.denoising` infers the hidden
-layer.
+:math:`p(x \mid y, f) \propto p(y \mid x)\, p(x \mid f)`, pixel by pixel. :mod:`mvrbm.vision.denoising` infers the
+hidden layer.
 """
 
 import math
@@ -345,8 +345,8 @@ class GaussianNoiseOnGray(Observation):
         )
         self._tables = None
 
-    # The tables have `_OBSERVED` columns from below black to above white, and two columns for values clipped to black and
-    # to white.
+    # The tables have `_OBSERVED` columns from below black to above white, and two columns for values that are clipped
+    # to black and to white.
 
     def _column(self, y: Tensor) -> Tensor:
         """Return the fractional column of each observed value in the tables."""

@@ -25,8 +25,8 @@ from mvrbm.validation import choice, number, whole_number
 from mvrbm.vision.color import LUMINANCE_GAIN, OPPONENT, luminance
 from mvrbm.vision.degradation import (
     Degradation,
-    SimulatedNoise,
     SimulatedJpeg,
+    SimulatedNoise,
     SimulatedSalt,
     Simulation,
     as_channels,
@@ -241,7 +241,7 @@ class PhotoDenoiser(StageEstimator):
         if level is not None:
             if self.kind == "salt":
                 raise ValueError(f"level must be left out for salt and pepper on photographs, got {level}")
-            number(level, "level, as a share of white (0.098 for 25 of 255),", 0, 1, exclude_low=True)
+            number(level, "level, as a fraction of white (0.098 for 25 of 255),", 0, 1, exclude_low=True)
         if self.kind == "jpeg":
             if level is None:
                 raise ValueError("level is required for JPEG artifacts: see jpeg_level")
