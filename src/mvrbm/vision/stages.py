@@ -18,6 +18,7 @@ This module computes passes. :mod:`mvrbm.vision.shipped` reads and writes stages
 :mod:`mvrbm.vision.stage_training` trains them.
 """
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -182,16 +183,22 @@ class Stage(nn.Module, ABC):
         """Divide sums of overlapping patches (..., rows, columns) by the number of patches that cover each pixel."""
         if self.patch % self.stride == 0:
             return total * (self.stride / self.patch) ** 2
-        counts = [_coverage(size, self.patch, self.stride).to(total) for size in total.shape[-2:]]
-        return total / torch.outer(counts[0], counts[1])
+        rows, columns = (
+            _coverage(size, self.patch, self.stride, total.dtype, total.device) for size in total.shape[-2:]
+        )
+        return total / torch.outer(rows, columns)
 
 
-def _coverage(size: int, patch: int, stride: int) -> Tensor:
-    """Return how many patches along one side cover each of `size` pixels."""
-    counts = torch.zeros(size)
+@functools.lru_cache(maxsize=16)
+def _coverage(size: int, patch: int, stride: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return how many patches along one side cover each of `size` pixels.
+
+    The result is cached, because CUDA graphs cannot copy it to the device while they are captured.
+    """
+    counts = torch.zeros(size, dtype=dtype)
     for start in range(0, size - patch + 1, stride):
         counts[start : start + patch] += 1
-    return counts
+    return counts.to(device)
 
 
 class _Matrices(NamedTuple):
