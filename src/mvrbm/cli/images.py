@@ -15,7 +15,8 @@ from mvrbm.interrupt import INTERRUPTS
 
 if TYPE_CHECKING:
     from mvrbm.io.pictures import Picture
-    from mvrbm.vision import PhotoDenoiser, TrainingStep
+    from mvrbm.vision import PhotoDenoiser, SuperResolver, TrainingStep
+    from mvrbm.vision.images import Array
 
 Scale = StrEnum("Scale", {"TWO": "2", "THREE": "3", "FOUR": "4"})
 NoiseKind = StrEnum("NoiseKind", {"SALT_AND_PEPPER": "salt-and-pepper", "GAUSSIAN": "gaussian"})
@@ -49,10 +50,15 @@ _SHAPE_HELP = "Shape of the hidden layer of each stage, such as 24x24."
 _RANK_HELP = "Number of Kronecker products in each coupling."
 _PATCHES_HELP = "Patches for contrastive divergence. Default: 10000. Not for stages."
 _EPOCHS_HELP = "Epochs of contrastive divergence. Default: those of the recipe. Not for stages."
-_RECIPE_HELP = "Recipe of contrastive divergence: default, generative or paper. Not for stages."
-_TUNING_PATCHES_HELP = "Patches for backpropagation through single patches; 0 skips this step."
-_TUNING_CROPS_HELP = "Crops for backpropagation through whole pictures; 0 skips this step."
-_TUNING_EPOCHS_HELP = "Epochs of backpropagation over these patches and crops."
+_RECIPE_HELP = "Recipe of contrastive divergence. Default: default. Not for stages."
+_TUNING_PATCHES_HELP = (
+    "Patches for backpropagation through single patches; 0 skips this step. Default: 100000, or 0 for paper."
+)
+_TUNING_CROPS_HELP = (
+    "Crops for backpropagation through whole pictures; 0 skips this step. More crops and epochs are better and take "
+    "longer. Default: 2000, or 0 for a single machine."
+)
+_TUNING_EPOCHS_HELP = "Epochs of backpropagation over these patches and crops. Default: 15 for patches, 6 for crops."
 
 
 # -- denoising --------------------------------------------------------------------------------------
@@ -447,8 +453,8 @@ def _resized(
 
 
 def _fit_and_save(
-    model: Any,
-    images: Any,
+    model: "SuperResolver | PhotoDenoiser",
+    images: "list[Array]",
     out: Path,
     checkpoints: Path | None,
     force: bool,

@@ -100,7 +100,7 @@ class StageEstimator(SavedEstimator):
     def _first(self) -> Stage:
         return next(iter(self.stages_))
 
-    def _cut_patches(self, images: Sequence[Array], n: int, seed: int, augment: bool) -> Any:
+    def _cut_patches(self, images: Sequence[Array], n: int, seed: int, augment: bool) -> Patches:
         raise ValueError("objective must be 'divergence' or 'images' for this estimator, got 'patches'")
 
     def _new_symmetric(self, shapes: Sequence[Mapping[str, Any]], seed: int) -> StageSequence:

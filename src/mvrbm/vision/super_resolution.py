@@ -35,7 +35,7 @@ from mvrbm.vision.resampling import SCALES, enlarge_rows
 from mvrbm.vision.shipped import shipped_stages
 from mvrbm.vision.stage_estimator import StageEstimator
 from mvrbm.vision.stage_training import Patches, TrainingStep, cut_patches, training_images
-from mvrbm.vision.stages import DERIVATIVES, HIGH, ORIENTATIONS, MachineStage, Progress, StageSequence
+from mvrbm.vision.stages import DERIVATIVES, HIGH, ORIENTATIONS, MachineStage, Progress, Stage, StageSequence
 
 # Rows of an enlarged image whose colors are computed together.
 _ROWS_AT_ONCE = 256
@@ -334,7 +334,7 @@ class SuperResolver(StageEstimator):
     def _cut_patches(self, images: Sequence[Array], n: int, seed: int, augment: bool) -> Patches:
         return self._cut(images, self._first(), n, seed, augment)
 
-    def _cut(self, images: Sequence[Array], stage: Any, n: int, seed: int, augment: bool) -> Patches:
+    def _cut(self, images: Sequence[Array], stage: Stage, n: int, seed: int, augment: bool) -> Patches:
         # Patches with little detail teach nothing about detail.
         return cut_patches(images, self.scale, stage, n, flat=2 * float(self.floor), augment=augment, seed=seed)
 
