@@ -613,6 +613,16 @@ def test_a_folder_of_pictures_is_a_list_of_images(photos, tmp_path):
     assert left.history_ == right.history_
 
 
+@pytest.mark.parametrize(("scale", "stride"), [(2, 1), (2, 3), (3, 2)])
+def test_crops_have_a_multiple_of_the_scale_and_of_the_stride(scale, stride, photos):
+    settings = {"patch": 6, "hidden_shape": (2, 2), "rank": 1, "stride": stride, "device": "cpu"}
+    steps = [TrainingStep(n_samples=4)]
+    for symmetric in (True, False):
+        machine = {} if symmetric else {"n_patches": 50, "n_epochs": 1}
+        model = SuperResolver(scale, **settings, symmetric=symmetric, steps=steps, **machine).fit(photos[0])
+        assert np.isfinite(model.history_[-1]["loss"])
+
+
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_configurations_have_valid_parameters(name):
     for scale in (2, 3, 4):

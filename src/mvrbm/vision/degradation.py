@@ -199,6 +199,7 @@ class Simulation(ABC):
 
     border = 8  # pixels at each side of a crop that do not count in the loss
     known_level = True  # whether stages are given the level
+    multiple = 1  # the sides of images must be multiples of this number
 
     @abstractmethod
     def __call__(self, truth: Tensor, rng: RandomSource, level: float | None = None) -> Degraded:
@@ -223,6 +224,7 @@ class SimulatedReduction(Simulation):
 
     def __init__(self, scale: int, rounds: int) -> None:
         self.scale = scale
+        self.multiple = scale
         self.rounds = rounds
         self.border = 4 * scale
 

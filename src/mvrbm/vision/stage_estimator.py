@@ -1,6 +1,7 @@
 """`StageEstimator`: training and saving shared by the super-resolver and the photo denoiser."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +18,15 @@ from mvrbm.training.backprop import descend
 from mvrbm.vision.degradation import Simulation
 from mvrbm.vision.images import Array
 from mvrbm.vision.shipped import build_stages, stage_tensors
-from mvrbm.vision.stage_training import TrainingStep, crop_side, cut_crops, divergence_loss, image_loss, patch_loss
+from mvrbm.vision.stage_training import (
+    Patches,
+    TrainingStep,
+    crop_side,
+    cut_crops,
+    divergence_loss,
+    image_loss,
+    patch_loss,
+)
 from mvrbm.vision.stages import Stage, StageSequence, SymmetricStage
 
 # Entry of the config with the constructor arguments of the stages.
@@ -78,8 +87,8 @@ class StageEstimator(SavedEstimator):
             patches = self._cut_patches(images, step.n_samples, cut_seed, self._augment)
             loss, weights = patch_loss(self._first(), patches, next(self.stages_.parameters()).detach())
         else:
-            stride = int(np.lcm.reduce([stage.stride for stage in self.stages_]))
-            side = crop_side(images, crop, 2 * simulation.border + stride, stride)
+            multiple = math.lcm(simulation.multiple, *(stage.stride for stage in self.stages_))
+            side = crop_side(images, crop, 2 * simulation.border + multiple, multiple)
             how: dict[str, Any] = {"color": self._color, "augment": self._augment, "seed": cut_seed}
             crops = cut_crops(images, side, step.n_samples, **how).to(device)
             objective = divergence_loss if step.objective == "divergence" else image_loss
