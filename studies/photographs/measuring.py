@@ -88,7 +88,8 @@ def _reduced(truth: Array, scale: int, protocol: str) -> Array:
 
 def enlarging(settings: Settings, place: Place) -> Outcome:
     """Measure PSNR and SSIM on the luminance of Set5, rounded to bytes, without a border of `scale` pixels."""
-    scale, rows = settings["scale"], {}
+    scale = settings["scale"]
+    rows = {}
     model = SuperResolver.pretrained(scale, device="cpu")
     methods: dict[str, Callable[[Array], Array]] = {
         "bicubic": lambda low: enlarge_image(low, scale),
@@ -153,7 +154,8 @@ def gaussian(settings: Settings, place: Place) -> Outcome:
     """Compare BM3D and the stages on a photograph with unrounded Gaussian noise of known or unknown level."""
     bm3d = importlib.import_module("bm3d")
 
-    truth, sigma = _truth(settings["image"], settings["color"], place), settings["sigma"] / 255
+    truth = _truth(settings["image"], settings["color"], place)
+    sigma = settings["sigma"] / 255
     clean = truth.astype(np.float32) / 255
     noisy = clean + np.float32(sigma) * np.random.default_rng(0).standard_normal(clean.shape).astype(np.float32)
     reference = (bm3d.bm3d_rgb if settings["color"] else bm3d.bm3d)(noisy.astype(np.float64), sigma)
@@ -179,9 +181,11 @@ def salt(settings: Settings, place: Place) -> Outcome:
 
 def restoring(settings: Settings, place: Place) -> Outcome:
     """Compare OpenCV's Telea, biharmonic interpolation and the stages on a gray photograph with scratches."""
-    opencv, restoration = importlib.import_module("cv2"), importlib.import_module("skimage.restoration")
+    opencv = importlib.import_module("cv2")
+    restoration = importlib.import_module("skimage.restoration")
     truth = _truth(settings["image"], False, place)
-    drawn, rng = Image.new("L", truth.shape[::-1]), np.random.default_rng(0)
+    drawn = Image.new("L", truth.shape[::-1])
+    rng = np.random.default_rng(0)
     for _ in range(max(6, truth.size // 4000)):
         begin, end = rng.integers(0, truth.shape[::-1], (2, 2))
         end = begin + np.clip(end - begin, -80, 80)

@@ -70,8 +70,10 @@ def _drawing() -> Array:
 
 def write_pictures(folder: Path) -> list[str]:
     """Write the pictures, all of photographs that were not used for training."""
-    rocket, motorcycle = unseen("rocket")[268:, 472:], unseen("stereo_motorcycle")[264:472, 72:304]
-    page, cat = unseen("page")[:160, 132:364], unseen("chelsea")[4:212, 52:284]
+    rocket = unseen("rocket")[268:, 472:]
+    motorcycle = unseen("stereo_motorcycle")[264:472, 72:304]
+    page = unseen("page")[:160, 132:364]
+    cat = unseen("chelsea")[4:212, 52:284]
     columns = slice(68, 168)
     tower, wheel, text, eye = ((slice(top, top + 80), columns) for top in (67, 66, 20, 66))
     lines = (slice(40, 120), slice(30, 130))

@@ -49,7 +49,8 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
         rows = {group: store.rows(group) for group, store in stores.items()}
         lines = (f"{group} | {name} | {row}" for group, some in rows.items() for name, row in some.items())
         return rows, "\n".join(lines)
-    result, device = dict[str, Any](), resolve_device(options.device).type
+    result = dict[str, Any]()
+    device = resolve_device(options.device).type
     for part in options.parts or PARTS[1:]:
         if part == "train":
             for name in options.models or training.MODELS:

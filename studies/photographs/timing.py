@@ -34,7 +34,8 @@ def measure(method: str, size: tuple[int, int]) -> dict[str, float]:
     """Enlarge RGB by 2 on one thread, and return the time and the peak memory of this process."""
     torch.set_num_threads(1)
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    used, began = time.process_time(), time.perf_counter()
+    used = time.process_time()
+    began = time.perf_counter()
     if method == "stages":
         SuperResolver.pretrained(2, device="cpu").upscale(image)
     else:

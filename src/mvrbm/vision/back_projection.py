@@ -49,7 +49,8 @@ def _blocks(kind: str, size: int, scale: int, like: Tensor) -> list[_Block]:
     blocks = []
     for start in range(0, length, _BLOCK):
         outputs = np.arange(start, min(start + _BLOCK, length))
-        enlarging, reducing = enlarging_taps(outputs, scale, size), reducing_taps(outputs, scale, size * scale)
+        enlarging = enlarging_taps(outputs, scale, size)
+        reducing = reducing_taps(outputs, scale, size * scale)
         matrix, first = taps_matrix(enlarging if kind == "enlarge" else reducing)
         if kind == "both":
             between = np.arange(first, first + matrix.shape[1])
@@ -80,7 +81,8 @@ def error_projection(size: int, scale: int, rounds: int, like: Tensor) -> Callab
     for _ in range(rounds - 1):
         total = total + units - both @ total @ both.mT
     sums = total.flatten(1).to(like)  # row i: contribution of entry i of the reduced error to the correction
-    down, up = down.to(like), up.to(like)
+    down = down.to(like)
+    up = up.to(like)
 
     def project(error: Tensor) -> Tensor:
         reduced = (down @ error @ down.mT).flatten(1)

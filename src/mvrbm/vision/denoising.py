@@ -62,7 +62,8 @@ def add_noise(images: Any, noise: str = "salt-and-pepper", level: float = 0.1, s
         Noisy images of the same shape and type. Bytes are rounded and clipped; floats are not clipped.
     """
     array = check_gray_images(images)
-    random, top = np.random.default_rng(seed), int(white(array.dtype))
+    random = np.random.default_rng(seed)
+    top = int(white(array.dtype))
     if choice(noise, "noise", NOISES) == "gaussian":
         noisy = array + number(level, "level") * top * random.standard_normal(array.shape)
         return (np.clip(np.rint(noisy), 0, 255) if top == 255 else noisy).astype(array.dtype)
@@ -78,7 +79,8 @@ def robust_sigma(images: Array) -> float:
     depends on a smooth image. The estimate :math:`\operatorname{median} |d| / 0.6745` is robust against a few edges
     (Donoho and Johnstone, 1994). It is 0 for images smaller than 2x2.
     """
-    rows, columns = images.shape[1] // 2 * 2, images.shape[2] // 2 * 2
+    rows = images.shape[1] // 2 * 2
+    columns = images.shape[2] // 2 * 2
     if not rows * columns:
         return 0.0
     even = np.asarray(images[:, :rows, :columns], np.float64)
@@ -113,7 +115,8 @@ def posterior_mean(
     after `burn_in` steps. With `fit`, the observation estimates its unknown parameters in every round.
     """
     (name,) = machine.layers
-    x, total = observation.first_guess(y), torch.zeros_like(y)
+    x = observation.first_guess(y)
+    total = torch.zeros_like(y)
     for step in range(burn_in + rounds):
         field = machine.hidden_field({name: x})
         hidden = machine.hidden.mean(field) if rng is None else machine.hidden.sample(field, rng)
@@ -195,7 +198,8 @@ def denoise(
     (2, 8, 8)
     """
     gibbs = choice(method, "method", ("mean-field", "gibbs")) == "gibbs"
-    rounds, steps = whole_number(rounds, "rounds"), whole_number(steps, "steps")
+    rounds = whole_number(rounds, "rounds")
+    steps = whole_number(steps, "steps")
     burn_in = whole_number(burn_in, "burn_in", 0)
     request = _Request(model, images, noise, level, stride, values)
     rng = RandomSource(seed, device=request.machine.like.device)

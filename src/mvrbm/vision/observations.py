@@ -101,7 +101,8 @@ class GrayPixels:
         rest = (1 - black - white).clamp(min=1e-12)
         center = ((mean - white) / rest).clamp(1e-6, 1 - 1e-6)[:, None]
         inner = _GRAYS[1:-1]
-        up, down = center * self.concentration - 1, (1 - center) * self.concentration - 1
+        up = center * self.concentration - 1
+        down = (1 - center) * self.concentration - 1
         beta = torch.softmax(up * inner.log() + down * torch.log1p(-inner), 1)
         return torch.cat([black[:, None], rest[:, None] * beta, white[:, None]], 1)
 
@@ -210,8 +211,10 @@ class SaltAndPepperOnReal(SaltAndPepper):
     """
 
     def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
-        mean, scale = self.unit.mean(field), cast(Gaussian, self.unit).scale
-        below, above = self.white / 510 - mean, mean - self.white + self.white / 510
+        mean = self.unit.mean(field)
+        scale = cast(Gaussian, self.unit).scale
+        below = self.white / 510 - mean
+        above = mean - self.white + self.white / 510
         return torch.special.ndtr(below / scale), torch.special.ndtr(above / scale)
 
 
@@ -238,7 +241,8 @@ class SaltAndPepperOnGray(SaltAndPepper):
 
         def log_likelihood(pixels: GrayPixels, level: Any) -> Tensor:
             black, white = pixels.ends(_BIN_MEANS)
-            replaced, rest = level / 2, 1 - level
+            replaced = level / 2
+            rest = 1 - level
             kinds = torch.stack([rest * black + replaced, rest * (1 - black - white), rest * white + replaced], 1)
             return (counts * kinds.clamp(min=1e-12).log()).sum()
 

@@ -52,7 +52,8 @@ def psnr_ssim(truth: Array, image: Array, protocol: str = "literature", scale: i
     """
     choice(protocol, "protocol", PROTOCOLS)
     choice(scale, "scale", SCALES)
-    truth, image = check_image(truth), check_image(image)
+    truth = check_image(truth)
+    image = check_image(image)
     (height, width), (rows, columns) = truth.shape[:2], image.shape[:2]
     if not (0 <= height - rows < scale and 0 <= width - columns < scale):
         raise ValueError(f"truth must have the size of the image, {image.shape[:2]}, got {truth.shape[:2]}")
@@ -62,7 +63,9 @@ def psnr_ssim(truth: Array, image: Array, protocol: str = "literature", scale: i
     if min(rows, columns) <= 2 * border:
         raise ValueError(f"image must be larger than the border of {border} pixels, got {image.shape[:2]}")
     inner = (slice(border, rows - border), slice(border, columns - border))
-    left, right, top = luminance(truth)[inner], luminance(image)[inner], white(image.dtype)
+    left = luminance(truth)[inner]
+    right = luminance(image)[inner]
+    top = white(image.dtype)
     found = psnr(left, right, top)
     if min(left.shape) < 11:  # size of the window, which is truncated at 3.5 sigma
         return Quality(found, float("nan"))

@@ -158,7 +158,8 @@ def taps_matrix(taps: Taps) -> tuple[NDArray[np.float64], int]:
 
 def _kernel(distance: NDArray[np.int64], unit: int) -> NDArray[np.int64]:
     """Return Keys' kernel at `distance / unit`, multiplied by 2 unit^3 to make it an integer."""
-    d, u = np.abs(distance), unit
+    d = np.abs(distance)
+    u = unit
     near = 3 * d**3 - 5 * d**2 * u + 2 * u**3
     far = -(d**3) + 5 * d**2 * u - 8 * d * u**2 + 4 * u**3
     return np.where(d <= u, near, np.where(d < 2 * u, far, 0))
