@@ -28,7 +28,7 @@ from mvrbm.vision import enlarge_image, reduce_image
 from mvrbm.vision.images import check_image, to_dtype, white
 from mvrbm.vision.patches import PatchGrid
 from mvrbm.vision.resampling import SCALES
-from mvrbm.vision.superres.training_data import image_pair
+from mvrbm.vision.stage_training import image_pair
 from studies.baselines.ycbcr import from_ycbcr, to_ycbcr
 
 __all__ = ["SparseRepresentation"]

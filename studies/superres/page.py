@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mvrbm import __version__
 from mvrbm.pages import Page, Section, Table
 from mvrbm.vision import luminance
-from mvrbm.vision.superres.features import DERIVATIVES, HIGH
+from mvrbm.vision.stages import DERIVATIVES, HIGH
 from studies.data import PACKAGED
 from studies.report import (
     DASH,

@@ -15,10 +15,9 @@ from torch import Tensor
 from mvrbm import BoltzmannMachine, RandomSource
 from mvrbm.errors import DivergenceError
 from mvrbm.sampling import sample
-from mvrbm.vision import SuperResolver, enlarge_image, luminance, psnr_ssim, reduce_image
+from mvrbm.vision import SuperResolver, TrainingStep, enlarge_image, luminance, psnr_ssim, reduce_image
 from mvrbm.vision.resampling import crop_to_multiple
-from mvrbm.vision.superres.features import HIGH
-from mvrbm.vision.superres.training_data import cut_patches
+from mvrbm.vision.stages import HIGH
 from studies.data import test_image, training_images
 from studies.runs import Outcome, Place
 
@@ -39,16 +38,15 @@ _TIMES = 3
 
 def _resolver(settings: Settings, place: Place, **changes: Any) -> SuperResolver:
     params = {**settings["model"], "hidden_shape": tuple(settings["model"]["hidden_shape"])}
-    return SuperResolver(**{**params, "random_state": settings["seed"], "device": place.device, **changes})
+    fixed = {"symmetric": False, "steps": (), "random_state": settings["seed"], "device": place.device}
+    return SuperResolver(**{**params, **fixed, **changes})
 
 
 def _stored(settings: Settings, place: Place, name: str, **changes: Any) -> SuperResolver:
     """Return a resolver with the machine of another run."""
     described = settings["models"][name]
     model = _resolver({"model": described["model"], "seed": settings["seed"]}, place, **changes)
-    model.machine_ = place.store.machine_of(described["cell"], place.device)
-    model.history_ = []
-    return model
+    return model.use_machine(place.store.machine_of(described["cell"], place.device))
 
 
 def _measure(truth: Array, image: Array, scale: int, protocol: str) -> dict[str, float]:
@@ -99,7 +97,7 @@ def learn(settings: Settings, place: Place) -> Outcome:
             "without": _measure(truth, plain, model.scale, "paper"),
             "bicubic": _measure(truth, enlarge_image(low, model.scale), model.scale, "paper"),
         },
-        {"patches": torch.from_numpy(_some_patches(images, model.patch, settings["seed"]))},
+        {"patches": torch.from_numpy(_some_patches(images, settings["model"]["patch"], settings["seed"]))},
         model.machine_,
     )
 
@@ -126,7 +124,7 @@ def fine_tune(settings: Settings, place: Place) -> Outcome:
     before = _as_a_model(model, images, others, settings["seed"])
     began = time.perf_counter()
     for step in settings["tuning"]:
-        model.fine_tune(images, **step)
+        model.fine_tune(images, TrainingStep(**step))
     tuning = time.perf_counter() - began
     numbers = {
         "parameters": model.machine_.n_parameters,
@@ -140,11 +138,8 @@ def fine_tune(settings: Settings, place: Place) -> Outcome:
 
 def _as_a_model(model: SuperResolver, seen: Sequence[Array], unseen: Sequence[Array], seed: int) -> dict[str, Any]:
     """Return the generative report of a machine."""
-    parts = [
-        cut_patches(images, model.scale, model.patch, _JUDGED, floor=model.floor, flat=2 * model.floor, seed=seed)
-        for images in (seen, unseen)
-    ]
-    return generative_report(model.machine_, parts[0].layers(), parts[1].layers(), seed=seed)
+    layers = [model.patch_layers(images, _JUDGED, seed) for images in (seen, unseen)]
+    return generative_report(model.machine_, layers[0], layers[1], seed=seed)
 
 
 def learn_dictionaries(settings: Settings, place: Place) -> Outcome:

@@ -702,7 +702,8 @@ FITTED = {
     "MVRBMOutlierDetector": (package.MVRBMOutlierDetector((3, 2)), ()),
     "MVRBMImputer": (package.MVRBMImputer(n_factors=1), ()),
     "ReplicatedSoftmax": (package.ReplicatedSoftmax(2), ()),
-    "SuperResolver": (package.vision.SuperResolver(2, 4, (2, 2), n_patches=20), ()),
+    "SuperResolver": (package.vision.SuperResolver(2, 4, (2, 2), symmetric=False, n_patches=20), ()),
+    "PhotoDenoiser": (package.vision.PhotoDenoiser("gray", steps=[package.vision.TrainingStep(n_samples=8)]), ()),
 }
 
 
@@ -718,8 +719,10 @@ def test_info_describes_every_estimator(mvrbm, name):
         "RBM": DATA.reshape(60, 24),
         "ReplicatedSoftmax": DATA.reshape(60, 24),
         "SuperResolver": list(np.random.default_rng(0).random((2, 16, 16))),
+        "PhotoDenoiser": list(np.random.default_rng(0).random((2, 36, 36))),
     }.get(name, DATA)
-    model.set_params(n_epochs=1, device="cpu", random_state=0).fit(data, *labels).save("saved")
+    epochs = {"n_epochs": 1} if hasattr(model, "n_epochs") else {}
+    model.set_params(**epochs, device="cpu", random_state=0).fit(data, *labels).save("saved")
     out = ok(mvrbm("info", "saved"))
     assert f" {name}\n" in out
     assert re.search(rf"^parameters +{model.n_parameters_:,}$", out, re.MULTILINE)

@@ -11,17 +11,17 @@ from mvrbm.io.templates import write_html
 from mvrbm.pages import write_enlarging_page
 from mvrbm.pages.enlarging import template_values
 from mvrbm.vision import SuperResolver
+from mvrbm.vision.back_projection import back_project
 from mvrbm.vision.resampling import enlarge_rows
-from mvrbm.vision.shipped import ShippedStages, write_stages
-from mvrbm.vision.stages import Stage
-from mvrbm.vision.superres.back_projection import back_project
+from mvrbm.vision.shipped import read_stages, write_stages
+from mvrbm.vision.stages import SymmetricStage
 
 pytestmark = pytest.mark.browser
 
 
 @torch.no_grad()
 def some_stage(patch, stride, hidden, rank):
-    stage, rng = Stage(1, patch, stride, hidden, rank), np.random.default_rng(patch)
+    stage, rng = SymmetricStage(1, patch, stride, hidden, rank), np.random.default_rng(patch)
     for parameter in stage.parameters():
         parameter.copy_(torch.from_numpy(rng.normal(0, 0.4, parameter.shape)))
     return stage
@@ -38,12 +38,12 @@ STAGES = {
 @pytest.mark.parametrize("name", STAGES)
 def test_luminance_equals_that_of_python(visit, tmp_path, name, scale, rounds):
     write_stages([some_stage(*each) for each in STAGES[name]], tmp_path / "stages.safetensors")
-    stages = ShippedStages(tmp_path / "stages.safetensors", torch.device("cpu"))  # weights of 16 bits, as on the page
+    stages = read_stages(tmp_path / "stages.safetensors")  # weights of 16 bits, as on the page
     low = np.random.default_rng(0).random((13, 18), np.float32)
     small = torch.from_numpy(low)
     bicubic = torch.from_numpy(enlarge_rows(low, scale, slice(0, 13 * scale)).copy())
     expected = stages.run(bicubic[None], lambda image: back_project(small, image[0], scale, rounds)[None])[0]
-    values = template_values({scale: stages.stages}, rounds)
+    values = template_values({scale: list(stages)}, rounds)
     page = visit(write_html("mvrbm.pages", "enlarge.html", tmp_path / "page.html", **values)).page
     run = """(low) => {
         const image = {height: 13, width: 18, data: Float64Array.from(low)};

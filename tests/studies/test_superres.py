@@ -13,7 +13,7 @@ import torch
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.units import Gaussian
 from mvrbm.vision import enlarge_image, psnr_ssim, reduce_image
-from mvrbm.vision.superres.features import DERIVATIVES, HIGH
+from mvrbm.vision.stages import DERIVATIVES, HIGH
 from studies import data
 from studies.__main__ import main
 from studies.digits import plan as digits

@@ -8,7 +8,7 @@ import torch
 
 from mvrbm import Gaussian
 from mvrbm.models import multimodal_mvrbm
-from mvrbm.vision.superres.features import DERIVATIVES, HIGH
+from mvrbm.vision.stages import DERIVATIVES, HIGH
 from studies.superres.run import generative_report
 
 LAYERS = (HIGH, *DERIVATIVES)

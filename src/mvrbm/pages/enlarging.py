@@ -13,9 +13,9 @@ from mvrbm.io.templates import write_html
 from mvrbm.pages.encoding import encode
 from mvrbm.validation import choice
 from mvrbm.vision.resampling import SCALES
-from mvrbm.vision.shipped import ShippedStages
-from mvrbm.vision.stages import Stage
-from mvrbm.vision.superres.enlarging import BACK_PROJECTION
+from mvrbm.vision.shipped import shipped_stages
+from mvrbm.vision.stages import SymmetricStage
+from mvrbm.vision.super_resolution import SuperResolver
 
 # The photograph behind the button "Use the example".
 _EXAMPLE = Path(__file__).parent / "templates" / "example.png"
@@ -42,11 +42,12 @@ def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] 
         The file.
     """
     cpu = torch.device("cpu")
-    stages = {scale: ShippedStages(f"x{choice(scale, 'scale', SCALES)}", cpu).stages for scale in scales}
-    return write_html("mvrbm.pages", "enlarge.html", path, **template_values(stages, BACK_PROJECTION))
+    stages = {scale: shipped_stages(f"x{choice(scale, 'scale', SCALES)}", cpu).symmetric for scale in scales}
+    rounds = SuperResolver.back_projection
+    return write_html("mvrbm.pages", "enlarge.html", path, **template_values(stages, rounds))
 
 
-def template_values(stages: Mapping[int, Sequence[Stage]], rounds: int) -> dict[str, Any]:
+def template_values(stages: Mapping[int, Sequence[SymmetricStage]], rounds: int) -> dict[str, Any]:
     """Return the values of the template for the stages of each scale, with `rounds` of back-projection after each."""
     models = [
         {"scale": scale, "rounds": rounds, "stages": [_describe(stage) for stage in of_scale]}
@@ -57,7 +58,7 @@ def template_values(stages: Mapping[int, Sequence[Stage]], rounds: int) -> dict[
     return {"models": models, "parameters": f"{parameters:,}", "example": example, "version": __version__}
 
 
-def _describe(stage: Stage) -> dict[str, Any]:
+def _describe(stage: SymmetricStage) -> dict[str, Any]:
     """Return the settings of a stage and its weights, in the half precision in which the package stores them."""
     described: dict[str, Any] = {name: getattr(stage, name) for name in _SETTINGS}
     for name in _ARRAYS:

@@ -1,11 +1,11 @@
-r"""Back-projection: a high-resolution image is made consistent with the low-resolution one.
+r"""Back-projection: make a high-resolution image consistent with the low-resolution one.
 
-Each round adds the enlarged error of the reduced image, :math:`H \leftarrow H + E (L - D H)`, D reducing and E
-enlarging. All that is ever added is an enlarged image, so H stays :math:`H_0 + E C` with
+Each round adds the enlarged error of the reduced image, :math:`H \leftarrow H + E (L - D H)`, where D reduces and E
+enlarges. Every round adds an enlarged image, so H always has the form :math:`H_0 + E C` with
 
 .. math:: C \leftarrow C + (L - D H_0) - D E C,
 
-and the rounds are computed at low resolution.
+and all rounds can be computed at low resolution.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from mvrbm.vision.resampling import enlarging_taps, reducing_taps, taps_matrix
 
-_BLOCK = 64  # entries of a line that are computed by one product; most of a longer matrix is zeros
+# Entries of a line computed by one matrix product. Longer blocks have matrices of mostly zeros.
+_BLOCK = 64
 
-
-# Some entries of a resampled line, as a product with some entries of the line: outputs, inputs, matrix.
+# Part of a resampled line as a matrix product: output entries, input entries, matrix.
 _Block = tuple[slice, slice, Tensor]
 
 
 @torch.no_grad()
 def back_project(low: Tensor, high: Tensor, scale: int, rounds: int) -> Tensor:
-    """Make a high-resolution image (h * scale, w * scale) consistent, in place, with a low-resolution one (h, w)."""
+    """Make a high-resolution image (h * scale, w * scale) consistent with a low-resolution one (h, w), in place."""
     if rounds == 0:
         return high
     reducing, enlarging, both = (
@@ -44,12 +44,13 @@ def back_project(low: Tensor, high: Tensor, scale: int, rounds: int) -> Tensor:
 
 
 def _blocks(kind: str, size: int, scale: int, like: Tensor) -> list[_Block]:
-    """Return the blocks of reducing to a line of `size` pixels, of enlarging one, or of the first after the second."""
+    """Return the blocks that reduce to a line of `size` pixels, enlarge one, or enlarge and then reduce it."""
     length = size * scale if kind == "enlarge" else size
     blocks = []
     for start in range(0, length, _BLOCK):
         outputs = np.arange(start, min(start + _BLOCK, length))
-        enlarging, reducing = enlarging_taps(outputs, scale, size), reducing_taps(outputs, scale, size * scale)
+        enlarging = enlarging_taps(outputs, scale, size)
+        reducing = reducing_taps(outputs, scale, size * scale)
         matrix, first = taps_matrix(enlarging if kind == "enlarge" else reducing)
         if kind == "both":
             between = np.arange(first, first + matrix.shape[1])
@@ -65,10 +66,10 @@ def _across(image: Tensor, blocks: list[_Block]) -> Tensor:
 
 
 def error_projection(size: int, scale: int, rounds: int, like: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the map from errors (n, size * scale, size * scale) to errors after back-projection; differentiable.
+    """Return a differentiable map from errors (n, size * scale, size * scale) to errors after back-projection.
 
-    The truth is consistent with the low-resolution image but for rounding, so that back-projection acts on the error
-    alone. This is for batches of small images: all rounds are one matrix (size^2, size^2).
+    The truth is consistent with the low-resolution image except for rounding, so back-projection depends only on the
+    error. All rounds together are one matrix (size^2, size^2), which suits batches of small images.
     """
     if rounds == 0:
         return lambda error: error
@@ -79,8 +80,9 @@ def error_projection(size: int, scale: int, rounds: int, like: Tensor) -> Callab
     total = units
     for _ in range(rounds - 1):
         total = total + units - both @ total @ both.mT
-    sums = total.flatten(1).to(like)  # rows: from an entry of the reduced error to the image that is enlarged
-    down, up = down.to(like), up.to(like)
+    sums = total.flatten(1).to(like)  # row i: contribution of entry i of the reduced error to the correction
+    down = down.to(like)
+    up = up.to(like)
 
     def project(error: Tensor) -> Tensor:
         reduced = (down @ error @ down.mT).flatten(1)

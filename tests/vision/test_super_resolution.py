@@ -1,6 +1,5 @@
-"""Super-resolution against the same thing done patch by patch, pixel by pixel, state by state."""
+"""Super-resolution against the same computation patch by patch and pixel by pixel."""
 
-import itertools
 import json
 import shutil
 
@@ -13,19 +12,29 @@ from sklearn.base import clone
 from mvrbm import MVRBM, Gaussian, load
 from mvrbm.couplings import Dense
 from mvrbm.errors import DivergenceError, StorageError
+from mvrbm.io.pictures import Picture, write_picture
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.random import RandomSource
 from mvrbm.training import Monitor
 from mvrbm.training.backprop import Plan, descend
 from mvrbm.units import Bernoulli
-from mvrbm.vision import SuperResolver, enlarge_image, luminance, psnr_ssim, reduce_image
+from mvrbm.vision import (
+    SuperResolver,
+    TrainingStep,
+    enlarge_image,
+    luminance,
+    psnr_ssim,
+    reduce_image,
+    super_resolution,
+)
+from mvrbm.vision import stages as stages_module
+from mvrbm.vision.back_projection import back_project
+from mvrbm.vision.degradation import SimulatedReduction
 from mvrbm.vision.images import turned
-from mvrbm.vision.superres import enlarging, estimator, inference
-from mvrbm.vision.superres.back_projection import back_project
-from mvrbm.vision.superres.features import DERIVATIVES, HIGH, Geometry
-from mvrbm.vision.superres.inference import full_weights, image_loss, patch_loss
-from mvrbm.vision.superres.training_data import cut_crops, cut_patches
+from mvrbm.vision.stage_training import cut_crops, cut_patches, image_loss, patch_loss
+from mvrbm.vision.stages import DERIVATIVES, HIGH, MachineStage, StageSequence, full_weights
+from mvrbm.vision.super_resolution import CONFIGURATIONS
 from studies.baselines.ycbcr import from_ycbcr, to_ycbcr
 
 LAYERS = (HIGH, *DERIVATIVES)
@@ -48,11 +57,10 @@ def a_machine(patch, hidden=(3, 4), rank=2, seed=0):
 
 def a_model(scale=2, patch=5, **settings):
     """An untrained model with such a machine."""
-    machine = {name: settings.pop(name) for name in ("hidden", "rank", "seed") if name in settings}
-    model = SuperResolver(scale, patch, **settings, device="cpu")
-    model.machine_, model.history_ = a_machine(patch, **machine), []
-    model.hidden_shape, model.rank = model.machine_.hidden.shape, machine.get("rank", 2)
-    return model
+    given = {name: settings.pop(name) for name in ("hidden", "rank", "seed") if name in settings}
+    machine = a_machine(patch, **given)
+    size = {"hidden_shape": machine.hidden.shape, "rank": given.get("rank", 2), "symmetric": False}
+    return SuperResolver(scale, patch, **size, **settings, device="cpu").use_machine(machine)
 
 
 def photo(name, rows=slice(None), columns=slice(None)):
@@ -64,10 +72,8 @@ def photo(name, rows=slice(None), columns=slice(None)):
 
 
 def endless(low, scale, margin):
-    """The bicubic image of an image that continues with its edge pixels, with `margin` pixels beyond each side."""
-    wide = enlarge_image(np.pad(low.astype(float), margin, mode="edge"), scale)
-    extra = margin * (scale - 1)
-    return wide[extra : wide.shape[0] - extra, extra : wide.shape[1] - extra]
+    """The bicubic image, continued with its edge pixels by `margin` pixels on each side."""
+    return np.pad(enlarge_image(low.astype(float), scale), margin, mode="edge")
 
 
 def derivatives(b):
@@ -128,17 +134,16 @@ def test_the_smallest_images(scale, shape, random):
 
 
 @pytest.mark.parametrize(("scale", "stride"), [(2, None), (3, None), (4, None), (2, 3), (3, 1)])
-def test_tiles_do_not_show(scale, stride, random, monkeypatch):
+def test_blocks_of_rows_do_not_show(scale, stride, random, monkeypatch):
     model = a_model(scale, 7, stride=stride)
     low = random.random((19, 23)).astype(np.float32)
     whole = model.upscale_luminance(low)
-    monkeypatch.setattr(estimator, "_TILE", 16)
+    monkeypatch.setattr(stages_module, "_CPU_ENTRIES", 1)  # one row of patches at a time
     calls = []
     np.testing.assert_allclose(model.upscale_luminance(low, progress=lambda *n: calls.append(n)), whole, atol=1e-6)
-    tiles = -(-19 * scale // 16) * -(-23 * scale // 16)
-    assert calls == [(n, tiles) for n in range(1, tiles + 1)]
-    monkeypatch.setattr(inference, "_HIDDEN_AT_ONCE", (1, 1))  # one row of patches at a time
-    np.testing.assert_allclose(model.upscale_luminance(low), whole, atol=1e-6)
+    assert len(calls) >= 15
+    assert calls == sorted(calls)
+    assert calls[-1] == (100, 100)
 
 
 def test_full_weights_are_the_couplings_own():
@@ -146,24 +151,21 @@ def test_full_weights_are_the_couplings_own():
         torch.testing.assert_close(full_weights(link), link.dense().reshape(12, 16))
 
 
-# -- what is learned from ---------------------------------------------------------------------------------
+# -- training samples -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("scale", "patch", "offsets"), [(2, 5, (0, 0)), (2, 6, (0, 1)), (3, 7, (2, 1)), (4, 8, (3, 0))]
-)
-def test_windows_hold_what_patches_of_the_images_are(scale, patch, offsets, random):
-    """Every patch is found in the image by its X, at its phase; the derivatives are those at that place."""
+@pytest.mark.parametrize(("scale", "patch", "stride"), [(2, 5, 2), (2, 6, 1), (3, 7, 3), (4, 8, 2)])
+def test_patches_are_pieces_of_the_images(scale, patch, stride, random):
+    """Every patch is found in the image by its X, at a multiple of the stride; the derivatives are those there."""
     image = random.integers(0, 256, (30, 37), dtype=np.uint8)
     high = image[: 30 // scale * scale, : 37 // scale * scale] / 255
-    cut = cut_patches([image], scale, patch, 20, offsets=offsets, floor=0.01)
+    stage = MachineStage(a_machine(patch), stride, 0.01)
+    cut = cut_patches([image], scale, stage, 20)
     b = endless(reduce_image(image, scale) / 255, scale, 4)
     missing, z = high - b[4:-4, 4:-4], {name: each[2:-2, 2:-2] for name, each in derivatives(b).items()}
-    patches = sliding_window_view(missing, (patch, patch))[offsets[0] :: scale, offsets[1] :: scale]
-    z = {
-        n: sliding_window_view(each, (patch, patch))[offsets[0] :: scale, offsets[1] :: scale] for n, each in z.items()
-    }
-    layers = {name: each.numpy() for name, each in cut.layers().items()}
+    patches = sliding_window_view(missing, (patch, patch))[::stride, ::stride]
+    z = {name: sliding_window_view(each, (patch, patch))[::stride, ::stride] for name, each in z.items()}
+    layers = {name: each.numpy() for name, each in cut.layers(stage).items()}
     assert len(cut.scales) == 20
     for number, size in enumerate(cut.scales.tolist()):
         distance = abs(patches - layers[HIGH][number] * size).max((2, 3))
@@ -176,32 +178,31 @@ def test_windows_hold_what_patches_of_the_images_are(scale, patch, offsets, rand
 
 
 def test_flat_patches_are_left_out_and_flips_come_in(random):
+    stage = MachineStage(a_machine(6), 2)
     image = np.full((40, 40), 99, np.uint8)
     image[:20] = random.integers(0, 256, (20, 40))
-    many = cut_patches([image], 2, 6, 10_000, floor=0.005, flat=0.01)
+    many = cut_patches([image], 2, stage, 10_000, flat=0.01)
     assert len(many.scales) < 0.7 * 18 * 18
     assert many.scales.min() >= 0.015
-    eight = cut_patches([image], 2, 6, 10_000, flat=0.01, augment=True)
+    eight = cut_patches([image], 2, stage, 10_000, flat=0.01, augment=True)
     assert len(eight.scales) == 8 * len(many.scales)
-    with pytest.raises(ValueError, match="flat throughout"):
-        cut_patches([np.full((40, 40), 99, np.uint8)], 2, 6, 10)
+    with pytest.raises(ValueError, match="all patches are flat"):
+        cut_patches([np.full((40, 40), 99, np.uint8)], 2, stage, 10)
     with pytest.raises(ValueError, match="larger than a patch of 6 x 6 pixels, none of 1 is"):
-        cut_patches([np.zeros((5, 40), np.uint8)], 2, 6, 10)
+        cut_patches([np.zeros((5, 40), np.uint8)], 2, stage, 10)
 
 
 def test_crops_are_pieces_of_the_images(random):
-    image = random.integers(0, 256, (40, 60), dtype=np.uint8)
-    geometry = Geometry(2, 6, 2, 0.005)
-    crops = cut_crops([image], geometry, 5, size=8, augment=False, seed=3)
-    low, margin = reduce_image(image, 2) / 255, crops.start // 2
-    for piece, truth in zip(crops.low.numpy(), crops.truth.numpy(), strict=True):
-        patches = sliding_window_view(image / 255, (16, 16))
-        top, left = np.argwhere(abs(patches - truth).max((2, 3)) < 1e-6)[0]
-        assert top % 2 == left % 2 == 0
-        wide = np.pad(low, margin, mode="edge")[top // 2 :, left // 2 :]
-        np.testing.assert_allclose(piece, wide[: 8 + 2 * margin, : 8 + 2 * margin], atol=1e-6)
-    with pytest.raises(ValueError, match="at least 48 pixels per side, none of 1 has"):
-        cut_crops([image], geometry, 5)
+    image = random.integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    gray = luminance(image)
+    for color, truth in ((True, image), (False, gray[..., None])):
+        crops = cut_crops([image, image[:10]], 16, 5, color=color, augment=False, seed=3)
+        windows = sliding_window_view(truth, (16, 16), (0, 1))
+        for crop in crops.numpy():
+            assert (windows == crop).all((2, 3, 4)).any()
+    turns = cut_crops([image], 16, 50, color=False, augment=True, seed=3).numpy()
+    windows = sliding_window_view(gray, (16, 16))
+    assert 0 < sum((windows == crop[0]).all((2, 3)).any() for crop in turns) < 50
 
 
 # -- back-projection --------------------------------------------------------------------------------------
@@ -324,7 +325,7 @@ def test_views_of_any_order_are_taken(model, picture):
 
 def test_rows_at_once_do_not_show(model, picture, monkeypatch):
     whole = model.upscale(picture)
-    monkeypatch.setattr(enlarging, "_ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(super_resolution, "_ROWS_AT_ONCE", 5)
     np.testing.assert_array_equal(model.upscale(picture), whole)
 
 
@@ -340,7 +341,8 @@ def test_self_ensemble_is_the_mean_over_flips_and_turns(model, picture):
     np.testing.assert_allclose(again, np.rot90(ensemble).T, atol=1e-6)
     calls = []
     model.upscale(picture[..., :3], self_ensemble=True, progress=lambda *n: calls.append(n))
-    assert calls == [(n, 8) for n in range(1, 9)]
+    assert calls == sorted(calls)
+    assert calls[-1] == (800, 800)
 
 
 def test_the_eight_turns_are_eight():
@@ -376,11 +378,30 @@ def test_arrays_that_are_not_images_raise_one_line(model, image, message):
         ({"cycles": 0}, "cycles must be a whole number from 1 to 1,000, got 0"),
         ({"back_projection": -1}, "back_projection must be a whole number from 0 to 1,000, got -1"),
         ({"stride": 9, "patch": 8}, "stride must be at most the patch's side, 8, got 9"),
+        ({"patch": (8, 6)}, "patch must be one number if symmetric is False, got (8, 6)"),
         ({"floor": 0.0}, "floor must be positive and below 1, got 0.0"),
         ({"n_patches": 0}, "n_patches must be a whole number of at least 1, got 0"),
     ],
 )
 def test_invalid_parameters_raise_one_line(setting, message):
+    with pytest.raises(ValueError, match="must") as error:
+        SuperResolver(**setting, symmetric=False).fit([np.zeros((40, 40), np.uint8)])
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"cycles": 2}, "cycles must be a whole number from 1 to 1, got 2"),
+        ({"patch": 7}, "patch must be a multiple of the stride, 2, got 7"),
+        (
+            {"steps": [TrainingStep("words")]},
+            "objective must be one of ['divergence', 'patches', 'images'], got 'words'",
+        ),
+        ({"steps": [TrainingStep(n_samples=0)]}, "n_samples must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_invalid_parameters_of_symmetric_stages_raise_one_line(setting, message):
     with pytest.raises(ValueError, match="must") as error:
         SuperResolver(**setting).fit([np.zeros((40, 40), np.uint8)])
     assert str(error.value) == message
@@ -392,7 +413,11 @@ def test_no_images_and_an_unfitted_model_raise(random):
     with pytest.raises(ValueError, match="not fitted yet"):
         SuperResolver().upscale(np.zeros((4, 4), np.uint8))
     with pytest.raises(ValueError, match=r"objective must be one of .*'patches', 'images'.*, got 'words'"):
-        a_model().fine_tune([random.random((50, 50))], objective="words")
+        a_model().fine_tune([random.random((50, 50))], TrainingStep("words"))
+    with pytest.raises(ValueError, match="images must have at least 18 pixels per side, none of 1 has"):
+        a_model().fine_tune([random.random((10, 50))], TrainingStep("images"))
+    with pytest.raises(AttributeError, match="symmetric stages have no plain machine"):
+        SuperResolver.pretrained(2, device="cpu").machine_  # noqa: B018
 
 
 # -- files ------------------------------------------------------------------------------------------------
@@ -400,7 +425,7 @@ def test_no_images_and_an_unfitted_model_raise(random):
 
 def test_saved_and_loaded_it_enlarges_the_same(picture, tmp_path):
     model = a_model(3, 6, stride=2, cycles=2, back_projection=4, floor=0.01)
-    model.machine_ = model.machine_.float()
+    model.use_machine(model.machine_.float())
     again = load(model.save(tmp_path / "model"), device="cpu")
     assert type(again) is SuperResolver
     mine, theirs = (each.get_params() for each in (model, again))
@@ -433,7 +458,9 @@ def test_folders_of_other_models_raise_one_line(tmp_path):
         assert "the estimator's description is damaged" in message_of(damaged)
     layers = {name: Gaussian((6, 6)) for name in LAYERS}
     dense = a_model(3, 6)
-    dense.machine_ = BoltzmannMachine(layers, Bernoulli((3, 4)), {name: Dense() for name in LAYERS})
+    dense.stages_ = StageSequence(
+        [MachineStage(BoltzmannMachine(layers, Bernoulli((3, 4)), {name: Dense() for name in LAYERS}), 3)]
+    )
     assert "couplings are not Kronecker products" in message_of(dense.save(tmp_path / "dense"))
 
 
@@ -485,17 +512,17 @@ def gain(model, image):
 @pytest.fixture(scope="module")
 def learned(photos):
     settings = {"patch": 8, "hidden_shape": (12, 12), "rank": 2, "n_patches": 4000, "n_epochs": 8, "device": "cpu"}
-    others = cut_patches([photos[1]], 2, 8, 300).layers()
-    model = SuperResolver(**settings, back_projection=0)
+    stage = MachineStage(a_machine(8), 2)
+    others = cut_patches([photos[1]], 2, stage, 300).layers(stage)
+    model = SuperResolver(**settings, symmetric=False, back_projection=0)
     return model.fit(photos[0], callbacks=[Monitor(others, pseudo_sites=0)])
 
 
 def copied(model):
     """A copy of the model, to be trained further."""
-    again = clone(model)
-    again.machine_, again.history_ = a_machine(model.patch, model.hidden_shape, model.rank).float(), []
-    again.machine_.load_state_dict(model.machine_.state_dict())
-    return again
+    machine = a_machine(model.patch, model.hidden_shape, model.rank).float()
+    machine.load_state_dict(model.machine_.state_dict())
+    return clone(model).use_machine(machine)
 
 
 def test_contrastive_divergence_learns_to_enlarge(learned, photos):
@@ -516,7 +543,7 @@ TUNING = {
 def test_fine_tuning_learns_more_and_again_the_same(objective, learned, photos):
     tuned, again, other = copied(learned), copied(learned), copied(learned).set_params(random_state=1)
     for each in (tuned, again, other):
-        each.fine_tune(photos[0], objective=objective, **TUNING[objective])
+        each.fine_tune(photos[0], TrainingStep(objective, **TUNING[objective]))
     losses = [row["loss"] for row in tuned.history_]
     assert len(losses) == TUNING[objective]["n_epochs"]
     assert losses[-1] < 0.95 * losses[0]
@@ -528,40 +555,107 @@ def test_fine_tuning_learns_more_and_again_the_same(objective, learned, photos):
 
 def test_fitting_is_the_same_by_seed_and_another_by_another(photos):
     settings = {"patch": 6, "hidden_shape": (3, 3), "n_patches": 300, "n_epochs": 2, "device": "cpu"}
+    settings |= {"symmetric": False}
     left, right, other = (SuperResolver(**settings, random_state=seed).fit(photos[0]) for seed in (3, 3, 4))
     for name, parameter in left.machine_.state_dict().items():
         assert torch.equal(parameter, right.machine_.state_dict()[name])
     assert not torch.equal(left.machine_.hidden.bias, other.machine_.hidden.bias)
 
 
-@pytest.mark.parametrize("stride", [1, 2, 4])
-def test_patches_of_every_phase_are_learned_from(stride, photos):
-    model = SuperResolver(2, 6, (2, 2), stride=stride, n_patches=101, n_epochs=0, device="cpu")
-    data = model._patches(photos[0], model._geometry(), 101, 0)
-    phases = {(each.rows.offset, each.columns.offset) for each in data}
-    assert phases == (set(itertools.product((0, 1), (0, 1))) if stride == 1 else {(0, 0)})
-    assert {len(each.scales) for each in data} == {26 if stride == 1 else 101}
+SMALL_STAGES = {"patch": (6, 4), "hidden_shape": (3, 4), "rank": 3, "device": "cpu"}
+SMALL_STEPS = [
+    TrainingStep("divergence", n_samples=40, batch_size=8, learning_rate=2e-3),
+    TrainingStep("patches", n_samples=4000, n_epochs=6, batch_size=50, learning_rate=5e-3),
+    TrainingStep("images", n_samples=60, n_epochs=4, batch_size=4, learning_rate=3e-3, averaging=0.9),
+]
+
+
+@pytest.fixture(scope="module")
+def staged(photos):
+    return SuperResolver(**SMALL_STAGES, steps=SMALL_STEPS).fit(photos[0])
+
+
+def test_symmetric_stages_learn_to_enlarge(staged, photos):
+    assert len(staged.history_) == 1 + 6 + 4
+    assert gain(staged, photos[1]) > 0.8
+    turned_photo = np.ascontiguousarray(np.rot90(luminance(photos[1])))
+    upright = staged.upscale(luminance(photos[1])).astype(int)
+    np.testing.assert_allclose(np.rot90(staged.upscale(turned_photo), -1), upright, atol=1)
+
+
+def test_symmetric_stages_are_saved_and_trained_again_the_same(staged, photos, tmp_path):
+    again = load(staged.save(tmp_path / "model"), device="cpu")
+    assert again.get_params() == {**staged.get_params(), "steps": tuple(SMALL_STEPS)}
+    np.testing.assert_array_equal(again.upscale(photos[1]), staged.upscale(photos[1]))
+    same, other = (SuperResolver(**SMALL_STAGES, steps=SMALL_STEPS, random_state=seed) for seed in (0, 1))
+    assert same.fit(photos[0]).history_ == staged.history_ != other.fit(photos[0]).history_
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    for number, change in enumerate([{"patch": 7}, {"patch": [6]}, {"rank": 2}, {"symmetric": False}, {"steps": 3}]):
+        damaged = shutil.copytree(tmp_path / "model", tmp_path / str(number))
+        described = {**config["estimator"], "params": {**config["estimator"]["params"], **change}}
+        (damaged / "config.json").write_text(json.dumps({**config, "estimator": described}))
+        with pytest.raises(StorageError):
+            load(damaged, device="cpu")
+
+
+def test_symmetric_stages_resume_bit_for_bit(staged, photos, tmp_path):
+    first = SuperResolver(**SMALL_STAGES, steps=SMALL_STEPS).fit(photos[0], checkpoints=tmp_path)
+    again = SuperResolver(**SMALL_STAGES, steps=SMALL_STEPS).fit(photos[0], checkpoints=tmp_path)
+    for model in (first, again):
+        for name, parameter in staged.stages_.state_dict().items():
+            assert torch.equal(parameter, model.stages_.state_dict()[name])
+
+
+def test_a_folder_of_pictures_is_a_list_of_images(photos, tmp_path):
+    for number, image in enumerate(photos[0]):
+        write_picture(tmp_path / f"{number}.png", Picture(image))
+    steps = [TrainingStep(n_samples=8)]
+    left, right = (SuperResolver(**SMALL_STAGES, steps=steps).fit(given) for given in (photos[0], tmp_path))
+    assert left.history_ == right.history_
+
+
+@pytest.mark.parametrize(("scale", "stride"), [(2, 1), (2, 3), (3, 2)])
+def test_crops_have_a_multiple_of_the_scale_and_of_the_stride(scale, stride, photos):
+    settings = {"patch": 6, "hidden_shape": (2, 2), "rank": 1, "stride": stride, "device": "cpu"}
+    steps = [TrainingStep(n_samples=4)]
+    for symmetric in (True, False):
+        machine = {} if symmetric else {"n_patches": 50, "n_epochs": 1}
+        model = SuperResolver(scale, **settings, symmetric=symmetric, steps=steps, **machine).fit(photos[0])
+        assert np.isfinite(model.history_[-1]["loss"])
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_configurations_have_valid_parameters(name):
+    for scale in (2, 3, 4):
+        SuperResolver(scale, **CONFIGURATIONS[name]).check()
+
+
+def test_the_default_has_the_shape_of_the_shipped_weights():
+    for scale in (2, 3, 4):
+        shipped = SuperResolver.pretrained(scale, device="cpu")
+        new = SuperResolver(scale, steps=(), device="cpu").fit([np.zeros((40, 40), np.uint8)])
+        assert [stage.arguments for stage in new.stages_] == [stage.arguments for stage in shipped.stages_]
 
 
 # -- losses and their gradients ---------------------------------------------------------------------------
 
 
-def tiny(scale=2, patch=3, stride=2, cycles=2):
-    """A tiny machine, its geometry, and an image to learn from."""
-    image = np.random.default_rng(2).random((30, 30))
-    return a_machine(patch, (2, 2)), Geometry(scale, patch, stride, 0.05), image, cycles
+def a_stage(cycles, stride=2):
+    """A tiny stage, and an image to learn from."""
+    return MachineStage(a_machine(3, (2, 2)), stride, 0.05, cycles), np.random.default_rng(2).random((30, 30))
 
 
 def a_patch_loss(cycles=2, stride=1):
-    machine, geometry, image, _ = tiny(stride=stride)
-    cuts = [cut_patches([image], 2, 3, 12, offsets=offsets, floor=0.05) for offsets in geometry.offsets]
-    return machine, cuts, *patch_loss(machine, cuts, geometry, cycles)
+    stage, image = a_stage(cycles, stride)
+    patches = cut_patches([image], 2, stage, 12)
+    return stage.machine, (patches, stage), *patch_loss(stage, patches, stage.machine.like)
 
 
 def an_image_loss(cycles=2, rounds=3):
-    machine, geometry, image, _ = tiny()
-    crops = cut_crops([image], geometry, 3, size=9, seed=1)
-    return machine, (crops, geometry), *image_loss(machine, crops, geometry, cycles, rounds)
+    stage, image = a_stage(cycles)
+    crops = cut_crops([image], 24, 3, color=False, augment=True, seed=1)
+    loss, weights = image_loss(StageSequence([stage]), SimulatedReduction(2, rounds), crops, RandomSource(0))
+    return stage.machine, crops, loss, weights
 
 
 @pytest.mark.parametrize("make", [a_patch_loss, an_image_loss])
@@ -592,38 +686,31 @@ def test_gradients_of_the_unrolled_pass_are_differences(make, cycles):
 
 @pytest.mark.parametrize("cycles", [1, 2])
 def test_the_loss_of_patches_is_that_of_the_machines_own_mean_field(cycles):
-    machine, cuts, loss, weights = a_patch_loss(cycles)
+    machine, (patches, stage), loss, weights = a_patch_loss(cycles)
     rows = torch.tensor([1, 4, 5])
-    total, heavy = 0.0, 0.0
     with torch.no_grad():
-        for cut in cuts:
-            layers = {name: each.double() for name, each in cut.layers(rows).items()}
-            found = torch.zeros_like(layers[HIGH])
-            for _ in range(cycles):
-                found = machine.visible_mean(machine.hidden_mean({**layers, HIGH: found}))[HIGH]
-            errors = (found - layers[HIGH]).square().mean((1, 2))
-            total += float((errors * cut.scales[rows].double() ** 2).sum())
-            heavy = heavy + cut.scales.double() ** 2
+        layers = {name: each.double() for name, each in patches.layers(stage, rows).items()}
+        found = torch.zeros_like(layers[HIGH])
+        for _ in range(cycles):
+            found = machine.visible_mean(machine.hidden_mean({**layers, HIGH: found}))[HIGH]
+        errors = (found - layers[HIGH]).square().mean((1, 2))
+        total = float((errors * patches.scales[rows].double() ** 2).sum())
         assert float(loss(rows)) == pytest.approx(total, rel=1e-5)
-    torch.testing.assert_close(weights, heavy)
+    torch.testing.assert_close(weights, patches.scales.double() ** 2)
 
 
 @pytest.mark.parametrize("rounds", [0, 4])
 def test_the_loss_of_images_is_that_of_the_enlarged_crops(rounds):
-    """Back-projection there acts on the error alone, which is the plain loop with an image of zeros."""
-    machine, (crops, geometry), loss, weights = an_image_loss(1, rounds)
-    model = a_model(2, 3, back_projection=0, floor=geometry.floor)
-    model.machine_ = machine
-    shave = 4 if rounds else 0
+    machine, crops, loss, weights = an_image_loss(1, rounds)
+    model = SuperResolver(2, 3, (2, 2), 2, symmetric=False, back_projection=rounds, floor=0.05, device="cpu")
+    model.use_machine(machine)
     total = 0.0
-    for low, truth in zip(crops.low.numpy(), crops.truth.numpy(), strict=True):
-        middle = slice(crops.start, crops.start + 18)
-        error = model.upscale_luminance(low)[middle, middle].astype(float) - truth
-        for _ in range(rounds):
-            error -= enlarge_image(reduce_image(error, 2), 2)
-        total += float((error[shave : 18 - shave, shave : 18 - shave] ** 2).mean())
+    for truth in crops[:, 0].numpy() / 255:
+        error = model.upscale_luminance(reduce_image(truth, 2)).astype(float) - truth
+        total += float((error[8:-8, 8:-8] ** 2).mean())
     with torch.no_grad():
-        assert float(loss(torch.arange(3))) == pytest.approx(total, rel=1e-5)
+        # The constant level of a reduction is 0.1.
+        assert float(loss(torch.arange(3))) == pytest.approx(100 / 0.104 * total, rel=1e-4)
     assert weights.tolist() == [1, 1, 1]
 
 
@@ -647,10 +734,11 @@ def photograph():
 
 def test_fine_tuning_that_diverges_leaves_the_machine_as_it_was():
     image = photograph()
-    model = SuperResolver(patch=6, hidden_shape=(4, 4), rank=2, n_patches=200, n_epochs=1, device="cpu").fit([image])
+    settings = {"patch": 6, "hidden_shape": (4, 4), "rank": 2, "n_patches": 200, "n_epochs": 1, "device": "cpu"}
+    model = SuperResolver(**settings, symmetric=False).fit([image])
     before = {key: value.clone() for key, value in model.machine_.state_dict().items()}
     with pytest.raises(DivergenceError, match="learning_rate"):
-        model.fine_tune([image], n_epochs=3, n_samples=100, learning_rate=1e30)
+        model.fine_tune([image], TrainingStep("patches", n_epochs=3, n_samples=100, learning_rate=1e30))
     for key, value in model.machine_.state_dict().items():
         torch.testing.assert_close(value, before[key], rtol=0, atol=0)
 
@@ -658,23 +746,39 @@ def test_fine_tuning_that_diverges_leaves_the_machine_as_it_was():
 def test_an_image_too_small_for_a_pixel_is_left_out_and_numbers_of_other_kinds_are_saved(tmp_path):
     images = [photograph(), np.zeros((1, 1), np.uint8)]
     settings = {"patch": 6, "hidden_shape": (4, 4), "rank": 2, "n_patches": 200, "n_epochs": 1, "device": "cpu"}
-    model = SuperResolver(np.int64(2), floor=np.float32(0.01), **settings).fit(images)
+    model = SuperResolver(np.int64(2), floor=np.float32(0.01), symmetric=False, **settings).fit(images)
     model.save(tmp_path / "model")
     assert SuperResolver.pretrained(folder=tmp_path / "model", device="cpu").scale == 2
     with pytest.raises(ValueError, match="from 0 to 1, got 0 to 255"):
         model.fit([np.linspace(0, 255, 4096).reshape(64, 64)])
     with pytest.raises(ValueError, match="n_samples must be"):
-        model.fine_tune(images, n_samples=0)
+        model.fine_tune(images, TrainingStep(n_samples=0))
 
 
-def test_fit_and_tune_is_fit_and_then_fine_tune(photos):
+def test_fit_is_contrastive_divergence_and_then_the_steps(photos):
     settings = {"patch": 6, "hidden_shape": (3, 3), "n_patches": 300, "n_epochs": 1, "device": "cpu"}
+    settings |= {"symmetric": False}
+    step = TrainingStep("patches", n_samples=200, n_epochs=1, batch_size=50)
     colored = [np.dstack([image] * 4) if image.ndim == 2 else image for image in photos[0]]
-    both = SuperResolver(**settings).fit_and_tune(colored, tuning_patches=200, tuning_epochs=1)
+    both = SuperResolver(**settings, steps=[step]).fit(colored)
     rgb = [image[..., :3] for image in colored]
-    plain = SuperResolver(**settings).fit(rgb).fine_tune(rgb, n_samples=200, n_epochs=1)
+    plain = SuperResolver(**settings).fit(rgb).fine_tune(rgb, step)
     assert both.history_ == plain.history_
     for name, parameter in both.machine_.state_dict().items():
         assert torch.equal(parameter, plain.machine_.state_dict()[name])
-    with pytest.raises(ValueError, match="tuning_crops: images must have at least 48 pixels per side, none of 1 has"):
-        SuperResolver(**settings).fit_and_tune([colored[0][:40]], tuning_crops=5)
+
+
+# -- models of earlier versions ---------------------------------------------------------------------------
+
+
+def test_a_folder_of_version_0_2_is_a_plain_machine(tmp_path, picture):
+    model = a_model(2, 6, cycles=2)
+    model.use_machine(model.machine_.float())
+    folder = model.save(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("symmetric", "steps"):  # which version 0.2 did not have
+        del config["estimator"]["params"][name]
+    (folder / "config.json").write_text(json.dumps(config))
+    again = load(folder, device="cpu")
+    assert (again.symmetric, again.cycles) == (False, 2)
+    np.testing.assert_array_equal(again.upscale(picture), model.upscale(picture))

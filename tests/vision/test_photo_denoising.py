@@ -1,4 +1,4 @@
-"""Photographs: noise and JPEG are estimated, and removed by the shipped stages."""
+"""Photographs: estimating noise and JPEG compression, and removing them by shipped and by trained stages."""
 
 import io
 
@@ -9,17 +9,23 @@ from PIL import Image
 from skimage.data import page, rocket
 from skimage.restoration import inpaint_biharmonic
 
+from mvrbm import load
 from mvrbm.vision import (
     Degradation,
+    PhotoDenoiser,
+    TrainingStep,
     add_noise,
     clean_photograph,
     denoise_photograph,
     estimate_degradation,
     estimate_noise,
     estimate_salt,
-    restore_photograph,
+    jpeg_level,
+    repair_photograph,
 )
-from mvrbm.vision.photographs import OPPONENT, jpeg_quality, jpeg_steps, median_of_uncorrupted
+from mvrbm.vision.color import OPPONENT
+from mvrbm.vision.degradation import jpeg_quality, jpeg_steps, median_of_uncorrupted
+from mvrbm.vision.photo_denoising import KINDS
 from mvrbm.vision.quality import psnr
 
 PHOTO = rocket()[300:396, 500:612]  # not trained on
@@ -162,7 +168,7 @@ def test_nothing_is_removed_from_a_clean_photograph():
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="image must be gray, RGB or RGBA, got 2 channels"):
         denoise_photograph(np.zeros((4, 4, 2), np.uint8))
-    with pytest.raises(ValueError, match=r"level, as a share of white \(0.098 for 25 of 255\), must be .*, got 25"):
+    with pytest.raises(ValueError, match=r"level, as a fraction of white \(0.098 for 25 of 255\), must be .*, got 25"):
         denoise_photograph(LETTERS, level=25)
     with pytest.raises(ValueError, match="level must be left out for salt and pepper on photographs, got 25"):
         denoise_photograph(LETTERS, noise="salt-and-pepper", level=25)
@@ -175,7 +181,7 @@ def test_floats_must_be_from_0_to_1(white):
     image = np.float64([[0, white]])
     for call in (
         denoise_photograph,
-        lambda image: restore_photograph(image, np.zeros(image.shape, bool)),
+        lambda image: repair_photograph(image, np.zeros(image.shape, bool)),
         lambda image: clean_photograph(image, Degradation(None, 0.0)),
     ):
         with pytest.raises(ValueError, match="image of floats must be from 0 to 1, got"):
@@ -187,7 +193,7 @@ def test_scratches_are_filled_better_than_by_biharmonic_interpolation(image):
     mask = np.zeros(image.shape[:2], np.uint8)
     mask[20:22, 5:90], mask[30:90, 60:62], mask[np.arange(80), np.arange(80)] = 255, 200, 255
     broken = np.where(mask[..., None] > 0, 255, np.atleast_3d(image)).astype(np.uint8).reshape(image.shape)
-    found = restore_photograph(broken, mask, device="cpu")
+    found = repair_photograph(broken, mask, device="cpu")
     np.testing.assert_array_equal(found[mask == 0], image[mask == 0])
     axis = None if image.ndim == 2 else -1
     plain = 255 * inpaint_biharmonic(broken / 255, mask > 0, channel_axis=axis)
@@ -196,6 +202,79 @@ def test_scratches_are_filled_better_than_by_biharmonic_interpolation(image):
 
 def test_masks_are_checked():
     with pytest.raises(ValueError, match=r"mask must be an array of the image's size, \(96, 112\), got shape \(4, 4\)"):
-        restore_photograph(LETTERS, np.zeros((4, 4)))
+        repair_photograph(LETTERS, np.zeros((4, 4)))
     with pytest.raises(ValueError, match="missing everywhere"):
-        restore_photograph(LETTERS, np.ones(LETTERS.shape, bool))
+        repair_photograph(LETTERS, np.ones(LETTERS.shape, bool))
+
+
+# -- the estimator ----------------------------------------------------------------------------------
+
+SMALL = {"patch": (6,), "stride": (2,), "hidden_shape": (3, 4), "rank": 3, "device": "cpu"}
+STEPS = [
+    TrainingStep("divergence", n_samples=16, batch_size=8, learning_rate=2e-3),
+    TrainingStep("images", n_samples=100, n_epochs=4, batch_size=4, learning_rate=1e-2, averaging=0.9),
+]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    photos = [rocket()[:160, 400:560], page()[:150, :150]]
+    return {kind: PhotoDenoiser(kind, **SMALL, steps=STEPS).fit(photos) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trained_denoiser_improves_photographs_and_is_saved(trained, kind, tmp_path):
+    model = trained[kind]
+    assert len(model.history_) == 1 + 4
+    image = PHOTO if kind == "color" else LETTERS
+    level = {"jpeg": jpeg_level(20), "salt": None}.get(kind, 40 / 255)
+    degraded = {
+        "jpeg": lambda: _compressed(image, 20)[0],
+        "salt": lambda: add_noise(image, "salt-and-pepper", 0.3, seed=0),
+    }.get(kind, lambda: _noisy(image, 40))()
+    found = model.denoise(degraded, level=level)
+    assert (found.shape, found.dtype) == (image.shape, image.dtype)
+    assert psnr(image, found, 255) > psnr(image, degraded, 255)
+    again = load(model.save(tmp_path / "model"), device="cpu")
+    assert again.get_params() == {**model.get_params(), "steps": tuple(STEPS)}
+    np.testing.assert_array_equal(again.denoise(degraded, level=level), found)
+
+
+def test_a_gray_denoiser_treats_channels_one_by_one(trained):
+    noisy = _noisy(PHOTO, 25)
+    found = trained["gray"].denoise(noisy, level=0.1)
+    for channel in range(3):
+        alone = trained["gray"].denoise(np.ascontiguousarray(noisy[..., channel]), level=0.1)
+        np.testing.assert_allclose(found[..., channel].astype(int), alone, atol=1)
+    with pytest.raises(ValueError, match="image must be RGB or RGBA for a denoiser of kind 'color', got a gray image"):
+        trained["color"].denoise(LETTERS, level=0.1)
+
+
+def test_the_default_denoisers_have_the_shape_of_the_shipped_weights():
+    for kind in KINDS:
+        shipped = PhotoDenoiser.pretrained(kind, device="cpu")
+        new = PhotoDenoiser(kind, steps=(), device="cpu").fit([LETTERS])
+        assert [stage.arguments for stage in new.stages_] == [stage.arguments for stage in shipped.stages_]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"kind": "snow"}, "kind must be one of"),
+        ({"patch": (8,)}, "patch and stride must have one entry per stage, got 1 and 3"),
+        ({"patch": (8,), "stride": (9,)}, "stride must be a whole number from 1 to 8, got 9"),
+        ({"patch": (8,), "stride": (3,)}, "patch must be a multiple of the stride, 3, got 8"),
+        ({"floor": 0.0}, "floor must be positive and below 1"),
+        ({"steps": [TrainingStep("patches")]}, "objective must be 'divergence' or 'images' for this estimator"),
+    ],
+)
+def test_invalid_parameters_raise(setting, message):
+    with pytest.raises(ValueError, match=message):
+        PhotoDenoiser(**{"device": "cpu", **setting}).fit([PHOTO])
+
+
+def test_a_level_is_required_for_jpeg_and_an_unfitted_denoiser_raises():
+    with pytest.raises(ValueError, match="level is required for JPEG artifacts"):
+        PhotoDenoiser.pretrained("jpeg", device="cpu").denoise(LETTERS)
+    with pytest.raises(ValueError, match="not fitted yet"):
+        PhotoDenoiser("gray").denoise(LETTERS)
