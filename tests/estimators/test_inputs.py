@@ -203,7 +203,7 @@ REFUSED = [
     (
         "chains without persistence",
         lambda: MVRBM(n_chains=5).fit(IMAGES),
-        "n_chains is the number of persistent chains",
+        "n_chains sets the number of persistent chains",
     ),
     ("unknown negative phase", lambda: MVRBM(negative="gibbs").fit(IMAGES), "negative must be one of"),
     ("no Gibbs steps", lambda: MVRBM(gibbs_steps=0).fit(IMAGES), "steps"),

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from mvrbm.errors import StorageError
-from mvrbm.estimators.inputs import Array, classes_from, describe_classes
+from mvrbm.estimators.batches import Array
+from mvrbm.estimators.labels import classes_from, describe_classes
 
 
 @dataclass

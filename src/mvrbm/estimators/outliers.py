@@ -15,8 +15,10 @@ from sklearn.base import OutlierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mvrbm.couplings import Dense, Kronecker
-from mvrbm.estimators.inputs import ROWS_AT_ONCE, VISIBLE, Array, batches, restore_names, saved_names, unit_named
-from mvrbm.estimators.parameters import SavedEstimator
+from mvrbm.estimators.batches import ROWS_AT_ONCE, Array, batches
+from mvrbm.estimators.inputs import VISIBLE
+from mvrbm.estimators.parameters import unit_named
+from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
 from mvrbm.estimators.rbm import TVRBM
 from mvrbm.io.shards import Shards
 from mvrbm.likelihood.masked import block_masks, masked_errors

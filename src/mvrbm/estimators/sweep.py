@@ -19,7 +19,7 @@ from sklearn.model_selection import ParameterGrid
 
 from mvrbm.distributed import World, single_process
 from mvrbm.errors import DivergenceError
-from mvrbm.estimators.base import ArrayRBM
+from mvrbm.estimators.array_rbm import ArrayRBM
 from mvrbm.training import Checkpoint, fit_together
 from mvrbm.validation import number
 

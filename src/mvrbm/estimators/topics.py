@@ -21,8 +21,9 @@ from torch.optim.lr_scheduler import LinearLR
 from mvrbm.couplings import Dense
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
-from mvrbm.estimators.inputs import ROWS_AT_ONCE, Array, restore_names, saved_names
-from mvrbm.estimators.parameters import SavedEstimator, seed_of
+from mvrbm.estimators.batches import ROWS_AT_ONCE, Array
+from mvrbm.estimators.parameters import seed_of
+from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import read_machine, register, write_machine
 from mvrbm.training.callbacks import Callback, ProgressBar

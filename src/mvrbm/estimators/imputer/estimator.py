@@ -17,11 +17,12 @@ from torch import Tensor
 
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
+from mvrbm.estimators.batches import Array
 from mvrbm.estimators.columns import Columns
 from mvrbm.estimators.imputer.factors import Factors, fit_factors
 from mvrbm.estimators.imputer.prediction import Correction, random_masks
-from mvrbm.estimators.inputs import Array, restore_names, saved_names
-from mvrbm.estimators.parameters import SavedEstimator, seed_of
+from mvrbm.estimators.parameters import seed_of
+from mvrbm.estimators.persistence import SavedEstimator, restore_names, saved_names
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_machines, register, write_machines

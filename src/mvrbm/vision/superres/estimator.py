@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
-from mvrbm.estimators.parameters import SavedEstimator, stored_descent
+from mvrbm.estimators.persistence import SavedEstimator, stored_descent
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.random import RandomSource
