@@ -52,8 +52,8 @@ def test_those_that_diverge_do_not_stop_the_others():
 
 
 def test_bad_shares_are_refused():
-    with pytest.raises(ValueError, match=r"validation must be positive and below 1, got 1\.5"):
-        Sweep(MVRBM(), {"rank": [1]}, validation=1.5).fit(X)
+    with pytest.raises(ValueError, match=r"validation_fraction must be positive and below 1, got 1\.5"):
+        Sweep(MVRBM(), {"rank": [1]}, validation_fraction=1.5).fit(X)
     with pytest.raises(ValueError, match="too few to hold 1 out"):
         Sweep(MVRBM(), {"rank": [1]}).fit(X[:1])
 

@@ -369,7 +369,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
 
 def _check_machines(machines: Sequence[BoltzmannMachine], shape: tuple[int, ...]) -> None:
-    """Raise StorageError unless the machines are a linear model of samples of this shape, with or without correction."""
+    """Raise StorageError unless machines are a linear model of samples of this shape, with or without correction."""
     linear, *others = machines
     if [unit.gaussian for unit in (linear.hidden, *linear.layers.values())] != [True, True]:
         raise StorageError(f"an imputer needs a machine with two Gaussian layers, got {linear}")

@@ -125,7 +125,7 @@ class TableEncoding:
         kept = np.asarray(described["kept"], dtype=bool)
         if kept.shape != (n_columns,) or not set(categories) <= set(range(n_columns)):
             raise StorageError(
-                f"categorical columns {sorted(categories)} or {kept.size} saved columns do not fit a table of {n_columns}"
+                f"categorical columns {sorted(categories)} or {kept.size} saved columns do not fit {n_columns} columns"
             )
         if len(shape) > 1 and (categories or not kept.all()):
             raise StorageError(
