@@ -242,7 +242,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         return to_array(self.machine_.hidden.bias)
 
     @property
-    def _n_featuresto_array(self) -> int:
+    def _n_features_out(self) -> int:
         check_is_fitted(self)
         return int(self.machine_.hidden.shape[0])
 
@@ -255,7 +255,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         Parameters
         ----------
         feature_names : sequence of str, optional
-            The words, such as ``vectorizer.get_feature_namesto_array()``. Default: the column names of the training data,
+            The words, such as ``vectorizer.get_feature_names_out()``. Default: the column names of the training data,
             or the indices of the words.
         n : int
             Number of words per topic.
