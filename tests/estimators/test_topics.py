@@ -153,3 +153,8 @@ def test_empty_documents_are_documents(fitted):
     empty = np.zeros((1, 24))
     assert fitted.transform(empty).shape == (1, 5)
     assert bool(torch.isfinite(torch.from_numpy(fitted.predict_words(empty))).all())
+
+
+def test_features_have_names():
+    fitted = ReplicatedSoftmax(3, n_epochs=1, random_state=0).fit(documents())
+    assert fitted.get_feature_names_out().tolist() == ["replicatedsoftmax0", "replicatedsoftmax1", "replicatedsoftmax2"]
