@@ -33,8 +33,9 @@ from mvrbm.validation import whole_number
 # Parameters that depend on the machine an estimator runs on, not on the model.
 _NOT_SAVED = ("device", "verbose")
 
-# Parameters that had other names in earlier versions: former name -> present name. Version 0.1 used these.
-_FORMER_NAMES = {"n_iter": "n_epochs", "preset": "recipe"}
+# Parameters that had other names in earlier versions: former name -> present name. Version 0.1 used the first two, and
+# versions 0.1 and 0.2 used British spelling.
+_FORMER_NAMES = {"n_iter": "n_epochs", "preset": "recipe", "unlabelled_batch_size": "unlabeled_batch_size"}
 # The same for single classes. Up to version 0.2, the imputer's parameter `hidden` selected the correction.
 _FORMER_NAMES_OF: dict[str, dict[str, str]] = {"MVRBMImputer": {"hidden": "correction"}}
 # Values that had other names: (class, present name of the parameter) -> former value -> present value.
