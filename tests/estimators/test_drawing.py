@@ -1,4 +1,4 @@
-"""Samples of fitted models: conditional ones against enumeration, where chains start, what is saved, when it warns."""
+"""Samples of fitted models: conditional distributions against enumeration, initial states, saved chains, warnings."""
 
 import warnings
 
@@ -250,7 +250,7 @@ def test_classifiers_warn_of_their_mode(digits, labels):
 
 @pytest.mark.parametrize("start", CLASSES)
 def test_labels_change_although_they_rule_the_hidden_layer(start):
-    """A label that is drawn given the hidden layer alone would stay where it starts for thousands of steps."""
+    """A label that is sampled given the hidden layer alone would keep its initial value for thousands of steps."""
     model, names, _ = tiny(MMVRBM)
     link = model.machine_.links[names[1]]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Input checks: arrays, rows, bytes, masks and frames are the same data; mistakes are errors that say what is wrong."""
+"""Input checks: arrays, rows, bytes, masks and data frames give the same results, and invalid input raises errors."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Several modalities with one hidden layer."""
+"""The multimodal MVRBM: predictions against enumeration, labels, unknown labels, files."""
 
 import numpy as np
 import pytest

@@ -22,7 +22,7 @@ def test_scikit_learn_check(estimator, check):
 
 
 def documents(n=300, n_topics=3, words_per_topic=8, seed=0):
-    """Documents of unequal length, each about one topic that has words of its own."""
+    """Return documents of different lengths, each about one topic with its own words."""
     rng = np.random.default_rng(seed)
     counts = np.zeros((n, n_topics * words_per_topic))
     for row in counts:

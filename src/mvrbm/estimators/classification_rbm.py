@@ -311,7 +311,7 @@ class ClassificationMVRBM(ArrayClassifier):
         steps : int
             Number of Gibbs steps per chain.
         init : {"chains", "noise"}, optional
-            Initial states: the persistent chains of training (those with the same label, if there are any), or random
+            Initial states: the persistent chains of training (chains with the same label, if there are any), or random
             states. Default: the persistent chains if the model was trained with them.
         mean : bool
             Whether X are the means of the visible units given the last hidden sample, instead of samples. Labels that

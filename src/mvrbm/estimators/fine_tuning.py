@@ -146,19 +146,7 @@ class FineTunedClassifier(ArrayClassifier):
         start_rng, split_rng, order_rng, dropout_rng, perturbation_rng = rng.split(5)
         train, held_out = self._split(data, split_rng)
         self.network_ = self._initial_network(machines, train, unlabeled, stack, start_rng, checkpoints, force)
-        distance = self._distance(train)
-        loss = FineTuningLoss(
-            network=self.network_,
-            data=train,
-            dropped=dropped,
-            distance=distance,
-            unlabeled=self._unlabeled_samples(unlabeled, data.samples.device) if distance else None,
-            unlabeled_batch_size=self.unlabeled_batch_size,
-            certainty=self.certainty,
-            weight_of_batch=float(train.weights.mean()) * min(plan.batch_size, len(train.codes)),
-            dropout_rng=dropout_rng,
-            perturbation_rng=perturbation_rng,
-        )
+        loss = self._new_loss(train, unlabeled, plan.batch_size, dropped, dropout_rng, perturbation_rng)
         draws = (dropout_rng, perturbation_rng)
         folder = None if checkpoints is None else Path(checkpoints) / "tuning"
         bar = _progress_bar(plan.n_epochs) if self.verbose else contextlib.nullcontext()
@@ -238,7 +226,30 @@ class FineTunedClassifier(ArrayClassifier):
         folder = Path(checkpoints) / "pretraining"
         return self._new_stack().fit(samples, callbacks=[Checkpoint(folder)], resume=folder, force=force)
 
-    # -- settings of the loss ---------------------------------------------------------------------
+    # -- the loss ---------------------------------------------------------------------------------
+
+    def _new_loss(
+        self,
+        data: Labeled,
+        unlabeled: Any,
+        batch_size: int,
+        dropped: Sequence[float],
+        dropout_rng: RandomSource,
+        perturbation_rng: RandomSource,
+    ) -> FineTuningLoss:
+        distance = self._distance(data)
+        return FineTuningLoss(
+            network=self.network_,
+            data=data,
+            dropped=dropped,
+            distance=distance,
+            unlabeled=self._unlabeled_samples(unlabeled, data.samples.device) if distance else None,
+            unlabeled_batch_size=self.unlabeled_batch_size,
+            certainty=self.certainty,
+            weight_of_batch=float(data.weights.mean()) * min(batch_size, len(data.codes)),
+            dropout_rng=dropout_rng,
+            perturbation_rng=perturbation_rng,
+        )
 
     def _dropped_shares(self, count: int) -> list[float]:
         """Check the settings of regularization, and return the dropout of the data and of each of `count` layers."""

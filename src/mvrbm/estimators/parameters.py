@@ -120,7 +120,7 @@ def is_named(unit: Unit, kind: Any) -> bool:
 
 
 def unconnected(coupling: Any, what: str = "coupling") -> Coupling:
-    """Return a new coupling without shapes: a copy of a coupling, or one made from a text such as ``"kronecker:8"``."""
+    """Return a new coupling without shapes: a copy of a coupling, or one from a string such as ``"kronecker:8"``."""
     if isinstance(coupling, str):
         return make_coupling(coupling)
     if not isinstance(coupling, Coupling):

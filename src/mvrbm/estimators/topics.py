@@ -164,8 +164,8 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
         Notes
         -----
-        Ctrl-C stops training after the current update and raises KeyboardInterrupt. The model can be used as it is
-        then.
+        Ctrl-C stops training after the current update and raises KeyboardInterrupt. The model keeps its current
+        parameters and can be used.
         """
         continues = self.warm_start and hasattr(self, "machine_")
         counts = self._prepare(X, continues=continues)

@@ -1,4 +1,4 @@
-"""The correction: the pass up two machines and back down, and what it adds to a first prediction."""
+"""The correction: one pass up two machines and back down, added to a first prediction."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The imputer: exact conditional means, what it chooses, tables, scikit-learn's contract, saving."""
+"""The imputer: exact conditional means, automatic settings, tables, scikit-learn's checks, saved models."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Factor analysis as a machine: the same distribution, exact conditional means, steps that raise the likelihood."""
+"""Factor analysis as a machine: the same distribution, exact conditional means, EM steps that raise the likelihood."""
 
 import itertools
 

@@ -21,7 +21,7 @@ def test_masks_show_what_is_known_in_other_rows_and_more_of_every_second_row():
     assert bool(shown[known.roll(1, 0)].all())
     more = (shown & ~known.roll(1, 0)).sum(1) / (~known.roll(1, 0)).sum(1)
     assert 0.45 < (more == 0).double().mean() < 0.57
-    # Of the others, the share is uniform between nothing and everything.
+    # In the other rows, the share of additional entries is uniform between 0 and 1.
     np.testing.assert_allclose(np.quantile(more[more > 0], (0.1, 0.5, 0.9)), (0.1, 0.5, 0.9), atol=0.07)
 
 

@@ -2,9 +2,9 @@
 
 The lower machine has the visible layers `value` (a sample whose unknown entries hold a first prediction) and `known`
 (which entries are known). The upper machine has the layer `below` (the hidden layer of the lower machine) and the layer
-`filled`, whose fields are added to those of the first prediction. The pass from `value` and `known` up and back down to
-`filled` is trained by the gradient of the squared error, after the multi-prediction training of Goodfellow et al.,
-"Multi-prediction deep Boltzmann machines", NeurIPS (2013).
+`filled`, whose fields are added to the fields of the first prediction. The pass from `value` and `known` up and back
+down to `filled` is trained by the gradient of the squared error, after the multi-prediction training of Goodfellow et
+al., "Multi-prediction deep Boltzmann machines", NeurIPS (2013).
 """
 
 from __future__ import annotations

@@ -109,8 +109,8 @@ def random_masks(n: int, shape: tuple[int, ...], rng: RandomSource, like: Tensor
     """Return masks of the entries of n samples to show, (n, *shape).
 
     About half of the masks show random entries, with a random probability. The others show only the entries inside a
-    random box, or only those outside. The entries of a vector have no neighbors, so all masks of vectors show random
-    entries.
+    random box, or only the entries outside. The entries of a vector have no neighbors, so all masks of vectors show
+    random entries.
     """
     one_per_sample = (n, *[1] * len(shape))
     shown = rng.uniform((n, *shape), like) < rng.uniform(one_per_sample, like)
