@@ -19,7 +19,7 @@ pixels = cube.reshape(-1, cube.shape[-1])  # one spectrum per sample
 hidden = np.random.default_rng(0).random(pixels.shape) < 0.9
 holes = np.where(hidden, np.nan, pixels)
 
-imputer = MVRBMImputer(hidden="gaussian", random_state=0).fit(holes)  # only the linear model, which takes seconds
+imputer = MVRBMImputer(correction="none", random_state=0).fit(holes)  # the linear part alone, which takes seconds
 filled = imputer.transform(holes)
 spread = imputer.standard_deviation(holes)
 

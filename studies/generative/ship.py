@@ -17,7 +17,8 @@ import torch
 import mvrbm
 from mvrbm import BoltzmannMachine
 from mvrbm.estimators.chains import MOST_CHAINS, write_chains
-from mvrbm.estimators.inputs import LABEL, VISIBLE, describe_classes
+from mvrbm.estimators.inputs import LABEL, VISIBLE
+from mvrbm.estimators.labels import describe_classes
 from mvrbm.sampling import match_label_shares
 from mvrbm.saving import ESTIMATOR, write_machine
 from mvrbm.training import Recipe

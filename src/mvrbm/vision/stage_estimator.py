@@ -11,7 +11,7 @@ import torch
 from sklearn.utils import check_random_state
 
 from mvrbm.devices import resolve_device
-from mvrbm.estimators.parameters import SavedEstimator, stored_descent
+from mvrbm.estimators.persistence import SavedEstimator, stored_descent
 from mvrbm.random import RandomSource
 from mvrbm.saving import CONFIG, FORMAT, FORMAT_VERSION, MODEL, STACK, read_config, read_tensors, write_tensors
 from mvrbm.training.backprop import descend
