@@ -123,6 +123,14 @@ def test_estimators_of_version_0_1_0_load(name, tmp_path):
         assert model.get_params().get("n_epochs") in (None, 2)
 
 
+# Relative and absolute tolerance of outputs that other random numbers, or other borders of pictures, change.
+CHANGED = {
+    "score_samples": (0.03, 0.02),  # sites and masks are drawn at random
+    "decision_function": (0.03, 0.02),
+    "upscale": (0.0, 2.0),  # patches at the border see repeated edge pixels
+}
+
+
 @pytest.mark.parametrize("name", ESTIMATORS_0_2)
 def test_estimators_of_version_0_2_0_load(name, tmp_path):
     expected = outputs_under(f"estimators/{name}/")
@@ -130,8 +138,12 @@ def test_estimators_of_version_0_2_0_load(name, tmp_path):
     for model in loaded_twice(FORMER / "estimators" / name, tmp_path, ESTIMATORS_0_2[name].class_name):
         for method, outputs in expected.items():
             found = np.asarray(getattr(model, method)(input_0_2(name)), dtype=outputs.dtype)
-            if outputs.dtype.kind == "f":
-                np.testing.assert_allclose(found, outputs, rtol=1e-5, atol=1e-6, err_msg=method)
+            exact = (1e-5, 1e-6) if outputs.dtype.kind == "f" else (0.0, 0.0)
+            relative, absolute = CHANGED.get(method, exact)
+            if outputs.dtype.kind in "fu":
+                np.testing.assert_allclose(
+                    found.astype(float), outputs.astype(float), rtol=relative, atol=absolute, err_msg=method
+                )
             else:
                 np.testing.assert_array_equal(found, outputs, err_msg=method)
 

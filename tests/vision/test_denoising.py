@@ -213,7 +213,7 @@ def test_tables_of_gaussian_noise_hold_bayes_rule(speckled):
 
 def real_machine():
     unit = Gaussian((2, 3))
-    machine = BoltzmannMachine(unit, Gaussian((2, 2)), Kronecker(), seed=3, std=0.3).double()
+    machine = BoltzmannMachine(unit, Gaussian((2, 2)), Kronecker(), seed=3, std=0.1).double()
     with torch.no_grad():
         unit.bias.copy_(torch.linspace(0.1, 0.9, 6).reshape(2, 3))
         unit.log_variance.copy_(torch.linspace(-2, -1, 6).reshape(2, 3))

@@ -85,7 +85,7 @@ class SavedEstimator(BaseEstimator):
         params = _with_present_names(cls.__name__, described["params"])
         if "random_state" in params:
             params["random_state"] = whole_number(params["random_state"], "random_state", 0, 2**32 - 1)
-        estimator = cls(**{name: _from_json(name, value) for name, value in params.items()}, device=device)
+        estimator = cls(**{name: cls._from_json(name, value) for name, value in params.items()}, device=device)
         estimator._restore(folder, described)
         return estimator
 
@@ -96,6 +96,11 @@ class SavedEstimator(BaseEstimator):
     @abstractmethod
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         """Read the model from a folder. `described` is the estimator's entry of the config."""
+
+    @classmethod
+    def _from_json(cls, name: str, value: Any) -> Any:
+        """Return the value of a parameter from its saved form."""
+        return _from_json(name, value)
 
     def _description(self) -> dict[str, Any]:
         """Return the class and the parameters in a form that JSON can hold."""

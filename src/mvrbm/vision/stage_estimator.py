@@ -145,8 +145,8 @@ class StageEstimator(SavedEstimator):
         raise NotImplementedError
 
     @classmethod
-    def _rebuilt(cls, name: str, value: Any) -> Any:
+    def _from_json(cls, name: str, value: Any) -> Any:
         """Rebuild training steps from their saved form."""
         if name == "steps" and value is not None:
             return tuple(TrainingStep(**step) for step in value)
-        return super()._rebuilt(name, value)
+        return super()._from_json(name, value)

@@ -45,6 +45,8 @@ _MOST_HIDDEN = 1000
 _BATCH_ENTRIES = 2**24
 # Names of the tensors that are saved with the machines.
 _TENSORS = ("low", "high", "center", "scale")
+# Names of tensors in files. Version 0.2 wrote British spelling, and this version still writes it so that 0.2 can read it.
+_SAVED_TENSORS = {"center": "centre"}
 
 
 @register("MVRBMImputer")
@@ -331,7 +333,8 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         machines = [self.machine_, *(() if self.correction_ is None else self.correction_.children())]
-        tensors = {name: getattr(self._predictor.scaling, name) for name in _TENSORS}
+        scaling = self._predictor.scaling
+        tensors = {_SAVED_TENSORS.get(name, name): getattr(scaling, name) for name in _TENSORS}
         write_machines(machines, folder, extra, tensors)
 
     @torch.no_grad()
@@ -347,13 +350,13 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
         def tensor_shapes(machines: Sequence[BoltzmannMachine]) -> dict[str, tuple[int, ...]]:
             _check_machines(machines, shape)
-            return {"low": range_shape, "high": range_shape, "center": size, "scale": size}
+            return {"low": range_shape, "high": range_shape, _SAVED_TENSORS["center"]: size, "scale": size}
 
         (machine, *correction), tensors = read_machines(folder, tensor_shapes)
         self.errors_ = {str(name): float(error) for name, error in fitted["errors"].items()}
         self._calibration = number(fitted["calibration"], "calibration")
         restore_names(self, fitted["feature_names"])
-        scaling = Scaling(**{name: tensors[name] for name in _TENSORS})
+        scaling = Scaling(**{name: tensors[_SAVED_TENSORS.get(name, name)] for name in _TENSORS})
         self._set_models(machine, Correction(*correction) if correction else None, scaling)
         self._check_finite(folder)
 
