@@ -53,9 +53,9 @@ def test_a_correction_learns_what_is_not_linear():
     def error(imputer):
         return ((imputer.fit_transform(holes) - x)[np.isnan(holes)] ** 2).mean()
 
-    corrected = MVRBMImputer(n_epochs=30, n_hidden=20, n_factors=1, learning_rate=0.05, random_state=0)
+    corrected = MVRBMImputer(n_epochs=100, n_hidden=20, n_factors=1, learning_rate=0.05, random_state=0)
     linear = MVRBMImputer(correction="none", n_factors=1, random_state=0)
-    assert error(corrected) < 0.7 * error(linear)
+    assert error(corrected) < 0.7 * error(linear)  # over 12 seeds: 0.02 to 0.19
     assert corrected.correction_ is not None
     assert linear.correction_ is None
 
