@@ -26,7 +26,7 @@ class Rectified(Unit):
 
     The samples follow no exponential family, so there is no energy that both conditional distributions would belong
     to: the stationary distribution of Gibbs chains is unknown, and contrastive divergence is not the gradient of a
-    function. Free energies, likelihoods, :math:`\log Z`, annealing, tempering and ``gradient="autograd"``, which
+    function. Free energies, likelihoods, :math:`\log Z`, annealing, tempering and ``backend="reference"``, which
     differentiates free energies, raise ValueError. Entries have no upper bound: next to Gaussian units training can
     diverge, which the trainer reports.
 
