@@ -134,14 +134,15 @@ def test_replays_take_turns_as_updates_do(name, monkeypatch):
         def _choose_path(self, tasks, states, sources, threads):
             path = super()._choose_path(tasks, states, sources, threads)
             monkeypatch.setattr(path, "_capturing", True)
-            monkeypatch.setattr(graphs, "capture", lambda work, sources, what: Replayed(work, self.state))
+            monkeypatch.setattr(graphs, "capture", lambda work, what: Replayed(work, self.state))
             self.path = path
             return path
 
     replayed = train(Replaying, CASES[name])
     assert_same(replayed, train(Plain, CASES[name]))
-    made = [graph for graph in replayed.path._graphs.values() if graph is not None]
-    assert len(made) == (3 if "tempered" in name else 2)  # a short batch comes only once in one of the turns
+    assert replayed.path.n_captured == (
+        3 if "tempered" in name else 2
+    )  # a short batch comes only once in one of the turns
 
 
 @pytest.mark.parametrize("name", ["two layers, a variance learned", "order 3", "CP", "MPO", "shared bias"])
@@ -383,11 +384,10 @@ def test_a_gpu_takes_graphs_where_there_are_no_kernels_and_captures_them():
     path = choose_backend([trainer.task()], [state], [source], 1)
     assert isinstance(path, graphs.GraphBackend)
     for _ in range(2):
-        assert path.epoch([state], trainer.order_rng.permutation(36)[None], lambda: False) == 5
+        assert path.epoch([state], trainer.order_rng.permutation(36, DEVICE)[None], lambda: False) == 5
     assert path.store([state]) == [False]
     assert trainer.update == 10
-    assert set(path._graphs) == {(8, 0), (4, 0)}
-    assert all(graph is not None for graph in path._graphs.values())
+    assert path.n_captured == 2  # full and short batches
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")

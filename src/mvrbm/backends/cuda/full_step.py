@@ -25,17 +25,8 @@ from mvrbm.backends.cuda.full_kernels import (
     WIDTH,
     copy_batch,
 )
-from mvrbm.backends.cuda.per_sample_kernels import (
-    after_previous,
-    factor_at,
-    fresh,
-    keep_norm,
-    keep_step,
-    power_of,
-    rates_of,
-    stepped,
-    wait,
-)
+from mvrbm.backends.cuda.overlap import after_previous, fresh, wait
+from mvrbm.backends.cuda.step_kernels import factor_at, keep_norm, keep_step, power_of, rates_of, stepped
 
 
 @triton.jit
@@ -70,8 +61,8 @@ def contract(
 def build(
     weights, momenta, gradient, gains, new_weights, new_momenta, cleared, new_gains, multiplier, rates, weight, data,
     order, states, visible_sums, hidden_sums, clock, ratios, squares, batch, n_next, order_stride, data_stride,
-    N: tl.constexpr, ALL_ROWS: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr,
-    K: tl.constexpr, L: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
+    N: tl.constexpr, ALL_ROWS: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, K: tl.constexpr,
+    L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
     N_GAINS: tl.constexpr, LAYERS: tl.constexpr, STEP: tl.constexpr, NORMALIZED: tl.constexpr, CENTERED: tl.constexpr,
     TERMS: tl.constexpr, PRECISION: tl.constexpr, BG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     EDGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -132,13 +123,13 @@ def build(
                     keep_step(new_weights, new_momenta, cleared, v_at, in_v & (own < ACROSS), V, of_v)
                 W = tl.dot(U, V, input_precision=PRECISION)
                 column = (a % I * LAYERS[m][PITCH])[:, None] + (b % J)[None, :]
-                at = column + (a // I * (L * VISIBLE))[:, None] + (b // J * VISIBLE)[None, :]
+                at = column + (a // I * (HIDDEN_PITCH * VISIBLE))[:, None] + (b // J * VISIBLE)[None, :]
                 inside = (a < KI)[:, None] & (b < LJ)[None, :]
             else:
                 ACROSS: tl.constexpr = (I * J + BN - 1) // BN
                 a = own // ACROSS * BM + tl.arange(0, BM)
                 b = own % ACROSS * BN + tl.arange(0, BN)
-                inside = (a < UNITS)[:, None] & (b < I * J)[None, :]
+                inside = (a < K * L)[:, None] & (b < I * J)[None, :]
                 w_at = first + LAYERS[m][FULL] + a[:, None] * (I * J) + b[None, :]
                 W, of_w = _after_step(
                     weights, momenta, gradient, multiplier, w_at, inside, gains, power, factor_rate, keep, decay, STEP,
@@ -147,7 +138,7 @@ def build(
                 if STEP:
                     keep_step(new_weights, new_momenta, cleared, w_at, inside, W, of_w)
                 column = (b // J * LAYERS[m][PITCH] + b % J)[None, :]
-                at = a[:, None] * VISIBLE + column
+                at = ((a // L * HIDDEN_PITCH + a % L) * VISIBLE)[:, None] + column
             if LAYERS[m][LEARNS] > 0:
                 W *= fresh(ratios + model * VISIBLE + LAYERS[m][FIRST] + column, inside)
             if weight.dtype.element_ty == tl.float16:

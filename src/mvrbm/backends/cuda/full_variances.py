@@ -13,8 +13,21 @@ fields of hidden units; those of visible units are :math:`q^{-2}` times products
 import triton
 import triton.language as tl
 
-from mvrbm.backends.cuda.full_kernels import COLUMNS, FIRST, FULL, GATHERED, LEARNS, PITCH, RANK, ROWS, WIDTH, matrix_at
-from mvrbm.backends.cuda.per_sample_kernels import after_previous, fresh, keep_step, rates_of
+from mvrbm.backends.cuda.full_kernels import (
+    COLUMNS,
+    FIRST,
+    FULL,
+    GATHERED,
+    LEARNS,
+    PITCH,
+    RANK,
+    ROWS,
+    WIDTH,
+    matrix_at,
+    unit_exists,
+)
+from mvrbm.backends.cuda.overlap import after_previous, fresh
+from mvrbm.backends.cuda.step_kernels import keep_step, rates_of
 
 
 @triton.jit(do_not_specialize=["batch", "n_valid"])
@@ -22,7 +35,7 @@ def vary(
     weights, momenta, gradient, new_weights, new_momenta, cleared, weight, states, center, start, ratios, squares,
     rates, clock, batch, n_valid, N: tl.constexpr, CHAINS: tl.constexpr, PERSISTENT: tl.constexpr,
     ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr,
-    L: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, VARIANCES: tl.constexpr, LAYERS: tl.constexpr,
+    L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, VARIANCES: tl.constexpr, LAYERS: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Make the step of log-variances; compute the ratios, and each column's share of its layer's power."""
@@ -46,8 +59,8 @@ def vary(
             product = tl.zeros([GATHERED], tl.float32)
             for u in range(0, UNITS, BLOCK):
                 units = u + tl.arange(0, BLOCK)
-                inside = (units < UNITS)[:, None] & real[None, :]
-                at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], L)
+                inside = unit_exists(units, UNITS, L, HIDDEN_PITCH)[:, None] & real[None, :]
+                at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], L, HIDDEN_PITCH)
                 G = fresh(gradient + first + LAYERS[m][FULL] + at, inside)  # of W: that of W q, times q
                 W = fresh(weight + units[:, None] * VISIBLE + columns[None, :], inside)  # W q
                 product += tl.sum(G * W.to(tl.float32), 0)
