@@ -61,15 +61,18 @@ def normal_pairs(key, row, line, pair, step, draw, COLUMNS: tl.constexpr):
 @triton.jit
 def uniform_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
     """Return uniform numbers of whole lines, (n,) -> (n, WIDTH), where `WIDTH` is `COLUMNS` as a power of two."""
-    if WIDTH < 4:
+    if WIDTH >= 4:
+        quad = line[:, None] * ((COLUMNS + 3) // 4) + tl.arange(0, WIDTH // 4)[None, :]
+        a, b, c, d = words(key, quad, row, step, draw)
+        four = tl.join(tl.join(unit(a), unit(c)), tl.join(unit(b), unit(d)))
+        found = tl.reshape(four, [line.shape[0], WIDTH])
+    else:
         a, b, _, _ = words(key, line, row, step, draw)
         if WIDTH == 2:
-            return tl.join(unit(a), unit(b))
-        return unit(a)[:, None]
-    quad = line[:, None] * ((COLUMNS + 3) // 4) + tl.arange(0, WIDTH // 4)[None, :]
-    a, b, c, d = words(key, quad, row, step, draw)
-    four = tl.join(tl.join(unit(a), unit(c)), tl.join(unit(b), unit(d)))
-    return tl.reshape(four, [line.shape[0], WIDTH])
+            found = tl.join(unit(a), unit(b))
+        else:
+            found = unit(a)[:, None]
+    return found
 
 
 @triton.jit

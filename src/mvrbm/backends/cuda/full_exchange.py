@@ -43,8 +43,10 @@ def exchanges_before(gibbs_step, turn, TEMPERATURES: tl.constexpr):
     Two temperatures have a pair at every second turn only.
     """
     if TEMPERATURES > 2:
-        return gibbs_step
-    return (gibbs_step + 1 - (turn + gibbs_step) % 2) // 2
+        count = gibbs_step
+    else:
+        count = ((gibbs_step + 1 - (turn + gibbs_step) % 2) // 2).to(tl.int32)
+    return count
 
 
 @triton.jit
