@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib.util
 import pickle
 
 import pytest
@@ -85,9 +86,9 @@ class Plain(Trainer):
         return ReferenceBackend(tasks[0])
 
 
-def train(kind, case, n_epochs=3, prepare=lambda data: {}):
+def train(kind, case, n_epochs=3, prepare=lambda data: {}, dtype=torch.float64):
     make, recipe, optimizer = case
-    machine = make().to(DEVICE, torch.float64)
+    machine = make().to(DEVICE, dtype)
     trainer = kind(machine, recipe, optimizer=optimizer, seed=5, missing_steps=2)
     data = data_for(machine, 36)  # batches of 8, 8, 8, 8 and 4
     return trainer.fit(data, n_epochs, initialize=True, **prepare(data))
@@ -113,6 +114,31 @@ def test_graphs_train_as_updates_launch_by_launch_do(name):
     start = CASES[name][0]().to(DEVICE, torch.float64).state_dict()
     moved = [float((value - start[key]).abs().max()) for key, value in graphed.machine.state_dict().items()]
     assert max(moved) > 1e-3
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(
+    "name", ["dense, momentum and decay", "dense, PCD", "order 3", "two layers, a variance learned"]
+)
+@pytest.mark.usefixtures("interpreted")
+def test_steps_in_two_launches_are_those_of_the_rule(name):
+    make, recipe, _ = CASES[name]
+    recipe = dataclasses.replace(recipe, linear_decay=True, rate_decay=7, centering="none")
+    plain, graphed = (train(kind, (make, recipe, None), dtype=torch.float32) for kind in (Plain, Graphed))
+    assert graphed._last_path._fused is not None
+    assert_same(graphed, plain, rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.usefixtures("interpreted")
+def test_steps_in_two_launches_stop_at_the_first_number_that_is_not_finite():
+    machine = classic().to(DEVICE)
+    steep = dataclasses.replace(DEFAULT, learning_rate=1e15, weight_decay=1.0, normalized=False, balance=False)
+    trainer = Graphed(machine, steep, seed=5)
+    with pytest.raises(DivergenceError):
+        trainer.fit(data_for(machine, 36), 3, initialize=True)
+    assert 0 < trainer.update < 15
+    assert all(bool(torch.isfinite(p).all()) for p in machine.parameters())
 
 
 class Replayed:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import importlib.util
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +31,9 @@ from mvrbm.updates.gradient import Centering, Gradient
 from mvrbm.updates.missing import draw_unknown
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import fail, gains_of, normalize
+
+if TYPE_CHECKING:
+    from mvrbm.backends.cuda.graph_step import FusedStep
 
 # Updates between two checks for divergence. A check reads a number back, which waits for the GPU.
 _UPDATES_UNCHECKED = 2000
@@ -111,6 +116,7 @@ class GraphBackend(EpochBackend):
         for name, parameter in state.learned.items() if settings.optimizer is None else ():
             state.momentum_of(name, parameter)
         self._kept = [torch.empty_like(parameter) for parameter in state.learned.values()]
+        self._fused = self._fused_step(state)
         n_chains = int(getattr(settings.negative, "n_chains", self.batch_size))
         self._formed = FormedMachine(state.machine, self.batch_size + n_chains)
         self._keep_in_place(state)
@@ -145,13 +151,15 @@ class GraphBackend(EpochBackend):
             return False
         self._clock.fill_(state.update)
         self._alive.fill_(True)
+        if self._fused is not None:
+            self._fused.n_not_finite.zero_()
         self._keep_in_place(state)
         return True
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
         """Raise DivergenceError if a parameter is not finite; the parameters are already in the machine."""
         self._unchecked = 0
-        if not bool(self._alive):
+        if not bool(self._alive) or (self._fused is not None and bool(self._fused.n_not_finite)):
             states[0].update = int(self._clock)
             fail(self.settings.recipe, states[0].update + 1)
         return [False]
@@ -222,8 +230,23 @@ class GraphBackend(EpochBackend):
         update = cast(int, self._clock)
         return dataclasses.replace(state, machine=machine, centering=centering, update=update)
 
+    def _fused_step(self, state: TrainState) -> FusedStep | None:
+        """Return the kernels that make the step in two launches, None where PyTorch has to make it."""
+        like = state.machine.like
+        triton = like.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+        if not triton or importlib.util.find_spec("triton") is None or self.settings.optimizer is not None:
+            return None
+        from mvrbm.backends.cuda import epochs, graph_step
+
+        if state.centering is not None or not graph_step.usable([*state.learned.values(), *state.momenta.values()]):
+            return None
+        return graph_step.FusedStep(state, epochs.rates_row(self.settings.recipe), self._clock)
+
     def _step(self, state: TrainState, centering: Centering | None, gradient: Gradient, weight: float) -> None:
         """Make the recipe's step. Once a parameter is not finite, further steps change nothing."""
+        if self._fused is not None:
+            self._fused.make(gradient, weight)
+            return
         learned = list(state.learned.values())
         torch._foreach_copy_(self._kept, learned)
         before = None if centering is None else centering.fields()

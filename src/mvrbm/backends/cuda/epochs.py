@@ -202,12 +202,7 @@ class KernelBackend(EpochBackend):
 
     def rates(self) -> Tensor:
         """Return the table of rates, one row per model; see `N_RATES` of `step_kernels`."""
-        rows = []
-        for recipe in self._recipes:
-            decay = 0.0 if recipe.rate_decay is None else 1 / recipe.rate_decay
-            end = 1 / recipe.planned_updates if recipe.linear_decay and recipe.planned_updates else 0.0
-            rate = float(recipe.learning_rate or 0.0)
-            rows.append([rate, recipe.bias_learning_rate or rate, recipe.momentum, recipe.weight_decay, decay, end])
+        rows = [rates_row(recipe) for recipe in self._recipes]
         return torch.tensor(rows, dtype=torch.float32, device=self._device)
 
     def _check(self, states: Sequence[TrainState]) -> list[bool]:
@@ -287,6 +282,14 @@ class KernelBackend(EpochBackend):
             self._graphs[key].replay()
         else:
             launch(count)
+
+
+def rates_row(recipe: Recipe) -> list[float]:
+    """Return a recipe's row in the table of rates; see `N_RATES` of `step_kernels`."""
+    rate = float(recipe.learning_rate or 0.0)
+    decay = 0.0 if recipe.rate_decay is None else 1 / recipe.rate_decay
+    end = 1 / recipe.planned_updates if recipe.linear_decay and recipe.planned_updates else 0.0
+    return [rate, recipe.bias_learning_rate or rate, recipe.momentum, recipe.weight_decay, decay, end]
 
 
 def launches_overlap(device: torch.device) -> bool:

@@ -1,6 +1,6 @@
 r"""The update rule in Triton, and the norms that normalized steps divide by. All kernel families use these functions.
 
-The rule is that of :func:`mvrbm.updates.step.step`; `_step` is its only implementation in Triton. Parameters, momenta
+The rule is that of :func:`mvrbm.updates.step.step`; `step_rule` is its only implementation in Triton. Parameters, momenta
 and gradients of a model are flat arrays, `STRIDE` numbers apart.
 """
 
@@ -26,7 +26,7 @@ def rates_of(rates, model, clock, batch):
 
 
 @triton.jit
-def _step(value, momentum, gradient, rate, keep, decay):
+def step_rule(value, momentum, gradient, rate, keep, decay):
     """Return parameters and momenta after a step: the update rule of :func:`mvrbm.updates.step.step`."""
     momentum = keep * momentum + gradient + decay * value
     return value - rate * momentum, momentum
@@ -40,7 +40,7 @@ def stepped(weights, momenta, gradients, at, inside, scale, rate, keep, decay, P
     if PENDING:
         momentum = fresh(momenta + at, inside)
         gradient = fresh(gradients + at, inside) * scale
-        value, momentum = _step(value, momentum, gradient, rate, keep, decay)
+        value, momentum = step_rule(value, momentum, gradient, rate, keep, decay)
     return value, momentum
 
 
@@ -84,7 +84,7 @@ def apply(
             terms = gains + (model * N_GAINS + number) * TERMS + tl.arange(0, TERMS)
             gain = tl.where(which == number, tl.maximum(tl.sum(fresh(terms, True)), 1e-12), gain)
         gradient = gradient / gain
-    value, momentum = _step(
+    value, momentum = step_rule(
         value, momentum, gradient, tl.where(factor, factor_rate, bias_rate), keep, tl.where(factor, decay, 0.0)
     )
     tl.store(new_weights + at, value, mask=inside)
