@@ -3,7 +3,6 @@
 # mypy: ignore-errors
 import os
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -68,7 +68,7 @@ def uniform_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.c
         found = tl.reshape(four, [line.shape[0], WIDTH])
     else:
         a, b, _, _ = words(key, line, row, step, draw)
-        if WIDTH == 2:
+        if WIDTH == 2:  # noqa: SIM108  (a compile-time branch)
             found = tl.join(unit(a), unit(b))
         else:
             found = unit(a)[:, None]
@@ -84,7 +84,7 @@ def normal_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.co
 
 @triton.jit
 def uniform_entries(key, row, line, column, step, draw, COLUMNS: tl.constexpr):
-    """Return uniform numbers of single entries, of the shape of `column`. Each entry computes all words of a counter."""
+    """Return uniform numbers of single entries. Each entry computes all four words of its counter and takes one."""
     quad = line * ((COLUMNS + 3) // 4) + column // 4 + row * 0
     a, b, c, d = words(key, quad, row, step, draw)
     word = quad * 0 + column % 4

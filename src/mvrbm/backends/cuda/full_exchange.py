@@ -3,8 +3,8 @@ r"""The Triton kernels of chains at several temperatures, in addition to `full_k
 As in :mod:`mvrbm.sampling.tempering`, a layer at inverse temperature :math:`\beta` is in the field
 :math:`f_0 + \beta (f - f_0)`, where `base` is :math:`f_0`, the field of the center of all states. Chains are rows, the
 hottest first, with equally many at each temperature. After a Gibbs step, states of neighboring temperatures are
-exchanged with the probability that follows from `differences`, the change of every chain's free energy, which `downwards`
-and `upwards` add up. The coldest chains stand for the model; they are copied to separate rows.
+exchanged with the probability that follows from `differences`, the change of every chain's free energy, which
+`downwards` and `upwards` add up. The coldest chains stand for the model; they are copied to separate rows.
 """
 
 # mypy: ignore-errors
@@ -42,7 +42,7 @@ def exchanges_before(gibbs_step, turn, TEMPERATURES: tl.constexpr):
 
     Two temperatures have a pair at every second turn only.
     """
-    if TEMPERATURES > 2:
+    if TEMPERATURES > 2:  # noqa: SIM108  (a compile-time branch)
         count = gibbs_step
     else:
         count = ((gibbs_step + 1 - (turn + gibbs_step) % 2) // 2).to(tl.int32)
@@ -52,7 +52,7 @@ def exchanges_before(gibbs_step, turn, TEMPERATURES: tl.constexpr):
 @triton.jit
 def hidden_base(weight, middle, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
                 PDL: tl.constexpr):  # fmt: skip
-    """Compute the field of the middle of all visible states on the hidden layer."""
+    """Compute the field of the center of all visible states on the hidden layer."""
     model = tl.program_id(1).to(tl.int64)
     units = tl.program_id(0) * BM + tl.arange(0, BM)
     field = tl.zeros([BM], tl.float32)
@@ -68,7 +68,7 @@ def hidden_base(weight, middle, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexp
 @triton.jit
 def visible_base(weight, bias, hidden, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, STRIDE: tl.constexpr,
                  BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Compute the field on the visible layers of the mean of the hidden one in its field at beta 0, `hidden`."""
+    """Compute the field on the visible layers of the mean hidden layer at beta = 0, whose field is `hidden`."""
     model = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(0) * BN + tl.arange(0, BN)
     field = tl.zeros([BN], tl.float32)

@@ -4,21 +4,26 @@ A coupling of rank R takes R products of small matrices per sample. From some ra
 :math:`W` takes less time, and its gradient :math:`G` gives the gradients of the factors:
 :math:`\partial U_r = \sum_{lj} G_{kl,ij} V_r^{lj}` and :math:`\partial V_r = \sum_{ki} G_{kl,ij} U_r^{ki}`.
 
-Layers are in units of their statistic (Gaussian: x / s, with the scale s at the start). All visible layers are columns of
-one array, (rows, VISIBLE). Each layer starts at a multiple of `TILE`; padding is zero, except for the last column, which
-is all ones. Hidden means have a one after the last unit. The products of the gradient then contain the sums that biases
-need. `W` is (HIDDEN, VISIBLE), padded with zeros, as are the rows of states beyond the data and the chains. Lines of a
-layer have an even number of columns, so that pairs of columns, which share a random counter, are always in one line.
+Layers are in units of their statistic (Gaussian: x / s, with the scale s at the start). All visible layers are columns
+of one array, (rows, VISIBLE). Each layer starts at a multiple of a tile's width; padding is zero, except for the last
+column, which is all ones. Hidden means have a one after the last unit. The products of the gradient then contain the
+sums that biases need. `W` is (HIDDEN, VISIBLE), padded with zeros, as are the rows of states beyond the data and the
+chains. Lines of a layer have an even number of columns, so that pairs of columns, which share a random counter, are
+always in one line.
 
-The flat parameters of a model, `STRIDE` numbers apart, are the parameters of all couplings, the padded visible bias, the
-padded hidden bias, and the padded log-variances if a layer learns them. Scratch memory for full matrices follows: for
-the gradient `G` of every coupling with factors.
+The flat parameters of a model, `STRIDE` numbers apart, are the parameters of all couplings, the padded visible bias,
+the padded hidden bias, and the padded log-variances if a layer learns them. Scratch memory follows, for the gradient
+`G` of every coupling with factors.
 
-An update launches `downwards` and `upwards` in turn for the steps that draw missing entries of the data; `upwards` (means
-of the data, draws of the chains), `downwards`, and `upwards` again (means of the chains); `gradients`; `vary` of
-`full_variances` for learned variances; and the kernels of `full_step`. Chains at several temperatures need the kernels of
-`full_exchange` in addition. The tuple `LAYERS` has a row for each visible layer, with the entries that the constants
-below number.
+An update consists of these launches:
+
+* `downwards` and `upwards` in turn, for the Gibbs steps that draw missing entries of the data;
+* `upwards` (means of the data, draws of the chains), `downwards`, and `upwards` again (means of the chains);
+* `gradients`, and `vary` of `full_variances` for learned variances;
+* the kernels of `full_step`.
+
+Chains at several temperatures need the kernels of `full_exchange` in addition. The tuple `LAYERS` has a row for each
+visible layer, with the entries that the constants below number.
 """
 
 # mypy: ignore-errors
@@ -70,7 +75,7 @@ def gather(
     data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, N: tl.constexpr,
     ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
-    """Copy the samples of batch `batch` to the first rows of the states, and sum them up."""
+    """Copy the samples of batch `batch` to the first rows of the states, and add them up if layers are centered."""
     copy_batch(
         data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tl.program_id(0),
         tl.program_id(1), N, ALL_ROWS, VISIBLE, BG, CENTERED,
@@ -82,7 +87,7 @@ def copy_batch(
     data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tile, model, N: tl.constexpr,
     ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
-    """Copy some columns of the samples of a batch, those of a tile."""
+    """Copy one tile of columns of the samples of a batch."""
     columns = tile * GATHERED + tl.arange(0, GATHERED)
     order += model * order_stride + (tl.load(clock + 1) + batch) * N
     total = tl.zeros([GATHERED], tl.float32)
@@ -103,16 +108,17 @@ def upwards(
     states, weight, bias, means, samples, sums, base, differences, turns, keys, clock, batch, n_valid, draw,
     gibbs_step, CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
     VISIBLE: tl.constexpr, UNITS: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, STRIDE: tl.constexpr,
-    SAMPLE_ROWS: tl.constexpr, GAUSSIAN: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr, FIRST_TILE: tl.constexpr,
+    SAMPLE_ROWS: tl.constexpr, GAUSSIAN: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr,
+    FIRST_TILE: tl.constexpr,
     DRAW_DATA: tl.constexpr, DRAW_CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr, STEPS: tl.constexpr,
     COMPARE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute means or draws of the hidden layer for tiles of states, from `FIRST_TILE` on.
 
-    States from row `CHAINS_AT` on are chains. Means are in rows like those of the states, draws in `samples`. Means are
-    added up where `SUMMED`. With several `TEMPERATURES`, chains are drawn at theirs, or, to `COMPARE`, the change in
-    free energy that an exchange would cause is added to `differences`.
+    States from row `CHAINS_AT` on are chains. Means go to the rows of their states, and draws to `samples`. With
+    `SUMMED`, means are also added up. With several `TEMPERATURES`, every chain is drawn at its temperature; with
+    `COMPARE`, the kernel instead adds the change in free energy that an exchange would cause to `differences`.
     """
     tile_m, tile_n, model = tl.program_id(0) + FIRST_TILE, tl.program_id(1), tl.program_id(2)
     of_data = tile_m * BM < CHAINS_AT
@@ -128,7 +134,7 @@ def upwards(
     biases = fresh(bias + model * STRIDE + columns, True)  # prefetch: the load completes while the loop runs
     for k in range(0, VISIBLE, BK):
         field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
-    begin_next(PDL)  # writing results takes few processors from the next product, which waits for them
+    begin_next(PDL)  # the next product may start: writing results needs few processors
     own = rows if of_data else rows - CHAINS_AT
     n_chains = CHAINS if PERSISTENT else n_valid
     valid = own < (n_valid if of_data else n_chains)
@@ -191,10 +197,11 @@ def downwards(
     VARIES: tl.constexpr, FILL: tl.constexpr, START: tl.constexpr, TEMPERATURES: tl.constexpr, STEPS: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Draw all visible layers of the chains, given draws of the hidden layer, and add up draws where `SUMMED`.
+    """Draw all visible layers of the chains, given draws of the hidden layer. With `SUMMED`, add up the draws.
 
-    With `FILL`, draw the entries of the data that are not `known` instead; with `START`, without the hidden layer.
-    With several `TEMPERATURES`, chains are drawn at theirs, and `differences` gets the share of the visible layers.
+    With `FILL`, draw the missing entries of the data instead; with `START`, without the hidden layer. With several
+    `TEMPERATURES`, every chain is drawn at its temperature, and the kernel adds the visible layers' share to
+    `differences`. `draw` is the draw of the first layer.
     """
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = tile_m * BM + tl.arange(0, BM)
@@ -267,14 +274,15 @@ def gradients(
     states, means, visible_sums, hidden_sums, gradient, offset, new_offset, center, ratios, n_valid,
     N: tl.constexpr, CHAINS: tl.constexpr, PERSISTENT: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr,
     HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr,
-    STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, LAYERS: tl.constexpr, CENTERED: tl.constexpr, FOLLOWS: tl.constexpr,
-    VARIES: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    PDL: tl.constexpr,
+    STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, LAYERS: tl.constexpr, CENTERED: tl.constexpr,
+    FOLLOWS: tl.constexpr, VARIES: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    r"""Compute the gradient of biases and full matrices: minus the mean over data plus that over chains.
+    r"""Compute the gradients of biases and full matrices: the mean over chains minus the mean over data.
 
-    With `CENTERED`, that of the matrices is :math:`G - s_h \mu^\top - \lambda s^\top`, where s and :math:`s_h` are the
-    gradients of the biases, :math:`\mu` is the center and :math:`\lambda` the hidden offset, which `FOLLOWS` the data.
+    With `CENTERED`, the gradient of the matrices is :math:`G - s_h \mu^\top - \lambda s^\top`, where s and :math:`s_h`
+    are the gradients of the biases, :math:`\mu` is the center, and :math:`\lambda` the hidden offset. With `FOLLOWS`,
+    this is a running mean over the data.
     """
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     units = tile_m * BM + tl.arange(0, BM)

@@ -2,8 +2,8 @@
 
 All visible layers are columns of one array, in units of their statistic, each from a multiple of a tile on. The flat
 parameters are the parameters of all couplings, the visible bias of every column, the hidden bias, and the log-variance
-of every column if a layer learns it. Unlike :mod:`mvrbm.backends.layout`, biases are padded like the columns, and are not
-shifted by the offsets of centering. A packing keeps the scales that layers have when it is built.
+of every column if a layer learns it. Unlike :mod:`mvrbm.backends.layout`, biases are padded like the columns, and are
+not shifted by the offsets of centering. A packing keeps the scales that layers have when it is built.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The backend that forms couplings as full matrices: products of whole batches, six to eight launches per update.
 
 It serves couplings of matrices of higher rank and dense ones, several visible layers including categorical ones,
-centering of all layers, learned variances, missing entries, and chains at several temperatures. Each Gibbs step that draws
-missing entries takes two more launches. The kernels are in `full_kernels`, `full_step`, `full_variances` and
+centering of all layers, learned variances, missing entries, and chains at several temperatures. Each Gibbs step that
+draws missing entries takes two more launches. The kernels are in `full_kernels`, `full_step`, `full_variances` and
 `full_exchange`.
 """
 
@@ -57,8 +57,8 @@ _MOST_TEMPERED_PRODUCTS = 2**32
 class FullMatrixBackend(KernelBackend):
     """Computes epochs by products of whole batches with full matrices.
 
-    The precision of the products is "fp16", "tf32", "tf32x3" or "ieee", as in `FlatBackend`. The default is fp16 where all
-    states are at most 1, and tf32 where a layer is Gaussian.
+    The precision of the products is "fp16", "tf32", "tf32x3" or "ieee", as in `FlatBackend`. The default is fp16 where
+    all states are at most 1, and tf32 where a layer is Gaussian.
     """
 
     updates_per_graph = 50

@@ -1,7 +1,7 @@
 """The step of an update in two launches, for the CUDA graphs of :mod:`mvrbm.backends.graph`.
 
-PyTorch takes some thirty launches for it: the learning rates of an update, momentum and weight decay, the check that all
-parameters are finite, and the copy back if one is not. The rule is in `step_kernels`.
+PyTorch takes some thirty launches for it: the learning rates of an update, momentum and weight decay, the check that
+all parameters are finite, and the copy back if one is not. The rule is in `step_kernels`.
 """
 
 # mypy: ignore-errors
@@ -52,7 +52,9 @@ def _propose(
 
 
 @triton.jit
-def _accept(params, proposed, n_not_finite, clock, SIZES: tl.constexpr, FIRST_BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+def _accept(
+    params, proposed, n_not_finite, clock, SIZES: tl.constexpr, FIRST_BLOCKS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Take over the proposed parameters, and advance the clock, unless a parameter has ever been not finite."""
     program = tl.program_id(0)
     within = tl.arange(0, BLOCK)

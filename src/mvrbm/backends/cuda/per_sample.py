@@ -1,7 +1,7 @@
 """The backend for small matrices, with or without a label: one program per sample, one or two launches per update.
 
-It serves a single visible layer of matrices up to 64 wide with a coupling of rank 1 to 8, and optionally a label. Several
-machines of the same shapes can train together. The kernels are in `per_sample_kernels`.
+It serves a single visible layer of matrices up to 64 wide with a coupling of rank 1 to 8, and optionally a label.
+Several machines of the same shapes can train together. The kernels are in `per_sample_kernels`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class PerSampleBackend(FlatBackend):
         launch = self._launch
         buffers = self._buffers
         data = self._data
-        # Programs that write the late step, in parallel where there is room. On a full GPU, a second one would run last.
+        # Programs that write the late step: two where there is room. On a full GPU, a second one would run last.
         keepers = 2 if launch.late_steps else int(self.run.normalized)
         turn = number if launch.late_steps else 0
         old = max(turn - 1, 0) % 2  # the set of parameters that is current

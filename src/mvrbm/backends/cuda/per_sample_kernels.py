@@ -1,7 +1,7 @@
 r"""The Triton kernels for small matrices, which compute one update's gradient with one program per sample.
 
-`small_step` is for a coupling of rank 1. It can also make the step of the previous update, so that an update is a single
-launch. `stacked_step` is for ranks 2 to 8, and for a label next to the matrix; `apply` of
+`small_step` is for a coupling of rank 1. It can also make the step of the previous update, so that an update is a
+single launch. `stacked_step` is for ranks 2 to 8, and for a label next to the matrix; `apply` of
 :mod:`mvrbm.backends.cuda.step_kernels` makes its steps.
 
 Parameters are one flat array per model, `STRIDE` numbers apart: for each visible layer its factors U (R, K, I) and V
@@ -12,8 +12,9 @@ logistic function or the identity; see :mod:`mvrbm.backends.layout`.
 A launch computes batch number `batch` of an epoch. `PDL` is explained in :mod:`mvrbm.backends.cuda.overlap`.
 
 `stacked_step` keeps the ranks side by side, so that the sum over them is part of a product:
-:math:`\sum_r U_r X V_r^\top` is one product of :math:`X^\top` with all :math:`U_r^\top`, (I, R K), and one of the result
-with all :math:`V_r`, (L, R J), transposed. The same form serves the way down, where V comes first, and the gradient.
+:math:`\sum_r U_r X V_r^\top` is one product of :math:`X^\top` with all :math:`U_r^\top`, (I, R K), and one of the
+result with all :math:`V_r`, (L, R J), transposed. The same form serves the way down, where V comes first, and the
+gradient.
 
 A label is a second visible layer: one category, coupled by a full matrix. Here that matrix is (classes, K, L), so that
 the weights of a category are contiguous; they are its field on the hidden layer. The tuple `LABEL`, empty without a
@@ -76,15 +77,15 @@ def small_step(
 
     Program (p, s) takes `SAMPLES` samples of model s, one after another, and keeps their gradient in registers.
 
-    With `PENDING`, a step is pending: every program makes it for itself, from `weights`, `momenta` and the gradient
-    `pending` of the batch before. The last programs along the first axis, at most two `KEEPERS`, take no sample: the
-    first for U and the visible bias, the last for V and the hidden bias, they write the result of that step to
-    `new_weights` and `new_momenta`, set `cleared`, the next launch's gradient, to zero, and compute the gains of
-    normalized steps. Other programs still read the old values, so the new ones go elsewhere.
+    With `PENDING`, every program first makes the step of the previous batch, from `weights`, `momenta` and the gradient
+    `pending`. The last programs along the first axis, at most two `KEEPERS`, take no sample. They write the result of
+    that step to `new_weights` and `new_momenta` (the first keeper U and the visible bias, the last one V and the hidden
+    bias), set `cleared`, the next launch's gradient, to zero, and compute the gains of normalized steps. The results go
+    to other buffers because other programs still read the old values.
 
-    The order of products leaves matrices where tensor cores put them: a thread holds side by side what the next product
-    sums over, X' and Y' being the second operand of every product but those of the gradient. Beyond a layer's edges
-    states are arbitrary: factors are zero there.
+    The order of products leaves matrices where tensor cores put them: a thread holds neighboring entries that the next
+    product sums over. X' and Y' are the second operand of every product, except for the gradient. Beyond a layer's
+    edges states are arbitrary: factors are zero there.
     """
     program = tl.program_id(0)
     model = tl.program_id(1)
@@ -142,8 +143,8 @@ def small_step(
         B, C = not_before(B, size), not_before(C, size)
         grad_u, grad_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
         grad_b, grad_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
-        # A chain counts as `weight` samples, a short batch in proportion. None counts more than 1 until the end, for
-        # the sake of numbers of 16 bits.
+        # A chain counts as `weight` samples, a short batch in proportion. No sample counts more than 1 until the end,
+        # so that operands stay in the range of 16-bit numbers.
         weight, largest = 1.0, 1.0
         if PERSISTENT:
             weight = n_valid.to(tl.float32) / CHAINS
@@ -219,8 +220,8 @@ def _keep(
 @triton.jit
 def operand(factor, HALVES: tl.constexpr):
     """Return a factor as an operand, and the size that results are multiplied by."""
-    # 16-bit numbers end at 65,504, which a training run may exceed for a while and recover. So factors are divided by
-    # their largest entry; other operands are then at most as large as a tile is wide.
+    # 16-bit numbers end at 65,504. Training may exceed this for a while and recover, so factors are divided by their
+    # largest entry. Other operands are then at most as large as a tile is wide.
     size = 1.0
     if HALVES:
         size = tl.maximum(tl.max(tl.abs(factor)), 1e-30)
@@ -230,10 +231,10 @@ def operand(factor, HALVES: tl.constexpr):
 
 @triton.jit
 def not_before(values, size):
-    """Return the values, which need not be there before `size` is known: all that is loaded is requested by then."""
-    # The compiler lays values out for the next product as soon as they are there. At the barrier that this takes
-    # everything waits, also loads that come later in the program. Sizes are not negative; where they are the constant
-    # 1, nothing is gained.
+    """Return the values unchanged, but delay their use until `size` is known, when all loads have been issued."""
+    # The compiler converts values to the layout of the next product as soon as they are loaded. All threads wait at the
+    # barrier that this takes, and loads that come later in the program are issued late. Sizes are not negative. Where
+    # they are the constant 1, this has no effect.
     return values + tl.minimum(size, 0.0)
 
 
@@ -297,7 +298,7 @@ def stacked_step(
     MOST: tl.constexpr = N if N > ROWS else ROWS
     PROGRAMS: tl.constexpr = (MOST + SAMPLES - 1) // SAMPLES
     LABELED: tl.constexpr = len(LABEL) > 0
-    # Gradients of the data at the end, where registers would not hold them while chains are drawn.
+    # Add the gradients of the data at the end if registers cannot hold them while chains are drawn.
     LATE: tl.constexpr = R > 4 or LABELED
     AT_V: tl.constexpr = AT_U + RANK * K * I
     AT_B: tl.constexpr = AT_V + RANK * L * J
@@ -323,7 +324,7 @@ def stacked_step(
     load_shift += model * STATES + AT_X
     order += model * order_stride + batch * N
     # Everything that does not depend on the parameters comes before the wait. The launch that wrote the chains has
-    # ended: the step that comes between has waited for it.
+    # ended, because the step between the two has waited for it.
     if SAMPLES == 1:
         x, label = _sample(
             data, labels, order, load_scale, load_shift, program, n_valid, at_x, in_x, I * J, LABEL, BYTE_SCALE,
@@ -363,7 +364,8 @@ def stacked_step(
     gradients += model.to(tl.int64) * STRIDE
     grad_u, grad_v = tl.zeros([BI, R * BK], tl.float32), tl.zeros([BL, R * BJ], tl.float32)
     grad_b, grad_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
-    # A chain counts as `weight` samples; none counts more than 1 until the end, for the sake of numbers of 16 bits.
+    # A chain counts as `weight` samples. No sample counts more than 1 until the end, so that operands stay in the range
+    # of 16-bit numbers.
     weight, largest = 1.0, 1.0
     if PERSISTENT:
         weight = n_valid.to(tl.float32) / CHAINS

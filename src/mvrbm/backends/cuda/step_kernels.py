@@ -1,7 +1,7 @@
 r"""The update rule in Triton, and the norms that normalized steps divide by. All kernel families use these functions.
 
-The rule is that of :func:`mvrbm.updates.step.step`; `step_rule` is its only implementation in Triton. Parameters, momenta
-and gradients of a model are flat arrays, `STRIDE` numbers apart.
+The rule is that of :func:`mvrbm.updates.step.step`; `step_rule` is its only implementation in Triton. Parameters,
+momenta and gradients of a model are flat arrays, `STRIDE` numbers apart.
 """
 
 # mypy: ignore-errors
@@ -11,8 +11,8 @@ import triton.language as tl
 
 from mvrbm.backends.cuda.overlap import after_previous, fresh
 
-# Number of columns of the table of rates, with one row per model: learning rates of factors and biases, momentum, weight
-# decay, 1 / rate decay, 1 / planned updates.
+# Number of columns of the table of rates, which has one row per model: learning rates of factors and biases, momentum,
+# weight decay, 1 / rate decay, 1 / planned updates.
 N_RATES = tl.constexpr(6)
 
 
@@ -60,8 +60,8 @@ def apply(
 ):  # fmt: skip
     """Make the step of batch `batch` from the gradient, and set the gradient to zero.
 
-    The gain of a factor is the sum of `TERMS` numbers, a power of two. The largest entries of every factor
-    go to `sizes`, (models, N_GAINS, BLOCKS), one of each program, unless there are no `BLOCKS`.
+    The gain of a factor is the sum of `TERMS` numbers, a power of two. With `BLOCKS`, each program writes the largest
+    entry of every factor in its block to `sizes`, (models, N_GAINS, BLOCKS).
     """
     model = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

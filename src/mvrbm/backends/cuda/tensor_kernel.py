@@ -1,16 +1,16 @@
 r"""The Triton kernel of one update for a single layer of order 3 or more, one program per sample.
 
-Modes are put into three groups, of one or two neighboring modes each, the second of which may be empty. A visible
-state is a tile (A B, C), a hidden one (N M, L), with A, B, C the groups' visible and L, M, N their
-hidden sizes, all padded. A field is one product per group: the last axis is replaced, and the two others are turned,
-so that the result has the axes in reverse order, and the same products of the factors lead back:
-(A B, C) -> (A N, B) -> (N M, A) -> (N M, L). The gradient of a group's factor pairs what a state is before its product
-upwards with what a hidden mean is before the same product downwards.
+Modes form three groups of one or two neighboring modes each, the second of which may be empty. A visible state is a
+tile (A B, C), and a hidden state a tile (N M, L), where A, B, C are the visible sizes of the groups and L, M, N their
+hidden sizes, all padded. A field takes one product per group, which replaces the last axis and swaps the other two:
+(A B, C) -> (A N, B) -> (N M, A) -> (N M, L). The result has the axes in reverse order, so that the same products lead
+back. The gradient of a group's factor pairs a state before its product upwards with a hidden mean before the same
+product downwards.
 
 The factor of a group of two modes is the Kronecker product of theirs, formed when it is read. Parameters, units, the
-random numbers and `PDL` are as in :mod:`mvrbm.backends.cuda.per_sample_kernels`. Steps are launches of their own.
+random numbers and `PDL` are as in :mod:`mvrbm.backends.cuda.per_sample_kernels`. Steps are separate launches.
 
-A group is a tuple of numbers, by position:
+A group is a tuple of numbers with the entries that the constants below number.
 """
 
 # mypy: ignore-errors
@@ -24,9 +24,19 @@ from mvrbm.backends.cuda.per_sample_kernels import load_sample, operand
 from mvrbm.backends.cuda.step_kernels import schatten
 from mvrbm.random.kernels import normal_lines, uniform_lines
 
-K1, I1, K2, I2 = (tl.constexpr(n) for n in range(4))  # hidden and visible sizes of its modes; 1 if there is none
-BK1, BI1, BK2, BI2 = (tl.constexpr(n) for n in range(4, 8))  # the same, padded
-AT1, AT2 = tl.constexpr(8), tl.constexpr(9)  # positions of their factors (R, K, I); AT2 is -1 if there is no second one
+# Hidden and visible size of the first mode, and of the second mode, which are 1 if there is none.
+K1 = tl.constexpr(0)
+I1 = tl.constexpr(1)
+K2 = tl.constexpr(2)
+I2 = tl.constexpr(3)
+# The same sizes, padded to powers of two.
+BK1 = tl.constexpr(4)
+BI1 = tl.constexpr(5)
+BK2 = tl.constexpr(6)
+BI2 = tl.constexpr(7)
+# Positions of the factors (R, K, I) of both modes. The second is -1 if there is no second mode.
+AT1 = tl.constexpr(8)
+AT2 = tl.constexpr(9)
 
 
 @triton.jit
@@ -296,7 +306,8 @@ def tensor_step(
     size = _product(size_a, size_b, size_c)
     bias_x = fresh(weights + AT_B + at_x, in_x)
     bias_y = fresh(weights + AT_B + VISIBLE + at_y, in_y)
-    # A chain counts as `weight` samples; none counts more than 1 until the end, for the sake of numbers of 16 bits.
+    # A chain counts as `weight` samples. No sample counts more than 1 until the end, so that operands stay in the range
+    # of 16-bit numbers.
     weight, largest = 1.0, 1.0
     if PERSISTENT:
         weight = n_valid.to(tl.float32) / CHAINS
