@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.backends.base import EpochBackend, UpdateSettings
+from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.backends.formed import FormedMachine
 from mvrbm.backends.reference import ReferenceBackend, own_gradient, own_step, powers_of
 from mvrbm.cuda_graphs import capture
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 # Updates between two checks for divergence. A check reads a number back, which waits for the GPU.
 _UPDATES_UNCHECKED = 2000
-# Fraction of the device's memory that the data may take.
-_SHARE_OF_MEMORY = 0.5
 
 #: The kind of an update: batch size and turn of the chains. Updates of one kind launch the same work.
 Kind = tuple[int, int]
@@ -322,16 +321,4 @@ def not_capturable_reason(settings: UpdateSettings, state: TrainState, source: S
     units = state.machine.layers.values()
     if any(unit.own_lengths or unit.absent(like.new_zeros(1, *unit.shape)) is not None for unit in units):
         return "its samples differ in length"
-    return None
-
-
-def too_large_reason(source: Source, device: torch.device) -> str | None:
-    """Return that the data is too large to be kept on a device, None if it is not."""
-    arrays, known = source.with_masks
-    masks = known.values() if not source.nan_is_missing else arrays.values()  # one byte per entry
-    size = sum(int(torch.as_tensor(array[:1]).nbytes) * len(array) for array in arrays.values())
-    size += sum(math.prod(mask.shape) for mask in masks)
-    # Compare with all memory, not the free memory: the same training run has to use the same backend every time.
-    if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:
-        return f"its data, {size / 1e9:.1f} GB, would take more than half of the device's memory"
     return None

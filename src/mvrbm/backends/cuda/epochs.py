@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.backends.base import EpochBackend, UpdateSettings
-from mvrbm.backends.graph import too_large_reason
+from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source
 from mvrbm.machine import BoltzmannMachine
