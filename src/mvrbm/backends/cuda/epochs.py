@@ -109,6 +109,10 @@ class KernelBackend(EpochBackend):
     updates_per_graph: int
     #: Whether the kernels draw missing entries of the data.
     draws_missing = False
+    #: Everything that graphs and the shapes of buffers depend on, except the recipes.
+    signature: Hashable
+    #: The conversion of each model's state.
+    packings: Sequence[PackedForm]
 
     def __init__(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
@@ -125,11 +129,6 @@ class KernelBackend(EpochBackend):
         self._kept: tuple[tuple[Tensor, ...], int] = ((), 0)
         self._unchecked = 0
 
-    @property
-    @abstractmethod
-    def signature(self) -> Hashable:
-        """Everything that graphs and the shapes of buffers depend on, except the recipes."""
-
     @abstractmethod
     def signature_of(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
@@ -145,11 +144,6 @@ class KernelBackend(EpochBackend):
     @abstractmethod
     def momenta(self) -> Tensor:
         """The flat momenta of all models, (models, size)."""
-
-    @property
-    @abstractmethod
-    def packings(self) -> Sequence[PackedForm]:
-        """The conversion of each model's state."""
 
     @abstractmethod
     def changing(self) -> tuple[Tensor, ...]:

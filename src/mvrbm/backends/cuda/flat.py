@@ -193,6 +193,8 @@ class FlatBackend(KernelBackend):
     """
 
     updates_per_graph = 1000
+    signature: FlatSignature
+    packings: list[TransposedPacking]
 
     def __init__(
         self,
@@ -203,11 +205,11 @@ class FlatBackend(KernelBackend):
         precision: str | None = None,
     ) -> None:
         super().__init__(settings, states, sources)
-        self._signature = FlatSignature.of(settings, states, sources, precision)
-        self.layout = self._signature.layout
+        self.signature = FlatSignature.of(settings, states, sources, precision)
+        self.layout = self.signature.layout
         self._overlapping = launches_overlap(self._device)
-        self._packings: list[TransposedPacking] = []
-        self._data = SampleData.allocate(self._signature, self._device)
+        self.packings = []
+        self._data = SampleData.allocate(self.signature, self._device)
         self._buffers = self.allocate()
         self.begin(states, sources)
 
@@ -215,14 +217,10 @@ class FlatBackend(KernelBackend):
     def allocate(self) -> FlatBuffers:
         """Choose the kernels' launch settings, and return buffers for them."""
 
-    @property
-    def signature(self) -> FlatSignature:
-        return self._signature
-
     def signature_of(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> FlatSignature:
-        return FlatSignature.of(settings, states, sources, self._signature.precision)
+        return FlatSignature.of(settings, states, sources, self.signature.precision)
 
     @property
     def params(self) -> Tensor:
@@ -232,10 +230,6 @@ class FlatBackend(KernelBackend):
     def momenta(self) -> Tensor:
         return self._buffers.momenta[0]
 
-    @property
-    def packings(self) -> Sequence[TransposedPacking]:
-        return self._packings
-
     def changing(self) -> tuple[Tensor, ...]:
         return self.params, self.momenta, self._buffers.chains
 
@@ -244,9 +238,9 @@ class FlatBackend(KernelBackend):
 
     def load_run(self, states: Sequence[TrainState], sources: Sequence[Source]) -> None:
         normalized = self.run.normalized
-        self._packings = [TransposedPacking(state, self.layout, normalized=normalized) for state in states]
-        self._data.load(self._signature, sources, self._packings)
-        self._buffers.multiplier.copy_(torch.stack([packing.multiplier for packing in self._packings]))
+        self.packings = [TransposedPacking(state, self.layout, normalized=normalized) for state in states]
+        self._data.load(self.signature, sources, self.packings)
+        self._buffers.multiplier.copy_(torch.stack([packing.multiplier for packing in self.packings]))
         self.clear_gradients()
 
     @torch.no_grad()
@@ -278,7 +272,7 @@ class FlatBackend(KernelBackend):
         samples = {}
         chosen = self.run.batch_of_chains(rows)
         for layer, array, (_, factor) in zip(
-            self.layout.layers, self._data.arrays, self._signature.formats, strict=True
+            self.layout.layers, self._data.arrays, self.signature.formats, strict=True
         ):
             block = array.view(-1, self.n_samples, layer.area)[0 if self.run.shared_data else number]
             samples[layer.name] = block[chosen].float() * factor

@@ -63,6 +63,8 @@ class FullMatrixBackend(KernelBackend):
 
     updates_per_graph = 50
     draws_missing = True
+    signature: FullSignature
+    packings: list[FullPacking]
 
     def __init__(
         self,
@@ -73,27 +75,23 @@ class FullMatrixBackend(KernelBackend):
         precision: str | None = None,
     ) -> None:
         super().__init__(settings, states, sources)
-        self._signature = FullSignature.of(settings, states, sources, precision)
-        self.run = self._signature.run
-        self.layout = self._signature.layout
-        self._packings: list[FullPacking] = []
-        self._data = Operands.allocate(self._signature, self._device)
-        self._parameters = FullParameters.allocate(self._signature, self.rates())
-        self._states = FullStates.allocate(self._signature, self._device)
-        self._offsets = FullOffsets.allocate(self._signature, self._device)
-        self._variances = FullVariances.allocate(self._signature, self._device)
-        self._launch = FullLaunch.of(self._signature, self._device, overlapping=launches_overlap(self._device))
-        self._tempering = Tempering(self._signature, self._launch, self._device)
+        self.signature = FullSignature.of(settings, states, sources, precision)
+        self.run = self.signature.run
+        self.layout = self.signature.layout
+        self.packings = []
+        self._data = Operands.allocate(self.signature, self._device)
+        self._parameters = FullParameters.allocate(self.signature, self.rates())
+        self._states = FullStates.allocate(self.signature, self._device)
+        self._offsets = FullOffsets.allocate(self.signature, self._device)
+        self._variances = FullVariances.allocate(self.signature, self._device)
+        self._launch = FullLaunch.of(self.signature, self._device, overlapping=launches_overlap(self._device))
+        self._tempering = Tempering(self.signature, self._launch, self._device)
         self.begin(states, sources)
-
-    @property
-    def signature(self) -> FullSignature:
-        return self._signature
 
     def signature_of(
         self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> FullSignature:
-        return FullSignature.of(settings, states, sources, self._signature.precision)
+        return FullSignature.of(settings, states, sources, self.signature.precision)
 
     @property
     def params(self) -> Tensor:
@@ -102,10 +100,6 @@ class FullMatrixBackend(KernelBackend):
     @property
     def momenta(self) -> Tensor:
         return self._parameters.momenta[0]
-
-    @property
-    def packings(self) -> Sequence[FullPacking]:
-        return self._packings
 
     @property
     def _tempered(self) -> bool:
@@ -134,20 +128,20 @@ class FullMatrixBackend(KernelBackend):
     # -- from and to the states -------------------------------------------------------------------
 
     def load_run(self, states: Sequence[TrainState], sources: Sequence[Source]) -> None:
-        self._packings = [FullPacking(state, self.layout) for state in states]
-        self._data.load(self.layout, sources, self._packings)
+        self.packings = [FullPacking(state, self.layout) for state in states]
+        self._data.load(self.layout, sources, self.packings)
         self._parameters.gradients.zero_()
-        for number, packing in enumerate(self._packings):
+        for number, packing in enumerate(self.packings):
             self._parameters.multiplier[number] = packing.multiplier(self.params[number], self.run.normalized)
             for name, columns in packing.columns.items():
                 self._variances.start[number, columns] = -2 * torch.log(packing.scale(name))
         if self._tempered:
-            self._tempering.load_middle(states[0], self._packings[0])
+            self._tempering.load_middle(states[0], self.packings[0])
 
     def load(self, states: Sequence[TrainState]) -> None:
         super().load(states)
         means, begun = self._offsets.current(self.layout)
-        for number, (state, packing) in enumerate(zip(states, self._packings, strict=True)):
+        for number, (state, packing) in enumerate(zip(states, self.packings, strict=True)):
             if state.centering is None:
                 continue
             for layer in self.layout.layers:
@@ -172,7 +166,7 @@ class FullMatrixBackend(KernelBackend):
         means, _ = self._offsets.current(self.layout)
         places = self.layout.hidden_places().to(self._device)
         for number, state in enumerate(states):
-            if state.centering is not None and self._signature.follows and state.update > 0:
+            if state.centering is not None and self.signature.follows and state.update > 0:
                 state.centering.hidden = means[number, places].reshape(1, *self.layout.hidden_shape)
         if self._tempered:
             self._tempering.store(states)
@@ -193,7 +187,7 @@ class FullMatrixBackend(KernelBackend):
         return self.layout.hidden_rows * layer.rows, self.layout.hidden_columns * layer.columns
 
     def chain_data(self, number: int) -> dict[str, Tensor]:
-        packing = self._packings[number]
+        packing = self.packings[number]
         shape = (self.run.temperatures, self.run.n_coldest) if self._tempered else (self.run.n_chains,)
         found = {}
         for layer in self.layout.layers:
@@ -202,14 +196,14 @@ class FullMatrixBackend(KernelBackend):
         return found
 
     def set_chains(self, number: int, data: Mapping[str, Tensor]) -> None:
-        packing = self._packings[number]
+        packing = self.packings[number]
         for layer in self.layout.layers:
             values = data[layer.name].reshape(self.run.n_chains, -1) * packing.scale(layer.name)
-            self._chains[number][:, packing.columns[layer.name]] = values.to(self._signature.dtype)
+            self._chains[number][:, packing.columns[layer.name]] = values.to(self.signature.dtype)
 
     def start_chains(self, number: int, rows: Tensor) -> None:
         samples = self._data.samples[0 if self.run.shared_data else number][rows]
-        if self._signature.masked:  # chains start at the data as the first update will draw it
+        if self.signature.masked:  # chains start at the data as the first update will draw it
             self._parameters.clock.zero_()
             self._launch_gather(len(rows))
             self._launch_missing(0, len(rows))
@@ -233,7 +227,7 @@ class FullMatrixBackend(KernelBackend):
                     (parameters.momenta[0], parameters.momenta[1]),
                     (parameters.gains[0], parameters.gains[1]),
                 ]
-                if self._signature.centered:
+                if self.signature.centered:
                     pairs += [(self._offsets.hidden[0], self._offsets.hidden[1]), parameters.weights]
                 for current, other in pairs:
                     current.copy_(other)
@@ -248,7 +242,7 @@ class FullMatrixBackend(KernelBackend):
         gather[(self.layout.visible // GATHERED.value, self.run.models)](
             self._data.samples, self._order, self._states.visible, self._states.visible_sums, self._parameters.clock, 0,
             n_valid, *self._strides, N=self.run.batch_size, ALL_ROWS=self._states.visible.shape[1],
-            VISIBLE=self.layout.visible, BG=self._launch.gathered, CENTERED=self._signature.centered,
+            VISIBLE=self.layout.visible, BG=self._launch.gathered, CENTERED=self.signature.centered,
         )  # fmt: skip
 
     @property
@@ -258,12 +252,12 @@ class FullMatrixBackend(KernelBackend):
 
     def _launch_update(self, batch: int, n_valid: int, n_next: int) -> None:
         """Launch one update, number `batch` of a series, the next of which has `n_next` samples."""
-        if self._signature.masked:
+        if self.signature.masked:
             self._launch_missing(batch, n_valid)
         self._launch_chains(batch, n_valid)
         self._launch_gradients(batch, n_valid)
         self._launch_build(batch + 1, n_next, step=True)
-        if self._signature.centered:
+        if self.signature.centered:
             self._launch_compensation(batch)
 
     def _weight_of(self, batch: int) -> Tensor:
@@ -277,9 +271,9 @@ class FullMatrixBackend(KernelBackend):
         draw = DRAWS_OF_MISSING
         self._launch_down(batch, n_valid, draw, missing=True, start=True)
         draw += n_layers
-        for step in range(1, self._signature.missing_steps + 1):
+        for step in range(1, self.signature.missing_steps + 1):
             self._launch_up(batch, n_valid, draw, data=True, chains=False, summed=False)
-            last = step == self._signature.missing_steps
+            last = step == self.signature.missing_steps
             self._launch_down(batch, n_valid, draw + 1, missing=True, summed=last)
             draw += 1 + n_layers
 
@@ -350,10 +344,10 @@ class FullMatrixBackend(KernelBackend):
             states.visible, self._weight_of(batch), self._parameters.params[batch % 2][:, self.layout.hidden_bias :],
             states.means, states.draws, states.hidden_sums, buffers.hidden_base, buffers.differences, buffers.turns,
             self._keys, self._parameters.clock, batch, n_valid, draw, step, FIRST_TILE=first,
-            DRAW_DATA=not chains and drawn, DRAW_CHAINS=drawn, SUMMED=self._signature.centered and summed,
+            DRAW_DATA=not chains and drawn, DRAW_CHAINS=drawn, SUMMED=self.signature.centered and summed,
             COMPARE=compare, TEMPERATURES=self.run.temperatures if chains and not coldest else 1, STEPS=self.run.steps,
-            GAUSSIAN=self._signature.hidden_gaussian, SAMPLE_ROWS=states.draws.shape[1],
-            PRECISION=self._signature.dot_precision, BM=BM, BN=BN, **self._hidden_sizes(), **sizes,
+            GAUSSIAN=self.signature.hidden_gaussian, SAMPLE_ROWS=states.draws.shape[1],
+            PRECISION=self.signature.dot_precision, BM=BM, BN=BN, **self._hidden_sizes(), **sizes,
             **self._launch.product_options,
         )  # fmt: skip
 
@@ -383,9 +377,9 @@ class FullMatrixBackend(KernelBackend):
             states.visible, states.visible_sums, buffers.visible_base, buffers.differences, buffers.turns, self._keys,
             self._parameters.clock, self._variances.ratios, self._data.known, self._order, batch, n_valid, draw, step,
             *self._strides, N=self.run.batch_size, LAYERS=self._launch.layers,
-            SUMMED=self._signature.centered and summed, VARIES=self.layout.varies, FILL=missing, START=start,
+            SUMMED=self.signature.centered and summed, VARIES=self.layout.varies, FILL=missing, START=start,
             TEMPERATURES=1 if missing else self.run.temperatures, STEPS=self.run.steps,
-            SAMPLE_ROWS=states.draws.shape[1], PRECISION=self._signature.dot_precision, BM=BM, BN=BN,
+            SAMPLE_ROWS=states.draws.shape[1], PRECISION=self.signature.dot_precision, BM=BM, BN=BN,
             **self._rows(coldest=False), **self._launch.product_options,
         )  # fmt: skip
 
@@ -401,8 +395,8 @@ class FullMatrixBackend(KernelBackend):
             states.visible, states.means, states.visible_sums, states.hidden_sums,
             self._parameters.gradients[batch % 2], offsets[batch % 2], offsets[(batch + 1) % 2], self._offsets.center,
             self._variances.ratios, n_valid, N=self.run.batch_size, VISIBLE_BIAS=layout.visible_bias,
-            LAYERS=self._launch.layers, CENTERED=self._signature.centered, FOLLOWS=self._signature.follows,
-            VARIES=layout.varies, BM=BM, BN=BN, PRECISION=self._signature.dot_precision, **self._hidden_sizes(),
+            LAYERS=self._launch.layers, CENTERED=self.signature.centered, FOLLOWS=self.signature.follows,
+            VARIES=layout.varies, BM=BM, BN=BN, PRECISION=self.signature.dot_precision, **self._hidden_sizes(),
             **self._rows(), **self._launch.product_options,
         )  # fmt: skip
         if layout.varies:
@@ -440,7 +434,7 @@ class FullMatrixBackend(KernelBackend):
         contract[(-(-KI // TILE), -(-LJ // TILE), self.run.models)](
             self._parameters.params[batch % 2], self._parameters.gradients[batch % 2], STRIDE=self._parameters.stride,
             FACTORS_AT=layer.parameters_at, FULL_AT=self.layout.full_at(layer), KI=KI, LJ=LJ, R=layer.rank,
-            RANKS=max(16, power_of_two(layer.rank)), PRECISION=self._signature.dot_precision, BM=TILE, BN=TILE,
+            RANKS=max(16, power_of_two(layer.rank)), PRECISION=self.signature.dot_precision, BM=TILE, BN=TILE,
             **self._launch.options,
         )  # fmt: skip
 
@@ -451,7 +445,7 @@ class FullMatrixBackend(KernelBackend):
         layout = self.layout
         parameters = self._parameters
         states = self._states
-        terms = self._signature.terms
+        terms = self.signature.terms
         norms = layout.n_factors * terms if self.run.normalized else 0
         biases = -(-(layout.variances - layout.visible_bias) // _BLOCK) if step else 0
         now = (batch - step) % 2
@@ -465,8 +459,8 @@ class FullMatrixBackend(KernelBackend):
             ALL_ROWS=states.visible.shape[1], HIDDEN=layout.hidden, VISIBLE=layout.visible, K=layout.hidden_rows,
             L=layout.hidden_columns, HIDDEN_PITCH=layout.hidden_pitch, SIZE=layout.variances,
             STRIDE=parameters.stride, VISIBLE_BIAS=layout.visible_bias, N_GAINS=layout.n_factors * terms,
-            LAYERS=self._launch.layers, STEP=step, NORMALIZED=self.run.normalized, CENTERED=self._signature.centered,
-            TERMS=terms, PRECISION=self._signature.exact_precision, BG=self._launch.gathered, BM=TILE, BN=TILE,
+            LAYERS=self._launch.layers, STEP=step, NORMALIZED=self.run.normalized, CENTERED=self.signature.centered,
+            TERMS=terms, PRECISION=self.signature.exact_precision, BG=self._launch.gathered, BM=TILE, BN=TILE,
             EDGE=self._launch.edge, BLOCK=_BLOCK, **self._launch.options,
         )  # fmt: skip
 
@@ -480,7 +474,7 @@ class FullMatrixBackend(KernelBackend):
             self._parameters.params[new], self._weight_of(batch), self._weight_of(batch + 1),
             self._offsets.hidden[new], self._offsets.center, HIDDEN=layout.hidden, VISIBLE=layout.visible,
             UNITS=layout.units, STRIDE=self._parameters.stride, VISIBLE_BIAS=layout.visible_bias,
-            FOLLOWS=self._signature.follows, BM=TILE, BN=TILE, **self._launch.options,
+            FOLLOWS=self.signature.follows, BM=TILE, BN=TILE, **self._launch.options,
         )  # fmt: skip
 
 
