@@ -26,6 +26,11 @@ _ALIGNMENT = 16
 class TransposedPacking(Packing):
     """A packing with the weights of labels transposed, (classes, hidden units): a category's weights are contiguous."""
 
+    def __init__(self, state: TrainState, layout: Layout, *, normalized: bool) -> None:
+        super().__init__(state, layout, normalized=normalized)
+        self._labels = [layer for layer in layout.layers if layer.is_label]
+        self._hidden_area = layout.hidden_area
+
     @torch.no_grad()
     def pack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
         super().pack(state, params, momenta)
@@ -42,10 +47,9 @@ class TransposedPacking(Packing):
 
     def _label_weights(self, *arrays: Tensor) -> Iterator[tuple[Tensor, int]]:
         """Yield the weights of each label in flat arrays, and its number of classes."""
-        for layer in self.plan.layers:
-            if layer.is_label:
-                for array in arrays:
-                    yield array[layer.parameters_at :][: self.plan.hidden_area * layer.area], layer.area
+        for label in self._labels:
+            for array in arrays:
+                yield array[label.parameters_at :][: self._hidden_area * label.area], label.area
 
 
 @dataclass(frozen=True)
