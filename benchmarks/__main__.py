@@ -126,6 +126,24 @@ def _run_workloads(options: Options) -> tuple[Mapping[str, Any], str]:
     return result, table(result)
 
 
+# -- backends ---------------------------------------------------------------------------------------
+
+
+def _add_backends(parser: argparse.ArgumentParser) -> None:
+    only = {"default": "", "help": "Time only the workloads whose name contains TEXT."}
+    out = {"metavar": "FILE", "help": "JSON file to write."}
+    add_options(parser, "--out", "--only", "--device", "--json", out=out, only=only)
+
+
+def _run_backends(options: Options) -> tuple[Mapping[str, Any], str]:
+    from benchmarks.backends import measure, table
+
+    result = measure(only=options.only, device=options.device)
+    if options.out is not None:
+        write_json(options.out, result)
+    return result, table(result)
+
+
 COMMANDS = {
     "speed": Command(
         "Speed and memory of training and inference, next to other packages and to the least possible time.",
@@ -138,6 +156,12 @@ COMMANDS = {
         _add_workloads,
         _run_workloads,
         "--out benchmarks/gpu/workloads.json",
+    ),
+    "backends": Command(
+        "Every backend on every workload that it can compute, forced: microseconds per update.",
+        _add_backends,
+        _run_backends,
+        "--out benchmarks/gpu/backends.json",
     ),
     "kernels": Command(
         "The fused GPU kernels by themselves: time, divergence and what they learn.",

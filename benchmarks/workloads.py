@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks import floors
 from benchmarks.contestants import CONTESTANTS
@@ -29,13 +31,14 @@ from benchmarks.problems import Problem, digits, on_device
 from benchmarks.run import gpu_rates
 from benchmarks.show import grid, three_digits
 from mvrbm import BoltzmannMachine, RandomSource
-from mvrbm.backends.choose import EpochBackend, choose_backend
+from mvrbm.backends.choose import EpochBackend, UpdateBackend, choose_backend
 from mvrbm.couplings import Coupling, Dense, Kronecker
+from mvrbm.data.sources import Source
 from mvrbm.devices import resolve_device
 from mvrbm.likelihood import annealed_importance_sampling
-from mvrbm.random import Permutations
 from mvrbm.training import CD, PCD, NegativePhase, Recipe, TemperedPCD, Trainer
 from mvrbm.units import Bernoulli, Categorical, Gaussian, Unit
+from mvrbm.updates.gradient import WHOLE
 from studies.runner import run_plan
 from studies.runs import Outcome, Place, Run, Store
 
@@ -126,6 +129,7 @@ WORKLOADS: dict[str, Workload] = {
     "rank 8, PCD(100), labels": dataclasses.replace(_RANK_8, labels=True),
     "64 models, rank 1, CD-1": Workload(models=64),
     "64 models, rank 1, PCD(100)": Workload(models=64, chains=100),
+    "128x128 -> 64x64, CD-1": Workload((128, 128), (64, 64), n_samples=2000),
     "256x256 -> 128x128, CD-1": Workload((256, 256), (128, 128), n_samples=2000),
     "16x16x16 -> 10x10x10, CD-1": Workload((16, 16, 16), (10, 10, 10), n_samples=10_000),
     "16x16x16 -> 10x10x10, PCD(100)": Workload((16, 16, 16), (10, 10, 10), chains=100, n_samples=10_000),
@@ -161,34 +165,70 @@ def _data(workload: Workload) -> dict[str, Any]:
     return data
 
 
-def _epochs(workload: Workload, device: str) -> tuple[Callable[[], int], str]:
-    """Return a function that goes through the data once and returns the number of updates, and the path's name."""
+# Epochs whose orders are drawn together: one sort for several orders takes hardly longer than for one.
+_ORDERS_AT_ONCE = 16
+
+
+def epochs(workload: Workload, device: str, name: str | None = None) -> tuple[Callable[[], int], str]:
+    """Return a function that computes an epoch and returns the number of updates, and the name of the backend's class.
+
+    Parameters
+    ----------
+    workload : Workload
+        What to train.
+    device : str
+        Device to train on.
+    name : str, optional
+        Name of the backend; see :data:`mvrbm.backends.choose.BACKENDS`. Default: the backend that a trainer chooses.
+    """
+    trainers, source = prepared(workload, device)
+    first = trainers[0]
+    states = [trainer.state for trainer in trainers]
+    settings = [trainer.task() for trainer in trainers]
+    backend = choose_backend(settings, states, [source] * len(trainers), 1, name=name)
+    done = itertools.count()
+    orders: list[Tensor] = []
+
+    def whole() -> int:
+        assert isinstance(backend, EpochBackend)
+        number = next(done)
+        if number % _ORDERS_AT_ONCE == 0:
+            orders[:] = _orders(trainers, number, backend.n_samples, device)
+        return backend.epoch(states, orders[number % _ORDERS_AT_ONCE], lambda: False)
+
+    def batch_by_batch() -> int:
+        assert isinstance(backend, UpdateBackend)
+        before = first.update
+        for batch in source.batches(workload.batch_size, first.order_rng.at_step(next(done))):
+            state = first.state
+            visible = backend.draw_missing(state, batch, _MISSING_STEPS) if batch.known else batch.visible
+            backend.update(state, visible, len(batch) / workload.batch_size, WHOLE)
+        return first.update - before
+
+    return whole if isinstance(backend, EpochBackend) else batch_by_batch, type(backend).__name__
+
+
+def prepared(workload: Workload, device: str) -> tuple[list[Trainer], Source]:
+    """Return trainers of all models of a workload, ready to train, and their data."""
     recipe = Recipe(
         learning_rate=0.01, negative=workload.negative, batch_size=workload.batch_size, centering=workload.centering
     )
-    seeds = range(workload.models)
     trainers = [
-        Trainer(_machine(workload, seed).to(device), recipe, seed=seed, missing_steps=_MISSING_STEPS) for seed in seeds
+        Trainer(_machine(workload, seed).to(device), recipe, seed=seed, missing_steps=_MISSING_STEPS)
+        for seed in range(workload.models)
     ]
-    data, first = _data(workload), trainers[0]
+    data = _data(workload)
     known = np.random.default_rng(0).random(data["image"].shape) < workload.known
-    source = first.prepare(data, mask=None if workload.known == 1 else {"image": known}, initialize=True)
+    source = trainers[0].prepare(data, mask=None if workload.known == 1 else {"image": known}, initialize=True)
     for trainer in trainers[1:]:
         trainer.prepare(source, initialize=True)
-    states, orders = [trainer.state for trainer in trainers], Permutations()
-    path = choose_backend([trainer.task() for trainer in trainers], states, [source] * len(trainers), 1)
+    return trainers, source
 
-    def whole() -> int:
-        assert isinstance(path, EpochBackend)
-        order = orders.draw([trainer.order_rng for trainer in trainers], path.n_samples, 10**6)
-        return path.epoch(states, order, lambda: False)
 
-    def batch_by_batch() -> int:
-        before = first.update
-        first.fit(source, first.epoch + 1)
-        return first.update - before
-
-    return whole if isinstance(path, EpochBackend) else batch_by_batch, type(path).__name__
+def _orders(trainers: Sequence[Trainer], epoch: int, n_samples: int, device: str) -> Sequence[Tensor]:
+    """Return the orders of the samples of several epochs, each (trainers, n_samples)."""
+    each = [trainer.order_rng.permutations(n_samples, epoch, _ORDERS_AT_ONCE, device) for trainer in trainers]
+    return torch.stack(each, 1).unbind(0)
 
 
 def _peer(workload: Workload, device: str) -> tuple[Callable[[], int], str]:
@@ -209,10 +249,10 @@ def _annealing(workload: Workload, device: str) -> Callable[[int], None]:
     """Return a function that runs a number of annealing steps."""
     machine = _machine(workload, 0).to(device)
     for link in machine.links.values():
-        link.initialize(RandomSource(1, device=device), 0.05)
+        link.initialize(RandomSource(1), 0.05)
 
     def anneal(steps: int) -> None:
-        annealed_importance_sampling(machine, RandomSource(0, device=device), n_chains=workload.chains, n_steps=steps)
+        annealed_importance_sampling(machine, RandomSource(0), n_chains=workload.chains, n_steps=steps)
 
     return anneal
 
@@ -225,6 +265,15 @@ def _seconds(work: Callable[[], object], device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - began
+
+
+def seconds_per_update(epoch: Callable[[], int], device: str) -> list[float]:
+    """Time a function that computes an epoch and returns the number of updates, `REPETITIONS` times."""
+    epoch()  # compiles and captures
+    made = epoch()
+    # As in a training run, several epochs follow each other before anybody waits for them.
+    turns = max(1, round(MIN_SECONDS / REPETITIONS / _seconds(epoch, device)))
+    return [_seconds(lambda: [epoch() for _ in range(turns)], device) / (turns * made) for _ in range(REPETITIONS)]
 
 
 # -- floors -----------------------------------------------------------------------------------------
@@ -285,13 +334,8 @@ def microseconds(settings: Settings, place: Place) -> Outcome:
             more = _seconds(lambda: anneal(long), device) - _seconds(lambda: anneal(short), device)
             times.append(more / (long - short))
     else:
-        epoch, path = (_peer if workload.peer else _epochs)(workload, device)
-        epoch()  # compiles and captures
-        made = epoch()
-        # As in a training run, several epochs follow each other before anybody waits for them.
-        turns = max(1, round(MIN_SECONDS / REPETITIONS / _seconds(epoch, device)))
-        for _ in range(REPETITIONS):
-            times.append(_seconds(lambda: [epoch() for _ in range(turns)], device) / (turns * made))
+        epoch, path = (_peer if workload.peer else epochs)(workload, device)
+        times = seconds_per_update(epoch, device)
     return Outcome({"microseconds": dataclasses.asdict(Spread.of(times, 1e6)), "path": path})
 
 

@@ -22,8 +22,9 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
     # afterwards, so that trainers do not choose the kernels.
     os.environ["TRITON_INTERPRET"] = "1"
     importlib.import_module("mvrbm.backends.cuda.per_sample_kernels")
-    importlib.import_module("mvrbm.backends.cuda.tiled")
+    importlib.import_module("mvrbm.backends.cuda.graph_step")
     importlib.import_module("mvrbm.sampling.tempered_kernels")
+    importlib.import_module("mvrbm.couplings.norm_kernels")
     del os.environ["TRITON_INTERPRET"]
     from triton.runtime import interpreter
 

@@ -10,8 +10,8 @@ from mvrbm.random import RandomSource
 
 # Steps per graph. An even number, because tempering alternates between two kinds of steps.
 _STEPS_PER_GRAPH = 20
-# Number of steps from which a graph is worth its capture.
-_WORTH_A_GRAPH = 2 * _STEPS_PER_GRAPH
+#: Number of steps from which a graph is worth its capture.
+WORTH_A_GRAPH = 2 * _STEPS_PER_GRAPH
 
 
 def capture(work: Callable[[], None], *, what: str = "this model") -> torch.cuda.CUDAGraph | None:
@@ -54,7 +54,7 @@ def repeat(step: Callable[[RandomSource], object], count: int, rng: RandomSource
     device : torch.device
         Where the tensors are.
     """
-    if count < _WORTH_A_GRAPH:
+    if count < WORTH_A_GRAPH:
         for _ in range(count):
             step(rng)
             report("Gibbs steps")

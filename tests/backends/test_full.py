@@ -1,11 +1,10 @@
-"""The path that forms full matrices against the reference, given the same random numbers, and the choice of kernels.
+"""The backend that forms full matrices against the reference, with the same random numbers, and the choice of kernels.
 
 The Triton kernels run in the interpreter, or on a GPU where there is one.
 """
 
 import dataclasses
 import importlib.util
-import math
 
 import pytest
 import torch
@@ -13,31 +12,39 @@ import torch
 from mvrbm import BoltzmannMachine
 from mvrbm.couplings import CP, Dense, Kronecker
 from mvrbm.data.sources import as_source
-from mvrbm.random import Recorder
 from mvrbm.training import CD, PCD, TemperedPCD, Trainer
 from mvrbm.training.group import fit_together
 from mvrbm.units import Bernoulli, Categorical, Gaussian
 
-ON_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if ON_GPU else "cpu"
 if importlib.util.find_spec("triton") is None:
     pytest.skip("the kernels need triton", allow_module_level=True)
-from backends import test_equal_reference as of_rank_1  # noqa: E402
-from backends.test_equal_reference import Single, data_for, learning, never, spread  # noqa: E402
-from mvrbm.backends.choose import kernel_backend  # noqa: E402
-from mvrbm.backends.cuda import tempered  # noqa: E402
-from mvrbm.backends.cuda.full_matrix import FullMatrixBackend, tile_of, unsupported_reason  # noqa: E402
-from mvrbm.backends.cuda.per_sample import PerSampleBackend, slower_reason  # noqa: E402
-from mvrbm.backends.cuda.tempered import TemperedBackend  # noqa: E402
-from mvrbm.backends.layout import Layout  # noqa: E402
+from backends.training_runs import (
+    DEFAULT,
+    DEVICE,
+    FULL,
+    PAPER,
+    N,
+    assert_same_result,
+    by_kernels,
+    by_reference,
+    data_for,
+    everything,
+    learning,
+    machine_of,
+    masks_for,
+    never,
+    prepared,
+    relative_distance,
+    spread,
+    with_chains,
+)
+from mvrbm.backends.choose import kernel_backend
+from mvrbm.backends.cuda.full_buffers import tile_of
+from mvrbm.backends.cuda.full_matrix import FullMatrixBackend, unsupported_reason
+from mvrbm.backends.cuda.per_sample import slower_reason
+from mvrbm.backends.layout import Layout
 
-DEFAULT, PAPER = (dataclasses.replace(recipe, batch_size=8) for recipe in (of_rank_1.DEFAULT, of_rank_1.PAPER))
-FULL = dataclasses.replace(DEFAULT, centering="full")
 MOVING = dataclasses.replace(DEFAULT, momentum=0.5, weight_decay=0.01, negative=CD(2))
-
-
-def with_chains(recipe, *arguments, kind=PCD):
-    return dataclasses.replace(recipe, negative=kind(*arguments))
 
 
 def picture():
@@ -113,137 +120,23 @@ MASKED = {
 }  # fmt: skip
 
 
-def masks_for(machine, n):
-    """Which entries are known: two of three, and two of three labels; the second layer alone where there are two."""
-    masks = {}
-    for number, (name, unit) in enumerate(machine.layers.items()):
-        sites = unit.shape[:-1] if unit.entry_modes else unit.shape
-        known = (torch.arange(n * math.prod(sites)) * 7 % 3 > 0).view(n, *sites)
-        if number == len(machine.layers) - 1:
-            masks[name] = known[..., None].expand(n, *unit.shape) if unit.entry_modes else known
-    return masks
-
-
-def machine_of(visible, hidden_layer, links):
-    layers = {f"x{number}": make() for number, make in enumerate(visible)}
-    copies = {name: link.copy_without_shapes() for name, link in zip(layers, links, strict=True)}
-    return BoltzmannMachine(layers, hidden_layer(), copies, std=0.3).to(DEVICE)
-
-
-#: Samples: a batch of 8 and one of 4. The interpreter is slow.
-N = 12
-MISSING_STEPS = 2
-
-
-def unchanged(machine):
-    pass
-
-
-def by_reference(case, dtype, change=unchanged, *, masked=False):
-    """Train by the reference, and return the trainer, its start, its data, its order and all draws of each update."""
-    *_, recipe = case
-    machine, negative = machine_of(*case[:3]), recipe.negative
-    data = data_for(machine, N)
-    mask = masks_for(machine, N) if masked else None
-    Trainer(machine, recipe, seed=5, backend="reference").prepare(data, mask=mask, initialize=True)
-    change(machine)
-    start = {key: value.clone() for key, value in machine.state_dict().items()}
-    trainer = Trainer(machine.to(dtype), recipe, seed=5, backend="reference", missing_steps=MISSING_STEPS)
-    trainer.state.rng = recorder = Recorder(Single(11, device=DEVICE))
-    source = trainer.prepare(data, mask=mask)
-    of_data = len(machine.layers) * (MISSING_STEPS + 1) + MISSING_STEPS if masked else 0  # draws of missing entries
-    draws, state = [], trainer.order_rng.state_dict()
-    order = trainer.order_rng.permutation(N)
-    trainer.order_rng.load_state_dict(state)
-    for batch in source.batches(8, trainer.order_rng):
-        recorder.draws.clear()
-        trainer.train_on(batch, weight=len(batch) / 8)
-        for step in range(negative.steps if negative.chain_shape[:-1] == (2,) else 0):
-            if (len(draws) * negative.steps + step) % 2:  # no pair of the two temperatures has this turn
-                place = of_data + (step + 1) * (len(machine.layers) + 2) - 1
-                recorder.draws.insert(place, torch.zeros(1, negative.n_chains, device=DEVICE))
-        # There are fewer draws for a short batch, and of exchanges in every second turn.
-        of_batch = of_data if negative.chain_shape else len(recorder.draws)
-        pairs = math.prod(negative.chain_shape[:-1]) // 2
-        sizes = [8 if number < of_batch else pairs for number in range(len(recorder.draws))]
-        padded = [
-            torch.cat([draw, draw.new_zeros(max(0, size - len(draw)), *draw.shape[1:])])
-            for draw, size in zip(recorder.draws, sizes, strict=True)
-        ]
-        draws.append(torch.cat([draw.float().reshape(-1) for draw in padded]))
-    return trainer, start, data, order, torch.stack(draws)
-
-
-def kind_of(recipe):
-    """Return the path that is for a recipe's chains."""
-    return TemperedBackend if len(recipe.negative.chain_shape) > 1 else FullMatrixBackend
-
-
-def by_kernels(
-    case, data, order, draws, precision, kind=None, reason=unsupported_reason, series=None, change=unchanged,
-    masked=False,
-):  # fmt: skip
-    """Train by the kernels with recorded draws, and return the trainer; `series` is how many updates a graph has."""
-    trainer = Trainer(machine_of(*case[:3]), case[3], seed=5, missing_steps=MISSING_STEPS)
-    source = as_source(data, trainer.machine, mask=masks_for(trainer.machine, N) if masked else None)
-    trainer.prepare(source, initialize=True)
-    if kind_of(case[3]) is TemperedBackend:
-        reason = tempered.unsupported_reason
-    assert reason(trainer.task(), trainer.state, source) is None
-    path = (kind or kind_of(case[3]))([trainer.task()], [trainer.state], [source], precision=precision)
-    path._recorded, path._recorded_size = draws.reshape(-1), draws.shape[1]
-    path.updates_per_graph = series or path.updates_per_graph
-    change(trainer.machine)
-    path.load([trainer.state])
-    assert path.epoch([trainer.state], order[None], never) == len(draws)
-    assert path.store([trainer.state]) == [False]
-    return trainer
-
-
-def everything(trainer):
-    state, found = trainer.state, dict(trainer.machine.state_dict())
-    assert set(state.momenta) == set(state.learned)
-    found.update({f"momentum of {name}": momentum for name, momentum in state.momenta.items()})
-    found.update({f"chains of {name}": chain for name, chain in state.chains.items()})
-    if state.centering is not None and state.centering.hidden is not None:
-        found["offset"] = state.centering.hidden
-    return {name: value.float() for name, value in found.items()}
-
-
-# Parameters have two buffers: a series of one update ends in the other one than it began in.
-@pytest.mark.slow
+# Parameters have two buffers: a series of one update ends in the other buffer.
 @pytest.mark.parametrize(
     ("name", "series"), [*((name, None) for name in CASES), ("rank 3", 1), ("dense, centered", 1), ("tempered", 1)]
 )
 @pytest.mark.usefixtures("interpreted")
 def test_full_matrices_train_as_the_reference_does(name, series):
-    reference, start, data, order, draws = by_reference(CASES[name], torch.float64)
-    mine = by_kernels(CASES[name], data, order, draws, "tf32x3" if ON_GPU else "ieee", series=series)
-    assert mine.update == reference.update == 2
-    expected, found = everything(reference), everything(mine)
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        rtol = 2e-3 if ON_GPU else 2e-4
-        torch.testing.assert_close(found[key], value, rtol=rtol, atol=5e-5, msg=lambda m, k=key: f"{k}: {m}")
-    moved = max(float((expected[key] - value.float()).abs().max()) for key, value in start.items())
-    assert moved > 5e-3, "the reference has hardly learned: the comparison says nothing"
+    reference, start = by_reference(CASES[name])
+    assert_same_result(reference, by_kernels(CASES[name], FullMatrixBackend, series=series), start)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.usefixtures("interpreted")
 def test_missing_entries_are_drawn_as_the_reference_draws_them(name):
-    reference, start, data, order, draws = by_reference(MASKED[name], torch.float64, masked=True)
-    mine = by_kernels(MASKED[name], data, order, draws, "tf32x3" if ON_GPU else "ieee", masked=True)
-    expected, found = everything(reference), everything(mine)
-    for key, value in expected.items():
-        rtol = 2e-3 if ON_GPU else 2e-4
-        torch.testing.assert_close(found[key], value, rtol=rtol, atol=5e-5, msg=lambda m, k=key: f"{k}: {m}")
-    moved = max(float((expected[key] - value.float()).abs().max()) for key, value in start.items())
-    assert moved > 5e-3, "the reference has hardly learned: the comparison says nothing"
+    reference, start = by_reference(MASKED[name], masked=True)
+    assert_same_result(reference, by_kernels(MASKED[name], FullMatrixBackend, masked=True), start)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_entries_that_are_nan_are_missing_as_those_that_a_mask_leaves_out():
     def trained(**how):
@@ -274,11 +167,9 @@ def test_learned_variances_train_as_the_reference_does(name):
             if unit.learns_statistic:
                 unit.log_variance.data.sub_(torch.linspace(1, 2, unit.bias.numel(), device=DEVICE).view(unit.shape))
 
-    reference, start, data, order, draws = by_reference(VARYING[name], torch.float64, change)
-    mine = by_kernels(VARYING[name], data, order, draws, "tf32x3" if ON_GPU else "ieee", change=change)
-    expected, found = everything(reference), everything(mine)
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=2e-3 if ON_GPU else 2e-4, atol=5e-5)
+    reference, start = by_reference(VARYING[name], change=change)
+    assert_same_result(reference, by_kernels(VARYING[name], FullMatrixBackend, change=change), start)
+    expected = everything(reference)
     moved = [float((expected[key] - value).abs().max()) for key, value in start.items() if "variance" in key]
     assert max(moved) > 5e-3
 
@@ -286,23 +177,11 @@ def test_learned_variances_train_as_the_reference_does(name):
 @pytest.mark.parametrize("name", ["rank 3", "dense", "label", "more chains than samples, centered", "tempered"])
 @pytest.mark.usefixtures("interpreted")
 def test_operands_of_sixteen_bits_change_the_result_by_their_rounding(name):
-    reference, start, data, order, draws = by_reference(CASES[name], torch.float32)
-    expected, found = everything(reference), everything(by_kernels(CASES[name], data, order, draws, "fp16"))
-    moved = torch.cat([(expected[key] - value).flatten() for key, value in start.items() if "couplings" in key])
-    apart = torch.cat([(expected[key] - found[key]).flatten() for key in start if "couplings" in key])
-    # A field that is rounded may lie on the other side of its random number: one state of hundreds is another then.
-    assert 1e-6 < torch.linalg.vector_norm(apart) / torch.linalg.vector_norm(moved) < 0.08
+    reference, start = by_reference(CASES[name], torch.float32)
+    # A rounded field may lie on the other side of its random number: then one state of hundreds differs.
+    assert 1e-6 < relative_distance(reference, by_kernels(CASES[name], FullMatrixBackend, "fp16"), start) < 0.08
 
 
-def prepared(case, seed=5, recipe=None, n=N, *, masked=False):
-    trainer = Trainer(machine_of(*case[:3]), recipe or case[3], seed=seed)
-    mask = {name: known.roll(seed, 0) for name, known in masks_for(trainer.machine, n).items()} if masked else None
-    source = as_source(data_for(trainer.machine, n), trainer.machine, mask=mask)
-    trainer.prepare(source, initialize=True)
-    return trainer, source
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "masked"),
     [
@@ -319,7 +198,7 @@ def test_machines_that_train_together_train_as_by_themselves(name, masked):
     def trained(seeds):
         pairs = [prepared(CASES[name], seed, masked=masked) for seed in seeds]
         states, sources = [trainer.state for trainer, _ in pairs], [source for _, source in pairs]
-        path = kind_of(CASES[name][3])([trainer.task() for trainer, _ in pairs], states, sources)
+        path = FullMatrixBackend([trainer.task() for trainer, _ in pairs], states, sources)
         assert path.epoch(states, torch.arange(N, device=DEVICE).expand(len(seeds), -1), never) == 2
         assert path.store(states) == [False] * len(seeds)
         return [everything(trainer) for trainer, _ in pairs]
@@ -368,18 +247,18 @@ def test_machines_that_no_kernel_can_train_together_are_trained_one_by_one(units
             torch.testing.assert_close(mine.machine.state_dict()[key], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("name", ["more chains than samples, centered", "label", "tempered, centered"])
 def test_a_path_continues_with_other_data(name):
-    kind = kind_of(CASES[name][3])
+    kind = FullMatrixBackend
+    tempered = len(CASES[name][3].negative.chain_shape) > 1
     first, second = (prepared(CASES[name], n=8)[0] for _ in range(2))
     sources = [as_source(data_for(first.machine, 8, seed), first.machine) for seed in (3, 4)]
     path = kind([first.task()], [first.state], sources[:1])
     order = torch.arange(8, device=DEVICE)[None]
     path.epoch([first.state], order, never)
     path.store([first.state])
-    assert first.negative.turn(first.state.chains) == (1 if kind is TemperedBackend else 0)  # after three steps
+    assert first.negative.turn(first.state.chains) == int(tempered)  # after three steps
     other = kind([second.task()], [second.state], sources[:1])
     other.epoch([second.state], order, never)
     other.store([second.state])
@@ -400,10 +279,11 @@ def test_what_tempered_kernels_are_not_for():
     def reason(visible, layer, link, *chains):
         recipe = with_chains(DEFAULT, *chains, kind=TemperedPCD) if chains else DEFAULT
         trainer, source = prepared([[visible], layer, [link], recipe])
-        return tempered.unsupported_reason(trainer.task(), trainer.state, source)
+        return unsupported_reason(trainer.task(), trainer.state, source)
 
     assert reason(picture, hidden, Kronecker(3), 4) is None
-    assert "CD" in reason(picture, hidden, Kronecker(3))
+    assert reason(picture, hidden, Kronecker(3)) is None
+    assert "40 or more steps" in reason(picture, hidden, Kronecker(3), 4, 3, 40)
     assert "a layer is Gaussian" in reason(lambda: Gaussian((6, 5)), hidden, Kronecker(3), 4)
     assert "a layer is Gaussian" in reason(picture, lambda: Gaussian((4, 7)), Kronecker(3), 4)
     # 2**20 entries, and 2**16 products with factors: 2**12 chains take 2**32.
@@ -428,7 +308,7 @@ def test_a_resumed_run_with_tempered_chains_continues_as_planned(tmp_path):
     second = trainer()
     assert second.resume(tmp_path)
     second.fit(data, 3)
-    assert isinstance(second._last_path, TemperedBackend)
+    assert isinstance(second._last_path, FullMatrixBackend)
     for key, value in everything(planned).items():
         torch.testing.assert_close(everything(second)[key], value, rtol=1e-4, atol=1e-5)
 
@@ -445,8 +325,11 @@ def test_what_full_matrices_are_not_for():
     cube = {"visible": [lambda: Bernoulli((3, 2, 4))], "layer": lambda: Bernoulli((2, 2, 3))}
     assert "two learned matrices" in reason(links=[Kronecker(2)], **cube)
     assert "Kronecker" in reason([picture], [CP(2)], layer=lambda: Bernoulli(9))
-    tempered = dataclasses.replace(DEFAULT, negative=TemperedPCD(4))
-    assert "TemperedPCD" in reason([picture], [Kronecker(3)], tempered)
+
+    class Other(CD):
+        """Another way to draw."""
+
+    assert "Other" in reason([picture], [Kronecker(3)], dataclasses.replace(DEFAULT, negative=Other()))
     assert reason([lambda: learning((6, 5))], [Kronecker(3)]) is None
     assert "not normalized" in reason([lambda: learning((6, 5))], [Kronecker(3)], PAPER)
     assert "centered" in reason([lambda: learning((6, 5))], [Kronecker(3)], FULL)
@@ -476,7 +359,6 @@ def test_what_full_matrices_are_not_for():
         ((28, 28), (25, 25), 8, 264, 1, True),
         ((28, 28), (25, 25), 8, 265, 1, False),  # a program after the first two on some processor
         ((28, 28), (30, 30), 8, 400, 1, False),
-        ((28, 28), (25, 25), 9, 100, 1, False),  # too many ranks to be stacked
         ((64, 64), (50, 50), 1, 100, 1, True),
         ((64, 64), (50, 50), 6, 100, 1, True),
         ((64, 64), (50, 50), 8, 100, 1, False),  # the full matrix has 10 million entries, the products 2.9
@@ -494,17 +376,18 @@ def test_the_rule_that_chooses_kernels():
         trainer, source = prepared(case)
         return kernel_backend(trainer.task(), trainer.state, source, 1)
 
-    assert chosen([Kronecker(2)]) is PerSampleBackend
-    assert chosen([Kronecker(12)]) is FullMatrixBackend
-    assert chosen([Kronecker(8)], PCD(400)) is FullMatrixBackend
-    assert chosen([Dense()]) is FullMatrixBackend
-    assert chosen([Kronecker(2)], TemperedPCD(4)) is TemperedBackend
+    assert chosen([Kronecker(2)]) == "per_sample"
+    assert chosen([Kronecker(9)]) == "full_matrix"
+    assert chosen([Kronecker(12)]) == "full_matrix"
+    assert chosen([Kronecker(8)], PCD(400)) == "full_matrix"
+    assert chosen([Dense()]) == "full_matrix"
+    assert chosen([Kronecker(2)], TemperedPCD(4)) == "full_matrix"
     label = (picture, lambda: Categorical(3))
-    assert chosen([Kronecker(1), Dense()], visible=label) is PerSampleBackend
-    assert chosen([Kronecker(9), Dense()], visible=label) is FullMatrixBackend
-    assert chosen([Kronecker(2), Dense()], visible=(picture, lambda: Categorical(17))) is FullMatrixBackend
-    assert chosen([Kronecker(2), Dense()], visible=(picture, lambda: Categorical((2, 3)))) is FullMatrixBackend
-    assert chosen([Dense()], visible=label[1:]) is FullMatrixBackend
+    assert chosen([Kronecker(1), Dense()], visible=label) == "per_sample"
+    assert chosen([Kronecker(9), Dense()], visible=label) == "full_matrix"
+    assert chosen([Kronecker(2), Dense()], visible=(picture, lambda: Categorical(17))) == "full_matrix"
+    assert chosen([Kronecker(2), Dense()], visible=(picture, lambda: Categorical((2, 3)))) == "full_matrix"
+    assert chosen([Dense()], visible=label[1:]) == "full_matrix"
 
 
 def test_tiles_are_large_where_there_are_enough_of_them():
@@ -514,7 +397,6 @@ def test_tiles_are_large_where_there_are_enough_of_them():
     assert tile_of(100, 640, 64, 132) == (64, 64)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_machines_of_a_group_draw_missing_entries_in_their_own_number_of_steps():
     case = MASKED["CD"]

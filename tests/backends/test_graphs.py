@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib.util
 import pickle
 
 import pytest
@@ -12,6 +13,7 @@ from mvrbm.backends import formed
 from mvrbm.backends import graph as graphs
 from mvrbm.backends.choose import choose_backend
 from mvrbm.backends.cuda import per_sample as triton
+from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.couplings import CP, MPO, Dense, Kronecker
 from mvrbm.data.sources import as_source
@@ -78,6 +80,13 @@ class Graphed(Trainer):
         return graphs.GraphBackend(tasks[0], states[0], sources[0])
 
 
+class Exact(Trainer):
+    """Uses graphs, without tensor cores."""
+
+    def _choose_path(self, tasks, states, sources, threads):
+        return graphs.GraphBackend(tasks[0], states[0], sources[0], exact=True)
+
+
 class Plain(Trainer):
     """Takes no fast path."""
 
@@ -85,9 +94,9 @@ class Plain(Trainer):
         return ReferenceBackend(tasks[0])
 
 
-def train(kind, case, n_epochs=3, prepare=lambda data: {}):
+def train(kind, case, n_epochs=3, prepare=lambda data: {}, dtype=torch.float64):
     make, recipe, optimizer = case
-    machine = make().to(DEVICE, torch.float64)
+    machine = make().to(DEVICE, dtype)
     trainer = kind(machine, recipe, optimizer=optimizer, seed=5, missing_steps=2)
     data = data_for(machine, 36)  # batches of 8, 8, 8, 8 and 4
     return trainer.fit(data, n_epochs, initialize=True, **prepare(data))
@@ -115,6 +124,31 @@ def test_graphs_train_as_updates_launch_by_launch_do(name):
     assert max(moved) > 1e-3
 
 
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(
+    "name", ["dense, momentum and decay", "dense, PCD", "order 3", "two layers, a variance learned"]
+)
+@pytest.mark.usefixtures("interpreted")
+def test_steps_in_two_launches_are_those_of_the_rule(name):
+    make, recipe, _ = CASES[name]
+    recipe = dataclasses.replace(recipe, linear_decay=True, rate_decay=7, centering="none")
+    plain, graphed = (train(kind, (make, recipe, None), dtype=torch.float32) for kind in (Plain, Exact))
+    assert graphed._last_path._fused is not None
+    assert_same(graphed, plain, rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.usefixtures("interpreted")
+def test_steps_in_two_launches_stop_at_the_first_number_that_is_not_finite():
+    machine = classic().to(DEVICE)
+    steep = dataclasses.replace(DEFAULT, learning_rate=1e15, weight_decay=1.0, normalized=False, balance=False)
+    trainer = Graphed(machine, steep, seed=5)
+    with pytest.raises(DivergenceError):
+        trainer.fit(data_for(machine, 36), 3, initialize=True)
+    assert 0 < trainer.update < 15
+    assert all(bool(torch.isfinite(p).all()) for p in machine.parameters())
+
+
 class Replayed:
     """Stands for a graph without a GPU: it computes everything, but what Python counts stays as it was."""
 
@@ -134,14 +168,15 @@ def test_replays_take_turns_as_updates_do(name, monkeypatch):
         def _choose_path(self, tasks, states, sources, threads):
             path = super()._choose_path(tasks, states, sources, threads)
             monkeypatch.setattr(path, "_capturing", True)
-            monkeypatch.setattr(graphs, "capture", lambda work, sources, what: Replayed(work, self.state))
+            monkeypatch.setattr(graphs, "capture", lambda work, what: Replayed(work, self.state))
             self.path = path
             return path
 
     replayed = train(Replaying, CASES[name])
     assert_same(replayed, train(Plain, CASES[name]))
-    made = [graph for graph in replayed.path._graphs.values() if graph is not None]
-    assert len(made) == (3 if "tempered" in name else 2)  # a short batch comes only once in one of the turns
+    assert replayed.path.n_captured == (
+        3 if "tempered" in name else 2
+    )  # a short batch comes only once in one of the turns
 
 
 @pytest.mark.parametrize("name", ["two layers, a variance learned", "order 3", "CP", "MPO", "shared bias"])
@@ -366,9 +401,9 @@ def test_data_that_would_fill_the_device_stays_where_it_is(monkeypatch):
     machine = classic().to(DEVICE)
     source = as_source(data_for(machine, 36), machine)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 36 * 30 * 2 - 1))
-    assert "more than half" in graphs.too_large_reason(source, torch.device("cuda"))
+    assert "more than half" in too_large_reason(source, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 36 * 30 * 2))
-    assert graphs.too_large_reason(source, torch.device("cuda")) is None
+    assert too_large_reason(source, torch.device("cuda")) is None
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
@@ -383,11 +418,10 @@ def test_a_gpu_takes_graphs_where_there_are_no_kernels_and_captures_them():
     path = choose_backend([trainer.task()], [state], [source], 1)
     assert isinstance(path, graphs.GraphBackend)
     for _ in range(2):
-        assert path.epoch([state], trainer.order_rng.permutation(36)[None], lambda: False) == 5
+        assert path.epoch([state], trainer.order_rng.permutation(36, DEVICE)[None], lambda: False) == 5
     assert path.store([state]) == [False]
     assert trainer.update == 10
-    assert set(path._graphs) == {(8, 0), (4, 0)}
-    assert all(graph is not None for graph in path._graphs.values())
+    assert path.n_captured == 2  # full and short batches
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")

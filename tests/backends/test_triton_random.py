@@ -1,4 +1,4 @@
-"""Parts of the Triton kernels by themselves: random numbers, means, draws; interpreted, or on a GPU."""
+"""Random numbers, means and draws in Triton, interpreted or on a GPU, against their definition in PyTorch."""
 
 import os
 
@@ -7,25 +7,44 @@ import pytest
 import torch
 from scipy import stats
 
+from mvrbm.random import philox
+
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
-
-from mvrbm.backends.cuda.draws import draw_layer, mean, normal, uniform  # noqa: E402
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 if not ON_GPU:  # as conftest.py does it for the kernels themselves
     os.environ["TRITON_INTERPRET"] = "1"
+from mvrbm.backends.cuda.draws import draw_categories, draw_layer, matrix_numbers, mean  # noqa: E402
+from mvrbm.random.kernels import normal_lines, uniform_entries, uniform_lines  # noqa: E402
 
 
-@triton.jit(do_not_specialize=["update", "sample", "draw", "base"])
-def write_numbers(out, key, update, sample, draw, base, NORMAL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    at = tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :]
-    where = tl.full([], draw, tl.uint32)
+@triton.jit(do_not_specialize=["step", "row", "draw"])
+def write_matrix(out, key, step, row, draw, NORMAL: tl.constexpr, COLUMNS: tl.constexpr, HEIGHT: tl.constexpr,
+                 WIDTH: tl.constexpr):  # fmt: skip
+    at = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    row = tl.program_id(0) + row
+    tl.store(out + at, matrix_numbers(tl.load(key), step, row, draw, 1000, COLUMNS, NORMAL, HEIGHT, WIDTH))
+
+
+@triton.jit(do_not_specialize=["step", "row", "draw"])
+def write_lines(out, key, step, row, draw, NORMAL: tl.constexpr, COLUMNS: tl.constexpr, HEIGHT: tl.constexpr,
+                WIDTH: tl.constexpr):  # fmt: skip
+    line = tl.arange(0, HEIGHT)
+    at = line[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     if NORMAL:
-        tl.store(out + at, normal(tl.load(key), update, sample, where, base, ROWS, COLS))
+        tl.store(out + at, normal_lines(tl.load(key), row, line, step, draw, COLUMNS, WIDTH))
     else:
-        tl.store(out + at, uniform(tl.load(key), update, sample, where, base, ROWS, COLS))
+        tl.store(out + at, uniform_lines(tl.load(key), row, line, step, draw, COLUMNS, WIDTH))
+
+
+@triton.jit(do_not_specialize=["step", "row", "draw"])
+def write_entries(out, key, step, row, draw, NORMAL: tl.constexpr, COLUMNS: tl.constexpr, HEIGHT: tl.constexpr,
+                  WIDTH: tl.constexpr):  # fmt: skip
+    line, column = tl.arange(0, HEIGHT)[:, None], tl.arange(0, WIDTH)[None, :]
+    rows = row + tl.zeros([HEIGHT, WIDTH], tl.int32)
+    tl.store(out + line * WIDTH + column, uniform_entries(tl.load(key), rows, line, column, step, draw, COLUMNS))
 
 
 @triton.jit
@@ -36,61 +55,68 @@ def write_states(fields, numbers, means, draws, SIZE: tl.constexpr):
     tl.store(draws + at, draw_layer(field, tl.load(numbers + at), False))
 
 
+@triton.jit
+def write_categories(fields, numbers, draws, ROWS: tl.constexpr, CATEGORIES: tl.constexpr, WIDE: tl.constexpr):
+    row, category = tl.arange(0, ROWS)[:, None, None], tl.arange(0, WIDE)[None, None, :]
+    exists = (category < CATEGORIES) & (row >= 0)
+    at = row * CATEGORIES + category
+    level = tl.load(numbers + tl.arange(0, ROWS))[:, None]
+    drawn = draw_categories(tl.load(fields + at, mask=exists, other=0.0), level, exists, CATEGORIES)
+    tl.store(draws + at, drawn, mask=exists)
+
+
 if not ON_GPU:
     del os.environ["TRITON_INTERPRET"]
 pytestmark = pytest.mark.usefixtures("interpreted")
 
+KEY = (9 << 32) + 12345
 
-def numbers(key=3, update=5, sample=7, draw=1, base=0, rows=32, columns=32, normal=False):
-    out = torch.empty(rows, columns, device=DEVICE)
+
+def numbers(kernel=write_matrix, key=KEY, step=5, row=7, draw=1, columns=32, height=32, width=32, normal=False):
+    out = torch.empty(height, width, device=DEVICE)
     keys = torch.tensor([key], device=DEVICE)
-    write_numbers[(1,)](out, keys, update, sample, draw, base, NORMAL=normal, ROWS=rows, COLS=columns)
-    return out.cpu().numpy()
+    kernel[(1,)](out, keys, step, row, draw, NORMAL=normal, COLUMNS=columns, HEIGHT=height, WIDTH=width)
+    return out.cpu()[:, :columns]
 
 
-def philox(counter, key):
-    """Philox 4x32-10 as Salmon et al. (2011) define it, on Python's integers."""
-    a, b, c, d = counter
-    low, high = key & 0xFFFFFFFF, key >> 32
-    for _ in range(10):
-        left, right = a * 0xD2511F53, c * 0xCD9E8D57
-        a, b, c, d = (right >> 32) ^ b ^ low, right & 0xFFFFFFFF, (left >> 32) ^ d ^ high, left & 0xFFFFFFFF
-        low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
-    return a, b, c, d
+@pytest.mark.parametrize("kernel", [write_matrix, write_lines, write_entries], ids=["pairs", "lines", "entries"])
+@pytest.mark.parametrize(("height", "width", "columns"), [(32, 32, 32), (16, 64, 50), (64, 16, 5), (16, 32, 31)])
+def test_uniform_numbers_are_those_of_the_definition(kernel, height, width, columns):
+    found = numbers(kernel, height=height, width=width, columns=columns)
+    expected = philox.uniform(KEY, (1, height, columns), 5, 1, 7, torch.float32, torch.device("cpu"))[0]
+    assert torch.equal(found, expected)
 
 
-def test_the_transcription_of_philox_gives_the_authors_numbers():
-    assert philox((0, 0, 0, 0), 0) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
-    ones = 0xFFFFFFFF
-    assert philox((ones,) * 4, (ones << 32) + ones) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
+@pytest.mark.parametrize(("width", "columns"), [(1, 1), (2, 2), (4, 3)])
+def test_short_lines_have_the_numbers_of_the_definition(width, columns):
+    found = numbers(write_lines, height=16, width=width, columns=columns)
+    expected = philox.uniform(KEY, (1, 16, columns), 5, 1, 7, torch.float32, torch.device("cpu"))[0]
+    assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize(("rows", "columns", "base"), [(32, 32, 0), (16, 64, 0), (64, 16, 0), (2, 512, 768)])
-def test_uniform_numbers_are_those_of_philox(rows, columns, base):
-    key = (9 << 32) + 12345
-    found = numbers(key=key, base=base, rows=rows, columns=columns)
-    deep = 8 if rows >= 16 else 1
-    for row in range(0, rows, 3):
-        for column in range(0, columns, 5):
-            block, below, inner = row // (2 * deep), row // deep % 2, row % deep
-            entry = base + (block * deep + inner) * (columns // 2) + column // 2
-            word = philox((entry, 7, 5, 1), key)[2 * (column % 2) + below]
-            assert found[row, column] == ((word >> 9) + 0.5) / 2**23, (row, column)
+@pytest.mark.parametrize("kernel", [write_matrix, write_lines], ids=["pairs", "lines"])
+def test_normal_numbers_are_those_of_the_definition(kernel):
+    found = numbers(kernel, columns=27, normal=True)
+    where = torch.float64, torch.device("cpu")
+    radius = philox.uniform(KEY, (1, 32, 27), 5, 1, 7, *where)[0]
+    angle = philox.uniform(KEY, (1, 32, 27), 5, 1 + philox.ANGLES, 7, *where)[0]
+    expected = torch.sqrt(-2 * torch.log(radius)) * torch.cos(2 * torch.pi * angle)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("normal", [False, True])
 def test_numbers_have_their_distribution(normal):
-    drawn = np.concatenate([numbers(sample=sample, normal=normal).ravel() for sample in range(20)])
+    drawn = np.concatenate([numbers(row=row, normal=normal).numpy().ravel() for row in range(20)])
     assert stats.kstest(drawn, "norm" if normal else "uniform").pvalue > 1e-3
     assert not normal or np.isfinite(drawn).all()
     assert normal or 0 < drawn.min() < drawn.max() < 1
 
 
 def test_numbers_are_others_for_every_model_update_sample_and_draw():
-    calls = [{}, {"key": 4}, {"update": 6}, {"sample": 8}, {"draw": 2}]
-    drawn = np.stack([numbers(**call).ravel() for call in calls])
+    calls = [{}, {"key": KEY + 1}, {"step": 6}, {"row": 8}, {"draw": 2}]
+    drawn = np.stack([numbers(**call).numpy().ravel() for call in calls])
     assert np.abs(np.corrcoef(drawn) - np.eye(len(calls))).max() < 0.15
-    np.testing.assert_array_equal(drawn[0], numbers().ravel())
+    np.testing.assert_array_equal(drawn[0], numbers().numpy().ravel())
 
 
 def test_means_and_draws():
@@ -106,3 +132,14 @@ def test_means_and_draws():
     wanted = (rng < means).float()
     assert wanted.tolist() == [1, 0] * 3 + [1, 0, 1, 0] + [1, 0] * 3
     assert drawn.cpu().tolist() == wanted.tolist()
+
+
+def test_categories_are_drawn_by_inverting_the_distribution_function():
+    fields = torch.tensor([[0.0, 1.0, -1.0], [2.0, 2.0, 2.0], [-50.0, 0.0, 50.0], [0.0, 0.0, 0.0]])
+    level = torch.tensor([0.3, 0.7, 1e-7, 1 - 2**-24])
+    drawn = torch.zeros(4, 3, device=DEVICE)
+    write_categories[(1,)](fields.to(DEVICE), level.to(DEVICE), drawn, ROWS=4, CATEGORIES=3, WIDE=4)
+    sums = torch.softmax(fields.double(), -1).cumsum(-1)
+    wanted = (level[:, None] >= sums).sum(-1).clamp(max=2)
+    assert torch.equal(drawn.cpu().argmax(1), wanted)
+    assert torch.equal(drawn.cpu().sum(1), torch.ones(4))

@@ -11,6 +11,7 @@ from benchmarks import floors, problems, workloads
 from benchmarks.__main__ import main
 from benchmarks.problems import Problem
 from benchmarks.workloads import Workload
+from mvrbm.backends.choose import BACKENDS
 from mvrbm.errors import DatasetError
 
 
@@ -99,3 +100,15 @@ def test_the_floor_is_the_slowest_part():
     found = workloads.floor(Workload(), rates)
     assert (found["floor"], found["limit"]) == (pytest.approx(44.1), "arithmetic")
     assert workloads.floor(Workload(), {**rates, "node": 1.0})["limit"] == "one graph node"
+
+
+def test_every_backend_is_timed_on_the_workloads_that_it_can_compute(small, capfd):
+    assert main(["backends", "--device", "cpu", "--only", "rank 4, CD-1", "--out", "b.json"]) == 0
+    out = capfd.readouterr().out
+    (row,) = json.loads((small / "b.json").read_text())["workloads"].values()
+    assert "| rank 4, CD-1 " in out
+    assert row["chosen"] in ("native", "gemm")
+    for name in ("gemm", "reference"):
+        assert row["backends"][name]["median"] > 0
+    assert "cpu" in row["backends"]["graph"]["unsupported"]
+    assert row["backends"].keys() == BACKENDS.keys()

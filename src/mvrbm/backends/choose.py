@@ -1,63 +1,160 @@
-"""Execution paths: ways to compute the same updates, and the rule that chooses among them.
+"""The table of backends, and the rule that chooses among them.
 
-`reference` is for every machine, `graphs` for every machine on a GPU (CUDA graphs), `gemm` on the CPU for sums of
-Kronecker products and full matrices, `native` for those of matrices. `triton`, `tensor` and `full` have kernels for a
-GPU: one program per sample for small matrices, with or without a label, and for arrays of order 3 and more, and
-products of whole batches with full matrices for couplings of higher rank, dense ones, and data with missing entries;
-`tempered` adds chains at several temperatures to these.
-The special paths are tested equal to the reference. None of them depends on the trainer: each takes a state and data,
-and returns the state.
+Every backend computes the same updates. `BACKENDS` lists them in order of preference, each with a function that returns
+why it cannot compute a training run. :func:`choose_backend` takes the first backend that can. The one exception to the
+order is a measured rule between `per_sample` and `full_matrix`, which can both compute many machines.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-from mvrbm.backends import graph as graphs
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mvrbm.backends import graph, reference
 from mvrbm.backends.base import EpochBackend, UpdateBackend, UpdateSettings
 from mvrbm.backends.cpu import gemm, native
-from mvrbm.backends.cuda import full_matrix as full
-from mvrbm.backends.cuda import per_sample as triton
-from mvrbm.backends.cuda import tempered, tensor
+from mvrbm.backends.cuda import full_matrix, per_sample, tensor
 from mvrbm.backends.cuda.epochs import KernelBackend
 from mvrbm.backends.layout import Layout
-from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.data.sources import Source
 from mvrbm.devices import n_processors
 from mvrbm.updates.state import TrainState
+from mvrbm.validation import choice
 
-__all__ = ["EpochBackend", "UpdateBackend", "UpdateSettings", "choose_backend", "kernel_backend"]
+__all__ = [
+    "BACKENDS",
+    "BackendChoice",
+    "EpochBackend",
+    "UpdateBackend",
+    "UpdateSettings",
+    "choose_backend",
+    "kernel_backend",
+    "unsupported_reasons",
+]
+
+Backend = UpdateBackend | EpochBackend
+Builder = Callable[[Sequence[UpdateSettings], Sequence[TrainState], Sequence[Source], int], Backend]
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """A backend that :func:`choose_backend` can choose."""
+
+    #: What the backend is for, in one line.
+    summary: str
+    #: Returns why the backend cannot compute a training run, None if it can.
+    unsupported_reason: Callable[[UpdateSettings, TrainState, Source], str | None]
+    #: Builds the backend for settings, states and sources of one or several machines, and a number of threads.
+    build: Builder
+    #: Whether the backend can train several machines of the same shapes together.
+    trains_groups: bool = False
+
+
+def _kernels(summary: str, kind: type[KernelBackend], reason: Callable[..., str | None]) -> BackendChoice:
+    return BackendChoice(
+        summary, reason, lambda settings, states, sources, threads: kind(settings, states, sources), trains_groups=True
+    )
+
+
+def _always(settings: UpdateSettings, state: TrainState, source: Source) -> None:
+    return None
+
+
+#: All backends by name, in order of preference.
+BACKENDS: dict[str, BackendChoice] = {
+    "tensor": _kernels(
+        "GPU: arrays of order 3 to 6, one program per sample", tensor.TensorBackend, tensor.unsupported_reason
+    ),
+    "per_sample": _kernels(
+        "GPU: matrices up to 64 wide and rank 8, with or without a label, one program per sample",
+        per_sample.PerSampleBackend,
+        per_sample.unsupported_reason,
+    ),
+    "full_matrix": _kernels(
+        "GPU: couplings formed as full matrices, products of whole batches",
+        full_matrix.FullMatrixBackend,
+        full_matrix.unsupported_reason,
+    ),
+    "graph": BackendChoice(
+        "GPU: every machine, PyTorch operations replayed as CUDA graphs",
+        graph.unsupported_reason,
+        lambda settings, states, sources, threads: graph.GraphBackend(settings[0], states[0], sources[0]),
+    ),
+    "native": BackendChoice(
+        "CPU: sums of Kronecker products of matrices, compiled code",
+        lambda settings, state, source: native.unsupported_reason(settings, state),
+        lambda settings, states, sources, threads: native.NativeBackend(settings[0], states[0], threads),
+    ),
+    "gemm": BackendChoice(
+        "CPU: sums of Kronecker products and full matrices, products of whole batches",
+        lambda settings, state, source: gemm.unsupported_reason(settings, state),
+        lambda settings, states, sources, threads: gemm.GemmBackend(settings[0], states[0]),
+    ),
+    "reference": BackendChoice(
+        "every machine, PyTorch operations one by one",
+        _always,
+        lambda settings, states, sources, threads: reference.ReferenceBackend(settings[0]),
+    ),
+}
 
 
 def choose_backend(
-    tasks: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source], threads: int
-) -> UpdateBackend | EpochBackend:
-    """Return the fastest path that can compute a training run's updates, or those of several at once.
+    settings: Sequence[UpdateSettings],
+    states: Sequence[TrainState],
+    sources: Sequence[Source],
+    threads: int,
+    *,
+    name: str | None = None,
+) -> Backend:
+    """Return a backend for a training run, or for the training runs of several machines of the same shapes.
 
-    Several need :func:`kernel_backend`.
+    Parameters
+    ----------
+    settings, states, sources : sequences
+        Settings, state and data of each machine.
+    threads : int
+        Number of threads for backends on the CPU.
+    name : str, optional
+        Name in `BACKENDS`. Default: the fastest backend that can compute the training run.
+
+    Raises
+    ------
+    ValueError
+        If the named backend cannot compute the training run, or if no backend can train the machines together.
     """
-    task, state, source = tasks[0], states[0], sources[0]
-    if (kernels := kernel_backend(task, state, source, len(tasks))) is not None:
-        return kernels(tasks, states, sources)
-    if len(tasks) > 1:
-        raise ValueError("no kernels can train these machines together: train each by itself")
-    if graphs.unsupported_reason(task, state, source) is None:
-        return graphs.GraphBackend(task, state, source)
-    if native.unsupported_reason(task, state) is None:
-        return native.NativeBackend(task, state, threads)
-    if gemm.unsupported_reason(task, state) is None:
-        return gemm.GemmBackend(task, state)
-    return ReferenceBackend(task)
+    models = len(settings)
+    chosen = _fastest(settings[0], states[0], sources[0], models) if name is None else _named(name)
+    reason = BACKENDS[chosen].unsupported_reason(settings[0], states[0], sources[0])
+    if reason is not None:
+        raise ValueError(f"backend {chosen!r} cannot compute this training run: {reason}")
+    if models > 1 and not BACKENDS[chosen].trains_groups:
+        raise ValueError(f"backend {chosen!r} cannot train {models} machines together: train them one by one")
+    return BACKENDS[chosen].build(settings, states, sources, threads)
 
 
-def kernel_backend(task: UpdateSettings, state: TrainState, source: Source, models: int) -> type[KernelBackend] | None:
-    """Return the path with the fastest kernels for some machines of the same shapes, None if there are none."""
-    by_sample = triton.unsupported_reason(task, state, source) is None
-    by_batch = full.unsupported_reason(task, state, source) is None
-    if tensor.unsupported_reason(task, state, source) is None:
-        return tensor.TensorBackend
-    if tempered.unsupported_reason(task, state, source) is None:
-        return tempered.TemperedBackend
-    if by_sample and by_batch:
-        rows = max(task.recipe.batch_size, int(getattr(task.negative, "n_chains", 0)))
+def kernel_backend(settings: UpdateSettings, state: TrainState, source: Source, models: int) -> str | None:
+    """Return the name of the fastest backend that trains machines of the same shapes together, None without one."""
+    chosen = _fastest(settings, state, source, models)
+    return chosen if BACKENDS[chosen].trains_groups else None
+
+
+def unsupported_reasons(settings: UpdateSettings, state: TrainState, source: Source) -> dict[str, str | None]:
+    """Return why each backend cannot compute a training run, None if it can, by name."""
+    return {name: each.unsupported_reason(settings, state, source) for name, each in BACKENDS.items()}
+
+
+def _named(name: str) -> str:
+    return choice(name, "backend", tuple(BACKENDS))
+
+
+def _fastest(settings: UpdateSettings, state: TrainState, source: Source, models: int) -> str:
+    """Return the name of the fastest backend that can compute the training runs of some machines."""
+    reasons = unsupported_reasons(settings, state, source)
+    supported = [name for name, reason in reasons.items() if reason is None]
+    if supported[:2] == ["per_sample", "full_matrix"]:
+        n_chains = settings.negative.chain_shape
+        rows = max(settings.recipe.batch_size, *n_chains) if n_chains else settings.recipe.batch_size
         processors = n_processors(state.machine.like.device)
-        by_sample = triton.slower_reason(Layout.of(state.machine), rows, models, processors) is None
-    return triton.PerSampleBackend if by_sample else full.FullMatrixBackend if by_batch else None
+        if per_sample.slower_reason(Layout.of(state.machine), rows, models, processors) is not None:
+            return "full_matrix"
+    return supported[0]

@@ -1,4 +1,4 @@
-"""Machines whose small couplings are formed as full matrices, for paths on which launches cost more than products."""
+"""Machines whose small couplings are formed as full matrices, for backends where launches cost more than products."""
 
 import math
 
@@ -8,10 +8,12 @@ from mvrbm.couplings import Coupling, Dense
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.updates.gradient import Gradient
 
-# Multiplications that tensor cores make in the time of a few launches.
+# Multiplications that tensor cores compute in the time of a few launches.
 _FREE_PRODUCTS = 2**29
-# Entries of W up to which reading and writing it takes less time than a launch, and up to which it fits any GPU.
-_SMALL, _LARGEST = 2**20, 2**26
+# Entries of W up to which reading and writing it takes less time than a launch.
+_SMALL = 2**20
+# Entries of W up to which it fits the memory of any GPU.
+_LARGEST = 2**26
 
 
 class FormedMachine:
@@ -38,12 +40,12 @@ class FormedMachine:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Form the matrices of the present factors."""
+        """Form the matrices from the current factors."""
         for link, matrix in self._formed.values():
             matrix.dense().copy_(link.dense())
 
     def pull_back(self, gradient: Gradient) -> Gradient:
-        """Return the gradient of the original's parameters from that of this machine's."""
+        """Convert the gradient of this machine's parameters to the gradient of the original machine's parameters."""
         found = dict(gradient)
         for name, (link, matrix) in self._formed.items():
             of_matrix = found.pop(f"couplings.{name}.weight").view_as(matrix.dense())

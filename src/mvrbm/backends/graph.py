@@ -1,81 +1,131 @@
-"""The path for every machine on a GPU: updates of :mod:`mvrbm.backends.reference`, replayed as CUDA graphs.
+"""The backend for every machine on a GPU: the updates of :mod:`mvrbm.backends.reference`, replayed as CUDA graphs.
 
 An update of small arrays is dozens of launches, and launching takes most of the time. Here an update is captured once
-and replayed: the data, the order of an epoch, the position in it and the step all stay on the device. Small couplings
-are formed as full matrices (:mod:`mvrbm.backends.formed`), and products of float32 use tensor cores (TF32).
+and replayed: the data, the order of an epoch, the position in it and the number of the update all stay on the device.
+Small couplings are formed as full matrices (:mod:`mvrbm.backends.formed`), and products of float32 use tensor cores
+(TF32).
 """
+
+from __future__ import annotations
 
 import contextlib
 import copy
 import dataclasses
+import importlib.util
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from mvrbm.backends.base import EpochBackend, UpdateSettings
+from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.backends.formed import FormedMachine
 from mvrbm.backends.reference import ReferenceBackend, own_gradient, own_step, powers_of
 from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source, masks_of
+from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.updates.gradient import Centering, Gradient
 from mvrbm.updates.missing import draw_unknown
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import fail, gains_of, normalize
 
-# Reading the parameters back means waiting for the GPU.
+if TYPE_CHECKING:
+    from mvrbm.backends.cuda.graph_step import FusedStep
+
+# Updates between two checks for divergence. A check reads a number back, which waits for the GPU.
 _UPDATES_UNCHECKED = 2000
-# Fraction of the device's memory that the data may take.
-_SHARE_OF_MEMORY = 0.5
+
+#: The kind of an update: batch size and turn of the chains. Updates of one kind launch the same work.
+Kind = tuple[int, int]
+
+
+class _DeviceBatches:
+    """The data on a device, the order of an epoch, and the position in it, which graphs advance."""
+
+    def __init__(self, source: Source, batch_size: int, device: torch.device) -> None:
+        n_samples = int(source.n_samples or 0)
+        self.data = {name: torch.as_tensor(array).to(device) for name, array in source.with_masks[0].items()}
+        self.known = self.masks(source)
+        self.order = torch.zeros(n_samples, dtype=torch.int64, device=device)
+        self.position = torch.zeros((), dtype=torch.int64, device=device)
+        self._within = torch.arange(batch_size, device=device)
+
+    def masks(self, source: Source) -> dict[str, Tensor]:
+        """Return which entries of the data are known, for every layer if for any, or nothing if all are known."""
+        known = masks_of(source)
+        everything = torch.ones((), dtype=torch.bool)
+        return {name: known.get(name, everything).to(array.device) for name, array in self.data.items() if known}
+
+    def replace(self, source: Source) -> bool:
+        """Take over data of the same shapes and dtypes, in the same memory; return whether they are the same."""
+        masks = self.masks(source)
+        data = {name: torch.as_tensor(array) for name, array in source.with_masks[0].items()}
+        if _shapes(data) != _shapes(self.data) or _shapes(masks) != _shapes(self.known):
+            return False
+        for name, array in data.items():
+            self.data[name].copy_(array)
+        for name, mask in masks.items():
+            self.known[name].copy_(mask)
+        return True
+
+    def rows(self, n: int) -> Tensor:
+        """Return the numbers of the next n samples."""
+        return self.order[self.position + self._within[:n]]
+
+    def batch(self, machine: BoltzmannMachine, rows: Tensor) -> dict[str, Tensor]:
+        """Return samples as states of the layers."""
+        return {name: unit.from_data(self.data[name].index_select(0, rows)) for name, unit in machine.layers.items()}
+
+    def known_entries(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return which entries of samples are known; a mask of a single number holds for all entries."""
+        return {name: mask.index_select(0, rows) if mask.ndim else mask for name, mask in self.known.items()}
 
 
 class GraphBackend(EpochBackend):
     """Computes epochs by replaying updates.
 
-    The first update of each kind (batch size and turn of the chains) is made launch by launch, which also warms up the
-    libraries; the second is captured. On a CPU, which is for tests, every update is made launch by launch. With
-    `exact`, products of float32 are those of float32.
+    The first update of each kind is launched operation by operation, which also warms up the libraries; the second is
+    captured. On a CPU, for tests, every update is computed operation by operation. With `exact`, products of float32 do
+    not use tensor cores.
     """
 
-    def __init__(self, task: UpdateSettings, state: TrainState, source: Source, *, exact: bool = False) -> None:
-        self.task, self._exact = task, exact
+    def __init__(self, settings: UpdateSettings, state: TrainState, source: Source, *, exact: bool = False) -> None:
+        self.settings = settings
+        self._exact = exact
         device = state.machine.like.device
         self.n_samples = int(source.n_samples or 0)
-        self.batch_size = min(task.recipe.batch_size, self.n_samples)
-        self._data = {name: torch.as_tensor(array).to(device) for name, array in source.with_masks[0].items()}
-        self._known = self._masks(source)
-        self._order = torch.zeros(self.n_samples, dtype=torch.int64, device=device)
-        self._within = torch.arange(self.batch_size, device=device)
-        self._position = torch.zeros((), dtype=torch.int64, device=device)
-        self._clock = torch.full((), state.update, dtype=torch.float64, device=device)  # updates made
+        self.batch_size = min(settings.recipe.batch_size, self.n_samples)
+        self._batches = _DeviceBatches(source, self.batch_size, device)
+        # Number of the next update: it selects random numbers and learning rates.
+        self._clock = torch.full((), state.update, dtype=torch.int64, device=device)
+        # Whether all parameters are finite so far.
         self._alive = torch.ones((), dtype=torch.bool, device=device)
-        # By the batch size and the turn of the chains. Graphs leave gradients in the same memory every time.
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
-        self._gradients: dict[tuple[int, int], Gradient] = {}
+        self._graphs: dict[Kind, torch.cuda.CUDAGraph | None] = {}
+        # Replays of a graph leave the gradients, which an optimizer reads, in the same memory every time.
+        self._gradients: dict[Kind, Gradient] = {}
         self._unchecked = 0
         self._capturing = device.type == "cuda"
-        self._reference = ReferenceBackend(task)
+        self._reference = ReferenceBackend(settings)
+        # Chains and offsets in the memory that graphs read and write.
         self._in_place: dict[str, Tensor] = {}
-        for name, parameter in state.learned.items() if task.optimizer is None else ():
+        for name, parameter in state.learned.items() if settings.optimizer is None else ():
             state.momentum_of(name, parameter)
         self._kept = [torch.empty_like(parameter) for parameter in state.learned.values()]
-        n_chains = int(getattr(task.negative, "n_chains", self.batch_size))
+        self._fused = self._fused_step(state)
+        n_chains = int(getattr(settings.negative, "n_chains", self.batch_size))
         self._formed = FormedMachine(state.machine, self.batch_size + n_chains)
         self._keep_in_place(state)
         self._memory = _memory_of(state)
 
-    def _masks(self, source: Source) -> dict[str, Tensor]:
-        """Return which entries of the data are known, for every layer if for any, or nothing if all are known."""
-        known, everything = masks_of(source), torch.ones((), dtype=torch.bool)
-        return {name: known.get(name, everything).to(array.device) for name, array in self._data.items() if known}
-
     @torch.no_grad()
     def epoch(self, states: Sequence[TrainState], orders: Tensor, stopped: Callable[[], bool]) -> int:
-        (state,), (order,) = states, orders
-        self._order.copy_(order)
-        self._position.fill_(state.batch * self.batch_size)
+        (state,) = states
+        self._batches.order.copy_(orders[0])
+        self._batches.position.fill_(state.batch * self.batch_size)
         made = 0
         with contextlib.nullcontext() if self._exact else tensor_cores():
             for first in range(state.batch * self.batch_size, self.n_samples, self.batch_size):
@@ -83,7 +133,7 @@ class GraphBackend(EpochBackend):
                 made += 1
                 if stopped():
                     break
-        if self.task.optimizer is None:
+        if self.settings.optimizer is None:
             state.update += made
             self._unchecked += made
             if self._unchecked >= _UPDATES_UNCHECKED:
@@ -91,92 +141,115 @@ class GraphBackend(EpochBackend):
         return made
 
     def continues_with(
-        self, tasks: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
+        self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> bool:
-        """Take over data of the same shapes and types if the graphs still read and write the memory of the state."""
-        state, masks = states[0], self._masks(sources[0])
-        new = {name: torch.as_tensor(array) for name, array in sources[0].with_masks[0].items()}
-        same = _layout(new) == _layout(self._data) and _layout(masks) == _layout(self._known)
-        if list(tasks) != [self.task] or _memory_of(state) != self._memory or not same:
+        """Take over data of the same shapes and dtypes if the graphs still read and write the memory of the state."""
+        state = states[0]
+        same_run = list(settings) == [self.settings] and _memory_of(state) == self._memory
+        if not same_run or not self._batches.replace(sources[0]):
             return False
-        for name, array in new.items():
-            self._data[name].copy_(array)
-        for name, mask in masks.items():
-            self._known[name].copy_(mask)
         self._clock.fill_(state.update)
         self._alive.fill_(True)
+        if self._fused is not None:
+            self._fused.n_not_finite.zero_()
         self._keep_in_place(state)
         return True
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
         """Raise DivergenceError if a parameter is not finite; the parameters are already in the machine."""
         self._unchecked = 0
-        if not bool(self._alive):
+        if not bool(self._alive) or (self._fused is not None and bool(self._fused.n_not_finite)):
             states[0].update = int(self._clock)
-            fail(self.task.recipe, states[0].update + 1)
+            fail(self.settings.recipe, states[0].update + 1)
         return [False]
 
     def load(self, states: Sequence[TrainState]) -> None:
         """Take over chains and offsets that a callback may have replaced."""
         self._keep_in_place(states[0])
 
+    @property
+    def n_captured(self) -> int:
+        """Number of kinds of updates that have been captured."""
+        return sum(graph is not None for graph in self._graphs.values())
+
     def _update(self, state: TrainState, n: int) -> None:
-        kind = n, self.task.negative.turn(state.chains)
+        kind = n, self.settings.negative.turn(state.chains)
         if self._capturing and kind in self._graphs and self._graphs[kind] is None:
             before = dict(state.chains)
             self._graphs[kind] = capture(lambda: self._compute(state, kind), what="this machine")
-            # Only what is in place has been computed, or is by replays.
+            # The capture has computed nothing: keep the chains and offsets in the memory that replays write to.
             state.chains.update(before)
             if state.centering is not None and "offset" in self._in_place:
                 state.centering.hidden = self._in_place["offset"]
             if self._graphs[kind] is None:
                 self._capturing = False
-                self._graphs = {}  # they draw from a generator that is no longer used
         graph = self._graphs.setdefault(kind, None)
         if graph is not None:
             graph.replay()
-            self.task.negative.pass_turn(state.chains)
+            self.settings.negative.pass_turn(state.chains)
         else:
             self._compute(state, kind)
-        if self.task.optimizer is not None:
+        if self.settings.optimizer is not None:
             self._reference.apply(state, self._gradients[kind], n / self.batch_size)
+            self._clock.fill_(state.update)
 
-    def _compute(self, state: TrainState, kind: tuple[int, int]) -> None:
+    def _compute(self, state: TrainState, kind: Kind) -> None:
         """Compute an update, or its gradient where an optimizer was given, without reading a number back."""
         n = kind[0]
-        rows = self._order[self._position + self._within[:n]]
-        layers = state.machine.layers
-        batch = {name: unit.from_data(self._data[name].index_select(0, rows)) for name, unit in layers.items()}
+        rows = self._batches.rows(n)
+        batch = self._batches.batch(state.machine, rows)
         formed = self._formed_state(state)
         self._formed.refresh()
-        if self._known:
-            masks = {name: known.index_select(0, rows) if known.ndim else known for name, known in self._known.items()}
-            batch = draw_unknown(formed.machine, batch, masks, state.rng, self.task.missing_steps)
-        gradient = self._formed.pull_back(own_gradient(formed, self.task, batch))
+        if self._batches.known:
+            masks = self._batches.known_entries(rows)
+            rng = formed.missing_numbers()
+            batch = draw_unknown(formed.machine, batch, masks, rng, self.settings.missing_steps)
+        gradient = self._formed.pull_back(own_gradient(formed, self.settings, batch))
         if state.centering is not None and formed.centering is not None:
             state.centering.hidden = formed.centering.hidden
-        if self.task.recipe.normalized:
+        if self.settings.recipe.normalized:
             normalize(gains_of(state.machine, gradient, powers_of(state, batch)))
-        if self.task.optimizer is None:
+        if self.settings.optimizer is None:
             self._step(state, formed.centering, gradient, n / self.batch_size)
         else:
             self._gradients[kind] = gradient
-        self._position.add_(n)
+        self._batches.position.add_(n)
         self._keep_in_place(state)
 
     def _formed_state(self, state: TrainState) -> TrainState:
-        """Return the state with matrices instead of small couplings; it shares everything else."""
-        machine, centering = self._formed.machine, copy.copy(state.centering)
+        """Return the state with full matrices instead of small couplings, and the number of the update on the device.
+
+        It shares everything else with the state.
+        """
+        machine = self._formed.machine
+        centering = copy.copy(state.centering)
         if centering is not None:
             centering.machine = machine
-        return dataclasses.replace(state, machine=machine, centering=centering)
+        # Random numbers take the number of the update from a tensor, which graphs advance.
+        update = cast(int, self._clock)
+        return dataclasses.replace(state, machine=machine, centering=centering, update=update)
+
+    def _fused_step(self, state: TrainState) -> FusedStep | None:
+        """Return the kernels that make the step in two launches, None where PyTorch has to make it."""
+        like = state.machine.like
+        triton = like.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+        if not triton or importlib.util.find_spec("triton") is None or self.settings.optimizer is not None:
+            return None
+        from mvrbm.backends.cuda import epochs, graph_step
+
+        if state.centering is not None or not graph_step.usable([*state.learned.values(), *state.momenta.values()]):
+            return None
+        return graph_step.FusedStep(state, epochs.rates_row(self.settings.recipe), self._clock)
 
     def _step(self, state: TrainState, centering: Centering | None, gradient: Gradient, weight: float) -> None:
-        """Make the recipe's step; after the first number that is not finite nothing changes any more."""
+        """Make the recipe's step. Once a parameter is not finite, further steps change nothing."""
+        if self._fused is not None:
+            self._fused.make(gradient, weight)
+            return
         learned = list(state.learned.values())
         torch._foreach_copy_(self._kept, learned)
         before = None if centering is None else centering.fields()
-        own_step(state, gradient, self.task, weight, self._clock.to(state.machine.like.dtype))
+        own_step(state, gradient, self.settings, weight, self._clock.to(state.machine.like.dtype))
         if centering is not None and before is not None:
             self._formed.refresh()
             centering.follow(before)
@@ -189,7 +262,7 @@ class GraphBackend(EpochBackend):
     def _keep_in_place(self, state: TrainState) -> None:
         """Keep chains and offsets in the memory that the graphs read and write."""
         for name, chain in list(state.chains.items()):
-            if chain.ndim:  # not a turn, which no graph reads
+            if chain.ndim:  # a turn, which no graph reads, is a single number
                 state.chains[name] = self._placed(f"chains.{name}", chain)
         if state.centering is not None and state.centering.hidden is not None:
             state.centering.hidden = self._placed("offset", state.centering.hidden)
@@ -200,14 +273,14 @@ class GraphBackend(EpochBackend):
         return self._in_place[name] if tensor is self._in_place[name] else self._in_place[name].copy_(tensor)
 
 
-def _layout(arrays: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def _shapes(arrays: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (array.shape, array.dtype) for name, array in arrays.items()}
 
 
 def _memory_of(state: TrainState) -> list[int]:
-    """Return what has to stay the same for graphs of updates of a state to be used again."""
+    """Return the identities and addresses of everything in a state that captured graphs refer to."""
     tensors = [*state.learned.values(), *state.momenta.values()]
-    return [id(state.rng), id(state.centering), *(tensor.data_ptr() for tensor in tensors)]
+    return [state.rng.key, id(state.centering), *(tensor.data_ptr() for tensor in tensors)]
 
 
 @contextlib.contextmanager
@@ -216,7 +289,7 @@ def tensor_cores() -> Iterator[None]:
     matmul = torch.backends.cuda.matmul
     try:
         former = matmul.allow_tf32
-    except RuntimeError:  # the user has allowed it by another of PyTorch's switches, which must not be mixed
+    except RuntimeError:  # the user has set another of PyTorch's switches for TF32, which must not be mixed with this
         yield
         return
     matmul.allow_tf32 = True
@@ -226,38 +299,26 @@ def tensor_cores() -> Iterator[None]:
         matmul.allow_tf32 = former
 
 
-def unsupported_reason(task: UpdateSettings, state: TrainState, source: Source) -> str | None:
-    """Return why graphs cannot make a training run's updates, None if they can."""
+def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
+    """Return why graphs cannot compute a training run's updates, None if they can."""
     device = state.machine.like.device
     if device.type != "cuda":
         return f"the machine is on {device}"
-    return not_capturable_reason(task, state, source) or too_large_reason(source, device)
+    return not_capturable_reason(settings, state, source) or too_large_reason(source, device)
 
 
-def not_capturable_reason(task: UpdateSettings, state: TrainState, source: Source) -> str | None:
-    """Return why an update cannot be made without reading a number back, None if it can."""
+def not_capturable_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
+    """Return why an update cannot be computed without reading a number back, None if it can."""
     like = state.machine.like
-    if task.reference:
+    if settings.reference:
         return "the reference backend was requested"
-    if (reason := task.whole_epochs_unsupported_reason(source, masked=True)) is not None:
+    if (reason := settings.whole_epochs_unsupported_reason(source, masked=True)) is not None:
         return reason
-    if not task.negative.capturable:
-        return f"its chains are {type(task.negative).__name__}"
-    if type(state.rng) is not RandomSource or state.rng.device != like.device:
-        return "its random numbers come from another device"
+    if not settings.negative.capturable:
+        return f"its chains are {type(settings.negative).__name__}"
+    if type(state.rng) is not RandomSource:
+        return "its random numbers come from a source of another type"
     units = state.machine.layers.values()
     if any(unit.own_lengths or unit.absent(like.new_zeros(1, *unit.shape)) is not None for unit in units):
         return "its samples differ in length"
-    return None
-
-
-def too_large_reason(source: Source, device: torch.device) -> str | None:
-    """Return that the data is too large to be kept on a device, None if it is not."""
-    arrays, known = source.with_masks
-    masks = known.values() if not source.nan_is_missing else arrays.values()  # one byte per entry
-    size = sum(int(torch.as_tensor(array[:1]).nbytes) * len(array) for array in arrays.values())
-    size += sum(math.prod(mask.shape) for mask in masks)
-    # All memory, not the free memory: the same training run has to take the same path every time.
-    if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:
-        return f"its data, {size / 1e9:.1f} GB, would take more than half of the device's memory"
     return None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import math
+import os
 import re
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -245,10 +248,25 @@ def squared_norms(matrices: Tensor) -> Tensor:
     It is the Schatten 8-norm, which takes two small products, without iteration or state. It exceeds the spectral norm
     by some ten percent, where the Frobenius norm can exceed it by a factor of the root of the rank.
     """
+    if (kernels := _norm_kernels(matrices)) is not None:
+        found: Tensor = kernels.squared_norms(matrices.detach())
+        return found
     wide = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
     gram = wide @ wide.mT
     norms: Tensor = torch.linalg.vector_norm(gram @ gram, dim=(-2, -1))
     return norms.sqrt()
+
+
+def _norm_kernels(matrices: Tensor) -> ModuleType | None:
+    """Return the Triton kernel of `squared_norms` for a stack of small matrices on a GPU, None for others."""
+    usable = matrices.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    if not usable or matrices.dtype != torch.float32 or matrices.ndim != 3 or torch.is_grad_enabled():
+        return None
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from mvrbm.couplings import norm_kernels
+
+    return norm_kernels if min(matrices.shape[1:]) <= norm_kernels.LARGEST_SIDE else None
 
 
 @torch.no_grad()

@@ -11,11 +11,12 @@ from torch import Tensor
 
 # Counters per program of the kernels that fill arrays.
 _BLOCK = 256
+# Added to the number of a draw for the angles of normal numbers; see `ANGLES` in `philox`.
 _ANGLES = tl.constexpr(0x40000000)
 
 
 @triton.jit
-def _unit(words):
+def unit(words):
     """Return numbers between 0 and 1, both excluded, from words of 32 bits."""
     return (words >> 9).to(tl.int32).to(tl.float32) * (1.0 / 8388608.0) + (1.0 / 16777216.0)
 
@@ -30,27 +31,69 @@ def words(key, quad, row, step, draw):
 
 
 @triton.jit
-def uniform_columns(key, row, line, step, draw, FIRST, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return uniform numbers of `WIDTH` neighboring columns from `FIRST`, an even number, on: (len(row), WIDTH).
+def uniform_pairs(key, row, line, pair, step, draw, COLUMNS: tl.constexpr):
+    """Return uniform numbers of pairs of neighboring columns, (n, 2 w).
 
-    `row` and `line` are the rows and lines of the tile's rows, (n, 1) or scalars; lines have `COLUMNS` columns. A thread
-    holds neighboring columns in pairs, as tensor cores leave them. Each pair takes half of the words of its counter.
+    Tensor cores leave neighboring columns in pairs to a thread. Each pair computes its own counter and takes half of
+    the words: this takes twice the arithmetic of using all four words, but no exchange between threads.
+
+    Parameters
+    ----------
+    row, line, pair
+        Row, line, and half the number of the even column of each pair. They broadcast to (n, w).
+    COLUMNS
+        Number of columns per line.
     """
-    pair = FIRST // 2 + tl.arange(0, WIDTH // 2)[None, :]
-    quad = line * ((COLUMNS + 3) // 4) + pair // 2
-    a, b, c, d = words(key, quad + row * 0, row, step, draw)
-    first = (pair % 2 == 0) & (quad >= 0)
-    left = tl.where(first, a, c)
-    right = tl.where(first, b, d)
-    both = tl.join(_unit(left), _unit(right))
-    return tl.reshape(both, [both.shape[0], WIDTH])
+    quad = line * ((COLUMNS + 3) // 4) + pair // 2 + row * 0
+    a, b, c, d = words(key, quad, row, step, draw)
+    first = (quad * 0 + pair) % 2 == 0
+    both = tl.join(unit(tl.where(first, a, c)), unit(tl.where(first, b, d)))
+    return tl.reshape(both, [both.shape[0], 2 * both.shape[1]])
 
 
 @triton.jit
-def normal_columns(key, row, line, step, draw, FIRST, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return standard normal numbers, as `uniform_columns` returns uniform ones."""
-    radius = uniform_columns(key, row, line, step, draw, FIRST, COLUMNS, WIDTH)
-    angle = uniform_columns(key, row, line, step, draw + _ANGLES, FIRST, COLUMNS, WIDTH)
+def normal_pairs(key, row, line, pair, step, draw, COLUMNS: tl.constexpr):
+    """Return standard normal numbers, as `uniform_pairs` returns uniform ones."""
+    radius = uniform_pairs(key, row, line, pair, step, draw, COLUMNS)
+    return _box_muller(radius, uniform_pairs(key, row, line, pair, step, draw + _ANGLES, COLUMNS))
+
+
+@triton.jit
+def uniform_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return uniform numbers of whole lines, (n,) -> (n, WIDTH), where `WIDTH` is `COLUMNS` as a power of two."""
+    if WIDTH >= 4:
+        quad = line[:, None] * ((COLUMNS + 3) // 4) + tl.arange(0, WIDTH // 4)[None, :]
+        a, b, c, d = words(key, quad, row, step, draw)
+        four = tl.join(tl.join(unit(a), unit(c)), tl.join(unit(b), unit(d)))
+        found = tl.reshape(four, [line.shape[0], WIDTH])
+    else:
+        a, b, _, _ = words(key, line, row, step, draw)
+        if WIDTH == 2:  # noqa: SIM108  (a compile-time branch)
+            found = tl.join(unit(a), unit(b))
+        else:
+            found = unit(a)[:, None]
+    return found
+
+
+@triton.jit
+def normal_lines(key, row, line, step, draw, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return standard normal numbers, as `uniform_lines` returns uniform ones."""
+    radius = uniform_lines(key, row, line, step, draw, COLUMNS, WIDTH)
+    return _box_muller(radius, uniform_lines(key, row, line, step, draw + _ANGLES, COLUMNS, WIDTH))
+
+
+@triton.jit
+def uniform_entries(key, row, line, column, step, draw, COLUMNS: tl.constexpr):
+    """Return uniform numbers of single entries. Each entry computes all four words of its counter and takes one."""
+    quad = line * ((COLUMNS + 3) // 4) + column // 4 + row * 0
+    a, b, c, d = words(key, quad, row, step, draw)
+    word = quad * 0 + column % 4
+    return unit(tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d)))
+
+
+@triton.jit
+def _box_muller(radius, angle):
+    """Return standard normal numbers from two uniform ones each."""
     return tl.sqrt(-2.0 * tl.log(radius)) * tl.cos(6.283185307179586 * angle)
 
 
@@ -67,10 +110,10 @@ def _fill(out, clock, key, step, draw, first_row, per_row, total, lines, columns
     column = 4 * (quad % quads)
     place = out + (row * lines + quad // quads) * columns + column
     inside = at < total
-    tl.store(place, _unit(a), mask=inside & (column < columns))
-    tl.store(place + 1, _unit(b), mask=inside & (column + 1 < columns))
-    tl.store(place + 2, _unit(c), mask=inside & (column + 2 < columns))
-    tl.store(place + 3, _unit(d), mask=inside & (column + 3 < columns))
+    tl.store(place, unit(a), mask=inside & (column < columns))
+    tl.store(place + 1, unit(b), mask=inside & (column + 1 < columns))
+    tl.store(place + 2, unit(c), mask=inside & (column + 2 < columns))
+    tl.store(place + 3, unit(d), mask=inside & (column + 3 < columns))
 
 
 @triton.jit

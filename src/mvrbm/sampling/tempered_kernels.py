@@ -1,7 +1,7 @@
 """Triton kernels for binary layers at a temperature: draws, and free energies at several temperatures.
 
-A layer at inverse temperature beta is in the field base + beta (field - base). Each kernel replaces several launches,
-which on a GPU take longer than the work.
+A layer at inverse temperature beta is in the field base + beta (field - base). Each kernel replaces several launches of
+PyTorch, which would take longer than the work itself.
 """
 
 # mypy: ignore-errors
@@ -10,10 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Entries per program.
 _BLOCK = 1024
 
 
-# Numbers of samples are not specialized: a new one would be compiled, which cannot happen while a graph is recorded.
+# Do not specialize on the number of samples: another number would compile a new kernel, which a graph cannot capture.
 @triton.jit(do_not_specialize=["total"])
 def _draw(field, base, bias, beta, numbers, out, total, WIDTH: tl.constexpr, PER_SAMPLE: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
@@ -36,7 +37,7 @@ def softplus(x):
 @triton.jit(do_not_specialize=["n"])
 def _energies(field, base, bias, betas, pull, out, n, WIDTH: tl.constexpr, PER_SAMPLE: tl.constexpr,
               BLOCK: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0)  # of (temperatures, n)
+    row = tl.program_id(0)  # numbers the pairs of a temperature and a sample
     sample = row % n
     beta = tl.load(betas + row) if PER_SAMPLE else tl.load(betas + row // n)
     total = tl.zeros([BLOCK], tl.float32)

@@ -167,7 +167,7 @@ class TemperedPCD(_Persistent):
 
     def turn(self, chains: Chains) -> int:
         """Return which pairs of temperatures the next exchange begins with."""
-        return int(chains[TURN])
+        return int(chains[TURN]) if chains else 0
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
         """Start the chains of all temperatures at the same states."""

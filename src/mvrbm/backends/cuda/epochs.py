@@ -1,176 +1,249 @@
-"""What the paths by Triton kernels share: models side by side, epochs, divergence, and graphs of many updates."""
+"""The base class of all backends by Triton kernels: epochs, divergence, and CUDA graphs of many updates.
+
+A kernel backend trains one machine, or several of the same shapes side by side. It keeps data, parameters, momenta and
+chains on the device, in buffers that CUDA graphs read and write; `load` and `store` convert from and to the states.
+"""
+
+from __future__ import annotations
 
 import importlib.util
 import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mvrbm.backends.base import EpochBackend, UpdateSettings
-from mvrbm.backends.graph import too_large_reason
+from mvrbm.backends.device_memory import too_large_reason
 from mvrbm.cuda_graphs import capture
 from mvrbm.data.sources import Source
 from mvrbm.machine import BoltzmannMachine
+from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import fail
 
-# Reading the parameters back means waiting for the GPU.
+# Updates between two checks for divergence. A check reads the parameters back, which waits for the GPU.
 _UPDATES_UNCHECKED = 5000
 
 
-class FlatForm(Protocol):
-    """Converts the parameters and momenta of a state to a flat form, and back."""
+@dataclass(frozen=True)
+class RunShape:
+    """The numbers of a training run that buffers and compiled kernels depend on."""
+
+    models: int
+    n_samples: int
+    batch_size: int
+    #: Chains of each model, at all temperatures together.
+    n_chains: int
+    temperatures: int
+    #: Gibbs steps per update.
+    steps: int
+    persistent: bool
+    normalized: bool
+    #: Whether all models have the same data.
+    shared_data: bool
+
+    @classmethod
+    def of(cls, settings: Sequence[UpdateSettings], sources: Sequence[Source]) -> RunShape:
+        """Return the shape of a training run of several models."""
+        recipe = settings[0].recipe
+        negative = settings[0].negative
+        n_samples = int(sources[0].n_samples or 0)
+        batch_size = min(recipe.batch_size, n_samples)
+        chain_shape = negative.chain_shape or (batch_size,)
+        return cls(
+            models=len(settings),
+            n_samples=n_samples,
+            batch_size=batch_size,
+            n_chains=math.prod(chain_shape),
+            temperatures=math.prod(chain_shape[:-1]),
+            steps=int(negative.steps),
+            persistent=bool(negative.chain_shape),
+            normalized=recipe.normalized,
+            shared_data=all(source is sources[0] for source in sources),
+        )
+
+    @property
+    def n_coldest(self) -> int:
+        """Number of chains at the lowest temperature, the last ones, which stand for the model."""
+        return self.n_chains // self.temperatures
+
+    @property
+    def rows(self) -> int:
+        """Number of samples or chains of a model, whichever is larger."""
+        return max(self.batch_size, self.n_chains if self.persistent else 0)
+
+    @property
+    def n_batches(self) -> int:
+        """Number of batches per epoch."""
+        return -(-self.n_samples // self.batch_size)
+
+    def n_valid(self, batch: int) -> int:
+        """Return the number of samples of a batch of the epoch: the last batch may be short."""
+        return min(self.batch_size, self.n_samples - batch * self.batch_size)
+
+    def batch_of_chains(self, rows: Tensor) -> Tensor:
+        """Return the row that each chain starts at, each row as often as needed, the same at all temperatures."""
+        return rows[torch.arange(self.n_chains, device=rows.device) % self.n_coldest % len(rows)]
+
+
+class PackedForm(Protocol):
+    """Converts the parameters and momenta of a state to flat arrays, and back."""
 
     def pack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None: ...
     def unpack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None: ...
 
 
 class KernelBackend(EpochBackend):
-    """Computes epochs of one state, or of several with machines of the same shapes, on flat parameters."""
+    """Computes epochs of one state, or of several with machines of the same shapes, on flat parameters.
 
-    #: Updates per graph: enough to make the graph's own launch negligible, few enough to be captured quickly.
+    Subclasses build their buffers for a *signature*, a value that holds everything that compiled kernels, graphs and
+    the shapes of buffers depend on. Another training run with an equal signature can use the same buffers.
+    """
+
+    #: Updates per graph: enough to make the launch of the graph negligible, few enough to capture it quickly.
     updates_per_graph: int
     #: Whether the kernels draw missing entries of the data.
     draws_missing = False
-    _params: Tensor  # (models, size)
-    _momenta: Tensor
-    _gradients: Tensor
-    _chains: Tensor  # (models, chains, states)
-    _packings: Sequence[FlatForm]
+    #: Everything that graphs and the shapes of buffers depend on, except the recipes.
+    signature: Hashable
+    #: The conversion of each model's state.
+    packings: Sequence[PackedForm]
 
     def __init__(
-        self, tasks: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
+        self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> None:
-        recipe, negative = tasks[0].recipe, tasks[0].negative
-        self._recipes = [task.recipe for task in tasks]
-        self._models, self._device = len(states), states[0].machine.like.device
+        self.run = RunShape.of(settings, sources)
+        self.n_samples = self.run.n_samples
+        self._recipes: list[Recipe] = [one.recipe for one in settings]
+        self._device = states[0].machine.like.device
+        self._order = torch.zeros(self.run.models, self.n_samples, dtype=torch.int32, device=self._device)
+        self._keys = torch.zeros(self.run.models, dtype=torch.int64, device=self._device)
         self._graphed = self._device.type == "cuda"
-        # Launches overlap on Hopper and later.
-        self._overlapping = (
-            self._graphed and torch.version.hip is None and torch.cuda.get_device_capability(self._device) >= (9, 0)
-        )
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        # The changing buffers at the last check for divergence, and the number of updates at that time.
         self._kept: tuple[tuple[Tensor, ...], int] = ((), 0)
-        self._persistent, self._steps = bool(negative.chain_shape), int(negative.steps)
-        self._normalized = recipe.normalized
-        self._shared = all(source is sources[0] for source in sources)
-        self.n_samples = int(sources[0].n_samples or 0)
-        self.batch_size = min(recipe.batch_size, self.n_samples)
-        # Chains at all temperatures, and those at the lowest, the last of them, which stand for the model.
-        shape = negative.chain_shape or (self.batch_size,)
-        self._n_chains, self._n_coldest = math.prod(shape), shape[-1]
-        self._temperatures = self._n_chains // self._n_coldest
-        self._order = torch.zeros(self._models, self.n_samples, dtype=torch.int32, device=self._device)
-        self._seeds = torch.tensor([state.rng.key for state in states], device=self._device)
-        # Tests put random numbers here, so many per update.
-        self._recorded, self._recorded_size = states[0].machine.like.new_zeros(1), 0
+        self._unchecked = 0
+
+    @abstractmethod
+    def signature_of(
+        self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
+    ) -> Hashable:
+        """Return the signature that a backend for another training run would have."""
+
+    @property
+    @abstractmethod
+    def params(self) -> Tensor:
+        """The flat parameters of all models, (models, size)."""
+
+    @property
+    @abstractmethod
+    def momenta(self) -> Tensor:
+        """The flat momenta of all models, (models, size)."""
+
+    @abstractmethod
+    def changing(self) -> tuple[Tensor, ...]:
+        """Return everything that an update reads and changes."""
+
+    @abstractmethod
+    def clear_gradients(self) -> None:
+        """Set the gradients to zero, as every series of updates expects them."""
+
+    @abstractmethod
+    def load_run(self, states: Sequence[TrainState], sources: Sequence[Source]) -> None:
+        """Copy the data, scales and everything else of a training run into the buffers, except the states."""
 
     def continues_with(
-        self, tasks: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
+        self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> bool:
-        """Take over other data and states of the same shapes, in the memory that the graphs read and write."""
-        if [task.recipe for task in tasks] != self._recipes:
+        """Use the buffers and graphs for other data and states if the signatures are equal; return whether they are."""
+        if [one.recipe for one in settings] != self._recipes:
             return False
-        for task, source in zip(tasks, sources, strict=True):
-            if task.whole_epochs_unsupported_reason(source, masked=self.draws_missing) is not None:
+        for one, source in zip(settings, sources, strict=True):
+            if one.whole_epochs_unsupported_reason(source, masked=self.draws_missing) is not None:
                 return False
-        other = type(self)(tasks, states, sources)
-        if other._layout() != self._layout():
+        if self.signature_of(settings, states, sources) != self.signature:
             return False
-        for mine, new in zip(self._tensors(), other._tensors(), strict=True):
-            mine.copy_(new)
-        self._packings = other._packings
-        self._check(states)
+        self.begin(states, sources)
         return True
 
-    def _tensors(self) -> list[Tensor]:
-        """Return everything that kernels read and write."""
-        values = [value if isinstance(value, list) else [value] for _, value in sorted(vars(self).items())]
-        return [tensor for some in values for tensor in some if isinstance(tensor, Tensor)]
-
-    def _layout(self) -> list[object]:
-        """Return everything that graphs depend on but the values of tensors."""
-        plain = [(name, value) for name, value in sorted(vars(self).items()) if isinstance(value, int | float | str)]
-        tensors = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in self._tensors()]
-        return [*[pair for pair in plain if pair[0] != "_unchecked"], *tensors]
+    def begin(self, states: Sequence[TrainState], sources: Sequence[Source]) -> None:
+        """Copy a training run into the buffers."""
+        self.load_run(states, sources)
+        self.load(states)
+        self._check(states)
 
     # -- from and to the states -------------------------------------------------------------------
 
     def load(self, states: Sequence[TrainState]) -> None:
-        for number, (state, packing) in enumerate(zip(states, self._packings, strict=True)):
-            packing.pack(state, self._params[number], self._momenta[number])
-            if self._persistent and state.chains:
-                self._set_chains(number, state.chains)
+        self._keys.copy_(torch.tensor([state.rng.key for state in states]))
+        for number, (state, packing) in enumerate(zip(states, self.packings, strict=True)):
+            packing.pack(state, self.params[number], self.momenta[number])
+            if self.run.persistent and state.chains:
+                self.set_chains(number, state.chains)
 
     def store(self, states: Sequence[TrainState]) -> list[bool]:
         diverged = self._check(states)
-        for number, (state, packing) in enumerate(zip(states, self._packings, strict=True)):
-            packing.unpack(state, self._params[number], self._momenta[number])
-            if self._persistent and state.update > 0:
-                state.chains.update(self._chain_data(number))
+        for number, (state, packing) in enumerate(zip(states, self.packings, strict=True)):
+            packing.unpack(state, self.params[number], self.momenta[number])
+            if self.run.persistent and state.update > 0:
+                state.chains.update(self.chain_data(number))
         return diverged
 
     def rates(self) -> Tensor:
-        """Return the table of rates, a row per model: see `N_RATES` of `triton_kernels`."""
-        rows = []
-        for recipe in self._recipes:
-            decay = 0.0 if recipe.rate_decay is None else 1 / recipe.rate_decay
-            end = 1 / recipe.planned_updates if recipe.linear_decay and recipe.planned_updates else 0.0
-            rate = float(recipe.learning_rate or 0.0)
-            rows.append([rate, recipe.bias_learning_rate or rate, recipe.momentum, recipe.weight_decay, decay, end])
-        return self._params.new_tensor(rows)
+        """Return the table of rates, one row per model; see `N_RATES` of `step_kernels`."""
+        rows = [rates_row(recipe) for recipe in self._recipes]
+        return torch.tensor(rows, dtype=torch.float32, device=self._device)
 
     def _check(self, states: Sequence[TrainState]) -> list[bool]:
-        """Return which parameters are not finite.
+        """Return which models have parameters that are not finite.
 
-        A single machine is set back to the last check, and DivergenceError is raised. One of several is left as it is.
+        A single model goes back to the last check and raises `DivergenceError`. One of several models stays as it is.
         """
         self._unchecked = 0
-        finite = torch.isfinite(self._params.sum(1)).tolist()
-        if self._models == 1 and not finite[0]:
+        finite = torch.isfinite(self.params.sum(1)).tolist()
+        if self.run.models == 1 and not finite[0]:
             kept, update = self._kept
             self._set_back(kept)
-            self._packings[0].unpack(states[0], self._params[0], self._momenta[0])
+            self.packings[0].unpack(states[0], self.params[0], self.momenta[0])
             states[0].update = update
             fail(self._recipes[0], update + 1)
         self._kept = self._snapshot(), states[0].update
         return [not one for one in finite]
 
-    def _changing(self) -> tuple[Tensor, ...]:
-        """Return everything that updates change from one to the next."""
-        return self._params, self._momenta, self._chains
-
     def _snapshot(self) -> tuple[Tensor, ...]:
-        return tuple(tensor.clone() for tensor in self._changing())
+        return tuple(tensor.clone() for tensor in self.changing())
 
     def _set_back(self, kept: tuple[Tensor, ...]) -> None:
-        for place, tensor in zip(self._changing(), kept, strict=True):
+        for place, tensor in zip(self.changing(), kept, strict=True):
             place.copy_(tensor)
 
     @abstractmethod
-    def _chain_data(self, number: int) -> dict[str, Tensor]:
-        """Return a machine's chains, in the units of the data: each layer (n_chains, *layer shape)."""
+    def chain_data(self, number: int) -> dict[str, Tensor]:
+        """Return a model's chains in the units of the data, each layer of the shape that states keep."""
 
     @abstractmethod
-    def _set_chains(self, number: int, data: Mapping[str, Tensor]) -> None:
-        """Continue a machine's chains from data of every layer, (n_chains, ...)."""
+    def set_chains(self, number: int, data: Mapping[str, Tensor]) -> None:
+        """Continue a model's chains from the chains of a state."""
 
     # -- an epoch ---------------------------------------------------------------------------------
 
     @torch.no_grad()
     def epoch(self, states: Sequence[TrainState], orders: Tensor, stopped: Callable[[], bool]) -> int:
-        """Go through the data once, without interruption."""
-        n_batches, start, update = -(-self.n_samples // self.batch_size), states[0].batch, states[0].update
+        """Go through the data once. The kernels cannot stop within an epoch."""
+        n_batches = self.run.n_batches
+        start = states[0].batch
+        update = states[0].update
         self._order.copy_(orders, non_blocking=True)
-        if self._persistent and update == 0 and start == 0 and not states[0].chains:
-            for number in range(self._models):
-                self._start_chains(number, self._order[number, : self.batch_size].long())
+        if self.run.persistent and update == 0 and start == 0 and not states[0].chains:
+            for number in range(self.run.models):
+                self.start_chains(number, self._order[number, : self.run.batch_size].long())
         for first in range(start, n_batches, self.updates_per_graph):
-            self._make_updates(first, min(self.updates_per_graph, n_batches - first), update + first - start)
+            self.compute_updates(first, min(self.updates_per_graph, n_batches - first), update + first - start)
         for state in states:
             state.update += n_batches - start
         self._unchecked += n_batches - start
@@ -179,26 +252,22 @@ class KernelBackend(EpochBackend):
         return n_batches - start
 
     @abstractmethod
-    def _start_chains(self, number: int, rows: Tensor) -> None:
-        """Start a machine's persistent chains at samples of its data, each as often as needed."""
-
-    def _cycle(self, rows: Tensor) -> Tensor:
-        """Return as many of these rows as there are chains, each as often as needed, the same at all temperatures."""
-        return rows[torch.arange(self._n_chains, device=self._device) % self._n_coldest % len(rows)]
+    def start_chains(self, number: int, rows: Tensor) -> None:
+        """Start a model's persistent chains at samples of its data, each sample as often as needed."""
 
     @abstractmethod
-    def _make_updates(self, first: int, count: int, update: int) -> None:
-        """Make `count` updates, batch `first` of the epoch the first of them, which has number `update`."""
+    def compute_updates(self, first: int, count: int, update: int) -> None:
+        """Compute `count` updates from batch `first` of the epoch on. The first has the number `update`."""
 
-    def _replay(self, key: Hashable, launch: Callable[[int], None], count: int) -> None:
-        """Launch `count` updates, by a graph where there is a GPU."""
+    def replay(self, key: Hashable, launch: Callable[[int], None], count: int) -> None:
+        """Launch `count` updates, on a GPU by the graph with this key, which the first call captures."""
         if self._graphed and key not in self._graphs:
-            # Kernels are compiled before the capture, which leaves everything as it was.
+            # Compile the kernels before the capture, and undo what they have computed.
             kept = self._snapshot()
             launch(min(count, 2))
             torch.cuda.synchronize(self._device)
             self._set_back(kept)
-            self._gradients.zero_()
+            self.clear_gradients()
             graph = capture(lambda: launch(count))
             self._graphed = graph is not None
             if graph is not None:
@@ -209,17 +278,39 @@ class KernelBackend(EpochBackend):
             launch(count)
 
 
+def rates_row(recipe: Recipe) -> list[float]:
+    """Return a recipe's row in the table of rates; see `N_RATES` of `step_kernels`."""
+    rate = float(recipe.learning_rate or 0.0)
+    decay = 0.0 if recipe.rate_decay is None else 1 / recipe.rate_decay
+    end = 1 / recipe.planned_updates if recipe.linear_decay and recipe.planned_updates else 0.0
+    return [rate, recipe.bias_learning_rate or rate, recipe.momentum, recipe.weight_decay, decay, end]
+
+
+def launches_overlap(device: torch.device) -> bool:
+    """Return whether a GPU can start a launch before the previous one has ended; see `overlap`."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def power_of_two(size: int) -> int:
+    """Return a size rounded up to a power of two."""
+    return 1 << (size - 1).bit_length()
+
+
 def default_precision(machine: BoltzmannMachine) -> str:
-    """Return the precision of products: 16 bits where no units are Gaussian, so that states are at most 1."""
+    """Return the precision of products: 16 bits if no units are Gaussian, so that states are at most 1."""
     return "tf32" if any(unit.gaussian for unit in (machine.hidden, *machine.layers.values())) else "fp16"
 
 
-def unsupported_reason(task: UpdateSettings, state: TrainState, source: Source, *, masked: bool = False) -> str | None:
-    """Return why no kernels can compute a training run's updates, None if there may be some; see `UpdateSettings`."""
+def unsupported_reason(
+    settings: UpdateSettings, state: TrainState, source: Source, *, masked: bool = False
+) -> str | None:
+    """Return why no Triton kernels can compute a training run, None if some may; see `UpdateSettings` for `masked`."""
     like = state.machine.like
     if like.dtype != torch.float32:
         return f"its parameters are {like.dtype}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on any device
     if not (like.is_cuda or interpreted) or importlib.util.find_spec("triton") is None:
         return f"there is no Triton for {like.device.type}"
-    return task.whole_epochs_unsupported_reason(source, masked=masked) or too_large_reason(source, like.device)
+    return settings.whole_epochs_unsupported_reason(source, masked=masked) or too_large_reason(source, like.device)

@@ -1,18 +1,19 @@
 r"""The Triton kernels of chains at several temperatures, in addition to `full_kernels`: parallel tempering.
 
 As in :mod:`mvrbm.sampling.tempering`, a layer at inverse temperature :math:`\beta` is in the field
-:math:`f_0 + \beta (f - f_0)`, where `base` is :math:`f_0`, the field of the middle of all states. Chains are rows: the
-hottest first, as many at each temperature. After a step, states of neighboring temperatures are exchanged with the
-probability that follows from `differences`, the change of every chain's free energy, to which `downwards` and `upwards`
-add. The coldest chains, which stand for the model, are copied to rows of their own.
+:math:`f_0 + \beta (f - f_0)`, where `base` is :math:`f_0`, the field of the center of all states. Chains are rows, the
+hottest first, with equally many at each temperature. After a Gibbs step, states of neighboring temperatures are
+exchanged with the probability that follows from `differences`, the change of every chain's free energy, which
+`downwards` and `upwards` add up. The coldest chains stand for the model; they are copied to separate rows.
 """
 
 # mypy: ignore-errors
 import triton
 import triton.language as tl
 
-from mvrbm.backends.cuda.draws import mean, one_uniform
-from mvrbm.backends.cuda.per_sample_kernels import after_previous, fresh
+from mvrbm.backends.cuda.draws import mean
+from mvrbm.backends.cuda.overlap import after_previous, fresh
+from mvrbm.random.kernels import uniform_entries
 
 
 @triton.jit
@@ -23,22 +24,35 @@ def beta_of(chains, CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr):
 
 @triton.jit
 def other_beta(chains, turn, CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr):
-    """Return the inverse temperatures that chains may be exchanged with at a turn, and whether there is one."""
+    """Return the inverse temperatures of the chains' partners at a turn, and which chains have a partner."""
     number = chains // (CHAINS // TEMPERATURES)
     other = tl.where((number + turn) % 2 == 0, number + 1, number - 1)
     return other.to(tl.float32) / (TEMPERATURES - 1), (other >= 0) & (other < TEMPERATURES)
 
 
 @triton.jit
-def turn_of(turns, clock, batch, draw, STEPS: tl.constexpr):
-    """Return the number of the temperature that the first pair begins with, 0 or 1, in the step that has a draw."""
-    return (tl.load(turns) + (tl.load(clock) + batch) * STEPS + draw // 2) % 2
+def turn_of(turns, clock, batch, gibbs_step, STEPS: tl.constexpr):
+    """Return the temperature that the first pair of a step starts with, 0 or 1."""
+    return (tl.load(turns) + (tl.load(clock) + batch) * STEPS + gibbs_step) % 2
+
+
+@triton.jit
+def exchanges_before(gibbs_step, turn, TEMPERATURES: tl.constexpr):
+    """Return how many exchanges of an update come before a step, each of which takes one draw.
+
+    Two temperatures have a pair at every second turn only.
+    """
+    if TEMPERATURES > 2:  # noqa: SIM108  (a compile-time branch)
+        count = gibbs_step
+    else:
+        count = ((gibbs_step + 1 - (turn + gibbs_step) % 2) // 2).to(tl.int32)
+    return count
 
 
 @triton.jit
 def hidden_base(weight, middle, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
                 PDL: tl.constexpr):  # fmt: skip
-    """Compute the field of the middle of all visible states on the hidden layer."""
+    """Compute the field of the center of all visible states on the hidden layer."""
     model = tl.program_id(1).to(tl.int64)
     units = tl.program_id(0) * BM + tl.arange(0, BM)
     field = tl.zeros([BM], tl.float32)
@@ -54,7 +68,7 @@ def hidden_base(weight, middle, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexp
 @triton.jit
 def visible_base(weight, bias, hidden, base, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, STRIDE: tl.constexpr,
                  BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Compute the field on the visible layers of the mean of the hidden one in its field at beta 0, `hidden`."""
+    """Compute the field on the visible layers of the mean hidden layer at beta = 0, whose field is `hidden`."""
     model = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(0) * BN + tl.arange(0, BN)
     field = tl.zeros([BN], tl.float32)
@@ -68,30 +82,30 @@ def visible_base(weight, bias, hidden, base, HIDDEN: tl.constexpr, VISIBLE: tl.c
     tl.store(base + model * VISIBLE + columns, field)
 
 
-@triton.jit(do_not_specialize=["batch", "draw"])
+@triton.jit(do_not_specialize=["batch", "draw", "gibbs_step"])
 def exchange(
-    states, differences, sums, turns, recorded, seeds, clock, batch, draw, numbers_at, CHAINS: tl.constexpr,
+    states, differences, sums, turns, keys, clock, batch, draw, gibbs_step, CHAINS: tl.constexpr,
     TEMPERATURES: tl.constexpr, STEPS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr,
-    COLDEST_AT: tl.constexpr, VISIBLE: tl.constexpr, LAST: tl.constexpr, SUMMED: tl.constexpr, RECORDED: tl.constexpr,
+    COLDEST_AT: tl.constexpr, VISIBLE: tl.constexpr, LAST: tl.constexpr, SUMMED: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Propose to exchange the states of pairs of temperatures, which the Metropolis rule accepts or not.
 
     After the `LAST` step, copy the coldest chains, and add them up where `SUMMED`.
 
-    Programs are of one warp: all its threads have read the differences when one of them sets these to zero.
+    A program has a single warp, so that all threads have read the differences before one of them sets these to zero.
     """
     chain, pair, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     EACH: tl.constexpr = CHAINS // TEMPERATURES
     states += model.to(tl.int64) * (ALL_ROWS * VISIBLE)
-    number = 2 * pair + turn_of(turns + model, clock, batch, draw, STEPS)  # of the hotter temperature
+    turn = turn_of(turns + model, clock, batch, gibbs_step, STEPS)
+    number = 2 * pair + turn  # the hotter temperature of the pair
     at = number * EACH + chain
     hot, cold = states + (CHAINS_AT + at) * VISIBLE, states + (CHAINS_AT + EACH + at) * VISIBLE
     paired = number + 1 < TEMPERATURES
-    uniform = one_uniform(tl.load(seeds + model), tl.load(clock) + batch, pair * EACH + chain, draw)
-    if RECORDED:
-        first = (tl.load(clock + 1) + batch) * RECORDED + numbers_at
-        uniform = tl.load(recorded + first + pair * EACH + chain, mask=paired, other=0.5)
+    update = tl.load(clock) + batch
+    draw += exchanges_before(gibbs_step, turn, TEMPERATURES)
+    uniform = uniform_entries(tl.load(keys + model), pair, 0, chain, update, draw, EACH)
     after_previous(PDL)
     differences += model * CHAINS + at
     change = fresh(differences, paired) + fresh(differences + EACH, paired)

@@ -1,21 +1,29 @@
 r"""The Triton kernels of updates whose couplings are formed as full matrices: products of whole batches.
 
 A coupling of rank R takes R products of small matrices per sample. From some rank on, one product with the full matrix
-:math:`W` takes less time, and its gradient :math:`G` gives those of the factors:
+:math:`W` takes less time, and its gradient :math:`G` gives the gradients of the factors:
 :math:`\partial U_r = \sum_{lj} G_{kl,ij} V_r^{lj}` and :math:`\partial V_r = \sum_{ki} G_{kl,ij} U_r^{ki}`.
 
-Layers are in units of their statistic (Gaussian: x / s, with s as it was at the start). All visible layers are columns
-of one array, (rows, VISIBLE), each from a multiple of `TILE` on, padded with zeros but for the last column, of ones;
-hidden means have a one after the last unit. So the products of the gradient contain the sums that biases need. `W` is
-(HIDDEN, VISIBLE), padded with zeros, as are the rows of states beyond the data and beyond the chains. The flat
-parameters of a model, `STRIDE` numbers apart, are those of all couplings, the padded visible bias, the padded hidden
-bias, the padded log-variances if a layer learns them, and then room for full matrices: the full `W` of couplings that
-this file has no product for, and in the gradient its `G`.
+Layers are in units of their statistic (Gaussian: x / s, with the scale s at the start). All visible layers are columns
+of one array, (rows, VISIBLE). Each layer starts at a multiple of a tile's width; padding is zero, except for the last
+column, which is all ones. Hidden means have a one after the last unit. The products of the gradient then contain the
+sums that biases need. `W` is (HIDDEN, VISIBLE), padded with zeros, as are the rows of states beyond the data and the
+chains. Lines of a layer have an even number of columns, so that pairs of columns, which share a random counter, are
+always in one line.
 
-An update is: `downwards` and `upwards` in turn, as often as missing entries of the data are drawn; `upwards` (means of
-the data, draws of the chains), `downwards`, `upwards` (means of the chains), `gradients`, `vary` of `full_variances`
-for learned variances, and the kernels of `full_step`. Chains at several temperatures have those of `full_exchange` in
-addition. A row of `LAYERS`, by position:
+The flat parameters of a model, `STRIDE` numbers apart, are the parameters of all couplings, the padded visible bias,
+the padded hidden bias, and the padded log-variances if a layer learns them. Scratch memory follows, for the gradient
+`G` of every coupling with factors.
+
+An update consists of these launches:
+
+* `downwards` and `upwards` in turn, for the Gibbs steps that draw missing entries of the data;
+* `upwards` (means of the data, draws of the chains), `downwards`, and `upwards` again (means of the chains);
+* `gradients`, and `vary` of `full_variances` for learned variances;
+* the kernels of `full_step`.
+
+Chains at several temperatures need the kernels of `full_exchange` in addition. The tuple `LAYERS` has a row for each
+visible layer, with the entries that the constants below number.
 """
 
 # mypy: ignore-errors
@@ -23,30 +31,43 @@ addition. A row of `LAYERS`, by position:
 import triton
 import triton.language as tl
 
-from mvrbm.backends.cuda.draws import draw_categories, draw_layer, mean, normal, uniform
-from mvrbm.backends.cuda.full_exchange import beta_of, other_beta, turn_of
-from mvrbm.backends.cuda.per_sample_kernels import begin_next, fresh, wait
+from mvrbm.backends.cuda.draws import draw_categories, draw_layer, mean, site_numbers
+from mvrbm.backends.cuda.full_exchange import beta_of, exchanges_before, other_beta, turn_of
+from mvrbm.backends.cuda.overlap import begin_next, fresh, wait
+from mvrbm.random.kernels import normal_pairs, uniform_pairs
 from mvrbm.sampling.tempered_kernels import softplus
 
-#: Widths of layers are padded to multiples of this, which all tiles divide.
-TILE = 64
 #: Columns of data per program: few, so that many programs share the rows.
 GATHERED = tl.constexpr(16)
 #: Kinds of units, by :attr:`mvrbm.units.Unit.sampled_as`.
 KINDS = ("bernoulli", "gaussian", "categorical")
 
-KIND = tl.constexpr(0)  # number in `KINDS`
-FIRST = tl.constexpr(1)  # first column
-WIDTH = tl.constexpr(2)  # number of columns, with padding
-ROWS, COLUMNS = tl.constexpr(3), tl.constexpr(4)  # sizes I and J of a sample, whose entry (i, j) ...
-PITCH = tl.constexpr(5)  # ... has column FIRST + i PITCH + j
-RANK = tl.constexpr(6)  # number of Kronecker products; 0 for a coupling that is given as a full matrix
-FACTORS = tl.constexpr(7)  # position of U (R, K, I), then V (R, L, J), in the flat parameters
-FULL = tl.constexpr(8)  # position of the full matrix (H, I J); its gradient is (K I, L J) where there are factors
-NUMBERS = tl.constexpr(9)  # numbers drawn per chain before this layer's
-GAINS = tl.constexpr(10)  # position of the terms of the gain of U; those of V follow
-PROGRAMS, END = tl.constexpr(11), tl.constexpr(12)  # number of its first program in `build`, and the first beyond
-LEARNS = tl.constexpr(13)  # its width as a power of two if it learns its variances (see `full_variances`), or 0
+# Entries of a row of `LAYERS`: number of the kind of units in `KINDS`.
+KIND = tl.constexpr(0)
+# First column.
+FIRST = tl.constexpr(1)
+# Number of columns, with padding.
+WIDTH = tl.constexpr(2)
+# Sizes I and J of a sample.
+ROWS = tl.constexpr(3)
+COLUMNS = tl.constexpr(4)
+# Distance of rows: entry (i, j) has column FIRST + i PITCH + j.
+PITCH = tl.constexpr(5)
+# Number of Kronecker products; 0 for a dense coupling.
+RANK = tl.constexpr(6)
+# Position of U (R, K, I), then V (R, L, J), in the flat parameters.
+FACTORS = tl.constexpr(7)
+# Position of the full matrix (H, I J); the gradient is (K I, L J) where there are factors.
+FULL = tl.constexpr(8)
+# Number of sites in the last axis of a categorical layer's sites, 1 for a single category.
+SITE_COLUMNS = tl.constexpr(9)
+# Position of the terms of the gain of U; those of V follow.
+GAINS = tl.constexpr(10)
+# Number of the layer's first program in `build`, and of the first program after the layer.
+PROGRAMS = tl.constexpr(11)
+END = tl.constexpr(12)
+# Width as a power of two if the layer learns its variances (see `full_variances`), otherwise 0.
+LEARNS = tl.constexpr(13)
 
 
 @triton.jit(do_not_specialize=["batch", "n_valid"])
@@ -54,7 +75,7 @@ def gather(
     data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, N: tl.constexpr,
     ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
-    """Copy the samples of batch `batch` to the first rows of the states, and sum them up."""
+    """Copy the samples of batch `batch` to the first rows of the states, and add them up if layers are centered."""
     copy_batch(
         data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tl.program_id(0),
         tl.program_id(1), N, ALL_ROWS, VISIBLE, BG, CENTERED,
@@ -66,7 +87,7 @@ def copy_batch(
     data, order, states, sums, clock, batch, n_valid, order_stride, data_stride, tile, model, N: tl.constexpr,
     ALL_ROWS: tl.constexpr, VISIBLE: tl.constexpr, BG: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
-    """Copy some columns of the samples of a batch, those of a tile."""
+    """Copy one tile of columns of the samples of a batch."""
     columns = tile * GATHERED + tl.arange(0, GATHERED)
     order += model * order_stride + (tl.load(clock + 1) + batch) * N
     total = tl.zeros([GATHERED], tl.float32)
@@ -82,21 +103,22 @@ def copy_batch(
         tl.store(sums + model * (2 * VISIBLE) + columns, total)
 
 
-@triton.jit(do_not_specialize=["batch", "n_valid", "draw"])
+@triton.jit(do_not_specialize=["batch", "n_valid", "draw", "gibbs_step"])
 def upwards(
-    states, weight, bias, means, samples, sums, base, differences, turns, recorded, seeds, clock, batch, n_valid, draw,
-    numbers_at, CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
-    VISIBLE: tl.constexpr, UNITS: tl.constexpr, STRIDE: tl.constexpr, SAMPLE_ROWS: tl.constexpr,
-    GAUSSIAN: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr, FIRST_TILE: tl.constexpr,
+    states, weight, bias, means, samples, sums, base, differences, turns, keys, clock, batch, n_valid, draw,
+    gibbs_step, CHAINS: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr,
+    VISIBLE: tl.constexpr, UNITS: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, STRIDE: tl.constexpr,
+    SAMPLE_ROWS: tl.constexpr, GAUSSIAN: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr,
+    FIRST_TILE: tl.constexpr,
     DRAW_DATA: tl.constexpr, DRAW_CHAINS: tl.constexpr, TEMPERATURES: tl.constexpr, STEPS: tl.constexpr,
-    COMPARE: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    COMPARE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute means or draws of the hidden layer for tiles of states, from `FIRST_TILE` on.
 
-    States from row `CHAINS_AT` on are chains. Means are in rows like those of the states, draws in `samples`. Means are
-    added up where `SUMMED`. With several `TEMPERATURES`, chains are drawn at theirs, or, to `COMPARE`, the change in
-    free energy that an exchange would cause is added to `differences`.
+    States from row `CHAINS_AT` on are chains. Means go to the rows of their states, and draws to `samples`. With
+    `SUMMED`, means are also added up. With several `TEMPERATURES`, every chain is drawn at its temperature; with
+    `COMPARE`, the kernel instead adds the change in free energy that an exchange would cause to `differences`.
     """
     tile_m, tile_n, model = tl.program_id(0) + FIRST_TILE, tl.program_id(1), tl.program_id(2)
     of_data = tile_m * BM < CHAINS_AT
@@ -106,17 +128,17 @@ def upwards(
     x = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + within[None, :]
     w = weight + (model.to(tl.int64) * HIDDEN + columns[None, :]) * VISIBLE + within[:, None]
     field = tl.zeros([BM, BN], tl.float32)
-    key, update = tl.load(seeds + model), tl.load(clock) + batch
-    recorded += (tl.load(clock + 1) + batch) * RECORDED + numbers_at
+    key = tl.load(keys + model)
+    update = tl.load(clock) + batch
     wait(PDL)
-    biases = fresh(bias + model * STRIDE + columns, True)  # requested here, they are there at the end
+    biases = fresh(bias + model * STRIDE + columns, True)  # prefetch: the load completes while the loop runs
     for k in range(0, VISIBLE, BK):
         field = tl.dot(tl.load(x + k), tl.load(w + k), acc=field, input_precision=PRECISION)
-    begin_next(PDL)  # writing results takes few processors from the next product, which waits for them
+    begin_next(PDL)  # the next product may start: writing results needs few processors
     own = rows if of_data else rows - CHAINS_AT
     n_chains = CHAINS if PERSISTENT else n_valid
     valid = own < (n_valid if of_data else n_chains)
-    exists = (columns < UNITS)[None, :] & valid[:, None]
+    exists = unit_exists(columns, UNITS, L, HIDDEN_PITCH)[None, :] & valid[:, None]
     if TEMPERATURES > 1:
         level = fresh(base + model * HIDDEN + columns, True)[None, :]
         beta = tl.where(of_data, 1.0, beta_of(own, CHAINS, TEMPERATURES))
@@ -124,7 +146,7 @@ def upwards(
         field = level + beta[:, None] * slope
     field += biases[None, :]
     if COMPARE:
-        other, paired = other_beta(own, turn_of(turns + model, clock, batch, draw, STEPS), CHAINS, TEMPERATURES)
+        other, paired = other_beta(own, turn_of(turns + model, clock, batch, gibbs_step, STEPS), CHAINS, TEMPERATURES)
         moved = field + (other - beta)[:, None] * slope
         change = tl.sum(tl.where(exists, softplus(field) - softplus(moved), 0.0), 1)
         tl.atomic_add(differences + model * CHAINS + own, change, mask=paired & valid, sem="relaxed")
@@ -139,52 +161,57 @@ def upwards(
             total = sums + model * (2 * HIDDEN) + (0 if of_data else HIDDEN) + columns
             tl.atomic_add(total, tl.sum(value, 0), mask=columns < UNITS, sem="relaxed")
     if drawing > 0:
-        drawn = _draw(
-            field, key, update, draw, tile_m * tl.num_programs(1) + tile_n,
-            recorded + own[:, None] * UNITS + columns[None, :], exists, GAUSSIAN, RECORDED, BM, BN,
-        )  # fmt: skip
+        if TEMPERATURES > 1:
+            turn = turn_of(turns + model, clock, batch, gibbs_step, STEPS)
+            draw += exchanges_before(gibbs_step, turn, TEMPERATURES)
+        unit = tile_n * BN + 2 * tl.arange(0, BN // 2)  # the first unit of each pair
+        drawn = _draw_pairs(field, key, update, draw, own, unit, HIDDEN_PITCH, L, GAUSSIAN)
         target = samples + (model.to(tl.int64) * SAMPLE_ROWS + own[:, None]) * HIDDEN + columns[None, :]
         tl.store(target, drawn.to(samples.dtype.element_ty), mask=exists)
 
 
 @triton.jit
-def _draw(field, key, update, draw, tile, recorded, exists, GAUSSIAN: tl.constexpr, RECORDED: tl.constexpr,
-          BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Draw a tile of a layer in a field that includes its bias."""
-    if RECORDED:
-        numbers = tl.load(recorded, mask=exists, other=0.5)
-    elif GAUSSIAN:
-        numbers = normal(key, update, tile, draw, 0, BM, BN)
+def unit_exists(units, UNITS: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr):
+    """Return which columns of the hidden layer are units, rather than padding."""
+    return (units < UNITS) & (units % HIDDEN_PITCH < L)
+
+
+@triton.jit
+def _draw_pairs(field, key, update, draw, rows, column, PITCH_: tl.constexpr, COLUMNS_: tl.constexpr,
+                GAUSSIAN: tl.constexpr):  # fmt: skip
+    """Draw a tile of a layer in a field that includes its bias. `column` has the first column of each pair."""
+    line, pair = (column // PITCH_)[None, :], (column % PITCH_ // 2)[None, :]
+    if GAUSSIAN:
+        numbers = normal_pairs(key, rows[:, None], line, pair, update, draw, COLUMNS_)
     else:
-        numbers = uniform(key, update, tile, draw, 0, BM, BN)
+        numbers = uniform_pairs(key, rows[:, None], line, pair, update, draw, COLUMNS_)
     return draw_layer(field, numbers, GAUSSIAN)
 
 
-@triton.jit(do_not_specialize=["batch", "n_valid", "draw"])
+@triton.jit(do_not_specialize=["batch", "n_valid", "draw", "gibbs_step"])
 def downwards(
-    samples, weight, bias, states, sums, base, differences, turns, recorded, seeds, clock, ratios, known, order, batch,
-    n_valid, draw, numbers_at, order_stride, known_stride, N: tl.constexpr, CHAINS: tl.constexpr,
+    samples, weight, bias, states, sums, base, differences, turns, keys, clock, ratios, known, order, batch,
+    n_valid, draw, gibbs_step, order_stride, known_stride, N: tl.constexpr, CHAINS: tl.constexpr,
     ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, STRIDE: tl.constexpr,
     SAMPLE_ROWS: tl.constexpr, LAYERS: tl.constexpr, PERSISTENT: tl.constexpr, SUMMED: tl.constexpr,
     VARIES: tl.constexpr, FILL: tl.constexpr, START: tl.constexpr, TEMPERATURES: tl.constexpr, STEPS: tl.constexpr,
-    RECORDED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    PDL: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Draw all visible layers of the chains, given draws of the hidden layer, and add up draws where `SUMMED`.
+    """Draw all visible layers of the chains, given draws of the hidden layer. With `SUMMED`, add up the draws.
 
-    With `FILL`, draw the entries of the data that are not `known` instead; with `START`, without the hidden layer.
-    With several `TEMPERATURES`, chains are drawn at theirs, and `differences` gets the share of the visible layers.
+    With `FILL`, draw the missing entries of the data instead; with `START`, without the hidden layer. With several
+    `TEMPERATURES`, every chain is drawn at its temperature, and the kernel adds the visible layers' share to
+    `differences`. `draw` is the draw of the first layer.
     """
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = tile_m * BM + tl.arange(0, BM)
     columns = tile_n * BN + tl.arange(0, BN)
     within = tl.arange(0, BK)
-    COUNT: tl.constexpr = N if FILL else CHAINS
     y = samples + (model.to(tl.int64) * SAMPLE_ROWS + rows[:, None]) * HIDDEN + within[None, :]
     w = weight + (model.to(tl.int64) * HIDDEN + within[:, None]) * VISIBLE + columns[None, :]
     field = tl.zeros([BM, BN], tl.float32)
-    key, update = tl.load(seeds + model), tl.load(clock) + batch
-    recorded += (tl.load(clock + 1) + batch) * RECORDED + numbers_at
+    key = tl.load(keys + model)
+    update = tl.load(clock) + batch
     wait(PDL)
     biases = fresh(bias + model * STRIDE + columns, True)
     for k in range(0, 0 if START else HIDDEN, BK):
@@ -196,11 +223,12 @@ def downwards(
     if TEMPERATURES > 1:
         level, beta = fresh(base + model * VISIBLE + columns, True)[None, :], beta_of(rows, CHAINS, TEMPERATURES)
         field = level + beta[:, None] * (field - level)
-        other, paired = other_beta(rows, turn_of(turns + model, clock, batch, draw, STEPS), CHAINS, TEMPERATURES)
+        turn = turn_of(turns + model, clock, batch, gibbs_step, STEPS)
+        draw += exchanges_before(gibbs_step, turn, TEMPERATURES)
+        other, paired = other_beta(rows, turn, CHAINS, TEMPERATURES)
         gap = other - beta
     field += biases[None, :]
     exist = rows < (CHAINS if PERSISTENT and not FILL else n_valid)
-    tile = tile_m * tl.num_programs(1) + tile_n
     target = states + (model.to(tl.int64) * ALL_ROWS + rows[:, None]) * VISIBLE + columns[None, :]
     sums += model * (2 * VISIBLE) + columns
     drawing = (rows >= 0)[:, None] & (columns >= 0)[None, :]
@@ -216,22 +244,20 @@ def downwards(
             own = columns - LAYERS[m][FIRST]
             site, place = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
             real = (site < LAYERS[m][ROWS]) & (place < LAYERS[m][COLUMNS])
-            exists = exist[:, None] & real[None, :]
-            numbers = recorded + COUNT * LAYERS[m][NUMBERS]
             if LAYERS[m][KIND] == 2:
                 SITES: tl.constexpr = BN // LAYERS[m][PITCH]
-                first_site = (tile_n * BN - LAYERS[m][FIRST]) // LAYERS[m][PITCH] + tl.arange(0, SITES)
-                numbers += rows[:, None] * LAYERS[m][ROWS] + first_site[None, :]
+                sites = (tile_n * BN - LAYERS[m][FIRST]) // LAYERS[m][PITCH] + tl.arange(0, SITES)
+                numbers = site_numbers(key, update, rows[:, None], sites[None, :], draw + m, LAYERS[m][SITE_COLUMNS])
                 categories = tl.arange(0, LAYERS[m][PITCH]) < LAYERS[m][COLUMNS]
-                there = exist[:, None, None] & (first_site < LAYERS[m][ROWS])[None, :, None] & categories[None, None, :]
-                one_hot = draw_categories(
-                    tl.reshape(field, [BM, SITES, LAYERS[m][PITCH]]), key, update, draw, tile, numbers, there, SITES,
-                    RECORDED, BM,
-                )  # fmt: skip
-                drawn = tl.reshape(one_hot, [BM, BN])
+                there = exist[:, None, None] & (sites < LAYERS[m][ROWS])[None, :, None] & categories[None, None, :]
+                by_site = tl.reshape(field, [BM, SITES, LAYERS[m][PITCH]])
+                drawn = tl.reshape(draw_categories(by_site, numbers, there, LAYERS[m][COLUMNS]), [BM, BN])
             else:
-                numbers += rows[:, None] * (LAYERS[m][ROWS] * LAYERS[m][COLUMNS]) + own[None, :]
-                drawn = _draw(field, key, update, draw, tile, numbers, exists, LAYERS[m][KIND] == 1, RECORDED, BM, BN)
+                column = tile_n * BN - LAYERS[m][FIRST] + 2 * tl.arange(0, BN // 2)
+                drawn = _draw_pairs(
+                    field, key, update, draw + m, rows, column, LAYERS[m][PITCH], LAYERS[m][COLUMNS],
+                    LAYERS[m][KIND] == 1,
+                )  # fmt: skip
                 if LAYERS[m][LEARNS] > 0:
                     drawn = field + spread * (drawn - field)
             drawn = tl.where(exist[:, None] & drawing, drawn, 0.0)
@@ -247,15 +273,16 @@ def downwards(
 def gradients(
     states, means, visible_sums, hidden_sums, gradient, offset, new_offset, center, ratios, n_valid,
     N: tl.constexpr, CHAINS: tl.constexpr, PERSISTENT: tl.constexpr, ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr,
-    HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr,
-    VISIBLE_BIAS: tl.constexpr, LAYERS: tl.constexpr, CENTERED: tl.constexpr, FOLLOWS: tl.constexpr,
-    VARIES: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    PDL: tl.constexpr,
+    HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr,
+    STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, LAYERS: tl.constexpr, CENTERED: tl.constexpr,
+    FOLLOWS: tl.constexpr, VARIES: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    r"""Compute the gradient of biases and full matrices: minus the mean over data plus that over chains.
+    r"""Compute the gradients of biases and full matrices: the mean over chains minus the mean over data.
 
-    With `CENTERED`, that of the matrices is :math:`G - s_h \mu^\top - \lambda s^\top`, where s and :math:`s_h` are the
-    gradients of the biases, :math:`\mu` is the center and :math:`\lambda` the hidden offset, which `FOLLOWS` the data.
+    With `CENTERED`, the gradient of the matrices is :math:`G - s_h \mu^\top - \lambda s^\top`, where s and :math:`s_h`
+    are the gradients of the biases, :math:`\mu` is the center, and :math:`\lambda` the hidden offset. With `FOLLOWS`,
+    this is a running mean over the data.
     """
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     units = tile_m * BM + tl.arange(0, BM)
@@ -265,7 +292,7 @@ def gradients(
     x = states + (model.to(tl.int64) * ALL_ROWS + within[:, None]) * VISIBLE + columns[None, :]
     G = tl.zeros([BM, BN], tl.float32)
     wait(PDL)
-    if CENTERED:  # requested here, they are there at the end
+    if CENTERED:  # prefetch: the load completes while the loop runs
         visible_sums += model * (2 * VISIBLE) + columns
         hidden_sums += model * (2 * HIDDEN) + units
         of_data, of_chains = fresh(hidden_sums, True), fresh(hidden_sums + HIDDEN, True)
@@ -313,14 +340,20 @@ def gradients(
         if (tile_n * BN >= LAYERS[m][FIRST]) & (tile_n * BN < LAYERS[m][FIRST] + LAYERS[m][WIDTH]):
             own = columns - LAYERS[m][FIRST]
             i, j = own // LAYERS[m][PITCH], own % LAYERS[m][PITCH]
-            exists = (units < UNITS)[:, None] & ((i < LAYERS[m][ROWS]) & (j < LAYERS[m][COLUMNS]))[None, :]
-            at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], L)
+            exists = (
+                unit_exists(units, UNITS, L, HIDDEN_PITCH)[:, None]
+                & ((i < LAYERS[m][ROWS]) & (j < LAYERS[m][COLUMNS]))[None, :]
+            )
+            at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], L, HIDDEN_PITCH)
             tl.store(gradient + LAYERS[m][FULL] + at, G, mask=exists)
 
 
 @triton.jit
-def matrix_at(units, i, j, RANK_: tl.constexpr, I: tl.constexpr, J: tl.constexpr, L: tl.constexpr):
+def matrix_at(
+    units, i, j, RANK_: tl.constexpr, I: tl.constexpr, J: tl.constexpr, L: tl.constexpr, HIDDEN_PITCH: tl.constexpr
+):  # fmt: skip
     """Return where the gradient of a full matrix has its entries: (K I, L J) where there are factors, or (H, I J)."""
+    k, l = units // HIDDEN_PITCH, units % HIDDEN_PITCH
     if RANK_ > 0:
-        return (((units // L) * I * L + units % L) * J)[:, None] + (i * (L * J) + j)[None, :]
-    return units[:, None] * (I * J) + (i * J + j)[None, :]
+        return ((k * I * L + l) * J)[:, None] + (i * (L * J) + j)[None, :]
+    return ((k * L + l) * (I * J))[:, None] + (i * J + j)[None, :]

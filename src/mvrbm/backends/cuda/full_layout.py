@@ -1,8 +1,9 @@
 """Positions of parameters and states in the form that `full_kernels` works on, and the conversion from and to a state.
 
 All visible layers are columns of one array, in units of their statistic, each from a multiple of a tile on. The flat
-parameters are those of all couplings, the visible bias of every column, the hidden bias, and the log-variance of every
-column if a layer learns it. A packing keeps the scales that layers have when it is made.
+parameters are the parameters of all couplings, the visible bias of every column, the hidden bias, and the log-variance
+of every column if a layer learns it. Unlike :mod:`mvrbm.backends.layout`, biases are padded like the columns, and are
+not shifted by the offsets of centering. A packing keeps the scales that layers have when it is built.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mvrbm.backends.cuda.epochs import power_of_two
 from mvrbm.couplings import Coupling
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.updates.state import TrainState, is_factor
 
-TILE = 64  # as in `full_kernels`
+#: Widths of layers are padded to multiples of this number, which all tiles divide.
+TILE = 64
 
 
 @dataclass(frozen=True)
@@ -27,64 +30,161 @@ class FullLayer:
 
     name: str
     kind: str
+    shape: tuple[int, ...]
+    #: First column, and number of columns with padding.
     first: int
     width: int
-    rows: int
-    columns: int
+    #: Distance of rows of a sample: entry (i, j) has column `first + i * pitch + j`.
     pitch: int
+    #: Number of Kronecker products, 0 for a dense coupling.
     rank: int
+    #: Position of the coupling's parameters.
     parameters_at: int
-    room_at: int
-    numbers_at: int
-    factor: int  # number of its first factor
-    learns: bool  # its variances
+    #: Position of the gradient of the full matrix in the scratch memory, for a coupling with factors.
+    scratch_at: int
+    #: Number of the layer's first factor.
+    factor: int
+    learns_variance: bool
+
+    @property
+    def rows(self) -> int:
+        """Rows of a sample: all axes but the last."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def columns(self) -> int:
+        """Columns of a sample: the last axis."""
+        return self.shape[-1]
+
+    @property
+    def site_columns(self) -> int:
+        """Length of the last axis of a categorical layer's sites, 1 for a single category."""
+        return self.shape[-2] if len(self.shape) > 1 else 1
 
     def places(self) -> Tensor:
         """Return the column of every entry, (rows * columns,)."""
-        rows, columns = torch.arange(self.rows)[:, None], torch.arange(self.columns)
-        return (self.first + rows * self.pitch + columns).flatten()
+        return (self.first + _grid(self.rows, self.columns, self.pitch)).flatten()
 
 
+@dataclass(frozen=True)
 class FullLayout:
-    """Positions of all parameters in the flat array: couplings, visible bias, hidden bias, log-variances if any learns.
+    """Positions of all parameters in the flat array. Scratch memory for gradients of full matrices follows them."""
 
-    Room for gradients follows.
+    layers: tuple[FullLayer, ...]
+    hidden_shape: tuple[int, ...]
+    #: Name and position of every parameter of the couplings.
+    parameters: tuple[tuple[str, int], ...]
+    #: Number of parameters of the couplings.
+    couplings_size: int
+    #: Entries of the scratch memory.
+    scratch: int
 
-    Couplings that have factors are padded to `ranks`, by the name of their layer; others are dense, with rank 0.
-    """
+    @classmethod
+    def of(cls, machine: BoltzmannMachine, ranks: Mapping[str, int]) -> FullLayout:
+        """Return the layout of a machine.
 
-    def __init__(self, machine: BoltzmannMachine, ranks: Mapping[str, int]) -> None:
-        hidden = machine.hidden.shape
-        self.n_hidden, self.hidden = math.prod(hidden), padded(math.prod(hidden) + 1)
-        self.hidden_rows, self.hidden_columns = math.prod(hidden[:-1]), hidden[-1]
-        self.n_factors = self.visible = self.numbers = self.room = 0
-        self.parameter_at: dict[str, int] = {}  # of every parameter of the couplings
-        self.layers: list[FullLayer] = []
-        size = 0
+        Couplings with factors are padded to `ranks`, by the name of their layer; rank 0 is a dense coupling.
+        """
+        n_hidden = math.prod(machine.hidden.shape)
+        layers: list[FullLayer] = []
+        parameters: list[tuple[str, int]] = []
+        column = factor = size = scratch = 0
         for name, unit in machine.layers.items():
-            rows, columns, rank = math.prod(unit.shape[:-1]), unit.shape[-1], ranks[name]
-            categorical = unit.sampled_as == "categorical"
-            pitch = power_of_two(columns) if categorical else columns
-            width = padded(rows * pitch + (len(self.layers) + 1 == len(machine.layers)))  # the last column is of ones
-            layer = FullLayer(
-                name, str(unit.sampled_as), self.visible, width, rows, columns, pitch, rank, size,
-                self.room, self.numbers, self.n_factors, unit.learns_statistic,
+            rank = ranks[name]
+            area = math.prod(unit.shape)
+            pitch = power_of_two(unit.shape[-1]) if unit.sampled_as == "categorical" else even(unit.shape[-1])
+            is_last = len(layers) + 1 == len(machine.layers)
+            width = padded(math.prod(unit.shape[:-1]) * pitch + is_last)  # the last column is all ones
+            layers.append(
+                FullLayer(
+                    name, str(unit.sampled_as), unit.shape, column, width, pitch, rank, size, scratch, factor,
+                    unit.learns_statistic,
+                )
             )  # fmt: skip
             for key, parameter in machine.links[name].named_parameters():
-                self.parameter_at[f"couplings.{name}.{key}"] = size
+                parameters.append((f"couplings.{name}.{key}", size))
                 size += parameter.numel() // len(parameter) * rank if rank else parameter.numel()
-            self.visible += layer.width
-            self.numbers += rows if categorical else rows * columns
-            self.room += self.n_hidden * rows * columns if rank else 0
-            self.n_factors += 2 if rank else 1
-            self.layers.append(layer)
-        self.visible_bias, self.hidden_bias = size, size + self.visible
-        self.variances, self.varies = self.hidden_bias + self.hidden, any(layer.learns for layer in self.layers)
-        self.size = self.variances + (self.visible if self.varies else 0)
+            column += width
+            scratch += n_hidden * area if rank else 0
+            factor += 2 if rank else 1
+        return cls(tuple(layers), machine.hidden.shape, tuple(parameters), size, scratch)
+
+    @property
+    def n_hidden(self) -> int:
+        """Number of hidden units."""
+        return math.prod(self.hidden_shape)
+
+    @property
+    def hidden_rows(self) -> int:
+        """Rows of the hidden layer: all axes but the last."""
+        return math.prod(self.hidden_shape[:-1])
+
+    @property
+    def hidden_columns(self) -> int:
+        """Columns of the hidden layer: the last axis."""
+        return self.hidden_shape[-1]
+
+    @property
+    def hidden_pitch(self) -> int:
+        """Distance of rows of the hidden layer."""
+        return even(self.hidden_columns)
+
+    @property
+    def units(self) -> int:
+        """Number of columns of the hidden layer, including the padding between rows. A column of ones follows."""
+        return self.hidden_rows * self.hidden_pitch
+
+    @property
+    def hidden(self) -> int:
+        """Padded number of columns of the hidden layer."""
+        return padded(self.units + 1)
+
+    @property
+    def visible(self) -> int:
+        """Padded number of columns of all visible layers."""
+        return sum(layer.width for layer in self.layers)
+
+    @property
+    def n_factors(self) -> int:
+        """Number of factors. A dense coupling counts as one."""
+        return sum(2 if layer.rank else 1 for layer in self.layers)
+
+    @property
+    def varies(self) -> bool:
+        """Whether a layer learns its variances."""
+        return any(layer.learns_variance for layer in self.layers)
+
+    @property
+    def visible_bias(self) -> int:
+        """Position of the visible bias."""
+        return self.couplings_size
+
+    @property
+    def hidden_bias(self) -> int:
+        """Position of the hidden bias."""
+        return self.visible_bias + self.visible
+
+    @property
+    def variances(self) -> int:
+        """Position of the log-variances, after the biases."""
+        return self.hidden_bias + self.hidden
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return self.variances + (self.visible if self.varies else 0)
 
     def full_at(self, layer: FullLayer) -> int:
-        """Return the position of a layer's full matrix: a dense coupling's own, or that of a gradient of factors."""
-        return self.size + layer.room_at if layer.rank else layer.parameters_at
+        """Return the position of a dense coupling, or of the gradient of the full matrix of one with factors."""
+        return self.size + layer.scratch_at if layer.rank else layer.parameters_at
+
+    def hidden_places(self) -> Tensor:
+        """Return the column of every hidden unit, (n_hidden,)."""
+        return _grid(self.hidden_rows, self.hidden_columns, self.hidden_pitch).flatten()
+
+
+def _grid(rows: int, columns: int, pitch: int) -> Tensor:
+    return torch.arange(rows)[:, None] * pitch + torch.arange(columns)
 
 
 def padded(size: int, tile: int = TILE) -> int:
@@ -92,9 +192,9 @@ def padded(size: int, tile: int = TILE) -> int:
     return -(-size // tile) * tile
 
 
-def power_of_two(size: int) -> int:
-    """Return a size rounded up to a power of two."""
-    return 1 << (size - 1).bit_length()
+def even(size: int) -> int:
+    """Return a size rounded up to an even number."""
+    return size + size % 2
 
 
 def factor_rank(link: Coupling) -> int:
@@ -106,32 +206,35 @@ def factor_rank(link: Coupling) -> int:
 class FullPacking:
     """Converts the parameters and momenta of a state to the flat form, and back.
 
-    The plan may have a larger rank than the machine; the terms beyond the machine's own are zero and stay zero.
+    The layout may have a larger rank than the machine; the terms beyond the machine's rank are zero and stay zero.
     """
 
-    def __init__(self, state: TrainState, plan: FullLayout) -> None:
-        machine, device = state.machine, state.machine.like.device
+    def __init__(self, state: TrainState, layout: FullLayout) -> None:
+        machine = state.machine
+        device = machine.like.device
+        positions = dict(layout.parameters)
         self._places: dict[str, Tensor] = {}
         self._scales: dict[str, Tensor] = {}
         for name, parameter in state.learned.items():
             if is_factor(name):
-                first = plan.parameter_at[name]
+                first = positions[name]
                 self._places[name] = torch.arange(first, first + parameter.numel(), device=device)
-        for layer in plan.layers:
-            self._places[f"visible.{layer.name}.bias"] = (plan.visible_bias + layer.places()).to(device)
+        for layer in layout.layers:
+            places = layer.places().to(device)
+            self._places[f"visible.{layer.name}.bias"] = layout.visible_bias + places
             self._scales[f"visible.{layer.name}.bias"] = machine.layers[layer.name].inverse_scale().flatten()
-            if layer.learns:
-                self._places[f"visible.{layer.name}.log_variance"] = (plan.variances + layer.places()).to(device)
-        self._places["hidden.bias"] = plan.hidden_bias + torch.arange(plan.n_hidden, device=device)
+            if layer.learns_variance:
+                self._places[f"visible.{layer.name}.log_variance"] = layout.variances + places
+        self._places["hidden.bias"] = layout.hidden_bias + layout.hidden_places().to(device)
         self._scales["hidden.bias"] = machine.hidden.inverse_scale().flatten()
-        self.columns = {layer.name: layer.places().to(device) for layer in plan.layers}
+        self.columns = {layer.name: layer.places().to(device) for layer in layout.layers}
 
     def scale(self, layer: str) -> Tensor:
         """Return 1 / s of every entry of a visible layer, flat."""
         return self._scales[f"visible.{layer}.bias"]
 
     def multiplier(self, like: Tensor, normalized: bool) -> Tensor:
-        """Return the factor of gradients before a step, like a flat array; see :attr:`flat.Packing.multiplier`."""
+        """Return the factor of gradients before a step, like a flat array; see :attr:`layout.Packing.multiplier`."""
         flat = torch.ones_like(like)
         for name, scale in self._scales.items():
             flat[self._places[name]] = torch.ones_like(scale) if normalized else scale**2
@@ -139,6 +242,7 @@ class FullPacking:
 
     @torch.no_grad()
     def pack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
+        """Write a state's parameters and momenta into flat arrays."""
         params.zero_()
         momenta.zero_()
         for name, parameter in state.learned.items():
@@ -149,8 +253,10 @@ class FullPacking:
 
     @torch.no_grad()
     def unpack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
+        """Write flat parameters and momenta back to a state."""
         for name, parameter in state.learned.items():
-            scale, place = self._scales.get(name, 1.0), self._places[name]
+            scale = self._scales.get(name, 1.0)
+            place = self._places[name]
             parameter.copy_((params[place] / scale).view(parameter.shape))
             momentum = state.momentum_of(name, parameter)
             momentum.copy_((momenta[place] / scale).view(parameter.shape))

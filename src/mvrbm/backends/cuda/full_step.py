@@ -1,7 +1,7 @@
 r"""The Triton kernels that end an update of `full_kernels`: gradients of factors, and the step.
 
-`contract` computes gradients of factors from that of their full matrix, `build` makes the step and forms the new full
-matrices, and `compensate` lets biases follow them where layers are centered.
+`contract` computes the gradients of factors from the gradient of their full matrix. `build` makes the step and forms
+the new full matrices. `compensate` adjusts the biases to them where layers are centered.
 """
 
 # mypy: ignore-errors
@@ -25,17 +25,8 @@ from mvrbm.backends.cuda.full_kernels import (
     WIDTH,
     copy_batch,
 )
-from mvrbm.backends.cuda.per_sample_kernels import (
-    after_previous,
-    factor_at,
-    fresh,
-    keep_norm,
-    keep_step,
-    power_of,
-    rates_of,
-    stepped,
-    wait,
-)
+from mvrbm.backends.cuda.overlap import after_previous, fresh, wait
+from mvrbm.backends.cuda.step_kernels import factor_at, keep_norm, keep_step, power_of, rates_of, stepped
 
 
 @triton.jit
@@ -70,23 +61,23 @@ def contract(
 def build(
     weights, momenta, gradient, gains, new_weights, new_momenta, cleared, new_gains, multiplier, rates, weight, data,
     order, states, visible_sums, hidden_sums, clock, ratios, squares, batch, n_next, order_stride, data_stride,
-    N: tl.constexpr, ALL_ROWS: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr,
-    K: tl.constexpr, L: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
+    N: tl.constexpr, ALL_ROWS: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, K: tl.constexpr,
+    L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
     N_GAINS: tl.constexpr, LAYERS: tl.constexpr, STEP: tl.constexpr, NORMALIZED: tl.constexpr, CENTERED: tl.constexpr,
     TERMS: tl.constexpr, PRECISION: tl.constexpr, BG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     EDGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Make the step of an update, form the full matrices of all couplings, as operands; fetch the next batch.
+    """Make the step of an update, form the full matrices of all couplings as operands, and copy the next batch.
 
-    With `STEP`, every program makes the step of the parameters that it needs, and the first program that needs them
-    writes them to `new_weights` and `new_momenta` and sets `cleared`, the next gradient, to zero: other programs still
-    read the old ones. The norms of the new factors go to `new_gains`. The next batch, number `batch`, has `n_next`
-    samples; none if it is zero. Sums over hidden means and over chains begin anew.
+    With `STEP`, every program makes the step of the parameters that it needs. The first program that needs a parameter
+    writes it to `new_weights` and `new_momenta`, and sets `cleared`, the next gradient, to zero; other programs still
+    read the old values. The norms of the new factors go to `new_gains`. The next batch, number `batch`, has `n_next`
+    samples, or does not exist if this is zero. The kernel also sets the sums over hidden means and chains to zero.
     """
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     weight += model * HIDDEN * VISIBLE
     if program < VISIBLE // GATHERED:
-        # No launch that is still running reads the former batch: see where `vary` is launched.
+        # No launch that is still running reads the previous batch; see how the backend launches `vary`.
         if n_next > 0:
             copy_batch(
                 data, order, states, visible_sums, clock, batch, n_next, order_stride, data_stride, program, model, N,
@@ -127,18 +118,18 @@ def build(
                     weights, momenta, gradient, multiplier, v_at, in_v, gains + LAYERS[m][GAINS] + TERMS, power,
                     factor_rate, keep, decay, STEP, NORMALIZED, TERMS,
                 )  # fmt: skip
-                if STEP:  # after all loads, which would wait for these otherwise
+                if STEP:  # store after all loads, which would otherwise wait
                     keep_step(new_weights, new_momenta, cleared, u_at, in_u & (own % ACROSS == 0), U, of_u)
                     keep_step(new_weights, new_momenta, cleared, v_at, in_v & (own < ACROSS), V, of_v)
                 W = tl.dot(U, V, input_precision=PRECISION)
                 column = (a % I * LAYERS[m][PITCH])[:, None] + (b % J)[None, :]
-                at = column + (a // I * (L * VISIBLE))[:, None] + (b // J * VISIBLE)[None, :]
+                at = column + (a // I * (HIDDEN_PITCH * VISIBLE))[:, None] + (b // J * VISIBLE)[None, :]
                 inside = (a < KI)[:, None] & (b < LJ)[None, :]
             else:
                 ACROSS: tl.constexpr = (I * J + BN - 1) // BN
                 a = own // ACROSS * BM + tl.arange(0, BM)
                 b = own % ACROSS * BN + tl.arange(0, BN)
-                inside = (a < UNITS)[:, None] & (b < I * J)[None, :]
+                inside = (a < K * L)[:, None] & (b < I * J)[None, :]
                 w_at = first + LAYERS[m][FULL] + a[:, None] * (I * J) + b[None, :]
                 W, of_w = _after_step(
                     weights, momenta, gradient, multiplier, w_at, inside, gains, power, factor_rate, keep, decay, STEP,
@@ -147,11 +138,11 @@ def build(
                 if STEP:
                     keep_step(new_weights, new_momenta, cleared, w_at, inside, W, of_w)
                 column = (b // J * LAYERS[m][PITCH] + b % J)[None, :]
-                at = a[:, None] * VISIBLE + column
+                at = ((a // L * HIDDEN_PITCH + a % L) * VISIBLE)[:, None] + column
             if LAYERS[m][LEARNS] > 0:
                 W *= fresh(ratios + model * VISIBLE + LAYERS[m][FIRST] + column, inside)
             if weight.dtype.element_ty == tl.float16:
-                # Numbers of 16 bits end beyond this, where every unit is saturated.
+                # Keep within the range of 16-bit numbers. At its limit every unit is saturated.
                 W = tl.minimum(tl.maximum(W, -60000.0), 60000.0)
             tl.store(weight + LAYERS[m][FIRST] + at, W.to(weight.dtype.element_ty), mask=inside)
     number = program - LAYERS[len(LAYERS) - 1][END]
@@ -183,7 +174,7 @@ def _after_step(
     weights, momenta, gradient, multiplier, at, inside, gains, power, rate, keep, decay, STEP: tl.constexpr,
     NORMALIZED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """Return parameters and momenta after the step, if there is one, of a gradient divided by its gain."""
+    """Return parameters and momenta, after the step of the gradient divided by its gain if there is one."""
     scale = 1.0
     if STEP:
         scale = tl.load(multiplier + at, mask=inside, other=0.0) / power
@@ -198,7 +189,7 @@ def compensate(
     UNITS: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, FOLLOWS: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Adjust the biases for what the change of the matrices does to the fields of the offsets."""
+    """Compensate in the biases for the change of the offsets' fields that the step of the matrices causes."""
     tile_m, tile_n, model = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     units, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
     at = (model.to(tl.int64) * HIDDEN + units[:, None]) * VISIBLE + columns[None, :]

@@ -1,9 +1,9 @@
 r"""The Triton kernel for layers that learn their variances, in addition to `full_kernels`.
 
-States stay in units of the scale :math:`s_0` that a layer had at the start; `ratios` has :math:`q = s_0 / s` of every
+States stay in units of the scale :math:`s_0` that a layer had at the start. `ratios` has :math:`q = s_0 / s` of every
 column, 1 where nothing is learned. The full matrix as an operand is :math:`W q`, so that products with it are the
-fields of hidden units; those of visible units are :math:`q^{-2}` times products with it, and draws have a spread of
-:math:`1 / q`. With weights w (minus one over the batch for data, plus for chains) and deviations
+fields of hidden units. The fields of visible units are :math:`q^{-2}` times products with it, and draws have a standard
+deviation of :math:`1 / q`. With weights w (minus one over the batch for data, plus for chains) and deviations
 :math:`d = x / s_0 - \mu`, the gradient of a log-variance is
 
 .. math:: -\tfrac12 \sum_k W_k G_k + \tfrac12 q^2 \sum w \{d^2 - 2 (b / s_0 - \mu) d\}.
@@ -13,8 +13,21 @@ fields of hidden units; those of visible units are :math:`q^{-2}` times products
 import triton
 import triton.language as tl
 
-from mvrbm.backends.cuda.full_kernels import COLUMNS, FIRST, FULL, GATHERED, LEARNS, PITCH, RANK, ROWS, WIDTH, matrix_at
-from mvrbm.backends.cuda.per_sample_kernels import after_previous, fresh, keep_step, rates_of
+from mvrbm.backends.cuda.full_kernels import (
+    COLUMNS,
+    FIRST,
+    FULL,
+    GATHERED,
+    LEARNS,
+    PITCH,
+    RANK,
+    ROWS,
+    WIDTH,
+    matrix_at,
+    unit_exists,
+)
+from mvrbm.backends.cuda.overlap import after_previous, fresh
+from mvrbm.backends.cuda.step_kernels import keep_step, rates_of
 
 
 @triton.jit(do_not_specialize=["batch", "n_valid"])
@@ -22,10 +35,10 @@ def vary(
     weights, momenta, gradient, new_weights, new_momenta, cleared, weight, states, center, start, ratios, squares,
     rates, clock, batch, n_valid, N: tl.constexpr, CHAINS: tl.constexpr, PERSISTENT: tl.constexpr,
     ALL_ROWS: tl.constexpr, CHAINS_AT: tl.constexpr, HIDDEN: tl.constexpr, VISIBLE: tl.constexpr, UNITS: tl.constexpr,
-    L: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr, VARIANCES: tl.constexpr, LAYERS: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    L: tl.constexpr, HIDDEN_PITCH: tl.constexpr, STRIDE: tl.constexpr, VISIBLE_BIAS: tl.constexpr,
+    VARIANCES: tl.constexpr, LAYERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Make the step of log-variances; compute the ratios, and each column's share of its layer's power."""
+    """Make the step of log-variances, and compute the ratios and each column's share of its layer's power."""
     program, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     columns = program * GATHERED + tl.arange(0, GATHERED)
     _, rate, keep, _ = rates_of(rates, model, clock, batch)
@@ -46,9 +59,11 @@ def vary(
             product = tl.zeros([GATHERED], tl.float32)
             for u in range(0, UNITS, BLOCK):
                 units = u + tl.arange(0, BLOCK)
-                inside = (units < UNITS)[:, None] & real[None, :]
-                at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], L)
-                G = fresh(gradient + first + LAYERS[m][FULL] + at, inside)  # of W: that of W q, times q
+                inside = unit_exists(units, UNITS, L, HIDDEN_PITCH)[:, None] & real[None, :]
+                at = matrix_at(units, i, j, LAYERS[m][RANK], LAYERS[m][ROWS], LAYERS[m][COLUMNS], L, HIDDEN_PITCH)
+                G = fresh(
+                    gradient + first + LAYERS[m][FULL] + at, inside
+                )  # gradient of W: the gradient of W q, times q
                 W = fresh(weight + units[:, None] * VISIBLE + columns[None, :], inside)  # W q
                 product += tl.sum(G * W.to(tl.float32), 0)
             of_data, data_squares = _moments(states, columns, mu, n_valid, VISIBLE, N, BLOCK)

@@ -1,27 +1,48 @@
-r"""The Triton kernels of one update for a single layer of matrices that fit one tile each, and of the step.
+r"""The Triton kernels for small matrices, which compute one update's gradient with one program per sample.
+
+`small_step` is for a coupling of rank 1. It can also make the step of the previous update, so that an update is a
+single launch. `stacked_step` is for ranks 2 to 8, and for a label next to the matrix; `apply` of
+:mod:`mvrbm.backends.cuda.step_kernels` makes its steps.
 
 Parameters are one flat array per model, `STRIDE` numbers apart: for each visible layer its factors U (R, K, I) and V
 (R, L, J) and its bias (I, J), then the hidden bias (K, L). Layers are in *units of their statistic around the offset*
 (Gaussian: :math:`x / s - \mu`; Bernoulli: the values), in which every kind of unit has mean :math:`g(b + f)` with g the
-logistic function or the identity; :mod:`mvrbm.backends.cuda.per_sample` converts. Larger layers, and several of them, are
-in :mod:`mvrbm.backends.cuda.tiled`. The step is the rule of :mod:`mvrbm.updates.step`, in `_step`.
+logistic function or the identity; see :mod:`mvrbm.backends.layout`.
 
-A launch computes batch number `batch` of an epoch. Random numbers are a function of a model's key, the number of the
-update, the sample, the draw and the entry, or, in tests, are read from memory, `RECORDED` numbers per update. With
-`PDL` a launch begins while the previous one ends (programmatic dependent launch), and waits for it before it reads its
-results.
+A launch computes batch number `batch` of an epoch. `PDL` is explained in :mod:`mvrbm.backends.cuda.overlap`.
+
+`stacked_step` keeps the ranks side by side, so that the sum over them is part of a product:
+:math:`\sum_r U_r X V_r^\top` is one product of :math:`X^\top` with all :math:`U_r^\top`, (I, R K), and one of the
+result with all :math:`V_r`, (L, R J), transposed. The same form serves the way down, where V comes first, and the
+gradient.
+
+A label is a second visible layer: one category, coupled by a full matrix. Here that matrix is (classes, K, L), so that
+the weights of a category are contiguous; they are its field on the hidden layer. The tuple `LABEL`, empty without a
+label, has the entries that the constants below number.
 """
 
 # mypy: ignore-errors
 # ruff: noqa: E741
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
-from mvrbm.backends.cuda.draws import draw_layer, mean, numbers_of
+from mvrbm.backends.cuda.draws import draw_layer, matrix_numbers, mean
+from mvrbm.backends.cuda.overlap import after_previous, fresh
+from mvrbm.backends.cuda.step_kernels import factor_at, keep_norm, keep_step, rates_of, schatten, stepped
+from mvrbm.random.kernels import uniform_entries
 
-# Columns of the table of rates, with one row per model.
-N_RATES = tl.constexpr(6)  # rates of factors and biases, momentum, weight decay, 1 / rate decay, 1 / planned updates
+# Entries of `LABEL`: number of categories.
+CLASSES = tl.constexpr(0)
+# Number of categories, rounded up to a power of two.
+WIDE = tl.constexpr(1)
+# Position of the full matrix in the flat parameters. The bias follows it.
+WEIGHTS = tl.constexpr(2)
+# Position of the one-hot row in the states of a chain.
+STATES_AT = tl.constexpr(3)
+# Number of hidden units.
+UNITS = tl.constexpr(4)
+# 1 if the label comes before the matrix among the layers, otherwise 0.
+FIRST = tl.constexpr(5)
 
 
 @triton.jit
@@ -40,127 +61,31 @@ def load_sample(data, order, scales, shifts, i, n_valid, at, inside, AREA: tl.co
     return x
 
 
-@triton.jit
-def _schatten(matrix, PRECISION: tl.constexpr):
-    """Return the squared Schatten 8-norm, as `couplings.base.squared_norms` does."""
-    gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
-    gram = tl.dot(gram, gram, input_precision=PRECISION)
-    return tl.sqrt(tl.sqrt(tl.sum(gram * gram)))
-
-
-@triton.jit(do_not_specialize=["batch"])
-def apply(
-    weights, momenta, gradients, new_weights, new_momenta, gains, sizes, gain_of, multiplier, rates, clock, batch,
-    SIZE: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr, TERMS: tl.constexpr,
-    NORMALIZED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Make the step of batch `batch` from the gradient, and set the gradient to zero.
-
-    The gain of a factor is the sum of `TERMS` numbers, a power of two. The largest entries of every factor
-    go to `sizes`, (models, N_GAINS, BLOCKS), one of each program, unless there are no `BLOCKS`.
-    """
-    model = tl.program_id(1)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < SIZE
-    which = tl.load(gain_of + at, mask=inside, other=-1)  # number of the factor, -1 for a bias, N_GAINS for a label
-    factor = which >= 0
-    factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch)
-    at += model.to(tl.int64) * STRIDE
-    scale = tl.load(multiplier + at, mask=inside, other=0.0)
-    after_previous(PDL)
-    value, momentum, gradient = (
-        fresh(weights + at, inside),
-        fresh(momenta + at, inside),
-        fresh(gradients + at, inside),
-    )
-    gradient *= scale
-    if NORMALIZED:
-        gain = tl.full([BLOCK], 1.0, tl.float32)
-        for number in tl.static_range(N_GAINS):
-            terms = gains + (model * N_GAINS + number) * TERMS + tl.arange(0, TERMS)
-            gain = tl.where(which == number, tl.maximum(tl.sum(fresh(terms, True)), 1e-12), gain)
-        gradient = gradient / gain
-    value, momentum = _step(
-        value, momentum, gradient, tl.where(factor, factor_rate, bias_rate), keep, tl.where(factor, decay, 0.0)
-    )
-    tl.store(new_weights + at, value, mask=inside)
-    tl.store(new_momenta + at, momentum, mask=inside)
-    tl.store(gradients + at, tl.zeros([BLOCK], tl.float32), mask=inside)
-    if BLOCKS > 0:
-        for number in tl.static_range(N_GAINS):
-            largest = tl.max(tl.where(which == number, tl.abs(value), 0.0))
-            tl.store(sizes + (model * N_GAINS + number) * BLOCKS + tl.program_id(0), largest)
-
-
-@triton.jit
-def wait(PDL: tl.constexpr):
-    """Wait for the previous launch."""
-    if PDL:
-        cuda.gdc_wait()
-
-
-@triton.jit
-def begin_next(PDL: tl.constexpr):
-    """Let the next launch begin when all programs have come here or have ended; it waits for their results."""
-    if PDL:
-        cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def after_previous(PDL: tl.constexpr):
-    """Wait for the previous launch, and let the next one begin, which waits as well."""
-    wait(PDL)
-    begin_next(PDL)
-
-
-@triton.jit
-def fresh(at, inside):
-    """Load values that the previous launch wrote, zero outside."""
-    # Not from a multiprocessor's own cache: it may hold outdated values that the previous launch has read.
-    return tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
-
-
-@triton.jit
-def rates_of(rates, model, clock, batch):
-    """Return the rates of factors and biases at a batch, momentum and weight decay."""
-    rates += model * N_RATES
-    update = (tl.load(clock) + batch).to(tl.float32)
-    falling = tl.maximum(1.0 - update * tl.load(rates + 5), 0.0) / tl.sqrt(1.0 + update * tl.load(rates + 4))
-    return tl.load(rates) * falling, tl.load(rates + 1) * falling, tl.load(rates + 2), tl.load(rates + 3)
-
-
-@triton.jit
-def _step(value, momentum, gradient, rate, keep, decay):
-    """Return parameters and momenta after a step: the update rule of :func:`mvrbm.updates.step.step`."""
-    momentum = keep * momentum + gradient + decay * value
-    return value - rate * momentum, momentum
-
-
 @triton.jit(do_not_specialize=["batch", "n_valid"])
 def small_step(
     data, order, weights, momenta, pending, gradients, new_weights, new_momenta, cleared, gains, new_gains,
-    multiplier, rates, clock, seeds, chains, recorded, load_scale, load_shift,
+    multiplier, rates, clock, keys, chains, load_scale, load_shift,
     batch, n_valid, order_stride, data_stride,
     N: tl.constexpr, CHAINS: tl.constexpr, SAMPLES: tl.constexpr, STRIDE: tl.constexpr,
     I: tl.constexpr, J: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
     STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
-    BYTE_SCALE: tl.constexpr, NORMALIZED: tl.constexpr, RECORDED: tl.constexpr, PRECISION: tl.constexpr,
+    BYTE_SCALE: tl.constexpr, NORMALIZED: tl.constexpr, PRECISION: tl.constexpr,
     HALVES: tl.constexpr, PENDING: tl.constexpr, KEEPERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute one batch's gradient, for one layer whose sizes fit one tile each, and rank 1.
 
     Program (p, s) takes `SAMPLES` samples of model s, one after another, and keeps their gradient in registers.
 
-    With `PENDING`, a step is pending: every program makes it for itself, from `weights`, `momenta` and the gradient
-    `pending` of the batch before. The last programs along the first axis, at most two `KEEPERS`, take no sample: the
-    first for U and the visible bias, the last for V and the hidden bias, they write the result of that step to
-    `new_weights` and `new_momenta`, set `cleared`, the next launch's gradient, to zero, and compute the gains of
-    normalized steps. Other programs still read the old values, so the new ones go elsewhere.
+    With `PENDING`, every program first makes the step of the previous batch, from `weights`, `momenta` and the gradient
+    `pending`. The last programs along the first axis, at most two `KEEPERS`, take no sample. They write the result of
+    that step to `new_weights` and `new_momenta` (the first keeper U and the visible bias, the last one V and the hidden
+    bias), set `cleared`, the next launch's gradient, to zero, and compute the gains of normalized steps. The results go
+    to other buffers because other programs still read the old values.
 
-    The order of products leaves matrices where tensor cores put them: a thread holds side by side what the next product
-    sums over, X' and Y' being the second operand of every product but those of the gradient. Beyond a layer's edges
-    states are arbitrary: factors are zero there.
+    The order of products leaves matrices where tensor cores put them: a thread holds neighboring entries that the next
+    product sums over. X' and Y' are the second operand of every product, except for the gradient. Beyond a layer's
+    edges states are arbitrary: factors are zero there.
     """
     program = tl.program_id(0)
     model = tl.program_id(1)
@@ -179,13 +104,12 @@ def small_step(
     at_v = rl[:, None] * J + rj[None, :]
     in_v = (rl[:, None] < L) & (rj[None, :] < J)
     update = tl.load(clock) + batch
-    key = tl.load(seeds + model)
+    key = tl.load(keys + model)
     data += model.to(tl.int64) * data_stride
     multiplier += model * STRIDE
     load_scale += model * (I * J)
     load_shift += model * (I * J)
     order += model * order_stride + batch * N
-    recorded += batch * RECORDED
     now, moving, owed = weights + model * STRIDE, momenta + model * STRIDE, pending + model * STRIDE
     mine = gradients + model * STRIDE
     i = program * SAMPLES
@@ -200,10 +124,8 @@ def small_step(
         x0 = load_sample(
             data, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, BYTE_SCALE, VISIBLE_GAUSSIAN
         )
-        to_y = numbers_of(key, update, i, 0, recorded, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL)
-        to_x = numbers_of(
-            key, update, i, 1, recorded + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN, RECORDED, BI, BJ
-        )
+        to_y = matrix_numbers(key, update, i, 0, ROWS, L, HIDDEN_GAUSSIAN, BK, BL)
+        to_x = matrix_numbers(key, update, i, 1, ROWS, J, VISIBLE_GAUSSIAN, BI, BJ)
     after_previous(PDL)
     scale_u, scale_v = 1.0, 1.0
     if NORMALIZED:
@@ -221,8 +143,8 @@ def small_step(
         B, C = not_before(B, size), not_before(C, size)
         grad_u, grad_v = tl.zeros([BK, BI], tl.float32), tl.zeros([BL, BJ], tl.float32)
         grad_b, grad_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
-        # A chain counts as `weight` samples, a short batch in proportion. None counts more than 1 until the end, for
-        # the sake of numbers of 16 bits.
+        # A chain counts as `weight` samples, a short batch in proportion. No sample counts more than 1 until the end,
+        # so that operands stay in the range of 16-bit numbers.
         weight, largest = 1.0, 1.0
         if PERSISTENT:
             weight = n_valid.to(tl.float32) / CHAINS
@@ -245,19 +167,13 @@ def small_step(
             else:
                 negative = positive
             for step in range(STEPS):
-                here = recorded + step * ROWS * (K * L + I * J)
                 if SAMPLES > 1 or step > 0:
-                    to_y = numbers_of(
-                        key, update, i, 2 * step, here, at_y, in_y, ROWS, K * L, HIDDEN_GAUSSIAN, RECORDED, BK, BL
-                    )
+                    to_y = matrix_numbers(key, update, i, 2 * step, ROWS, L, HIDDEN_GAUSSIAN, BK, BL)
                 y = draw_layer(field, to_y, HIDDEN_GAUSSIAN)
                 y_t = tl.trans(y).to(OPERAND)
                 towards = _down(y_t, u, v, size, B, PRECISION)
                 if SAMPLES > 1 or step > 0:
-                    to_x = numbers_of(
-                        key, update, i, 2 * step + 1, here + ROWS * K * L, at_x, in_x, ROWS, I * J, VISIBLE_GAUSSIAN,
-                        RECORDED, BI, BJ,
-                    )  # fmt: skip
+                    to_x = matrix_numbers(key, update, i, 2 * step + 1, ROWS, J, VISIBLE_GAUSSIAN, BI, BJ)
                 x1 = draw_layer(towards, to_x, VISIBLE_GAUSSIAN)
                 half1, field = _up(tl.trans(x1).to(OPERAND), u, v, size, C, PRECISION)
             h1 = negative * mean(field, HIDDEN_GAUSSIAN)
@@ -298,34 +214,14 @@ def _keep(
         keep_step(new_weights, new_momenta, cleared, at, inside, factor, momentum)
         keep_step(new_weights, new_momenta, cleared, bias_at, in_bias, bias, of_bias)
     if NORMALIZED:
-        tl.store(gain, _schatten(factor, PRECISION))
-
-
-@triton.jit
-def stepped(weights, momenta, gradients, at, inside, scale, rate, keep, decay, PENDING: tl.constexpr):
-    """Return parameters and momenta, after the pending step if there is one."""
-    value = fresh(weights + at, inside)
-    momentum = value
-    if PENDING:
-        momentum = fresh(momenta + at, inside)
-        gradient = fresh(gradients + at, inside) * scale
-        value, momentum = _step(value, momentum, gradient, rate, keep, decay)
-    return value, momentum
-
-
-@triton.jit
-def keep_step(weights, momenta, cleared, at, inside, value, momentum):
-    """Write parameters and their momentum, and set a gradient to zero."""
-    tl.store(weights + at, value, mask=inside)
-    tl.store(momenta + at, momentum, mask=inside)
-    tl.store(cleared + at, tl.zeros_like(value), mask=inside)
+        tl.store(gain, schatten(factor, PRECISION))
 
 
 @triton.jit
 def operand(factor, HALVES: tl.constexpr):
     """Return a factor as an operand, and the size that results are multiplied by."""
-    # 16-bit numbers end at 65,504, which a training run may exceed for a while and recover. So factors are divided by
-    # their largest entry; other operands are then at most as large as a tile is wide.
+    # 16-bit numbers end at 65,504. Training may exceed this for a while and recover, so factors are divided by their
+    # largest entry. Other operands are then at most as large as a tile is wide.
     size = 1.0
     if HALVES:
         size = tl.maximum(tl.max(tl.abs(factor)), 1e-30)
@@ -335,10 +231,10 @@ def operand(factor, HALVES: tl.constexpr):
 
 @triton.jit
 def not_before(values, size):
-    """Return the values, which need not be there before `size` is known: all that is loaded is requested by then."""
-    # The compiler lays values out for the next product as soon as they are there. At the barrier that this takes
-    # everything waits, also loads that come later in the program. Sizes are not negative; where they are the constant
-    # 1, nothing is gained.
+    """Return the values unchanged, but delay their use until `size` is known, when all loads have been issued."""
+    # The compiler converts values to the layout of the next product as soon as they are loaded. All threads wait at the
+    # barrier that this takes, and loads that come later in the program are issued late. Sizes are not negative. Where
+    # they are the constant 1, this has no effect.
     return values + tl.minimum(size, 0.0)
 
 
@@ -371,40 +267,265 @@ def _add_slopes(x, h, half, u, grad_u, grad_v, PRECISION: tl.constexpr):
     return grad_u, tl.dot(half, x.to(u.dtype), acc=grad_v, input_precision=PRECISION)
 
 
-def n_programs(size: int, block: int) -> int:
-    """Return the number of blocks that cover a flat array."""
-    return int(triton.cdiv(size, block))
+@triton.jit
+def _turn(wide, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
+    """Transpose each of R matrices (A, B) side by side: (A, R B) -> (B, R A)."""
+    return tl.reshape(tl.permute(tl.reshape(wide, [A, R, B]), (2, 1, 0)), [B, R * A])
 
 
 @triton.jit
-def factor_at(
-    number, RANK_: tl.constexpr, K: tl.constexpr, I: tl.constexpr, L: tl.constexpr, J: tl.constexpr,
-    TERMS: tl.constexpr, EDGE: tl.constexpr,
+def _stack(wide, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
+    """Put R matrices (A, B) that are side by side on top of each other: (A, R B) -> (R A, B)."""
+    return tl.reshape(tl.permute(tl.reshape(wide, [A, R, B]), (1, 0, 2)), [R * A, B])
+
+
+@triton.jit(do_not_specialize=["batch", "n_valid"])
+def stacked_step(
+    data, labels, order, weights, gradients, gains, sizes, clock, keys, chains, load_scale, load_shift,
+    batch, n_valid, order_stride, data_stride, label_stride,
+    N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr, SAMPLES: tl.constexpr,
+    STRIDE: tl.constexpr, STATES: tl.constexpr, AT_U: tl.constexpr, AT_C: tl.constexpr, AT_X: tl.constexpr,
+    BLOCKS: tl.constexpr, LABEL: tl.constexpr,
+    I: tl.constexpr, J: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
+    STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
+    BYTE_SCALE: tl.constexpr, NORMALIZED: tl.constexpr, PRECISION: tl.constexpr,
+    HALVES: tl.constexpr, EDGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Return the positions of one matrix of the factors U (R, K, I) and V (R, L, J), and which of them exist."""
-    row, column = tl.arange(0, EDGE)[:, None], tl.arange(0, EDGE)[None, :]
-    height, width, start = K, I, 0
-    if number >= TERMS:
-        height, width, start = L, J, RANK_ * K * I
-    return start + (number % TERMS * height + row) * width + column, (row < height) & (column < width)
+    """Compute one batch's gradient. Program (p, s) takes `SAMPLES` samples of model s, the last ones compute gains."""
+    program, model = tl.program_id(0), tl.program_id(1)
+    ROWS: tl.constexpr = CHAINS if PERSISTENT else N
+    MOST: tl.constexpr = N if N > ROWS else ROWS
+    PROGRAMS: tl.constexpr = (MOST + SAMPLES - 1) // SAMPLES
+    LABELED: tl.constexpr = len(LABEL) > 0
+    # Add the gradients of the data at the end if registers cannot hold them while chains are drawn.
+    LATE: tl.constexpr = R > 4 or LABELED
+    AT_V: tl.constexpr = AT_U + RANK * K * I
+    AT_B: tl.constexpr = AT_V + RANK * L * J
+    # A Gibbs step draws the hidden layer, then the visible layers in their order.
+    DRAWS: tl.constexpr = 3 if LABELED else 2
+    MATRIX_DRAW: tl.constexpr = 1 + LABEL[FIRST] if LABELED else 1
+    weights += model.to(tl.int64) * STRIDE
+    OPERAND: tl.constexpr = tl.float16 if HALVES else tl.float32
+    ri, rj, rk, rl = tl.arange(0, BI), tl.arange(0, BJ), tl.arange(0, BK), tl.arange(0, BL)
+    at_x, in_x = ri[:, None] * J + rj[None, :], (ri < I)[:, None] & (rj < J)[None, :]
+    at_y, in_y = rk[:, None] * L + rl[None, :], (rk < K)[:, None] & (rl < L)[None, :]
+    # Columns of factors side by side: the rank, and the column within it.
+    of_k, of_j = tl.arange(0, R * BK), tl.arange(0, R * BJ)
+    at_u = AT_U + ri[:, None] + ((of_k // BK * K + of_k % BK) * I)[None, :]  # (I, R K)
+    in_u = (ri < I)[:, None] & ((of_k // BK < RANK) & (of_k % BK < K))[None, :]
+    at_v = AT_V + rl[:, None] * J + (of_j // BJ * (L * J) + of_j % BJ)[None, :]  # (L, R J)
+    in_v = (rl < L)[:, None] & ((of_j // BJ < RANK) & (of_j % BJ < J))[None, :]
+    update = tl.load(clock) + batch
+    key = tl.load(keys + model)
+    data += model.to(tl.int64) * data_stride
+    labels += model.to(tl.int64) * label_stride
+    load_scale += model * STATES + AT_X
+    load_shift += model * STATES + AT_X
+    order += model * order_stride + batch * N
+    # Everything that does not depend on the parameters comes before the wait. The launch that wrote the chains has
+    # ended, because the step between the two has waited for it.
+    if SAMPLES == 1:
+        x, label = _sample(
+            data, labels, order, load_scale, load_shift, program, n_valid, at_x, in_x, I * J, LABEL, BYTE_SCALE,
+            VISIBLE_GAUSSIAN,
+        )  # fmt: skip
+        if PERSISTENT:
+            chain, chain_label = _chain(chains, program, model, at_x, in_x, CHAINS, STATES, AT_X, LABEL)
+        to_y = matrix_numbers(key, update, program, 0, ROWS, L, HIDDEN_GAUSSIAN, BK, BL)
+        to_x = matrix_numbers(key, update, program, MATRIX_DRAW, ROWS, J, VISIBLE_GAUSSIAN, BI, BJ)
+    after_previous(PDL)
+    if program >= PROGRAMS:
+        number = program - PROGRAMS
+        if NORMALIZED and number % R < RANK:
+            at, inside = factor_at(number, RANK, K, I, L, J, R, EDGE)
+            matrix = fresh(weights + AT_U + at, inside)
+            keep_norm(matrix, gains + model * (2 * R), number, R, PRECISION)
+        return
+    u, v = fresh(weights + at_u, in_u), fresh(weights + at_v, in_v)
+    B, C = fresh(weights + AT_B + at_x, in_x), fresh(weights + AT_C + at_y, in_y)
+    own, chain_own = 0.0, 0.0
+    if LABELED:
+        own, chain_own = tl.zeros([BK, BL], tl.float32), tl.zeros([BK, BL], tl.float32)
+    if SAMPLES == 1:
+        own = _of_label(weights, label, at_y, in_y, LABEL)
+        if PERSISTENT:
+            chain_own = _of_label(weights, chain_label, at_y, in_y, LABEL)
+    size_u, size_v = 1.0, 1.0
+    if HALVES:
+        sizes += model * (2 * BLOCKS) + tl.arange(0, BLOCKS)
+        size_u = tl.maximum(tl.max(fresh(sizes, True)), 1e-30)
+        size_v = tl.maximum(tl.max(fresh(sizes + BLOCKS, True)), 1e-30)
+        u, v = (u * (1.0 / size_u)).to(tl.float16), (v * (1.0 / size_v)).to(tl.float16)
+    size = both_sizes(size_u, size_v)
+    B, C = not_before(B, size), not_before(C, size)
+    if LABELED and SAMPLES == 1:
+        own, chain_own = not_before(own, size), not_before(chain_own, size)
+    gradients += model.to(tl.int64) * STRIDE
+    grad_u, grad_v = tl.zeros([BI, R * BK], tl.float32), tl.zeros([BL, R * BJ], tl.float32)
+    grad_b, grad_c = tl.zeros([BI, BJ], tl.float32), tl.zeros([BK, BL], tl.float32)
+    # A chain counts as `weight` samples. No sample counts more than 1 until the end, so that operands stay in the range
+    # of 16-bit numbers.
+    weight, largest = 1.0, 1.0
+    if PERSISTENT:
+        weight = n_valid.to(tl.float32) / CHAINS
+        largest = tl.maximum(weight, 1.0)
+    for s in range(SAMPLES):
+        i = program * SAMPLES + s
+        if SAMPLES > 1:
+            x, label = _sample(
+                data, labels, order, load_scale, load_shift, i, n_valid, at_x, in_x, I * J, LABEL, BYTE_SCALE,
+                VISIBLE_GAUSSIAN,
+            )  # fmt: skip
+            own = _of_label(weights, label, at_y, in_y, LABEL)
+            if PERSISTENT:
+                chain, chain_label = _chain(chains, i, model, at_x, in_x, CHAINS, STATES, AT_X, LABEL)
+                chain_own = _of_label(weights, chain_label, at_y, in_y, LABEL)
+        positive = tl.where(i < n_valid, 1.0 / largest, 0.0)
+        half, field = _up_stacked(x.to(OPERAND), u, v, size, C + own, R, BJ, BK, PRECISION)
+        h, data_half, data_x, data_label = -positive * mean(field, HIDDEN_GAUSSIAN), half, x, label
+        if not LATE:
+            grad_u, grad_v = _add_slopes_stacked(
+                x.to(OPERAND), h.to(OPERAND), half, v, grad_u, grad_v, R, BJ, BK, PRECISION
+            )
+        negative = positive
+        if PERSISTENT:
+            x, label = chain, chain_label
+            half, field = _up_stacked(x.to(OPERAND), u, v, size, C + chain_own, R, BJ, BK, PRECISION)
+            negative = tl.where(i < CHAINS, weight / largest, 0.0)
+        for step in range(STEPS):
+            draw = DRAWS * step
+            if SAMPLES > 1 or step > 0:
+                to_y = matrix_numbers(key, update, i, draw, ROWS, L, HIDDEN_GAUSSIAN, BK, BL)
+            y = draw_layer(field, to_y, HIDDEN_GAUSSIAN)
+            field = C
+            if LABELED:
+                number = uniform_entries(key, i, 0, 0, update, draw + 2 - LABEL[FIRST], 1)
+                label = _draw_label(y, weights, at_y, in_y, number, LABEL)
+                field += _of_label(weights, label, at_y, in_y, LABEL)
+            towards = _down_stacked(y.to(OPERAND), u, v, size, B, R, BJ, BK, PRECISION)
+            if SAMPLES > 1 or step > 0:
+                to_x = matrix_numbers(key, update, i, draw + MATRIX_DRAW, ROWS, J, VISIBLE_GAUSSIAN, BI, BJ)
+            x = draw_layer(towards, to_x, VISIBLE_GAUSSIAN)
+            half, field = _up_stacked(x.to(OPERAND), u, v, size, field, R, BJ, BK, PRECISION)
+        chain_h = negative * mean(field, HIDDEN_GAUSSIAN)
+        if PERSISTENT:
+            _keep_chain(chains, x, label, i, model, at_x, in_x, CHAINS, STATES, AT_X, LABEL)
+        grad_b += negative * x - positive * data_x
+        grad_c += h + chain_h
+        if LATE:
+            grad_u, grad_v = _add_slopes_stacked(
+                data_x.to(OPERAND), h.to(OPERAND), data_half, v, grad_u, grad_v, R, BJ, BK, PRECISION
+            )
+        grad_u, grad_v = _add_slopes_stacked(
+            x.to(OPERAND), chain_h.to(OPERAND), half, v, grad_u, grad_v, R, BJ, BK, PRECISION
+        )
+        if LABELED:
+            per_sample = largest / N
+            _add_label_gradient(gradients, data_label, h * per_sample, -positive * per_sample, at_y, in_y, LABEL)
+            _add_label_gradient(gradients, label, chain_h * per_sample, negative * per_sample, at_y, in_y, LABEL)
+    tl.atomic_add(gradients + AT_B + at_x, grad_b * (largest / N), mask=in_x, sem="relaxed")
+    tl.atomic_add(gradients + AT_C + at_y, grad_c * (largest / N), mask=in_y, sem="relaxed")
+    tl.atomic_add(gradients + at_v, grad_v * (largest * size_u / N), mask=in_v, sem="relaxed")
+    tl.atomic_add(gradients + at_u, grad_u * (largest * size_v / N), mask=in_u, sem="relaxed")
 
 
 @triton.jit
-def keep_norm(matrix, gains, number, TERMS: tl.constexpr, PRECISION: tl.constexpr):
-    """Store one term of the gains of U and V: a squared norm, as `couplings.base.squared_norms` has it."""
-    # The norms of U make the gain of V, and those of V the gain of U.
-    partner = tl.where(number < TERMS, number + TERMS, number % TERMS)
-    tl.store(gains + partner, _schatten(matrix, PRECISION))
+def _sample(
+    data, labels, order, scales, shifts, i, n_valid, at_x, in_x, AREA: tl.constexpr, LABEL: tl.constexpr,
+    BYTE_SCALE: tl.constexpr, GAUSSIAN: tl.constexpr,
+):  # fmt: skip
+    """Return the matrix of sample i of a batch, and its category; zeros beyond the end of the batch."""
+    x = load_sample(data, order, scales, shifts, i, n_valid, at_x, in_x, AREA, BYTE_SCALE, GAUSSIAN)
+    label = i * 0
+    if len(LABEL) > 0:
+        label = tl.load(labels + tl.load(order + i, mask=i < n_valid, other=0).to(tl.int64))
+    return x, label
 
 
 @triton.jit
-def power_of(squares, first, n_columns, WIDE: tl.constexpr):
-    """Return the power of a layer that learns its variances, see :func:`mvrbm.updates.step.gains_of`; 1 for others.
+def _chain(
+    chains, i, model, at_x, in_x, CHAINS: tl.constexpr, STATES: tl.constexpr, AT_X: tl.constexpr, LABEL: tl.constexpr
+):  # fmt: skip
+    """Return the matrix of persistent chain i, and its category; zeros beyond the last."""
+    state = chains + (model * CHAINS + i).to(tl.int64) * STATES
+    x = fresh(state + AT_X + at_x, in_x & (i < CHAINS)).to(tl.float32)
+    label = i * 0
+    if len(LABEL) > 0:
+        classes = tl.arange(0, LABEL[WIDE])
+        one_hot = fresh(state + LABEL[STATES_AT] + classes, (classes < LABEL[CLASSES]) & (i < CHAINS))
+        label = tl.max(tl.where(one_hot > 0.5, classes, 0))
+    return x, label
 
-    It has `n_columns` columns from `first` on, or none where `WIDE` is 0; squares of columns that are padded are zero.
-    """
-    power = 1.0
-    if WIDE > 0:
-        columns = tl.arange(0, WIDE)
-        power = tl.maximum(tl.sum(fresh(squares + first + columns, columns < n_columns)), 1.0)
-    return power
+
+@triton.jit
+def _keep_chain(
+    chains, x, label, i, model, at_x, in_x, CHAINS: tl.constexpr, STATES: tl.constexpr, AT_X: tl.constexpr,
+    LABEL: tl.constexpr,
+):  # fmt: skip
+    """Write persistent chain i."""
+    state = chains + (model * CHAINS + i).to(tl.int64) * STATES
+    tl.store(state + AT_X + at_x, x, mask=in_x & (i < CHAINS))
+    if len(LABEL) > 0:
+        classes = tl.arange(0, LABEL[WIDE])
+        one_hot = (classes == label).to(chains.dtype.element_ty)
+        tl.store(state + LABEL[STATES_AT] + classes, one_hot, mask=(classes < LABEL[CLASSES]) & (i < CHAINS))
+
+
+@triton.jit
+def _draw_label(y, weights, at_y, in_y, number, LABEL: tl.constexpr):
+    """Draw a label given the hidden layer, with one uniform number."""
+    classes = tl.arange(0, LABEL[WIDE])
+    exists = classes < LABEL[CLASSES]
+    weights += LABEL[WEIGHTS]
+    field = fresh(weights + LABEL[CLASSES] * LABEL[UNITS] + classes, exists)
+    inside = exists[:, None, None] & in_y[None, :, :]
+    W = fresh(weights + (classes * LABEL[UNITS])[:, None, None] + at_y[None, :, :], inside)
+    field += tl.sum(tl.sum(W * y[None, :, :], 1), 1)
+    field = tl.where(exists, field, float("-inf"))
+    mass = tl.exp(field - tl.max(field, 0))
+    passed = tl.cumsum(mass, 0) <= number * tl.sum(mass, 0)
+    return tl.minimum(tl.sum(passed.to(tl.int32), 0), LABEL[CLASSES] - 1)
+
+
+@triton.jit
+def _of_label(weights, label, at_y, in_y, LABEL: tl.constexpr):
+    """Return the field of a label on the hidden layer, (K, L), or 0 where there is none."""
+    field = 0.0
+    if len(LABEL) > 0:
+        field = fresh(weights + LABEL[WEIGHTS] + label * LABEL[UNITS] + at_y, in_y)
+    return field
+
+
+@triton.jit
+def _add_label_gradient(
+    gradients, label, h, share, at_y, in_y, LABEL: tl.constexpr
+):  # fmt: skip
+    """Add a label's gradients: those of its category's weights, and of its bias."""
+    gradients += LABEL[WEIGHTS]
+    tl.atomic_add(gradients + label * LABEL[UNITS] + at_y, h, mask=in_y, sem="relaxed")
+    tl.atomic_add(gradients + LABEL[CLASSES] * LABEL[UNITS] + label, share, sem="relaxed")
+
+
+@triton.jit
+def _up_stacked(x, u, v, size, field, R: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
+    """Return all U_r X, (K, R J), and the hidden field plus the sum of U_r X V_r'."""
+    half = _turn(tl.dot(tl.trans(x), u, input_precision=PRECISION).to(u.dtype), R, BJ, BK)
+    return half, field + size * tl.dot(half, tl.trans(v), input_precision=PRECISION)
+
+
+@triton.jit
+def _down_stacked(y, u, v, size, field, R: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
+    """Return the visible field plus the sum of U_r' Y V_r."""
+    half = _stack(tl.dot(y, v, input_precision=PRECISION).to(u.dtype), R, BK, BJ)  # (R K, J)
+    return field + size * tl.dot(u, half, input_precision=PRECISION)
+
+
+@triton.jit
+def _add_slopes_stacked(
+    x, h, half, v, grad_u, grad_v, R: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Add the gradients of all U_r transposed, X (H V_r)', and of all V_r, H' (U_r X), where `half` is all U_r X."""
+    grad_v = tl.dot(tl.trans(h), half, acc=grad_v, input_precision=PRECISION)
+    half = _turn(tl.dot(h, v, input_precision=PRECISION).to(v.dtype), R, BK, BJ)  # (J, R K)
+    return tl.dot(x, half, acc=grad_u, input_precision=PRECISION), grad_v

@@ -1,27 +1,33 @@
-"""The path for arrays of order 3 and more on a GPU: two launches per update, an epoch in a CUDA graph.
+"""The backend for arrays of order 3 to 6: one program per sample, two launches per update.
 
-As :class:`PerSampleBackend`, with the kernel of `tensor_kernel`: one program per sample, one product per group of modes.
+It serves a single visible layer with a Kronecker coupling. The kernel, in `tensor_kernel`, puts neighboring modes into
+groups and computes one product per group.
 """
+
+from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+
+import torch
 
 from mvrbm.backends import layout as flat
 from mvrbm.backends.base import UpdateSettings
-from mvrbm.backends.cuda import epochs as kernels
-from mvrbm.backends.cuda.full_layout import power_of_two
-from mvrbm.backends.cuda.per_sample import PerSampleBackend
+from mvrbm.backends.cuda import epochs
+from mvrbm.backends.cuda.epochs import power_of_two
+from mvrbm.backends.cuda.flat import FlatBackend, FlatBuffers, tile_of
 from mvrbm.backends.layout import Layout
 from mvrbm.data.sources import Source
 from mvrbm.updates.state import TrainState
 
 # Smallest side of a product.
 _LEAST = 16
-# Entries of a padded state that a warp's registers have room for, and those of the largest state, for which a few
-# numbers go to memory.
-_ENTRIES_PER_WARP, _LARGEST = 512, 8192
+# Entries of a padded state that the registers of a warp have room for.
+_ENTRIES_PER_WARP = 512
+# Entries of the largest padded state. At this size a few numbers spill to memory.
+_LARGEST = 8192
 _WIDEST_FACTOR = 64
 
 #: A group of modes, as `tensor_kernel` describes it.
@@ -29,52 +35,77 @@ Group = tuple[int, ...]
 _NOTHING: Group = (1,) * 8 + (-1, -1)
 
 
-class TensorBackend(PerSampleBackend):
-    """Computes epochs of machines with a single visible layer of order 3 or more, and a Kronecker coupling."""
+@dataclass(frozen=True)
+class TensorLaunch:
+    """How the kernel is launched."""
 
-    def _choose(self) -> None:
-        from mvrbm.backends.cuda import tensor_kernel
+    #: The groups of modes, the second of which may be empty.
+    groups: tuple[Group, Group, Group]
+    #: Sizes K and I and position of every factor, one after another.
+    factors: tuple[int, ...]
+    bias_at: int
+    #: Width of a tile that holds any factor.
+    edge: int
+    warps: int
 
-        self._tensor_kernel = tensor_kernel
-        plan, layer = self.plan, self.plan.layers[0]
-        groups = best_groups(plan)
-        assert groups is not None
-        self._groups = groups
-        self._stacked = power_of_two(layer.rank)
-        self._rows = max(self.batch_size, self._n_chains if self._persistent else 0)
-        self._warps = 8 if _volume(groups) > 4 * _ENTRIES_PER_WARP else 4
-        self._options = {"launch_pdl": True} if self._overlapping else {}
-        at, factors = 0, list[int]()
+    @classmethod
+    def of(cls, layout: Layout) -> TensorLaunch:
+        """Return the launch settings for a layout."""
+        layer = layout.layers[0]
+        groups = best_groups(layout)
+        if groups is None:
+            raise ValueError(f"a sample has more than {_LARGEST} entries")
+        position = 0
+        factors: list[int] = []
         for shape in layer.factors:
-            factors += [*shape[1:], at]
-            at += math.prod(shape)
-        self._factors, self._bias_at = tuple(factors), at
-        self._edge = max(_LEAST, power_of_two(max(max(shape[1:]) for shape in layer.factors)))
+            factors += [*shape[1:], position]
+            position += math.prod(shape)
+        edge = max(tile_of(max(shape[1:])) for shape in layer.factors)
+        return cls(groups, tuple(factors), position, edge, 8 if _volume(groups) > 4 * _ENTRIES_PER_WARP else 4)
 
-    def _launch_all(self, first: int, count: int) -> None:
+
+class TensorBackend(FlatBackend):
+    """Computes epochs of machines with a single visible layer of order 3 to 6, and a Kronecker coupling."""
+
+    _launch: TensorLaunch
+
+    def allocate(self) -> FlatBuffers:
+        self._launch = TensorLaunch.of(self.layout)
+        terms = power_of_two(self.layout.layers[0].rank)
+        return FlatBuffers.allocate(
+            self.signature, self.rates(), terms=terms, by_blocks=False, chain_dtype=torch.float32
+        )
+
+    def launch_series(self, first: int, count: int) -> None:
         for batch in range(first, first + count):
-            self._launch_gradient(batch, min(self.batch_size, self.n_samples - batch * self.batch_size))
-            self._launch_apply(0, batch)
+            self._launch_gradient(batch)
+            self.launch_step(0, batch)
 
-    def _launch_gradient(self, batch: int, n_valid: int) -> None:
-        plan, layer = self.plan, self.plan.layers[0]
-        exact = "ieee" if self._precision == "ieee" else "tf32x3"
-        programs = self._rows + (len(layer.factors) * layer.rank if self._normalized else 0)
-        shapes: dict[str, Any] = dict(zip("ABC", self._groups, strict=True))
-        self._tensor_kernel.tensor_step[(programs, self._models)](
-            self._data[0], self._order, self._params, self._gradients, self._all_gains[0], self._clock, self._seeds,
-            self._chains, self._recorded, self._load_scale, self._load_shift, batch, n_valid, self.n_samples,
-            0 if self._shared else self.n_samples * layer.area, N=self.batch_size, CHAINS=self._n_chains,
-            RANK=layer.rank, STRIDE=self._stride, FACTORS=self._factors, AT_B=self._bias_at, VISIBLE=layer.area,
-            HIDDEN=plan.hidden_area, STEPS=self._steps, PERSISTENT=self._persistent, VISIBLE_GAUSSIAN=layer.gaussian,
-            HIDDEN_GAUSSIAN=plan.hidden_gaussian, BYTE_SCALE=self._byte_scales[0], NORMALIZED=self._normalized,
-            TERMS=self._stacked, RECORDED=self._recorded_size, PRECISION=self._precision, EXACT=exact,
-            HALVES=self._halves, EDGE=self._edge, PDL=bool(self._options), num_warps=self._warps, num_stages=1,
-            **shapes, **self._options,
+    def _launch_gradient(self, batch: int) -> None:
+        from mvrbm.backends.cuda.tensor_kernel import tensor_step
+
+        launch = self._launch
+        layout = self.layout
+        buffers = self._buffers
+        data = self._data
+        layer = layout.layers[0]
+        a, b, c = launch.groups
+        precision = self.signature.dot_precision
+        programs = self.run.rows + (len(layer.factors) * layer.rank if self.run.normalized else 0)
+        tensor_step[(programs, self.run.models)](
+            data.arrays[0], self._order, self.params, buffers.gradients[0], buffers.gains[0], buffers.clock, self._keys,
+            buffers.chains, data.scale, data.shift, batch, self.run.n_valid(batch), self.n_samples,
+            self.data_stride(layer), N=self.run.batch_size, CHAINS=self.run.n_chains, RANK=layer.rank,
+            STRIDE=buffers.stride, A=a, B=b, C=c, FACTORS=launch.factors, AT_B=launch.bias_at, VISIBLE=layer.area,
+            HIDDEN=layout.hidden_area, STEPS=self.run.steps, PERSISTENT=self.run.persistent,
+            VISIBLE_GAUSSIAN=layer.gaussian, HIDDEN_GAUSSIAN=layout.hidden_gaussian,
+            BYTE_SCALE=self.signature.formats[0][1], NORMALIZED=self.run.normalized, TERMS=buffers.gains.shape[3],
+            PRECISION=precision, EXACT="ieee" if precision == "ieee" else "tf32x3", HALVES=self.signature.halves,
+            EDGE=launch.edge, PDL=self._overlapping, num_warps=launch.warps, num_stages=1, **self.launch_options(),
         )  # fmt: skip
 
 
-def best_groups(plan: Layout) -> tuple[Group, Group, Group] | None:
+def best_groups(layout: Layout) -> tuple[Group, Group, Group] | None:
     """Return the groups of modes with which a field takes the fewest operations, None if none of them fits.
 
     The second group may be empty.
@@ -85,13 +116,13 @@ def best_groups(plan: Layout) -> tuple[Group, Group, Group] | None:
         middle = 0 if groups[1] is _NOTHING else a[1] * b[0] * b[1] * c[0]
         return a[1] * b[1] * c[0] * c[1] + middle + a[0] * a[1] * b[0] * c[0]
 
-    fitting = [groups for groups in _all_groups(plan) if _volume(groups) <= _LARGEST]
+    fitting = [groups for groups in _all_groups(layout) if _volume(groups) <= _LARGEST]
     return min(fitting, key=operations, default=None)
 
 
-def _all_groups(plan: Layout) -> Iterator[tuple[Group, Group, Group]]:
+def _all_groups(layout: Layout) -> Iterator[tuple[Group, Group, Group]]:
     """Yield all ways to put the modes into two or three groups of one or two neighbors."""
-    factors = plan.layers[0].factors
+    factors = layout.layers[0].factors
     order = len(factors)
     for first in (1, 2):
         for last in (1, 2):
@@ -120,19 +151,19 @@ def _volume(groups: tuple[Group, Group, Group]) -> int:
     return max(a * b * c, a * b * n, a * m * n, l * m * n)
 
 
-def unsupported_reason(task: UpdateSettings, state: TrainState, source: Source) -> str | None:
+def unsupported_reason(settings: UpdateSettings, state: TrainState, source: Source) -> str | None:
     """Return why the kernel cannot compute a training run's updates, None if it can."""
-    reason = kernels.unsupported_reason(task, state, source) or flat.unsupported_reason(task, state)
+    reason = epochs.unsupported_reason(settings, state, source) or flat.unsupported_reason(settings, state)
     if reason is not None:
         return reason
-    plan = Layout.of(state.machine)
-    layer = plan.layers[0]
-    if len(plan.layers) > 1 or not 3 <= len(layer.factors) <= 6:
+    layout = Layout.of(state.machine)
+    layer = layout.layers[0]
+    if len(layout.layers) > 1 or not 3 <= len(layer.factors) <= 6:
         return "it does not have a single layer of order 3 to 6"
     if layer.kind == "categorical" or layer.learns_variance:
         return "its visible units are neither Bernoulli nor Gaussian ones of fixed variances"
     if state.centering is not None and state.centering.follow_hidden:
         return "the hidden layer is centered"
-    if max(max(shape[1:]) for shape in layer.factors) > _WIDEST_FACTOR or best_groups(plan) is None:
+    if max(max(shape[1:]) for shape in layer.factors) > _WIDEST_FACTOR or best_groups(layout) is None:
         return f"a sample has more than {_LARGEST} entries"
     return None

@@ -1,16 +1,16 @@
 r"""The Triton kernel of one update for a single layer of order 3 or more, one program per sample.
 
-Modes are put into three groups, of one or two neighboring modes each, the second of which may be empty. A visible
-state is a tile (A B, C), a hidden one (N M, L), with A, B, C the groups' visible and L, M, N their
-hidden sizes, all padded. A field is one product per group: the last axis is replaced, and the two others are turned,
-so that the result has the axes in reverse order, and the same products of the factors lead back:
-(A B, C) -> (A N, B) -> (N M, A) -> (N M, L). The gradient of a group's factor pairs what a state is before its product
-upwards with what a hidden mean is before the same product downwards.
+Modes form three groups of one or two neighboring modes each, the second of which may be empty. A visible state is a
+tile (A B, C), and a hidden state a tile (N M, L), where A, B, C are the visible sizes of the groups and L, M, N their
+hidden sizes, all padded. A field takes one product per group, which replaces the last axis and swaps the other two:
+(A B, C) -> (A N, B) -> (N M, A) -> (N M, L). The result has the axes in reverse order, so that the same products lead
+back. The gradient of a group's factor pairs a state before its product upwards with a hidden mean before the same
+product downwards.
 
 The factor of a group of two modes is the Kronecker product of theirs, formed when it is read. Parameters, units, the
-random numbers and `PDL` are as in :mod:`mvrbm.backends.cuda.per_sample_kernels`. Steps are launches of their own.
+random numbers and `PDL` are as in :mod:`mvrbm.backends.cuda.per_sample_kernels`. Steps are separate launches.
 
-A group is a tuple of numbers, by position:
+A group is a tuple of numbers with the entries that the constants below number.
 """
 
 # mypy: ignore-errors
@@ -18,12 +18,25 @@ A group is a tuple of numbers, by position:
 import triton
 import triton.language as tl
 
-from mvrbm.backends.cuda.draws import draw_layer, mean, numbers_of
-from mvrbm.backends.cuda.per_sample_kernels import after_previous, fresh, load_sample, operand
+from mvrbm.backends.cuda.draws import draw_layer, mean
+from mvrbm.backends.cuda.overlap import after_previous, fresh
+from mvrbm.backends.cuda.per_sample_kernels import load_sample, operand
+from mvrbm.backends.cuda.step_kernels import schatten
+from mvrbm.random.kernels import normal_lines, uniform_lines
 
-K1, I1, K2, I2 = (tl.constexpr(n) for n in range(4))  # hidden and visible sizes of its modes; 1 if there is none
-BK1, BI1, BK2, BI2 = (tl.constexpr(n) for n in range(4, 8))  # the same, padded
-AT1, AT2 = tl.constexpr(8), tl.constexpr(9)  # positions of their factors (R, K, I); AT2 is -1 if there is no second one
+# Hidden and visible size of the first mode, and of the second mode, which are 1 if there is none.
+K1 = tl.constexpr(0)
+I1 = tl.constexpr(1)
+K2 = tl.constexpr(2)
+I2 = tl.constexpr(3)
+# The same sizes, padded to powers of two.
+BK1 = tl.constexpr(4)
+BI1 = tl.constexpr(5)
+BK2 = tl.constexpr(6)
+BI2 = tl.constexpr(7)
+# Positions of the factors (R, K, I) of both modes. The second is -1 if there is no second mode.
+AT1 = tl.constexpr(8)
+AT2 = tl.constexpr(9)
 
 
 @triton.jit
@@ -38,6 +51,50 @@ def _hidden(index, G: tl.constexpr):
     """Return the position of hidden entries along the axes of a group, and whether they exist."""
     first, second = index // G[BK2], index % G[BK2]
     return first * G[K2] + second, (first < G[K1]) & (second < G[K2])
+
+
+@triton.jit
+def _visible_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, NORMAL: tl.constexpr):
+    """Return the random numbers of a sample's visible layer, (A B, C)."""
+    SB: tl.constexpr = B[BI1] * B[BI2]
+    # Lines run along the last mode: all modes before it number them.
+    FURTHER: tl.constexpr = C[BI1] if C[AT2] >= 0 else 1
+    COLUMNS: tl.constexpr = C[I2] if C[AT2] >= 0 else C[I1]
+    WIDTH: tl.constexpr = C[BI2] if C[AT2] >= 0 else C[BI1]
+    index = tl.arange(0, A[BI1] * A[BI2] * SB * FURTHER)
+    a, _ = _visible(index // (SB * FURTHER), A)
+    b, _ = _visible(index // FURTHER % SB, B)
+    line = a * (B[I1] * B[I2]) + b
+    if FURTHER > 1:
+        line = line * C[I1] + index % FURTHER
+    numbers = _numbers_of_lines(key, row, line, update, draw, COLUMNS, WIDTH, NORMAL)
+    return tl.reshape(numbers, [A[BI1] * A[BI2] * SB, FURTHER * WIDTH])
+
+
+@triton.jit
+def _hidden_numbers(key, row, update, draw, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, NORMAL: tl.constexpr):
+    """Return the random numbers of a sample's hidden layer, (N M, L). Lines run along the last mode, part of N."""
+    SL: tl.constexpr = A[BK1] * A[BK2]
+    SM: tl.constexpr = B[BK1] * B[BK2]
+    FURTHER: tl.constexpr = C[BK1] if C[AT2] >= 0 else 1
+    COLUMNS: tl.constexpr = C[K2] if C[AT2] >= 0 else C[K1]
+    WIDTH: tl.constexpr = C[BK2] if C[AT2] >= 0 else C[BK1]
+    index = tl.arange(0, SL * SM * FURTHER)
+    l, _ = _hidden(index // (SM * FURTHER), A)
+    m, _ = _hidden(index // FURTHER % SM, B)
+    line = l * (B[K1] * B[K2]) + m
+    if FURTHER > 1:
+        line = line * C[K1] + index % FURTHER
+    numbers = _numbers_of_lines(key, row, line, update, draw, COLUMNS, WIDTH, NORMAL)
+    numbers = tl.permute(tl.reshape(numbers, [SL, SM, FURTHER * WIDTH]), (2, 1, 0))
+    return tl.reshape(numbers, [FURTHER * WIDTH * SM, SL])
+
+
+@triton.jit
+def _numbers_of_lines(key, row, line, update, draw, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, NORMAL: tl.constexpr):
+    if NORMAL:
+        return normal_lines(key, row, line, update, draw, COLUMNS, WIDTH)
+    return uniform_lines(key, row, line, update, draw, COLUMNS, WIDTH)
 
 
 @triton.jit
@@ -189,20 +246,18 @@ def _keep_gain(weights, gains, number, G: tl.constexpr, RANK: tl.constexpr, TERM
     for mode in tl.static_range(len(G) // 3):
         at, inside = _mode(edge, edge, r, G[3 * mode + 2], G[3 * mode], G[3 * mode + 1])
         matrix = fresh(weights + at, inside)
-        gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
-        gram = tl.dot(gram, gram, input_precision=PRECISION)
-        gain *= tl.where(own == mode, 1.0, tl.sqrt(tl.sqrt(tl.sum(gram * gram))))
+        gain *= tl.where(own == mode, 1.0, schatten(matrix, PRECISION))
     tl.store(gains + own * TERMS + r, gain)
 
 
 @triton.jit(do_not_specialize=["batch", "n_valid"])
 def tensor_step(
-    data, order, weights, gradients, gains, clock, seeds, chains, recorded, load_scale, load_shift, batch, n_valid,
+    data, order, weights, gradients, gains, clock, keys, chains, load_scale, load_shift, batch, n_valid,
     order_stride, data_stride,
     N: tl.constexpr, CHAINS: tl.constexpr, RANK: tl.constexpr, STRIDE: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
     C: tl.constexpr, FACTORS: tl.constexpr, AT_B: tl.constexpr, VISIBLE: tl.constexpr, HIDDEN: tl.constexpr,
     STEPS: tl.constexpr, PERSISTENT: tl.constexpr, VISIBLE_GAUSSIAN: tl.constexpr, HIDDEN_GAUSSIAN: tl.constexpr,
-    BYTE_SCALE: tl.constexpr, NORMALIZED: tl.constexpr, TERMS: tl.constexpr, RECORDED: tl.constexpr,
+    BYTE_SCALE: tl.constexpr, NORMALIZED: tl.constexpr, TERMS: tl.constexpr,
     PRECISION: tl.constexpr, EXACT: tl.constexpr, HALVES: tl.constexpr, EDGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute one batch's gradient. Program (i, s) takes sample i of model s; the last ones compute gains.
@@ -238,12 +293,12 @@ def tensor_step(
     at_l, in_l = _hidden(tl.arange(0, SL), A)
     at_y = (at_m * (C[K1] * C[K2]) + at_n)[:, None] + (at_l * (B[K1] * B[K2] * C[K1] * C[K2]))[None, :]
     in_y = (in_n & in_m)[:, None] & in_l[None, :]
-    update, key = tl.load(clock) + batch, tl.load(seeds + model)
+    update = tl.load(clock) + batch
+    key = tl.load(keys + model)
     data += model.to(tl.int64) * data_stride
     load_scale += model * VISIBLE
     load_shift += model * VISIBLE
     order += model * order_stride + batch * N
-    recorded += batch * RECORDED
     gradients += model.to(tl.int64) * STRIDE
     x0 = load_sample(data, order, load_scale, load_shift, i, n_valid, at_x, in_x, VISIBLE, BYTE_SCALE, VISIBLE_GAUSSIAN)
     after_previous(PDL)
@@ -251,7 +306,8 @@ def tensor_step(
     size = _product(size_a, size_b, size_c)
     bias_x = fresh(weights + AT_B + at_x, in_x)
     bias_y = fresh(weights + AT_B + VISIBLE + at_y, in_y)
-    # A chain counts as `weight` samples; none counts more than 1 until the end, for the sake of numbers of 16 bits.
+    # A chain counts as `weight` samples. No sample counts more than 1 until the end, so that operands stay in the range
+    # of 16-bit numbers.
     weight, largest = 1.0, 1.0
     if PERSISTENT:
         weight = n_valid.to(tl.float32) / CHAINS
@@ -267,16 +323,10 @@ def tensor_step(
         field = _up(x1.to(OPERAND), bias_y, weights, a, b, c, size, A, B, C, RANK, MIDDLE, HALVES, PRECISION)
         negative = tl.where(i < CHAINS, weight / largest, 0.0)
     for step in range(STEPS):
-        numbers = recorded + step * ROWS * (HIDDEN + VISIBLE)
-        to_y = numbers_of(
-            key, update, i, 2 * step, numbers, at_y, in_y, ROWS, HIDDEN, HIDDEN_GAUSSIAN, RECORDED, SN * SM, SL
-        )
+        to_y = _hidden_numbers(key, i, update, 2 * step, A, B, C, HIDDEN_GAUSSIAN)
         y = draw_layer(field, to_y, HIDDEN_GAUSSIAN).to(OPERAND)
         towards = _down(y, bias_x, weights, a, b, c, size, A, B, C, RANK, MIDDLE, HALVES, PRECISION)
-        numbers += ROWS * HIDDEN
-        to_x = numbers_of(
-            key, update, i, 2 * step + 1, numbers, at_x, in_x, ROWS, VISIBLE, VISIBLE_GAUSSIAN, RECORDED, SA * SB, SC
-        )
+        to_x = _visible_numbers(key, i, update, 2 * step + 1, A, B, C, VISIBLE_GAUSSIAN)
         x1 = draw_layer(towards, to_x, VISIBLE_GAUSSIAN)
         field = _up(x1.to(OPERAND), bias_y, weights, a, b, c, size, A, B, C, RANK, MIDDLE, HALVES, PRECISION)
     if PERSISTENT:

@@ -1,0 +1,337 @@
+"""The base class of the backends with one program per sample, on the flat parameters of `mvrbm.backends.layout`."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mvrbm.backends.base import UpdateSettings
+from mvrbm.backends.cuda.epochs import KernelBackend, RunShape, default_precision, launches_overlap, power_of_two
+from mvrbm.backends.layout import LayerLayout, Layout, Packing
+from mvrbm.couplings.base import equalize_norms
+from mvrbm.data.sources import Source
+from mvrbm.updates.state import TrainState
+
+# Parameters per program of the kernel that makes a step.
+_APPLY_BLOCK = 256
+# Every model's parameters begin at a multiple of this number, so that loads can read four numbers at a time.
+_ALIGNMENT = 16
+
+
+class TransposedPacking(Packing):
+    """A packing with the weights of labels transposed, (classes, hidden units): a category's weights are contiguous."""
+
+    def __init__(self, state: TrainState, layout: Layout, *, normalized: bool) -> None:
+        super().__init__(state, layout, normalized=normalized)
+        self._labels = [layer for layer in layout.layers if layer.is_label]
+        self._hidden_area = layout.hidden_area
+
+    @torch.no_grad()
+    def pack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
+        super().pack(state, params, momenta)
+        for weights, classes in self._label_weights(params, momenta):
+            weights.copy_(weights.view(-1, classes).t().flatten())
+
+    @torch.no_grad()
+    def unpack(self, state: TrainState, params: Tensor, momenta: Tensor) -> None:
+        params = params.clone()
+        momenta = momenta.clone()
+        for weights, classes in self._label_weights(params, momenta):
+            weights.copy_(weights.view(classes, -1).t().flatten())
+        super().unpack(state, params, momenta)
+
+    def _label_weights(self, *arrays: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Yield the weights of each label in flat arrays, and its number of classes."""
+        for label in self._labels:
+            for array in arrays:
+                yield array[label.parameters_at :][: self._hidden_area * label.area], label.area
+
+
+@dataclass(frozen=True)
+class FlatSignature:
+    """The signature of a backend with one program per sample; see `KernelBackend`."""
+
+    run: RunShape
+    layout: Layout
+    precision: str
+    #: The dtype of each layer's data on the device, and the factor that converts it to states.
+    formats: tuple[tuple[torch.dtype, float], ...]
+
+    @classmethod
+    def of(
+        cls,
+        settings: Sequence[UpdateSettings],
+        states: Sequence[TrainState],
+        sources: Sequence[Source],
+        precision: str | None,
+    ) -> FlatSignature:
+        """Return the signature of a training run of several models."""
+        machine = states[0].machine
+        rank = max(layer.rank for state in states for layer in Layout.of(state.machine).layers)
+        layout = Layout.of(machine, rank if len(states) > 1 else None)
+        formats = []
+        for layer in layout.layers:
+            scale = float(machine.layers[layer.name].byte_scale)
+            dtypes = {torch.as_tensor(source.whole[layer.name][:0]).dtype for source in sources}
+            formats.append((torch.uint8, scale) if dtypes == {torch.uint8} else (torch.float32, 1.0))
+        return cls(RunShape.of(settings, sources), layout, precision or default_precision(machine), tuple(formats))
+
+    @property
+    def halves(self) -> bool:
+        """Whether operands of products have 16 bits."""
+        return self.precision == "fp16"
+
+    @property
+    def dot_precision(self) -> str:
+        """The precision that products of float32 operands have in Triton."""
+        return "tf32" if self.halves else self.precision
+
+
+@dataclass(frozen=True)
+class SampleData:
+    """The data of all models on the device."""
+
+    #: Each layer's samples, flat, one copy if all models share them.
+    arrays: list[Tensor]
+    #: The category of every sample, if a layer is a label.
+    labels: Tensor
+    #: Factor and offset that convert samples to the units of the flat form, (models, states).
+    scale: Tensor
+    shift: Tensor
+
+    @classmethod
+    def allocate(cls, signature: FlatSignature, device: torch.device) -> SampleData:
+        """Return uninitialized data."""
+        run = signature.run
+        copies = 1 if run.shared_data else run.models
+        layers = signature.layout.layers
+        arrays = [
+            torch.empty(copies * run.n_samples * layer.area, dtype=dtype, device=device)
+            for layer, (dtype, _) in zip(layers, signature.formats, strict=True)
+        ]
+        labeled = any(layer.is_label for layer in layers)
+        labels = torch.zeros(copies * run.n_samples if labeled else 1, dtype=torch.int32, device=device)
+        scale, shift = torch.zeros(2, run.models, signature.layout.states, device=device)
+        return cls(arrays, labels, scale, shift)
+
+    def load(self, signature: FlatSignature, sources: Sequence[Source], packings: Sequence[Packing]) -> None:
+        """Copy data to the device, bytes as bytes, once if all models share it."""
+        machine = sources[0].machine
+        copies = sources[:1] if signature.run.shared_data else sources
+        for layer, array in zip(signature.layout.layers, self.arrays, strict=True):
+            byte_scale = float(machine.layers[layer.name].byte_scale)
+            for block, source in zip(array.view(len(copies), -1), copies, strict=True):
+                samples = torch.as_tensor(source.whole[layer.name])
+                block.copy_(samples.reshape(-1))
+                if samples.dtype == torch.uint8 and array.dtype != torch.uint8:
+                    block.mul_(byte_scale)
+            if layer.is_label:
+                self.labels.copy_(array.view(-1, layer.area).float().argmax(1))
+        for number, packing in enumerate(packings):
+            self.scale[number] = packing.affine[0]
+            self.shift[number] = packing.affine[1]
+
+
+@dataclass(frozen=True)
+class FlatBuffers:
+    """Parameters and everything that steps need, on the device. Models are `stride` numbers apart."""
+
+    stride: int
+    # A launch may read one set of parameters and write the other. The first one is current between launches.
+    params: Tensor  # (2, models, size)
+    momenta: Tensor  # (2, models, size)
+    # With steps in the next launch, one gradient is read, one added to and one cleared.
+    gradients: Tensor  # (3, models, size)
+    gains: Tensor  # (2, models, factors, terms): a factor's gain is the sum over its terms
+    sizes: Tensor  # (models, factors, blocks): the largest entry of a factor in each block, or no blocks
+    multiplier: Tensor  # (models, size): factor of gradients; see Packing.multiplier
+    gain_of: Tensor  # (size,): number of the factor; -1 for biases, the number of factors for the weights of a label
+    rates: Tensor
+    clock: Tensor  # number of the update that batch 0 of this epoch would have
+    chains: Tensor  # (models, chains, states)
+
+    @classmethod
+    def allocate(
+        cls, signature: FlatSignature, rates: Tensor, *, terms: int, by_blocks: bool, chain_dtype: torch.dtype
+    ) -> FlatBuffers:
+        """Return empty buffers. With `by_blocks`, steps keep the largest entries of factors."""
+        layout = signature.layout
+        models = signature.run.models
+        size = layout.size
+        stride = -(-size // _ALIGNMENT) * _ALIGNMENT
+        device = rates.device
+        factors = n_factors(layout)
+        blocks = power_of_two(-(-size // _APPLY_BLOCK)) if by_blocks else 0
+        room = -(-models * factors * terms // _ALIGNMENT) * _ALIGNMENT
+        gains = torch.zeros(2, room, device=device)[:, : models * factors * terms]
+        gain_of = torch.full((size,), -1, dtype=torch.int32, device=device)
+        numbers = iter(range(factors))
+        for layer, (*parts, _) in zip(layout.layers, layout.split(gain_of)[0], strict=True):
+            for part in parts:
+                part.fill_(factors if layer.is_label else next(numbers))
+        return cls(
+            stride=stride,
+            params=torch.zeros(2, models, stride, device=device)[..., :size],
+            momenta=torch.zeros(2, models, stride, device=device)[..., :size],
+            gradients=torch.zeros(3, models, stride, device=device)[..., :size],
+            gains=gains.unflatten(1, (models, factors, terms)),
+            sizes=torch.zeros(models, factors, blocks, device=device),
+            multiplier=torch.zeros(models, stride, device=device)[:, :size],
+            gain_of=gain_of,
+            rates=rates,
+            clock=torch.zeros((), dtype=torch.int64, device=device),
+            chains=torch.zeros(models, signature.run.n_chains, layout.states, dtype=chain_dtype, device=device),
+        )
+
+
+class FlatBackend(KernelBackend):
+    """Computes epochs with one program per sample: gradients add up in memory, and `apply` makes the steps.
+
+    The precision of the products is "fp16", "tf32", "tf32x3" or "ieee". The first two have operands of 11 significant
+    bits and sums in float32, on tensor cores; states above 65,504 do not fit fp16. The last is plain float32.
+    """
+
+    updates_per_graph = 1000
+    signature: FlatSignature
+    packings: list[TransposedPacking]
+
+    def __init__(
+        self,
+        settings: Sequence[UpdateSettings],
+        states: Sequence[TrainState],
+        sources: Sequence[Source],
+        *,
+        precision: str | None = None,
+    ) -> None:
+        super().__init__(settings, states, sources)
+        self.signature = FlatSignature.of(settings, states, sources, precision)
+        self.layout = self.signature.layout
+        self._overlapping = launches_overlap(self._device)
+        self.packings = []
+        self._data = SampleData.allocate(self.signature, self._device)
+        self._buffers = self.allocate()
+        self.begin(states, sources)
+
+    @abstractmethod
+    def allocate(self) -> FlatBuffers:
+        """Choose the kernels' launch settings, and return buffers for them."""
+
+    def signature_of(
+        self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
+    ) -> FlatSignature:
+        return FlatSignature.of(settings, states, sources, self.signature.precision)
+
+    @property
+    def params(self) -> Tensor:
+        return self._buffers.params[0]
+
+    @property
+    def momenta(self) -> Tensor:
+        return self._buffers.momenta[0]
+
+    def changing(self) -> tuple[Tensor, ...]:
+        return self.params, self.momenta, self._buffers.chains
+
+    def clear_gradients(self) -> None:
+        self._buffers.gradients.zero_()
+
+    def load_run(self, states: Sequence[TrainState], sources: Sequence[Source]) -> None:
+        normalized = self.run.normalized
+        self.packings = [TransposedPacking(state, self.layout, normalized=normalized) for state in states]
+        self._data.load(self.signature, sources, self.packings)
+        self._buffers.multiplier.copy_(torch.stack([packing.multiplier for packing in self.packings]))
+        self.clear_gradients()
+
+    @torch.no_grad()
+    def balance(self, states: Sequence[TrainState]) -> None:
+        for params in self.params:
+            for *factors, _ in self.layout.split(params)[0]:
+                equalize_norms(factors, keep=0)
+
+    # -- chains -----------------------------------------------------------------------------------
+
+    def chain_data(self, number: int) -> dict[str, Tensor]:
+        found = {}
+        for layer in self.layout.layers:
+            scale, shift = self._affine(number, layer)
+            data = (layer.states_of(self._buffers.chains[number]) + shift) / scale
+            found[layer.name] = data.reshape(-1, *layer.shape)
+        return found
+
+    def set_chains(self, number: int, data: Mapping[str, Tensor]) -> None:
+        for layer in self.layout.layers:
+            scale, shift = self._affine(number, layer)
+            states = data[layer.name].reshape(self.run.n_chains, -1) * scale - shift
+            layer.states_of(self._buffers.chains[number]).copy_(states)
+
+    def _affine(self, number: int, layer: LayerLayout) -> tuple[Tensor, Tensor]:
+        return layer.states_of(self._data.scale[number]), layer.states_of(self._data.shift[number])
+
+    def start_chains(self, number: int, rows: Tensor) -> None:
+        samples = {}
+        chosen = self.run.batch_of_chains(rows)
+        for layer, array, (_, factor) in zip(
+            self.layout.layers, self._data.arrays, self.signature.formats, strict=True
+        ):
+            block = array.view(-1, self.n_samples, layer.area)[0 if self.run.shared_data else number]
+            samples[layer.name] = block[chosen].float() * factor
+        self.set_chains(number, samples)
+
+    # -- updates ----------------------------------------------------------------------------------
+
+    def compute_updates(self, first: int, count: int, update: int) -> None:
+        self._buffers.clock.fill_(update - first)
+        self.replay((first, count), lambda n: self.launch_series(first, n), count)
+
+    @abstractmethod
+    def launch_series(self, first: int, count: int) -> None:
+        """Launch `count` updates from batch `first` on."""
+
+    def data_stride(self, layer: LayerLayout) -> int:
+        """Return the number of entries between the data of two models."""
+        return 0 if self.run.shared_data else self.n_samples * layer.area
+
+    def launch_options(self) -> dict[str, bool]:
+        """Return how launches overlap."""
+        return {"launch_pdl": True} if self._overlapping else {}
+
+    def find_sizes(self, layer: LayerLayout) -> None:
+        """Find the largest entry of each factor of a layer, as the steps that follow will do."""
+        sizes = self._buffers.sizes
+        sizes.zero_()
+        start = layer.parameters_at
+        for number, shape in enumerate(layer.factors):
+            end = start + math.prod(shape)
+            sizes[:, number, 0] = self.params[:, start:end].abs().amax(1)
+            start = end
+
+    def launch_step(self, turn: int, batch: int) -> None:
+        """Launch the step of a batch, from the buffers of launch `turn` of a series, to the first set of parameters."""
+        from mvrbm.backends.cuda.step_kernels import apply
+
+        buffers = self._buffers
+        size = self.layout.size
+        last = max(turn - 1, 0)
+        _, _, factors, terms = buffers.gains.shape
+        apply[(-(-size // _APPLY_BLOCK), self.run.models)](
+            buffers.params[last % 2], buffers.momenta[last % 2], buffers.gradients[last % 3], self.params, self.momenta,
+            buffers.gains[last % 2], buffers.sizes, buffers.gain_of, buffers.multiplier, buffers.rates, buffers.clock,
+            batch, SIZE=size, STRIDE=buffers.stride, N_GAINS=factors, TERMS=terms, NORMALIZED=self.run.normalized,
+            BLOCKS=buffers.sizes.shape[2], BLOCK=_APPLY_BLOCK, PDL=self._overlapping, num_warps=2,
+            **self.launch_options(),
+        )  # fmt: skip
+
+
+def n_factors(layout: Layout) -> int:
+    """Return the number of factors that have gains: those of labels have none."""
+    return sum(len(layer.factors) for layer in layout.layers if not layer.is_label)
+
+
+def tile_of(size: int) -> int:
+    """Return the smallest power of two that a product accepts and that an axis of this size fits into."""
+    return max(16, power_of_two(size))

@@ -1,0 +1,109 @@
+"""Parallel tempering as an option of the backend that forms full matrices: buffers and launches.
+
+It adds two launches per update, and two per Gibbs step of the chains. The kernels are in `full_exchange`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mvrbm.backends.cuda.full_buffers import FullLaunch, FullParameters, FullSignature, FullStates
+from mvrbm.backends.cuda.full_layout import FullPacking
+from mvrbm.updates.negative import TURN
+from mvrbm.updates.recipe import Recipe
+from mvrbm.updates.state import TrainState
+
+# Units per program: few, so that many programs share a matrix.
+_UNITS = 16
+# Entries of a row or column to add up at a time.
+_SUMMED = 256
+# Columns to exchange at a time.
+_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class TemperingBuffers:
+    """What chains at several temperatures need; single numbers where there is one temperature."""
+
+    hidden_base: Tensor  # (models, hidden): fields at beta = 0
+    visible_base: Tensor  # (models, visible)
+    differences: Tensor  # (models, chains): changes of free energy that an exchange would cause
+    turns: Tensor  # (models,): turn that update 0 would have
+    middle: Tensor  # (visible,): the center of all states
+
+    @classmethod
+    def allocate(cls, signature: FullSignature, device: torch.device) -> TemperingBuffers:
+        """Return buffers of zeros."""
+        run = signature.run
+        if run.temperatures == 1:
+            nothing = torch.zeros(1, device=device)
+            return cls(nothing, nothing, nothing, torch.zeros(1, dtype=torch.int64, device=device), nothing)
+        layout = signature.layout
+        return cls(
+            hidden_base=torch.zeros(run.models, layout.hidden, device=device),
+            visible_base=torch.zeros(run.models, layout.visible, device=device),
+            differences=torch.zeros(run.models, run.n_chains, device=device),
+            turns=torch.zeros(run.models, dtype=torch.int64, device=device),
+            middle=torch.zeros(layout.visible, device=device),
+        )
+
+
+class Tempering:
+    """Loads, stores and exchanges chains at several temperatures."""
+
+    def __init__(self, signature: FullSignature, launch: FullLaunch, device: torch.device) -> None:
+        self.buffers = TemperingBuffers.allocate(signature, device)
+        self._signature = signature
+        self._launch = launch
+
+    def load_middle(self, state: TrainState, packing: FullPacking) -> None:
+        """Compute the center of all states of a machine."""
+        for name, columns in packing.columns.items():
+            self.buffers.middle[columns] = state.machine.layers[name].middle().flatten()
+
+    def load(self, recipes: Sequence[Recipe], states: Sequence[TrainState]) -> None:
+        """Take over the turns of exchanges, which follow from the number of updates."""
+        turns = [recipe.negative.turn(state.chains) for recipe, state in zip(recipes, states, strict=True)]
+        self.buffers.turns.copy_((torch.tensor(turns) - states[0].update * self._signature.run.steps) % 2)
+
+    def store(self, states: Sequence[TrainState]) -> None:
+        """Write the turns of exchanges to the states."""
+        for state, turn in zip(states, self.buffers.turns.tolist(), strict=True):
+            if state.update > 0:
+                state.chains[TURN] = torch.tensor((turn + states[0].update * self._signature.run.steps) % 2)
+
+    def launch_bases(self, parameters: FullParameters, params: Tensor, weight: Tensor) -> None:
+        """Launch the fields at beta = 0 for these parameters and full matrices."""
+        from mvrbm.backends.cuda.full_exchange import hidden_base, visible_base
+
+        layout = self._signature.layout
+        models = self._signature.run.models
+        buffers = self.buffers
+        constants = {"HIDDEN": layout.hidden, "VISIBLE": layout.visible, "BK": _SUMMED, **self._launch.options}
+        hidden_base[(layout.hidden // _UNITS, models)](
+            weight, buffers.middle, buffers.hidden_base, BM=_UNITS, **constants
+        )
+        visible_base[(layout.visible // _UNITS, models)](
+            weight, params[:, layout.hidden_bias :], buffers.hidden_base, buffers.visible_base,
+            STRIDE=parameters.stride, BN=_UNITS, **constants,
+        )  # fmt: skip
+
+    def launch_exchange(
+        self, states: FullStates, parameters: FullParameters, keys: Tensor, batch: int, step: int, draw: int
+    ) -> None:
+        """Launch the exchange after a Gibbs step. `draw` is its draw if no exchange came before it."""
+        from mvrbm.backends.cuda.full_exchange import exchange
+
+        run = self._signature.run
+        last = step == run.steps - 1
+        exchange[(run.n_coldest, (run.temperatures + 1) // 2, run.models)](
+            states.visible, self.buffers.differences, states.visible_sums, self.buffers.turns, keys, parameters.clock,
+            batch, draw, step, CHAINS=run.n_chains, TEMPERATURES=run.temperatures, STEPS=run.steps,
+            ALL_ROWS=states.visible.shape[1], CHAINS_AT=states.chains_at, COLDEST_AT=states.coldest_at,
+            VISIBLE=self._signature.layout.visible, LAST=last, SUMMED=self._signature.centered and last, BLOCK=_BLOCK,
+            num_warps=1, **self._launch.options,
+        )  # fmt: skip

@@ -1,0 +1,106 @@
+"""The step of an update in two launches, for the CUDA graphs of :mod:`mvrbm.backends.graph`.
+
+PyTorch takes some thirty launches for it: the learning rates of an update, momentum and weight decay, the check that
+all parameters are finite, and the copy back if one is not. The rule is in `step_kernels`.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mvrbm.backends.cuda.step_kernels import rates_of, step_rule
+from mvrbm.updates.state import TrainState, is_factor
+
+# Parameters per program.
+_BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["weight"])
+def _propose(
+    params, momenta, gradients, proposed, n_not_finite, rates, clock, weight, SIZES: tl.constexpr,
+    FIRST_BLOCKS: tl.constexpr, FACTORS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Update the momenta, write the parameters after the step to `proposed`, and count those that are not finite.
+
+    `SIZES`, `FIRST_BLOCKS` and `FACTORS` have the number of entries of each parameter, the number of its first program,
+    and whether weight decay and the rate of factors apply to it.
+    """
+    program = tl.program_id(0)
+    factor_rate, bias_rate, keep, decay = rates_of(rates, 0, clock, 0)
+    within = tl.arange(0, BLOCK)
+    for m in tl.static_range(len(SIZES)):
+        if (program >= FIRST_BLOCKS[m]) & (program < FIRST_BLOCKS[m + 1]):
+            at = (program - FIRST_BLOCKS[m]) * BLOCK + within
+            inside = at < SIZES[m]
+            value = tl.load(params[m] + at, mask=inside, other=0.0)
+            momentum = tl.load(momenta[m] + at, mask=inside, other=0.0)
+            gradient = tl.load(gradients[m] + at, mask=inside, other=0.0) * weight
+            if FACTORS[m]:
+                value, momentum = step_rule(value, momentum, gradient, factor_rate, keep, decay)
+            else:
+                value, momentum = step_rule(value, momentum, gradient, bias_rate, keep, 0.0)
+            tl.store(momenta[m] + at, momentum, mask=inside)
+            tl.store(proposed + program * BLOCK + within, value, mask=inside)
+            finite = tl.abs(value) < float("inf")  # False for NaN too
+            tl.atomic_add(n_not_finite, tl.sum(tl.where(inside & (finite == 0), 1, 0)), sem="relaxed")
+
+
+@triton.jit
+def _accept(
+    params, proposed, n_not_finite, clock, SIZES: tl.constexpr, FIRST_BLOCKS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Take over the proposed parameters, and advance the clock, unless a parameter has ever been not finite."""
+    program = tl.program_id(0)
+    within = tl.arange(0, BLOCK)
+    if tl.load(n_not_finite) == 0:
+        for m in tl.static_range(len(SIZES)):
+            if (program >= FIRST_BLOCKS[m]) & (program < FIRST_BLOCKS[m + 1]):
+                at = (program - FIRST_BLOCKS[m]) * BLOCK + within
+                value = tl.load(proposed + program * BLOCK + within)
+                tl.store(params[m] + at, value, mask=at < SIZES[m])
+        if program == 0:
+            tl.store(clock, tl.load(clock) + 1)
+
+
+class FusedStep:
+    """Makes the steps of a state's parameters and momenta, in their memory."""
+
+    def __init__(self, state: TrainState, rates: Sequence[float], clock: Tensor) -> None:
+        learned = state.learned
+        device = clock.device
+        self._names = list(learned)
+        self._params = tuple(learned.values())
+        self._momenta = tuple(state.momentum_of(name, parameter) for name, parameter in learned.items())
+        self._sizes = tuple(parameter.numel() for parameter in self._params)
+        self._factors = tuple(is_factor(name) for name in learned)
+        first_blocks = [0]
+        for size in self._sizes:
+            first_blocks.append(first_blocks[-1] + -(-size // _BLOCK))
+        self._first_blocks = tuple(first_blocks)
+        self._proposed = torch.zeros(first_blocks[-1] * _BLOCK, device=device)
+        self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
+        self._clock = clock
+        #: Number of parameters that were not finite so far, (). Once it is positive, steps change nothing.
+        self.n_not_finite = torch.zeros((), dtype=torch.int32, device=device)
+
+    def make(self, gradient: Mapping[str, Tensor], weight: float) -> None:
+        """Make the step of a normalized gradient that counts with a weight, and advance the clock."""
+        gradients = tuple(gradient[name].contiguous() for name in self._names)
+        grid = (self._first_blocks[-1],)
+        constants = {"SIZES": self._sizes, "FIRST_BLOCKS": self._first_blocks, "BLOCK": _BLOCK}
+        _propose[grid](
+            self._params, self._momenta, gradients, self._proposed, self.n_not_finite, self._rates, self._clock,
+            weight, FACTORS=self._factors, **constants,
+        )  # fmt: skip
+        _accept[grid](self._params, self._proposed, self.n_not_finite, self._clock, **constants)
+
+
+def usable(tensors: Sequence[Tensor]) -> bool:
+    """Return whether the kernels can work on tensors: contiguous ones of float32."""
+    return all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)

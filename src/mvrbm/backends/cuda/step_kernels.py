@@ -1,0 +1,138 @@
+r"""The update rule in Triton, and the norms that normalized steps divide by. All kernel families use these functions.
+
+The rule is that of :func:`mvrbm.updates.step.step`; `step_rule` is its only implementation in Triton. Parameters,
+momenta and gradients of a model are flat arrays, `STRIDE` numbers apart.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: E741
+import triton
+import triton.language as tl
+
+from mvrbm.backends.cuda.overlap import after_previous, fresh
+
+# Number of columns of the table of rates, which has one row per model: learning rates of factors and biases, momentum,
+# weight decay, 1 / rate decay, 1 / planned updates.
+N_RATES = tl.constexpr(6)
+
+
+@triton.jit
+def rates_of(rates, model, clock, batch):
+    """Return the rates of factors and biases at a batch, momentum and weight decay."""
+    rates += model * N_RATES
+    update = (tl.load(clock) + batch).to(tl.float32)
+    falling = tl.maximum(1.0 - update * tl.load(rates + 5), 0.0) / tl.sqrt(1.0 + update * tl.load(rates + 4))
+    return tl.load(rates) * falling, tl.load(rates + 1) * falling, tl.load(rates + 2), tl.load(rates + 3)
+
+
+@triton.jit
+def step_rule(value, momentum, gradient, rate, keep, decay):
+    """Return parameters and momenta after a step: the update rule of :func:`mvrbm.updates.step.step`."""
+    momentum = keep * momentum + gradient + decay * value
+    return value - rate * momentum, momentum
+
+
+@triton.jit
+def stepped(weights, momenta, gradients, at, inside, scale, rate, keep, decay, PENDING: tl.constexpr):
+    """Return parameters and momenta, after the pending step if there is one."""
+    value = fresh(weights + at, inside)
+    momentum = value
+    if PENDING:
+        momentum = fresh(momenta + at, inside)
+        gradient = fresh(gradients + at, inside) * scale
+        value, momentum = step_rule(value, momentum, gradient, rate, keep, decay)
+    return value, momentum
+
+
+@triton.jit
+def keep_step(weights, momenta, cleared, at, inside, value, momentum):
+    """Write parameters and their momentum, and set a gradient to zero."""
+    tl.store(weights + at, value, mask=inside)
+    tl.store(momenta + at, momentum, mask=inside)
+    tl.store(cleared + at, tl.zeros_like(value), mask=inside)
+
+
+@triton.jit(do_not_specialize=["batch"])
+def apply(
+    weights, momenta, gradients, new_weights, new_momenta, gains, sizes, gain_of, multiplier, rates, clock, batch,
+    SIZE: tl.constexpr, STRIDE: tl.constexpr, N_GAINS: tl.constexpr, TERMS: tl.constexpr,
+    NORMALIZED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Make the step of batch `batch` from the gradient, and set the gradient to zero.
+
+    The gain of a factor is the sum of `TERMS` numbers, a power of two. With `BLOCKS`, each program writes the largest
+    entry of every factor in its block to `sizes`, (models, N_GAINS, BLOCKS).
+    """
+    model = tl.program_id(1)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < SIZE
+    which = tl.load(gain_of + at, mask=inside, other=-1)  # number of the factor, -1 for a bias, N_GAINS for a label
+    factor = which >= 0
+    factor_rate, bias_rate, keep, decay = rates_of(rates, model, clock, batch)
+    at += model.to(tl.int64) * STRIDE
+    scale = tl.load(multiplier + at, mask=inside, other=0.0)
+    after_previous(PDL)
+    value, momentum, gradient = (
+        fresh(weights + at, inside),
+        fresh(momenta + at, inside),
+        fresh(gradients + at, inside),
+    )
+    gradient *= scale
+    if NORMALIZED:
+        gain = tl.full([BLOCK], 1.0, tl.float32)
+        for number in tl.static_range(N_GAINS):
+            terms = gains + (model * N_GAINS + number) * TERMS + tl.arange(0, TERMS)
+            gain = tl.where(which == number, tl.maximum(tl.sum(fresh(terms, True)), 1e-12), gain)
+        gradient = gradient / gain
+    value, momentum = step_rule(
+        value, momentum, gradient, tl.where(factor, factor_rate, bias_rate), keep, tl.where(factor, decay, 0.0)
+    )
+    tl.store(new_weights + at, value, mask=inside)
+    tl.store(new_momenta + at, momentum, mask=inside)
+    tl.store(gradients + at, tl.zeros([BLOCK], tl.float32), mask=inside)
+    if BLOCKS > 0:
+        for number in tl.static_range(N_GAINS):
+            largest = tl.max(tl.where(which == number, tl.abs(value), 0.0))
+            tl.store(sizes + (model * N_GAINS + number) * BLOCKS + tl.program_id(0), largest)
+
+
+@triton.jit
+def schatten(matrix, PRECISION: tl.constexpr):
+    """Return the squared Schatten 8-norm, as `couplings.base.squared_norms` does."""
+    gram = tl.dot(matrix, tl.trans(matrix), input_precision=PRECISION)
+    gram = tl.dot(gram, gram, input_precision=PRECISION)
+    return tl.sqrt(tl.sqrt(tl.sum(gram * gram)))
+
+
+@triton.jit
+def factor_at(
+    number, RANK_: tl.constexpr, K: tl.constexpr, I: tl.constexpr, L: tl.constexpr, J: tl.constexpr,
+    TERMS: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Return the positions of one matrix of the factors U (R, K, I) and V (R, L, J), and which of them exist."""
+    row, column = tl.arange(0, EDGE)[:, None], tl.arange(0, EDGE)[None, :]
+    height, width, start = K, I, 0
+    if number >= TERMS:
+        height, width, start = L, J, RANK_ * K * I
+    return start + (number % TERMS * height + row) * width + column, (row < height) & (column < width)
+
+
+@triton.jit
+def keep_norm(matrix, gains, number, TERMS: tl.constexpr, PRECISION: tl.constexpr):
+    """Store one term of the gains of U and V: a squared norm, as `couplings.base.squared_norms` has it."""
+    # The norms of U make the gain of V, and those of V the gain of U.
+    partner = tl.where(number < TERMS, number + TERMS, number % TERMS)
+    tl.store(gains + partner, schatten(matrix, PRECISION))
+
+
+@triton.jit
+def power_of(squares, first, n_columns, WIDE: tl.constexpr):
+    """Return the power of a layer that learns its variances, see :func:`mvrbm.updates.step.gains_of`; 1 for others.
+
+    It has `n_columns` columns from `first` on, or none where `WIDE` is 0; squares of columns that are padded are zero.
+    """
+    power = 1.0
+    if WIDE > 0:
+        columns = tl.arange(0, WIDE)
+        power = tl.maximum(tl.sum(fresh(squares + first + columns, columns < n_columns)), 1.0)
+    return power

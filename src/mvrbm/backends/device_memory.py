@@ -1,0 +1,22 @@
+"""Whether the data of a training run fits the memory of a device, next to everything else."""
+
+import math
+
+import torch
+
+from mvrbm.data.sources import Source
+
+# Fraction of the device's memory that the data may take.
+_SHARE_OF_MEMORY = 0.5
+
+
+def too_large_reason(source: Source, device: torch.device) -> str | None:
+    """Return that the data is too large to be kept on a device, None if it is not."""
+    arrays, known = source.with_masks
+    masks = known.values() if not source.nan_is_missing else arrays.values()  # one byte per entry
+    size = sum(int(torch.as_tensor(array[:1]).nbytes) * len(array) for array in arrays.values())
+    size += sum(math.prod(mask.shape) for mask in masks)
+    # Compare with all memory, not the free memory: the same training run has to use the same backend every time.
+    if device.type == "cuda" and size > _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[1]:
+        return f"its data, {size / 1e9:.1f} GB, would take more than half of the device's memory"
+    return None

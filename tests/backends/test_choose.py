@@ -1,0 +1,57 @@
+"""The table of backends, and the rule that chooses among them."""
+
+import pytest
+import torch
+
+from mvrbm import BoltzmannMachine
+from mvrbm.backends.choose import BACKENDS, choose_backend, kernel_backend, unsupported_reasons
+from mvrbm.backends.cpu.gemm import GemmBackend
+from mvrbm.backends.reference import ReferenceBackend
+from mvrbm.couplings import CP, Kronecker
+from mvrbm.training import Trainer
+from mvrbm.units import Bernoulli
+
+
+def prepared(link=None, **how):
+    machine = BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 7) if link is None else 7), link or Kronecker(2))
+    trainer = Trainer(machine, **how)
+    source = trainer.prepare(torch.rand(20, 6, 5), initialize=True)
+    return [trainer.task()], [trainer.state], [source]
+
+
+def test_every_backend_says_why_it_cannot_compute_a_training_run():
+    (settings,), (state,), (source,) = prepared()
+    reasons = unsupported_reasons(settings, state, source)
+    assert reasons.keys() == BACKENDS.keys()
+    assert reasons["gemm"] is None
+    assert reasons["reference"] is None
+    for name in ("tensor", "per_sample", "full_matrix", "graph"):
+        assert "cpu" in reasons[name]
+
+
+def test_the_fastest_backend_is_chosen_unless_one_is_named():
+    run = prepared()
+    assert not isinstance(choose_backend(*run, 1), ReferenceBackend)
+    assert isinstance(choose_backend(*run, 1, name="reference"), ReferenceBackend)
+    assert isinstance(choose_backend(*run, 1, name="gemm"), GemmBackend)
+    assert isinstance(choose_backend(*prepared(CP(3)), 1), ReferenceBackend)
+    assert isinstance(choose_backend(*prepared(backend="reference"), 1), ReferenceBackend)
+
+
+def test_a_named_backend_that_cannot_compute_the_run_is_an_error():
+    with pytest.raises(ValueError, match="backend 'graph' cannot compute this training run: the machine is on cpu"):
+        choose_backend(*prepared(), 1, name="graph")
+    with pytest.raises(ValueError, match="backend must be one of"):
+        choose_backend(*prepared(), 1, name="fast")
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_machines_train_together_by_kernels_alone():
+    settings, states, sources = prepared()
+    with pytest.raises(ValueError, match="cannot train 2 machines together"):
+        choose_backend(settings * 2, states * 2, sources * 2, 1, name="gemm")
+
+
+def test_without_kernels_no_backend_trains_groups():
+    (settings,), (state,), (source,) = prepared()
+    assert kernel_backend(settings, state, source, 2) is None
