@@ -45,7 +45,7 @@ _MOST_HIDDEN = 1000
 _BATCH_ENTRIES = 2**24
 # Names of the tensors that are saved with the machines.
 _TENSORS = ("low", "high", "center", "scale")
-# Names of tensors in files. Version 0.2 wrote British spelling, and this version still writes it so that 0.2 can read it.
+# Names of tensors in files, in the spelling of version 0.2, so that both versions read them.
 _SAVED_TENSORS = {"center": "centre"}
 
 
