@@ -1,6 +1,7 @@
 """Build the compiled code, which is optional: without a C compiler the package installs without it and is slower."""
 
 import os
+import sys
 import sysconfig
 
 from setuptools import Extension, setup
@@ -8,6 +9,8 @@ from setuptools.command.bdist_wheel import bdist_wheel
 
 FOLDER = "src/mvrbm/compiled/"
 FAST = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
+# On Linux, PyTorch comes with the OpenMP library of GCC; linking against it makes both use the same threads.
+OPENMP = ["-fopenmp"] if sys.platform == "linux" else []
 
 # Plain C with the vector types and threads of GCC and Clang. Free-threaded Python has no stable ABI to build for.
 supported = os.name == "posix" and not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -32,12 +35,12 @@ setup(
             f"mvrbm.compiled.{name}",
             [f"{FOLDER}{name}.c"],
             depends=[FOLDER + header for header in headers],
-            extra_compile_args=FAST,
-            extra_link_args=["-pthread", "-ldl"],
+            extra_compile_args=FAST + OPENMP,
+            extra_link_args=["-pthread", *OPENMP],
             py_limited_api=True,
             optional=True,
         )
-        for name, headers in {"_native": ["_native_kernel.h"], "_pseudo": [], "_random": []}.items()
+        for name, headers in {"_native": ["_native_kernel.h", "_random_kernel.h"], "_pseudo": []}.items()
     ]
     if supported
     else [],

@@ -43,10 +43,10 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
 
 @contextlib.contextmanager
 def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool = True) -> Iterator[int]:
-    """Use one thread inside the block if the products of a machine with a batch are small. Only on the CPU.
+    """Let PyTorch use one thread inside the block if the products of a machine with a batch are small. Only on the CPU.
 
-    Without `needed`, other threads than PyTorch's do the work: then PyTorch's would only get in their way, because they
-    keep polling for work for some time. Yields the number of threads that such code may use.
+    Without `needed`, other threads than PyTorch's do the work, and PyTorch's would compete with them for processors,
+    because they keep polling for work for some time. Yields the number of threads that such code may use.
     """
     work = batch_size * max(link.operations for link in machine.links.values())
     former = torch.get_num_threads()
@@ -71,8 +71,3 @@ def one_thread() -> Iterator[None]:
 def n_processors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU; on a CPU, where only tests ask for it, that of a large GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
-if hasattr(os, "register_at_fork"):
-    # A forked process has none of the OpenMP threads of its parent, and would wait for them forever.
-    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))

@@ -1,26 +1,28 @@
-/* Contrastive divergence of matrices, and of further layers with full weights, on the processor, and uniform numbers: see native.py, which lays out the arrays.
+/* Contrastive divergence of matrices, and of further layers with full weights, on the processor, and uniform random numbers: see native.py, which lays out the arrays.
  *
  * Plain C with vector types, which GCC and Clang have for every processor. On x86 the same code is compiled for three
  * kinds of processor, and the best one that is there is taken.
  */
 
-#define _GNU_SOURCE /* for RTLD_DEFAULT */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
-#define INTERFACE 5 /* grows with every change of what native.py has to know */
+#define INTERFACE 6 /* grows with every change of what native.py has to know */
 #define INLINE static inline __attribute__((always_inline))
 #define PAD 16 /* floats: a cache line, and a whole number of vectors of every kind */
 #define PADDED(n) (((n) + PAD - 1) / PAD * PAD)
+#define ROUNDS 10 /* of Philox */
 #define PART(n, number, parts) ((int)((long)(n) * (number) / (parts)))
 
 enum { BERNOULLI, GAUSSIAN, CATEGORICAL };
@@ -30,6 +32,7 @@ enum { BERNOULLI, GAUSSIAN, CATEGORICAL };
 typedef struct {
     int32_t I, J, rank, kind;
     int32_t categories;          /* of a categorical layer: a row has J / categories sites. 1 otherwise */
+    int32_t lines, columns;      /* of the random numbers that draw a sample: see random/philox.py */
     const float *U;              /* (rank, K, I), or NULL */
     const float *V;              /* (rank, L, J) */
     const float *B;              /* (I, J) */
@@ -48,13 +51,17 @@ typedef struct {
 /* The gradient of an update; or, where `filling`, draws of the unknown entries of the data. */
 typedef struct {
     int32_t filling, K, L, gaussian, n_layers, n_data, n_chains, steps, tasks, group, threads;
+    int32_t lines, columns;      /* of the random numbers that draw a hidden layer */
+    uint32_t first_row, update, first_draw; /* of the random numbers: those of the first sample and of the first draw */
+    uint64_t key;
     float data_weight, chain_weight;
     const Layer *layers;
     const float *C;              /* (K, L) */
     float *chains;               /* persistent ones, (n_chains, states), or NULL */
-    /* For each step those of the hidden layer, (n_chains, K, L), then of each visible one. When filling, before all steps
-     * those of each visible layer alone, as if they were another step. */
-    const float *const *numbers;
+    /* Normal numbers of Gaussian layers, for each step of the hidden layer, (n_chains, K, L), then of each visible one; NULL for
+     * other layers, whose uniform numbers are computed here. When filling, there is another step before all others, in which
+     * only the visible layers are drawn. */
+    const float *const *normal;
     float *packed;               /* parameters in padded rows; given as zeros at first */
     float *gradients;            /* (tasks, gradient_size) */
     float *scratch;              /* (threads, scratch_size) */
@@ -108,6 +115,39 @@ INLINE uint32_t is_broken(const float *x) /* by integers, because a sum of float
     return (bits & 0x7f800000) == 0x7f800000;
 }
 
+typedef float Four __attribute__((vector_size(16)));
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t Places __attribute__((vector_size(16)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Places){__VA_ARGS__})
+#endif
+
+/* Write the transpose of four rows of four numbers. */
+INLINE void transpose(const float *a, const float *b, const float *c, const float *d, float *out)
+{
+    Four rows[4], columns[4];
+    memcpy(rows, a, sizeof(Four));
+    memcpy(rows + 1, b, sizeof(Four));
+    memcpy(rows + 2, c, sizeof(Four));
+    memcpy(rows + 3, d, sizeof(Four));
+    const Four ab0 = SHUFFLE(rows[0], rows[1], 0, 4, 1, 5), ab1 = SHUFFLE(rows[0], rows[1], 2, 6, 3, 7);
+    const Four cd0 = SHUFFLE(rows[2], rows[3], 0, 4, 1, 5), cd1 = SHUFFLE(rows[2], rows[3], 2, 6, 3, 7);
+    columns[0] = SHUFFLE(ab0, cd0, 0, 1, 4, 5);
+    columns[1] = SHUFFLE(ab0, cd0, 2, 3, 6, 7);
+    columns[2] = SHUFFLE(ab1, cd1, 0, 1, 4, 5);
+    columns[3] = SHUFFLE(ab1, cd1, 2, 3, 6, 7);
+    memcpy(out, columns, sizeof columns);
+}
+
+/* Uniform numbers of an array (rows, lines, columns). */
+typedef struct {
+    float *out;
+    int64_t lines, columns;
+    uint64_t key;
+    uint32_t first_row, step, draw;
+} Uniform;
+
 /* -- the kernels, for each kind of processor ------------------------------------------------------------------ */
 
 #if defined(__x86_64__) && defined(__clang__)
@@ -125,6 +165,8 @@ INLINE uint32_t is_broken(const float *x) /* by integers, because a sum of float
 #define ROWS 5
 #define GK 2
 #define GI 4
+#define EVEN(a, b) (((Pairs)(a) & 0xffffffffu) * ((Pairs)(b) & 0xffffffffu))
+#include "_random_kernel.h"
 #include "_native_kernel.h"
 
 #ifdef FOR_END
@@ -134,6 +176,8 @@ FOR_AVX2
 #define ROWS 6
 #define GK 3
 #define GI 4
+#define EVEN(a, b) ((Pairs)_mm256_mul_epu32((__m256i)(a), (__m256i)(b)))
+#include "_random_kernel.h"
 #include "_native_kernel.h"
 FOR_END
 FOR_AVX512
@@ -142,6 +186,8 @@ FOR_AVX512
 #define ROWS 8
 #define GK 5
 #define GI 4
+#define EVEN(a, b) ((Pairs)_mm512_mul_epu32((__m512i)(a), (__m512i)(b)))
+#include "_random_kernel.h"
 #include "_native_kernel.h"
 FOR_END
 #endif
@@ -151,9 +197,10 @@ typedef struct {
     const char *name;
     void (*task)(const Job *, const Scratch *, int);
     Part binary, sums, check, step;
+    void (*uniform)(const Uniform *, int64_t first, int64_t last);
     int there;
 } Processor;
-#define PROCESSOR(x, there) {#x, task_##x, binary_##x, sums_##x, check_##x, step_##x, there}
+#define PROCESSOR(x, there) {#x, task_##x, binary_##x, sums_##x, check_##x, step_##x, uniform_##x, there}
 static Processor processors[] = { /* the best last */
     PROCESSOR(any, 1),
 #ifdef FOR_END
@@ -270,38 +317,12 @@ static void share(void (*work)(const void *, atomic_int *, int), const void *job
     pthread_mutex_unlock(&pool.owner);
 }
 
-/* Parts of a job by the threads of PyTorch, where these are of GNU OpenMP. After a product they poll for work for a while:
- * they begin at once, while other threads would wait for their processors. */
-
-typedef struct {
-    Part work;
-    const void *job;
-    int parts;
-} Team;
-
-static void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
-static int (*number_of_thread)(void), (*size_of_team)(void);
-
-static void work_of_thread(void *given)
-{
-    const Team *team = given;
-    for (int part = number_of_thread(); part < team->parts; part += size_of_team()) team->work(team->job, part);
-}
-
+/* Parts of a job by the threads of OpenMP, which are PyTorch's own. After a product they poll for work for a while: they begin
+ * at once, while other threads would wait for their processors. */
 static void in_parts(Part work, const void *job, int parts)
 {
-    Team team = {work, job, parts};
-    if (parts > 1 && parallel && number_of_thread && size_of_team)
-        parallel(work_of_thread, &team, parts, 0);
-    else
-        for (int part = 0; part < parts; part++) work(job, part);
-}
-
-static void look_for_threads(void)
-{
-    *(void **)&parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
-    *(void **)&number_of_thread = dlsym(RTLD_DEFAULT, "omp_get_thread_num");
-    *(void **)&size_of_team = dlsym(RTLD_DEFAULT, "omp_get_num_threads");
+#pragma omp parallel for num_threads(parts) if (parts > 1)
+    for (int part = 0; part < parts; part++) work(job, part);
 }
 
 /* -- an update ------------------------------------------------------------------------------------------------ */
@@ -388,29 +409,6 @@ static void contrast(const Job *job)
     if (!job->filling) add_up(job);
 }
 
-/* -- uniform numbers ------------------------------------------------------------------------------------------ */
-
-/* NumPy's SFC64, each word two numbers of 24 bits in [0, 1), as `RandomSource` makes them. A block of words at a time:
- * every word follows from the one before, but vector instructions convert them. */
-static void uniform(uint64_t state[4], float *restrict out, int64_t count)
-{
-    uint64_t a = state[0], b = state[1], c = state[2], counter = state[3];
-    int32_t halves[1024];
-    for (int64_t done = 0; done < count; done += 1024) {
-        const int64_t here = count - done < 1024 ? count - done : 1024;
-        for (int64_t i = 0; i < here; i += 2) {
-            const uint64_t word = a + b + counter++;
-            a = b ^ (b >> 11);
-            b = c + (c << 3);
-            c = ((c << 24) | (c >> 40)) + word;
-            halves[i] = (int32_t)(uint32_t)word;
-            halves[i + 1] = (int32_t)(uint32_t)(word >> 32);
-        }
-        for (int64_t i = 0; i < here; i++) out[done + i] = (float)(halves[i] >> 8) * 0x1p-24f + 0.5f;
-    }
-    state[0] = a, state[1] = b, state[2] = c, state[3] = counter;
-}
-
 /* -- Python: arrays are given by their addresses -------------------------------------------------------------- */
 
 static PyObject *py_contrast(PyObject *module, PyObject *address)
@@ -491,11 +489,13 @@ static PyObject *py_sums(PyObject *module, PyObject *args)
 
 static PyObject *py_uniform(PyObject *module, PyObject *args)
 {
-    unsigned long long state, out;
-    Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "KKn", &state, &out, &count)) return NULL;
+    unsigned long long out, key;
+    Py_ssize_t rows, lines, columns;
+    unsigned int first_row, step, draw;
+    if (!PyArg_ParseTuple(args, "KnnnKIII", &out, &rows, &lines, &columns, &key, &first_row, &step, &draw)) return NULL;
+    const Uniform job = {(float *)(uintptr_t)out, lines, columns, key, first_row, step, draw};
     Py_BEGIN_ALLOW_THREADS
-    uniform((uint64_t *)(uintptr_t)state, (float *)(uintptr_t)out, count);
+    processor->uniform(&job, 0, rows);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -538,7 +538,8 @@ static PyMethodDef methods[] = {
      "means) and result, rows, columns, scale, threads."},
     {"sums", py_sums, METH_VARARGS, "Sums of the rows of two sides, one after the other, with weights: addresses of rows, of the "
      "result and of minus the first side's part (0 for none), rows of both sides, columns, weights of both sides, threads."},
-    {"uniform", py_uniform, METH_VARARGS, "Fill floats from an SFC64 state: addresses of state and floats, their number."},
+    {"uniform", py_uniform, METH_VARARGS, "Fill an array with uniform random numbers: its address, rows, lines, columns, key, first "
+     "row, step, draw."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -547,7 +548,6 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 
 PyMODINIT_FUNC PyInit__native(void)
 {
     look_at_processor();
-    look_for_threads();
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
     if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||

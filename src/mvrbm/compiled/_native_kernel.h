@@ -148,12 +148,18 @@ INLINE vec NAME(exp_minus)(vec x)
     return (vec)((ivec)p + ((ivec)shifted << 23)); /* the last bits of `shifted` are the power of two */
 }
 
-/* Numbers of a sample, so that whole vectors can be read past its end. */
-INLINE const float *NAME(numbers)(const float *all, int sample, int samples, int area, float *spare)
+/* The random numbers of one sample for a draw, in `spare`, so that whole vectors can be read past their end. */
+INLINE const float *NAME(numbers_of)(const Job *job, int draw, int sample, int lines, int columns, float *spare)
 {
-    const float *own = all + (long)sample * area;
-    if ((long)(samples - sample) * area >= area + PAD) return own;
-    memcpy(spare, own, sizeof(float) * area);
+    const float *normal = job->normal[draw];
+    if (normal) {
+        memcpy(spare, normal + (long)sample * lines * columns, sizeof(float) * lines * columns);
+        return spare;
+    }
+    /* When filling, the first step draws no hidden layer. */
+    const Uniform row = {spare, lines, columns, job->key, job->first_row + sample, job->update,
+                         job->first_draw + draw - (job->filling ? 1 : 0)};
+    NAME(uniform)(&row, 0, 1);
     return spare;
 }
 
@@ -308,8 +314,8 @@ static void NAME(draw_visible)(const Job *job, const Scratch *own, int m, int sa
 {
     const Layer *layer = job->layers + m;
     const int I = layer->I, J = layer->J, Jp = PADDED(J), sites = I * J / layer->categories, across = J / layer->categories;
-    const float *all = job->numbers[step * (1 + job->n_layers) + 1 + m];
-    const float *numbers = NAME(numbers)(all, sample, job->n_chains, sites, own->spare);
+    const int draw = step * (1 + job->n_layers) + 1 + m;
+    const float *numbers = NAME(numbers_of)(job, draw, sample, layer->lines, layer->columns, own->spare);
     if (layer->kind == CATEGORICAL)
         for (int site = 0; site < sites; site++)
             NAME(draw_category)(layer->categories, x + site / across * Jp + site % across * layer->categories, numbers[site]);
@@ -342,8 +348,7 @@ static void NAME(downwards)(const Job *job, const Scratch *own, const float *hid
 static void NAME(draw_hidden)(const Job *job, const Scratch *own, int sample, int step)
 {
     const int K = job->K, L = job->L;
-    const float *all = job->numbers[step * (1 + job->n_layers)];
-    const float *numbers = NAME(numbers)(all, sample, job->n_chains, K * L, own->spare);
+    const float *numbers = NAME(numbers_of)(job, step * (1 + job->n_layers), sample, job->lines, job->columns, own->spare);
     NAME(draw)(job->gaussian, K, L, PADDED(L), own->field, numbers, own->hidden);
 }
 

@@ -1,4 +1,4 @@
-"""Uniform random numbers by `_random.c`, if it was compiled."""
+"""Uniform random numbers by the compiled code, if it was built."""
 
 import math
 
@@ -14,7 +14,7 @@ def uniform(key: int, layout: tuple[int, int, int], step: int, draw: int, first_
     The arguments are those of :func:`mvrbm.random.philox.uniform`; `layout` holds the numbers of rows, lines and
     columns.
     """
-    code = library("_random")
+    code = library()
     if code is None:
         return None
     out = torch.empty(math.prod(layout), dtype=torch.float32, device="cpu")  # whatever the default device is

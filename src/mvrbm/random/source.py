@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,15 @@ _MAX_SEED = 2**63
 _NAMED = 2**32 - 1
 # Bits of a sort key. The bits above hold the number of the permutation, so that one sort serves several.
 _KEY_BITS = 40
+
+
+class Position(NamedTuple):
+    """Where a source stands: all that C code or a kernel needs to draw the same numbers."""
+
+    key: int
+    step: philox.Step
+    draw: int  # number of the next draw
+    first_row: int
 
 
 class RandomSource:
@@ -66,6 +76,11 @@ class RandomSource:
         # SeedSequence turns related seeds and paths into unrelated keys.
         sequence = np.random.SeedSequence(self._entropy, spawn_key=self._path)
         return int(sequence.generate_state(1, np.uint64)[0] >> 1)
+
+    @property
+    def position(self) -> Position:
+        """The key, and the counters of the next draw."""
+        return Position(self.key, self._step, self._draw, self._first_row)
 
     # -- where in the sequence ------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ sample while it is in the first-level cache, and distributes samples over thread
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ from mvrbm.backends.cpu import gemm
 from mvrbm.backends.cpu.updates import FlatBackend, compiled_code
 from mvrbm.backends.layout import LayerLayout, Layout
 from mvrbm.data.sources import Batch
+from mvrbm.random import RandomSource, philox
 from mvrbm.sampling import Layers
 from mvrbm.updates.gradient import WHOLE, Share
 from mvrbm.updates.state import TrainState
@@ -31,8 +32,6 @@ _WORTH_THREADS = 10**6
 _LITTLE = 10**6
 # With fewer rows than this V is read too often; and padding, or U X where X V' is smaller, may cost this factor.
 _FEW_ROWS, _WASTE = 8, 2.5
-# Random numbers of all Gibbs steps, which are drawn before an update: 64 MB.
-_MOST_NUMBERS = 2**24
 _LARGEST = 2**26  # entries of a matrix: the compiled code counts in 32 bits
 # Full weights, which are read from the second-level cache for every sample, or their share of all multiplications.
 _MOST_WEIGHTS, _WEIGHTS_SHARE = 2**14, 0.2
@@ -45,7 +44,7 @@ class _Layer(ctypes.Structure):
     """`Layer` of _native.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("I", "J", "rank", "kind", "categories")),
+        *((name, ctypes.c_int32) for name in ("I", "J", "rank", "kind", "categories", "lines", "columns")),
         *((name, _FLOATS) for name in ("U", "V", "B", "data", "known", "scale", "shift")),
         *((name, ctypes.c_int64) for name in ("states_at", "products_at", "v_at", "vt_at", "b_at")),
         *((name, ctypes.c_int64) for name in ("to_u_at", "to_v_at", "to_b_at", "to_s_at")),
@@ -59,10 +58,13 @@ class _Job(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("filling", "K", "L", "gaussian", "n_layers")),
         *((name, ctypes.c_int32) for name in ("n_data", "n_chains", "steps", "tasks", "group", "threads")),
+        *((name, ctypes.c_int32) for name in ("lines", "columns")),
+        *((name, ctypes.c_uint32) for name in ("first_row", "update", "first_draw")),
+        ("key", ctypes.c_uint64),
         *((name, ctypes.c_float) for name in ("data_weight", "chain_weight")),
         ("layers", ctypes.POINTER(_Layer)),
         *((name, _FLOATS) for name in ("C", "chains")),
-        ("numbers", ctypes.POINTER(ctypes.c_void_p)),
+        ("normal", ctypes.POINTER(ctypes.c_void_p)),
         *((name, _FLOATS) for name in ("packed", "gradients", "scratch", "to_C", "data_mean")),
         *((name, ctypes.c_int64) for name in ("states", "products", "c_at", "to_c_at", "to_mean_at")),
         *((name, ctypes.c_int64) for name in ("gradient_size", "scratch_size")),
@@ -98,6 +100,7 @@ class NativeBackend(FlatBackend):
             Jp = self._padded(J)
             layer.I, layer.J, layer.rank, layer.kind = I, J, R, _KINDS.index(p.kind)
             layer.categories = p.shape[-1] if p.kind == "categorical" else 1
+            _, layer.lines, layer.columns = philox.layout((1, *p.numbers_shape))
             *U, layer.V, layer.B = (part.data_ptr() for part in own)
             *to_U, layer.to_V, layer.to_B = (part.data_ptr() for part in gradients)
             layer.U, layer.to_U = (*U, None)[0], (*to_U, None)[0]
@@ -114,6 +117,7 @@ class NativeBackend(FlatBackend):
             layer.to_u_at = layer.to_s_at + I * Jp * p.learns_variance
             gradient = layer.to_u_at + (self._padded(R * K * I) if p.is_matrix else 0)
         job.K, job.L, job.gaussian, job.n_layers = K, L, plan.hidden_gaussian, len(layers)
+        _, job.lines, job.columns = philox.layout((1, *plan.hidden_shape))
         job.layers = layers
         job.c_at = packed
         job.to_c_at, job.to_mean_at, job.gradient_size = gradient, gradient + K * Lp, gradient + 2 * K * Lp
@@ -141,15 +145,11 @@ class NativeBackend(FlatBackend):
         samples = self._give(batch)
         job.n_chains, job.steps = self._n_chains if self._persistent else job.n_data, self._steps
         job.data_weight, job.chain_weight = of_data / max(1, job.n_data), of_chain / max(1, job.n_chains)
-        layers = self.plan.layers
-        self._run([self._numbers(job.n_chains, p) for _ in range(self._steps) for p in (None, *layers)])
+        self._run(self._rng, [part for _ in range(self._steps) for part in (None, *self.plan.layers)])
         del samples  # not before they have been read
 
     def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:
-        job, plan, n = self._job, self.plan, len(batch)
-        if (steps + 1) * n * (plan.hidden_area + plan.states) > _MOST_NUMBERS:
-            return super().draw_missing(state, batch, steps, share)
-        self._rng = state.missing_numbers(share)
+        job, plan = self._job, self.plan
         masks = state.machine.as_masks(batch.known, batch.visible)
         samples = self._give({name: array.clone() for name, array in batch.visible.items()})
         # A layer that has no mask is known completely.
@@ -158,8 +158,8 @@ class NativeBackend(FlatBackend):
         for layer, mask in zip(self._layers, known, strict=True):
             layer.known = None if mask is None else mask.data_ptr()
         job.filling, job.n_chains, job.steps = True, job.n_data, steps
-        first = [self._numbers(n, p) for p in plan.layers]
-        self._run([first[0], *first, *(self._numbers(n, p) for _ in range(steps) for p in (None, *plan.layers))])
+        each_step = [part for _ in range(steps) for part in (None, *plan.layers)]
+        self._run(state.missing_numbers(share), [*plan.layers, *each_step])
         job.filling = False
         return dict(zip((p.name for p in plan.layers), samples, strict=True))
 
@@ -177,14 +177,28 @@ class NativeBackend(FlatBackend):
         self._job.n_data = len(samples[0])
         return samples
 
-    def _run(self, drawn: list[Tensor]) -> None:
-        """Let the compiled code do a job with random numbers."""
+    def _run(self, rng: RandomSource, drawn: Sequence[LayerLayout | None]) -> None:
+        """Let the compiled code do a job. `drawn` are the layers that it draws, in order, None for the hidden one."""
         job = self._job
-        drawn = [numbers.contiguous() for numbers in drawn]
+        job.key, job.update, job.first_draw, job.first_row = rng.position
+        normal = [self._normal_numbers(rng, number, p) for number, p in enumerate(drawn)]
+        if job.filling:
+            normal.insert(0, None)  # the compiled code counts a hidden layer in the first step, which draws none
         job.chains = self._padded_chains.data_ptr() if self._persistent and not job.filling else None
         job.tasks = max(1, min(_MOST_TASKS, -(-(job.n_data + job.n_chains) // job.group)))
-        job.numbers = (ctypes.c_void_p * len(drawn))(*(numbers.data_ptr() for numbers in drawn))
+        addresses = (None if numbers is None else numbers.data_ptr() for numbers in normal)
+        job.normal = (ctypes.c_void_p * len(normal))(*addresses)
         self._kernels.contrast(ctypes.addressof(job))
+
+    def _normal_numbers(self, rng: RandomSource, number: int, p: LayerLayout | None) -> Tensor | None:
+        """Return the normal numbers of a draw of a Gaussian layer, or None: the compiled code draws other layers."""
+        gaussian = self.plan.hidden_gaussian if p is None else p.gaussian
+        if not gaussian:
+            return None
+        shape = self.plan.hidden_shape if p is None else p.numbers_shape
+        start = rng.position
+        own = rng.at_step(start.step, draw=start.draw + number, first_row=start.first_row)
+        return own.normal((self._job.n_chains, *shape), self._params)
 
 
 def unsupported_reason(task: UpdateSettings, state: TrainState) -> str | None:
@@ -214,12 +228,11 @@ def _slower_reason(task: UpdateSettings, state: TrainState, pad: int) -> str | N
     matrices, others = [p for p in plan.layers if p.is_matrix], [p for p in plan.layers if not p.is_matrix]
     if not matrices or any(len(p.factors) > 1 or p.rank > 1 for p in others):
         return "not all of its layers are matrices, or next to matrices and with full weights"
-    K, L, steps = plan.hidden_rows, plan.hidden_columns, int(negative.steps)
+    K = plan.hidden_rows
+    L = plan.hidden_columns
     n = max(task.recipe.batch_size, int(getattr(negative, "n_chains", 0)))
     if max(max(K * p.rows, L * p.columns, K * p.columns, plan.hidden_area, p.area) for p in matrices) > _LARGEST:
         return "its layers are too large"
-    if steps > 1 and steps * n * (plan.hidden_area + plan.states) > _MOST_NUMBERS:
-        return "its chains need too many random numbers per update"
     ours = sum(p.rank * K * (p.rows * _padded(p.columns, pad) + p.columns * _padded(L, pad)) for p in matrices)
     theirs = sum(p.rank * p.rows * L * (p.columns + K) for p in matrices)
     few_rows = min(K, *(p.rows for p in matrices)) < _FEW_ROWS

@@ -24,7 +24,7 @@ from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import Move, fail, first_not_finite, learning_rates, normalize, safe_gain, step
 from mvrbm.validation import all_finite
 
-_INTERFACE = 5  # version of the compiled code that the paths require
+_INTERFACE = 6  # version of the compiled code that the paths require
 
 
 def compiled_code() -> ModuleType | None:
