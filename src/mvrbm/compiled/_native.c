@@ -18,7 +18,7 @@
 #include <immintrin.h>
 #endif
 
-#define INTERFACE 6 /* grows with every change of what native.py has to know */
+#define INTERFACE 7 /* grows with every change of what native.py has to know */
 #define INLINE static inline __attribute__((always_inline))
 #define PAD 16 /* floats: a cache line, and a whole number of vectors of every kind */
 #define PADDED(n) (((n) + PAD - 1) / PAD * PAD)
@@ -50,7 +50,7 @@ typedef struct {
 
 /* The gradient of an update; or, where `filling`, draws of the unknown entries of the data. */
 typedef struct {
-    int32_t filling, K, L, gaussian, n_layers, n_data, n_chains, steps, tasks, group, threads;
+    int32_t filling, K, L, gaussian, n_layers, n_data, n_chains, steps, chunks, group, threads;
     int32_t lines, columns;      /* of the random numbers that draw a hidden layer */
     uint32_t first_row, update, first_draw; /* of the random numbers: those of the first sample and of the first draw */
     uint64_t key;
@@ -63,7 +63,7 @@ typedef struct {
      * only the visible layers are drawn. */
     const float *const *normal;
     float *packed;               /* parameters in padded rows; given as zeros at first */
-    float *gradients;            /* (tasks, gradient_size) */
+    float *gradients;            /* (chunks, gradient_size) */
     float *scratch;              /* (threads, scratch_size) */
     float *to_C;                 /* (K, L) */
     float *data_mean;            /* (K, L): data_weight times the sum of the hidden means of the data */
@@ -195,12 +195,12 @@ FOR_END
 typedef void (*Part)(const void *job, int part);
 typedef struct {
     const char *name;
-    void (*task)(const Job *, const Scratch *, int);
+    void (*chunk)(const Job *, const Scratch *, int);
     Part binary, sums, check, step;
     void (*uniform)(const Uniform *, int64_t first, int64_t last);
     int there;
 } Processor;
-#define PROCESSOR(x, there) {#x, task_##x, binary_##x, sums_##x, check_##x, step_##x, uniform_##x, there}
+#define PROCESSOR(x, there) {#x, chunk_##x, binary_##x, sums_##x, check_##x, step_##x, uniform_##x, there}
 static Processor processors[] = { /* the best last */
     PROCESSOR(any, 1),
 #ifdef FOR_END
@@ -223,7 +223,7 @@ static void look_at_processor(void)
         if (processors[i].there) processor = processors + i;
 }
 
-/* -- threads: idle threads take tasks, so that none waits for a thread that has not woken up yet -- */
+/* -- threads: idle threads take chunks, so that none waits for a thread that has not woken up yet -- */
 
 static struct {
     pthread_mutex_t lock;
@@ -252,7 +252,7 @@ static void work(const void *given, atomic_int *next, int place)
     own.hidden = at, at += area;
     own.half = at, at += job->products;
     own.spare = at;
-    for (int number; (number = atomic_fetch_add(next, 1)) < job->tasks;) processor->task(job, &own, number);
+    for (int number; (number = atomic_fetch_add(next, 1)) < job->chunks;) processor->chunk(job, &own, number);
 }
 
 static void *worker(void *number)
@@ -363,7 +363,7 @@ static void add_rows(float *into, const float *from, int64_t rows, int columns, 
         for (int c = 0; c < columns; c++) into[r * columns + c] += from[r * width + c];
 }
 
-/* Sum the tasks' gradients, always in the same order, so that the result does not depend on the threads. */
+/* Sum the chunks' gradients, always in the same order, so that the result does not depend on the threads. */
 static void add_up(const Job *job)
 {
     const int K = job->K, L = job->L;
@@ -376,7 +376,7 @@ static void add_up(const Job *job)
         clear(layer->to_B, layer->I * layer->J);
         if (layer->to_S) clear(layer->to_S, layer->I * layer->J);
     }
-    for (int number = 0; number < job->tasks; number++) {
+    for (int number = 0; number < job->chunks; number++) {
         const float *gradient = job->gradients + number * job->gradient_size;
         add_rows(job->to_C, gradient + job->to_c_at, K, L, PADDED(L));
         add_rows(job->data_mean, gradient + job->to_mean_at, K, L, PADDED(L));
@@ -405,7 +405,7 @@ static void add_up(const Job *job)
 static void contrast(const Job *job)
 {
     pack(job);
-    share(work, job, job->tasks > 1 ? job->threads : 1);
+    share(work, job, job->chunks > 1 ? job->threads : 1);
     if (!job->filling) add_up(job);
 }
 

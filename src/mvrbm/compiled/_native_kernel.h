@@ -473,7 +473,7 @@ static void NAME(fill)(const Job *job, const Scratch *own, int sample)
     }
 }
 
-/* -- a task: some samples of the data and some chains, into a gradient of its own ----------------------------- */
+/* -- a chunk: some samples of the data and some chains, into a gradient of its own ----------------------------- */
 
 /* Add the gradients of U of what was kept of `count` samples. */
 static void NAME(flush)(const Job *job, const Scratch *own, int count, float *gradient)
@@ -488,11 +488,11 @@ static void NAME(flush)(const Job *job, const Scratch *own, int count, float *gr
     }
 }
 
-static void NAME(task)(const Job *job, const Scratch *own, int number)
+static void NAME(chunk)(const Job *job, const Scratch *own, int number)
 {
     float *gradient = job->gradients + (long)number * job->gradient_size;
-    const int data_from = PART(job->n_data, number, job->tasks), data_to = PART(job->n_data, number + 1, job->tasks);
-    const int chain_from = PART(job->n_chains, number, job->tasks), chain_to = PART(job->n_chains, number + 1, job->tasks);
+    const int data_from = PART(job->n_data, number, job->chunks), data_to = PART(job->n_data, number + 1, job->chunks);
+    const int chain_from = PART(job->n_chains, number, job->chunks), chain_to = PART(job->n_chains, number + 1, job->chunks);
     int count = 0;
     if (job->filling) {
         for (int s = data_from; s < data_to; s++) NAME(fill)(job, own, s);

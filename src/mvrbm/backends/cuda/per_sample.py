@@ -16,7 +16,8 @@ from mvrbm.backends.base import UpdateSettings
 from mvrbm.backends.cuda import epochs as kernels
 from mvrbm.backends.cuda.epochs import KernelBackend
 from mvrbm.backends.cuda.full_layout import power_of_two
-from mvrbm.backends.layout import LayerLayout, Layout, Packing, factor_gains
+from mvrbm.backends.layout import LayerLayout, Layout, factor_gains
+from mvrbm.backends.packing import Packing
 from mvrbm.couplings.base import equalize_norms
 from mvrbm.data.sources import Source
 from mvrbm.devices import n_processors
@@ -61,10 +62,10 @@ class _TransposedPacking(Packing):
 
     def _of_labels(self, *arrays: Tensor) -> Iterator[tuple[Tensor, int]]:
         """Yield the weights of each label in flat arrays, and its number of classes."""
-        for p in self.plan.layers:
+        for p in self.layout.layers:
             if p.is_label:
                 for array in arrays:
-                    yield array[p.parameters_at :][: self.plan.hidden_area * p.area], p.area
+                    yield array[p.parameters_at :][: self.layout.hidden_area * p.area], p.area
 
 
 class PerSampleBackend(KernelBackend):
