@@ -96,10 +96,14 @@ def samples(machine: BoltzmannMachine, n: int, seed: int = 3) -> dict[str, Tenso
     return data
 
 
-def train(backend: UpdateBackend, run: Run, *, share: Share = WHOLE) -> TrainState:
-    """Make one update per batch, a short batch with a smaller weight, and return the state after them."""
+def train(backend: UpdateBackend, run: Run, *, share: Share = WHOLE, full: int | None = None) -> TrainState:
+    """Make one update per batch, and return the state after them.
+
+    Batches shorter than `full`, by default the longest batch, have a smaller weight.
+    """
     state = run.state
-    full = max(1, *(len(next(iter(batch.values()))) for batch in run.batches))
+    if full is None:
+        full = max(1, *(len(next(iter(batch.values()))) for batch in run.batches), 1)
     for batch in run.batches:
         weight = max(1, len(next(iter(batch.values())))) / full
         state = backend.update(state, batch, weight, share)

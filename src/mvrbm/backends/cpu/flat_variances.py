@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mvrbm.backends.cpu.flat_arrays import FlatArrays
+from mvrbm.devices import one_thread
 
 
 class FlatVariances:
@@ -31,6 +32,7 @@ class FlatVariances:
             assert layer.log_variance_gradient is not None
             layer.log_variance_gradient.add_(2 * layer.bias * layer.bias_gradient).mul_(-0.5)
 
+    @one_thread()
     def powers(self, batch: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
         """Return this process's part of the mean squared state of each layer that learns its variances."""
         found = {}
@@ -40,6 +42,7 @@ class FlatVariances:
             found[layer.layout.name] = share * states.square().sum() / max(1, states.numel())
         return found
 
+    @one_thread()
     def rescale(self, chains: list[Tensor] | None) -> None:
         """Convert biases, their momenta and persistent chains to the units of the new variances."""
         packing = self._arrays.packing
