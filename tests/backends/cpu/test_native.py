@@ -223,7 +223,9 @@ def test_large_fields_neither_overflow_nor_hang():
     for factor in machine.links["visible"].factors:
         factor.data.mul_(1e6)
     trainer = Trainer(machine, Recipe(learning_rate=0.01, balance=False))
-    with pytest.raises(DivergenceError, match=r"update 1: the coupling of layer 'visible' has factors of up to .*e\+06"):
+    with pytest.raises(
+        DivergenceError, match=r"update 1: the coupling of layer 'visible' has factors of up to .*e\+06"
+    ):
         trainer.fit(np.random.default_rng(0).random((20, 6, 5)), 1)
     assert trainer.update == 1
     assert all(bool(torch.isfinite(p).all()) for p in machine.parameters())
