@@ -1,4 +1,4 @@
-/* Updates of machines of matrices on the CPU, functions of whole batches, and uniform random numbers.
+/* Updates of machines of matrices on the CPU, steps of gradient descent, and uniform random numbers.
  *
  * The visible layers are matrices X with couplings U X V', and layers with dense couplings next to them. native_job.py
  * lays out the arrays, and native.py describes when this code is used. It is plain C with vector types, which GCC and
@@ -21,7 +21,7 @@
 #endif
 
 /* Version of the interface to Python. Increment it together with _NATIVE_INTERFACE in __init__.py. */
-#define INTERFACE 7
+#define INTERFACE 8
 #define INLINE static inline __attribute__((always_inline))
 /* Rows are padded to a multiple of this many floats: a cache line, and a whole number of vectors of every kind. */
 #define PAD 16
@@ -93,24 +93,6 @@ typedef struct {
     float *states, *kept;                                  /* of a group of samples */
     float *products, *field, *hidden, *half, *spare;       /* of one sample */
 } Scratch;
-
-/* Means of binary units, scale * sigmoid(field + bias) or, with random numbers, draws. Arrays are (rows, columns), and the
- * bias is (columns,). `into` may be `field`. */
-typedef struct {
-    const float *field, *bias, *numbers;
-    float *into;
-    float scale;
-    int rows, columns, parts;
-} Binary;
-
-/* Sums over the rows of an array (rows[0] + rows[1], columns), with one weight for the first rows and another weight for
- * the other rows. `minus_first`, if given, receives minus the sum over the first rows. */
-typedef struct {
-    const float *x;
-    float *total, *minus_first;
-    float weights[2];
-    int rows[2], columns, parts;
-} Sums;
 
 /* Neighboring parameters that share a learning rate and a weight decay. */
 typedef struct {
@@ -218,11 +200,11 @@ typedef void (*Part)(const void *work, int part);
 typedef struct {
     const char *name;
     void (*chunk)(const Job *, const Scratch *, int);
-    Part binary, sums, check, step;
+    Part check, step;
     void (*uniform)(const Uniform *, int64_t first, int64_t last);
     int there;
 } Processor;
-#define PROCESSOR(x, there) {#x, chunk_##x, binary_##x, sums_##x, check_##x, step_##x, uniform_##x, there}
+#define PROCESSOR(x, there) {#x, chunk_##x, check_##x, step_##x, uniform_##x, there}
 /* Kinds of processors, the best last. */
 static Processor processors[] = {
     PROCESSOR(any, 1),
@@ -455,8 +437,8 @@ static PyObject *py_contrast(PyObject *module, PyObject *address)
     Py_RETURN_NONE;
 }
 
-/* Number of threads for elementwise functions: below this size, one thread is faster. */
-static int worth_threads(int64_t entries, int threads) { return entries < 32768 ? 1 : threads; }
+/* Number of parameters below which a step by one thread is faster than by several. */
+#define WORTH_THREADS 32768
 
 static PyObject *py_step(PyObject *module, PyObject *args)
 {
@@ -483,50 +465,13 @@ static PyObject *py_step(PyObject *module, PyObject *args)
     step.momenta = FLOATS(momenta);
     step.gradient = FLOATS(gradient);
     step.segments = segments;
-    step.parts = worth_threads(step.count, threads);
+    step.parts = step.count < WORTH_THREADS ? 1 : threads;
     Py_BEGIN_ALLOW_THREADS
     in_parts(processor->check, &step, step.parts);
     if (!broken) in_parts(processor->step, &step, step.parts);
     Py_END_ALLOW_THREADS
     PyMem_Free(segments);
     return PyLong_FromLong(broken);
-}
-
-static PyObject *py_binary(PyObject *module, PyObject *args)
-{
-    unsigned long long field, bias, numbers, into;
-    int threads;
-    Binary binary;
-    if (!PyArg_ParseTuple(args, "KKKKiifi", &field, &bias, &numbers, &into, &binary.rows, &binary.columns,
-                          &binary.scale, &threads))
-        return NULL;
-    binary.field = FLOATS(field);
-    binary.bias = FLOATS(bias);
-    binary.numbers = FLOATS(numbers);
-    binary.into = FLOATS(into);
-    binary.parts = worth_threads((int64_t)binary.rows * binary.columns, threads);
-    Py_BEGIN_ALLOW_THREADS
-    in_parts(processor->binary, &binary, binary.parts);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-static PyObject *py_sums(PyObject *module, PyObject *args)
-{
-    unsigned long long x, total, minus_first;
-    int threads;
-    Sums sums;
-    if (!PyArg_ParseTuple(args, "KKKiiiffi", &x, &total, &minus_first, sums.rows, sums.rows + 1, &sums.columns, sums.weights,
-                          sums.weights + 1, &threads))
-        return NULL;
-    sums.x = FLOATS(x);
-    sums.total = FLOATS(total);
-    sums.minus_first = FLOATS(minus_first);
-    sums.parts = worth_threads((int64_t)(sums.rows[0] + sums.rows[1]) * sums.columns, threads);
-    Py_BEGIN_ALLOW_THREADS
-    in_parts(processor->sums, &sums, sums.parts);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
 }
 
 static PyObject *py_uniform(PyObject *module, PyObject *args)
@@ -580,13 +525,6 @@ static PyMethodDef methods[] = {
      "of neighboring parameters with their learning rate and weight decay; the momentum; and the number of threads. The "
      "gradient is overwritten by the former parameters. Returns 0 on success, 1 if the gradient is not finite, in which "
      "case nothing changes, and 2 if the new parameters are not finite."},
-    {"binary", py_binary, METH_VARARGS,
-     "Compute means of binary units times a scale, or draw them. The arguments are the addresses of fields, bias, random "
-     "numbers (0 for means) and result; numbers of rows and columns; the scale; and the number of threads."},
-    {"sums", py_sums, METH_VARARGS,
-     "Sum the rows of two sides, one after the other in memory, with weights. The arguments are the addresses of the rows, "
-     "of the result and of minus the part of the first side (or 0); the numbers of rows of both sides and of columns; both "
-     "weights; and the number of threads."},
     {"uniform", py_uniform, METH_VARARGS,
      "Fill an array with uniform random numbers. The arguments are its address; numbers of rows, lines and columns; key, "
      "first row, step and draw."},

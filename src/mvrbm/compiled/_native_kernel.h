@@ -197,53 +197,6 @@ static void NAME(draw)(int gaussian, int rows, int columns, int width, const flo
         }
 }
 
-INLINE vec NAME(mean_or_draw)(vec field, const float *numbers, float scale)
-{
-    const vec one = NAME(all)(1.0f), inverse = one + NAME(exp_minus)(field);
-    return numbers ? (vec)((NAME(load)(numbers) * inverse < one) & (ivec)one) : scale / inverse;
-}
-
-/* One part of the means or draws of binary units. The last entries of a row, fewer than a vector, are copied. */
-static void NAME(binary)(const void *work, int part)
-{
-    const Binary *binary = work;
-    const int columns = binary->columns, whole = columns / LANES * LANES;
-    const size_t rest = sizeof(float) * (columns - whole);
-    const float *bias = binary->bias;
-    float last[3][LANES] = {0};
-    for (int r = PART(binary->rows, part, binary->parts); r < PART(binary->rows, part + 1, binary->parts); r++) {
-        const float *field = binary->field + (int64_t)r * columns, *numbers = binary->numbers;
-        float *into = binary->into + (int64_t)r * columns;
-        if (numbers) numbers += (int64_t)r * columns;
-        for (int at = 0; at < whole; at += LANES) {
-            const vec all = NAME(load)(field + at) + NAME(load)(bias + at);
-            NAME(store)(into + at, NAME(mean_or_draw)(all, numbers ? numbers + at : NULL, binary->scale));
-        }
-        memcpy(last[0], field + whole, rest);
-        memcpy(last[1], bias + whole, rest);
-        if (numbers) memcpy(last[2], numbers + whole, rest);
-        const vec all = NAME(load)(last[0]) + NAME(load)(last[1]);
-        NAME(store)(last[0], NAME(mean_or_draw)(all, numbers ? last[2] : NULL, binary->scale));
-        memcpy(into + whole, last[0], rest);
-    }
-}
-
-/* Weighted sums of the rows of both sides, for one part of the columns. */
-static void NAME(sums)(const void *work, int part)
-{
-    const Sums *sums = work;
-    const int from = PART(sums->columns, part, sums->parts), count = PART(sums->columns, part + 1, sums->parts) - from;
-    const float *x = sums->x + from;
-    float *restrict total = sums->total + from;
-    clear(total, count);
-    for (int side = 0; side < 2; side++) {
-        for (int r = 0; r < sums->rows[side]; r++, x += sums->columns)
-            for (int c = 0; c < count; c++) total[c] += sums->weights[side] * x[c];
-        if (side == 0 && sums->minus_first)
-            for (int c = 0; c < count; c++) sums->minus_first[from + c] = -total[c];
-    }
-}
-
 /* -- a step of gradient descent: the rule of updates/step.py, with one pass over memory ------------------------ */
 
 /* Check one part of the gradient. */

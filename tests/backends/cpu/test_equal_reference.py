@@ -15,6 +15,7 @@ import torch
 
 from backend_runs import DEFAULT, PAPER, Case, assert_equal_states, everything_in, start, train, with_negative
 from mvrbm import Bernoulli, Categorical, Dense, Gaussian, compiled
+from mvrbm.backends import layout
 from mvrbm.backends.cpu import gemm, native
 from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.data.sources import Batch
@@ -206,7 +207,7 @@ def make(backend, run, threads=2):
     """Return a backend for a run."""
     if backend == "reference":
         return ReferenceBackend(run.settings)
-    assert gemm.unsupported_reason(run.settings, run.state) is None
+    assert layout.unsupported_reason(run.settings, run.state) is None
     if backend == "statistics":
         return ReferenceBackend(run.settings)
     if backend == "gemm":

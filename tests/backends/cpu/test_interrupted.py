@@ -36,13 +36,13 @@ CASES = [
     (native, Case({"x": lambda: G((4, 3))}, lambda: B((3, 3)), [2], DEFAULT, SIZES)),
     (native, Case({"x": lambda: learning((4, 3))}, lambda: B((3, 3)), [1], PERSISTENT, SIZES)),
     (native, Case({"x": lambda: B((4, 3))}, lambda: B((3, 3)), [2], PERSISTENT, SIZES)),
-    (gemm, Case({"x": lambda: G(12)}, lambda: B(9), [Dense()], DEFAULT, SIZES)),
+    (gemm, Case({"x": lambda: G((2, 3, 4))}, lambda: B((3, 2, 2)), [2], DEFAULT, SIZES)),
     (
         gemm,
         Case(
-            {"x": lambda: learning(12)},
-            lambda: B(9),
-            [Dense()],
+            {"x": lambda: learning((2, 3, 4)), "y": lambda: learning(5)},
+            lambda: B((3, 2, 2)),
+            [1, Dense()],
             with_negative(PAPER, PCD(20), learning_rate=0.0005),
             SIZES,
         ),

@@ -147,8 +147,14 @@ def test_dense_layers_are_computed_next_to_matrices_only_if_they_are_small():
     assert native.unsupported_reason(run.settings, run.state) is None
     run = start(Case({**layers, "y": lambda: C(100)}, lambda: B((25, 25)), [1, Dense()]))
     assert "too many dense weights" in native.unsupported_reason(run.settings, run.state)
-    run = start(Case({"x": lambda: B(28)}, lambda: B(25), [Dense()]))
+    run = start(Case({"x": lambda: B(28), "z": lambda: B((2, 3, 4))}, lambda: B((5, 5, 5)), [Dense(), 1]))
     assert "not all of its layers are matrices" in native.unsupported_reason(run.settings, run.state)
+
+
+def test_machines_of_dense_layers_are_left_to_the_reference():
+    run = start(Case({"x": lambda: B(28), "y": lambda: C(3)}, lambda: B(25), [Dense(), Dense()]))
+    assert "all of its couplings are dense" in gemm.unsupported_reason(run.settings, run.state)
+    assert "all of its couplings are dense" in native.unsupported_reason(run.settings, run.state)
 
 
 def test_samples_of_another_shape_are_refused_whenever_they_come():
@@ -268,53 +274,6 @@ def test_steps_are_those_of_the_rule(count, threads):
     step([gradient], [momenta], [(params[:factors], gradient[:factors])], moves, recipe)
     for place, exact in zip(places[:2], (params, momenta), strict=True):
         torch.testing.assert_close(place, exact, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.usefixtures("processor")
-@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (7, 16), (5, 37), (300, 129)])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_binary_units_have_their_means_and_draws(shape, threads):
-    generator = torch.Generator().manual_seed(0)
-    field = 10 * torch.randn(*shape, generator=generator)
-    bias = torch.randn(shape[1], generator=generator)
-    numbers = torch.rand(*shape, generator=generator)
-    whole = torch.full((shape[0] + 1, shape[1]), 7.0)
-    into = whole[:-1]
-    given = field.clone()
-    mean = torch.sigmoid(field.double() + bias)
-    CODE.binary(given.data_ptr(), bias.data_ptr(), 0, into.data_ptr(), *shape, -0.5, threads)
-    torch.testing.assert_close(into.double(), -0.5 * mean, rtol=1e-5, atol=1e-30)
-    assert torch.equal(given, field)
-    assert bool((whole[-1] == 7).all())
-    CODE.binary(given.data_ptr(), bias.data_ptr(), numbers.data_ptr(), given.data_ptr(), *shape, 1.0, threads)
-    sure = (numbers - mean).abs() > 1e-6
-    assert torch.equal(given[sure], (numbers < mean).float()[sure])
-    assert bool(((given == 0) | (given == 1)).all())
-
-
-@pytest.mark.usefixtures("processor")
-def test_binary_units_with_infinite_and_undefined_fields():
-    values = [float("inf"), -float("inf"), float("nan"), -float("nan"), 1e30]
-    field = torch.tensor(values).repeat(5)[None]  # more than a vector
-    bias = torch.zeros(field.shape[1])
-    into = torch.empty_like(field)
-    CODE.binary(field.data_ptr(), bias.data_ptr(), 0, into.data_ptr(), *field.shape, 1.0, 1)
-    torch.testing.assert_close(into, torch.sigmoid(field), rtol=0, atol=1e-30, equal_nan=True)
-
-
-@pytest.mark.usefixtures("processor")
-@pytest.mark.parametrize("rows", [(0, 0), (1, 0), (0, 3), (70, 200)])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_sums_of_both_sides(rows, threads):
-    x = torch.randn(sum(rows), 129, generator=torch.Generator().manual_seed(0))
-    total, minus_first = torch.full((2, 129), 7.0)
-    CODE.sums(x.data_ptr(), total.data_ptr(), minus_first.data_ptr(), *rows, 129, -0.5, 2.0, threads)
-    first = -0.5 * x[: rows[0]].double().sum(0)
-    torch.testing.assert_close(minus_first.double(), -first, rtol=1e-5, atol=1e-4)
-    exact = first + 2 * x[rows[0] :].double().sum(0)
-    torch.testing.assert_close(total.double(), exact, rtol=1e-5, atol=1e-4)
-    CODE.sums(x.data_ptr(), total.data_ptr(), 0, *rows, 129, 1.0, 1.0, threads)
-    torch.testing.assert_close(total.double(), x.double().sum(0), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])

@@ -12,7 +12,7 @@ from functools import partial
 
 from torch import Tensor
 
-from mvrbm.backends.cpu.products import Call, Matmul, compute, matmul_in_blocks
+from mvrbm.backends.cpu.products import Call, compute, matmul_in_blocks
 from mvrbm.backends.layout import Layout
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import Layers
@@ -25,10 +25,7 @@ class ModeProducts:
     take longer than small products. `gradients` uses the arrays between the modes of the last `up` and `down`.
     """
 
-    def __init__(
-        self, shapes: Sequence[tuple[int, int, int]], n: int, like: Tensor, matmul: Matmul = matmul_in_blocks
-    ) -> None:
-        self._matmul = matmul
+    def __init__(self, shapes: Sequence[tuple[int, int, int]], n: int, like: Tensor) -> None:
         last = len(shapes) - 1
         visible = [shape[2] for shape in shapes]
         hidden = [shape[1] for shape in shapes]
@@ -45,7 +42,6 @@ class ModeProducts:
 
     def up(self, factors: Sequence[Tensor], x: Tensor, out: Tensor, *, add: bool) -> Iterator[Call]:
         """Write W x of a batch (n, area) to `out` (hidden area, n), or add it."""
-        matmul = self._matmul
         operand = x
         for mode in reversed(range(len(factors))):
             factor = factors[mode]
@@ -54,17 +50,20 @@ class ModeProducts:
             self._up_operands[mode] = operand
             if mode == 0:
                 for r in range(rank):
-                    yield partial(matmul, factor[r], operand[r % len(operand)].t(), out.view(K, -1), add=add or r > 0)
+                    yield partial(
+                        matmul_in_blocks, factor[r], operand[r % len(operand)].t(), out.view(K, -1), add=add or r > 0
+                    )
             elif len(operand) == 1:
-                yield partial(matmul, factor.view(rank * K, I), operand[0].t(), self._ups[mode].view(rank * K, -1))
+                yield partial(
+                    matmul_in_blocks, factor.view(rank * K, I), operand[0].t(), self._ups[mode].view(rank * K, -1)
+                )
             else:
                 for r in range(rank):
-                    yield partial(matmul, factor[r], operand[r].t(), self._ups[mode][r])
+                    yield partial(matmul_in_blocks, factor[r], operand[r].t(), self._ups[mode][r])
             operand = self._ups[mode]
 
     def down(self, factors: Sequence[Tensor], y: Tensor, out: Tensor | None) -> Iterator[Call]:
         """Write W' y of a batch (hidden area, n) to `out` (n, area). Without `out`, stop before the last product."""
-        matmul = self._matmul
         last = len(factors) - 1
         operand = y
         for mode, factor in enumerate(factors):
@@ -73,12 +72,14 @@ class ModeProducts:
             self._down_operands[mode] = operand
             if mode < last:
                 for r in range(rank):
-                    yield partial(matmul, operand[r % len(operand)].t(), factor[r], self._downs[mode][r])
+                    yield partial(matmul_in_blocks, operand[r % len(operand)].t(), factor[r], self._downs[mode][r])
                 operand = self._downs[mode]
             elif out is not None and len(operand) == rank:
-                yield partial(matmul, operand.view(rank * K, -1).t(), factor.view(rank * K, I), out.view(-1, I))
+                yield partial(
+                    matmul_in_blocks, operand.view(rank * K, -1).t(), factor.view(rank * K, I), out.view(-1, I)
+                )
             elif out is not None:  # a single mode: all terms have the same operand
-                yield partial(_times_sum, matmul, operand[0].t(), factor, out)
+                yield partial(_times_sum, operand[0].t(), factor, out)
 
     def gradients(self, into: Sequence[Tensor], *, add: bool) -> Iterator[Call]:
         """Write the gradients of the sum of <y, W x> over the batch to `into`, or add them.
@@ -90,15 +91,15 @@ class ModeProducts:
             y = self._down_operands[mode]
             rank, K, I = target.shape  # noqa: E741
             if len(x) == 1 and len(y) == rank:
-                yield partial(self._matmul, y.view(rank * K, -1), x[0], target.view(rank * K, I), add=add)
+                yield partial(matmul_in_blocks, y.view(rank * K, -1), x[0], target.view(rank * K, I), add=add)
             else:
                 for r in range(rank):
-                    yield partial(self._matmul, y[r % len(y)], x[r % len(x)], target[r], add=add)
+                    yield partial(matmul_in_blocks, y[r % len(y)], x[r % len(x)], target[r], add=add)
 
 
-def _times_sum(matmul: Matmul, y: Tensor, terms: Tensor, out: Tensor) -> None:
+def _times_sum(y: Tensor, terms: Tensor, out: Tensor) -> None:
     """Write the product of `y` with the sum of several matrices to `out`."""
-    matmul(y, terms.sum(0), out)
+    matmul_in_blocks(y, terms.sum(0), out)
 
 
 class ModeFields:

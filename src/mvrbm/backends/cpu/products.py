@@ -3,9 +3,6 @@
 BLAS divides a product among its threads in ways that change the last bits of sums, and PyTorch computes the last
 entries of each thread's part with different instructions. `matmul_in_blocks` and `in_blocks` cut the work into blocks
 according to its size alone. Threads take blocks on demand, and PyTorch and BLAS compute each block with one thread.
-
-Machines that have only dense couplings spend nearly all of their time in a few large products, which BLAS divides
-better. They use `matmul_by_blas`.
 """
 
 import functools
@@ -13,7 +10,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,46 +32,32 @@ _MOST_THREADS = 64
 Call = Callable[[], object]
 
 
-class Matmul(Protocol):
-    """Writes a matrix product (m, k) (k, n) to `into` (m, n), or adds it to `into`."""
-
-    def __call__(self, a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None: ...
-
-
-def matmul_by_blas(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
-    """Write a matrix product to `into`, or add it. BLAS divides it among PyTorch's threads."""
-    if add:
-        into.addmm_(a, b)
-    else:
-        torch.mm(a, b, out=into)
-
-
 def matmul_in_blocks(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
-    """Write a matrix product to `into`, or add it. The bits do not depend on the number of threads."""
+    """Write a matrix product (m, k) (k, n) to `into` (m, n), or add it to `into`."""
     m, k = a.shape
     n = b.shape[1]
     threads = torch.get_num_threads()
     n_blocks = min(_MOST_BLOCKS, m * k * n // _BLOCK_MULTIPLICATIONS)
     if n_blocks < 2 and threads == 1:
-        matmul_by_blas(a, b, into, add=add)
+        _matmul(a, b, into, add=add)
         return
     with one_thread():
         if n_blocks < 2:
-            matmul_by_blas(a, b, into, add=add)
+            _matmul(a, b, into, add=add)
         elif k > _MUCH_LONGER * max(m, n):
             sums = into.new_empty(n_blocks, m, n)
             cuts = _cuts(k, n_blocks)
-            _share([partial(matmul_by_blas, a[:, cut], b[cut], sums[i]) for i, cut in enumerate(cuts)], threads)
+            _share([partial(_matmul, a[:, cut], b[cut], sums[i]) for i, cut in enumerate(cuts)], threads)
             if add:
                 into.add_(sums.sum(0))
             else:
                 torch.sum(sums, 0, out=into)
         elif m >= n:
             cuts = _cuts(m, n_blocks)
-            _share([partial(matmul_by_blas, a[cut], b, into[cut], add=add) for cut in cuts], threads)
+            _share([partial(_matmul, a[cut], b, into[cut], add=add) for cut in cuts], threads)
         else:
             cuts = _cuts(n, n_blocks)
-            _share([partial(matmul_by_blas, a, b[:, cut], into[:, cut], add=add) for cut in cuts], threads)
+            _share([partial(_matmul, a, b[:, cut], into[:, cut], add=add) for cut in cuts], threads)
 
 
 def in_blocks(function: Callable[..., object], *tensors: Tensor) -> None:
@@ -98,6 +80,14 @@ def compute(calls: Iterable[Call]) -> None:
     """Make calls one after another."""
     for call in calls:
         call()
+
+
+def _matmul(a: Tensor, b: Tensor, into: Tensor, *, add: bool = False) -> None:
+    """Write a matrix product to `into`, or add it, by one call of BLAS."""
+    if add:
+        into.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=into)
 
 
 def _cuts(length: int, n_blocks: int) -> list[slice]:
