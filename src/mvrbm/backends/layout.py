@@ -82,7 +82,7 @@ class LayerLayout:
         return sum(map(math.prod, self.factors)) + self.area * (1 + self.learns_variance)
 
     def states_of(self, all_states: Tensor) -> Tensor:
-        """Return the states of this layer, (..., area), among those of all layers, (..., states)."""
+        """Return the part of this layer, (..., area), of the states of all layers, (..., states)."""
         return all_states[..., self.states_at : self.states_at + self.area]
 
 

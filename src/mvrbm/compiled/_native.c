@@ -196,15 +196,18 @@ FOR_AVX512
 FOR_END
 #endif
 
+/* Computes one part of some work that is divided into parts. */
 typedef void (*Part)(const void *work, int part);
+
+/* The kernels for one kind of processor. */
 typedef struct {
     const char *name;
     void (*chunk)(const Job *, const Scratch *, int);
     Part check, step;
     void (*uniform)(const Uniform *, int64_t first, int64_t last);
-    int there;
+    int supported; /* whether this machine has such a processor */
 } Processor;
-#define PROCESSOR(x, there) {#x, chunk_##x, check_##x, step_##x, uniform_##x, there}
+#define PROCESSOR(x, supported) {#x, chunk_##x, check_##x, step_##x, uniform_##x, supported}
 /* Kinds of processors, the best last. */
 static Processor processors[] = {
     PROCESSOR(any, 1),
@@ -216,16 +219,17 @@ static Processor processors[] = {
 #define PROCESSORS ((int)(sizeof processors / sizeof *processors))
 static const Processor *processor = processors;
 
+/* Choose the best kind of processor that this machine supports. */
 static void choose_processor(void)
 {
 #ifdef FOR_END
     __builtin_cpu_init();
-    processors[1].there = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    processors[2].there = processors[1].there && __builtin_cpu_supports("avx512f") &&
+    processors[1].supported = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    processors[2].supported = processors[1].supported && __builtin_cpu_supports("avx512f") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #endif
     for (int i = 0; i < PROCESSORS; i++)
-        if (processors[i].there) processor = processors + i;
+        if (processors[i].supported) processor = processors + i;
 }
 
 /* -- threads ----------------------------------------------------------------------------------------------------
@@ -328,7 +332,7 @@ static void share(const Job *job)
 /* The process in which the threads of OpenMP exist. */
 static pid_t first_process;
 
-/* Compute parts of the work by the threads of OpenMP, which are those of PyTorch. After a matrix product they poll for work
+/* Compute parts of the work by the threads of OpenMP, which PyTorch uses too. After a matrix product they poll for work
  * for a while and begin at once, whereas other threads would have to wait for a processor. A forked process computes all
  * parts in one thread: it would wait forever for the threads of its parent. */
 static void in_parts(Part compute, const void *work, int parts)
@@ -491,8 +495,8 @@ static PyObject *py_processors(PyObject *module, PyObject *unused)
 {
     PyObject *names = PyList_New(0);
     for (int i = 0; names && i < PROCESSORS; i++) {
-        PyObject *name = processors[i].there ? PyUnicode_FromString(processors[i].name) : NULL;
-        if (processors[i].there && (name == NULL || PyList_Append(names, name))) Py_CLEAR(names);
+        PyObject *name = processors[i].supported ? PyUnicode_FromString(processors[i].name) : NULL;
+        if (processors[i].supported && (name == NULL || PyList_Append(names, name))) Py_CLEAR(names);
         Py_XDECREF(name);
     }
     return names;
@@ -501,7 +505,7 @@ static PyObject *py_processors(PyObject *module, PyObject *unused)
 static PyObject *py_use(PyObject *module, PyObject *name)
 {
     for (int i = 0; PyUnicode_Check(name) && i < PROCESSORS; i++)
-        if (processors[i].there && PyUnicode_CompareWithASCIIString(name, processors[i].name) == 0) {
+        if (processors[i].supported && PyUnicode_CompareWithASCIIString(name, processors[i].name) == 0) {
             processor = processors + i;
             Py_RETURN_NONE;
         }

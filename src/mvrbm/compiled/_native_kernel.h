@@ -197,7 +197,7 @@ static void NAME(draw)(int gaussian, int rows, int columns, int width, const flo
         }
 }
 
-/* -- a step of gradient descent: the rule of updates/step.py, with one pass over memory ------------------------ */
+/* -- a step of gradient descent: the rule of updates/step.py, which reads and writes every number once ---------- */
 
 /* Check one part of the gradient. */
 static void NAME(check)(const void *work, int part)

@@ -11,8 +11,8 @@ from mvrbm.compiled import library
 def uniform(key: int, layout: tuple[int, int, int], step: int, draw: int, first_row: int) -> Tensor | None:
     """Return uniform numbers (rows * lines * columns,) as float32 on the CPU, or None without the C code.
 
-    The arguments are those of :func:`mvrbm.random.philox.uniform`, with the numbers of rows, lines and columns as
-    `layout`.
+    `layout` is the numbers of rows, lines and columns. For the other arguments see
+    :func:`mvrbm.random.philox.uniform`.
     """
     code = library()
     if code is None:

@@ -229,11 +229,15 @@ IN_PARTS = {
 PARTS = (Share(3 / 8, 4 / 9, 0, 0), Share(5 / 8, 5 / 9, 3, 4))
 
 
-@pytest.mark.parametrize("name", IN_PARTS)
-@pytest.mark.parametrize("backend", ["statistics", "gemm", "native"])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        *[("statistics", name) for name in IN_PARTS],
+        *[("gemm", name) for name in IN_PARTS],
+        *[pytest.param("native", name, marks=needs_compiled_code) for name in IN_PARTS if name in OF_MATRICES],
+    ],
+)
 def test_two_parts_of_an_update_are_those_of_the_reference(name, backend):
-    if backend == "native" and (name in OTHERS or compiled.library() is None):
-        pytest.skip("the C code does not compute this machine")
     case = IN_PARTS[name]._replace(sizes=(8, 8))
     dtype = torch.float32 if backend == "native" else torch.float64
     for found, expected in zip(in_parts(case, backend, dtype), in_parts(case, "reference", torch.float64), strict=True):
@@ -278,13 +282,11 @@ def in_parts(case, backend, dtype):
 # -- missing entries ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["gemm", "native"])
+@pytest.mark.parametrize("backend", ["gemm", pytest.param("native", marks=needs_compiled_code)])
 @pytest.mark.parametrize(
     "name", ["paper", "28 x 28", "labels", "layers", "wide categories", "dense layers", "centered", "everything"]
 )
 def test_missing_entries_are_drawn_as_the_reference_does(name, backend):
-    if backend == "native" and compiled.library() is None:
-        pytest.skip("there is no compiled code")
     exact = start(OF_MATRICES[name], dtype=torch.float64, reference=True)
     run = start(OF_MATRICES[name])
     share = Share(first_sample=4)

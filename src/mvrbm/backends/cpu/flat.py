@@ -32,9 +32,8 @@ class FlatBackend(UpdateBackend):
         self.settings = settings
         self.arrays = FlatArrays(state, normalized=settings.recipe.normalized)
         self.layout = self.arrays.layout
-        # The C code computes in single precision.
-        self._code = compiled.library() if like.dtype == torch.float32 else None
-        self._step = FlatStep(self.arrays, settings.recipe, self._code)
+        code = compiled.library() if like.dtype == torch.float32 else None  # it computes in single precision
+        self._step = FlatStep(self.arrays, settings.recipe, code)
         self._variances = FlatVariances(self.arrays)
         self._centering = FlatCentering(self.arrays)
         self._data_mean = like.new_zeros(self.layout.hidden_shape)  # written by `_contrast`

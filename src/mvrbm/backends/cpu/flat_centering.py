@@ -9,7 +9,7 @@ from mvrbm.backends.cpu.products import compute
 
 
 class FlatCentering:
-    """Turns gradients into those of deviations of the hidden layer from its offset, and compensates in the biases."""
+    """Computes gradients of factors from deviations of the hidden layer, and compensates in the visible biases."""
 
     def __init__(self, arrays: FlatArrays) -> None:
         self._layers = arrays.layers

@@ -67,7 +67,7 @@ class GemmBackend(FlatBackend):
         self._gradients(data_weight, chain_weight)
 
     def _resize(self, n: int) -> None:
-        """Change the buffers to those of another batch size, and copy the persistent chains."""
+        """Switch to the buffers of another batch size, and copy the persistent chains."""
         before = self._sides
         self._sides = self._sides_for(n)
         if self._persistent is not None and self._sides is not before:
@@ -128,7 +128,7 @@ class GemmBackend(FlatBackend):
             self._sum(x.t(), y.t(), weights, layer.bias_gradient)
             if len(layer.factors) == 1:
                 gradient = layer.factor_gradients[0]
-                # As large as W: one product for both sides writes it once.
+                # The gradient is as large as W: one product for both sides writes it only once.
                 matmul_in_blocks(torch.cat([data.hidden, chain.hidden], 1), torch.cat([x, y]), gradient[0])
                 gradient[1:] = gradient[0]
             if layer.log_variance_gradient is not None:
@@ -174,7 +174,7 @@ def unsupported_reason(settings: UpdateSettings, state: TrainState) -> str | Non
 
 
 def _slower_reason(state: TrainState) -> str | None:
-    """Return why the reference is about as fast for a training run, or None if this backend is faster."""
+    """Return why this backend is not much faster than the reference for a training run, or None if it is."""
     if all(len(layer.factors) == 1 for layer in Layout.of(state.machine).layers):
         return "all of its couplings are dense, so that nearly all time is spent in the same few products"
     return None

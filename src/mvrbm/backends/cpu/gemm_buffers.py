@@ -52,8 +52,8 @@ class BothSides:
     data, chain : Side
         The two sides.
     gradients : list of Call
-        Computes the fields of the hidden means on layers that learn their variances, and the gradients of all factors
-        except those of single factors, from the weighted hidden means of both sides.
+        Computes, from the weighted hidden means of both sides, the fields on layers that learn their variances and the
+        gradients of all couplings that have several factors.
     """
 
     def __init__(self, arrays: FlatArrays, n: int, n_chains: int) -> None:

@@ -47,7 +47,7 @@ class NativeBackend(FlatBackend):
         super().__init__(settings, state)
         code = compiled.library()
         assert code is not None
-        self._kernels = code
+        self._code = code
         multiplications = settings.recipe.batch_size * sum(link.operations for link in state.machine.links.values())
         used_threads = min(threads, MOST_CHUNKS) if multiplications >= _WORTH_THREADS else 1
         self._memory = JobMemory(self.arrays, self._data_mean, used_threads, int(code.PAD))
@@ -121,7 +121,7 @@ class NativeBackend(FlatBackend):
         job.normal = (ctypes.c_void_p * len(normal))(*addresses)
         n_groups = -(-(job.n_data + job.n_chains) // job.group)
         job.chunks = max(1, min(MOST_CHUNKS, n_groups))
-        self._kernels.contrast(ctypes.addressof(job))
+        self._code.contrast(ctypes.addressof(job))
 
     def _normal_numbers(self, rng: RandomSource, number: int, layout: LayerLayout | None) -> Tensor | None:
         """Return the normal numbers of a draw of a Gaussian layer, or None for other layers.
