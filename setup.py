@@ -1,23 +1,28 @@
-"""Build the compiled code, which is optional: without a C compiler the package installs without it and is slower."""
+"""Build the C code, which is optional: without a C compiler the package installs without it and is slower."""
 
 import os
+import sys
 import sysconfig
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
 FOLDER = "src/mvrbm/compiled/"
-FAST = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
+# Headers of each C file.
+HEADERS = {"_native": ["_native_kernel.h", "_random_kernel.h"], "_pseudo": []}
+OPTIMIZED = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
+# On Linux, PyTorch includes the OpenMP library of GCC. Linking against it makes both use the same threads.
+OPENMP = ["-fopenmp"] if sys.platform == "linux" else []
 
-# Plain C with the vector types and threads of GCC and Clang. Free-threaded Python has no stable ABI to build for.
-supported = os.name == "posix" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+# The code needs the vector types of GCC or Clang, POSIX threads, and the stable ABI, which free-threaded Python lacks.
+SUPPORTED = os.name == "posix" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 class Wheel(bdist_wheel):
-    """Compile first: a wheel for which nothing could be compiled is tagged as pure Python."""
+    """Tags a wheel as pure Python if the C code could not be compiled for it."""
 
     def run(self) -> None:
-        """Build the wheel."""
+        """Compile the C code first, then build the wheel."""
         self.run_command("build_ext")
         code = self.get_finalized_command("build_ext").get_outputs() if self.distribution.ext_modules else []
         if not any(os.path.exists(file) for file in code):
@@ -32,15 +37,15 @@ setup(
             f"mvrbm.compiled.{name}",
             [f"{FOLDER}{name}.c"],
             depends=[FOLDER + header for header in headers],
-            extra_compile_args=FAST,
-            extra_link_args=["-pthread", "-ldl"],
+            extra_compile_args=OPTIMIZED + OPENMP,
+            extra_link_args=["-pthread", *OPENMP],
             py_limited_api=True,
             optional=True,
         )
-        for name, headers in {"_native": ["_native_kernel.h"], "_pseudo": [], "_random": []}.items()
+        for name, headers in HEADERS.items()
     ]
-    if supported
+    if SUPPORTED
     else [],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if supported else {},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if SUPPORTED else {},
     cmdclass={"bdist_wheel": Wheel},
 )

@@ -31,6 +31,11 @@ def test_each_process_of_torchrun_has_its_own_gpu(monkeypatch):
     assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 1)
 
 
+def test_unusable_devices_are_errors():
+    with pytest.raises(ValueError, match="device is 'meta', which this installation of PyTorch cannot use"):
+        resolve_device("meta")
+
+
 def test_small_products_use_one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -39,6 +44,8 @@ def test_small_products_use_one_thread():
             assert (torch.get_num_threads(), threads) == (1, 2)
         with sensible_threads(mvrbm((300, 300), (200, 200)), 100):
             assert torch.get_num_threads() == 2
+        with sensible_threads(mvrbm((300, 300), (200, 200)), 100, needed=False) as threads:
+            assert (torch.get_num_threads(), threads) == (1, 2)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

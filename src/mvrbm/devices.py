@@ -1,6 +1,7 @@
-"""Choose the device of a model, and the number of threads for small products."""
+"""Devices and threads: which device a model is on, and how many threads PyTorch uses for small products."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 
@@ -8,19 +9,32 @@ import torch
 
 from mvrbm.machine import BoltzmannMachine
 
-# Number of multiplications per product below which several threads are slower than one, because they wait for each
-# other. On a machine that other programs use too, the limit is ten times as high.
+# Number of multiplications per product below which threads spend more time waiting for each other than working. On a
+# machine that other programs use too, the break-even point is ten times as high.
 _WORTH_THREADS = 4 * 10**7
-# Number of multiprocessors of a large GPU (NVIDIA H200).
+
+# Number of multiprocessors of a large GPU, for tests that run GPU code on a CPU.
 _LARGE_GPU = 132
 
 
-def resolve_device(device: str | torch.device = "auto") -> torch.device:
-    """Return the device with a given name, or raise ValueError if there is no such device.
+@functools.cache
+def _protect_forks() -> None:
+    """Make PyTorch use one thread in processes that are forked from this one, from the first call on.
 
-    ``"cuda"`` is the GPU of this process: ``torchrun`` assigns one to each process (``LOCAL_RANK``), and other
-    processes use PyTorch's current GPU. ``"auto"`` is that GPU if there is one, otherwise the CPU. PyTorch defines all
-    other names, such as ``"cpu"`` or ``"cuda:1"``.
+    A forked process inherits none of the OpenMP threads of its parent, and would wait for them forever. The functions
+    of this module that surround computations call this one: a process that only imports the package, and has not
+    started any threads through it, forks as it would without the package.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
+
+
+def resolve_device(device: str | torch.device = "auto") -> torch.device:
+    """Return the device for a name. Raises ValueError for unknown names, and if the GPU does not exist.
+
+    ``"auto"`` is the GPU of this process if there is one, otherwise the CPU. ``"cuda"`` is the GPU of this process:
+    processes started by ``torchrun`` have one GPU each (``LOCAL_RANK``), and other processes use PyTorch's current GPU.
+    PyTorch interprets any other name, such as ``"cpu"`` or ``"cuda:1"``.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,8 +45,8 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
     if resolved.type != "cuda":
         try:
             torch.empty(1, device=resolved).item()
-        except (RuntimeError, NotImplementedError, AssertionError) as error:  # not in this build, or the meta device
-            raise ValueError(f"device is '{device}', which PyTorch cannot compute on here") from error
+        except (RuntimeError, NotImplementedError, AssertionError) as error:  # not in this build, or without values
+            raise ValueError(f"device is '{device}', which this installation of PyTorch cannot use") from error
         return resolved
     if not torch.cuda.is_available():
         raise ValueError(f"device is '{device}', but PyTorch finds no GPU: use 'cpu' or 'auto'")
@@ -45,14 +59,28 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
 
 @contextlib.contextmanager
 def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool = True) -> Iterator[int]:
-    """Let PyTorch use one thread within the context if the products of a machine with a batch are small.
+    """Let PyTorch use one thread inside the block if the products of a machine with a batch are small. Only on the CPU.
 
-    Has no effect on a GPU. Pass ``needed=False`` if compiled code with its own threads does the work: PyTorch's
-    threads, which keep polling for work, would slow it down. Yields the number of threads that such code may use.
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The machine that is computed with.
+    batch_size : int
+        Number of samples per product.
+    needed : bool
+        Whether PyTorch computes the products. If False, it uses one thread for products of any size: its idle threads
+        keep polling for work, and would compete for processors with the threads of the C code.
+
+    Yields
+    ------
+    int
+        Number of threads that PyTorch would use otherwise, which the C code may use.
     """
-    work = batch_size * max(link.operations for link in machine.links.values())
+    _protect_forks()
     former = torch.get_num_threads()
-    if machine.like.device.type != "cpu" or (needed and work >= _WORTH_THREADS) or former == 1:
+    multiplications = batch_size * max(link.operations for link in machine.links.values())
+    on_cpu = machine.like.device.type == "cpu"
+    if not on_cpu or (needed and multiplications >= _WORTH_THREADS):
         yield former
         return
     with one_thread():
@@ -61,7 +89,8 @@ def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch use one thread within the context. The last bits of its sums depend on the number of threads."""
+    """Let PyTorch use one thread inside the block: the last bits of its sums depend on the number of threads."""
+    _protect_forks()
     former = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -71,12 +100,7 @@ def one_thread() -> Iterator[None]:
 
 
 def n_processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a GPU. On a CPU, which only tests pass, it is that of a large GPU."""
+    """Return the number of multiprocessors of a GPU. On a CPU, where only tests call this, that of a large GPU."""
     if device.type != "cuda":
         return _LARGE_GPU
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-if hasattr(os, "register_at_fork"):
-    # A forked process does not have the OpenMP threads of its parent, and would wait for them forever.
-    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))

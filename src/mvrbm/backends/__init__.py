@@ -1,6 +1,7 @@
-"""Backends: how an update is computed. All of them compute the update that `reference` defines, and are tested equal.
+"""Backends compute updates. `reference` defines the update, and tests compare all other backends with it.
 
-`choose` picks the fastest one for a machine, its recipe and its data. `layout` is the flat layout of the parameters.
-`reference` serves every machine on every device, and `graph` replays it as a CUDA graph. `cpu` has products of whole
-batches and the C code; `cuda` has Triton kernels. No backend knows the trainer.
+`base` is the interface of a backend, and `choose` selects the fastest backend for a machine, its recipe and its data.
+`reference` computes updates of every machine on every device, and `graph` replays it as a CUDA graph. `cpu` contains
+matrix products of whole batches and the C code, and `cuda` contains Triton kernels. `layout` describes parameters as
+one flat vector, and `packing` converts them. No backend depends on the trainer.
 """

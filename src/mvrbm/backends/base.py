@@ -1,4 +1,4 @@
-"""What every path needs to know about a training run, and what every path offers to the trainer."""
+"""The interface of a backend: the settings of the updates that it computes, and the methods that a trainer calls."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,90 +18,129 @@ from mvrbm.updates.state import TrainState
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """How the updates of a training run are to be made, apart from its state."""
+    """The settings of the updates of a training run.
 
-    recipe: Recipe  # with a learning rate
-    negative: NegativePhase  # what the chains of this process do
-    reference: bool  # whether gradients are computed by autograd
-    optimizer: Optimizer | None  # one that was given to the trainer; without it steps follow the recipe
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe, with a learning rate.
+    negative : NegativePhase
+        The negative phase, with the chains of this process.
+    reference : bool
+        Whether gradients are computed by autograd.
+    optimizer : Optimizer, optional
+        An optimizer that makes the steps. By default, steps follow the recipe.
+    all_reduce : callable
+        Replaces a tensor by its sum over all processes.
+    n_processes : int
+        Number of processes that share every update.
+    every_batch : bool
+        Whether a callback needs the state after every batch.
+    missing_steps : int
+        Number of Gibbs steps that draw missing entries.
+    """
+
+    recipe: Recipe
+    negative: NegativePhase
+    reference: bool
+    optimizer: Optimizer | None
     all_reduce: Reduce
     n_processes: int
-    every_batch: bool  # whether a callback needs to see every batch
-    missing_steps: int = 5  # Gibbs steps that draw missing entries
+    every_batch: bool
+    missing_steps: int = 5
 
     def whole_epochs_unsupported_reason(self, source: Source, *, masked: bool = False) -> str | None:
-        """Return why a path cannot be given a whole epoch at once, None if it can; `masked` if it draws entries."""
+        """Return why no backend can compute whole epochs of this run, or None if one can.
+
+        `masked` says whether the backend in question can draw missing entries.
+        """
         if not (source.with_masks[0] if masked else source.whole):
             return "its data is not a plain array" + ("" if masked else " without missing entries")
         if self.every_batch:
             return "a callback needs every batch"
-        return "several processes share it" if self.n_processes > 1 else None
+        if self.n_processes > 1:
+            return "several processes share it"
+        return None
 
 
 class UpdateBackend(ABC):
-    """Computes one update after another: a state and a batch in, the state after the update out.
+    """Computes updates one by one: takes a state and a batch, and returns the state after the update.
 
-    A path may keep parameters, momenta and chains in a form of its own between updates: `store` writes them to the
-    state, and `load` takes them over again.
+    Between updates, a backend may keep parameters, momenta and chains in another form. `store` writes them to the
+    state, and `load` reads them from the state.
     """
 
     @abstractmethod
     def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
-        """Make one update, which changes the state in place.
+        """Make one update, which changes the state in place, and return the state.
 
-        A batch has samples of every layer, each (n, *layer shape), without missing entries. The gradient's weight is
-        less than 1 for a batch shorter than the others; the share is this process's part of the update.
+        Parameters
+        ----------
+        state : TrainState
+            The state before the update.
+        batch : mapping of str to Tensor
+            Samples of every visible layer, each (n, *layer shape), without missing entries.
+        weight : float
+            Factor of the gradient, below 1 for a batch that is shorter than the others.
+        share : Share
+            The part of the update that this process computes.
         """
 
     def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:
-        """Return a batch with its missing entries drawn from the model in `steps` Gibbs steps."""
+        """Return a batch whose missing entries are drawn from the model in `steps` Gibbs steps."""
         return draw_missing(self.store(state).machine, batch, state.missing_numbers(share), steps)
 
     def store(self, state: TrainState) -> TrainState:
-        """Write everything that the path keeps to the state."""
+        """Write parameters, momenta and chains to the state, and return it."""
         return state
 
     def exact(self) -> dict[str, Tensor]:
-        """Return copies of everything that `store` may round, by name: `load` continues from them without rounding."""
+        """Return copies of all arrays that `store` rounds, by name. `load` continues from them without rounding."""
         return {}
 
-    def load(self, state: TrainState) -> None:  # noqa: B027  (a path that keeps nothing has nothing to load)
-        """Continue from the state, which a callback may have changed."""
+    def load(self, state: TrainState) -> None:  # noqa: B027  (optional to override)
+        """Continue from a state, which a callback may have changed."""
 
 
 class EpochBackend(ABC):
-    """Computes whole epochs over data that it keeps on the device, for one state or for several at once."""
+    """Computes whole epochs over data that it keeps on the device, for one state or several states at once."""
 
     #: Number of samples per epoch.
     n_samples: int
 
     @abstractmethod
     def epoch(self, states: Sequence[TrainState], orders: Tensor, stopped: Callable[[], bool]) -> int:
-        """Go through the data once from each state's batch on, and return the number of updates.
+        """Make the updates of the rest of an epoch, which change the states in place, and return their number.
 
-        The states are changed in place. `orders` has each one's order of the samples, (states, n_samples). `stopped`
-        returns whether to stop after the present update, where the path can.
+        Parameters
+        ----------
+        states : sequence of TrainState
+            The states. Each continues at its own batch of the epoch.
+        orders : Tensor (states, n_samples)
+            Order of the samples for each state.
+        stopped : callable
+            Returns whether to stop. A backend that makes many updates at once may ask only once per epoch.
         """
 
     def continues_with(
-        self, tasks: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
+        self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source]
     ) -> bool:
-        """Continue from the states with other data, and return True; or return False if that takes a new path.
+        """Continue from other states with other data and return True, or return False if that needs a new backend.
 
-        Work that has been compiled and captured is used again.
+        A backend that continues reuses its compiled kernels and captured graphs.
         """
         return False
 
     @abstractmethod
     def store(self, states: Sequence[TrainState]) -> list[bool]:
-        """Write everything that the path keeps to the states, and return which of them diverged."""
+        """Write parameters, momenta and chains to the states, and return for each state whether it diverged."""
 
     @abstractmethod
     def load(self, states: Sequence[TrainState]) -> None:
-        """Continue from the states, which a callback may have changed."""
+        """Continue from states, which a callback may have changed."""
 
     def balance(self, states: Sequence[TrainState]) -> None:
-        """Rescale the factors of each product to equal norms, without storing parameters that the path keeps itself."""
+        """Rescale the factors of each coupling to equal norms where the backend keeps them, without storing them."""
         for state in states:
             for link in state.machine.links.values():
                 link.balance()

@@ -1,4 +1,9 @@
-"""The path for every machine: gradients from the layers' statistics, or by autograd, which is the reference."""
+"""The backend for every machine, on every device. It defines the updates that all other backends compute faster.
+
+Gradients come from the statistics of the layers or, where the reference is requested, from autograd.
+"""
+
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -12,61 +17,71 @@ from mvrbm.validation import all_finite
 
 
 class ReferenceBackend(UpdateBackend):
-    """Computes updates on the machine's own parameters."""
+    """Computes updates on the parameters of the machine itself."""
 
-    def __init__(self, task: UpdateSettings) -> None:
-        self._task = task
-        self._kept: dict[str, Tensor] = {}  # parameters before the last step, in the same memory every time
+    def __init__(self, settings: UpdateSettings) -> None:
+        self._settings = settings
+        # Copies of the parameters before the last step, allocated once.
+        self._before: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
-        return self.apply(state, gradient_of(state, self._task, batch, share), weight)
+        return self.apply(state, gradient_of(state, self._settings, batch, share), weight)
 
     def apply(self, state: TrainState, gradient: Gradient, weight: float) -> TrainState:
-        """Make the step of a gradient, or raise DivergenceError and leave the parameters as they were."""
-        learned, optimizer = state.learned, self._task.optimizer
+        """Make a step along a gradient, or raise DivergenceError and leave the parameters unchanged."""
+        learned = state.learned
+        optimizer = self._settings.optimizer
         for name, parameter in learned.items():
-            self._kept.setdefault(name, torch.empty_like(parameter)).copy_(parameter)
-        before = None if state.centering is None else state.centering.fields()
+            self._before.setdefault(name, torch.empty_like(parameter)).copy_(parameter)
+        fields_before = None if state.centering is None else state.centering.fields()
         if optimizer is None:
-            own_step(state, gradient, self._task, weight, state.update)
+            own_step(state, gradient, self._settings, weight, state.update)
         else:
             for name, parameter in learned.items():
                 parameter.grad = gradient[name] * weight if weight != 1 else gradient[name].contiguous()
             optimizer.step()
-        if state.centering is not None and before is not None:
-            state.centering.follow(before)
-        # A gradient that is not finite makes parameters that are not: one check is enough.
+        if state.centering is not None and fields_before is not None:
+            state.centering.follow(fields_before)
+        # A gradient that is not finite makes the parameters not finite: it is enough to check the parameters.
         if not all_finite(learned.values()):
-            what, guilty = ("parameter", learned) if all_finite(gradient.values()) else ("gradient", gradient)
-            name = first_not_finite(guilty)
-            for key, parameter in learned.items():
-                parameter.copy_(self._kept[key])
-            rate = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
-            fail(self._task.recipe, state.update + 1, f"the {what} of '{name}'", rate)
+            self._fail(state, gradient)
         state.update += 1
         return state
 
+    def _fail(self, state: TrainState, gradient: Gradient) -> NoReturn:
+        """Restore the parameters from before the step, and raise DivergenceError."""
+        optimizer = self._settings.optimizer
+        if all_finite(gradient.values()):
+            culprit = f"the parameter of '{first_not_finite(state.learned)}'"
+        else:
+            culprit = f"the gradient of '{first_not_finite(gradient)}'"
+        for name, parameter in state.learned.items():
+            parameter.copy_(self._before[name])
+        rate = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
+        fail(self._settings.recipe, state.update + 1, culprit, rate)
 
-def gradient_of(state: TrainState, task: UpdateSettings, batch: Layers, share: Share = WHOLE) -> Gradient:
-    """Advance the chains and the offset, and return the gradient of one update for every learned parameter."""
-    gradient, powers = own_gradient(state, task, batch, share), powers_of(state, batch, share.data)
-    if task.n_processes > 1:
-        gradient = {name: gradient[name] for name in state.learned}  # in the same order everywhere
+
+def gradient_of(state: TrainState, settings: UpdateSettings, batch: Layers, share: Share = WHOLE) -> Gradient:
+    """Advance the chains and the hidden offset, and return the gradient of every learned parameter for one update."""
+    gradient = own_gradient(state, settings, batch, share)
+    powers = powers_of(state, batch, share.data)
+    if settings.n_processes > 1:
+        gradient = {name: gradient[name] for name in state.learned}  # in the same order in all processes
         parts = [*gradient.values(), *powers.values()]
         flat = torch.cat([part.reshape(-1) for part in parts])
-        task.all_reduce(flat)
+        settings.all_reduce(flat)
         pieces = flat.split([part.numel() for part in parts])
         summed = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
         powers = dict(zip(powers, summed[len(gradient) :], strict=True))
         gradient = dict(zip(gradient, summed, strict=False))
-    if task.recipe.normalized:
+    if settings.recipe.normalized:
         normalize(gains_of(state.machine, gradient, powers))
     return gradient
 
 
 def powers_of(state: TrainState, batch: Layers, share: float = 1.0) -> dict[str, Tensor]:
-    """Return this process's share of the mean squares of deviations, for layers that learn their variance."""
+    """Return this process's part of the mean squared deviation of each layer that learns its variance."""
     found = {}
     for name, unit in state.machine.layers.items():
         if unit.learns_statistic:
@@ -77,16 +92,16 @@ def powers_of(state: TrainState, batch: Layers, share: float = 1.0) -> dict[str,
     return found
 
 
-def own_gradient(state: TrainState, task: UpdateSettings, batch: Layers, share: Share = WHOLE) -> Gradient:
-    """Advance the chains and the offset, and return this process's gradient, before it is normalized."""
+def own_gradient(state: TrainState, settings: UpdateSettings, batch: Layers, share: Share = WHOLE) -> Gradient:
+    """Advance the chains and the hidden offset, and return this process's gradient before it is normalized."""
     machine = state.machine
     field = machine.hidden_field(batch)
     if not state.chains:
-        state.chains.update(task.negative.start(machine, batch, state.start_numbers(share)))
+        state.chains.update(settings.negative.start(machine, batch, state.start_numbers(share)))
     rng = state.chain_numbers(share)
-    chain = task.negative.draw(machine, batch, machine.as_masks(None, batch), field, rng, state.chains)
+    chain = settings.negative.draw(machine, batch, machine.as_masks(None, batch), field, rng, state.chains)
     chain_field = machine.hidden_field(chain)
-    if task.reference:
+    if settings.reference:
         gradient = contrast_by_autograd(machine, batch, chain, share)
     else:
         gradient = contrast(machine, batch, chain, field, chain_field, share)
@@ -95,15 +110,18 @@ def own_gradient(state: TrainState, task: UpdateSettings, batch: Layers, share: 
     return gradient
 
 
-def own_step(state: TrainState, gradient: Gradient, task: UpdateSettings, weight: float, update: int | Tensor) -> None:
-    """Make the recipe's step on the machine's parameters. A tensor as the number of the update suits CUDA graphs."""
-    rate, bias_rate = learning_rates(task.recipe, update)
+def own_step(
+    state: TrainState, gradient: Gradient, settings: UpdateSettings, weight: float, update: int | Tensor
+) -> None:
+    """Make the recipe's step on the machine's parameters. In a CUDA graph, the number of the update is a tensor."""
+    rate, bias_rate = learning_rates(settings.recipe, update)
     learned = state.learned
     parts = [gradient[name] * weight if weight != 1 else gradient[name] for name in learned]
     momenta = [state.momentum_of(name, parameter) for name, parameter in learned.items()]
-    factors, moves = [], list[Move]()
+    factors = list[tuple[Tensor, Tensor]]()
+    moves = list[Move]()
     for name, part, momentum in zip(learned, parts, momenta, strict=True):
         moves.append((learned[name], momentum, rate if is_factor(name) else bias_rate))
         if is_factor(name):
             factors.append((learned[name], part))
-    step(parts, momenta, factors, moves, task.recipe)
+    step(parts, momenta, factors, moves, settings.recipe)

@@ -1,114 +1,158 @@
-/* Contrastive divergence of matrices, and of further layers with full weights, on the processor, and uniform numbers: see native.py, which lays out the arrays.
+/* Updates of machines of matrices on the CPU, steps of gradient descent, and uniform random numbers.
  *
- * Plain C with vector types, which GCC and Clang have for every processor. On x86 the same code is compiled for three
- * kinds of processor, and the best one that is there is taken.
+ * The visible layers are matrices X with couplings U X V', and layers with dense couplings next to them. native_job.py
+ * lays out the arrays, and native.py describes when this code is used. It is plain C with vector types, which GCC and
+ * Clang provide for every processor. On x86 the kernels are compiled for three kinds of processor, and the best kind
+ * that the machine supports is chosen at run time.
  */
 
-#define _GNU_SOURCE /* for RTLD_DEFAULT */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
-#define INTERFACE 5 /* grows with every change of what native.py has to know */
+/* Version of the interface to Python. Increment it together with _NATIVE_INTERFACE in __init__.py. */
+#define INTERFACE 8
 #define INLINE static inline __attribute__((always_inline))
-#define PAD 16 /* floats: a cache line, and a whole number of vectors of every kind */
+/* Rows are padded to a multiple of this many floats: a cache line, and a whole number of vectors of every kind. */
+#define PAD 16
 #define PADDED(n) (((n) + PAD - 1) / PAD * PAD)
+/* Number of rounds of Philox. */
+#define ROUNDS 10
+/* First element of a part when n elements are divided into equal parts. */
 #define PART(n, number, parts) ((int)((long)(n) * (number) / (parts)))
 
 enum { BERNOULLI, GAUSSIAN, CATEGORICAL };
 
-/* Where things of a layer begin; lengths in floats. native.py has the same fields in the same order.
- * A layer with full weights is one row, I = 1, and V are its weights: (K, L, J), without U. */
+/* One visible layer (I, J), next to a hidden layer (K, L). Layer in native_job.py has the same fields in the same order.
+ * A layer with a dense coupling is one row, I = 1. It has no U, and V are its weights, (K, L, J). Jp and Lp are padded
+ * numbers of columns, and fields ending in _at are positions in a buffer, in floats. */
 typedef struct {
     int32_t I, J, rank, kind;
-    int32_t categories;          /* of a categorical layer: a row has J / categories sites. 1 otherwise */
+    int32_t categories;          /* number of categories; a row has J / categories sites. 1 for other kinds of units */
+    int32_t lines, columns;      /* shape of the random numbers that draw a sample: see random/philox.py */
     const float *U;              /* (rank, K, I), or NULL */
     const float *V;              /* (rank, L, J) */
     const float *B;              /* (I, J) */
     float *data;                 /* (n_data, I, J) */
-    const uint8_t *known;        /* like data: which entries are not to be drawn; NULL for all of them */
-    const float *scale, *shift;  /* (I, J) each, or neither: data * scale - shift are states, and so are draws - shift */
-    int64_t states_at;           /* in a sample's states: (I, Jp) */
-    int64_t products_at;         /* in a sample's products: (rank, K, Jp) */
-    int64_t v_at, vt_at, b_at;   /* in `packed`: (rank, L, Jp), (rank, J, Lp), (I, Jp); of full weights vt (J, K, Lp) */
-    int64_t to_u_at, to_v_at, to_b_at; /* in a gradient: (rank, K, I), (rank, L, Jp) or like vt, (I, Jp) */
-    int64_t to_s_at;             /* (I, Jp), where variances are learned */
-    float *to_U, *to_V, *to_B;   /* the result, like U, V and B */
-    float *to_S;                 /* (I, J): the sum of w t (f - t), see FlatBackend; NULL where no variance is learned */
+    const uint8_t *known;        /* like data: nonzero for known entries. NULL if all entries are known */
+    const float *scale, *shift;  /* (I, J) each: states are data * scale - shift. NULL if states equal the data */
+    int64_t states_at;           /* in the states of a sample: (I, Jp) */
+    int64_t products_at;         /* in the products of a sample: (rank, K, Jp) */
+    int64_t v_at;                /* in `packed`: V as (rank, L, Jp). Not used by dense layers */
+    int64_t vt_at;               /* in `packed`: V transposed, (rank, J, Lp), or (J, K, Lp) for dense layers */
+    int64_t b_at;                /* in `packed`: (I, Jp) */
+    int64_t to_u_at;             /* in a gradient: (rank, K, I) */
+    int64_t to_v_at;             /* in a gradient: (rank, L, Jp), or (J, K, Lp) for dense layers */
+    int64_t to_b_at;             /* in a gradient: (I, Jp) */
+    int64_t to_s_at;             /* in a gradient: (I, Jp), only if variances are learned */
+    float *to_U, *to_V, *to_B;   /* results, with the shapes of U, V and B */
+    float *to_S;                 /* (I, J): sum of w t (f - t), see flat_variances.py. NULL if variances are fixed */
 } Layer;
 
-/* The gradient of an update; or, where `filling`, draws of the unknown entries of the data. */
+/* Computes the gradient of an update or, with `filling`, draws the unknown entries of the data. Job in native_job.py has
+ * the same fields in the same order. Samples are divided into chunks, each with a separate gradient. A chunk keeps the
+ * states of a group of samples, and adds their gradients of U together. */
 typedef struct {
-    int32_t filling, K, L, gaussian, n_layers, n_data, n_chains, steps, tasks, group, threads;
+    int32_t filling, K, L;
+    int32_t gaussian;            /* whether the hidden layer is Gaussian */
+    int32_t n_layers, n_data, n_chains, steps, chunks, group, threads;
+    int32_t lines, columns;      /* shape of the random numbers that draw a hidden layer */
+    uint32_t first_row, update, first_draw; /* random numbers of the first sample in the first draw */
+    uint64_t key;
     float data_weight, chain_weight;
     const Layer *layers;
     const float *C;              /* (K, L) */
-    float *chains;               /* persistent ones, (n_chains, states), or NULL */
-    /* For each step those of the hidden layer, (n_chains, K, L), then of each visible one. When filling, before all steps
-     * those of each visible layer alone, as if they were another step. */
-    const float *const *numbers;
-    float *packed;               /* parameters in padded rows; given as zeros at first */
-    float *gradients;            /* (tasks, gradient_size) */
+    float *chains;               /* persistent chains, (n_chains, states), or NULL if chains start at the data */
+    /* Normal numbers of each draw of a Gaussian layer, or NULL for other layers, whose uniform numbers the C code
+     * computes itself. Each step draws the hidden layer and then the visible layers. When filling, there is a first step
+     * that draws the visible layers alone. */
+    const float *const *normal;
+    float *packed;               /* parameters in padded rows. The caller initializes it with zeros */
+    float *gradients;            /* (chunks, gradient_size) */
     float *scratch;              /* (threads, scratch_size) */
     float *to_C;                 /* (K, L) */
     float *data_mean;            /* (K, L): data_weight times the sum of the hidden means of the data */
-    int64_t states, products, c_at, to_c_at, to_mean_at, gradient_size, scratch_size;
+    int64_t states, products;    /* floats per sample */
+    int64_t c_at;                /* in `packed`: (K, Lp) */
+    int64_t to_c_at, to_mean_at; /* in a gradient: (K, Lp) each, for the chains and for the data */
+    int64_t gradient_size, scratch_size;
 } Job;
 
+/* Memory of one thread. */
 typedef struct {
     float *states, *kept;                                  /* of a group of samples */
     float *products, *field, *hidden, *half, *spare;       /* of one sample */
 } Scratch;
 
-/* Means of binary units, scale * sigmoid(field + bias), or, with numbers, draws. Arrays are (rows, columns), bias (columns,);
- * `into` may be `field`. */
+/* Neighboring parameters that share a learning rate and a weight decay. */
 typedef struct {
-    const float *field, *bias, *numbers;
-    float *into;
-    float scale;
-    int rows, columns, parts;
-} Binary;
-
-/* Sums of rows (rows[0] + rows[1], columns) with two weights; `minus_first`, if given, is minus the part of the first rows. */
-typedef struct {
-    const float *x;
-    float *total, *minus_first;
-    float weights[2];
-    int rows[2], columns, parts;
-} Sums;
-
-typedef struct {
-    int64_t end;                 /* of the parameters with this rate and weight decay */
+    int64_t end;
     float rate, decay;
-} Run;
+} Segment;
 
+/* A step of gradient descent; see updates/step.py. */
 typedef struct {
     float *params, *momenta, *gradient;
-    const Run *runs;
+    const Segment *segments;
     int64_t count;
     float momentum;
     int parts;
-    atomic_int *broken;          /* 1: the gradient is not finite, 2: the parameters are not */
+    atomic_int *broken;          /* set to 1 if the gradient is not finite, and to 2 if the new parameters are not */
 } Step;
 
 INLINE void clear(float *into, int64_t count) { memset(into, 0, sizeof(float) * count); }
 
-INLINE uint32_t is_broken(const float *x) /* by integers, because a sum of floats is not computed by vectors */
+INLINE uint32_t is_broken(const float *x) /* tests integers: compilers vectorize that, but not a sum of floats */
 {
     uint32_t bits;
     memcpy(&bits, x, sizeof bits);
     return (bits & 0x7f800000) == 0x7f800000;
 }
 
-/* -- the kernels, for each kind of processor ------------------------------------------------------------------ */
+typedef float Four __attribute__((vector_size(16)));
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t Places __attribute__((vector_size(16)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Places){__VA_ARGS__})
+#endif
+
+/* Write the transpose of four rows of four numbers to `out`. */
+INLINE void transpose(const float *a, const float *b, const float *c, const float *d, float *out)
+{
+    Four rows[4], columns[4];
+    memcpy(rows, a, sizeof(Four));
+    memcpy(rows + 1, b, sizeof(Four));
+    memcpy(rows + 2, c, sizeof(Four));
+    memcpy(rows + 3, d, sizeof(Four));
+    const Four ab0 = SHUFFLE(rows[0], rows[1], 0, 4, 1, 5), ab1 = SHUFFLE(rows[0], rows[1], 2, 6, 3, 7);
+    const Four cd0 = SHUFFLE(rows[2], rows[3], 0, 4, 1, 5), cd1 = SHUFFLE(rows[2], rows[3], 2, 6, 3, 7);
+    columns[0] = SHUFFLE(ab0, cd0, 0, 1, 4, 5);
+    columns[1] = SHUFFLE(ab0, cd0, 2, 3, 6, 7);
+    columns[2] = SHUFFLE(ab1, cd1, 0, 1, 4, 5);
+    columns[3] = SHUFFLE(ab1, cd1, 2, 3, 6, 7);
+    memcpy(out, columns, sizeof columns);
+}
+
+/* Uniform numbers of an array (rows, lines, columns); see random/philox.py. */
+typedef struct {
+    float *out;
+    int64_t lines, columns;
+    uint64_t key;
+    uint32_t first_row, step, draw;
+} Uniform;
+
+/* -- kernels, compiled for each kind of processor -------------------------------------------------------------- */
 
 #if defined(__x86_64__) && defined(__clang__)
 #define FOR_AVX512 _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512vl,avx512dq,fma\"))), apply_to = function)")
@@ -125,6 +169,8 @@ INLINE uint32_t is_broken(const float *x) /* by integers, because a sum of float
 #define ROWS 5
 #define GK 2
 #define GI 4
+#define EVEN(a, b) (((Pairs)(a) & 0xffffffffu) * ((Pairs)(b) & 0xffffffffu))
+#include "_random_kernel.h"
 #include "_native_kernel.h"
 
 #ifdef FOR_END
@@ -134,6 +180,8 @@ FOR_AVX2
 #define ROWS 6
 #define GK 3
 #define GI 4
+#define EVEN(a, b) ((Pairs)_mm256_mul_epu32((__m256i)(a), (__m256i)(b)))
+#include "_random_kernel.h"
 #include "_native_kernel.h"
 FOR_END
 FOR_AVX512
@@ -142,19 +190,26 @@ FOR_AVX512
 #define ROWS 8
 #define GK 5
 #define GI 4
+#define EVEN(a, b) ((Pairs)_mm512_mul_epu32((__m512i)(a), (__m512i)(b)))
+#include "_random_kernel.h"
 #include "_native_kernel.h"
 FOR_END
 #endif
 
-typedef void (*Part)(const void *job, int part);
+/* Computes one part of some work that is divided into parts. */
+typedef void (*Part)(const void *work, int part);
+
+/* The kernels for one kind of processor. */
 typedef struct {
     const char *name;
-    void (*task)(const Job *, const Scratch *, int);
-    Part binary, sums, check, step;
-    int there;
+    void (*chunk)(const Job *, const Scratch *, int);
+    Part check, step;
+    void (*uniform)(const Uniform *, int64_t first, int64_t last);
+    int supported; /* whether this machine has such a processor */
 } Processor;
-#define PROCESSOR(x, there) {#x, task_##x, binary_##x, sums_##x, check_##x, step_##x, there}
-static Processor processors[] = { /* the best last */
+#define PROCESSOR(x, supported) {#x, chunk_##x, check_##x, step_##x, uniform_##x, supported}
+/* Kinds of processors, the best last. */
+static Processor processors[] = {
     PROCESSOR(any, 1),
 #ifdef FOR_END
     PROCESSOR(avx2, 0),
@@ -164,70 +219,73 @@ static Processor processors[] = { /* the best last */
 #define PROCESSORS ((int)(sizeof processors / sizeof *processors))
 static const Processor *processor = processors;
 
-static void look_at_processor(void)
+/* Choose the best kind of processor that this machine supports. */
+static void choose_processor(void)
 {
 #ifdef FOR_END
     __builtin_cpu_init();
-    processors[1].there = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    processors[2].there = processors[1].there && __builtin_cpu_supports("avx512f") &&
+    processors[1].supported = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    processors[2].supported = processors[1].supported && __builtin_cpu_supports("avx512f") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #endif
     for (int i = 0; i < PROCESSORS; i++)
-        if (processors[i].there) processor = processors + i;
+        if (processors[i].supported) processor = processors + i;
 }
 
-/* -- threads: idle threads take tasks, so that none waits for a thread that has not woken up yet -- */
+/* -- threads ----------------------------------------------------------------------------------------------------
+ *
+ * Threads take chunks of a job on demand, so that no chunk waits for a thread that has not woken up yet. On a machine
+ * that other programs use too, this is faster than a fixed division by OpenMP. */
 
 static struct {
     pthread_mutex_t lock;
-    pthread_mutex_t owner; /* who gives the present job; another one meanwhile does all of its own alone */
+    pthread_mutex_t owner; /* held by the caller whose job is running. Other callers work alone meanwhile */
     pthread_cond_t begin, end;
-    void (*work)(const void *job, atomic_int *next, int place);
-    const void *job; /* NULL while there is none */
-    int threads;
-    atomic_int next;
+    const Job *job;        /* NULL while there is none */
+    atomic_int next;       /* number of the next chunk */
     int workers, active;
     unsigned generation;
     pid_t process;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .owner = PTHREAD_MUTEX_INITIALIZER,
           .begin = PTHREAD_COND_INITIALIZER, .end = PTHREAD_COND_INITIALIZER};
 
-static void work(const void *given, atomic_int *next, int place)
+/* Take chunks until none is left, in the scratch memory of thread number `place`. */
+static void work(const Job *job, atomic_int *next, int place)
 {
-    const Job *job = given;
-    const int K = job->K, area = PADDED(job->L) * K;
-    float *at = job->scratch + place * job->scratch_size;
+    const int area = PADDED(job->L) * job->K;
     Scratch own;
-    own.states = at, at += job->group * job->states;
-    own.kept = at, at += job->group * job->products;
-    own.products = at, at += job->products;
-    own.field = at, at += area;
-    own.hidden = at, at += area;
-    own.half = at, at += job->products;
-    own.spare = at;
-    for (int number; (number = atomic_fetch_add(next, 1)) < job->tasks;) processor->task(job, &own, number);
+    own.states = job->scratch + place * job->scratch_size;
+    own.kept = own.states + job->group * job->states;
+    own.products = own.kept + job->group * job->products;
+    own.field = own.products + job->products;
+    own.hidden = own.field + area;
+    own.half = own.hidden + area;
+    own.spare = own.half + job->products;
+    for (int number; (number = atomic_fetch_add(next, 1)) < job->chunks;) processor->chunk(job, &own, number);
 }
 
+/* The main function of a thread of the pool. */
 static void *worker(void *number)
 {
     const int place = (int)(intptr_t)number;
     unsigned seen = 0;
     pthread_mutex_lock(&pool.lock);
     for (;;) {
-        while (!pool.job || seen == pool.generation || place >= pool.threads) pthread_cond_wait(&pool.begin, &pool.lock);
-        const void *job = pool.job;
+        while (!pool.job || seen == pool.generation || place >= pool.job->threads)
+            pthread_cond_wait(&pool.begin, &pool.lock);
+        const Job *job = pool.job;
         seen = pool.generation;
         pool.active++;
         pthread_mutex_unlock(&pool.lock);
-        pool.work(job, &pool.next, place);
+        work(job, &pool.next, place);
         pthread_mutex_lock(&pool.lock);
         if (--pool.active == 0) pthread_cond_signal(&pool.end);
     }
     return NULL;
 }
 
-/* Start the wanted threads in addition to the caller; a forked process has none of the threads of its parent. */
-static void hire(int wanted)
+/* Start threads until the pool has as many as wanted. A forked process inherits no threads from its parent. */
+static void grow_pool(int wanted)
 {
     if (pool.process != getpid()) {
         pool.process = getpid();
@@ -237,7 +295,7 @@ static void hire(int wanted)
         pthread_cond_init(&pool.begin, NULL);
         pthread_cond_init(&pool.end, NULL);
     }
-    sigset_t all, former; /* signals are for the thread that Python waits for them in */
+    sigset_t all, former; /* Python handles signals in its own threads */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &former);
     for (; pool.workers < wanted; pool.workers++) {
@@ -248,71 +306,52 @@ static void hire(int wanted)
     pthread_sigmask(SIG_SETMASK, &former, NULL);
 }
 
-static void share(void (*work)(const void *, atomic_int *, int), const void *job, int threads)
+/* Do all chunks of a job by this thread and others of the pool. */
+static void share(const Job *job)
 {
-    if (threads < 2 || pthread_mutex_trylock(&pool.owner)) {
+    if (job->threads < 2 || job->chunks < 2 || pthread_mutex_trylock(&pool.owner)) {
         atomic_int next = 0;
         work(job, &next, 0);
         return;
     }
-    hire(threads - 1);
+    grow_pool(job->threads - 1);
     pthread_mutex_lock(&pool.lock);
-    pool.work = work, pool.job = job, pool.threads = threads;
+    pool.job = job;
     pool.generation++;
     atomic_store(&pool.next, 0);
     pthread_cond_broadcast(&pool.begin);
     pthread_mutex_unlock(&pool.lock);
     work(job, &pool.next, 0);
     pthread_mutex_lock(&pool.lock);
-    pool.job = NULL; /* who wakes up now goes back to sleep */
+    pool.job = NULL; /* threads that wake up from now on go back to sleep */
     while (pool.active) pthread_cond_wait(&pool.end, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
     pthread_mutex_unlock(&pool.owner);
 }
 
-/* Parts of a job by the threads of PyTorch, where these are of GNU OpenMP. After a product they poll for work for a while:
- * they begin at once, while other threads would wait for their processors. */
+/* The process in which the threads of OpenMP exist. */
+static pid_t first_process;
 
-typedef struct {
-    Part work;
-    const void *job;
-    int parts;
-} Team;
-
-static void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
-static int (*number_of_thread)(void), (*size_of_team)(void);
-
-static void work_of_thread(void *given)
+/* Compute parts of the work by the threads of OpenMP, which PyTorch uses too. After a matrix product they poll for work
+ * for a while and begin at once, whereas other threads would have to wait for a processor. A forked process computes all
+ * parts in one thread: it would wait forever for the threads of its parent. */
+static void in_parts(Part compute, const void *work, int parts)
 {
-    const Team *team = given;
-    for (int part = number_of_thread(); part < team->parts; part += size_of_team()) team->work(team->job, part);
-}
-
-static void in_parts(Part work, const void *job, int parts)
-{
-    Team team = {work, job, parts};
-    if (parts > 1 && parallel && number_of_thread && size_of_team)
-        parallel(work_of_thread, &team, parts, 0);
-    else
-        for (int part = 0; part < parts; part++) work(job, part);
-}
-
-static void look_for_threads(void)
-{
-    *(void **)&parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
-    *(void **)&number_of_thread = dlsym(RTLD_DEFAULT, "omp_get_thread_num");
-    *(void **)&size_of_team = dlsym(RTLD_DEFAULT, "omp_get_num_threads");
+    const int with_threads = parts > 1 && getpid() == first_process;
+#pragma omp parallel for num_threads(parts) if (with_threads)
+    for (int part = 0; part < parts; part++) compute(work, part);
 }
 
 /* -- an update ------------------------------------------------------------------------------------------------ */
 
-/* Padding is zero from the beginning, and stays so. */
+/* Copy rows into padded rows. The padding keeps its initial zeros. */
 static void pad_rows(float *into, const float *from, int64_t rows, int columns)
 {
     for (int64_t r = 0; r < rows; r++)
         memcpy(into + r * PADDED(columns), from + r * columns, sizeof(float) * columns);
 }
 
+/* Copy all parameters into padded rows. */
 static void pack(const Job *job)
 {
     const int L = job->L, Lp = PADDED(L);
@@ -335,15 +374,15 @@ static void pack(const Job *job)
     }
 }
 
-/* Add what stands in padded rows, or in rows without padding, to a result. */
+/* Add rows of a given width, which may include padding, to a result. */
 static void add_rows(float *into, const float *from, int64_t rows, int columns, int width)
 {
     for (int64_t r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) into[r * columns + c] += from[r * width + c];
 }
 
-/* Sum the tasks' gradients, always in the same order, so that the result does not depend on the threads. */
-static void add_up(const Job *job)
+/* Add the gradients of all chunks, always in the same order, so that the result does not depend on the threads. */
+static void add_chunks(const Job *job)
 {
     const int K = job->K, L = job->L;
     clear(job->to_C, K * L);
@@ -355,7 +394,7 @@ static void add_up(const Job *job)
         clear(layer->to_B, layer->I * layer->J);
         if (layer->to_S) clear(layer->to_S, layer->I * layer->J);
     }
-    for (int number = 0; number < job->tasks; number++) {
+    for (int number = 0; number < job->chunks; number++) {
         const float *gradient = job->gradients + number * job->gradient_size;
         add_rows(job->to_C, gradient + job->to_c_at, K, L, PADDED(L));
         add_rows(job->data_mean, gradient + job->to_mean_at, K, L, PADDED(L));
@@ -384,34 +423,13 @@ static void add_up(const Job *job)
 static void contrast(const Job *job)
 {
     pack(job);
-    share(work, job, job->tasks > 1 ? job->threads : 1);
-    if (!job->filling) add_up(job);
+    share(job);
+    if (!job->filling) add_chunks(job);
 }
 
-/* -- uniform numbers ------------------------------------------------------------------------------------------ */
+/* -- Python functions, which take the addresses of arrays --------------------------------------------------------- */
 
-/* NumPy's SFC64, each word two numbers of 24 bits in [0, 1), as `RandomSource` makes them. A block of words at a time:
- * every word follows from the one before, but vector instructions convert them. */
-static void uniform(uint64_t state[4], float *restrict out, int64_t count)
-{
-    uint64_t a = state[0], b = state[1], c = state[2], counter = state[3];
-    int32_t halves[1024];
-    for (int64_t done = 0; done < count; done += 1024) {
-        const int64_t here = count - done < 1024 ? count - done : 1024;
-        for (int64_t i = 0; i < here; i += 2) {
-            const uint64_t word = a + b + counter++;
-            a = b ^ (b >> 11);
-            b = c + (c << 3);
-            c = ((c << 24) | (c >> 40)) + word;
-            halves[i] = (int32_t)(uint32_t)word;
-            halves[i + 1] = (int32_t)(uint32_t)(word >> 32);
-        }
-        for (int64_t i = 0; i < here; i++) out[done + i] = (float)(halves[i] >> 8) * 0x1p-24f + 0.5f;
-    }
-    state[0] = a, state[1] = b, state[2] = c, state[3] = counter;
-}
-
-/* -- Python: arrays are given by their addresses -------------------------------------------------------------- */
+#define FLOATS(address) ((float *)(uintptr_t)(address))
 
 static PyObject *py_contrast(PyObject *module, PyObject *address)
 {
@@ -423,7 +441,8 @@ static PyObject *py_contrast(PyObject *module, PyObject *address)
     Py_RETURN_NONE;
 }
 
-static int worth_threads(int64_t entries, int threads) { return entries < 32768 ? 1 : threads; }
+/* Number of parameters below which a step by one thread is faster than by several. */
+#define WORTH_THREADS 32768
 
 static PyObject *py_step(PyObject *module, PyObject *args)
 {
@@ -434,68 +453,40 @@ static PyObject *py_step(PyObject *module, PyObject *args)
     Step step = {.broken = &broken};
     if (!PyArg_ParseTuple(args, "KKKO!fi", &params, &momenta, &gradient, &PyTuple_Type, &given, &step.momentum, &threads))
         return NULL;
-    const Py_ssize_t n_runs = PyTuple_Size(given);
-    Run *runs = PyMem_Malloc(sizeof(Run) * (n_runs + 1));
-    if (runs == NULL) return PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < n_runs; i++) {
+    const Py_ssize_t n_segments = PyTuple_Size(given);
+    Segment *segments = PyMem_Malloc(sizeof(Segment) * (n_segments + 1));
+    if (segments == NULL) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n_segments; i++) {
         long long count;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(given, i), "Lff", &count, &runs[i].rate, &runs[i].decay)) {
-            PyMem_Free(runs);
+        if (!PyArg_ParseTuple(PyTuple_GetItem(given, i), "Lff", &count, &segments[i].rate, &segments[i].decay)) {
+            PyMem_Free(segments);
             return NULL;
         }
-        runs[i].end = step.count += count;
+        step.count += count;
+        segments[i].end = step.count;
     }
-    step.params = (float *)(uintptr_t)params, step.momenta = (float *)(uintptr_t)momenta;
-    step.gradient = (float *)(uintptr_t)gradient, step.runs = runs;
-    step.parts = worth_threads(step.count, threads);
+    step.params = FLOATS(params);
+    step.momenta = FLOATS(momenta);
+    step.gradient = FLOATS(gradient);
+    step.segments = segments;
+    step.parts = step.count < WORTH_THREADS ? 1 : threads;
     Py_BEGIN_ALLOW_THREADS
     in_parts(processor->check, &step, step.parts);
     if (!broken) in_parts(processor->step, &step, step.parts);
     Py_END_ALLOW_THREADS
-    PyMem_Free(runs);
+    PyMem_Free(segments);
     return PyLong_FromLong(broken);
-}
-
-static PyObject *py_binary(PyObject *module, PyObject *args)
-{
-    unsigned long long field, bias, numbers, into;
-    int threads;
-    Binary job;
-    if (!PyArg_ParseTuple(args, "KKKKiifi", &field, &bias, &numbers, &into, &job.rows, &job.columns, &job.scale, &threads))
-        return NULL;
-    job.field = (const float *)(uintptr_t)field, job.bias = (const float *)(uintptr_t)bias;
-    job.numbers = (const float *)(uintptr_t)numbers, job.into = (float *)(uintptr_t)into;
-    job.parts = worth_threads((int64_t)job.rows * job.columns, threads);
-    Py_BEGIN_ALLOW_THREADS
-    in_parts(processor->binary, &job, job.parts);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-static PyObject *py_sums(PyObject *module, PyObject *args)
-{
-    unsigned long long x, total, minus_first;
-    int threads;
-    Sums job;
-    if (!PyArg_ParseTuple(args, "KKKiiiffi", &x, &total, &minus_first, job.rows, job.rows + 1, &job.columns, job.weights,
-                          job.weights + 1, &threads))
-        return NULL;
-    job.x = (const float *)(uintptr_t)x, job.total = (float *)(uintptr_t)total;
-    job.minus_first = (float *)(uintptr_t)minus_first;
-    job.parts = worth_threads((int64_t)(job.rows[0] + job.rows[1]) * job.columns, threads);
-    Py_BEGIN_ALLOW_THREADS
-    in_parts(processor->sums, &job, job.parts);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
 }
 
 static PyObject *py_uniform(PyObject *module, PyObject *args)
 {
-    unsigned long long state, out;
-    Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "KKn", &state, &out, &count)) return NULL;
+    unsigned long long out, key;
+    Py_ssize_t rows, lines, columns;
+    unsigned int first_row, step, draw;
+    if (!PyArg_ParseTuple(args, "KnnnKIII", &out, &rows, &lines, &columns, &key, &first_row, &step, &draw)) return NULL;
+    const Uniform uniform = {FLOATS(out), lines, columns, key, first_row, step, draw};
     Py_BEGIN_ALLOW_THREADS
-    uniform((uint64_t *)(uintptr_t)state, (float *)(uintptr_t)out, count);
+    processor->uniform(&uniform, 0, rows);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -504,8 +495,8 @@ static PyObject *py_processors(PyObject *module, PyObject *unused)
 {
     PyObject *names = PyList_New(0);
     for (int i = 0; names && i < PROCESSORS; i++) {
-        PyObject *name = processors[i].there ? PyUnicode_FromString(processors[i].name) : NULL;
-        if (processors[i].there && (name == NULL || PyList_Append(names, name))) Py_CLEAR(names);
+        PyObject *name = processors[i].supported ? PyUnicode_FromString(processors[i].name) : NULL;
+        if (processors[i].supported && (name == NULL || PyList_Append(names, name))) Py_CLEAR(names);
         Py_XDECREF(name);
     }
     return names;
@@ -514,7 +505,7 @@ static PyObject *py_processors(PyObject *module, PyObject *unused)
 static PyObject *py_use(PyObject *module, PyObject *name)
 {
     for (int i = 0; PyUnicode_Check(name) && i < PROCESSORS; i++)
-        if (processors[i].there && PyUnicode_CompareWithASCIIString(name, processors[i].name) == 0) {
+        if (processors[i].supported && PyUnicode_CompareWithASCIIString(name, processors[i].name) == 0) {
             processor = processors + i;
             Py_RETURN_NONE;
         }
@@ -527,18 +518,20 @@ static PyObject *py_workers(PyObject *module, PyObject *unused)
 }
 
 static PyMethodDef methods[] = {
-    {"workers", py_workers, METH_NOARGS, "Number of threads that wait for work in this process."},
-    {"processors", py_processors, METH_NOARGS, "Kinds of processor that this code was made for and runs on, the best last."},
-    {"use", py_use, METH_O, "Take the code for one of these kinds, for tests; the best is taken if nothing is said."},
-    {"contrast", py_contrast, METH_O, "Gradient of one update, or draws of missing entries; the address of a Job."},
-    {"step", py_step, METH_VARARGS, "Make a step: addresses of parameters, momenta and gradient, a tuple of (number, rate, weight "
-     "decay) of parameters one after another, momentum, threads. The gradient becomes the former parameters. Returns 0, 1 if "
-     "the gradient is not finite, and nothing has changed, or 2 if the new parameters are not finite."},
-    {"binary", py_binary, METH_VARARGS, "Means of binary units times a scale, or draws: addresses of fields, bias, numbers (0 for "
-     "means) and result, rows, columns, scale, threads."},
-    {"sums", py_sums, METH_VARARGS, "Sums of the rows of two sides, one after the other, with weights: addresses of rows, of the "
-     "result and of minus the first side's part (0 for none), rows of both sides, columns, weights of both sides, threads."},
-    {"uniform", py_uniform, METH_VARARGS, "Fill floats from an SFC64 state: addresses of state and floats, their number."},
+    {"workers", py_workers, METH_NOARGS, "Return the number of threads in the pool of this process."},
+    {"processors", py_processors, METH_NOARGS,
+     "Return the kinds of processors that this code was compiled for and that this machine supports, the best last."},
+    {"use", py_use, METH_O, "Use the code for one kind of processor instead of the best kind, for tests."},
+    {"contrast", py_contrast, METH_O,
+     "Compute the gradient of an update, or draw missing entries. The argument is the address of a Job."},
+    {"step", py_step, METH_VARARGS,
+     "Make a step. The arguments are the addresses of parameters, momenta and gradient; a tuple of segments, each a number "
+     "of neighboring parameters with their learning rate and weight decay; the momentum; and the number of threads. The "
+     "gradient is overwritten by the former parameters. Returns 0 on success, 1 if the gradient is not finite, in which "
+     "case nothing changes, and 2 if the new parameters are not finite."},
+    {"uniform", py_uniform, METH_VARARGS,
+     "Fill an array with uniform random numbers. The arguments are its address; numbers of rows, lines and columns; key, "
+     "first row, step and draw."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -546,8 +539,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 
 
 PyMODINIT_FUNC PyInit__native(void)
 {
-    look_at_processor();
-    look_for_threads();
+    choose_processor();
+    first_process = getpid();
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
     if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||

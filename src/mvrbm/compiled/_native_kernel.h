@@ -1,11 +1,11 @@
-/* Contrastive divergence of some samples, for one kind of processor. Included once for each kind, with
- *   NAME(x)  the name of a function for that kind
- *   LANES    floats of a vector register
- *   ROWS     rows of a product that are held in registers at once, each in two vectors
- *   GK, GI   rows and columns of a block of the gradient of U that is held in registers at once
+/* Kernels for one kind of processor. _native.c includes this file once per kind, and defines
+ *   NAME(x)  the name of a function for this kind,
+ *   LANES    the number of floats in a vector register,
+ *   ROWS     the number of rows of a product in registers at a time, each in two vectors,
+ *   GK, GI   the number of rows and columns of a block of the gradient of U in registers at a time.
  *
- * Every sample is a matrix by itself, its rows padded to a multiple of PAD: all that is known of one sample stays
- * in the first cache. Padding of V is zero, so what stands in the padding of states (draws, which are finite) counts nothing.
+ * Every sample is one matrix whose rows are padded to a multiple of PAD, and all arrays of one sample stay in the
+ * first-level cache. The padding of V is zero, so the padding of states, which holds finite draws, has no effect.
  */
 
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES)));
@@ -20,7 +20,7 @@ INLINE vec NAME(pick)(ivec where, vec a, vec b) { return (vec)(((ivec)a & where)
 
 /* -- products ------------------------------------------------------------------------------------------------ */
 
-/* `rows` rows and `wide` vectors of a product, all in registers. Arguments that are constants stay so: all is inlined. */
+/* A tile of a product, (rows, wide * LANES), in registers. It is inlined, so that constant arguments stay constant. */
 INLINE void NAME(tile)(int rows, int wide, int inner, const float *a, long down, long across,
                        const float *b, long b_row, float *out, long out_row, int add)
 {
@@ -45,11 +45,12 @@ INLINE void NAME(tile)(int rows, int wide, int inner, const float *a, long down,
         for (int w = 0; w < wide; w++) NAME(store)(out + r * out_row + w * LANES, sum[r][w]);
 }
 
+/* Some columns of a product, `wide` vectors per row. */
 INLINE void NAME(column)(int wide, int rows, int inner, const float *a, long down, long across,
                          const float *b, long b_row, float *out, long out_row, int add)
 {
     int blocks = (rows + ROWS - 1) / ROWS;
-    for (int first = 0; blocks; blocks--) { /* of nearly equal heights: a block of one row would be slow */
+    for (int first = 0; blocks; blocks--) { /* blocks of nearly equal heights: a block of one row would be slow */
         int height = (rows - first) / blocks;
         const float *left = a + first * down;
         float *into = out + first * out_row;
@@ -78,6 +79,7 @@ static void NAME(product)(int rows, int inner, int width, const float *a, long d
     if (at < width) NAME(column)(1, rows, inner, a, down, across, b + at, width, out + at, width, add);
 }
 
+/* A block of the sum over samples of G X', (high, wide), in registers. */
 INLINE void NAME(block)(int high, int wide, int count, int vectors, const float *g, long g_row, long g_sample,
                         const float *x, long x_row, long x_sample, float *out, long out_row)
 {
@@ -129,8 +131,8 @@ static void NAME(outer)(int K, int I, int count, int width, const float *g, long
 
 /* -- units --------------------------------------------------------------------------------------------------- */
 
-/* exp(-x) by a polynomial between powers of two (Cephes): right to two units of the last place.
- * What it makes of NaN is no matter: the products with which gradients are made are NaN then. */
+/* exp(-x) by a power of two and a polynomial, as in the Cephes library, with an error of at most two units in the last
+ * place. The result for NaN does not matter: the products for the gradients are NaN then. */
 INLINE vec NAME(exp_minus)(vec x)
 {
     const vec least = NAME(all)(-87.0f), most = NAME(all)(88.0f), rounder = NAME(all)(12582912.0f);
@@ -148,22 +150,28 @@ INLINE vec NAME(exp_minus)(vec x)
     return (vec)((ivec)p + ((ivec)shifted << 23)); /* the last bits of `shifted` are the power of two */
 }
 
-/* Numbers of a sample, so that whole vectors can be read past its end. */
-INLINE const float *NAME(numbers)(const float *all, int sample, int samples, int area, float *spare)
+/* Write the random numbers of one sample for a draw to `spare`, which has room to read whole vectors past their end. */
+INLINE const float *NAME(numbers_of)(const Job *job, int draw, int sample, int lines, int columns, float *spare)
 {
-    const float *own = all + (long)sample * area;
-    if ((long)(samples - sample) * area >= area + PAD) return own;
-    memcpy(spare, own, sizeof(float) * area);
+    const float *normal = job->normal[draw];
+    if (normal) {
+        memcpy(spare, normal + (long)sample * lines * columns, sizeof(float) * lines * columns);
+        return spare;
+    }
+    /* When filling, the first step draws no hidden layer, and its number is not counted. */
+    const Uniform row = {spare, lines, columns, job->key, job->first_row + sample, job->update,
+                         job->first_draw + draw - (job->filling ? 1 : 0)};
+    NAME(uniform)(&row, 0, 1);
     return spare;
 }
 
-/* Draw one of some categories from fields with a number: their places are overwritten by zeros and a one. */
+/* Draw one of several categories from their fields and a random number, and overwrite the fields by zeros and a one. */
 INLINE void NAME(draw_category)(int categories, float *field, float number)
 {
     float most = field[0], total = 0, sum = 0;
     int chosen = 0;
     for (int c = 1; c < categories; c++) most = field[c] > most ? field[c] : most;
-    for (int at = 0; at < categories; at += LANES) { /* not to be read beyond the last one */
+    for (int at = 0; at < categories; at += LANES) { /* read no further than the last category */
         const size_t bytes = sizeof(float) * (categories - at < LANES ? categories - at : LANES);
         vec own = {};
         memcpy(&own, field + at, bytes);
@@ -176,7 +184,7 @@ INLINE void NAME(draw_category)(int categories, float *field, float number)
     field[chosen] = 1;
 }
 
-/* Draw a layer (rows, columns) from fields (rows, width), into which it may be written; `into` is like `field`. */
+/* Draw a layer (rows, columns) from fields (rows, width). `into` has the shape of `field`, and may be `field`. */
 static void NAME(draw)(int gaussian, int rows, int columns, int width, const float *field, const float *numbers, float *into)
 {
     const vec one = NAME(all)(1.0f);
@@ -189,76 +197,31 @@ static void NAME(draw)(int gaussian, int rows, int columns, int width, const flo
         }
 }
 
-INLINE vec NAME(mean_or_draw)(vec field, const float *numbers, float scale)
-{
-    const vec one = NAME(all)(1.0f), inverse = one + NAME(exp_minus)(field);
-    return numbers ? (vec)((NAME(load)(numbers) * inverse < one) & (ivec)one) : scale / inverse;
-}
+/* -- a step of gradient descent: the rule of updates/step.py, which reads and writes every number once ---------- */
 
-/* A part of the means or draws of binary units. The last entries of a row, fewer than a vector, are copied. */
-static void NAME(binary)(const void *given, int part)
+/* Check one part of the gradient. */
+static void NAME(check)(const void *work, int part)
 {
-    const Binary *job = given;
-    const int columns = job->columns, whole = columns / LANES * LANES;
-    const size_t rest = sizeof(float) * (columns - whole);
-    const float *bias = job->bias;
-    float last[3][LANES] = {0};
-    for (int r = PART(job->rows, part, job->parts); r < PART(job->rows, part + 1, job->parts); r++) {
-        const float *field = job->field + (int64_t)r * columns, *numbers = job->numbers;
-        float *into = job->into + (int64_t)r * columns;
-        if (numbers) numbers += (int64_t)r * columns;
-        for (int at = 0; at < whole; at += LANES) {
-            const vec all = NAME(load)(field + at) + NAME(load)(bias + at);
-            NAME(store)(into + at, NAME(mean_or_draw)(all, numbers ? numbers + at : NULL, job->scale));
-        }
-        memcpy(last[0], field + whole, rest), memcpy(last[1], bias + whole, rest);
-        if (numbers) memcpy(last[2], numbers + whole, rest);
-        const vec all = NAME(load)(last[0]) + NAME(load)(last[1]);
-        NAME(store)(last[0], NAME(mean_or_draw)(all, numbers ? last[2] : NULL, job->scale));
-        memcpy(into + whole, last[0], rest);
-    }
-}
-
-/* Weighted sums of the rows of both sides, in some of the columns. */
-static void NAME(sums)(const void *given, int part)
-{
-    const Sums *job = given;
-    const int from = PART(job->columns, part, job->parts), count = PART(job->columns, part + 1, job->parts) - from;
-    const float *x = job->x + from;
-    float *restrict total = job->total + from;
-    clear(total, count);
-    for (int side = 0; side < 2; side++) {
-        for (int r = 0; r < job->rows[side]; r++, x += job->columns)
-            for (int c = 0; c < count; c++) total[c] += job->weights[side] * x[c];
-        if (side == 0 && job->minus_first)
-            for (int c = 0; c < count; c++) job->minus_first[from + c] = -total[c];
-    }
-}
-
-/* -- a step of gradient descent: see step.py, of which this is the rule, reading and writing memory once ------------- */
-
-static void NAME(check)(const void *given, int part)
-{
-    const Step *step = given;
+    const Step *step = work;
     const int64_t last = step->count * (part + 1) / step->parts;
     uint32_t broken = 0;
     for (int64_t i = step->count * part / step->parts; i < last; i++) broken |= is_broken(step->gradient + i);
     if (broken) atomic_store(step->broken, 1);
 }
 
-/* Make a part of a step; the gradient is overwritten by the parameters as they were. A fused multiply-add can be used in one way
- * only, so that bits do not depend on where a part begins. */
-static void NAME(step)(const void *given, int part)
+/* Make one part of a step, and overwrite the gradient by the former parameters. The parentheses leave compilers one way to
+ * use fused multiply-adds, so that the bits do not depend on where a part begins. */
+static void NAME(step)(const void *work, int part)
 {
-    const Step *step = given;
+    const Step *step = work;
     const float momentum = step->momentum;
     float *restrict p = step->params, *restrict m = step->momenta, *restrict g = step->gradient;
     const int64_t last = step->count * (part + 1) / step->parts;
     uint32_t broken = 0;
     int64_t i = step->count * part / step->parts;
-    for (const Run *run = step->runs; i < last; run++) {
-        const float rate = run->rate, decay = run->decay;
-        for (const int64_t end = run->end < last ? run->end : last; i < end; i++) {
+    for (const Segment *segment = step->segments; i < last; segment++) {
+        const float rate = segment->rate, decay = segment->decay;
+        for (const int64_t end = segment->end < last ? segment->end : last; i < end; i++) {
             const float old = p[i];
             m[i] = momentum * m[i] + (g[i] + decay * old);
             p[i] = old - rate * m[i];
@@ -271,7 +234,7 @@ static void NAME(step)(const void *given, int part)
 
 /* -- a sample ------------------------------------------------------------------------------------------------ */
 
-/* The next run of entries that are not zero, of which one-hot rows have few: where it begins, and its length or 0. */
+/* Find the next run of nonzero entries, of which one-hot rows have few. Sets `from` to its start, and returns its length. */
 INLINE int NAME(next_run)(const float *x, int count, int *from)
 {
     int end = *from;
@@ -280,8 +243,8 @@ INLINE int NAME(next_run)(const float *x, int count, int *from)
     return end - *from;
 }
 
-/* Hidden field (K, Lp) of states, C + sum U X V'. Products U X are kept for the gradient. Full weights are one long row for
- * every visible entry. */
+/* Compute the hidden field C + sum U X V' of states, (K, Lp), and keep the products U X for the gradient. Dense weights
+ * have one long row per visible entry. */
 static void NAME(upwards)(const Job *job, const Scratch *own, const float *states)
 {
     const int K = job->K, Lp = PADDED(job->L);
@@ -303,13 +266,13 @@ static void NAME(upwards)(const Job *job, const Scratch *own, const float *state
     }
 }
 
-/* Draw a visible layer (I, Jp) from its field, which it overwrites. */
+/* Draw a visible layer (I, Jp) from its field, which is overwritten. */
 static void NAME(draw_visible)(const Job *job, const Scratch *own, int m, int sample, int step, float *x)
 {
     const Layer *layer = job->layers + m;
     const int I = layer->I, J = layer->J, Jp = PADDED(J), sites = I * J / layer->categories, across = J / layer->categories;
-    const float *all = job->numbers[step * (1 + job->n_layers) + 1 + m];
-    const float *numbers = NAME(numbers)(all, sample, job->n_chains, sites, own->spare);
+    const int draw = step * (1 + job->n_layers) + 1 + m;
+    const float *numbers = NAME(numbers_of)(job, draw, sample, layer->lines, layer->columns, own->spare);
     if (layer->kind == CATEGORICAL)
         for (int site = 0; site < sites; site++)
             NAME(draw_category)(layer->categories, x + site / across * Jp + site % across * layer->categories, numbers[site]);
@@ -320,7 +283,7 @@ static void NAME(draw_visible)(const Job *job, const Scratch *own, int m, int sa
             for (int j = 0; j < J; j++) x[i * Jp + j] -= layer->shift[i * J + j];
 }
 
-/* Draw every visible layer given a hidden one (K, Lp). */
+/* Draw every visible layer given the hidden layer (K, Lp). */
 static void NAME(downwards)(const Job *job, const Scratch *own, const float *hidden, int sample, int step, float *states)
 {
     const int K = job->K, L = job->L, Lp = PADDED(L);
@@ -342,12 +305,11 @@ static void NAME(downwards)(const Job *job, const Scratch *own, const float *hid
 static void NAME(draw_hidden)(const Job *job, const Scratch *own, int sample, int step)
 {
     const int K = job->K, L = job->L;
-    const float *all = job->numbers[step * (1 + job->n_layers)];
-    const float *numbers = NAME(numbers)(all, sample, job->n_chains, K * L, own->spare);
+    const float *numbers = NAME(numbers_of)(job, step * (1 + job->n_layers), sample, job->lines, job->columns, own->spare);
     NAME(draw)(job->gaussian, K, L, PADDED(L), own->field, numbers, own->hidden);
 }
 
-/* Gibbs steps of one chain from a hidden field on. */
+/* Make the Gibbs steps of one chain, starting from its hidden field. */
 static void NAME(gibbs)(const Job *job, const Scratch *own, int sample, float *states)
 {
     for (int step = 0; step < job->steps; step++) {
@@ -357,7 +319,7 @@ static void NAME(gibbs)(const Job *job, const Scratch *own, int sample, float *s
     }
 }
 
-/* Add the sums of a sample for the gradient of variances: the field is in `own->spare` then. */
+/* Add one sample's part of the sums for the gradient of variances. Computes the field in `own->spare`. */
 static void NAME(spread)(const Job *job, const Scratch *own, const Layer *layer, const float *x, const float *kept,
                          float weight, float *to_s)
 {
@@ -372,8 +334,8 @@ static void NAME(spread)(const Job *job, const Scratch *own, const Layer *layer,
     }
 }
 
-/* Add one sample's part to the gradients of all biases and V, and keep what those of U need, h V. Of the hidden bias, the
- * part of the data stands at a place of its own. */
+/* Add one sample's part to the gradients of all biases and V, and keep h V for the gradient of U. `to_c` is the gradient of
+ * the hidden bias, which is separate for the data and the chains. */
 static void NAME(slopes)(const Job *job, const Scratch *own, const float *states, float *kept, float weight, float *gradient,
                          float *to_c)
 {
@@ -403,7 +365,7 @@ static void NAME(slopes)(const Job *job, const Scratch *own, const float *states
     }
 }
 
-/* Bring a sample of the data into padded rows, in the units of the flat form. */
+/* Copy a sample of the data into padded rows, and convert it to states. */
 static void NAME(read)(const Job *job, int sample, float *states)
 {
     for (int m = 0; m < job->n_layers; m++) {
@@ -419,9 +381,9 @@ static void NAME(read)(const Job *job, int sample, float *states)
     }
 }
 
-/* -- unknown entries ------------------------------------------------------------------------------------------ */
+/* -- missing entries ------------------------------------------------------------------------------------------ */
 
-/* Take the known entries of a sample from other states. */
+/* Copy the known entries of a sample from other states. */
 static void NAME(keep_known)(const Job *job, int sample, const float *from, float *states)
 {
     for (int m = 0; m < job->n_layers; m++) {
@@ -436,10 +398,10 @@ static void NAME(keep_known)(const Job *job, int sample, const float *from, floa
     }
 }
 
-/* Draw the unknown entries of a sample without a field at first, then in Gibbs steps, and write it back to the data. */
+/* Draw the missing entries of a sample, first without a field, then in Gibbs steps, and write them to the data. */
 static void NAME(fill)(const Job *job, const Scratch *own, int sample)
 {
-    float *x = own->states, *data = own->states + job->states; /* a group has two samples at least */
+    float *x = own->states, *data = own->states + job->states; /* a group has room for at least two samples */
     NAME(read)(job, sample, data);
     for (int step = 0; step <= job->steps; step++) {
         if (step == 0)
@@ -468,9 +430,9 @@ static void NAME(fill)(const Job *job, const Scratch *own, int sample)
     }
 }
 
-/* -- a task: some samples of the data and some chains, into a gradient of its own ----------------------------- */
+/* -- a chunk of samples and chains, with a separate gradient ---------------------------------------------------- */
 
-/* Add the gradients of U of what was kept of `count` samples. */
+/* Add the gradients of U of the group of `count` samples. */
 static void NAME(flush)(const Job *job, const Scratch *own, int count, float *gradient)
 {
     for (int m = 0; m < job->n_layers; m++) {
@@ -483,11 +445,12 @@ static void NAME(flush)(const Job *job, const Scratch *own, int count, float *gr
     }
 }
 
-static void NAME(task)(const Job *job, const Scratch *own, int number)
+/* Compute the gradient of one chunk, or draw its missing entries. */
+static void NAME(chunk)(const Job *job, const Scratch *own, int number)
 {
     float *gradient = job->gradients + (long)number * job->gradient_size;
-    const int data_from = PART(job->n_data, number, job->tasks), data_to = PART(job->n_data, number + 1, job->tasks);
-    const int chain_from = PART(job->n_chains, number, job->tasks), chain_to = PART(job->n_chains, number + 1, job->tasks);
+    const int data_from = PART(job->n_data, number, job->chunks), data_to = PART(job->n_data, number + 1, job->chunks);
+    const int chain_from = PART(job->n_chains, number, job->chunks), chain_to = PART(job->n_chains, number + 1, job->chunks);
     int count = 0;
     if (job->filling) {
         for (int s = data_from; s < data_to; s++) NAME(fill)(job, own, s);
@@ -502,7 +465,7 @@ static void NAME(task)(const Job *job, const Scratch *own, int number)
         NAME(upwards)(job, own, STATES);
         NAME(slopes)(job, own, STATES, KEPT, -job->data_weight, gradient, gradient + job->to_mean_at);
         COUNT_ONE()
-        if (!job->chains) { /* contrastive divergence: the chain continues from the data's own field */
+        if (!job->chains) { /* contrastive divergence: the chain starts from the field of the data */
             NAME(gibbs)(job, own, s, STATES);
             NAME(slopes)(job, own, STATES, KEPT, job->chain_weight, gradient, gradient + job->to_c_at);
             COUNT_ONE()

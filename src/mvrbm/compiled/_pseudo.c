@@ -1,8 +1,9 @@
-/* Log-odds of binary sites given all others, for the pseudo-likelihood: see pseudo.py, which lays out the arrays.
+/* Log-odds of each binary site given all other sites, for the pseudo-likelihood. pseudo.py lays out the arrays.
  *
- * With p and q the probabilities of a one and a zero of a hidden unit, its normalizer grows by the factor q + p exp(d)
- * when its field grows by d. The log-odds of a site are logarithms of products of such factors over the hidden units:
- * one multiplication and addition each, and one logarithm for all. Products keep their mantissa and count exponents.
+ * Let p and q be the probabilities that a hidden unit is one and zero. If its field grows by d, its normalizer grows by
+ * the factor q + p exp(d). The log-odds of a site are the logarithm of the product of these factors over all hidden
+ * units, which takes one multiplication and addition per unit and one logarithm per site. Products store the mantissa
+ * and the exponent separately, so that they do not overflow.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -15,12 +16,12 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 8
-#define CHAINS 4 /* products at once, so that none waits for the one before */
+#define CHAINS 4 /* number of independent products at a time, to hide the latency of multiplications */
 #define PAD (LANES * CHAINS)
-#define EACH_CHAIN _Pragma("GCC unroll 4") for (int c = 0; c < CHAINS; c++) /* unrolled, so that it stays in registers */
-#define SAMPLES 8 /* whose probabilities stay in the first-level cache while all sites pass by */
+#define EACH_CHAIN _Pragma("GCC unroll 4") for (int c = 0; c < CHAINS; c++) /* unrolled, to stay in registers */
+#define SAMPLES 8 /* number of samples whose probabilities fit the first-level cache together */
 
-/* The loader picks the best of these for the processor that is there. */
+/* The dynamic loader chooses the best version for the processor. */
 #if defined(__x86_64__) && defined(__GLIBC__)
 #define FOR_EVERY_PROCESSOR __attribute__((target_clones("avx512f", "fma", "default")))
 #else
@@ -38,7 +39,10 @@ typedef struct {
 INLINE Product one(void)
 {
     Product product;
-    EACH_CHAIN product.mantissa[c] = (Floats){0} + 1.0f, product.exponent[c] = (Ints){0};
+    EACH_CHAIN {
+        product.mantissa[c] = (Floats){0} + 1.0f;
+        product.exponent[c] = (Ints){0};
+    }
     return product;
 }
 
@@ -60,8 +64,14 @@ INLINE float logarithm(Product product)
     int32_t exponent = 0;
     split(&product);
     mantissas += 1.0f;
-    EACH_CHAIN mantissas *= product.mantissa[c], exponents += product.exponent[c];
-    for (int lane = 0; lane < LANES; lane++) mantissa *= mantissas[lane], exponent += exponents[lane];
+    EACH_CHAIN {
+        mantissas *= product.mantissa[c];
+        exponents += product.exponent[c];
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        mantissa *= mantissas[lane];
+        exponent += exponents[lane];
+    }
     return (float)(log(mantissa) + exponent * 0.69314718055994530942);
 }
 
@@ -98,7 +108,7 @@ INLINE float log_growth(const float *p, const float *q, const float *factor, int
     return logarithm(product);
 }
 
-/* Of a gray value: what the normalizer would be with a one, over what it would be with a zero. */
+/* For a gray value: the logarithm of the ratio of the normalizers with a one and with a zero at the site. */
 INLINE float gray(const float *p, const float *q, const float *weight, const float *up, float value, int64_t hidden,
                   int64_t group)
 {
@@ -119,14 +129,14 @@ INLINE float gray(const float *p, const float *q, const float *weight, const flo
     return logarithm(with_one) - logarithm(with_zero);
 }
 
-/* Probabilities of a one and of a zero of the hidden units of one sample, whose fields are finite. */
+/* Compute the probabilities that each hidden unit of one sample is one and zero. Fields must be finite. */
 INLINE void probabilities(const float *field, const float *bias, int64_t hidden, int64_t padded, float *p, float *q)
 {
     for (int64_t k = 0; k < hidden; k++) {
         const float total = field[k] + bias[k];
         q[k] = total < -80 ? -80 : total > 80 ? 80 : total;
     }
-    for (int64_t k = hidden; k < padded; k++) q[k] = -80; /* beyond the end p is zero */
+    for (int64_t k = hidden; k < padded; k++) q[k] = -80; /* p is zero in the padding */
     for (int64_t k = 0; k < padded; k += LANES) {
         Floats odds = -AT(q, k);
         exponential(&odds);
@@ -177,7 +187,7 @@ static PyObject *py_log_odds(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"log_odds", py_log_odds, METH_VARARGS, "Log-odds of sites: addresses of arrays of floats, sizes, factors between splits."},
+    {"log_odds", py_log_odds, METH_VARARGS, "Compute log-odds of sites. The arguments are addresses of arrays, sizes, and the number of factors between splits."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-"""Uniform random numbers by `_random.c`, if it was compiled."""
+"""Uniform random numbers by the C code, where it was built."""
 
 import math
 
@@ -9,14 +9,14 @@ from mvrbm.compiled import library
 
 
 def uniform(key: int, layout: tuple[int, int, int], step: int, draw: int, first_row: int) -> Tensor | None:
-    """Return uniform numbers (rows * lines * columns,) as float32 on the CPU, or None without compiled code.
+    """Return uniform numbers (rows * lines * columns,) as float32 on the CPU, or None without the C code.
 
-    The arguments are those of :func:`mvrbm.random.philox.uniform`; `layout` holds the numbers of rows, lines and
-    columns.
+    `layout` is the numbers of rows, lines and columns. For the other arguments see
+    :func:`mvrbm.random.philox.uniform`.
     """
-    code = library("_random")
+    code = library()
     if code is None:
         return None
-    out = torch.empty(math.prod(layout), dtype=torch.float32, device="cpu")  # whatever the default device is
+    out = torch.empty(math.prod(layout), dtype=torch.float32, device="cpu")  # not on the default device
     code.uniform(out.data_ptr(), *layout, key, first_row, step, draw)
     return out

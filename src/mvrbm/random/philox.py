@@ -1,13 +1,13 @@
 r"""The definition of all random numbers: Philox 4x32 with ten rounds, in PyTorch, for any device.
 
 Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) maps a counter of four 32-bit words and a
-key of two to four random words. An array of shape (rows, \\*lines, last) takes its numbers from these counters:
+key of two words to four random words. An array of shape (rows, \\*lines, last) takes its numbers from these counters:
 
     (line * ceil(last / 4) + column // 4,  row,  step,  draw)
 
-where `line` is the flat index over the middle axes; the entry's number comes from word `column % 4`. A number is
-therefore independent of the number of rows and of how kernels cut an array into tiles. C and Triton implement the same
-definition, and the tests compare them bit for bit.
+where `line` is the flat index over the middle axes. The number of an entry is word `column % 4`. It does not depend on
+the number of rows, or on how kernels divide an array into tiles. The C code and the Triton kernels implement the same
+definition, and tests compare them bit for bit.
 """
 
 import math
@@ -16,16 +16,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Multipliers of the two products per round, and the constants that advance the key, from the paper.
+# Multipliers of the two products per round, from the paper.
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+# Increments of the two words of the key per round, from the paper.
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+# Number of rounds.
 ROUNDS = 10
+# The lower 32 bits of an integer.
 _MASK = 0xFFFFFFFF
 
-# Added to the number of a draw for the angles of normal numbers, which need two uniform numbers each.
+# A normal number needs two uniform numbers. The second one, for the angle, comes from the draw with this number added.
 ANGLES = 0x40000000
 
-#: Number of a step: an integer, or a tensor () on a GPU, which CUDA graphs advance themselves.
+#: Number of a step: an integer, or a tensor () on a GPU, which CUDA graphs can increment.
 Step = int | Tensor
 
 
@@ -37,9 +40,9 @@ def words(key: int, quad: Tensor, row: Tensor, step: Step, draw: int) -> tuple[T
     key : int
         Key of 64 bits.
     quad, row : Tensor of int64
-        First and second word of the counters. Their shapes broadcast.
+        First and second word of the counters, with shapes that broadcast.
     step : int or Tensor of int64
-        Third word of the counters, which broadcasts too.
+        Third word of the counters, with a shape that broadcasts too.
     draw : int
         Fourth word of the counters.
     """
@@ -62,7 +65,7 @@ def words(key: int, quad: Tensor, row: Tensor, step: Step, draw: int) -> tuple[T
 
 
 def layout(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return the numbers of rows, of lines per row and of columns per line of an array; see the module docstring."""
+    """Return the number of rows of an array, of lines per row and of columns per line; see the module docstring."""
     if not shape:
         return 1, 1, 1
     if len(shape) == 1:
@@ -73,9 +76,9 @@ def layout(shape: Sequence[int]) -> tuple[int, int, int]:
 def uniform(
     key: int, shape: Sequence[int], step: Step, draw: int, first_row: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return uniform numbers between 0 and 1, both excluded, of a shape.
+    """Return an array of uniform numbers between 0 and 1, both excluded.
 
-    They are odd multiples of 2**-24, which float32 and float64 both hold exactly.
+    They are odd multiples of 2**-24, which float32 and float64 both represent exactly.
     """
     rows, lines, columns = layout(shape)
     quads = -(-columns // 4)
@@ -87,7 +90,7 @@ def uniform(
 
 
 def sort_keys(key: int, n: int, steps: Tensor, draw: int) -> Tensor:
-    """Return random keys of 40 bits, (len(steps), n): sorting them gives a random permutation for each step."""
+    """Return random keys of 40 bits, (len(steps), n). Sorting them gives one random permutation per step."""
     entry = torch.arange(n, device=steps.device)
     high, low, _, _ = words(key, entry, torch.zeros_like(entry[:1]), steps[:, None], draw)
     return high << 8 | low >> 24

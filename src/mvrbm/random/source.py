@@ -1,6 +1,6 @@
-"""The source of random numbers that every function which draws takes as an argument.
+"""The source of random numbers, which all functions that draw take as an argument.
 
-The package never uses the global generators of PyTorch and NumPy, so a result depends only on its arguments and a seed.
+The package never uses the global generators of PyTorch and NumPy. Results depend only on the arguments and the seed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,17 +24,26 @@ from mvrbm.validation import whole_number
 __all__ = ["RandomSource"]
 
 _MAX_SEED = 2**63
-# First part of the path of a named stream: larger than the number of any child that `split` returns.
+# First part of the path of a named stream, larger than the number of any child that `split` returns.
 _NAMED = 2**32 - 1
-# Bits of a sort key. The bits above hold the number of the permutation, so that one sort serves several.
+# Number of bits of a sort key. The higher bits hold the number of the permutation, so that one sort gives several.
 _KEY_BITS = 40
+
+
+class Position(NamedTuple):
+    """The position of a source in its sequence, from which C code and kernels compute the same numbers."""
+
+    key: int
+    step: philox.Step
+    draw: int  # number of the next draw
+    first_row: int
 
 
 class RandomSource:
     """Uniform and normal numbers and permutations, each a function of seed, step, draw, row and entry.
 
-    A source counts its draws, so that successive calls return different numbers. The number that an entry of a draw
-    gets does not depend on the device, the dtype, the number of rows, or how many numbers earlier draws have used.
+    A source counts its draws, so that successive calls return different numbers. The number of an entry does not depend
+    on the device, the dtype, the number of rows, or the sizes of earlier draws.
 
     Parameters
     ----------
@@ -62,15 +72,20 @@ class RandomSource:
 
     @functools.cached_property
     def key(self) -> int:
-        """The key of this source's numbers, of 63 bits."""
+        """The key of the numbers of this source, an integer of 63 bits."""
         # SeedSequence turns related seeds and paths into unrelated keys.
         sequence = np.random.SeedSequence(self._entropy, spawn_key=self._path)
         return int(sequence.generate_state(1, np.uint64)[0] >> 1)
 
-    # -- where in the sequence ------------------------------------------------------------------------
+    @property
+    def position(self) -> Position:
+        """The key, and the counters of the next draw."""
+        return Position(self.key, self._step, self._draw, self._first_row)
+
+    # -- position -------------------------------------------------------------------------------------
 
     def at_step(self, step: philox.Step, *, draw: int = 0, first_row: int = 0) -> RandomSource:
-        """Return a source of the numbers of one step, the same at every call.
+        """Return the source of the numbers of one step. Every call returns the same numbers.
 
         Parameters
         ----------
@@ -79,8 +94,8 @@ class RandomSource:
         draw : int
             Number of the first draw.
         first_row : int
-            Number of the first row of every draw: a process that holds rows 100 to 199 of a batch passes 100, and draws
-            the numbers that a single process would draw for them.
+            Number of the first row of every draw. A process that holds rows 100 to 199 of a batch passes 100, and draws
+            the numbers that a single process would draw for these rows.
         """
         found = self._at(self._path)
         found.__dict__["key"] = self.key
@@ -90,7 +105,7 @@ class RandomSource:
         return found
 
     def next_step(self) -> None:
-        """Continue with the numbers of the next step. A step on a GPU is incremented there."""
+        """Continue with the numbers of the next step. If the step is a tensor, increment it in place."""
         if isinstance(self._step, Tensor):
             self._step.add_(1)
         else:
@@ -98,21 +113,21 @@ class RandomSource:
         self._draw = 0
 
     def step_on(self, device: torch.device) -> None:
-        """Keep the number of the step in a tensor on a device, so that CUDA graphs can advance it."""
+        """Move the number of the step to a tensor on a device, so that CUDA graphs can increment it."""
         self._step = torch.as_tensor(self._step, dtype=torch.int64, device=device).clone()
 
     def step_here(self) -> None:
-        """Keep the number of the step as an integer again."""
+        """Convert the number of the step back to an integer."""
         self._step = int(self._step)
 
     def split(self, count: int) -> list[RandomSource]:
-        """Return new independent sources, different ones at every call."""
+        """Return independent sources. Every call returns different ones."""
         first = self._children
         self._children += whole_number(count, "count")
         return [self._at((*self._path, child)) for child in range(first, self._children)]
 
     def stream(self, *name: int) -> RandomSource:
-        """Return the source of a name, the same at every call, independent of all that `split` returns."""
+        """Return the source of a name, the same at every call and independent of all sources that `split` returns."""
         return self._at((*self._path, _NAMED, *name))
 
     def _at(self, path: tuple[int, ...]) -> RandomSource:
@@ -123,7 +138,7 @@ class RandomSource:
     # -- draws ----------------------------------------------------------------------------------------
 
     def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return uniform numbers between 0 and 1, both excluded, of the dtype and on the device of `like`.
+        """Return uniform numbers between 0 and 1, both excluded, with the dtype and device of `like`.
 
         The first axis of `shape` counts rows.
         """
@@ -132,7 +147,7 @@ class RandomSource:
         return found
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return standard normal numbers of the dtype and on the device of `like`, by the Box-Muller transform."""
+        """Return standard normal numbers with the dtype and device of `like`, by the Box-Muller transform."""
         radius = self._uniform(tuple(shape), like, self._draw).log_().mul_(-2).sqrt_()
         angle = self._uniform(tuple(shape), like, self._draw + philox.ANGLES).mul_(2 * math.pi)
         self._draw += 1
@@ -160,9 +175,9 @@ class RandomSource:
         return found
 
     def permutations(self, n: int, first_step: int, count: int, device: str | torch.device = "cpu") -> Tensor:
-        """Return the first permutation of 0..n-1 of each of several steps, (count, n), found by one sort.
+        """Return the first permutation of 0..n-1 of each of several steps, (count, n).
 
-        On a GPU, the sort takes hardly longer for several permutations than for one.
+        One sort computes all of them. On a GPU, it takes hardly longer than a sort for one permutation.
         """
         return _permutations(self.key, n, torch.arange(first_step, first_step + count, device=device), 0)
 
@@ -189,6 +204,6 @@ def _triton_kernels() -> ModuleType | None:
 
 
 def _triton(device: torch.device) -> ModuleType | None:
-    """Return the Triton kernels where they can run on a device: on a GPU, or anywhere in Triton's interpreter."""
+    """Return the Triton kernels if they can run on a device: on a GPU, or in Triton's interpreter."""
     usable = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
     return _triton_kernels() if usable else None

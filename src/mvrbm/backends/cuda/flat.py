@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mvrbm.backends.base import UpdateSettings
 from mvrbm.backends.cuda.epochs import KernelBackend, RunShape, default_precision, launches_overlap, power_of_two
-from mvrbm.backends.layout import LayerLayout, Layout, Packing
+from mvrbm.backends.layout import LayerLayout, Layout
+from mvrbm.backends.packing import Packing
 from mvrbm.couplings.base import equalize_norms
 from mvrbm.data.sources import Source
 from mvrbm.updates.state import TrainState

@@ -1,0 +1,165 @@
+"""The base class of the CPU backends on flat parameters. They differ in how they compute the gradient."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from mvrbm import compiled
+from mvrbm.backends.base import UpdateBackend, UpdateSettings
+from mvrbm.backends.cpu.flat_arrays import FlatArrays
+from mvrbm.backends.cpu.flat_centering import FlatCentering
+from mvrbm.backends.cpu.flat_step import FlatStep, StepResult
+from mvrbm.backends.cpu.flat_variances import FlatVariances
+from mvrbm.backends.cpu.mode_products import ModeFields
+from mvrbm.data.sources import Batch
+from mvrbm.random import RandomSource
+from mvrbm.sampling import Layers
+from mvrbm.updates.gradient import WHOLE, Share
+from mvrbm.updates.missing import draw_missing
+from mvrbm.updates.negative import PCD
+from mvrbm.updates.state import TrainState
+from mvrbm.updates.step import fail
+
+
+class FlatBackend(UpdateBackend):
+    """Computes updates on flat parameters."""
+
+    def __init__(self, settings: UpdateSettings, state: TrainState) -> None:
+        like = state.machine.like
+        self.settings = settings
+        self.arrays = FlatArrays(state, normalized=settings.recipe.normalized)
+        self.layout = self.arrays.layout
+        code = compiled.library() if like.dtype == torch.float32 else None  # it computes in single precision
+        self._step = FlatStep(self.arrays, settings.recipe, code)
+        self._variances = FlatVariances(self.arrays)
+        self._centering = FlatCentering(self.arrays)
+        self._data_mean = like.new_zeros(self.layout.hidden_shape)  # written by `_contrast`
+        self._persistent = settings.negative if isinstance(settings.negative, PCD) else None
+        self._n_chains = 0 if self._persistent is None else self._persistent.n_chains
+        self._gibbs_steps = int(settings.negative.steps)
+        self._chains_started = False
+
+    @torch.no_grad()
+    def update(self, state: TrainState, batch: Layers, weight: float, share: Share) -> TrainState:
+        if self._persistent is not None and not self._chains_started:  # `load` has left the machine up to date
+            self._set_chains(self._persistent.start(state.machine, batch, state.start_numbers(share)))
+        self._contrast(batch, state.chain_numbers(share), weight * share.data, weight * share.chains)
+        hidden_offset = None
+        if state.centering is not None and state.centering.follow_hidden:
+            hidden_offset = state.centering.advance(self._data_mean[None] / weight)
+        powers = self._sum_over_processes(self._variances.powers(batch, share.data))
+        self._variances.finish_gradients()
+        fields_before = [] if hidden_offset is None else self._centering.apply(hidden_offset)
+        result = self._step.make(state.update, powers)
+        if result != StepResult.FINITE:
+            self._fail(result, state)
+        if self._variances:
+            self._variances.rescale(None if self._persistent is None else self._chain_states())
+            self._step.update_scales()
+        if hidden_offset is not None:
+            self._centering.follow(hidden_offset, fields_before)
+        state.update += 1
+        return state
+
+    @abstractmethod
+    def _contrast(self, batch: Mapping[str, Tensor], rng: RandomSource, of_data: float, of_chain: float) -> None:
+        """Advance the chains, and compute the gradient of of_data * mean F(data) - of_chain * mean F(chain).
+
+        In the place of the gradients of log-variances it leaves the sums that :class:`FlatVariances` describes. It
+        writes of_data times the mean of the hidden layer over the data to `_data_mean`.
+        """
+
+    @abstractmethod
+    def _chain_states(self) -> list[Tensor]:
+        """Return views of the states of the persistent chains of every layer, (n, *layer shape) each."""
+
+    def _sum_over_processes(self, powers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Replace the gradient by its sum over all processes, and return the sums of the powers."""
+        gradient = self.arrays.gradient
+        if not powers:
+            self.settings.all_reduce(gradient)
+            return {}
+        if self.settings.n_processes == 1:
+            return dict(powers)
+        message = torch.cat([gradient, torch.stack(list(powers.values()))])
+        self.settings.all_reduce(message)
+        gradient.copy_(message[: len(gradient)])
+        return dict(zip(powers, message[len(gradient) :], strict=True))
+
+    def _fail(self, result: StepResult, state: TrainState) -> NoReturn:
+        """Restore the state from before this update, and raise DivergenceError."""
+        arrays = self.arrays
+        if result == StepResult.GRADIENT_NOT_FINITE:
+            culprit = f"the gradient of '{arrays.name_not_finite(arrays.gradient)}'"
+        else:
+            culprit = f"the parameter of '{arrays.name_not_finite(arrays.params)}'"
+            arrays.params.copy_(arrays.gradient)  # the former parameters
+        self.store(state)
+        fail(self.settings.recipe, state.update + 1, culprit)
+
+    def draw_missing(self, state: TrainState, batch: Batch, steps: int, share: Share = WHOLE) -> Layers:
+        self.arrays.store(state)
+        fields = ModeFields(state.machine, self.layout, len(batch))
+        return draw_missing(state.machine, batch, state.missing_numbers(share), steps, fields)
+
+    # -- storing and loading --------------------------------------------------------------------------
+
+    def store(self, state: TrainState) -> TrainState:
+        self.arrays.store(state)
+        if self._persistent is not None and self._chains_started:
+            state.chains |= {name: _copy(chains) for name, chains in self._chains()}
+        return state
+
+    def exact(self) -> dict[str, Tensor]:
+        return {name: _copy(part) for name, part in self._exact_views(self._chains_started).items()}
+
+    def load(self, state: TrainState) -> None:
+        if not self._load_exact(state):
+            self.arrays.load(state)
+            if self._persistent is not None and state.chains:
+                self._set_chains(state.chains)
+        if self._variances:
+            self._step.update_scales()
+
+    def _load_exact(self, state: TrainState) -> bool:
+        """Continue from the exact arrays of a state, and return whether it has any that match its other values."""
+        views = self._exact_views(bool(state.chains))
+        shapes = {name: part.shape for name, part in views.items()}
+        if {name: part.shape for name, part in state.exact.items()} != shapes:
+            return False
+        for name, part in views.items():
+            part.copy_(state.exact[name])
+        self.arrays.packing.set_inverse_scales({})  # the shifts follow from the scales
+        if not self.arrays.match(state):
+            return False
+        if self._persistent is not None and state.chains:
+            self._chains_started = True
+            return all(torch.equal(state.chains[name], chains) for name, chains in self._chains())
+        return True
+
+    def _exact_views(self, with_chains: bool) -> dict[str, Tensor]:
+        """Return views of all arrays that `store` rounds, by name."""
+        arrays = self.arrays
+        views = {"params": arrays.params, "momenta": arrays.momenta, "scale": arrays.packing.affine[0]}
+        if self._persistent is not None and with_chains:
+            names = [f"chains.{layer.name}" for layer in self.layout.layers]
+            views |= dict(zip(names, self._chain_states(), strict=True))
+        return views
+
+    def _chains(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the persistent chains of every layer, (n, *layer shape), in the units of the data."""
+        for layer, states in zip(self.arrays.layers, self._chain_states(), strict=True):
+            yield layer.layout.name, layer.data_of(states)
+
+    def _set_chains(self, chains: Mapping[str, Tensor]) -> None:
+        """Continue from chains of every layer, (n, *layer shape), in the units of the data."""
+        for layer, states in zip(self.arrays.layers, self._chain_states(), strict=True):
+            layer.write_states(chains[layer.layout.name], states)
+        self._chains_started = True
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)

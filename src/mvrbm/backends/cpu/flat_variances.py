@@ -1,0 +1,58 @@
+"""Learned variances in the flat form, where a Gaussian layer is measured in standard deviations."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mvrbm.backends.cpu.flat_arrays import FlatArrays
+from mvrbm.devices import one_thread
+
+
+class FlatVariances:
+    """Gradients of log-variances, and the change of units that follows a step."""
+
+    def __init__(self, arrays: FlatArrays) -> None:
+        self._arrays = arrays
+        self._numbers = [m for m, layer in enumerate(arrays.layers) if layer.layout.learns_variance]
+
+    def __bool__(self) -> bool:
+        """Return whether any layer learns its variances."""
+        return bool(self._numbers)
+
+    def finish_gradients(self) -> None:
+        r"""Compute the gradients of log-variances from the sums that a backend has left in their place.
+
+        A backend leaves :math:`\sum w t (f - t)` over all samples, where `w` are the weights of samples in the gradient
+        of a bias, `t` are states, and `f` are fields without bias. The gradient is
+        :math:`-\tfrac12 \sum w \{t f - (t - b)^2\}`, and the sum of all weights is zero.
+        """
+        for number in self._numbers:
+            layer = self._arrays.layers[number]
+            assert layer.log_variance_gradient is not None
+            layer.log_variance_gradient.add_(2 * layer.bias * layer.bias_gradient).mul_(-0.5)
+
+    @one_thread()
+    def powers(self, batch: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+        """Return this process's part of the mean squared state of each layer that learns its variances."""
+        found = {}
+        for number in self._numbers:
+            layer = self._arrays.layers[number]
+            states = batch[layer.layout.name] * layer.scale - layer.shift
+            found[layer.layout.name] = share * states.square().sum() / max(1, states.numel())
+        return found
+
+    @one_thread()
+    def rescale(self, chains: list[Tensor] | None) -> None:
+        """Convert biases, their momenta and persistent chains to the units of the new variances."""
+        packing = self._arrays.packing
+        for number in self._numbers:
+            layer = self._arrays.layers[number]
+            assert layer.log_variance is not None
+            inverse_scale = torch.exp(-0.5 * layer.log_variance)
+            ratio = inverse_scale / layer.scale
+            packing.set_inverse_scales({layer.layout.name: layer.scale * ratio})
+            layer.bias.mul_(ratio)
+            layer.bias_momentum.mul_(ratio)
+            if chains is not None:
+                chains[number].mul_(ratio)

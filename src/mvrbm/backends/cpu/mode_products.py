@@ -1,0 +1,131 @@
+"""Products of a batch with the factors of a coupling, axis by axis, as plain matrix products (GEMM).
+
+A visible batch has shape (n, I_1, .., I_D), and a hidden batch (K_1, .., K_D, n). From visible to hidden, the last axis
+goes first: a product with a factor removes the last axis and inserts the new one in front, so that (n, I, J) becomes
+(L, n, I) and then (K, L, n). From hidden to visible, the order is reversed. No array has to be permuted, and the batch
+is part of the long side of every product.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from mvrbm.backends.cpu.products import Call, compute, matmul_in_blocks
+from mvrbm.backends.layout import Layout
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.sampling import Layers
+
+
+class ModeProducts:
+    """Products of `n` samples with factors of given shapes (R, K_d, I_d). Buffers are allocated once.
+
+    `up`, `down` and `gradients` return calls, which can be made any number of times: creating views of tensors would
+    take longer than small products. `gradients` uses the arrays between the modes of the last `up` and `down`.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, int, int]], n: int, like: Tensor) -> None:
+        last = len(shapes) - 1
+        visible = [shape[2] for shape in shapes]
+        hidden = [shape[1] for shape in shapes]
+        # Results of the product with each factor, except the last result in each direction.
+        self._ups = list[Tensor]()
+        self._downs = list[Tensor]()
+        for mode, (rank, _, _) in enumerate(shapes):
+            others = n * math.prod(visible[:mode]) * math.prod(hidden[mode + 1 :])
+            self._ups.append(like.new_empty((rank, hidden[mode], others) if mode > 0 else (0,)))
+            self._downs.append(like.new_empty((rank, others, visible[mode]) if mode < last else (0,)))
+        # Operands of each factor: upwards (R or 1, .., I_d), and downwards (R or 1, K_d, ..).
+        self._up_operands = [like] * len(shapes)
+        self._down_operands = [like] * len(shapes)
+
+    def up(self, factors: Sequence[Tensor], x: Tensor, out: Tensor, *, add: bool) -> Iterator[Call]:
+        """Write W x of a batch (n, area) to `out` (hidden area, n), or add it."""
+        operand = x
+        for mode in reversed(range(len(factors))):
+            factor = factors[mode]
+            rank, K, I = factor.shape  # noqa: E741
+            operand = operand.view(1 if operand is x else rank, -1, I)
+            self._up_operands[mode] = operand
+            if mode == 0:
+                for r in range(rank):
+                    yield partial(
+                        matmul_in_blocks, factor[r], operand[r % len(operand)].t(), out.view(K, -1), add=add or r > 0
+                    )
+            elif len(operand) == 1:
+                yield partial(
+                    matmul_in_blocks, factor.view(rank * K, I), operand[0].t(), self._ups[mode].view(rank * K, -1)
+                )
+            else:
+                for r in range(rank):
+                    yield partial(matmul_in_blocks, factor[r], operand[r].t(), self._ups[mode][r])
+            operand = self._ups[mode]
+
+    def down(self, factors: Sequence[Tensor], y: Tensor, out: Tensor | None) -> Iterator[Call]:
+        """Write W' y of a batch (hidden area, n) to `out` (n, area). Without `out`, stop before the last product."""
+        last = len(factors) - 1
+        operand = y
+        for mode, factor in enumerate(factors):
+            rank, K, I = factor.shape  # noqa: E741
+            operand = operand.view(1 if operand is y else rank, K, -1)
+            self._down_operands[mode] = operand
+            if mode < last:
+                for r in range(rank):
+                    yield partial(matmul_in_blocks, operand[r % len(operand)].t(), factor[r], self._downs[mode][r])
+                operand = self._downs[mode]
+            elif out is not None and len(operand) == rank:
+                yield partial(
+                    matmul_in_blocks, operand.view(rank * K, -1).t(), factor.view(rank * K, I), out.view(-1, I)
+                )
+            elif out is not None:  # a single mode: all terms have the same operand
+                yield partial(_times_sum, operand[0].t(), factor, out)
+
+    def gradients(self, into: Sequence[Tensor], *, add: bool) -> Iterator[Call]:
+        """Write the gradients of the sum of <y, W x> over the batch to `into`, or add them.
+
+        x and y are the batches of the last calls of `up` and `down`.
+        """
+        for mode, target in enumerate(into):
+            x = self._up_operands[mode]
+            y = self._down_operands[mode]
+            rank, K, I = target.shape  # noqa: E741
+            if len(x) == 1 and len(y) == rank:
+                yield partial(matmul_in_blocks, y.view(rank * K, -1), x[0], target.view(rank * K, I), add=add)
+            else:
+                for r in range(rank):
+                    yield partial(matmul_in_blocks, y[r % len(y)], x[r % len(x)], target[r], add=add)
+
+
+def _times_sum(y: Tensor, terms: Tensor, out: Tensor) -> None:
+    """Write the product of `y` with the sum of several matrices to `out`."""
+    matmul_in_blocks(y, terms.sum(0), out)
+
+
+class ModeFields:
+    """The fields of a machine by mode products, for :func:`mvrbm.sampling.gibbs_step`."""
+
+    def __init__(self, machine: BoltzmannMachine, layout: Layout, n: int) -> None:
+        self.layers = machine.layers
+        self.hidden = machine.hidden
+        self._layout = layout
+        self._factors = [
+            [factor.detach() for factor in machine.links[layer.name].mode_factors() or ()] for layer in layout.layers
+        ]
+        self._products = [ModeProducts(layer.factors, n, machine.like) for layer in layout.layers]
+
+    def hidden_field(self, visible: Layers) -> Tensor:
+        """Return the field on the hidden layer, (n, *hidden shape)."""
+        states = [self.layers[layer.name].statistic(visible[layer.name]).flatten(1) for layer in self._layout.layers]
+        field = states[0].new_empty(self._layout.hidden_area, len(states[0]))
+        for m, x in enumerate(states):
+            compute(self._products[m].up(self._factors[m], x, field, add=m > 0))
+        return field.t().contiguous().view(-1, *self._layout.hidden_shape)
+
+    def visible_fields(self, hidden: Tensor) -> dict[str, Tensor]:
+        """Return the field on each visible layer, (n, *layer shape)."""
+        y = self.hidden.statistic(hidden).flatten(1).t().contiguous()
+        fields = {layer.name: hidden.new_empty(len(hidden), *layer.shape) for layer in self._layout.layers}
+        for layer, products, factors in zip(self._layout.layers, self._products, self._factors, strict=True):
+            compute(products.down(factors, y, fields[layer.name]))
+        return fields

@@ -1,0 +1,95 @@
+/* Uniform random numbers for one kind of processor: Philox 4x32 with ten rounds, which agrees with random/philox.py bit
+ * for bit. _native.c includes this file once per kind, and defines
+ *   NAME(x)     the name of a function for this kind,
+ *   LANES       the number of words per vector, 4, 8 or 16,
+ *   EVEN(a, b)  64-bit products of the words at even positions of two vectors. */
+
+typedef float NAME(Floats) __attribute__((vector_size(4 * LANES)));
+typedef int32_t NAME(Ints) __attribute__((vector_size(4 * LANES)));
+typedef uint32_t NAME(Words) __attribute__((vector_size(4 * LANES)));
+typedef uint64_t NAME(Pairs) __attribute__((vector_size(4 * LANES)));
+#define Floats NAME(Floats)
+#define Ints NAME(Ints)
+#define Words NAME(Words)
+#define Pairs NAME(Pairs)
+
+/* Compute the upper and lower halves of the products of all words with a number. */
+INLINE void NAME(multiply)(const Words *words, uint32_t number, Words *high, Words *low)
+{
+    const Words factor = *words * 0 + number;
+    const Pairs even = EVEN(*words, factor);
+    const Words shifted = (Words)((Pairs)*words >> 32);
+    const Pairs odd = EVEN(shifted, factor);
+    *high = (Words)((even >> 32) | (odd & 0xffffffff00000000u));
+    *low = (Words)((even & 0x00000000ffffffffu) | (odd << 32));
+}
+
+/* Convert words to numbers between 0 and 1, both excluded. */
+INLINE void NAME(to_unit_interval)(const Words *words, float *out)
+{
+    const Floats numbers = (__builtin_convertvector((Ints)(*words >> 9), Floats) + 0.5f) * 0x1p-23f;
+    memcpy(out, &numbers, sizeof numbers);
+}
+
+/* Compute the numbers of the counters (quad + i, row, step, draw), i = 0 .. LANES - 1: four neighboring numbers each. */
+INLINE void NAME(numbers)(uint32_t quad, uint32_t row, uint32_t step, uint32_t draw, uint64_t key, float *out)
+{
+    const Words zero = {0};
+    Words c0, c1 = zero + row, c2 = zero + step, c3 = zero + draw;
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int i = 0; i < LANES; i++) c0[i] = quad + i;
+    for (int round = 0; round < ROUNDS; round++) {
+        Words high0, low0, high1, low1;
+        NAME(multiply)(&c0, 0xD2511F53u, &high0, &low0);
+        NAME(multiply)(&c2, 0xCD9E8D57u, &high1, &low1);
+        c0 = high1 ^ c1 ^ k0;
+        c1 = low1;
+        c2 = high0 ^ c3 ^ k1;
+        c3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    float words[4][LANES];
+    NAME(to_unit_interval)(&c0, words[0]);
+    NAME(to_unit_interval)(&c1, words[1]);
+    NAME(to_unit_interval)(&c2, words[2]);
+    NAME(to_unit_interval)(&c3, words[3]);
+    for (int i = 0; i < LANES; i += 4) transpose(words[0] + i, words[1] + i, words[2] + i, words[3] + i, out + 4 * i);
+}
+
+/* Write rows `first` to `last` - 1 of an array (rows, lines, columns). */
+static void NAME(uniform)(const Uniform *array, int64_t first, int64_t last)
+{
+    const int64_t columns = array->columns;
+    const int64_t quads = array->lines * ((columns + 3) / 4); /* counters per row */
+    float *out = array->out + first * array->lines * columns;
+    const float *const end = array->out + last * array->lines * columns;
+    float drawn[4 * LANES];
+    for (int64_t row = first; row < last; row++) {
+        const uint32_t number = array->first_row + (uint32_t)row;
+        int64_t column = 0;
+        for (int64_t quad = 0; quad < quads; quad += LANES) {
+            const int64_t count = quads - quad < LANES ? quads - quad : LANES;
+            if (columns % 4 == 0 && count == LANES) { /* lines of whole counters need no copy */
+                NAME(numbers)((uint32_t)quad, number, array->step, array->draw, array->key, out);
+                out += 4 * LANES;
+                continue;
+            }
+            NAME(numbers)((uint32_t)quad, number, array->step, array->draw, array->key, drawn);
+            for (int64_t i = 0; i < count; i++) {
+                const int64_t left = columns - column < 4 ? columns - column : 4;
+                /* Copying four numbers is fastest. The next line overwrites the numbers beyond the end of this one. */
+                if (end - out >= 4) memcpy(out, drawn + 4 * i, 4 * sizeof(float));
+                else memcpy(out, drawn + 4 * i, left * sizeof(float));
+                out += left;
+                column = column + 4 < columns ? column + 4 : 0;
+            }
+        }
+    }
+}
+
+#undef Floats
+#undef Ints
+#undef Words
+#undef Pairs
+#undef EVEN
