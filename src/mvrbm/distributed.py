@@ -78,6 +78,14 @@ class World:
         if self.size > 1:
             dist.all_reduce(tensor)
 
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        """Return, for each flag, whether it is set on any process."""
+        if self.size == 1:
+            return list(flags)
+        counts = torch.tensor([int(flag) for flag in flags], device=_message_device())
+        dist.all_reduce(counts)
+        return [count > 0 for count in counts.tolist()]
+
     def sum(self, number: float) -> float:
         """Return the sum of a number over all processes."""
         return float(torch.cat(self.gather(torch.tensor([number], dtype=torch.float64))).sum())

@@ -3,7 +3,7 @@
 A folder is written next to its place and then renamed, so that it is there whole or not at all. Reading checks the
 format, its version and every name, shape and dtype before anything is built. No pickle anywhere. What can be saved
 registers its loader here (:func:`register`); this module imports none of it. Checkpoints of training runs are
-written by :mod:`mvrbm.training.checkpoint`, other formats by :mod:`mvrbm.export`.
+written by :mod:`mvrbm.training.checkpoints`, other formats by :mod:`mvrbm.export`.
 """
 
 import contextlib

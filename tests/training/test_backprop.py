@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mvrbm import RandomSource
-from mvrbm.training.backprop import Plan, descend
+from mvrbm.training.backprop import DescentSettings, descend
 
 
 def quadratic(n=4):
@@ -23,7 +23,7 @@ def quadratic(n=4):
 
 
 def plan(**changes):
-    return Plan(n_epochs=6, batch_size=9, learning_rate=0.1, weight_decay=0.0, schedule="constant", averaging=0.0,
+    return DescentSettings(n_epochs=6, batch_size=9, learning_rate=0.1, weight_decay=0.0, schedule="constant", averaging=0.0,
                 patience=None)._replace(**changes)  # fmt: skip
 
 

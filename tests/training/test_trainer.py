@@ -1,5 +1,6 @@
 """The trainer: what it does with batches, gaps, optimizers, interruptions and runaway rates, and that it learns."""
 
+import copy
 import dataclasses
 import itertools
 import os
@@ -24,12 +25,10 @@ from mvrbm import (
     Gaussian,
     Kronecker,
     RandomSource,
-    Recorder,
-    Replay,
 )
 from mvrbm.models import documents, mvrbm, rbm, replicated_softmax
 from mvrbm.sampling import gibbs, mean_field
-from mvrbm.saving import read_tensors
+from mvrbm.saving import read_machine, read_tensors, write_machine
 from mvrbm.training import (
     CD,
     PCD,
@@ -162,7 +161,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_any_optimizer_is_given_the_gradient_and_no_more(kind):
-    """The same updates by a plain loop: replayed draws, autograd, and an optimizer of its own."""
+    """The same updates by a plain loop: the same random numbers, autograd, and another optimizer."""
     recipe = Recipe(
         batch_size=10,
         weight_decay=0.02,
@@ -178,15 +177,15 @@ def test_any_optimizer_is_given_the_gradient_and_no_more(kind):
     trainer.fit(x, 0, initialize=True)
     other = mvrbm((3, 3), (2, 2)).double()
     other.load_state_dict(machine.state_dict())
-    trainer.state.rng, trainer.order_rng = Recorder(trainer.state.rng), Recorder(trainer.order_rng)
     trainer.fit(x, 4, initialize=True)
     factors, biases = list(other.couplings.parameters()), [other.layers["visible"].bias, other.hidden.bias]
     optimizer = OPTIMIZERS[kind]([{"params": factors, "weight_decay": 0.02}, {"params": biases, "weight_decay": 0.0}])
-    replay = Replay(trainer.state.rng.draws)
-    for order in trainer.order_rng.draws:
-        for rows in order.split(10):
+    update = 0
+    for epoch in range(4):
+        for rows in trainer.order_rng.at_step(epoch).permutation(40).split(10):
             batch = {"visible": x[rows]}
-            chain = gibbs(other, batch, 1, replay).visible
+            chain = gibbs(other, batch, 1, trainer.state.rng.at_step(update)).visible
+            update += 1
             gradient = contrast_by_autograd(other, batch, chain)
             for name, parameter in other.named_parameters():
                 parameter.grad = gradient[name]
@@ -294,9 +293,58 @@ def test_n_iter_counts_passes_of_earlier_calls():
 def test_machine_is_taken_as_it_is_when_asked():
     machine = mvrbm((3, 3), (2, 2), seed=9)
     start = parameters(machine)
-    Trainer(machine).fit(patterns(20, (3, 3)), 0)
+    Trainer(machine).fit(patterns(20, (3, 3)), 0, initialize=False)
     assert_equal(parameters(machine), start)
     Trainer(machine).fit(patterns(20, (3, 3)), 0, initialize=True)
+    assert not torch.equal(machine.layers["visible"].bias, start["visible.visible.bias"])
+
+
+def trained(machine):
+    return Trainer(machine).fit(patterns(20, (3, 3)), 1).machine
+
+
+def loaded(machine):
+    other = mvrbm((3, 3), (2, 2))
+    other.load_state_dict(machine.state_dict())
+    return other
+
+
+def with_a_bias(machine):
+    with torch.no_grad():
+        machine.hidden.bias[1, 1] = 0.1
+    return machine
+
+
+def with_other_factors(machine):
+    with torch.no_grad():
+        machine.links["visible"].factors[0].mul_(2)
+    return machine
+
+
+def saved_and_read(machine, folder):
+    write_machine(machine, folder)
+    return read_machine(folder)
+
+
+@pytest.mark.parametrize("change", [trained, loaded, with_a_bias, with_other_factors, saved_and_read])
+def test_only_new_machines_are_initialized_by_default(tmp_path, change):
+    x = patterns(20, (3, 3))
+    machine = mvrbm((3, 3), (2, 2), seed=9)
+    machine = change(machine, tmp_path) if change is saved_and_read else change(machine)
+    start = parameters(machine)
+    Trainer(machine).fit(x, 0)
+    assert_equal(parameters(machine), start)
+
+
+@pytest.mark.parametrize("convert", [lambda m: m, lambda m: m.double(), copy.deepcopy])
+def test_new_machines_are_initialized_by_default(convert):
+    x = patterns(20, (3, 3))
+    machine = convert(mvrbm((3, 3), (2, 2), seed=9))
+    asked = convert(mvrbm((3, 3), (2, 2), seed=9))
+    start = parameters(machine)
+    Trainer(machine).fit(x, 0)
+    Trainer(asked).fit(x, 0, initialize=True)
+    assert_equal(parameters(machine), parameters(asked))
     assert not torch.equal(machine.layers["visible"].bias, start["visible.visible.bias"])
 
 
@@ -329,7 +377,7 @@ def test_runaway_is_stopped_with_a_finite_machine_and_a_good_checkpoint(tmp_path
     assert "Lower the learning rate (now 1e+" in message
     assert "weight_decay" in message
     assert all(bool(torch.isfinite(p).all()) for p in machine.parameters())
-    assert trainer.broken
+    assert trainer.failed
     written = sorted(tmp_path.iterdir())
     assert [path.name for path in written] == [f"update-{u:09d}" for u in range(1, trainer.update + 1)]
     # They are complete, although numbers of that size are not loaded.

@@ -391,7 +391,7 @@ def test_gradients_of_several_processes_have_the_order_of_the_parameters(learn):
     trainer = Trainer(machine, Recipe(learning_rate=0.1))
     source = trainer.prepare(torch.randn(5, 3), initialize=True)
     batch = next(iter(source.batches(5, trainer.order_rng))).visible
-    task = dataclasses.replace(trainer.task(), n_processes=2, all_reduce=lambda flat: None)
+    task = dataclasses.replace(trainer.update_settings(), n_processes=2, all_reduce=lambda flat: None)
     for part in (batch, {name: array[:0] for name, array in batch.items()}):
         with torch.no_grad():
             found = gradient_of(trainer.state, task, part, (1.0, 1.0))

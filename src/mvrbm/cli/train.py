@@ -142,7 +142,7 @@ def _labels(source: str, data_dir: Path | None, n: int, rows: slice | None) -> A
 def _check_outputs(out: Path, log: Path | None, checkpoints: Path | None, force: bool) -> bool:
     """Raise ValueError for outputs that cannot be written. Returns whether there is a checkpoint to resume from."""
     from mvrbm.io.atomic import check_folder, check_output
-    from mvrbm.training.checkpoint import newest
+    from mvrbm.training.checkpoints import newest
 
     # If torchrun has restarted this process, the files that exist are from the previous attempt.
     force = force or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

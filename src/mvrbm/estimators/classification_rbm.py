@@ -33,7 +33,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import label_log_posterior, label_scores, sample
 from mvrbm.saving import read_machine, register, write_machine
-from mvrbm.training.backprop import Plan, descend
+from mvrbm.training.backprop import DescentSettings, descend
 from mvrbm.training.callbacks import Callback, Checkpoint
 from mvrbm.training.trainer import Trainer
 from mvrbm.units import Categorical, Unit
@@ -182,7 +182,7 @@ class ClassificationMVRBM(ArrayClassifier):
             as_recipe(self.recipe), **without_none({name: getattr(self, name) for name in names})
         )
 
-    def _learn_posterior(self, data: Labeled, plan: Plan, seed: int, checkpoints: Any, force: bool) -> None:
+    def _learn_posterior(self, data: Labeled, plan: DescentSettings, seed: int, checkpoints: Any, force: bool) -> None:
         machine, unit = self.machine_, self._unit
         start, order, chains = RandomSource(seed, device=data.weights.device).split(3)
         self._initialize(data, start)
@@ -208,7 +208,9 @@ class ClassificationMVRBM(ArrayClassifier):
                 parameter.requires_grad_(False)
             with sensible_threads(machine, plan.batch_size):
                 kept = stored_descent(checkpoints, self, plan, data, (chains,), force)
-                self.history_ = descend(machine, decaying, loss, data.weights, plan, order, checkpoint=kept)
+                self.history_ = descend(
+                    machine, decaying, loss, data.weights, plan, order, draws_from=(chains,), checkpoint=kept
+                )
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(True)

@@ -42,7 +42,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.progress import listening, report
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_stack, register, write_machines
-from mvrbm.training.backprop import Plan, assign, descend
+from mvrbm.training.backprop import DescentSettings, assign, descend
 from mvrbm.training.callbacks import Checkpoint
 from mvrbm.units import Unit
 from mvrbm.updates.recipe import Recipe
@@ -72,11 +72,11 @@ class ClassifierParameters:
     random_state: Any = None
     device: str | torch.device = "auto"
 
-    def _plan(self, n: int, learning_rate: Any, patience: int | None = None) -> Plan:
+    def _plan(self, n: int, learning_rate: Any, patience: int | None = None) -> DescentSettings:
         """Return the checked settings of backpropagation: few samples make small batches and more epochs."""
         size = min(max(n // 40, 16), _BATCH) if self.batch_size is None else self.batch_size
         settings = (size, learning_rate, self.weight_decay, self.schedule, self.averaging, patience)
-        plan = Plan(_EPOCHS if self.n_epochs is None else self.n_epochs, *settings)
+        plan = DescentSettings(_EPOCHS if self.n_epochs is None else self.n_epochs, *settings)
         plan.check()
         epochs = max(_EPOCHS, -(-_UPDATES * size // n)) if self.n_epochs is None else self.n_epochs
         return plan._replace(n_epochs=epochs)
@@ -230,7 +230,16 @@ class FineTunedClassifier(ArrayClassifier):
             place = None if checkpoints is None else Path(checkpoints) / "tuning"
             kept = stored_descent(place, self, plan, data, draws, force)
             self.history_ = descend(
-                network, decaying, loss, learns.weights, plan, order, score, draws_from=draws, checkpoint=kept
+                network,
+                decaying,
+                loss,
+                learns.weights,
+                plan,
+                order,
+                score,
+                draws_from=draws,
+                capturable=True,
+                checkpoint=kept,
             )
         return self
 

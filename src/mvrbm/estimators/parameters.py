@@ -29,8 +29,8 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.saving import ESTIMATOR, machine_config, replace_model
 from mvrbm.training import Trainer
-from mvrbm.training.backprop import Plan
-from mvrbm.training.descent import Descent, digest_of
+from mvrbm.training.backprop import DescentSettings
+from mvrbm.training.checkpoints import DescentCheckpoint, digest_of
 from mvrbm.units import Unit
 from mvrbm.updates.negative import CD, PCD, TemperedPCD
 from mvrbm.updates.recipe import Recipe, as_recipe
@@ -117,8 +117,8 @@ def new_trainers(
 
 
 def stored_descent(
-    folder: Any, estimator: Any, plan: Plan, data: Sequence[Tensor], sources: Sequence[RandomSource], force: bool
-) -> Descent | None:
+    folder: Any, estimator: Any, plan: DescentSettings, data: Sequence[Tensor], sources: Sequence[RandomSource], force: bool
+) -> DescentCheckpoint | None:
     """Return where the descent of an estimator on some data is stored, None for nowhere."""
     if folder is None:
         return None
@@ -127,7 +127,7 @@ def stored_descent(
     }
     if not isinstance(estimator.random_state, int | np.integer):
         params["random_state"] = None  # nobody has chosen it
-    return Descent(Path(folder), {**params, "plan": repr(plan), "data": digest_of(*data)}, sources, force)
+    return DescentCheckpoint(Path(folder), {**params, "plan": plan.identity(), "data": digest_of(*data)}, force)
 
 
 def unconnected(coupling: Any, what: str = "coupling") -> Coupling:

@@ -25,7 +25,7 @@ from mvrbm.estimators.parameters import SavedEstimator, seed_of
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.saving import read_machines, register, write_machines
-from mvrbm.training.backprop import Plan, descend
+from mvrbm.training.backprop import DescentSettings, descend
 from mvrbm.validation import all_finite, as_shape, choice, number, whole_number
 
 _HIDDEN = ("auto", "gaussian", "rectified", "bernoulli")
@@ -322,7 +322,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
                 better = self._correct(correction, tested, shown_of_tested, first)
                 return _error(better, tested, asked_of_tested, weights), 0.0
 
-            plan = Plan(n_epochs, self.batch_size, self.learning_rate, 0.0, "cosine", 0.0, None)
+            plan = DescentSettings(n_epochs, self.batch_size, self.learning_rate, 0.0, "cosine", 0.0, None)
             history = descend(correction, (), loss, torch.ones(n, dtype=x.dtype), plan, rng, score)
             error = min(row["validation_error"] for row in history)
             self._note(f"correction by {unit} units, {filled} output, {n_epochs} epochs", error)

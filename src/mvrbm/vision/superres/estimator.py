@@ -21,7 +21,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.random import RandomSource
 from mvrbm.saving import load, read_machine, register, write_machine
-from mvrbm.training.backprop import Plan, descend
+from mvrbm.training.backprop import DescentSettings, descend
 from mvrbm.training.callbacks import Callback, Checkpoint, ProgressBar
 from mvrbm.training.trainer import Trainer
 from mvrbm.units import Gaussian
@@ -206,12 +206,12 @@ class SuperResolver(SavedEstimator, Enlarger):
         else:
             crops = cut_crops(images, geometry, n, augment=augment, seed=cut_seed)
             loss, weights = image_loss(machine, crops, geometry, self.cycles, self.back_projection)
-        plan = Plan(n_epochs, batch_size, learning_rate, 0.0, "cosine", averaging, None)
+        plan = DescentSettings(n_epochs, batch_size, learning_rate, 0.0, "cosine", averaging, None)
         plan.check()
         rng = RandomSource(seed, device=machine.like.device)
         start = (*machine.parameters(), *(torch.as_tensor(np.asarray(image, np.float32)) for image in images))
         kept = stored_descent(checkpoints, self, plan, start, (), force)
-        rows = descend(machine, [], loss, weights, plan, rng, draws_from=(), checkpoint=kept)
+        rows = descend(machine, [], loss, weights, plan, rng, capturable=True, checkpoint=kept)
         self.history_ = [*self.history_, *rows]
         return self
 
