@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +45,8 @@ Arrays = Mapping[str, Any]
 _Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     """This process's samples of one update, and which of their entries are known.
 
     Parameters

@@ -33,7 +33,7 @@ _MATCHED, _MATCHING_STEPS = 500, 200
 def kept_chains(trainer: Trainer) -> Chains:
     """Return up to 100 persistent chains of a trainer, by layer, each (n, *layer shape); none for other chains."""
     chains = {name: trainer.state.chains[name] for name in trainer.machine.layers if name in trainer.state.chains}
-    if trainer.negative.chain_axis:  # the coldest are last
+    if trainer.recipe.negative.chain_axis:  # the coldest are last
         chains = {name: array[-1] for name, array in chains.items()}
     return {name: array[:MOST_CHAINS].detach().cpu() for name, array in chains.items()}
 

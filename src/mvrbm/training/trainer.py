@@ -360,7 +360,7 @@ class Trainer:
             if total == 0:
                 return
             first = sum(counts[: self.world.rank])
-            yield source.empty_batch(total) if batch is None else batch._replace(total=total, first=first)
+            yield source.empty_batch(total) if batch is None else dataclasses.replace(batch, total=total, first=first)
 
     @torch.no_grad()
     def train_on(self, batch: Batch, weight: float = 1.0) -> None:
