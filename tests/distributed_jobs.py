@@ -57,7 +57,6 @@ OWN = Recipe(batch_size=BATCH)
 FULL = dataclasses.replace(OWN, centering="full")
 
 
-
 def with_gaps(x, seed=5):
     """Samples of which a fifth of the entries is missing."""
     missing = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < 0.2
@@ -96,9 +95,7 @@ CASES = {
     "PCD": Case(bits, dataclasses.replace(OWN, negative=PCD(BATCH, 2))),
     "PCD, uneven": Case(bits, dataclasses.replace(OWN, negative=PCD(7, 2))),
     "PCD, uneven, reals": Case(reals, dataclasses.replace(FULL, negative=PCD(7))),
-    "PCD, uneven, autograd": Case(
-        bits, dataclasses.replace(FULL, negative=PCD(7)), trainer={"backend": "reference"}
-    ),
+    "PCD, uneven, autograd": Case(bits, dataclasses.replace(FULL, negative=PCD(7)), trainer={"backend": "reference"}),
     "more chains than samples": Case(bits, dataclasses.replace(OWN, negative=PCD(50))),
     "tempered, uneven": Case(bits, dataclasses.replace(OWN, negative=TemperedPCD(5, 4, 2))),
     "tempered, reals": Case(reals, dataclasses.replace(OWN, negative=TemperedPCD(5, 3))),
@@ -158,7 +155,7 @@ class Seen(Monitor):
 
 
 def shards(folder, world):
-    """Every sample occurs once per epoch, for shards of any lengths, and all processes make the same number of updates."""
+    """Every sample occurs once per epoch, for shards of any lengths, and all processes make as many updates."""
     for name in ("unequal", "two"):
         machine = BoltzmannMachine(Gaussian((2, 2)), Bernoulli((2, 2)), Kronecker(1)).double()
         seen = Seen()

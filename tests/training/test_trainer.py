@@ -15,17 +15,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import IterableDataset
 
 from enumeration import Written, every_combination
-from mvrbm import (
-    CP,
-    MPO,
-    Bernoulli,
-    BoltzmannMachine,
-    Categorical,
-    Dense,
-    Gaussian,
-    Kronecker,
-    RandomSource,
-)
+from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource
 from mvrbm.models import documents, mvrbm, rbm, replicated_softmax
 from mvrbm.sampling import gibbs, mean_field
 from mvrbm.saving import read_machine, read_tensors, write_machine
@@ -736,8 +726,8 @@ def test_learning_is_under_way_within_a_hundred_updates(order, units):
         assert reconstruction(machine, x) > 0.95 * spread(x)
         Trainer(machine, seed=seed).fit(x, 10, initialize=True)
         errors.append(reconstruction(machine, x) / spread(x))
-    # Over 20 seeds, orders 3 and 4 of bits have mean errors of 0.71 and 0.81, with standard deviations of 0.05 and 0.06;
-    # the errors of the other cases are lower. The limits are more than three standard errors of five runs above.
+    # Over 20 seeds, bits of orders 3 and 4 have mean errors of 0.71 and 0.81, with standard deviations of 0.05 and
+    # 0.06. The errors of the other cases are lower. The limits are at least three standard errors of five runs above.
     assert np.mean(errors) < (0.9 if order == 4 else 0.8)
 
 

@@ -32,7 +32,7 @@ from mvrbm.random import RandomSource
 _MOMENT_SAMPLES = 2**15
 # Number of entries that can be hashed within a second.
 _DIGEST_ENTRIES = 2**27
-# Limits of the batches that `head` yields, in entries and in samples. A few copies of such a batch are in memory at once.
+# Limits of the batches that `head` yields, in entries and in samples. A few copies of a batch are in memory at once.
 _ENTRIES_AT_ONCE = 2**19
 _SAMPLES_AT_ONCE = 1024
 # Number of batches that the reader thread prefetches.
@@ -47,7 +47,7 @@ _Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Batch:
-    """This process's samples of one update, and which of their entries are known.
+    """Samples of one update on this process, and which of their entries are known.
 
     Parameters
     ----------

@@ -117,7 +117,12 @@ def new_trainers(
 
 
 def stored_descent(
-    folder: Any, estimator: Any, plan: DescentSettings, data: Sequence[Tensor], sources: Sequence[RandomSource], force: bool
+    folder: Any,
+    estimator: Any,
+    plan: DescentSettings,
+    data: Sequence[Tensor],
+    sources: Sequence[RandomSource],
+    force: bool,
 ) -> DescentCheckpoint | None:
     """Return where the descent of an estimator on some data is stored, None for nowhere."""
     if folder is None:

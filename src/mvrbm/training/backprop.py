@@ -325,7 +325,9 @@ class _Descent:
         plain, tensors = found
         with checkpoint.damage_as_storage_error():
             self._restore_tensors(tensors)
-            best = [tensors[f"best.{index}"].to(p) for index, p in enumerate(self._learned) if f"best.{index}" in tensors]
+            best = [
+                tensors[f"best.{index}"].to(p) for index, p in enumerate(self._learned) if f"best.{index}" in tensors
+            ]
             self.progress = _Progress(
                 epoch=plain["epoch"],
                 update=plain["update"],
@@ -347,8 +349,8 @@ class _Descent:
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("optimizer."):
-                _, index, key = name.split(".")
-                state.setdefault(int(index), {})[key] = tensor
+                _, position, key = name.split(".")
+                state.setdefault(int(position), {})[key] = tensor
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -387,10 +389,7 @@ class _CapturedUpdate:
 
 
 def _optimizer(
-    learned: Sequence[nn.Parameter],
-    decaying: Sequence[nn.Parameter],
-    settings: DescentSettings,
-    device: torch.device,
+    learned: Sequence[nn.Parameter], decaying: Sequence[nn.Parameter], settings: DescentSettings, device: torch.device
 ) -> torch.optim.AdamW:
     """Return AdamW for the learned parameters. On a GPU, its learning rate is a tensor that CUDA graphs read."""
     with_decay = {id(p) for p in decaying}

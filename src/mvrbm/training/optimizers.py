@@ -93,5 +93,5 @@ def _plain(value: Any) -> Any:
     """Return numbers, texts and sequences unchanged, and the type name of anything else, such as a function."""
     if isinstance(value, Tensor):
         return value.tolist()
-    plain_types = bool | int | float | str | list | tuple | Counter | None
-    return value if isinstance(value, plain_types) else type(value).__name__
+    plain = value is None or isinstance(value, bool | int | float | str | list | tuple | Counter)
+    return value if plain else type(value).__name__

@@ -23,9 +23,7 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def fit_together(
-    trainers: Sequence[Trainer], data: Sequence[Any], *, initialize: bool | None = None
-) -> list[Outcome]:
+def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize: bool | None = None) -> list[Outcome]:
     """Train several machines. Machines of the same shapes are trained together if a GPU backend supports it.
 
     Parameters

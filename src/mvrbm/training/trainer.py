@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from mvrbm.backends.base import EpochBackend, UpdateBackend, UpdateSettings
 from mvrbm.backends.cpu import native
@@ -53,8 +54,8 @@ class Trainer:
     recipe : str or Recipe
         ``"default"``, ``"generative"``, ``"paper"``, or your own settings.
     optimizer : callable, optional
-        Builds any `torch.optim` optimizer from two parameter groups: factors, and biases. Default: gradient descent with
-        the learning rates, momentum and weight decay of the recipe.
+        Builds any `torch.optim` optimizer from two parameter groups: factors, and biases. Default: gradient descent
+        with the learning rates, momentum and weight decay of the recipe.
     scheduler : callable, optional
         Builds any `torch.optim` scheduler from the optimizer. It steps after every epoch. `ReduceLROnPlateau` follows
         the metric named `plateau_metric`.
@@ -165,6 +166,11 @@ class Trainer:
         return self.state.optimizer
 
     @property
+    def scheduler(self) -> LRScheduler | None:
+        """The scheduler, None if the user gave none."""
+        return self.state.scheduler
+
+    @property
     def order_rng(self) -> RandomSource:
         """Random numbers of the order of the samples. Epoch `e` uses the numbers of step `e`."""
         return self._numbers.order
@@ -184,7 +190,7 @@ class Trainer:
         self._callbacks = sorted(callbacks, key=lambda callback: callback.comes_last)
 
     def log(self, row: dict[str, float]) -> None:
-        """Add metrics to the history, and pass them to the callbacks. Several processes log the mean of their values."""
+        """Add metrics to the history, and pass them to the callbacks. Several processes log their mean values."""
         if self.world.size > 1:
             values = torch.tensor(list(row.values()), dtype=torch.float64)
             self.world.all_reduce(values)
@@ -371,7 +377,8 @@ class Trainer:
         batch : Batch
             This process's samples.
         weight : float
-            Weight of the gradient. It is below 1 for a batch shorter than the others, so that all samples count equally.
+            Weight of the gradient. A batch shorter than the others has a weight below 1, so that all samples count
+            equally.
         """
         backend = self._update_backend or ReferenceBackend(self.update_settings())
         share = self._share_of(batch)

@@ -251,7 +251,8 @@ class _SharedNumbers(RandomSource):
         own = slice(share.first_chain, share.first_chain + share.n_chains)
         if not self._by_rows(shape):
             return drawn[:, own].contiguous()
-        return drawn.unflatten(0, (share.n_temperatures, share.n_chains_of_all))[:, own].flatten(0, 1)
+        by_temperature: Tensor = drawn.unflatten(0, (share.n_temperatures, share.n_chains_of_all))
+        return by_temperature[:, own].flatten(0, 1)
 
 
 def _check_equal_lengths(machine: BoltzmannMachine, masks: Masks) -> None:

@@ -7,13 +7,4 @@ backpropagation (:mod:`mvrbm.training.backprop`), and `checks` validates what wa
 from mvrbm.training.checkpoints.descents import DescentCheckpoint, digest_of
 from mvrbm.training.checkpoints.runs import RunDescription, StoredRun, newest, read, read_settings, save
 
-__all__ = [
-    "DescentCheckpoint",
-    "RunDescription",
-    "StoredRun",
-    "digest_of",
-    "newest",
-    "read",
-    "read_settings",
-    "save",
-]
+__all__ = ["DescentCheckpoint", "RunDescription", "StoredRun", "digest_of", "newest", "read", "read_settings", "save"]
