@@ -5,12 +5,12 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser-test lint wheel format docs clean study bench
+.PHONY: help demo test test-all browser-test lint wheel format docs clean study bench
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# torch comes first: it is the largest, and everything else has to agree with it.
+# PyTorch is installed first, because the versions of other packages depend on it.
 $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mvrbm/compiled/*.[ch])
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("mvrbm needs Python 3.11 or newer, but $(PYTHON) is %d.%d: try make PYTHON=python3.11" % v[:2])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,32 +22,36 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mvrbm/compiled/
 demo: $(STAMP)  ## train on 5,000 digits and write report.html
 	$(BIN)/mvrbm demo --out report.html --force
 
-study: $(STAMP)  ## run a study, such as make study ARGS="digits --scale quick --out runs/digits"
+study: $(STAMP)  ## run a study, as in make study ARGS="digits --scale quick --out runs/digits"
 	$(BIN)/python -m studies $(or $(ARGS),--help)
 
-bench: $(STAMP)  ## measure speed, such as make bench ARGS="--quick --out runs/bench"
+bench: $(STAMP)  ## measure speed, as in make bench ARGS="--quick --out runs/bench"
 	$(BIN)/python -m benchmarks $(or $(ARGS),--quick)
 
-test: lint  ## lint, then all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# MVRBM_BROWSER=required makes a missing browser a failure.
-browser-test: $(STAMP)  ## tests of pages in Chrome or Chromium (on Debian: apt-get install -y chromium)
+test: lint  ## run lint and the fast tests, in less than five minutes
+	$(PYTEST) -m "not slow"
+
+test-all: lint  ## run lint and all tests
+	$(PYTEST)
+
+# With MVRBM_BROWSER=required, a missing browser is an error.
+browser-test: $(STAMP)  ## test pages in Chrome or Chromium (on Debian: apt-get install -y chromium)
 	MVRBM_BROWSER=$(or $(MVRBM_BROWSER),1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/page
 
-lint: $(STAMP)  ## style, types, layers, structure, spelling and plain English, changing nothing
+lint: $(STAMP)  ## check style, types, layers, structure and spelling, changing nothing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.check_structure
 	$(BIN)/codespell
-	$(BIN)/python -m tools.check_english
 
-wheel: $(STAMP)  ## build the wheel, and check that it contains the library alone
+wheel: $(STAMP)  ## build wheels and check that they contain only the library
 	$(BIN)/python -m tools.check_structure --wheel
 
-format: $(STAMP)  ## let ruff rewrite what it can
+format: $(STAMP)  ## format the code and fix style with ruff
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
@@ -55,6 +59,6 @@ docs: $(STAMP)  ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -q -W -n --keep-going -b html docs docs/_build/html
 	$(BIN)/python -m tools.check_links docs/_build/html
 
-clean:  ## remove what was built, and keep the environment
-	rm -rf build dist docs/_build docs/generated docs/gallery docs/tutorials docs/sg_execution_times.rst .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+clean:  ## remove build products, but not the environment
+	rm -rf build dist docs/_build docs/generated docs/gallery docs/tutorials docs/sg_execution_times.rst .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache mutants
 	find src studies benchmarks tests tools docs -name __pycache__ -type d -prune -exec rm -rf {} +

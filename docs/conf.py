@@ -71,15 +71,15 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-# Published pages have a list of versions, which is a file next to the folders of all versions.
+# Published pages have a version switcher, whose list is in a folder next to the folders of all versions.
 if _PUBLISHED := os.environ.get("MVRBM_DOCS_URL"):
     html_theme_options |= {
         "navbar_end": ["version-switcher", "theme-switcher"],
         "switcher": {
-            "json_url": f"{_PUBLISHED.rstrip('/')}/switcher.json",
+            "json_url": f"{_PUBLISHED.rstrip('/')}/versions/switcher.json",
             "version_match": os.environ.get("MVRBM_DOCS_VERSION", version),
         },
-        "check_switcher": False,  # the file is written after the build
+        "check_switcher": False,  # The workflow writes the file after the build.
     }
 
 plot_include_source = plot_html_show_source_link = plot_html_show_formats = False

@@ -59,6 +59,7 @@ def leave_behind(folder):
     run(JOBS, two, "3:equal", "4:shards,loaders", "2:unreadable", "2:alone:2", str(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_several_learn_what_one_learns(folder, name, size):
@@ -72,12 +73,14 @@ def test_several_learn_what_one_learns(folder, name, size):
     assert moved > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_sample_of_the_shards_is_seen_once_a_pass(folder, size):
     # Fifteen samples, batches of seven in parts of 1 or 2, or 3 and 4: as many steps as the slowest needs.
     assert json.loads((folder / f"shards-{size}.json").read_text())["updates"] > 0
 
 
+@pytest.mark.slow
 def test_one_process_resumes_the_tempered_chains_of_two(folder):
     def new_trainer():
         recipe = Recipe(batch_size=20, negative=TemperedPCD(6, 3))
@@ -96,12 +99,14 @@ def test_one_process_resumes_the_tempered_chains_of_two(folder):
         torch.testing.assert_close(trainer.machine.state_dict()[name], value, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_sweep_spreads_its_models(folder):
     found, alone = json.loads((folder / "sweep.json").read_text()), swept()
     assert found["best"] == alone.best_params_
     np.testing.assert_allclose(found["scores"], [candidate.score for candidate in alone.candidates_], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_made_up_for(tmp_path):
     launch = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "2"]
     launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.2"]
@@ -118,6 +123,7 @@ def test_a_killed_process_is_made_up_for(tmp_path):
         torch.testing.assert_close(killed[key], value, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_nobody_waits_forever(folder):
     assert 1 < json.loads((folder / "alone.json").read_text())["seconds"] < 50  # patience: 2
 
@@ -127,6 +133,7 @@ def said(folder, name):
     return zip(*(json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)), strict=True)
 
 
+@pytest.mark.slow
 def test_an_unreadable_shard_is_refused_in_one_line(folder):
     codes, _, errors = said(folder, "unreadable")
     assert 0 not in codes
@@ -135,6 +142,7 @@ def test_an_unreadable_shard_is_refused_in_one_line(folder):
     assert not (folder / "by-unreadable").exists()
 
 
+@pytest.mark.slow
 def test_estimators_and_the_command_line_need_no_change_but_the_launch(folder):
     codes, outputs, errors = said(folder, "command")
     assert codes == (0, 0)

@@ -54,6 +54,7 @@ def without_decimals(text):
     return " ".join(re.sub(r"-?\d+\.\d*", "#", text).replace("[", "[ ").split())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_of_a_page_run_in_order(page, monkeypatch, tmp_path):
@@ -202,5 +203,5 @@ def test_published_pages_have_a_version_switcher(address, monkeypatch):
     if address is not None:
         monkeypatch.setenv("MVRBM_DOCS_URL", address)
     options = runpy.run_path(str(ROOT / "docs" / "conf.py"))["html_theme_options"]
-    assert options.get("switcher", {}).get("json_url") == (address and "https://x.org/mvrbm/switcher.json")
+    assert options.get("switcher", {}).get("json_url") == (address and "https://x.org/mvrbm/versions/switcher.json")
     assert ("version-switcher" in options["navbar_end"]) is (address is not None)

@@ -69,6 +69,7 @@ def differences(path, model, X, method):
 # -- equality ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_onnx
 @pytest.mark.parametrize(("order", "rank", "visible", "method"), CASES)
 def test_arrays_of_every_order(order, rank, visible, method, tmp_path):
@@ -79,6 +80,7 @@ def test_arrays_of_every_order(order, rank, visible, method, tmp_path):
     assert max(differences(path, model, data(shape, visible, 1000, seed=1), method)) < 1e-5
 
 
+@pytest.mark.slow
 @needs_onnx
 @pytest.mark.parametrize("method", ["transform", "reconstruct"])
 def test_real_images(digits, files, method):
@@ -95,6 +97,7 @@ def test_rows_a_full_matrix_and_double_precision(tmp_path):
     assert max(differences(path, model, rows, "reconstruct")) < 1e-5
 
 
+@pytest.mark.slow
 @needs_onnx
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_raw_units_do_not_drown_in_rounding(dtype, tmp_path):
@@ -106,6 +109,7 @@ def test_raw_units_do_not_drown_in_rounding(dtype, tmp_path):
     assert max(differences(path, in_double_precision(model), X.astype(np.float32), "transform")) < 1e-5
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_modalities_are_inputs_by_their_names(tmp_path):
     import onnx
@@ -124,6 +128,7 @@ def test_modalities_are_inputs_by_their_names(tmp_path):
     assert graph_of(model, "transform").outputs == ("features_",)
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_stacks(tmp_path):
     X = data((6, 5))
@@ -133,6 +138,7 @@ def test_stacks(tmp_path):
     assert max(differences(path, model, X, "reconstruct")) < 1e-5
 
 
+@pytest.mark.slow
 @needs_onnx
 @pytest.mark.parametrize(
     ("model", "as_rows"),
@@ -165,6 +171,7 @@ def test_classifiers(model, as_rows, digits, tmp_path):
     assert json.loads(described["classes"]) == list("abcdefghij")
 
 
+@pytest.mark.slow
 @needs_onnx
 @pytest.mark.parametrize(
     "machine",
@@ -270,6 +277,7 @@ class Unwritable(torch.nn.Module):
         return X if float(X.sum()) > 0 else -X
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_a_class_may_offer_its_own_graph_and_a_wrong_one_is_caught(tmp_path):
     path = tmp_path / "model.onnx"

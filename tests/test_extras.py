@@ -78,6 +78,7 @@ EXTRAS = {  # modules
 }
 
 
+@pytest.mark.slow
 def test_the_library_works_without_the_extras_and_each_missing_one_comes_with_its_command(tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT_EXTRAS, ",".join(EXTRAS), str(tmp_path)],

@@ -1,6 +1,6 @@
-"""Sharing models: model cards, and uploads to and downloads from a stand-in of the Hugging Face hub on this machine.
+"""Tests of model cards, uploads and downloads, with a local server instead of the Hugging Face hub.
 
-The stand-in answers the requests of the real client, `huggingface_hub`, and keeps repositories in memory.
+The server answers the requests of the real client, `huggingface_hub`, and keeps repositories in memory.
 """
 
 import base64
@@ -25,7 +25,7 @@ DATA = np.random.default_rng(0).random((20, 4, 3))
 
 
 class Hub(ThreadingHTTPServer):
-    """Repositories by name, each a list of commits, which are mappings from paths to contents."""
+    """A server with repositories by name. Each is a list of commits, which map paths to contents."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -116,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A hub, to which the client, imported anew, connects."""
+    """Start a server, and import the client again so that it connects to it."""
     server = Hub()
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     for module in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
@@ -147,14 +147,14 @@ def test_a_pushed_model_is_loaded_by_its_name(hub, model):
     n_requests = len([path for command, path in hub.requests if command == "GET" and "/resolve/" in path])
     mvrbm.load("user/name")
     assert len([path for command, path in hub.requests if command == "GET" and "/resolve/" in path]) == n_requests
-    hub.shutdown()  # without a network, the cache serves
+    hub.shutdown()  # Without a network, the model is loaded from the cache.
     hub.server_close()
     np.testing.assert_array_equal(mvrbm.load("user/name").transform(DATA), model.transform(DATA))
     with pytest.raises(StorageError, match="no folder 'user/other', and the Hugging Face hub does not give it"):
         mvrbm.load("user/other")
 
 
-def test_a_push_replaces_the_files_of_the_last_model_and_revisions_stay(hub, model):
+def test_a_push_replaces_the_model_and_keeps_revisions(hub, model):
     chains = mvrbm.MVRBM((2, 2), n_epochs=1, negative="pcd", random_state=0).fit(DATA)
     chains.push_to_hub("user/name")
     assert "chains.safetensors" in hub.files("user/name")
@@ -166,7 +166,7 @@ def test_a_push_replaces_the_files_of_the_last_model_and_revisions_stay(hub, mod
     np.testing.assert_array_equal(old.transform(DATA), chains.transform(DATA))
 
 
-def test_only_the_files_of_a_model_are_downloaded_and_they_are_checked_as_those_of_any_folder(hub, model, tmp_path):
+def test_only_model_files_are_downloaded_and_they_are_checked(hub, model, tmp_path):
     model.push_to_hub("user/name")
     files = hub.files("user/name")
     files["model.py"] = files["pytorch_model.bin"] = b"never read"
@@ -185,7 +185,7 @@ def test_only_the_files_of_a_model_are_downloaded_and_they_are_checked_as_those_
         mvrbm.load("user/name")
 
 
-def test_what_is_too_large_is_not_downloaded(hub, model):
+def test_models_that_are_too_large_are_not_downloaded(hub, model):
     model.push_to_hub("user/name")
     hub.sizes["model.safetensors"] = 2**40
     with pytest.raises(StorageError, match=r"has 1,099,511,\d+,\d+ bytes, beyond the limit"):
@@ -193,7 +193,7 @@ def test_what_is_too_large_is_not_downloaded(hub, model):
     assert not [path for _, path in hub.requests if "/resolve/" in path]
 
 
-def test_names_of_folders_are_not_searched_on_the_hub(hub, tmp_path):
+def test_paths_are_not_looked_up_on_the_hub(hub, tmp_path):
     (tmp_path / "runs").mkdir()
     for folder in ("runs/mistyped", "model", "a/b/c", "../user/name", tmp_path / "user" / "name"):
         with pytest.raises(StorageError, match="is not a model folder: nothing is there"):
@@ -203,7 +203,7 @@ def test_names_of_folders_are_not_searched_on_the_hub(hub, tmp_path):
         mvrbm.load("user/name")
 
 
-def test_the_card_is_filled_and_replaced_with_the_model(model, tmp_path):
+def test_the_card_describes_the_model_and_is_replaced_with_it(model, tmp_path):
     told = {"description": "An example.", "data": "Random numbers.", "license": "cc0-1.0", "figures": {"a|b": 0.25}}
     folder = model.save_pretrained(tmp_path / "model", **told)
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -224,13 +224,13 @@ def test_the_card_is_filled_and_replaced_with_the_model(model, tmp_path):
         torch.testing.assert_close(tensor, same, rtol=0, atol=0)
 
 
-def test_the_card_of_a_stack_has_its_layers(tmp_path):
+def test_the_card_of_a_stack_lists_its_layers(tmp_path):
     stack = mvrbm.DeepMVRBM([(2, 2), (2, 1)], n_epochs=1, random_state=0).fit(DATA)
     card = (stack.save_pretrained(tmp_path / "stack") / "README.md").read_text(encoding="utf-8")
     assert "| hidden 1 | bernoulli | 2x2 | kronecker, rank 1 |\n| hidden 2 | bernoulli | 2x1 |  |\n" in card
 
 
-def test_a_readme_that_somebody_wrote_is_not_replaced(model, tmp_path):
+def test_a_readme_written_by_hand_is_not_replaced(model, tmp_path):
     folder = model.save(tmp_path / "model")
     (folder / "README.md").write_text("# My notes\n")
     with pytest.raises(StorageError):
@@ -238,8 +238,8 @@ def test_a_readme_that_somebody_wrote_is_not_replaced(model, tmp_path):
     assert (folder / "README.md").read_text() == "# My notes\n"
 
 
-def test_only_models_are_shared(tmp_path):
+def test_invalid_models_and_arguments_raise(tmp_path):
     with pytest.raises(StorageError, match="a list cannot be saved"):
         mvrbm.save_pretrained([], tmp_path / "model")
-    with pytest.raises(TypeError, match="license"):  # the argument is named as on the hub
-        mvrbm.ModelCard(license="cc0-1.0")
+    with pytest.raises(TypeError, match="licence"):  # The argument is spelled as on the hub.
+        mvrbm.ModelCard(licence="cc0-1.0")

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from enumeration import Written
-from mvrbm import CP, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource, Replay
+from given_numbers import GivenNumbers
+from mvrbm import CP, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource
 from tables import MACHINES, MULTIMODAL, full_matrix, generator, machine_named, random_layer, random_states, randomize
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
@@ -64,7 +65,7 @@ def scale_of(unit, field):
     """Standard deviation, as its draws show it."""
     if not isinstance(unit, Gaussian):
         return torch.zeros_like(field)
-    up, down = (unit.sample(field, Replay([sign * torch.ones_like(field)])) for sign in (1, -1))
+    up, down = (unit.sample(field, GivenNumbers([sign * torch.ones_like(field)])) for sign in (1, -1))
     return (up - down) / 2
 
 
@@ -209,17 +210,17 @@ def test_draws_invert_the_distribution_at_the_noise_given():
     visible, hidden = random_joint(machine, 6)
     rng = RandomSource(3)
     uniform = rng.uniform((6, 2, 2), machine.like)
-    drawn = machine.sample_hidden(visible, Replay([uniform]))
+    drawn = machine.sample_hidden(visible, GivenNumbers([uniform]))
     torch.testing.assert_close(drawn, (uniform < machine.hidden_mean(visible)).double())
     draws = [rng.normal((6, 2, 2), machine.like), rng.uniform((6, 2, 1), machine.like)]
-    draws.append(rng.uniform((6, 1, 1), machine.like))
+    draws.append(rng.uniform((6, 1), machine.like))
     mean = machine.visible_mean(hidden)
-    drawn = machine.sample_visible(hidden, Replay(draws))
+    drawn = machine.sample_visible(hidden, GivenNumbers(draws))
     scale = machine.visible.signal.log_variance.exp().sqrt()
     torch.testing.assert_close(drawn["signal"], mean["signal"] + scale * draws[0])
     torch.testing.assert_close(drawn["bits"], (draws[1] < mean["bits"]).double())
     for row in range(6):
-        at, category = draws[2][row, 0, 0], 0
+        at, category = draws[2][row, 0], 0
         while at >= mean["word"][row, 0, : category + 1].sum():
             category += 1
         assert drawn["word"][row, 0].tolist() == [float(k == category) for k in range(3)]

@@ -5,7 +5,7 @@ import os
 import pickle
 import signal
 import struct
-from pathlib import Path
+import threading
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,6 @@ from mvrbm import (
 from mvrbm.errors import MVRBMError, StorageError
 from mvrbm.io import atomic
 from mvrbm.models import mvrbm as machine_of
-from mvrbm.training import Trainer
 from tables import MACHINES, generator, machine_named, random_states
 
 
@@ -145,7 +144,6 @@ def test_failure_while_changing_places_puts_the_old_model_back(tmp_path, monkeyp
     old = machine_of((3, 3), (2, 2), seed=1)
     mvrbm.save(old, tmp_path / "model")
     rename, calls = atomic.Path.rename, []
-    monkeypatch.setattr(atomic, "_exchange", lambda left, right: False)  # as on file systems that cannot
 
     def sometimes(self, target):
         calls.append(self)
@@ -160,12 +158,9 @@ def test_failure_while_changing_places_puts_the_old_model_back(tmp_path, monkeyp
     assert same_state(mvrbm.load(tmp_path / "model"), old)
 
 
-EXCHANGES = pytest.mark.parametrize("exchanges", [True, False], ids=["one step", "two steps"])
-
-
-def at_the_change(monkeypatch, exchanges, act):
+def at_the_change(monkeypatch, act):
     """Let something happen right after the old model has left its place."""
-    exchange, rename = atomic._exchange, atomic.Path.rename
+    rename = atomic.Path.rename
 
     def changed(self, target):
         result = rename(self, target)
@@ -173,37 +168,51 @@ def at_the_change(monkeypatch, exchanges, act):
             act()
         return result
 
-    monkeypatch.setattr(atomic, "_exchange", lambda *names: exchanges and exchange(*names) and (act() or True))
     monkeypatch.setattr(atomic.Path, "rename", changed)
 
 
-@EXCHANGES
-def test_ctrl_c_while_changing_places_loses_no_model(tmp_path, monkeypatch, exchanges):
+def test_ctrl_c_while_changing_places_loses_no_model(tmp_path, monkeypatch):
     new = machine_of((3, 3), (2, 2), seed=2)
     mvrbm.save(machine_of((3, 3), (2, 2), seed=1), tmp_path / "model")
-    at_the_change(monkeypatch, exchanges, lambda: signal.raise_signal(signal.SIGINT))
+    at_the_change(monkeypatch, lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         mvrbm.save(new, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert same_state(mvrbm.load(tmp_path / "model"), new)
 
 
-@EXCHANGES
 @pytest.mark.parametrize("then", ["load", "save"])
-def test_a_kill_while_changing_places_loses_no_model(tmp_path, monkeypatch, exchanges, then):
+def test_a_kill_while_changing_places_loses_no_model(tmp_path, monkeypatch, then):
     machines = [machine_of((3, 3), (2, 2), seed=seed) for seed in (1, 2, 3)]
     mvrbm.save(machines[0], tmp_path / "model")
     child = os.fork()
     if child == 0:
-        at_the_change(monkeypatch, exchanges, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        at_the_change(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGKILL))
         mvrbm.save(machines[1], tmp_path / "model")
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    monkeypatch.setattr(atomic, "_REPLACING", 0.05)
     if then == "load":
-        assert same_state(mvrbm.load(tmp_path / "model"), machines[1 if exchanges else 0])
+        assert same_state(mvrbm.load(tmp_path / "model"), machines[0])
     assert any(path.name.startswith(".model") for path in tmp_path.iterdir())
     mvrbm.save(machines[2], tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert same_state(mvrbm.load(tmp_path / "model"), machines[2])
+
+
+def test_a_model_that_is_loaded_while_it_changes_places_is_the_new_one(tmp_path, monkeypatch):
+    new = machine_of((3, 3), (2, 2), seed=2)
+    mvrbm.save(machine_of((3, 3), (2, 2), seed=1), tmp_path / "model")
+    found = []
+    reader = threading.Thread(target=lambda: found.append(mvrbm.load(tmp_path / "model")))
+
+    def read():
+        reader.start()
+        reader.join(0.05)
+
+    at_the_change(monkeypatch, read)
+    mvrbm.save(new, tmp_path / "model")
+    reader.join()
+    assert same_state(found[0], new)
 
 
 def test_a_folder_that_is_being_written_is_no_leftover(tmp_path):
@@ -562,41 +571,6 @@ def test_nothing_is_unpickled(tmp_path):
 
 
 # -- the registry -----------------------------------------------------------------------------------------
-
-OLD = Path(__file__).parent / "models_0.1.0"  # written by version 0.1.0, with outputs of that version
-OLD_CLASSES = {
-    "mvrbm": "MVRBM",
-    "rbm": "RBM",
-    "tvrbm": "TVRBM",
-    "mmvrbm": "MMVRBM",
-    "deep": "DeepMVRBM",
-    "classifier": "MVRBMClassifier",
-    "deep_classifier": "DeepMVRBMClassifier",
-    "classification": "ClassificationMVRBM",
-}
-
-
-@pytest.mark.parametrize("name", OLD_CLASSES)
-def test_models_of_version_0_1_0_still_load(name, tmp_path):
-    with np.load(OLD / "expected.npz") as file:
-        stored = dict(file)
-    data = {"tvrbm": stored["tensors"], "mmvrbm": {"a": stored["a"], "b": stored["b"]}}
-    X = data.get(name, stored["images"].reshape(5, -1) if name == "rbm" else stored["images"])
-    for folder in (OLD / name, tmp_path / "again"):
-        model = mvrbm.load(folder, device="cpu")
-        assert type(model).__name__ == OLD_CLASSES[name]
-        outputs = model.predict_proba(X) if "class" in name else model.transform(X)
-        np.testing.assert_allclose(outputs, stored[f"of {name}"], rtol=1e-6, atol=1e-7)
-        model.save(tmp_path / "again")
-        assert model.get_params().get("n_epochs") in (None, 2)
-
-
-def test_machines_and_checkpoints_of_version_0_1_0_still_load():
-    words = torch.eye(3)[[0, 1, 2, 0]][None]
-    expected = torch.from_numpy(np.load(OLD / "expected.npz")["of machine"])
-    torch.testing.assert_close(mvrbm.load(OLD / "machine", device="cpu").hidden_mean(words), expected)
-    for folder in (OLD / "checkpoint", OLD / "checkpoint" / "update-000000002"):
-        assert isinstance(mvrbm.load(folder, device="cpu"), Trainer)
 
 
 def test_an_unknown_class_is_named(tmp_path):

@@ -1,1 +1,1 @@
-"""Programs for people who work on the package: checks of the code, fuzzing, kill test, mutants. None is installed."""
+"""Tools for developers of the package, which are not installed: checks of the code, fuzzing and the kill test."""

@@ -1,12 +1,12 @@
-"""Feed damaged files to the readers of the library, which may raise only the documented errors.
+"""Feed damaged files to the readers of the library, and check that they raise only the documented errors.
 
     python -m tools.fuzz --seconds 600
     python -m tools.fuzz --count 2000000 --seed 1
 
-Each input is a valid file, or folder of files, with simple damage (`tools.fuzz_inputs`). It depends only on the seed,
-the reader and its number. An undocumented error, a warning, a result that is not finite, more than 5 s of processor
-time for one input, or more memory than 64 MiB and four times its size is a finding: its input is kept, and the exit
-code is 1. Every reader has a process of its own, so that a crash ends no other.
+`tools.fuzz_inputs` generates the inputs. Each is a damaged file or folder, and depends only on the seed, the reader and
+its number. A finding is an undocumented error, a warning, a result that is not finite, or an input that takes more than
+5 s of processor time, or more memory than 64 MiB plus four times its size. The inputs of findings are kept, and the
+exit code is 1 if there are any. Each reader runs in a separate process, so that a crash does not end the others.
 """
 
 from __future__ import annotations
@@ -35,11 +35,16 @@ import numpy as np
 from mvrbm.interrupt import replaced
 from tools import fuzz_inputs as inputs
 
-ALLOWANCE = 64 * 2**20  # bytes that a reader may allocate for one input; the inputs themselves are small
-SLOWEST = 5.0  # seconds of processor time for one input
-_STUCK = 600.0  # seconds on the clock, for a reader that waits: cores may be busy
-_BLOCK = 32  # inputs that share the limits
-_PROGRESS = 30.0  # seconds between lines about progress
+# Bytes that a reader may allocate for an input of any size.
+ALLOWANCE = 64 * 2**20
+# Seconds of processor time that a reader may take for one input.
+SLOWEST = 5.0
+# Seconds of wall-clock time for one input, in case a reader waits. Long, because the cores may be busy.
+_STUCK = 600.0
+# Number of inputs that are read under the limits of one, which is faster than to set the limits for each.
+_BLOCK = 32
+# Seconds between reports of progress.
+_PROGRESS = 30.0
 
 Read = Callable[[Path], Any]
 
@@ -49,7 +54,7 @@ class TooSlow(BaseException):
 
 
 class NotFiniteError(Exception):
-    """A model was read that computes numbers that are not finite."""
+    """A reader returned a model whose results are not finite."""
 
 
 # -- readers ----------------------------------------------------------------------------------------
@@ -82,13 +87,13 @@ def read_image(folder: Path) -> None:
 
 
 def read_table(folder: Path) -> None:
-    """Read a table as rows of numbers, as labels, and as a frame."""
+    """Read a table as a data frame, as labels, and as samples."""
     from mvrbm.errors import InputError
     from mvrbm.io import tables
 
     (path,) = folder.iterdir()
     frame = tables.read_table(path)
-    with contextlib.suppress(InputError):  # not all tables are labels
+    with contextlib.suppress(InputError):  # Not every table holds labels.
         tables.table_labels(frame, path)
     tables.table_samples(frame, path)
 
@@ -103,7 +108,7 @@ def read_documents(folder: Path) -> None:
 
 
 def read_model(folder: Path) -> None:
-    """Load a model, and use it once."""
+    """Load a model and use it once."""
     import torch
 
     import mvrbm
@@ -116,9 +121,11 @@ def read_model(folder: Path) -> None:
     shape = getattr(model, "visible_shape_", getattr(model, "n_features_in_", None))
     for method in ("transform", "predict_proba", "decision_function", "predict_words", "standard_deviation"):
         if hasattr(model, method) and shape is not None:
-            unknown = hasattr(model, "standard_deviation")  # entries are filled in
+            unknown = hasattr(model, "standard_deviation")  # It is an imputer, which fills in missing entries.
             _check_finite(getattr(model, method)(np.full((1, *np.atleast_1d(shape)), np.nan if unknown else 0.0)))
-    if hasattr(model, "upscale") and model.cycles < 10 and model.back_projection < 100:  # larger ones only take longer
+    if (
+        hasattr(model, "upscale") and model.cycles < 10 and model.back_projection < 100
+    ):  # Larger values only take longer.
         model.upscale(np.zeros((4, 4), np.uint8))
 
 
@@ -129,13 +136,13 @@ def _check_finite(values: Any) -> None:
 
 
 def read_checkpoint(folder: Path) -> None:
-    """Load a checkpoint, and resume the training run that wrote it."""
+    """Load a checkpoint and resume the training run."""
     import mvrbm
     from mvrbm.models import mvrbm as machine_of
     from mvrbm.training import Trainer
 
     recipe = getattr(mvrbm.load(folder, device="cpu"), "requested_recipe", None)
-    if recipe is not None:  # without trainer.json it is a model
+    if recipe is not None:  # A folder without trainer.json is loaded as a model.
         trainer = Trainer(machine_of((3, 2), (2, 2)), recipe)
         trainer.resume_from(folder)
         trainer.fit(inputs.images(), n_epochs=1)
@@ -143,7 +150,7 @@ def read_checkpoint(folder: Path) -> None:
 
 @functools.cache
 def readers(name: str | None = None) -> dict[str, tuple[inputs.Make, Read]]:
-    """Return the function that makes inputs and the one that reads them, for each reader or for one."""
+    """Return the function that generates inputs and the function that reads them, for one reader or for all."""
     found: dict[str, tuple[inputs.Make, Read]] = {
         "idx": (inputs.idx_input, read_idx),
         "array": (inputs.npz_input, read_array),
@@ -162,7 +169,7 @@ def _documented(reader: str) -> tuple[type[Exception], ...]:
     from mvrbm.errors import DivergenceError, InputError, StorageError
 
     if reader == "checkpoint":
-        return StorageError, DivergenceError  # training does not resume from large numbers
+        return StorageError, DivergenceError  # Training does not resume from very large parameters.
     return (StorageError,) if reader in inputs.FOLDERS else (InputError,)
 
 
@@ -179,13 +186,14 @@ def run(
     until: float | None = None,
     findings: Path | None = None,
 ) -> collections.Counter[str]:
-    """Feed inputs to a reader and count the outcomes: read, rejected, finding."""
+    """Feed inputs to a reader, and count the outcomes: read, rejected, finding."""
     counts: collections.Counter[str] = collections.Counter()
     fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     shown = time.monotonic()
     with tempfile.TemporaryDirectory(dir=fast) as scratch, warnings.catch_warnings(), _alarms():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message="X does not have valid feature names")  # the damage may add names
+        # Damage may add feature names to a model.
+        warnings.filterwarnings("ignore", message="X does not have valid feature names")
         place = _Place(Path(scratch))
         _warm_up(make, read, place)
         for first in range(0, len(numbers), _BLOCK):
@@ -202,7 +210,7 @@ def run(
                     counts[outcome] += 1
                     if outcome == "finding":
                         again.append(number)
-            # Inputs before one may have used up the limits: it counts only if it exceeds them by itself.
+            # Earlier inputs of the block may have used up the limits, so read each finding again under separate limits.
             for number in again:
                 files = make(random.Random(f"{seed} {reader} {number}"))
                 with _limits(sum(len(content) for content in files.values())):
@@ -215,7 +223,7 @@ def run(
 
 
 def _outcome(reader: str, files: inputs.Files, read: Read, place: _Place) -> tuple[str, str]:
-    """Feed one input to a reader and return the outcome, with the traceback of a finding."""
+    """Feed one input to a reader. Return the outcome, and the traceback of a finding."""
     try:
         place.put(files)
         read(place.folder)
@@ -229,7 +237,7 @@ def _outcome(reader: str, files: inputs.Files, read: Read, place: _Place) -> tup
 
 
 def _warm_up(make: inputs.Make, read: Read, place: _Place) -> None:
-    """Read some inputs, undamaged ones too, without limits: what is imported or kept from then on is nobody's fault."""
+    """Read some inputs without limits, so that imports and caches do not count as memory of the first input."""
     for files in [*getattr(make, "seeds", ()), *(make(random.Random(number)) for number in range(5))]:
         place.put(files)
         with contextlib.suppress(Exception):
@@ -237,13 +245,14 @@ def _warm_up(make: inputs.Make, read: Read, place: _Place) -> None:
 
 
 class _Place:
-    """A folder that holds the files of one input after another."""
+    """A folder for the files of the current input."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._there = folder, inputs.Files()
+        self.folder = folder
+        self._there = inputs.Files()
 
     def put(self, files: inputs.Files) -> None:
-        """Make the folder hold these files and nothing else."""
+        """Replace the contents of the folder by these files."""
         for name, content in self._there.items():
             if name not in files or isinstance(content, str) or isinstance(files[name], str):
                 path = self.folder / name
@@ -273,9 +282,9 @@ def _alarms() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _limits(n_bytes: int = 0) -> Iterator[None]:
-    """Limit processor time, and the address space: allocations beyond it fail, also those of C code that are unused.
+    """Limit processor time and address space to the limits of one input of `n_bytes` bytes.
 
-    The limits of one input of `n_bytes` bytes; also those of a whole block of inputs, which takes less time.
+    The limit on address space also makes allocations of C code fail that are never used.
     """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     pages = int(Path("/proc/self/statm").read_bytes().split()[0])
@@ -291,7 +300,7 @@ def _limits(n_bytes: int = 0) -> Iterator[None]:
 
 
 def _was_memory(error: BaseException | None) -> bool:
-    """Return whether a documented error hides an allocation that failed."""
+    """Return whether an error was caused by a failed allocation."""
     while error is not None:
         if isinstance(error, MemoryError) or "allocate memory" in str(error):
             return True
@@ -310,21 +319,21 @@ def _keep(files: inputs.Files, reader: str, number: int, findings: Path | None, 
 
 # -- the command ------------------------------------------------------------------------------------
 
-# Share of the inputs for each reader: reading a model takes fifty times as long as reading an idx file.
+# Share of the inputs of each reader. Reading a model takes fifty times as long as reading an idx file.
 SHARES = {"idx": 0.25, "array": 0.2, "shards": 0.1, "image": 0.12, "table": 0.03, "documents": 0.03}
 SHARES |= dict.fromkeys(inputs.FOLDERS, 0.03)
 
 
 def main(args: list[str] | None = None) -> int:
-    """Parse the command line, feed all readers, and print the counts."""
+    """Parse the command line, feed the readers, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, help="time limit, shared equally by the readers")
-    parser.add_argument("--count", type=int, help="number of inputs, shared by the readers")
+    parser.add_argument("--seconds", type=float, help="time limit, divided equally among the readers")
+    parser.add_argument("--count", type=int, help="number of inputs, divided among the readers")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
-    parser.add_argument("--reader", choices=list(SHARES), help="the only reader to test; default: all")
+    parser.add_argument("--reader", choices=list(SHARES), help="reader to test (default: all readers)")
     parser.add_argument(
-        "--findings", type=Path, default=Path("fuzz-findings"), help="folder for inputs that led to a finding"
+        "--findings", type=Path, default=Path("fuzz-findings"), help="folder for the inputs of findings"
     )
     options = parser.parse_args(args)
     if options.seconds is None and options.count is None:
@@ -348,7 +357,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _in_a_process(name: str, options: argparse.Namespace) -> int:
-    """Test one reader in a process of its own; a process that ends by a signal is a finding."""
+    """Test one reader in a separate process. A process that is ended by a signal is a finding."""
     how = ["--reader", name, "--seed", str(options.seed), "--first", str(options.first)]
     how += ["--findings", str(options.findings)]
     if options.seconds is not None:

@@ -1,7 +1,7 @@
-"""Damaged inputs for `tools.fuzz`: valid files of every kind, and simple damage to their bytes and descriptions.
+"""Damaged inputs for `tools.fuzz`: valid files of every kind, and functions that damage their bytes and descriptions.
 
-An input is a mapping from file names to contents. Instead of contents there can be something that is not a regular
-file: a pipe, a device or a folder.
+An input maps file names to contents. Instead of contents, a name can map to something that is not a regular file: a
+pipe, a device or a folder.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from typing import Any
 
 import numpy as np
 
-#: Instead of contents: what stands in a file's place.
-PIPE, DEVICE, FOLDER = "a pipe", "a device", "a folder"
+# Stand-ins for contents: the fuzzer creates these instead of a file.
+PIPE = "a pipe"
+DEVICE = "a device"
+FOLDER = "a folder"
+
 Files = dict[str, bytes | str]
 Make = Callable[[random.Random], Files]
 
@@ -37,40 +40,78 @@ _ODD_KEYS = ["x", "visible", "", "rank", "shape", "bias_shape", "classes", "stac
 _ODD_DIGITS = (b"9" * 12, b"0", b"-1", b"1e9", b"()", b"'a'", b"None")
 
 
+def _flip_bit(out: bytearray, at: int, end: int, rng: random.Random, others: list[bytes]) -> None:
+    if out:
+        out[at] ^= 1 << rng.randrange(8)
+
+
+def _set_byte(out: bytearray, at: int, end: int, rng: random.Random, others: list[bytes]) -> None:
+    if out:
+        out[at] = rng.randrange(256)
+
+
+def _truncate(out: bytearray, at: int, end: int, rng: random.Random, others: list[bytes]) -> None:
+    del out[at:]
+
+
+def _insert_bytes(out: bytearray, at: int, end: int, rng: random.Random, others: list[bytes]) -> None:
+    out[at:at] = rng.randbytes(rng.randrange(1, 17))
+
+
+def _delete_bytes(out: bytearray, at: int, end: int, rng: random.Random, others: list[bytes]) -> None:
+    del out[at : at + rng.randrange(1, 17)]
+
+
+def _append_other_file(out: bytearray, at: int, end: int, rng: random.Random, others: list[bytes]) -> None:
+    other = rng.choice(others)
+    cut = rng.randrange(len(other) + 1)
+    out[at:] = other[cut:]
+
+
+def _set_odd_integer(out: bytearray, at: int, end: int, rng: random.Random, others: list[bytes]) -> None:
+    width = rng.choice("HIQ")
+    value = rng.choice(_ODD_INTS) % 2 ** (8 * struct.calcsize(width))
+    packed = struct.pack(rng.choice("<>") + width, value)
+    out[at : at + len(packed)] = packed
+
+
+def _replace_all(out: bytearray, at: int, end: int, rng: random.Random, others: list[bytes]) -> None:
+    out[:] = rng.randbytes(rng.randrange(64))
+
+
+def _replace_digit(out: bytearray, at: int, end: int, rng: random.Random, others: list[bytes]) -> None:
+    digits = [i for i, byte in enumerate(out[:end]) if 48 <= byte <= 57]
+    if digits:
+        where = rng.choice(digits)
+        out[where : where + 1] = rng.choice(_ODD_DIGITS)
+
+
+# Each function changes `out` in place, at the position `at` or before `end`.
+_DAMAGES = (
+    _flip_bit,
+    _set_byte,
+    _truncate,
+    _insert_bytes,
+    _delete_bytes,
+    _append_other_file,
+    _set_odd_integer,
+    _replace_all,
+    _replace_digit,
+)
+# Share of damage that can be anywhere. The rest is in the header, because readers decide by it.
+_ANYWHERE = 0.4
+# Bytes that count as header.
+_HEADER = 160
+
+
 def damage(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
-    """Return a copy of the data with one to four kinds of damage."""
+    """Return a copy of `data` that is damaged in one to four ways. `others` are valid files of the same format."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        kind = rng.randrange(9)
-        # Readers decide by the header, so it is damaged more often than its share of the bytes.
-        end = len(out) if rng.random() < 0.4 else min(len(out), 160)
+        apply = _DAMAGES[rng.randrange(len(_DAMAGES))]
+        end = len(out) if rng.random() < _ANYWHERE else min(len(out), _HEADER)
         at = rng.randrange(end) if end else 0
-        if kind == 0 and out:
-            out[at] ^= 1 << rng.randrange(8)
-        elif kind == 1 and out:
-            out[at] = rng.randrange(256)
-        elif kind == 2:
-            del out[at:]
-        elif kind == 3:
-            out[at:at] = rng.randbytes(rng.randrange(1, 17))
-        elif kind == 4:
-            del out[at : at + rng.randrange(1, 17)]
-        elif kind == 5:
-            other = rng.choice(others)
-            cut = rng.randrange(len(other) + 1)
-            out[at:] = other[cut:]
-        elif kind == 6:
-            width = rng.choice("HIQ")
-            value = rng.choice(_ODD_INTS) % 2 ** (8 * struct.calcsize(width))
-            packed = struct.pack(rng.choice("<>") + width, value)
-            out[at : at + len(packed)] = packed
-        elif kind == 7:
-            out = bytearray(rng.randbytes(rng.randrange(64)))
-        elif out:  # replaces a digit of a text header
-            digits = [i for i, byte in enumerate(out[:end]) if 48 <= byte <= 57]
-            if digits:
-                where = rng.choice(digits)
-                out[where : where + 1] = rng.choice(_ODD_DIGITS)
+        apply(out, at, end, rng, others)
     return bytes(out)
 
 
@@ -100,7 +141,7 @@ def damage_values(tree: Any, rng: random.Random) -> Any:
 
 
 def damage_json(text: bytes, rng: random.Random) -> bytes:
-    """Return a JSON text with one to three entries damaged."""
+    """Return a JSON text in which one to three entries are damaged."""
     tree = json.loads(text)
     for _ in range(rng.choice((1, 1, 2, 3))):
         tree = damage_values(tree, rng)
@@ -108,7 +149,7 @@ def damage_json(text: bytes, rng: random.Random) -> bytes:
 
 
 def damage_tensors(weights: bytes, rng: random.Random) -> bytes:
-    """Return a safetensors file with damage to its description, or with odd numbers in it."""
+    """Return a safetensors file with a damaged header, or with odd numbers in its tensors."""
     length = int.from_bytes(weights[:8], "little")
     head, body = weights[8 : 8 + length], bytearray(weights[8 + length :])
     if rng.random() < 0.5:
@@ -185,7 +226,7 @@ def npz_input(rng: random.Random) -> Files:
 
 
 def shards_input(rng: random.Random) -> Files:
-    start = rng.randrange(3) * 3  # mostly of one dtype
+    start = rng.randrange(3) * 3  # Most shards of an input have the same dtype.
     files: Files = {f"{part}.npy": _SHARDS[start + rng.randrange(1, 3)] for part in range(rng.randrange(1, 4))}
     name = rng.choice(list(files))
     kind = rng.randrange(4)
@@ -249,7 +290,7 @@ def _sparse_counts() -> list[bytes]:
 def documents_input(rng: random.Random) -> Files:
     kinds = {**_DOCUMENTS, "file.npz": _sparse_counts()}
     name = rng.choice(list(kinds))
-    if name == "file.npz" and rng.random() < 0.7:  # damage to its members, behind their checksums
+    if name == "file.npz" and rng.random() < 0.7:  # Damage the arrays before their checksums are computed.
         with zipfile.ZipFile(io.BytesIO(rng.choice(kinds[name]))) as archive:
             members = {entry: archive.read(entry) for entry in archive.namelist()}
         entry = rng.choice(list(members))
@@ -274,7 +315,7 @@ def _pictures() -> list[tuple[str, bytes]]:
             try:
                 image.save(buffer, kind, exif=exif)
             except (OSError, ValueError, KeyError):
-                continue  # not in this format
+                continue  # The format does not support this mode.
             found.append((kind, buffer.getvalue()))
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
     return [*found, ("EPS", eps)]
@@ -290,12 +331,12 @@ def image_input(rng: random.Random) -> Files:
 
 
 class Folders:
-    """Makes damaged copies of valid folders of models and checkpoints.
+    """Returns damaged copies of model folders and checkpoints.
 
     Parameters
     ----------
     write : callable
-        Writes valid folders into a folder, each under a name of its own.
+        Writes valid folders into a given folder, each under a different name.
     """
 
     def __init__(self, write: Callable[[Path], None]) -> None:
@@ -388,7 +429,7 @@ def write_imputers(home: Path) -> None:
     rng = np.random.default_rng(0)
     table, arrays = rng.normal(size=(9, 4)), rng.normal(size=(3, 4, 3))
     table[rng.random(table.shape) < 0.2] = np.nan
-    table[:, 3] = np.nan  # a column without a known value
+    table[:, 3] = np.nan  # No value of this column is known.
     arrays[0, 0, 0] = np.nan
     MVRBMImputer(random_state=0, device="cpu", n_factors=2).fit(table).save(home / "1")
     MVRBMImputer("rectified", n_hidden=3, sample_axes=2, n_factors=1, **_QUICK).fit(arrays).save(home / "2")

@@ -1,14 +1,15 @@
-"""Check that training runs which are killed, terminated or run out of disk lose nothing, and resume bit for bit.
+"""Check that training runs that are killed, terminated or run out of disk space lose nothing and resume bit for bit.
 
-    python tools/kills.py                          # sixty kills, and the other disturbances, over all kinds
+    python tools/kills.py                          # sixty kills, and other disturbances, of all kinds of training
     python tools/kills.py --kills 3 --others 0 --kinds trainer
 
-Every run begins with an older model in the place of its result. It is disturbed at random moments, resumed each time,
-and ends undisturbed. The disturbances are SIGKILL, SIGTERM (the exit code must be 143) and a limit on the size of
-files, which acts like a full disk (the run must end with one of the package's own errors). After each of them, the
-model in its place must load and be the older one or the result, and every checkpoint must be readable. At the end the
-result must have the same bits as that of a run without disturbance, and no temporary file may be left. Prints a table;
-the exit code is 1 after a failure. With TMPDIR=/dev/shm it does not wait for the disk.
+Every run starts with an older model at the path of its result. It is disturbed at random times, resumed after each
+disturbance, and finally runs to its end. The disturbances are SIGKILL, SIGTERM (the exit code must be 143), and a limit
+on the size of files, which acts like a full disk (the run must end with an exception of this package). After each
+disturbance, the model at the path must load and be either the older model or the result, and every checkpoint must be
+readable. At the end, the result must have the same bits as the result of a run without disturbances, and there must be
+no temporary files. Prints a table. The exit code is 1 after a failure. Set TMPDIR=/dev/shm to avoid waiting for the
+disk.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ["OMP_NUM_THREADS"] = "1"  # set before torch is imported, because processes are forked below
+# Processes are forked below, so this must be set before PyTorch is imported.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch
@@ -54,8 +56,12 @@ from mvrbm.saving import read_json, read_machine, read_tensors, save
 from mvrbm.training import PCD, Checkpoint, Monitor, Recipe, Trainer
 from mvrbm.vision import SuperResolver
 
-_FAILED, _TERMINATED = 1, 143
-_PER_RUN = 3  # disturbances of one run
+# Exit code after an exception of this package.
+_FAILED = 1
+# Exit code after SIGTERM.
+_TERMINATED = 143
+# Number of disturbances per run.
+_PER_RUN = 3
 _RNG = np.random.default_rng(0)
 BITS = (_RNG.random((200, 8, 8)) < 0.3).astype(np.float32)
 LABELS = _RNG.integers(0, 3, 200)
@@ -63,11 +69,11 @@ IMAGE = _RNG.integers(0, 256, (60, 60), dtype=np.uint8)
 SETTINGS: dict[str, Any] = {"batch_size": 10, "random_state": 0, "device": "cpu"}
 
 
-# -- what is trained, each from checkpoints in a folder to a saved model ---------------------------------
+# -- kinds of training: each resumes from the checkpoints in a folder and saves a model ------------------
 
 
 def trainer(folder: Path, out: Path) -> None:
-    """Train on real-valued data with gaps, with an optimizer and a scheduler; a checkpoint after every update."""
+    """Train on real-valued data with missing entries, with a scheduler and a checkpoint after every update."""
     data = np.where(BITS > 0, np.nan, _RNG.standard_normal(BITS.shape).cumsum(2).astype(np.float32))
     machine = BoltzmannMachine(Gaussian((8, 8), learn_variance=True), Bernoulli((5, 5)), Kronecker(2))
     run = Trainer(
@@ -121,15 +127,17 @@ TWO_RANKS = "two_ranks"
 
 
 class Disturbance(NamedTuple):
-    """What happens to a run."""
+    """A disturbance of a run."""
 
-    kind: str  # "kill", "terminate", "full disk" or "" for nothing
-    when: float = 0.0  # seconds after the start, or the largest size of a file in bytes
+    #: "kill", "terminate", "full disk", or "" for no disturbance.
+    kind: str
+    #: Seconds after the start, or the largest size of a file in bytes.
+    when: float = 0.0
 
 
 def _work(kind: str, folder: Path, out: Path, largest: int | None) -> None:
     if largest is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))  # Python ignores the signal
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))  # Python ignores SIGXFSZ.
     with terminate_in_order():
         try:
             KINDS[kind](folder, out)
@@ -140,7 +148,7 @@ def _work(kind: str, folder: Path, out: Path, largest: int | None) -> None:
 
 
 def _fork(kind: str, folder: Path, out: Path, what: Disturbance) -> int:
-    """Run one process, disturb it, and return its exit code; negative for a signal."""
+    """Run one process, disturb it, and return its exit code, which is negative after a signal."""
     largest = int(what.when) if what.kind == "full disk" else None
     process = multiprocessing.get_context("fork").Process(target=_work, args=(kind, folder, out, largest))
     process.start()
@@ -153,7 +161,7 @@ def _fork(kind: str, folder: Path, out: Path, what: Disturbance) -> int:
 
 
 def _torchrun(kind: str, folder: Path, out: Path, what: Disturbance) -> int:
-    """Run two processes that train together, disturb them, and return the exit code of their launcher."""
+    """Train with two processes, disturb them, and return the exit code of their launcher."""
     data = folder.parent / "data.npy"
     if not data.exists():
         np.save(data, BITS)
@@ -174,8 +182,8 @@ def _torchrun(kind: str, folder: Path, out: Path, what: Disturbance) -> int:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(what.when)
         if process.poll() is None:
-            # A launcher that is terminated terminates its processes, as under a job scheduler. One that is killed does
-            # not, and each of them has a session of its own.
+            # On SIGTERM, the launcher terminates its processes, as under a job scheduler. If it is killed, its
+            # processes keep running in their own sessions, so they are killed first.
             for number in _descendants(process.pid) if what.kind == "kill" else []:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
@@ -184,16 +192,16 @@ def _torchrun(kind: str, folder: Path, out: Path, what: Disturbance) -> int:
 
 
 def _descendants(parent: int) -> list[int]:
-    """Return the numbers of all processes that a process has started, directly or not."""
+    """Return the IDs of all processes that a process has started, directly or indirectly."""
     own = [int(number) for number in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
     return own + [further for child in own for further in _descendants(child)]
 
 
-# -- what must be true ------------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------------------
 
 
 def unreadable(folder: Path) -> list[str]:
-    """Return an error message for each checkpoint under a folder that cannot be read."""
+    """Return an error message for each unreadable checkpoint under a folder."""
     bad = []
     for path in [*folder.rglob("update-*/trainer.json"), *folder.rglob("descent.json")]:
         if path.parent.name.startswith(".") or path.parent.parent.name.startswith("."):
@@ -209,7 +217,7 @@ def unreadable(folder: Path) -> list[str]:
 
 
 def weights_of(model: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a saved model, which must load."""
+    """Load a saved model, and return its tensors."""
     mvrbm.load(model, "cpu")
     return read_tensors(model / "model.safetensors")
 
@@ -220,10 +228,11 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 class Checks:
-    """Runs of one kind of training, and the failures found."""
+    """Runs of one kind of training, and their failures."""
 
     def __init__(self, kind: str, home: Path) -> None:
-        self.kind, self.home = kind, home
+        self.kind = kind
+        self.home = home
         self.launch: Callable[..., int] = _torchrun if kind == TWO_RANKS else _fork
         self.failures: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -236,7 +245,7 @@ class Checks:
         self.largest = max(stored)
 
     def run(self, name: str, disturbances: list[Disturbance]) -> None:
-        """Make one run with disturbances, and check its files after each of them and at the end."""
+        """Run one training run with disturbances, and check its files after each of them and at the end."""
         home = self.home / name
         home.mkdir()
         folder, out = home / "checkpoints", home / "model"
@@ -247,31 +256,31 @@ class Checks:
             code = self.launch(self.kind, folder, out, what)
             self.counts[what.kind if code else "too late"] += 1
             allowed = {"kill": {-9}, "terminate": {_TERMINATED, -15}, "full disk": {_FAILED}}[what.kind] | {0}
-            if code not in allowed and self.kind != TWO_RANKS:  # a launcher has its own codes
+            if code not in allowed and self.kind != TWO_RANKS:  # torchrun has its own exit codes.
                 self.failures.append(f"{name}: exit code {code} after '{what.kind}'")
             self.failures += unreadable(folder)
             if code and what.kind != "kill":
-                self.failures += [f"{name}: {path} is left" for path in home.rglob(".*")]
+                self.failures += [f"{name}: {path} was not removed" for path in home.rglob(".*")]
             there = weights_of(out)
             if not equal(there, before) and not equal(there, self.expected) and self.kind != TWO_RANKS:
-                self.failures.append(f"{name}: neither the older model nor the result is there")
+                self.failures.append(f"{name}: the model is neither the older model nor the result")
         if self.launch(self.kind, folder, out, Disturbance("")) != 0:
-            self.failures.append(f"{name}: it cannot be resumed")
+            self.failures.append(f"{name}: the run cannot be resumed")
         elif not equal(weights_of(out), self.expected):
-            self.failures.append(f"{name}: the result is another one")
-        self.failures += [f"{name}: {path} is left at the end" for path in home.rglob(".*")]
+            self.failures.append(f"{name}: the result differs from the result without disturbances")
+        self.failures += [f"{name}: {path} was not removed at the end" for path in home.rglob(".*")]
 
 
 def main() -> int:
     """Disturb and resume training runs, print a table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=60, help="number of kills, over all kinds")
-    parser.add_argument("--others", type=int, default=2, help="number of SIGTERMs, and of full disks, per kind")
+    parser.add_argument("--kills", type=int, default=60, help="number of kills, of all kinds of training together")
+    parser.add_argument("--others", type=int, default=2, help="number of SIGTERMs and of full disks per kind")
     parser.add_argument("--kinds", default=",".join([*KINDS, TWO_RANKS]), help="kinds of training, separated by commas")
-    parser.add_argument("--seed", type=int, default=0, help="random seed of the moments")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the disturbances")
     arguments = parser.parse_args()
     rng, kinds = random.Random(arguments.seed), arguments.kinds.split(",")
-    torch.optim.SGD([torch.zeros(1)])  # imports the rest of torch once, not in every process
+    torch.optim.SGD([torch.zeros(1)])  # Imports the rest of PyTorch once instead of in every process.
     failures, total = 0, Counter[str]()
     print(
         f"{'kind':15} {'seconds':>7} {'kills':>6} {'SIGTERM':>8} {'full disk':>10} {'too late':>9}  failures",

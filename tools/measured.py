@@ -1,11 +1,11 @@
-"""Figures that README and documentation quote, read from the JSON files of `results/` and `benchmarks/`.
+"""Read the figures that the README and the documentation quote from the JSON files in `results/` and `benchmarks/`.
 
     python -m tools.measured               # print all values and the names of all tables
-    python -m tools.measured --write       # write README.md's table and results/README.md again
+    python -m tools.measured --write       # update the table in README.md, and results/README.md
 
-Pages of the documentation name a value or a table (`docs/_ext/measured_figures.py`), so that they follow new results by
-themselves. `README.md` and `results/README.md` are read without a build: `--write` writes the block of the first
-between two comments, and all of the second, and a test compares them. Every table names its file and its command.
+Pages of the documentation refer to values and tables by name (`docs/_ext/measured_figures.py`), so that they always
+show the latest results. `README.md` and `results/README.md` are read without a build, so `--write` updates them, and a
+test checks that they are up to date. Every table names its file and the command that measures it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+# Shown for a missing value.
 DASH = "–"
+# The part of README.md that `--write` replaces.
 BLOCK = re.compile(r"(?<=<!-- measured: begin -->\n).*?(?=<!-- measured: end -->)", re.DOTALL)
 
 
 class Table(NamedTuple):
-    """A table, the JSON file that its numbers come from, and the command that measures them."""
+    """A table with the JSON file that has its numbers, and the command that measures them."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -35,7 +37,7 @@ class Table(NamedTuple):
     command: str
 
     def plain(self) -> str:
-        """Return the table alone, in Markdown."""
+        """Return the table in Markdown, without its source and command."""
         numbers = [
             all(re.fullmatch(r"[-–\d.,%± ()]*( (dB|ms|us|s))?", cell) for cell in column)
             for column in zip(*self.rows, strict=True)
@@ -44,13 +46,13 @@ class Table(NamedTuple):
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
     def markdown(self) -> str:
-        """Return the table with its source and its command."""
+        """Return the table in Markdown, with its source and command."""
         return f"{self.plain()}\n`{self.command}`, stored in `{self.source}`.\n" if self.command else self.plain()
 
 
 @functools.cache
 def read(path: str) -> Any:
-    """Return the contents of a JSON file of the repository."""
+    """Return the contents of a JSON file in the repository."""
     return json.loads((ROOT / path).read_text(encoding="utf-8"))
 
 
@@ -115,15 +117,16 @@ def _real() -> Table:
 # -- jobs -------------------------------------------------------------------------------------------
 
 _JOBS = "results/jobs/results.json"
-_TOOLS = {"mvrbm": "mvrbm", "5-nearest": "5 nearest", "pca-error": "PCA error", "isolation-forest": "isolation forest"}
-_TOOLS |= {
+_TOOLS = {
+    "mvrbm": "mvrbm",
+    "5-nearest": "5 nearest",
+    "pca-error": "PCA error",
+    "isolation-forest": "isolation forest",
     "one-class-svm": "one-class SVM",
     "lof": "LOF",
     "lda": "LDA",
     "nmf": "NMF",
     "nmf-kl": "NMF, Kullback-Leibler",
-}
-_TOOLS |= {
     "pca-ridge": "PCA, ridge",
     "soft-impute": "SoftImpute",
     "tensorly-cp": "TensorLy, CP",
@@ -153,10 +156,10 @@ _PHOTOGRAPHS = "python -m studies photographs"
 
 
 def _set5(method: str) -> float:
-    """Return the PSNR on Set5 at twice the size, small pictures rounded to bytes as files are."""
+    """Return the PSNR on Set5 at scale 2, where the small pictures are rounded to bytes."""
     if (ROOT / _STAGES).exists():
         return float(read(_STAGES)["x2, bytes"][method]["psnr"])
-    before = {"stages": "shipped x2", "bicubic": "bicubic x2"}  # the study of the weights of version 0.1
+    before = {"stages": "shipped x2", "bicubic": "bicubic x2"}  # names in the study of version 0.1
     return float(read("results/superres/cpu.json")[before[method]]["set5"][0])
 
 
@@ -230,7 +233,7 @@ def _large() -> Table:
 
 
 def _photographs(part: str, folder: str, *, by_picture: bool = False) -> Table:
-    """Return a table of numbers by name; with `by_picture`, names are "picture, case", and means over pictures."""
+    """Return a table with one row per name, or means over pictures if names are "picture, case" (`by_picture`)."""
     source = f"results/{folder}/{part}.json"
     cases: dict[str, list[Any]] = {}
     for name, row in read(source).items():
@@ -277,7 +280,7 @@ def _claims(source: str, part: str | None, command: str) -> Table:
 
 
 _DIGITS = "python -m studies digits --scale paper --out runs/digits --device cuda --jobs 12"
-#: Where the numbers of both experiments are, and the command that measures them.
+#: File, entry and command of the numbers of both experiments of the paper.
 _PAPERS = {
     "digits": ("results/digits/results.json", None, _DIGITS),
     "superres": (
@@ -435,7 +438,7 @@ def _seconds(value: float) -> str:
 
 
 def _bench(device: str) -> Table:
-    from benchmarks.run import Settings  # imports PyTorch
+    from benchmarks.run import Settings  # Imported here because it imports PyTorch.
 
     source = f"benchmarks/{device}/bench.json"
     rows = [
@@ -449,11 +452,12 @@ def _bench(device: str) -> Table:
         for row in read(source)["rows"]
         if row["skipped"] is None
     ]
-    given, usual = read(source)["settings"], asdict(Settings())
+    given = read(source)["settings"]
+    usual = asdict(Settings())
     words = ["python -m benchmarks", f"--device {given['device']}"]
     for name, default in usual.items():
         value = tuple(given[name]) if isinstance(default, tuple) else given[name]
-        if value != default and name not in ("device", "threads", "memory_limit"):  # which the machine decides
+        if value != default and name not in ("device", "threads", "memory_limit"):  # These depend on the machine.
             text = ",".join(map(str, value)) if isinstance(value, tuple) else value
             words.append(f"--{name.replace('_', '-')} {text}")
     command = " ".join([*words, f"--out benchmarks/{device}"])
@@ -498,9 +502,11 @@ def _speed_up() -> Table:
 
 
 def _front() -> Table:
-    """Return what the first screen of the README claims: one line per job, with what people use for it."""
-    ours, classic = _machine("Kronecker(5), 45x45"), _machine("Dense, 500")
-    speed, filled = _update("sklearn") / _update("mvrbm"), read(_JOBS)["filling"]["mnist, right half"]
+    """Return the table at the top of the README: one row per job, with the methods that people usually use for it."""
+    ours = _machine("Kronecker(5), 45x45")
+    classic = _machine("Dense, 500")
+    speed = _update("sklearn") / _update("mvrbm")
+    filled = read(_JOBS)["filling"]["mnist, right half"]
     rows = [
         [
             "likelihood of handwritten digits (MNIST, binarized; nats, higher is better)",
@@ -610,17 +616,17 @@ TABLES: dict[str, Callable[[], Table]] = {
 
 
 def value(name: str) -> str:
-    """Return one measured value as it is written in a text."""
+    """Return one measured value, formatted for use in a text."""
     return VALUES[name]()
 
 
 def table(name: str) -> Table:
-    """Return one table; FileNotFoundError if it was not measured yet."""
+    """Return one table. Raises FileNotFoundError if it has not been measured yet."""
     return TABLES[name]()
 
 
 def readme(text: str) -> str:
-    """Return the README with its table of figures as the stored results have it."""
+    """Return the text of the README with an updated table."""
     return BLOCK.sub(lambda _: table("front").plain(), text)
 
 
@@ -628,7 +634,7 @@ def results() -> str:
     """Return all tables as one page."""
     parts = []
     for name in TABLES:
-        with contextlib.suppress(FileNotFoundError):  # not measured yet
+        with contextlib.suppress(FileNotFoundError):  # The table has not been measured yet.
             parts += [f"## {name.replace('-', ' ')}\n\n{table(name).markdown()}"] if name != "front" else []
     about = "Written by `python -m tools.measured --write` from the JSON files of this folder and of `benchmarks/`.\n"
     about += "The page Results of the documentation (`docs/results.md`) explains each table.\n"
@@ -641,7 +647,7 @@ PAGES: dict[str, Callable[[str], str]] = {"README.md": readme, "results/README.m
 def main(arguments: list[str] | None = None) -> None:
     """Print values and tables, or write the pages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write README.md's table and results/README.md")
+    parser.add_argument("--write", action="store_true", help="update the table in README.md, and results/README.md")
     if parser.parse_args(arguments).write:
         for name, page in PAGES.items():
             path = ROOT / name

@@ -1,10 +1,9 @@
-"""Draw the picture of README and documentation: samples, digits on request, and completed digits.
+"""Draw the figure of the README and the documentation: samples, samples of given digits, and completed digits.
 
-    python -m tools.picture     # writes docs/_static/digits.png, in half a minute
+    python -m tools.picture     # writes docs/_static/digits.png in half a minute
 
-The models come with the package; the completed digits are test digits of MNIST, which
-`mvrbm data fetch mnist` downloads.
-Nothing is selected: the first samples are shown, and the first test digit of each class.
+The models ship with the package. The completed digits are test digits of MNIST, which `mvrbm data fetch mnist`
+downloads. The figure shows the first samples and the first test digit of each class, without any selection.
 """
 
 from __future__ import annotations
@@ -18,13 +17,18 @@ import mvrbm
 from mvrbm.io.datasets import load
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "_static" / "digits.png"
-COLUMNS, STEPS = 10, 1000
-HIDDEN = np.array([1.0, 0.72, 0.3])  # color of pixels that the model drew
+# Number of pictures per row of a panel.
+COLUMNS = 10
+# Number of Gibbs steps per sample.
+STEPS = 1000
+# Color of pixels that the model has filled in.
+FILLED = np.array([1.0, 0.72, 0.3])
 
 
 def main() -> None:
     """Draw three panels side by side."""
-    model, labeled = mvrbm.load("digits", device="cpu"), mvrbm.load("labeled-digits", device="cpu")
+    model = mvrbm.load("digits", device="cpu")
+    labeled = mvrbm.load("labeled-digits", device="cpu")
     samples = model.sample(5 * COLUMNS, steps=STEPS, mean=True)
     asked, _ = labeled.sample(label=np.tile(np.arange(10), 5), steps=STEPS, mean=True)
 
@@ -53,12 +57,12 @@ def _gray(pictures: np.ndarray) -> np.ndarray:
 
 
 def _colored(pictures: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Show pixels that the model drew in color."""
-    return np.where(known[..., None], _gray(pictures), _gray(pictures) * HIDDEN)
+    """Color the pixels that the model has filled in."""
+    return np.where(known[..., None], _gray(pictures), _gray(pictures) * FILLED)
 
 
 def _sheet(pictures: np.ndarray) -> np.ndarray:
-    """Arrange pictures (n, 28, 28, 3) in rows of ten, with a gray line between them."""
+    """Arrange pictures (n, 28, 28, 3) in rows of ten, separated by gray lines."""
     padded = np.pad(pictures, ((0, 0), (0, 2), (0, 2), (0, 0)), constant_values=0.35)
     grid = padded.reshape(-1, COLUMNS, 30, 30, 3).transpose(0, 2, 1, 3, 4)
     return np.asarray(grid.reshape(-1, COLUMNS * 30, 3)[:-2, :-2])

@@ -1,4 +1,4 @@
-"""Devices and threads: which device a model lives on, and how many threads small products deserve."""
+"""Choose the device of a model, and the number of threads for small products."""
 
 import contextlib
 import os
@@ -8,17 +8,19 @@ import torch
 
 from mvrbm.machine import BoltzmannMachine
 
-# Below this many multiplications per product, threads wait for each other longer than they work. On a machine that
-# is shared with other programs the limit is ten times as high.
+# Number of multiplications per product below which several threads are slower than one, because they wait for each
+# other. On a machine that other programs use too, the limit is ten times as high.
 _WORTH_THREADS = 4 * 10**7
+# Number of multiprocessors of a large GPU (NVIDIA H200).
+_LARGE_GPU = 132
 
 
 def resolve_device(device: str | torch.device = "auto") -> torch.device:
-    """Return the device that a name stands for. Raises ValueError for unknown names, and if there is no such GPU.
+    """Return the device with a given name, or raise ValueError if there is no such device.
 
-    ``"auto"`` is the GPU of this process if there is one, otherwise the CPU; ``"cuda"`` is the GPU of this process.
-    Processes started by ``torchrun`` have one GPU each (``LOCAL_RANK``); other processes use PyTorch's current GPU. Any
-    other name is PyTorch's own, such as ``"cpu"`` or ``"cuda:1"``.
+    ``"cuda"`` is the GPU of this process: ``torchrun`` assigns one to each process (``LOCAL_RANK``), and other
+    processes use PyTorch's current GPU. ``"auto"`` is that GPU if there is one, otherwise the CPU. PyTorch defines all
+    other names, such as ``"cpu"`` or ``"cuda:1"``.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,7 +31,7 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
     if resolved.type != "cuda":
         try:
             torch.empty(1, device=resolved).item()
-        except (RuntimeError, NotImplementedError, AssertionError) as error:  # not in this build, or without numbers
+        except (RuntimeError, NotImplementedError, AssertionError) as error:  # not in this build, or the meta device
             raise ValueError(f"device is '{device}', which PyTorch cannot compute on here") from error
         return resolved
     if not torch.cuda.is_available():
@@ -43,10 +45,10 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
 
 @contextlib.contextmanager
 def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool = True) -> Iterator[int]:
-    """Use one thread inside the block if the products of a machine with a batch are small. Only on the CPU.
+    """Let PyTorch use one thread within the context if the products of a machine with a batch are small.
 
-    Without `needed`, other threads than PyTorch's do the work: then PyTorch's would only get in their way, because they
-    keep polling for work for some time. Yields the number of threads that such code may use.
+    Has no effect on a GPU. Pass ``needed=False`` if compiled code with its own threads does the work: PyTorch's
+    threads, which keep polling for work, would slow it down. Yields the number of threads that such code may use.
     """
     work = batch_size * max(link.operations for link in machine.links.values())
     former = torch.get_num_threads()
@@ -59,7 +61,7 @@ def sensible_threads(machine: BoltzmannMachine, batch_size: int, *, needed: bool
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch use one thread inside the block: its sums depend on the number of threads in their last bits."""
+    """Let PyTorch use one thread within the context. The last bits of its sums depend on the number of threads."""
     former = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -69,10 +71,12 @@ def one_thread() -> Iterator[None]:
 
 
 def n_processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a GPU; on a CPU, where only tests ask for it, that of a large GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    """Return the number of multiprocessors of a GPU. On a CPU, which only tests pass, it is that of a large GPU."""
+    if device.type != "cuda":
+        return _LARGE_GPU
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 if hasattr(os, "register_at_fork"):
-    # A forked process has none of the OpenMP threads of its parent, and would wait for them forever.
+    # A forked process does not have the OpenMP threads of its parent, and would wait for them forever.
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))

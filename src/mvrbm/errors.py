@@ -1,4 +1,4 @@
-"""Every exception and warning of the package's own. Exceptions share one base class, :class:`MVRBMError`."""
+"""Exceptions and warnings of this package. All exceptions derive from :class:`MVRBMError`."""
 
 
 class MVRBMError(Exception):
@@ -6,47 +6,47 @@ class MVRBMError(Exception):
 
 
 class InputError(MVRBMError, ValueError):
-    """A data file or an array that cannot be read, or an output that cannot be written."""
+    """A data file or an array cannot be read, or an output cannot be written."""
 
 
 class DatasetError(InputError):
-    """A named data set that is unknown, or not on this machine."""
+    """A named data set is unknown, or not on this machine."""
 
 
 class ShardError(InputError):
-    """A shard that cannot be read, or that does not match the other shards."""
+    """A shard cannot be read, or does not match the other shards."""
 
 
 class StorageError(MVRBMError, ValueError):
-    """A model folder that is missing, damaged, not written by this package, or of another version."""
+    """A model folder is missing or damaged, or this version of the package cannot read it."""
 
 
 class MemoryLimitError(MVRBMError, MemoryError):
-    """A model or a training run that needs more memory than there is. It is raised before memory is allocated."""
+    """A model or a training run needs more memory than is available. Raised before memory is allocated."""
 
 
 class ExportError(MVRBMError, ValueError):
-    """A model that cannot be exported."""
+    """A model cannot be exported."""
 
 
 class MissingPackageError(MVRBMError, ImportError):
-    """A package that only some functions need is not installed. The message has the command that installs it."""
+    """An optional package is not installed. The message contains the command that installs it."""
 
 
 class DivergenceError(MVRBMError, ArithmeticError):
     """Training has diverged: a parameter is not finite or far too large, or the energy is no longer bounded.
 
-    The machine then has the parameters from before the update that diverged, where these are known.
+    If possible, the parameters are restored to their values before the update that diverged.
     """
 
 
 class DistributedError(MVRBMError, RuntimeError):
-    """Another process of a distributed training run has failed; the message is that process's own."""
+    """Another process of a distributed training run has failed. The message is the message of that process."""
 
 
 class ConstantDataWarning(UserWarning):
-    """Entries of the training data are constant: a model learns their value, and nothing else of them."""
+    """Some entries of the training data are constant, so the model can only learn their value."""
 
 
 class RecipeWarning(UserWarning):
-    """A model is used for a purpose that its training recipe does not suit."""
+    """A model is used for a purpose for which its training recipe is not suitable."""

@@ -1,4 +1,4 @@
-"""Packages that only some functions need, the extras of the installation. They are imported where they are used."""
+"""Import optional packages, which are extras of the installation, on demand."""
 
 import importlib
 from types import ModuleType
@@ -7,9 +7,16 @@ from mvrbm.errors import MissingPackageError
 
 
 def require(module: str, purpose: str, extra: str) -> ModuleType:
-    """Import a module of an extra, or raise `MissingPackageError`, whose message has the command that installs it.
+    """Import a module of an optional package, or raise `MissingPackageError`.
 
-    `purpose` begins the message: ``"ONNX export"`` gives ``"ONNX export needs the package onnx, ..."``.
+    Parameters
+    ----------
+    module : str
+        Name of the module.
+    purpose : str
+        Beginning of the error message: ``"ONNX export"`` gives ``"ONNX export needs the package onnx, ..."``.
+    extra : str
+        The extra that installs the package, which the error message names.
     """
     try:
         return importlib.import_module(module)

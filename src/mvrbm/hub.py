@@ -1,8 +1,8 @@
-"""Sharing models: folders in the layout of the Hugging Face hub, with a model card, and the way to the hub and back.
+"""Share models on the Hugging Face hub, write model cards, and find the models that ship with the package.
 
-It also finds the models that come with the package, which are such folders.
-Uploads and downloads go through the package `huggingface_hub`, the extra ``hub``. Only the files of a model are
-downloaded, and :mod:`mvrbm.saving` reads and checks them as it reads any other folder.
+The package `huggingface_hub` (the extra ``hub``) uploads, downloads and caches files. Writing a folder with a model
+card does not need it. Only the files of a model are downloaded, and :mod:`mvrbm.saving` reads and checks them like any
+other model folder.
 """
 
 import json
@@ -10,7 +10,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from mvrbm.errors import StorageError
 from mvrbm.extras import require
-from mvrbm.io.atomic import bring_back
+from mvrbm.io.atomic import recover_folder
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.saving import (
     CARD,
@@ -36,30 +36,33 @@ from mvrbm.saving import (
 
 __all__ = ["SHIPPED", "ModelCard", "download", "find", "is_hub_name", "push_to_hub", "save_pretrained", "write_card"]
 
-#: Names of the trained models that come with the package.
+#: Names of the trained models that ship with the package.
 SHIPPED = ("digits", "labeled-digits")
 
 _WEIGHTS = Path(__file__).parent / "weights"
+# Files of a model, the only ones that are downloaded.
 _FILES = (CONFIG, MODEL, CHAINS)
+# Largest model, in bytes, that is downloaded.
 _LARGEST_DOWNLOAD = 2**30
-_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?", re.ASCII)  # user/name, user/name@revision
+# Names on the hub: "user/name" or "user/name@revision".
+_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?", re.ASCII)
 _NOT_STATED = "Not stated."
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """What a model card says about a model in addition to its layers and settings, which are read from the model.
+    """Information for a model card that cannot be read from the model itself.
 
     Parameters
     ----------
     name : str, optional
-        The title. Default: the name on the hub, or the class of the model.
+        Title of the card. Default: the name on the hub, or the class of the model.
     description : str
-        What the model is for.
+        Purpose of the model.
     data : str
-        The data that the model was trained on.
+        Description of the training data.
     license : str, optional
-        License of the weights by its name on the hub, such as ``"bsd-3-clause"`` or ``"cc-by-4.0"``.
+        License of the weights, as the hub spells it, such as ``"bsd-3-clause"`` or ``"cc-by-4.0"``.
     figures : mapping of str to value
         Measured figures by name, such as ``{"test log-likelihood (nats)": -84.6}``. Name the data and the command.
 
@@ -78,16 +81,17 @@ class ModelCard:
 
 
 def save_pretrained(model: Any, folder: str | os.PathLike[str], **card: Any) -> Path:
-    """Save a machine or an estimator with a model card, in the layout of the Hugging Face hub, and return the folder.
+    """Save a machine or an estimator with a model card, in the layout of the Hugging Face hub.
 
     Parameters
     ----------
     model : BoltzmannMachine or estimator
-        What to save; see :func:`mvrbm.save`.
+        The model to save; see :func:`mvrbm.save`.
     folder : path
-        The folder to write. A model in it is replaced, with its card.
+        The folder to write. A model that it holds is replaced together with its card.
     **card
-        Contents of the card `README.md`: `name`, `description`, `data`, `license`, `figures`; see :class:`ModelCard`.
+        Contents of the card `README.md`: `name`, `description`, `data`, `license` and `figures`; see
+        :class:`ModelCard`.
 
     Returns
     -------
@@ -115,29 +119,29 @@ def save_pretrained(model: Any, folder: str | os.PathLike[str], **card: Any) -> 
 
 
 def push_to_hub(model: Any, name: str, *, private: bool = False, message: str = "Upload model", **card: Any) -> str:
-    """Upload a machine or an estimator with a model card to the Hugging Face hub, and return the address of the commit.
+    """Upload a machine or an estimator with a model card to the Hugging Face hub.
 
     Parameters
     ----------
     model : BoltzmannMachine or estimator
-        What to upload.
+        The model to upload.
     name : str
-        Name on the hub, ``"user/name"``. The repository is created unless it exists; a model in it is replaced.
+        Name on the hub, ``"user/name"``. The repository is created if it does not exist. A model in it is replaced.
     private : bool
-        Whether only you can see a repository that is created.
+        Whether to create a private repository. Has no effect on a repository that exists.
     message : str
-        Message of the commit.
+        Commit message.
     **card
         Contents of the card; see :class:`ModelCard`.
 
     Returns
     -------
     str
-        The address of the commit.
+        The URL of the commit.
 
     Notes
     -----
-    `huggingface_hub` takes your access token from ``hf auth login`` or from the environment variable ``HF_TOKEN``.
+    Run ``hf auth login``, or set the environment variable ``HF_TOKEN``, to provide your access token.
     """
     hub = require("huggingface_hub", "the Hugging Face hub", "hub")
     with tempfile.TemporaryDirectory() as place:
@@ -145,25 +149,28 @@ def push_to_hub(model: Any, name: str, *, private: bool = False, message: str = 
         api = hub.HfApi(library_name="mvrbm")
         try:
             api.create_repo(name, private=private, exist_ok=True)
-            # Files of an earlier model that this one does not have are deleted.
             commit = api.upload_folder(
-                repo_id=name, folder_path=folder, delete_patterns=list(_FILES), commit_message=message
+                repo_id=name,
+                folder_path=folder,
+                delete_patterns=list(_FILES),  # An earlier model may have files that this one does not have.
+                commit_message=message,
             )
-        except Exception as error:  # those of the HTTP library, which depends on the version of huggingface_hub
+        except Exception as error:  # The HTTP library, whose errors these are, depends on the huggingface_hub version.
             raise StorageError(f"'{name}' could not be uploaded to the Hugging Face hub: {_reason(error)}") from error
     return str(commit.commit_url)
 
 
 def find(model: str | os.PathLike[str]) -> Path:
-    """Return the folder of a model: a path, a name on the hub, or the name of a model that comes with the package.
+    """Return the folder of a model.
 
-    A folder here of that name comes first.
+    `model` is the path of a folder, a name on the hub, or the name of a model that ships with the package. A folder of
+    the same name takes precedence over a shipped model.
     """
     if model == "":
         raise StorageError("the name of the model is empty: give a folder, or the name of a model")
     if is_hub_name(model):
         return download(str(model))
-    folder = bring_back(Path(model))
+    folder = recover_folder(Path(model))
     if folder.exists():
         return folder
     if str(model) in SHIPPED:
@@ -174,45 +181,48 @@ def find(model: str | os.PathLike[str]) -> Path:
 def is_hub_name(model: str | os.PathLike[str]) -> bool:
     """Return whether the argument of :func:`mvrbm.load` names a model on the hub.
 
-    It does if it is a text of the form ``"user/name"``, and there is no folder ``user``: a mistyped path of a local
-    model is not searched on the hub.
+    A string ``"user/name"`` names a model on the hub unless there is a folder ``user``. This way, mistyped paths of
+    local models are not looked up on the hub.
     """
     return isinstance(model, str) and _NAME.fullmatch(model) is not None and not os.path.lexists(Path(model).parent)
 
 
 def download(name: str) -> Path:
-    """Download a model ``"user/name"`` or ``"user/name@revision"`` into the cache of the hub, and return its folder.
+    """Download a model ``"user/name"`` or ``"user/name@revision"`` from the hub, and return its folder.
 
-    A model that is in the cache, and has not changed on the hub, is not downloaded again. Without a network, the model
-    in the cache is taken.
+    The folder is in the cache of the hub. A cached model is downloaded again only if it has changed on the hub, and is
+    used unchanged if there is no network.
     """
     hub = require("huggingface_hub", f"there is no folder '{name}', and the Hugging Face hub", "hub")
     repository, _, revision = name.partition("@")
     try:
-        found = hub.HfApi(library_name="mvrbm").model_info(repository, revision=revision or None, files_metadata=True)
-    except (hub.errors.HfHubHTTPError, ValueError) as error:  # the answer of the hub, or not a name
+        _check_files(name, hub.HfApi(library_name="mvrbm"), repository, revision or None)
+    except StorageError:
+        raise
+    except (hub.errors.HfHubHTTPError, ValueError) as error:  # The hub refuses, or the name is not valid.
         raise _not_loaded(name, error) from error
-    except (
-        Exception
-    ) as error:  # no answer; the HTTP library, which raises it, depends on the version of huggingface_hub
-        try:
-            return Path(hub.snapshot_download(repository, revision=revision or None, local_files_only=True))
-        except FileNotFoundError:
-            raise _not_loaded(name, error) from error
+    except Exception:  # There is no network, but `snapshot_download` may find the model in the cache.
+        pass
+    try:
+        return Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=list(_FILES)))
+    except Exception as error:
+        raise _not_loaded(name, error) from error
+
+
+def _check_files(name: str, api: Any, repository: str, revision: str | None) -> None:
+    """Raise StorageError if a repository lacks a file of a model, or if its model is too large to download."""
+    found = api.model_info(repository, revision=revision, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in found.siblings or () if file.rfilename in _FILES}
     if not {CONFIG, MODEL} <= set(sizes):
         raise StorageError(
             f"'{name}' on the Hugging Face hub is not a model of this package: it lacks {CONFIG} or {MODEL}"
         )
-    if sum(sizes.values()) > _LARGEST_DOWNLOAD:
+    total = sum(sizes.values())
+    if total > _LARGEST_DOWNLOAD:
         raise StorageError(
-            f"'{name}' on the Hugging Face hub has {sum(sizes.values()):,} bytes, beyond the limit of "
-            f"{_LARGEST_DOWNLOAD:,}: if you trust it, download it with hf download, and load the folder"
+            f"'{name}' on the Hugging Face hub has {total:,} bytes, beyond the limit of {_LARGEST_DOWNLOAD:,}: if you "
+            "trust it, download it with hf download, and load the folder"
         )
-    try:
-        return Path(hub.snapshot_download(repository, revision=found.sha, allow_patterns=list(sizes)))
-    except Exception as error:  # as above
-        raise _not_loaded(name, error) from error
 
 
 def _not_loaded(name: str, error: Exception) -> StorageError:
@@ -228,48 +238,59 @@ def _reason(error: Exception) -> str:
 
 def write_card(card: ModelCard, folder: Path) -> None:
     """Write the model card of a folder that holds a model."""
-    (folder / CARD).write_text("\n".join(_lines(card, folder)) + "\n", encoding="utf-8")
-
-
-def _lines(card: ModelCard, folder: Path) -> Iterator[str]:
     config = read_config(folder)
-    described = config.get(ESTIMATOR, {})
-    kind = described.get("class", BoltzmannMachine.__name__)
-    with safe_open(folder / MODEL, framework="pt") as file:
-        n_parameters = sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+    estimator = config.get(ESTIMATOR, {})
+    kind = estimator.get("class", BoltzmannMachine.__name__)
     machines = config.get(STACK, [config])
-    yield from ("---", CARD_MARK, *([f"license: {json.dumps(card.license)}"] if card.license else []))
-    yield from ('tags: ["boltzmann-machine", "energy-based-model"]', "---", "", f"# {card.name or kind}", "")
-    yield from ([card.description, ""] if card.description else [])
-    yield from (
+    license_entry = f"license: {json.dumps(card.license)}\n" if card.license else ""
+    sections = [
+        f'---\n{CARD_MARK}\n{license_entry}tags: ["boltzmann-machine", "energy-based-model"]\n---',
+        f"# {card.name or kind}",
+        card.description,
         "## Model",
-        "",
-        f"`{kind}` of the Python package mvrbm: {n_parameters:,} parameters, {machines[0]['dtype']}.",
-        "",
-    )
-    yield from _table(("layer", "units", "shape", "coupling to the layer above"), _layers(machines))
-    settings = [
-        f"`{key}={json.dumps(value)}`" for key, value in described.get("params", {}).items() if value is not None
+        f"`{kind}` of the Python package mvrbm: {_n_parameters(folder):,} parameters, {machines[0]['dtype']}.",
+        _table(("layer", "units", "shape", "coupling to the layer above"), _layers(machines)),
+        _settings(estimator.get("params", {})),
+        "## Data",
+        card.data,
+        "## License",
+        card.license or _NOT_STATED,
+        "## Measured figures",
+        _table(("figure", "value"), card.figures.items()) if card.figures else _NOT_STATED,
+        "## How to load",
+        f'```python\nimport mvrbm\n\nmodel = mvrbm.load("{_loadable_name(card)}")\n```',
+        "This file was written by `save_pretrained`. Saving another model to this folder replaces it.",
     ]
-    yield from (["", f"Settings: {', '.join(settings)}."] if settings else [])
-    yield from ("", "## Data", "", card.data, "", "## License", "", card.license or _NOT_STATED)
-    yield from ("", "## Measured figures", "")
-    yield from _table(("figure", "value"), card.figures.items()) if card.figures else [_NOT_STATED]
-    named = card.name is not None and (card.name in SHIPPED or _NAME.fullmatch(card.name))
-    place = card.name if named else "path/of/this/folder"
-    yield from ("", "## How to load", "", "```python", "import mvrbm", "", f'model = mvrbm.load("{place}")', "```", "")
-    yield "This file was written by `save_pretrained`. Saving another model to this folder replaces it."
+    text = "\n\n".join(section for section in sections if section)
+    (folder / CARD).write_text(text + "\n", encoding="utf-8")
 
 
-def _layers(machines: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
-    """Yield the rows of a table: the visible layers from below, each followed by the hidden layer above it."""
-    for number, machine in enumerate(machines):
-        for name, layer in machine["visible"].items() if number == 0 else ():
-            yield name, layer["unit"], _shape(layer), _coupling(machine["couplings"][name])
+def _n_parameters(folder: Path) -> int:
+    with safe_open(folder / MODEL, framework="pt") as file:
+        return sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+
+
+def _settings(params: Mapping[str, Any]) -> str:
+    given = [f"`{key}={json.dumps(value)}`" for key, value in params.items() if value is not None]
+    return f"Settings: {', '.join(given)}." if given else ""
+
+
+def _loadable_name(card: ModelCard) -> str:
+    """Return the title of the card if :func:`mvrbm.load` accepts it, otherwise a placeholder."""
+    if card.name is not None and (card.name in SHIPPED or _NAME.fullmatch(card.name)):
+        return card.name
+    return "path/of/this/folder"
+
+
+def _layers(machines: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+    """Yield one row per layer: the visible layers of the bottom machine, then the hidden layer of each machine."""
+    bottom = machines[0]
+    for name, layer in bottom["visible"].items():
+        yield name, layer["unit"], _shape(layer), _coupling(bottom["couplings"][name])
+    for number, machine in enumerate(machines, start=1):
+        above = machines[number]["couplings"].values() if number < len(machines) else ()
         hidden = machine["hidden"]
-        above = machines[number + 1 : number + 2]
-        link = "; ".join(_coupling(link) for upper in above for link in upper["couplings"].values())
-        yield f"hidden {number + 1}", hidden["unit"], _shape(hidden), link
+        yield f"hidden {number}", hidden["unit"], _shape(hidden), "; ".join(_coupling(link) for link in above)
 
 
 def _shape(layer: Mapping[str, Any]) -> str:
@@ -281,6 +302,11 @@ def _coupling(link: Mapping[str, Any]) -> str:
     return ", ".join([link["coupling"], *options])
 
 
-def _table(head: Sequence[str], rows: Any) -> Iterator[str]:
-    for row in (head, ["---"] * len(head), *rows):
-        yield "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in row) + " |"
+def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Format a table in Markdown."""
+    lines = (header, ["---"] * len(header), *rows)
+    return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")

@@ -1,6 +1,6 @@
-"""Signals that ask a program to end: Ctrl-C (SIGINT), and SIGTERM, which job schedulers and ``timeout`` send.
+"""Handle the signals that ask a program to end: Ctrl-C (SIGINT), and SIGTERM, which job schedulers send.
 
-Training finishes the present batch, saves, and then raises KeyboardInterrupt or :class:`Terminated`.
+On either signal, training finishes the current batch, saves, and then raises KeyboardInterrupt or :class:`Terminated`.
 """
 
 import contextlib
@@ -22,31 +22,31 @@ __all__ = [
 
 
 class Terminated(SystemExit):
-    """Raised after SIGTERM, as KeyboardInterrupt is after Ctrl-C. Unless it is caught, the exit code is 143."""
+    """Raised after SIGTERM, as KeyboardInterrupt is after Ctrl-C. The exit code is 143 unless it is caught."""
 
     def __init__(self, code: int = 128 + signal.SIGTERM) -> None:
         super().__init__(code)
 
 
-#: What is raised after a signal that asks the program to end.
+#: Exceptions that are raised after a signal that asks the program to end.
 INTERRUPTS = (KeyboardInterrupt, Terminated)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a program that an interrupt ended: 130 after Ctrl-C, 143 after SIGTERM."""
+    """Return the exit code of an interrupted program: 130 after Ctrl-C, 143 after SIGTERM."""
     return int(getattr(error, "code", 128 + signal.SIGINT))
 
 
 def _terminate(number: int, frame: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler and a launcher may both send one
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # A scheduler and a launcher may both send the signal.
     raise Terminated
 
 
 def _replaceable() -> dict[signal.Signals, Any]:
-    """Return the handlers that may be replaced for some time. Only the main thread of a process has any.
+    """Return the current handlers that may be replaced temporarily. There are none outside of the main thread.
 
-    A program that ignores a signal, or has its own handler of SIGTERM, keeps it.
+    If the program ignores a signal, or has installed its own handler for SIGTERM, that handler is not replaced.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -61,7 +61,7 @@ def _may_replace(number: int, handler: Any) -> bool:
 
 @contextlib.contextmanager
 def replaced(former: Mapping[signal.Signals, Any], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let `handler` handle the signals of `former`, whose handlers at the end of the context are those of `former`."""
+    """Install `handler` for all signals in `former`, and restore the handlers in `former` when the context ends."""
     try:
         for number in former:
             signal.signal(number, handler)
@@ -72,16 +72,16 @@ def replaced(former: Mapping[signal.Signals, Any], handler: Callable[[int, Any],
 
 
 def terminate_in_order() -> AbstractContextManager[None]:
-    """Raise :class:`Terminated` at SIGTERM, so that the program cleans up. For commands, not for libraries."""
+    """Raise :class:`Terminated` on SIGTERM, so that the program cleans up. For use by commands, not by libraries."""
     former = _replaceable()
     former.pop(signal.SIGINT, None)
     return replaced(former, _terminate)
 
 
 def finish_on_interrupt(notify: Callable[[type[BaseException]], None]) -> AbstractContextManager[None]:
-    """Call `notify` at the first Ctrl-C or SIGTERM, with what is to be raised in the end, instead of ending at once.
+    """Call `notify` on the first Ctrl-C or SIGTERM, instead of ending the program immediately.
 
-    A second Ctrl-C interrupts immediately; a second SIGTERM does nothing.
+    `notify` gets the exception to raise later. A second Ctrl-C interrupts immediately. A second SIGTERM is ignored.
     """
     former = _replaceable()
 
@@ -91,7 +91,7 @@ def finish_on_interrupt(notify: Callable[[type[BaseException]], None]) -> Abstra
             notify(KeyboardInterrupt)
         else:
             if former[signal.SIGTERM] is _terminate:
-                former[signal.SIGTERM] = signal.SIG_IGN  # nor does one that comes while the program saves
+                former[signal.SIGTERM] = signal.SIG_IGN  # Ignore another SIGTERM while the program saves.
             notify(Terminated)
 
     return replaced(former, finish)
@@ -99,7 +99,7 @@ def finish_on_interrupt(notify: Callable[[type[BaseException]], None]) -> Abstra
 
 @contextlib.contextmanager
 def hold_signals() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait until the context ends."""
+    """Defer Ctrl-C and SIGTERM until the context ends."""
     received: list[int] = []
     try:
         with replaced(_replaceable(), lambda number, frame: received.append(number)):

@@ -21,10 +21,13 @@ from mvrbm.units.base import LARGEST_PARAMETER, Unit
 #: A batch of every visible layer: by name, or the array itself if there is only one layer.
 Visible = Tensor | Mapping[str, Tensor]
 
-# With more hidden entries than this, or more numbers on the way, the norm of the coupling of two Gaussian layers is
-# computed by Lanczos iteration instead of from a matrix.
-_LARGEST_GRAM, _MOST_NUMBERS = 1024, 2**22
-_LANCZOS_STEPS, _LANCZOS_TOLERANCE = 200, 1e-7
+# Largest number of hidden entries, and of intermediate numbers, for which the norm of the coupling between two Gaussian
+# layers is computed from its Gram matrix. Larger ones take Lanczos iterations.
+_LARGEST_GRAM = 1024
+_MOST_NUMBERS = 2**22
+# Largest number of Lanczos iterations, and the relative change at which they stop.
+_LANCZOS_STEPS = 200
+_LANCZOS_TOLERANCE = 1e-7
 # Relative difference between sums of parameters that rounding on another device can explain.
 _SAME_SIZE = 1e-9
 
@@ -262,7 +265,7 @@ class BoltzmannMachine(nn.Module):
         return tensor
 
     def as_masks(self, mask: Visible | None, visible: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-        """Return which entries of each layer are known, by name: (n, *layer shape), None if no entry is.
+        """Return a mask of the known entries of each layer, by name: (n, *layer shape), or None if none is known.
 
         A mask is True where the value is known; without the axis of samples it holds for every sample. Layers that a
         mapping leaves out are unknown. Padding in `visible` counts as known.
@@ -278,7 +281,7 @@ class BoltzmannMachine(nn.Module):
 
     @torch.no_grad()
     def check_parameters(self) -> None:
-        """Raise ValueError for parameters that are finite, but too large to compute with, or an unbounded energy."""
+        """Raise ValueError if parameters are too large to compute with, or if the energy is unbounded."""
         for name, unit in {**self.layers, "hidden": self.hidden}.items():
             unit.check_parameters(name)
         for name, link in self.links.items():
@@ -294,7 +297,7 @@ class BoltzmannMachine(nn.Module):
         Measured in standard deviations, the energy is bounded exactly if the joint `W` of the Gaussian visible layers
         has a spectral norm below 1.
         """
-        if self.like.is_meta:  # shapes without numbers, to be checked when they are filled in
+        if self.like.is_meta:  # there are no values to check yet
             return
         norm = self.gaussian_norm()
         if norm >= 1:
@@ -320,19 +323,19 @@ class BoltzmannMachine(nn.Module):
             identity = torch.eye(size, dtype=self.like.dtype, device=self.like.device)
             largest = float(torch.linalg.eigvalsh(gram(identity))[-1])
         else:
-            # A start of ones would be orthogonal to all that matters where the columns of factors have mean zero.
+            # A vector of ones is orthogonal to the leading eigenvector if the columns of factors have mean zero.
             largest = _largest_eigenvalue(gram, RandomSource(0, device=self.like.device).normal((1, size), self.like))
         return float(np.sqrt(max(largest, 0.0)))
 
     @property
     def bytes_to_check(self) -> int:
-        """Memory that :meth:`check_bounded` takes at most, computed from the shapes alone."""
+        """Upper bound of the memory that :meth:`check_bounded` needs, in bytes, from the shapes alone."""
         rows = self._norm_rows()
         entries = math.prod(self.hidden.shape) + sum(math.prod(unit.shape) for unit in self.layers.values())
         return 6 * rows * entries * self.like.element_size()
 
     def _norm_rows(self) -> int:
-        """Return how many vectors are multiplied at once for the norm of the coupling of Gaussian layers, 0 if none."""
+        """Return the number of vectors per product when the norm of Gaussian couplings is computed; 0 without them."""
         visible = sum(math.prod(unit.shape) for unit in self.layers.values() if unit.gaussian)
         size = math.prod(self.hidden.shape)
         if not visible or not self.hidden.gaussian:

@@ -1,4 +1,4 @@
-"""Memory: how much there is, and a check of what something needs before it is allocated."""
+"""Measure the available memory, and check that an allocation fits before it is made."""
 
 import contextlib
 import os
@@ -11,17 +11,17 @@ from mvrbm.errors import MemoryLimitError
 
 __all__ = ["available_memory", "check_memory"]
 
-# Below this many bytes nothing is checked.
+# Smaller allocations, in bytes, are not checked.
 _NEGLIGIBLE = 2**28
 
 
 def available_memory(device: str | torch.device = "cpu") -> int | None:
-    """Return the bytes that can be allocated on a device; None where the system does not tell."""
+    """Return the available memory of a device in bytes, or None if the system does not report it."""
     device = torch.device(device)
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     found = [_linux_memory(), _limit_of_container()]
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has none of these
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows does not have os.sysconf.
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min((number for number in found if number is not None), default=None)
 
@@ -38,22 +38,23 @@ def _limit_of_container() -> int | None:
     try:
         limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current"))
         return int(limit) - int(used)
-    except (OSError, ValueError):  # ValueError: no limit
+    except (OSError, ValueError):  # A container without a limit has the text "max" instead of a number.
         return None
 
 
 def check_memory(count: int, what: str, like: Tensor | None = None) -> None:
-    """Raise MemoryLimitError if so many numbers need more memory than there is.
+    """Raise MemoryLimitError if `count` numbers need more memory than is available.
 
-    `like` has their dtype and device. Default: PyTorch's present ones.
+    `what` names them in the message, and `like` has their dtype and device. Default: PyTorch's default dtype and
+    device.
     """
     like = torch.empty(0) if like is None else like
     n_bytes = count * like.dtype.itemsize
-    if n_bytes < _NEGLIGIBLE or like.device.type == "meta":  # there, numbers need no memory
+    if n_bytes < _NEGLIGIBLE or like.device.type == "meta":  # Tensors on the meta device take no memory.
         return
-    there = available_memory(like.device)
-    if there is not None and n_bytes > there:
-        raise MemoryLimitError(f"{what} needs {_readable(n_bytes)} of memory, but there are {_readable(there)}")
+    available = available_memory(like.device)
+    if available is not None and n_bytes > available:
+        raise MemoryLimitError(f"{what} needs {_readable(n_bytes)} of memory, but there are {_readable(available)}")
 
 
 def _readable(n_bytes: int) -> str:

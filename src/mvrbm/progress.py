@@ -1,25 +1,25 @@
-"""Progress of long loops: they report every step, and listeners show it. Without a listener this costs nothing."""
+"""Report the progress of long loops to listeners, which display it. Without listeners, reports cost nothing."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 
 __all__ = ["listening", "report"]
 
-#: Gets a unit, such as "samples", and how many of them were done.
+#: Called with a unit, such as "samples", and the number of units that have been completed.
 Listener = Callable[[str, int], None]
 
 _listeners: list[Listener] = []
 
 
 def report(unit: str, count: int = 1) -> None:
-    """Tell all listeners that a number of samples, Gibbs steps or epochs is done."""
+    """Tell all listeners that `count` samples, Gibbs steps or epochs have been completed."""
     for listener in _listeners:
         listener(unit, count)
 
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Call a listener for everything that is reported within the context."""
+    """Call a listener for every report within the context."""
     _listeners.append(listener)
     try:
         yield

@@ -1,9 +1,9 @@
-"""Models on disk: a folder with `config.json` and `model.safetensors`, and the registry of what can be loaded.
+"""Save models to folders with `config.json` and `model.safetensors`, and load them.
 
-A folder is written next to its place and then renamed, so that it is there whole or not at all. Reading checks the
-format, its version and every name, shape and dtype before anything is built. No pickle anywhere. What can be saved
-registers its loader here (:func:`register`); this module imports none of it. Checkpoints of training runs are
-written by :mod:`mvrbm.training.checkpoints`, other formats by :mod:`mvrbm.export`.
+Folders are written atomically, and nothing is ever pickled. Loading checks the format and its version, and the names,
+shapes and dtypes of all tensors, before it builds a model. Classes that can be saved register their loaders with
+:func:`register`, so that this module does not import them. :mod:`mvrbm.training.checkpoints` writes checkpoints of
+training runs, and :mod:`mvrbm.export` writes other formats.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mvrbm.couplings import Coupling, make_coupling
 from mvrbm.devices import resolve_device
 from mvrbm.errors import StorageError
-from mvrbm.io.atomic import bring_back, replace_folder
+from mvrbm.io.atomic import recover_folder, replace_folder
 from mvrbm.io.untrusted import Budget, check_regular_file
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
@@ -35,34 +35,39 @@ FORMAT = "mvrbm"
 FORMAT_VERSION = 1
 CONFIG = "config.json"
 MODEL = "model.safetensors"
-#: Persistent chains of training, from which samples start: only models that were trained with such chains have them.
+#: Persistent chains, from which sampling starts. Only models that were trained with persistent chains have this file.
 CHAINS = "chains.safetensors"
-#: The model card, which :mod:`mvrbm.hub` writes, and its first entry, by which it is known.
-CARD, CARD_MARK = "README.md", "library_name: mvrbm"
-#: Entry of the config that describes the estimator, with its ``class`` and ``params``. Plain machines have none.
+#: The model card, which :mod:`mvrbm.hub` writes.
+CARD = "README.md"
+#: First entry of our model cards, which distinguishes them from other README files.
+CARD_MARK = "library_name: mvrbm"
+#: Entry of the config that describes an estimator by its ``class`` and ``params``. Plain machines do not have it.
 ESTIMATOR = "estimator"
-#: Entry of the config that describes several machines, those of a stack from below.
+#: Entry of the config that describes several machines, such as a stack from bottom to top.
 STACK = "stack"
-#: Name of the loader of training runs.
+#: Name under which the loader of checkpoints is registered.
 CHECKPOINT = "checkpoint"
 
-#: Reads what a folder holds: (folder, its config, device) -> object.
+#: Loads an object from a folder: (folder, config, device) -> object.
 Loader = Callable[[Path, dict[str, Any], str | torch.device], Any]
 Tensors = dict[str, Tensor]
 Registered = TypeVar("Registered", bound=Callable[..., Any])
 
 _LOADERS: dict[str, Loader] = {}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
+# Largest size, in bytes, of a config.
 _LARGEST_CONFIG = 16 * 2**20
-_STACKED = "machines."  # prefix of the tensors of several machines
-_EXAMPLES = 4  # samples that are sent up a stack when it is loaded
+# Prefix of the names of tensors if there are several machines.
+_STACKED = "machines."
+# Number of samples that are passed through a stack when it is loaded, to check that its numbers stay finite.
+_EXAMPLES = 4
 
 
 def register(name: str) -> Callable[[Registered], Registered]:
-    """Register the loader of a class name in `config.json`, or the loader of checkpoints (``"checkpoint"``).
+    """Register a loader for a class name in `config.json`, or for checkpoints (``"checkpoint"``).
 
-    Decorates a function ``(folder, config, device) -> object``, or a class with a class method `from_folder` of that
-    signature.
+    Decorates a function ``(folder, config, device) -> object``, or a class that has a class method `from_folder` with
+    that signature.
     """
 
     def decorate(target: Registered) -> Registered:
@@ -73,8 +78,8 @@ def register(name: str) -> Callable[[Registered], Registered]:
 
 
 def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") -> Any:
-    """Load whatever was saved in a folder by a class that is registered by now; see :func:`mvrbm.load`."""
-    folder = bring_back(Path(folder))
+    """Load an object from a folder. Its class must be registered already; see :func:`mvrbm.load`."""
+    folder = recover_folder(Path(folder))
     if _is_checkpoint(folder):
         return _loader_of(CHECKPOINT, folder)(folder, {}, device)
     config = read_config(folder)
@@ -84,7 +89,7 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
     if not isinstance(described, dict) or not isinstance(described.get("class"), str):
         raise StorageError(f"{folder / CONFIG} is damaged: it does not name the class of the estimator")
     loader = _loader_of(described["class"], folder)
-    resolve_device(device)  # a device that does not exist is no damage
+    resolve_device(device)  # If the device does not exist, raise its error here: the folder is not damaged.
     try:
         return loader(folder, config, device)
     except StorageError:
@@ -94,15 +99,15 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "auto") ->
 
 
 def save(model: Any, folder: str | os.PathLike[str]) -> Path:
-    """Save a machine or an estimator to a folder, which :func:`mvrbm.load` reads, and return the folder.
+    """Save a machine or an estimator to a folder, from which :func:`mvrbm.load` loads it.
 
     Parameters
     ----------
     model : BoltzmannMachine or estimator
         A machine, or any object with a method ``save(folder)``.
     folder : path
-        The folder to write. It may be missing, empty, or hold a model, which is replaced. Other files in it raise
-        `StorageError`.
+        The folder to write. If it holds a model, the model is replaced. If it holds other files, `StorageError` is
+        raised.
 
     Returns
     -------
@@ -126,9 +131,7 @@ def save(model: Any, folder: str | os.PathLike[str]) -> Path:
     elif callable(getattr(model, "save", None)):
         model.save(folder)
     else:
-        raise StorageError(
-            f"a {type(model).__name__} cannot be saved: neither is it a machine, nor has it a save method"
-        )
+        raise StorageError(f"a {type(model).__name__} cannot be saved: it is not a machine and has no save method")
     return Path(folder)
 
 
@@ -146,12 +149,12 @@ def _loader_of(name: str, folder: Path) -> Loader:
 
 
 def replace_model(folder: str | os.PathLike[str]) -> AbstractContextManager[Path]:
-    """Give a new folder to write a model into, which takes the place of `folder` if nothing failed."""
+    """Create a temporary folder that replaces the model in `folder` when the context ends without an error."""
     return replace_folder(folder, is_replaceable)
 
 
 def is_replaceable(folder: Path) -> bool:
-    """Return whether a folder is empty, or holds a model and nothing else."""
+    """Return whether a folder is empty, or holds only a model."""
     names = {entry.name for entry in folder.iterdir()}
     if not names:
         return True
@@ -168,19 +171,19 @@ def _is_card(path: Path) -> bool:
 
 
 def write_machine(machine: BoltzmannMachine, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-    """Write the two files of a machine into an existing folder, with further entries of the config."""
+    """Write the two files of a machine into an existing folder. `extra` has additional entries of the config."""
     _write({**machine_config(machine), **(extra or {})}, machine.state_dict(), folder)
 
 
 def read_machine(folder: Path) -> BoltzmannMachine:
-    """Read a machine from its two files."""
+    """Read a machine from a folder."""
     (machine,) = _shapes_of([read_config(folder)], folder)
     _fill(machine, folder)
     return machine
 
 
 def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
-    """Return a description from which `build_machine` builds the machine, without its parameters."""
+    """Return a description of a machine without its parameters, from which loading builds it."""
     return {
         "dtype": str(machine.like.dtype).removeprefix("torch."),
         "visible": {name: {"unit": unit.name, **unit.config()} for name, unit in machine.layers.items()},
@@ -190,7 +193,7 @@ def machine_config(machine: BoltzmannMachine) -> dict[str, Any]:
 
 
 def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[BoltzmannMachine]:
-    """Build machines that have shapes but no memory yet, for :func:`_fill`, of which the file can hold all numbers."""
+    """Build machines on the meta device, for :func:`_fill`, after checking that the file can hold their parameters."""
     path, weights = folder / CONFIG, folder / MODEL
     try:
         stored, described = check_regular_file(weights, StorageError), 0
@@ -217,7 +220,7 @@ def _shapes_of(configs: Sequence[Mapping[str, Any]], folder: Path) -> list[Boltz
 
 def _machine_of(visible: dict[str, Unit], hidden: Unit, links: dict[str, Coupling]) -> BoltzmannMachine:
     for name, link in links.items():
-        link.allocate(visible[name].shape, hidden.shape)  # otherwise the machine would draw its numbers
+        link.allocate(visible[name].shape, hidden.shape)  # The machine would initialize its factors at random.
     return BoltzmannMachine(visible, hidden, links)
 
 
@@ -235,9 +238,10 @@ def _unit(entry: Mapping[str, Any]) -> Unit:
 
 
 def _fill(module: nn.Module, folder: Path, prefix: str = "", more: Mapping[str, Tensor] | None = None) -> Tensors:
-    """Read the parameters of machines from :func:`_shapes_of`, stored with a prefix, and return other tensors `more`.
+    """Read the parameters of machines that :func:`_shapes_of` returned, and return the additional tensors `more`.
 
-    Numbers that are finite, but too large to compute with, raise an error.
+    `prefix` precedes the names of the parameters in the file. Raises StorageError for values that are finite but too
+    large to compute with.
     """
     expected = {f"{prefix}{name}": tensor for name, tensor in module.state_dict().items()}
     tensors = _read_checked(folder / MODEL, {**expected, **(more or {})})
@@ -249,7 +253,7 @@ def _fill(module: nn.Module, folder: Path, prefix: str = "", more: Mapping[str, 
         for machine in module.modules():
             if isinstance(machine, BoltzmannMachine):
                 machine.check_parameters()
-    except (ValueError, RuntimeError) as error:  # RuntimeError: PyTorch's, of an eigenvalue that does not converge
+    except (ValueError, RuntimeError) as error:  # PyTorch raises RuntimeError if an eigenvalue does not converge.
         raise StorageError(f"{folder / MODEL}: {error}") from error
     return tensors
 
@@ -260,9 +264,9 @@ def write_machines(
     extra: Mapping[str, Any],
     more: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the two files of several machines into an existing folder, with further entries of the config and tensors.
+    """Write the two files of several machines into an existing folder.
 
-    The tensors have the dtype of the first machine.
+    `extra` has additional entries of the config, and `more` additional tensors of the dtype of the first machine.
     """
     own = {f"{_STACKED}{name}": tensor for name, tensor in nn.ModuleList(machines).state_dict().items()}
     _write({STACK: [machine_config(machine) for machine in machines], **extra}, {**own, **(more or {})}, folder)
@@ -271,10 +275,10 @@ def write_machines(
 def read_machines(
     folder: Path, more: Callable[[Sequence[BoltzmannMachine]], Mapping[str, tuple[int, ...]]] | None = None
 ) -> tuple[list[BoltzmannMachine], Tensors]:
-    """Read machines, and the tensors stored with them, from a folder that :func:`write_machines` wrote.
+    """Read machines and additional tensors from a folder that :func:`write_machines` wrote.
 
-    `more` maps the machines, which have no numbers yet, to the names and shapes of the further tensors. Default: there
-    are none.
+    `more` returns the names and shapes of the additional tensors, given the machines, whose parameters are not read
+    yet. Default: there are no additional tensors.
     """
     parts = read_config(folder).get(STACK)
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
@@ -288,7 +292,7 @@ def read_machines(
 def read_stack(
     folder: Path, more: Callable[[Sequence[BoltzmannMachine]], Mapping[str, tuple[int, ...]]] | None = None
 ) -> tuple[list[BoltzmannMachine], Tensors]:
-    """Read the machines of a stack, from below, each of which has the hidden layer below as its only visible one."""
+    """Read the machines of a stack, from bottom to top, whose visible layer is the hidden layer of the one below."""
     machines, others = read_machines(folder, more)
     _check_joints(machines, folder)
     _check_growth(machines, folder)
@@ -306,7 +310,7 @@ def _check_joints(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
 
 @torch.no_grad()
 def _check_growth(machines: Sequence[BoltzmannMachine], folder: Path) -> None:
-    """Raise StorageError if numbers get too large on their way up a stack, although no machine has such numbers."""
+    """Raise StorageError if values get too large on their way up a stack, although no machine has large parameters."""
     (unit,) = machines[0].layers.values()
     try:
         state = unit.example(_EXAMPLES, RandomSource(0))
@@ -325,7 +329,7 @@ def _write(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Pat
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config of a folder and check its format and version."""
+    """Read the config of a model folder, and check its format and version."""
     path = folder / CONFIG
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a model folder: {'a file' if folder.exists() else 'nothing'} is there")
@@ -347,7 +351,7 @@ def read_json(path: Path, largest: int | None = _LARGEST_CONFIG) -> dict[str, An
         raise StorageError(f"{path} is too large for a description: {size:,} bytes")
     try:
         content = path.read_bytes()
-        # What Python's objects take at most: a dict, a list, a number or text, and the text itself.
+        # Upper bounds on the memory of Python's objects: dicts, lists, numbers or strings, and the text itself.
         budget.spend(240 * content.count(b"{") + 90 * content.count(b"[") + 40 * content.count(b","), f"{path}: JSON")
         budget.spend(2 * len(content), f"{path}: JSON")
         found = json.loads(content)
@@ -364,7 +368,7 @@ def read_json(path: Path, largest: int | None = _LARGEST_CONFIG) -> dict[str, An
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors to a safetensors file."""
-    # safetensors rejects views and shared memory: each tensor is stored by itself.
+    # safetensors rejects views and shared memory, so each tensor is copied.
     save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}, path)
 
 
@@ -387,7 +391,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> Tensors:
-    """Read tensors that must have the names, shapes and dtypes of `expected`, and be finite."""
+    """Read tensors, and check that they are finite and have the names, shapes and dtypes of `expected`."""
     with _opened(path) as file:
         names = set(file.keys())
         missing, foreign = sorted(set(expected) - names), sorted(names - set(expected))
@@ -397,12 +401,12 @@ def _read_checked(path: Path, expected: Mapping[str, Tensor]) -> Tensors:
         tensors = {}
         for name, want in expected.items():
             shape = tuple(file.get_slice(name).get_shape())
-            if shape != want.shape:  # before a number is read
+            if shape != want.shape:  # Check this before the tensor is read.
                 raise StorageError(f"{path}: '{name}' should be of shape {tuple(want.shape)}, is of shape {shape}")
             tensor = file.get_tensor(name)
             if tensor.dtype != want.dtype:
                 raise StorageError(f"{path}: '{name}' should be {want.dtype}, is {tensor.dtype}")
             if not bool(torch.isfinite(tensor).all()):
                 raise StorageError(f"{path}: '{name}' has entries that are not finite")
-            tensors[name] = tensor.clone()  # not a view of the file, which may change
+            tensors[name] = tensor.clone()  # The tensor is a view of the file, which may change.
     return tensors

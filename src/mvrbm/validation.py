@@ -1,6 +1,6 @@
-"""Checks of single arguments: whole numbers, numbers in a range, choices, shapes; and whether tensors are finite.
+"""Validate single arguments (integers, numbers in a range, choices, shapes), and check that tensors are finite.
 
-Checks of data arrays are in :mod:`mvrbm.estimators.inputs`; checks of values that a layer can take are the units' own.
+:mod:`mvrbm.estimators.inputs` validates data arrays, and each unit checks the values that its layer can take.
 """
 
 import functools
@@ -16,12 +16,12 @@ from torch import Tensor
 Choice = TypeVar("Choice")
 
 
-# Sizes, counts and their sums fit into 64 bits.
+# Largest size or count. Sums of a few of them still fit into 64 bits.
 _LARGEST_COUNT = 2**62
 
 
 def whole_number(value: Any, name: str, least: int = 1, most: int = _LARGEST_COUNT) -> int:
-    """Return `value` as an int, or raise ValueError if it is not a whole number from `least` to `most`."""
+    """Return `value` as an int, or raise ValueError if it is not an integer from `least` to `most`."""
     try:
         whole = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -44,7 +44,7 @@ def number(
 ) -> float:
     """Return `value` as a float, or raise ValueError if it is not finite or lies outside `low` to `high`.
 
-    `exclude_low` and `exclude_high` tell whether the bounds themselves are excluded.
+    `exclude_low` and `exclude_high` say whether the bounds are excluded from the range.
     """
     try:
         found = float(value)
@@ -63,13 +63,13 @@ def choice(value: Choice, name: str, options: Iterable[Choice]) -> Choice:
     """Return `value`, or raise ValueError if it is not one of the options."""
     options = list(options)
     if value not in options:
-        given = str(value) if isinstance(value, str) else value  # NumPy's strings look otherwise
+        given = str(value) if isinstance(value, str) else value  # The repr of NumPy's strings is longer.
         raise ValueError(f"{name} must be one of {options}, got {given!r}")
     return value
 
 
 def as_shape(shape: int | Sequence[int], name: str) -> tuple[int, ...]:
-    """Return a shape as a tuple, or raise ValueError if a size is not a whole number of at least 1."""
+    """Return a shape as a tuple, or raise ValueError if a size is not an integer of at least 1."""
     try:
         sizes = tuple(operator.index(size) for size in (shape if isinstance(shape, Sequence) else np.atleast_1d(shape)))
     except TypeError:
@@ -80,9 +80,10 @@ def as_shape(shape: int | Sequence[int], name: str) -> tuple[int, ...]:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Return whether no entry is NaN or infinite.
+    """Return whether all entries of all tensors are finite.
 
-    A sum is finite unless an entry is not, or it overflows: usually one number has to be checked.
+    If the sum of all entries is finite, so is every entry. Otherwise, an entry is not finite or the sum overflows, and
+    all entries are checked.
     """
     tensors = [tensor.detach() for tensor in tensors]
     total = functools.reduce(operator.add, (tensor.sum() for tensor in tensors))

@@ -255,6 +255,7 @@ def test_plain_products_train_as_the_reference_does(name, watched):
         torch.testing.assert_close(fast.state.chains[key], chain, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "samples", "late"),
     [
@@ -278,6 +279,7 @@ def test_the_kernels_train_as_the_reference_does(name, samples, late):
     assert moved > 5e-3, "the reference has hardly learned: the comparison says nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "scale"),
     [("bernoulli, paper", 1e-6), ("bernoulli, default", 1.0), ("rank 3", 1e-6), ("PCD", 1.0), ("label", 1.0)],
@@ -293,6 +295,7 @@ def test_operands_of_sixteen_bits_change_the_result_by_their_rounding(name, scal
     assert 1e-6 < apart < 0.08
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("unit", "recipe", "mixed"), [(B, PAPER, False), (B, DEFAULT, True), (G, DEFAULT, False)], ids=["B", "mixed", "G"]

@@ -211,6 +211,7 @@ def everything(trainer):
 
 
 # Parameters have two buffers: a series of one update ends in the other one than it began in.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "series"), [*((name, None) for name in CASES), ("rank 3", 1), ("dense, centered", 1), ("tempered", 1)]
 )
@@ -228,6 +229,7 @@ def test_full_matrices_train_as_the_reference_does(name, series):
     assert moved > 5e-3, "the reference has hardly learned: the comparison says nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.usefixtures("interpreted")
 def test_missing_entries_are_drawn_as_the_reference_draws_them(name):
@@ -241,6 +243,7 @@ def test_missing_entries_are_drawn_as_the_reference_draws_them(name):
     assert moved > 5e-3, "the reference has hardly learned: the comparison says nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_entries_that_are_nan_are_missing_as_those_that_a_mask_leaves_out():
     def trained(**how):
@@ -299,6 +302,7 @@ def prepared(case, seed=5, recipe=None, n=N, *, masked=False):
     return trainer, source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "masked"),
     [
@@ -364,6 +368,7 @@ def test_machines_that_no_kernel_can_train_together_are_trained_one_by_one(units
             torch.testing.assert_close(mine.machine.state_dict()[key], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("name", ["more chains than samples, centered", "label", "tempered, centered"])
 def test_a_path_continues_with_other_data(name):
@@ -509,6 +514,7 @@ def test_tiles_are_large_where_there_are_enough_of_them():
     assert tile_of(100, 640, 64, 132) == (64, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_machines_of_a_group_draw_missing_entries_in_their_own_number_of_steps():
     case = MASKED["CD"]

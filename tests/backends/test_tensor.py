@@ -77,11 +77,14 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("interpreted")
 def test_arrays_train_as_the_reference_does(name):
     reference, start, data, order, draws = by_reference(CASES[name], torch.float64)
-    mine = by_kernels(CASES[name], data, order, draws, "tf32x3" if ON_GPU else "ieee", TensorBackend, unsupported_reason)
+    mine = by_kernels(
+        CASES[name], data, order, draws, "tf32x3" if ON_GPU else "ieee", TensorBackend, unsupported_reason
+    )
     assert mine.update == reference.update == 2
     expected, found = everything(reference), everything(mine)
     assert found.keys() == expected.keys()

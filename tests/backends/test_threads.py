@@ -40,6 +40,7 @@ def _threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize(("path", "visible", "hidden", "shape", "hidden_shape", "coupling", "recipe"), RUNS)
 def test_a_training_run_has_the_same_bits(path, visible, hidden, shape, hidden_shape, coupling, recipe, monkeypatch):

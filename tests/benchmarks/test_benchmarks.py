@@ -401,6 +401,7 @@ def test_help_has_an_example_and_names_the_other_command(capfd):
     assert "python -m benchmarks kernels --out" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_model():
     # 4 bytes x 1,024 x 8,192 weights: 32 MiB, held more than once.
     large = Problem((32, 32), (128, 64), 1, 10, 20)

@@ -33,6 +33,7 @@ def small(monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_row_is_timed_and_one_that_fails_leaves_the_others(small, monkeypatch, capfd):
     broken = dataclasses.replace(workloads.WORKLOADS["rank 4, CD-1"], hidden=(4,))
     monkeypatch.setitem(workloads.WORKLOADS, "rank 4, CD-1", broken)
@@ -54,6 +55,7 @@ def test_every_row_is_timed_and_one_that_fails_leaves_the_others(small, monkeypa
     assert (small / "runs/workloads/cells/rank-1-CD-1.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("name", "path"), [("64 models, rank 1, PCD(100)", "PerSampleBackend")])

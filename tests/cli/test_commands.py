@@ -304,6 +304,7 @@ def test_no_space_left(mvrbm, place, monkeypatch, command):
     assert there(place) == former
 
 
+@pytest.mark.slow
 def test_a_disk_that_really_takes_no_more(place):
     """The system itself ends a write in the middle: here by a limit on the size of files."""
     former = there(place)
@@ -777,6 +778,7 @@ def test_python_m_mvrbm(place):
     )
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(place):
     process = subprocess.Popen(
         [sys.executable, "-m", "mvrbm", "info", "model"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -789,6 +791,7 @@ def test_a_reader_that_goes_away_is_no_error(place):
     assert process.returncode in (0, 1)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_batch_and_saves(place):
     command = "train data.npy --hidden 3x2 --epochs 1000000 --out new --checkpoints points --device cpu"
     process = subprocess.Popen(

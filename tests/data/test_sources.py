@@ -212,6 +212,7 @@ print(updates, most - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RssAnon is Linux's")
 def test_file_larger_than_what_may_be_used_is_never_copied_whole(tmp_path):
     """100 MB of bytes on disk, 400 MB as floats: training takes far less than either."""

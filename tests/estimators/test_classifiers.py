@@ -175,6 +175,7 @@ def test_weight_two_is_a_sample_twice_and_weight_zero_none(make, digits, labels)
     assert not np.allclose(by_weight.predict_proba(X), make().fit(X, y).predict_proba(X), rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_saved_and_loaded_it_predicts_the_same(kind, digits, labels, tmp_path):
     names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])[labels]

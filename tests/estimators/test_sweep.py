@@ -65,6 +65,7 @@ def test_by_itself_a_process_is_a_world_of_one():
 
 # Ranks that one kernel is for, and ranks 1 and 2, which by themselves have kernels of their own: these round other
 # products to 16 bits.
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "rtol"), [([3, 4], 1e-4), ([1, 2], 2e-3)])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
 @pytest.mark.usefixtures("interpreted")

@@ -23,7 +23,7 @@ def image(path, size=(4, 3), mode="L", value=7):
 
 
 def huge_png(width, height):
-    """A PNG that claims a size, with nothing behind it."""
+    """Return a PNG that claims a size, but has few pixels."""
 
     def chunk(kind, content):
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -32,7 +32,7 @@ def huge_png(width, height):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
 
 
-# -- what is read -----------------------------------------------------------------------------------
+# -- reading ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -60,7 +60,7 @@ def test_idx(tmp_path):
         assert read_array(tmp_path / name).tolist() == [[5, 6]]
 
 
-def test_images_are_read_in_the_order_of_their_names_as_gray_bytes(tmp_path):
+def test_images_are_read_as_gray_bytes_sorted_by_name(tmp_path):
     image(tmp_path / "b.png", value=9)
     image(tmp_path / "a.bmp", mode="RGB", value=(255, 255, 255))
     image(tmp_path / "c.PNG", mode="I;16", value=0x1200)
@@ -83,7 +83,7 @@ def test_named_sets(tmp_path, monkeypatch):
     assert read_array("digits").shape == (1797, 8, 8)
 
 
-def test_sets_that_are_not_piles_of_samples_are_cut_into_some():
+def test_data_sets_of_large_arrays_are_cut_into_samples():
     pytest.importorskip("skimage")
     pytest.importorskip("tensorly")
     small = read_array("natural-images")
@@ -101,7 +101,7 @@ def test_tiles_are_windows_of_the_cube():
     np.testing.assert_array_equal(tiles[3], cube[3:6, 3:6])
 
 
-def test_samples_are_bytes_or_floats_with_two_axes_or_more(tmp_path):
+def test_samples_are_bytes_or_floats_with_at_least_two_axes(tmp_path):
     for given, expected in [("bool", "f4"), ("u1", "u1"), ("i8", "f4"), ("f2", "f4"), ("f8", "f8"), (">f8", "f8")]:
         np.save(tmp_path / "a.npy", (ARRAY % 2).astype(given))
         read = read_samples(tmp_path / "a.npy")
@@ -141,7 +141,7 @@ def test_half_mask(half, rows, columns):
         half_mask((5,), half)
 
 
-def test_masks_are_read_as_booleans_of_one_sample_or_all(tmp_path):
+def test_masks_are_booleans_for_one_sample_or_for_all(tmp_path):
     known = ARRAY % 3 > 0  # (2, 3, 4)
     for values in (known, known.astype(np.int64), np.uint8(255) * known):
         np.save(tmp_path / "mask.npy", values)
@@ -219,7 +219,7 @@ def test_bad_files_raise(tmp_path, name, content, message):
     assert str(tmp_path / name) in str(caught.value)
 
 
-def test_a_pickle_is_never_run(tmp_path):
+def test_pickles_are_never_loaded(tmp_path):
     class Trap:
         def __reduce__(self):
             return (open, (str(tmp_path / "sprung"), "w"))
@@ -230,13 +230,13 @@ def test_a_pickle_is_never_run(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_a_missing_key_names_those_that_are_there(tmp_path):
+def test_the_error_for_a_missing_key_lists_the_keys(tmp_path):
     np.savez(tmp_path / "a.npz", x=ARRAY)
     with pytest.raises(InputError, match="no array 'y', only x"):
         read_array(f"{tmp_path / 'a.npz'}:y")
 
 
-def test_folders_of_images_that_do_not_go_together(tmp_path):
+def test_images_of_different_sizes_raise(tmp_path):
     with pytest.raises(InputError, match="holds no images"):
         read_array(tmp_path)
     image(tmp_path / "a.png")
@@ -250,7 +250,7 @@ def test_folders_of_images_that_do_not_go_together(tmp_path):
 # -- what is written --------------------------------------------------------------------------------
 
 
-def test_npy_is_written_and_only_replaced_by_force(tmp_path):
+def test_npy_files_are_replaced_only_with_force(tmp_path):
     path = tmp_path / "out.npy"
     write_output(path, ARRAY)
     np.testing.assert_array_equal(np.load(path), ARRAY)
@@ -282,7 +282,7 @@ def test_contact_sheet_values():
         contact_sheet(np.ones((3, 5, 2, 2)))
 
 
-def test_a_write_that_fails_leaves_the_former_file_and_nothing_else(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = write_output(tmp_path / "out.npy", ARRAY)
     monkeypatch.setattr(os, "fsync", _no_space)
     for target, array in [(path, ARRAY + 1), (tmp_path / "sheet.png", ARRAY)]:

@@ -6,7 +6,7 @@ from mvrbm.errors import InputError
 from mvrbm.io.atomic import check_folder, check_output, replace_file
 
 
-def test_outputs_that_cannot_be(tmp_path):
+def test_invalid_output_files_raise(tmp_path):
     (tmp_path / "file").write_text("x")
     for path, message in [
         (tmp_path / "file" / "out.npy", "is a file"),
@@ -19,7 +19,7 @@ def test_outputs_that_cannot_be(tmp_path):
             check_output(path, suffixes=() if path == tmp_path else (".npy",))
 
 
-def test_folders_that_cannot_be(tmp_path):
+def test_invalid_output_folders_raise(tmp_path):
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file", tmp_path / "file" / "folder"):
         with pytest.raises(InputError, match="is a file"):
@@ -28,7 +28,7 @@ def test_folders_that_cannot_be(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
+def test_a_file_is_replaced_only_by_a_complete_one(tmp_path):
     path = tmp_path / "file"
     with replace_file(path) as file:
         file.write(b"first")
@@ -40,7 +40,7 @@ def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
         pass
 
 
-def test_a_symbolic_link_to_a_file_stays_and_devices_are_left_alone(tmp_path):
+def test_replacing_follows_symbolic_links_and_rejects_pipes(tmp_path):
     (tmp_path / "link").symlink_to("file")
     with replace_file(tmp_path / "link") as file:
         file.write(b"x")

@@ -43,7 +43,7 @@ def nowhere(monkeypatch, tmp_path):
 # -- finding ----------------------------------------------------------------------------------------
 
 
-def test_files_are_found_in_the_order_asked_variable_cache(tmp_path, monkeypatch):
+def test_search_order_is_argument_variable_cache(tmp_path, monkeypatch):
     assert where("mnist") is None
     cached = put(tmp_path / "cache" / "mvrbm" / "mnist", small_mnist())
     assert where("mnist") == cached
@@ -55,7 +55,7 @@ def test_files_are_found_in_the_order_asked_variable_cache(tmp_path, monkeypatch
     assert where("fashion-mnist") is None
 
 
-def test_one_mnist_is_not_taken_for_the_other(tmp_path):
+def test_mnist_and_fashion_mnist_are_told_apart(tmp_path):
     digits = put(tmp_path / "a", small_mnist(labels=[7, 2, 1, 0, 4, 1, 4, 9, 5, 9]))
     clothes = put(tmp_path / "b", small_mnist(labels=[9, 2, 1, 1, 6, 1, 4, 6, 5, 7]))
     assert where("mnist", digits) == digits
@@ -65,7 +65,7 @@ def test_one_mnist_is_not_taken_for_the_other(tmp_path):
 
 
 @pytest.mark.parametrize(("split", "n"), [("train", 20), ("test", 10), ("all", 30)])
-def test_parts(tmp_path, split, n):
+def test_splits(tmp_path, split, n):
     data = load("mnist", split=split, data_dir=put(tmp_path / "x", small_mnist()))
     assert data.arrays.shape == (n, 4, 3)
     assert data.arrays.dtype == np.uint8
@@ -73,14 +73,14 @@ def test_parts(tmp_path, split, n):
     assert data.name == "mnist"
 
 
-def test_images_and_labels_have_to_go_together(tmp_path):
+def test_images_and_labels_of_different_lengths_raise(tmp_path):
     files = small_mnist()
     files[FILES[1]] = files[FILES[3]]
     with pytest.raises(DatasetError, match="do not match labels"):
         load("mnist", data_dir=put(tmp_path / "x", files))
 
 
-def test_what_is_not_here_names_the_alternative():
+def test_the_error_for_a_missing_data_set_names_an_alternative():
     with pytest.raises(DatasetError, match=r"mvrbm data fetch mnist.*mnist-5k"):
         load("mnist")
 
@@ -95,7 +95,7 @@ def test_what_is_not_here_names_the_alternative():
         (lambda: fetch("x"), "unknown data set"),
     ],
 )
-def test_wrong_names(call, message):
+def test_invalid_names_and_splits_raise(call, message):
     with pytest.raises(DatasetError, match=message):
         call()
 
@@ -139,7 +139,7 @@ def test_indian_pines():
     assert (data.arrays.min(), data.arrays.max()) == (955, 9604)
 
 
-def test_the_full_mnist_is_the_one_that_checksums_name():
+def test_the_full_mnist_matches_its_checksums():
     folder = DATA
     if not folder or where("mnist", folder) is None:
         pytest.skip("MVRBM_DATA does not name a folder with MNIST")
@@ -156,7 +156,7 @@ def test_the_full_mnist_is_the_one_that_checksums_name():
 # -- patches ----------------------------------------------------------------------------------------
 
 
-def test_patches_are_pieces_of_the_images():
+def test_patches_are_cut_out_of_the_images():
     image = np.arange(20 * 30).reshape(20, 30).astype(np.float64)
     cut = patches([image], (4, 5), 50, seed=1)
     assert cut.shape == (50, 4, 5)
@@ -168,7 +168,7 @@ def test_patches_are_pieces_of_the_images():
     assert not np.array_equal(cut, patches([image], (4, 5), 50, seed=2))
 
 
-def test_patches_are_gray_and_from_0_to_1_and_every_position_is_as_likely():
+def test_patches_are_gray_and_all_positions_are_equally_likely():
     white, black = np.full((50, 60, 3), 255, np.uint8), np.zeros((15, 15), np.uint8)
     cut = patches([white, black], 10, 2000)
     # 41 * 51 positions against 6 * 6; within 5 standard deviations of 34 expected black ones.
@@ -184,7 +184,7 @@ def test_patches_are_gray_and_from_0_to_1_and_every_position_is_as_likely():
         ([np.zeros((5, 5, 4))], 2, 1, "an image is"),
     ],
 )
-def test_patches_that_cannot_be(images, size, n, message):
+def test_invalid_patches_raise(images, size, n, message):
     with pytest.raises(InputError, match=message):
         patches(images, size, n)
 
@@ -199,7 +199,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def mirror(tmp_path):
-    """A folder that is served, and its address."""
+    """Serve a folder by HTTP, and yield the folder and its address."""
     folder = put(tmp_path / "mirror", small_mnist())
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -241,7 +241,7 @@ def test_fetch_downloads_once(mirror, mnist_from, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("what", ["nobody", "not found", "another file", "cut short", "far too large"])
-def test_a_failed_download_leaves_nothing_and_says_what_to_do(mirror, mnist_from, tmp_path, monkeypatch, what):
+def test_a_failed_download_leaves_no_files_and_suggests_alternatives(mirror, mnist_from, tmp_path, monkeypatch, what):
     folder, address = mirror
     mnist_from([NOBODY if what == "nobody" else address], folder)
     first = folder / f"{FILES[0]}.gz"
@@ -259,7 +259,7 @@ def test_a_failed_download_leaves_nothing_and_says_what_to_do(mirror, mnist_from
     assert list((tmp_path / "cache" / "mvrbm" / "mnist").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_made(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_raises(tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(DatasetError, match="cannot be written"):
         fetch("mnist")

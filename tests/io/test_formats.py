@@ -1,4 +1,4 @@
-"""Idx files. How .npy and .npz files are read is tested in test_arrays.py, through `read_array`."""
+"""Tests of idx files. The tests of `read_array` in test_arrays.py cover .npy and .npz files."""
 
 import gzip
 
@@ -59,7 +59,7 @@ def test_bad_idx_raises(tmp_path, content, message):
     assert str(path) in str(caught.value)
 
 
-def test_idx_that_is_not_there(tmp_path):
+def test_a_missing_idx_file_raises(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         read_idx(tmp_path / "missing")
     with pytest.raises(InputError, match="is a folder"):

@@ -31,7 +31,7 @@ def there(folder):
 
 
 def png(array, color_type, depth=16, size=None):
-    """A PNG written by the letter of its specification, each row by another of the five filters."""
+    """Encode a PNG by hand, as its specification says, with each of the five filters in turn."""
 
     def chunk(kind, content):
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -59,7 +59,7 @@ def png(array, color_type, depth=16, size=None):
 
 @pytest.mark.parametrize("pixels", [GRAY, RGB, RGBA], ids=["gray", "RGB", "RGBA"])
 @pytest.mark.parametrize("kind", ["png", "tiff", "webp"])
-def test_bytes_are_read_as_they_are(pixels, kind):
+def test_bytes_are_read_unchanged(pixels, kind):
     Image.fromarray(pixels).save(f"x.{kind}", **({"lossless": True, "exact": True} if kind == "webp" else {}))
     found = read_picture(f"x.{kind}")
     expected = np.repeat(pixels[..., None], 3, 2) if kind == "webp" and pixels.ndim == 2 else pixels
@@ -68,7 +68,7 @@ def test_bytes_are_read_as_they_are(pixels, kind):
 
 
 @pytest.mark.parametrize(("channels", "color_type"), [((), 0), ((3,), 2), ((4,), 6)])
-def test_all_sixteen_bits_of_a_png_are_read(channels, color_type):
+def test_all_16_bits_of_a_png_are_read(channels, color_type):
     Path("x.png").write_bytes(png(DEEP[channels], color_type))
     np.testing.assert_array_equal(read_picture("x.png").pixels, DEEP[channels])
 
@@ -76,7 +76,7 @@ def test_all_sixteen_bits_of_a_png_are_read(channels, color_type):
 @pytest.mark.parametrize("channels", [(), (3,), (4,)])
 @pytest.mark.parametrize("byteorder", ["<", ">"])
 @pytest.mark.parametrize("compression", [None, "zlib"])
-def test_all_sixteen_bits_of_a_tiff_are_read(channels, byteorder, compression):
+def test_all_16_bits_of_a_tiff_are_read(channels, byteorder, compression):
     tifffile = pytest.importorskip("tifffile")
     kind = "rgb" if channels else "minisblack"
     tifffile.imwrite("x.tif", DEEP[channels], photometric=kind, byteorder=byteorder, compression=compression)
@@ -104,7 +104,7 @@ def gray_with_alpha():
     Image.fromarray(np.stack([GRAY, GRAY.T.reshape(5, 7)], -1), "LA").save("x.png")
 
 
-# what is in the file; how it is written; shape; a pixel (row 3, column 2) and a tolerance
+# Contents of the file, function that writes it, shape, pixel in row 3 and column 2, tolerance.
 OTHERS = [
     ("palette", palette(False), (5, 7, 3), (200, 100, 50), 0),
     ("palette with a transparent color", palette(True), (5, 7, 4), (200, 100, 50, 0), 0),
@@ -119,7 +119,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("save", "shape", "pixel", "off"), [o[1:] for o in OTHERS], ids=[o[0] for o in OTHERS])
-def test_other_kinds_are_turned_into_gray_or_color(place, save, shape, pixel, off):
+def test_other_modes_are_converted_to_gray_or_color(place, save, shape, pixel, off):
     save()
     (path,) = place.iterdir()
     found = read_picture(path)
@@ -130,7 +130,7 @@ def test_other_kinds_are_turned_into_gray_or_color(place, save, shape, pixel, of
     assert (found.notes == ("CMYK was turned into RGB",)) == ("CMYK" in str(save.__qualname__).upper())
 
 
-def test_a_jpeg_with_a_hidden_second_picture_is_its_first():
+def test_the_first_picture_of_a_jpeg_with_several_is_read():
     first, second = (Image.new("RGB", (16, 16), color) for color in ("red", "blue"))
     first.save("x.jpg", "MPO", save_all=True, append_images=[second])
     with Image.open("x.jpg") as image:
@@ -140,7 +140,7 @@ def test_a_jpeg_with_a_hidden_second_picture_is_its_first():
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["jpg", "png", "tiff", "webp"])
-def test_pictures_are_turned_upright_and_stay_so(orientation, kind):
+def test_pictures_are_rotated_upright(orientation, kind):
     exif = Image.Exif()
     exif[0x0112], exif[0x010F] = orientation, "a camera"
     pixels = np.zeros((24, 40, 3), np.uint8)
@@ -156,12 +156,11 @@ def test_pictures_are_turned_upright_and_stay_so(orientation, kind):
         assert image.getexif().get(0x0112, 1) == 1
         assert image.getexif()[0x010F] == "a camera"
     assert again.shape == expected.shape
-    assert np.abs(again.astype(int) - expected).max() <= 60  # colors of lossy formats
+    assert np.abs(again.astype(int) - expected).max() <= 60  # tolerance for lossy formats
     for corner in ((4, 4), (4, -4), (-4, 4), (-4, -4)):
         assert (again[corner] > 128).tolist() == (expected[corner] > 128).tolist()
 
 
-# what is wrong; the file; what the line says
 SMALL = io.BytesIO()
 Image.fromarray(RANDOM.integers(0, 256, (60, 60, 3), dtype=np.uint8)).save(SMALL, "PNG")
 SMALL = SMALL.getvalue()
@@ -182,6 +181,7 @@ def of_mode(mode, kind):
     return target.getvalue()
 
 
+# Problem, contents of the file, pattern of the error message.
 UNREADABLE = [
     ("text", b"once upon a time", "x.png is not an image that can be read"),
     ("nothing", b"", "x.png is empty"),
@@ -202,14 +202,14 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("content", "says"), [u[1:] for u in UNREADABLE], ids=[u[0] for u in UNREADABLE])
-def test_unreadable_files_raise_one_line(content, says):
+def test_unreadable_files_raise_an_error_of_one_line(content, says):
     Path("x.png").write_bytes(content)
     with pytest.raises(InputError, match=says) as error:
         read_picture("x.png")
     assert "\n" not in str(error.value)
 
 
-def test_there_must_be_a_file(place):
+def test_missing_files_and_folders_raise(place):
     with pytest.raises(InputError, match=r"gone\.png: no such file"):
         read_picture("gone.png")
     with pytest.raises(InputError, match="is a folder: name a regular file"):
@@ -226,8 +226,8 @@ def sample(kind, **options):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
-def test_no_damage_makes_it_stumble(kind):
-    """Bytes changed, cut out or repeated at random: there is a picture, or one line that says why not."""
+def test_damaged_files_are_read_or_raise_input_error(kind):
+    """Bytes are changed, removed and inserted at random."""
     whole, random = sample(kind), np.random.default_rng(1)
     read = 0
     for _ in range(60):
@@ -240,10 +240,10 @@ def test_no_damage_makes_it_stumble(kind):
             write_picture("y.png", read_picture("x"), force=True)
             read += 1
     assert read < 60
-    assert read > 0 or kind == "PNG"  # which has a checksum of every part
+    assert read > 0 or kind == "PNG"  # PNG has checksums, which detect all damage.
 
 
-def test_a_damaged_exif_does_not_cost_the_picture():
+def test_a_damaged_exif_is_ignored():
     whole = sample("JPEG")
     place = whole.index(b"Exif\0\0") + 6
     Path("x.jpg").write_bytes(whole[: place + 4] + b"\xff\xff\xff\x7f" + whole[place + 8 :])
@@ -251,7 +251,7 @@ def test_a_damaged_exif_does_not_cost_the_picture():
     assert (found.exif, found.profile, found.pixels.shape) == (b"", PROFILE, (5, 7, 3))
 
 
-def test_a_profile_of_other_colors_is_left_out():
+def test_a_profile_for_another_color_space_is_ignored():
     gray = PROFILE[:16] + b"GRAY" + PROFILE[20:]
     for pixels, profile, kept in ((RGB, gray, False), (GRAY, gray, True), (GRAY, PROFILE, False), (RGB, PROFILE, True)):
         Image.fromarray(pixels).save("x.png", icc_profile=profile)
@@ -261,9 +261,12 @@ def test_a_profile_of_other_colors_is_left_out():
 # -- writing ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pixels", [GRAY, RGB, RGBA, *DEEP.values()], ids=lambda p: f"{p.dtype}{p.shape}")
-@pytest.mark.parametrize("kind", ["png", "tif"])
-def test_what_is_written_without_loss_comes_back(pixels, kind):
+LOSSLESS = [(kind, pixels) for kind in ("png", "tif") for pixels in (GRAY, RGB, RGBA, DEEP[()])]
+LOSSLESS += [("tif", DEEP[3,]), ("tif", DEEP[4,])]
+
+
+@pytest.mark.parametrize(("kind", "pixels"), LOSSLESS, ids=[f"{k} {p.dtype}{p.shape}" for k, p in LOSSLESS])
+def test_lossless_formats_round_trip(kind, pixels):
     if kind == "tif":
         pytest.importorskip("tifffile")
     profile = PROFILE if pixels.ndim == 3 else PROFILE[:16] + b"GRAY" + PROFILE[20:]
@@ -274,12 +277,22 @@ def test_what_is_written_without_loss_comes_back(pixels, kind):
     assert found.profile == profile
 
 
-def test_a_deep_png_is_right_in_the_eyes_of_another_reader():
+def test_scikit_image_reads_our_16_bit_png():
     imread = pytest.importorskip("skimage.io").imread
     write_picture("x.png", Picture(DEEP[()]))
-    np.testing.assert_array_equal(imread("x.png"), DEEP[()])  # gray is all that it reads with 16 bits
-    write_picture("y.png", Picture(DEEP[3,]))
-    np.testing.assert_array_equal(imread("y.png"), DEEP[3,] >> 8)
+    np.testing.assert_array_equal(imread("x.png"), DEEP[()])
+
+
+@pytest.mark.parametrize("channels", [(3,), (4,)])
+def test_a_png_in_color_has_8_bits_and_a_note_says_so(channels):
+    picture = Picture(DEEP[channels])
+    assert check_format("x.png", picture) == (
+        "PNG in color is written with 8 bits: the lower 8 of 16 are lost (write a .tif)",
+    )
+    write_picture("x.png", picture)
+    found = read_picture("x.png").pixels
+    assert found.dtype == np.uint8
+    assert np.abs(found - DEEP[channels] / 257).max() <= 0.5
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".tiff", ".webp"])
@@ -299,7 +312,7 @@ def test_exif_and_profile_are_kept(suffix, deep):
     with Image.open(f"y{suffix}") as image:
         assert image.info["icc_profile"] == PROFILE
         if deep and suffix == ".tiff":
-            return  # tifffile writes the profile alone
+            return  # tifffile writes the profile, but no EXIF.
         found = image.getexif()
         assert (found[0x010F], found[0x8298]) == ("a camera", "me")
         assert 0x0112 not in found
@@ -308,7 +321,7 @@ def test_exif_and_profile_are_kept(suffix, deep):
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".webp", ".bmp"])
-def test_sixteen_bits_become_eight_where_a_format_has_no_more(suffix):
+def test_16_bits_are_rounded_to_8_if_the_format_has_no_more(suffix):
     ramp = np.repeat(np.linspace(0, 65535, 64).astype(np.uint16)[None], 64, 0)
     lost = check_format(f"x{suffix}", Picture(ramp))
     assert any("lower 8 of 16 are lost" in line for line in lost)
@@ -318,7 +331,7 @@ def test_sixteen_bits_become_eight_where_a_format_has_no_more(suffix):
     assert np.abs(gray - ramp / 257).max() <= (0.5 if suffix == ".bmp" else 6)
 
 
-def test_transparency_raises_for_formats_without_it_unless_all_is_opaque():
+def test_transparency_raises_for_formats_without_it():
     with pytest.raises(InputError, match=r"x\.jpg: JPEG has no transparency, but the picture has: write a \.png"):
         write_picture("x.jpg", Picture(RGBA))
     opaque = np.dstack([RGB, np.full((5, 7), 255, np.uint8)])
@@ -328,20 +341,20 @@ def test_transparency_raises_for_formats_without_it_unless_all_is_opaque():
 
 
 @pytest.mark.parametrize(("suffix", "side", "most"), [(".webp", 8192, "16,383"), (".jpg", 32_768, "65,500")])
-def test_a_side_that_is_too_long_for_a_format_raises_early(suffix, side, most):
+def test_pictures_too_large_for_a_format_raise(suffix, side, most):
     picture = Picture(np.zeros((2, side), np.uint8))
     with pytest.raises(InputError, match=f"at most {most} pixels per side, not {2 * side:,}"):
         check_format(f"x{suffix}", picture, scale=2)
     assert check_format(f"x{suffix}", picture) == ()
 
 
-def test_bmp_loses_metadata_and_says_so():
+def test_a_note_says_that_bmp_loses_metadata():
     assert check_format("x.bmp", Picture(RGB, profile=PROFILE)) == (
         "BMP holds no EXIF and no ICC profile: they are lost",
     )
 
 
-def test_nothing_is_replaced_unasked_and_nothing_is_half_written(place, monkeypatch):
+def test_files_are_replaced_only_with_force_and_atomically(place, monkeypatch):
     write_picture("x.png", Picture(GRAY))
     with pytest.raises(InputError, match=r"x\.png exists: use --force to replace it"):
         write_picture("x.png", Picture(RGB))
@@ -359,14 +372,14 @@ def test_nothing_is_replaced_unasked_and_nothing_is_half_written(place, monkeypa
         assert there(place) == former
 
 
-def test_every_format_is_one_that_pillow_knows():
+def test_pillow_supports_all_formats():
     known = Image.registered_extensions()
     assert {suffix: known[suffix] for suffix in FORMATS} == {suffix: form.name for suffix, form in FORMATS.items()}
     assert not re.search("[A-Z]", "".join(FORMATS))
 
 
 @pytest.mark.parametrize(("mode", "key"), [("RGB", (255, 0, 255)), ("L", 7)])
-def test_a_color_key_is_transparency(tmp_path, mode, key):
+def test_a_transparent_color_becomes_an_alpha_channel(tmp_path, mode, key):
     image = Image.new(mode, (3, 2), key)
     image.putpixel((1, 1), (1, 2, 3) if mode == "RGB" else 200)
     image.save(tmp_path / "keyed.png", transparency=key)

@@ -22,7 +22,7 @@ def test_shards_are_the_rows_of_all_files(tmp_path):
 
 
 def header(shape):
-    """The bytes of an .npy file of this shape, without its entries."""
+    """Return the header of an .npy file of this shape, without entries."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": shape})
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Files that others wrote: what is not a regular file, what describes gigabytes, what is finite but absurd."""
+"""Tests of untrusted files: pipes and devices, files that claim gigabytes, and parameters that are far too large."""
 
 import io
 import json
@@ -53,7 +53,7 @@ READERS = {
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_data_that_is_not_a_regular_file_raises_at_once(tmp_path, reader, kind):
+def test_data_files_that_are_not_regular_files_raise(tmp_path, reader, kind):
     path = tmp_path / "file.npy"
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
     with pytest.raises(InputError, match="is a pipe, a socket or a device: name a regular file"):
@@ -62,7 +62,7 @@ def test_data_that_is_not_a_regular_file_raises_at_once(tmp_path, reader, kind):
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_models_of_other_files_raise_at_once(model, file, kind):
+def test_model_files_that_are_not_regular_files_raise(model, file, kind):
     (model / file).unlink()
     os.mkfifo(model / file) if kind == "pipe" else (model / file).symlink_to("/dev/zero")
     with pytest.raises(StorageError, match="name a regular file"):
@@ -81,7 +81,7 @@ def test_null_characters_in_names_raise_documented_errors(tmp_path):
         mvrbm.save(mvrbm.models.rbm(2, 2), tmp_path / "a\0b")
 
 
-def test_an_archive_that_is_named_as_an_array_raises(tmp_path):
+def test_an_archive_with_the_suffix_npy_raises(tmp_path):
     np.savez(tmp_path / "a.npz", x=DATA)
     path = (tmp_path / "a.npz").rename(tmp_path / "a.npy")
     with pytest.raises(shards.ShardError, match="damaged"):
@@ -111,7 +111,7 @@ def test_a_small_picture_that_claims_many_pixels_raises_before_they_are_allocate
         pictures.read_picture(tmp_path / "a.bmp")
 
 
-def test_a_budget_adds_up_what_is_spent(tmp_path):
+def test_a_budget_adds_up_allocations(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100)
     budget = Budget(path)
@@ -125,7 +125,7 @@ def test_a_budget_adds_up_what_is_spent(tmp_path):
         budget.spend(0, "nothing")
 
 
-def test_json_that_would_fill_memory_raises_before_it_is_parsed(model):
+def test_json_that_takes_too_much_memory_raises_before_it_is_parsed(model):
     (model / "config.json").write_text('{"a": [' + "{}," * 2**20 + "0]}")
     with pytest.raises(StorageError, match="JSON takes"):
         mvrbm.load(model, "cpu")
@@ -138,7 +138,7 @@ def test_labels_of_a_huge_dtype_raise(tmp_path):
         mvrbm.load(folder, "cpu")
 
 
-def test_all_machines_of_a_stack_count_before_the_first_is_allocated(tmp_path):
+def test_the_sizes_of_all_machines_of_a_stack_add_up(tmp_path):
     folder = mvrbm.DeepMVRBM([(2, 2)], **QUICK).fit(DATA).save(tmp_path / "model")
 
     def repeat(config):
@@ -173,7 +173,7 @@ def test_gaussian_layers_that_are_too_large_to_check_raise(tmp_path):
         ("couplings.visible.factors.0", 1e30, "coupling of layer 'visible' is too large"),
     ],
 )
-def test_numbers_that_are_too_large_to_compute_with_raise(model, tensor, value, message):
+def test_parameters_that_are_too_large_raise(model, tensor, value, message):
     with pytest.raises(StorageError, match=message):
         mvrbm.load(with_tensor(model, tensor, value), "cpu")
 
@@ -187,7 +187,7 @@ def test_an_unbounded_energy_raises(tmp_path, visible, hidden):
         mvrbm.load(with_tensor(folder, "couplings.visible.weight", 0.5), "cpu")
 
 
-def test_the_norm_by_lanczos_iteration_is_that_of_the_matrix():
+def test_lanczos_iteration_gives_the_norm_of_the_matrix():
     rng = torch.Generator().manual_seed(0)
     machine = mvrbm.BoltzmannMachine(mvrbm.Gaussian(40), mvrbm.Gaussian(1100), mvrbm.Dense())
     weight = machine.links["visible"].dense().detach()
@@ -196,18 +196,18 @@ def test_the_norm_by_lanczos_iteration_is_that_of_the_matrix():
     assert machine.gaussian_norm() == pytest.approx(float(torch.linalg.matrix_norm(weight, 2)), rel=1e-4)
 
 
-def test_cycles_of_a_super_resolver_have_a_limit():
+def test_cycles_of_a_super_resolver_are_limited():
     with pytest.raises(ValueError, match="cycles must be a whole number from 1 to 1,000, got 2147483648"):
         mvrbm.vision.SuperResolver(cycles=2**31)._geometry()
 
 
-def test_a_seed_that_is_none_raises(model):
+def test_an_invalid_seed_raises(model):
     with pytest.raises(StorageError, match="random_state must be a whole number from 0 to"):
         mvrbm.load(changed(model, lambda c: c["estimator"]["params"].update(random_state=2**63)), "cpu")
 
 
 @pytest.mark.parametrize("device", ["quantum", "meta"])
-def test_a_sweep_over_devices_that_cannot_compute_raises(device):
+def test_a_sweep_over_invalid_devices_raises(device):
     with pytest.raises(ValueError, match="device"):
         mvrbm.Sweep(mvrbm.MVRBM((2, 2), **QUICK), {"device": [device]}).fit(DATA)
 

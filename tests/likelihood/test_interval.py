@@ -35,6 +35,7 @@ from mvrbm.sampling import ParallelTempering, TemperedPath, sample
 COUNTS = {"poisson": lambda: build(Poisson(5), Bernoulli(4), Dense(), std=0.25)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["binary, large weights", "categorical hidden", "gaussian", "three layers"])
 def test_reverse_estimates_are_within_three_of_their_standard_errors(name):
     machine = (MACHINES | COUNTS)[name]()
@@ -50,6 +51,7 @@ def test_reverse_estimates_are_within_three_of_their_standard_errors(name):
     assert LOW < np.mean(scores**2) < HIGH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MACHINES, *COUNTS])
 def test_both_directions_agree_and_hold_the_exact_value(name):
     machine = (MACHINES | COUNTS)[name]()
@@ -78,6 +80,7 @@ def mean_inverse_weight_p_value(machine, n_steps, center=None):
     return 2 * stats.norm.sf(abs(score))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_steps", [1, 8])
 @pytest.mark.parametrize("name", UNBIASED)
 def test_short_runs_are_unbiased(name, n_steps):

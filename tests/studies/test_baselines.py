@@ -68,6 +68,7 @@ def test_the_simple_reference_is_worse_than_all_limits():
     assert error > max(limit for _, limit in LEARNERS.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNERS)
 def test_learns_digits(name):
     model, limit = LEARNERS[name]

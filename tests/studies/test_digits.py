@@ -205,6 +205,7 @@ def pretended(tmp_path_factory):
     return folder, written
 
 
+@pytest.mark.slow
 def test_the_report_has_the_papers_numbers_beside_ours(pretended):
     folder, written = pretended
     html = (folder / "report.html").read_text(encoding="utf-8")

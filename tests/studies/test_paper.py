@@ -26,6 +26,7 @@ def tiny(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_tiny_run_makes_everything(tiny, capfd):
     found = json.loads((tiny / "results.json").read_text())
     assert found["cells"] == {"stored": found["cells"]["planned"], "planned": found["cells"]["planned"]}
@@ -42,6 +43,7 @@ def test_a_tiny_run_makes_everything(tiny, capfd):
     assert {path: path.stat().st_mtime_ns for path in (tiny / "cells").glob("*.json")} == before
 
 
+@pytest.mark.slow
 def test_the_report_comes_from_the_cells_alone(tiny, capfd, monkeypatch):
     former = (tiny / "results.json").read_bytes()
     monkeypatch.setattr("mvrbm.io.datasets.load", None)
@@ -108,6 +110,7 @@ def test_more_subsets_can_follow_and_fewer_take_none_away(tmp_path, capfd):
     assert stored() == (0, 2)
 
 
+@pytest.mark.slow
 def test_a_folder_is_of_one_scale(tiny, capfd):
     assert main(["digits", "--out", str(tiny), "--scale", "quick"]) == 1
     assert "holds cells of scale tiny, not quick: choose another folder" in capfd.readouterr().err
@@ -170,6 +173,7 @@ def test_committed_results_are_found(capfd, monkeypatch):
         assert line in capfd.readouterr().out, command
 
 
+@pytest.mark.slow
 def test_computing_needs_no_more_than_pytorch(tmp_path):
     code = """
         import sys

@@ -134,6 +134,7 @@ def is_gone(group):
     return False
 
 
+@pytest.mark.slow
 def test_killed_anywhere_at_most_one_cell_is_lost(tmp_path):
     process = start(tmp_path / "killed", 1)
     until_stored(tmp_path / "killed", 3, process)
@@ -149,6 +150,7 @@ def test_killed_anywhere_at_most_one_cell_is_lost(tmp_path):
     assert values(tmp_path / "killed") == expected
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(tmp_path):
     process = start(tmp_path / "stopped", 2)
     until_stored(tmp_path / "stopped", 2, process)

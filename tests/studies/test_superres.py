@@ -277,6 +277,7 @@ def quick(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_quick_run_makes_everything(quick):
     found = json.loads((quick / "results.json").read_text())["superres"]
     assert found["cells"]["stored"] == found["cells"]["planned"]
@@ -286,6 +287,7 @@ def test_a_quick_run_makes_everything(quick):
     assert {path.stem for path in (quick / "figures").iterdir()} == set(FIGURES)
 
 
+@pytest.mark.slow
 def test_a_quick_run_finds_the_order_of_the_methods(quick):
     """On photographs that were not learned from: everything beats bicubic, fine-tuning beats CD alone."""
     numbers = json.loads((quick / "results.json").read_text())["superres"]["comparison"]
@@ -296,6 +298,7 @@ def test_a_quick_run_finds_the_order_of_the_methods(quick):
         assert psnr["tuned"] > psnr["cd"] > psnr["cd-plain"] > psnr["bicubic"]
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_computed_again(quick, capfd):
     before = {path: path.stat().st_mtime_ns for path in (quick / "cells").glob("*.json")}
     capfd.readouterr()

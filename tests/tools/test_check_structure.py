@@ -1,4 +1,4 @@
-"""Every check of the structure finds its offence in a small tree, and nothing in a tree without it."""
+"""Tests of the structure checks: each finds its problem in a small tree, and nothing in a good tree."""
 
 import ast
 from pathlib import Path
@@ -18,12 +18,9 @@ GOOD = {
     "tests/studies/test_digits.py": "",
     "pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["src"]\n',
 }
-SENTENCE = '"""This module has nothing but lines."""\n'
 
-# a check, what a tree has instead, and what is reported about it
-OFFENCES = [
-    (checks.check_sizes, {"src/mvrbm/long.py": SENTENCE + "x = 1\n" * 500}, "src/mvrbm/long.py:1: 501 lines"),
-    (checks.check_sizes, {f"src/mvrbm/m{i}.py": "x = 1\n" * 500 for i in range(56)}, "src:1: 28,002 lines"),
+# Check, files that replace those of the good tree, beginning of the report.
+PROBLEMS = [
     (checks.check_docstrings, {"studies/new.py": "x = 1\n"}, "studies/new.py:1: "),
     (checks.check_docstrings, {"src/mvrbm/new.py": '"""Binary entries."""\n'}, "src/mvrbm/new.py:1: "),
     (checks.check_docstrings, {"src/mvrbm/new.py": '"""Units of a layer without a stop"""\n'}, "src/mvrbm/new.py:1: "),
@@ -31,6 +28,15 @@ OFFENCES = [
     (checks.check_private, {"src/mvrbm/a.py": "import mvrbm.units as u\n\nu._sum()\n"}, "src/mvrbm/a.py:3: "),
     (checks.check_tests, {"tests/unit/test_x.py": ""}, "tests/unit: "),
     (checks.check_tests, {"tests/backends/wide/test_x.py": ""}, "tests/backends/wide: "),
+    (
+        checks.check_test_imports,
+        {"tests/units/test_x.py": "from units.test_base import helper\n"},
+        "tests/units/test_x.py:1: ",
+    ),
+    (checks.check_test_imports, {"tests/units/test_x.py": "import units.test_base\n"}, "tests/units/test_x.py:1: "),
+    (checks.check_test_imports, {"tests/test_x.py": "\nfrom units import test_base\n"}, "tests/test_x.py:2: "),
+    (checks.check_test_imports, {"tests/test_x.py": "from tests.test_all import f\n"}, "tests/test_x.py:1: "),
+    (checks.check_test_imports, {"tests/helpers.py": "import test_all\n"}, "tests/helpers.py:1: "),
     (checks.check_packages, {"pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["src", "."]\n'}, "pyproject"),
     (checks.check_packages, {"src/studies/__init__.py": ""}, "src:1: would be installed next to mvrbm: studies"),
 ]
@@ -44,14 +50,14 @@ def written(folder, files):
 
 
 @pytest.mark.parametrize(
-    "check", list(dict.fromkeys(check for check, _, _ in OFFENCES)), ids=lambda check: check.__name__
+    "check", list(dict.fromkeys(check for check, _, _ in PROBLEMS)), ids=lambda check: check.__name__
 )
-def test_a_good_tree_has_no_offences(check, tmp_path):
+def test_a_good_tree_has_no_problems(check, tmp_path):
     assert list(check(written(tmp_path, GOOD))) == []
 
 
-@pytest.mark.parametrize(("check", "files", "report"), OFFENCES)
-def test_each_offence_is_reported_once(check, files, report, tmp_path):
+@pytest.mark.parametrize(("check", "files", "report"), PROBLEMS)
+def test_each_problem_is_reported_once(check, files, report, tmp_path):
     (found,) = check(written(tmp_path, GOOD | files))
     assert found.startswith(report)
 
@@ -78,25 +84,13 @@ USES = [
 
 
 @pytest.mark.parametrize(("_", "source", "private"), USES)
-def test_private_names_of_others_are_found(_, source, private):
+def test_private_names_of_other_modules_are_found(_, source, private):
     assert bool(checks.PrivateNames(ast.parse(source)).found) is private
 
 
-@pytest.mark.parametrize(
-    ("graph", "cyclic"),
-    [
-        ({"a": {"b"}, "b": {"c"}, "c": set()}, False),
-        ({"a": {"b"}, "b": {"c"}, "c": {"a"}}, True),
-        ({"a": {"b", "c"}, "b": {"c"}}, False),
-    ],
-)
-def test_cycles_are_found(graph, cyclic):
-    assert len(list(checks.check_cycles(graph))) == cyclic
-
-
-def test_imports_for_type_checking_count():
-    graph = checks.imports_of_package("mvrbm")
-    assert "mvrbm.machine" in graph["mvrbm"]  # there only for type checkers
+def test_helpers_and_functions_may_be_named_like_tests(tmp_path):
+    files = {"tests/tables.py": "", "tests/test_x.py": "from tables import UNITS\nfrom mvrbm import test_of_fit\n"}
+    assert list(checks.check_test_imports(written(tmp_path, GOOD | files))) == []
 
 
 @pytest.mark.parametrize(
@@ -113,7 +107,7 @@ def test_imports_for_type_checking_count():
         ("tools/fuzz.py", False),
     ],
 )
-def test_strangers_in_a_wheel_are_found(name, belongs):
+def test_files_that_do_not_belong_in_a_wheel_are_found(name, belongs):
     assert (list(checks.check_wheel([name])) == []) is belongs
 
 
@@ -127,11 +121,11 @@ def test_strangers_in_a_wheel_are_found(name, belongs):
         ("mvrbm-0.1.0-py3-none-any.whl", ["mvrbm/a.abi3.so"], False),
     ],
 )
-def test_a_wheel_is_tagged_by_its_compiled_code(wheel, files, right):
+def test_the_tag_of_a_wheel_depends_on_compiled_code(wheel, files, right):
     assert (list(checks.check_tag(wheel, files)) == []) is right
 
 
-def test_files_that_a_wheel_lacks_are_found(tmp_path):
+def test_files_missing_from_a_wheel_are_found(tmp_path):
     tree = written(tmp_path, GOOD | {"src/mvrbm/py.typed": "", "src/mvrbm/a.c": "", "src/mvrbm/weights/x.json": ""})
     names = ["mvrbm/__init__.py", "mvrbm/units/__init__.py", "mvrbm/py.typed"]
     assert list(checks.check_data(names, tree)) == ["wheel: mvrbm/weights/x.json is missing"]

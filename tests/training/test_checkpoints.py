@@ -96,6 +96,7 @@ def assert_resumes_everywhere(tmp_path, build, data, updates, **how):
         assert without_time(trainer.history) == without_time(whole.history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("watched", WATCHED)
 @pytest.mark.parametrize("optimized", OPTIMIZED)
 @pytest.mark.parametrize("negative", NEGATIVE)
@@ -590,6 +591,7 @@ def test_checkpoint_settings_are_checked(tmp_path):
 KILL_TEST = Path(__file__).parents[2] / "tools" / "kills.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not KILL_TEST.exists(), reason="the tool is not part of the source distribution")
 def test_killed_training_ends_like_an_undisturbed_one():
     """Three SIGKILLs at random moments, a SIGTERM and a full disk; the tool itself does many, of all kinds."""

@@ -548,6 +548,7 @@ def pair_moments(machine):
     return (visible.T * weights.detach()) @ visible
 
 
+@pytest.mark.slow
 def test_correlations_are_learned_through_gaps():
     """Six bits, in pairs that agree nine times in ten, four in ten entries unknown."""
     rng = np.random.default_rng(0)
@@ -808,6 +809,7 @@ def bars_with_labels(n, seed=0):
     return {"image": image, "label": label}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("negative", [CD(1), PCD(100), TemperedPCD(50, 5)])
 def test_exact_likelihood_of_a_small_multimodal_problem_rises(negative):
     data = bars_with_labels(600)

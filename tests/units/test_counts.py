@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from given_numbers import GivenNumbers
 from mvrbm import Bernoulli, BoltzmannMachine, Categorical, Counts, Dense, RandomSource
 from mvrbm.likelihood import log_likelihood, log_partition
-from mvrbm.random import Replay
 from mvrbm.sampling import gibbs
 from mvrbm.training import PCD, Recipe, Trainer
 
@@ -26,7 +26,7 @@ def test_words_of_a_document_are_independent_draws_from_one_distribution():
     unit, side = Counts(3, length=2).double(), 200
     field = torch.tensor([[0.4, -1.0, 0.7]], dtype=torch.float64)
     even = (torch.arange(side, dtype=torch.float64) + 0.5) / side
-    drawn = unit.sample(field.expand(side**2, 3), Replay([torch.cartesian_prod(even, even).flatten()]))
+    drawn = unit.sample(field.expand(side**2, 3), GivenNumbers([torch.cartesian_prod(even, even).flatten()]))
     p = torch.softmax(field, 1)[0].numpy()
     for x in [(2, 0, 0), (1, 1, 0), (1, 0, 1), (0, 2, 0), (0, 1, 1), (0, 0, 2)]:
         expected = math.factorial(2) * np.prod([q**k / math.factorial(k) for q, k in zip(p, x, strict=True)])
@@ -37,7 +37,7 @@ def test_words_of_a_document_are_independent_draws_from_one_distribution():
 def test_words_without_probability_are_never_drawn():
     field = torch.tensor([[-1e4, 0.0, -1e4, 0.0, -1e4]] * 2)
     edges = torch.tensor([0.0, 1 - 2**-24] * 2)  # the first and the last number of a source
-    assert Counts(5, length=2).sample(field, Replay([edges])).tolist() == [[0, 1, 0, 1, 0]] * 2
+    assert Counts(5, length=2).sample(field, GivenNumbers([edges])).tolist() == [[0, 1, 0, 1, 0]] * 2
 
 
 def test_gibbs_steps_keep_the_length_of_every_document():

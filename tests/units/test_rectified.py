@@ -7,7 +7,8 @@ from scipy import integrate, stats
 from sklearn.datasets import load_digits
 
 import mvrbm
-from mvrbm import Bernoulli, BoltzmannMachine, Dense, Kronecker, RandomSource, Rectified, Replay
+from given_numbers import GivenNumbers
+from mvrbm import Bernoulli, BoltzmannMachine, Dense, Kronecker, RandomSource, Rectified
 from mvrbm.likelihood import annealed_importance_sampling, log_partition, pseudo_log_likelihood
 from mvrbm.sampling import ParallelTempering, gibbs
 from mvrbm.training import CD, Recipe, Trainer
@@ -28,7 +29,7 @@ def test_draws_and_means_are_those_of_the_definition(name):
     field = torch.from_numpy(2 * generator("field").standard_normal((4, 2, 3)))
     total = (field + unit.bias).numpy()
     normal = RandomSource(1).normal(field.shape, field)
-    np.testing.assert_allclose(unit.sample(field, Replay([normal])), draw(total, normal.numpy()), atol=1e-12)
+    np.testing.assert_allclose(unit.sample(field, GivenNumbers([normal])), draw(total, normal.numpy()), atol=1e-12)
 
     def mean(t):
         kink = -t * np.sqrt(1 + np.exp(-t))  # where the draw leaves zero

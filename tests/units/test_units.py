@@ -8,7 +8,8 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from mvrbm import Bernoulli, Categorical, Gaussian, RandomSource, Replay
+from given_numbers import GivenNumbers
+from mvrbm import Bernoulli, Categorical, Gaussian, RandomSource
 from mvrbm.units import make_unit, unit_names
 from tables import UNITS, VARIANTS, generator, random_layer
 
@@ -120,7 +121,7 @@ def test_bernoulli_is_one_where_the_number_falls_below_its_mean():
     unit, field = unit_named("bernoulli", (3,)), torch.zeros(1, 3).double()
     mean = unit.mean(field)
     for number, expected in [(mean - 1e-9, 1.0), (mean, 0.0), (mean + 1e-9, 0.0)]:
-        assert bool((unit.sample(field, Replay([number])) == expected).all())
+        assert bool((unit.sample(field, GivenNumbers([number])) == expected).all())
 
 
 def test_gaussian_draws_have_its_spread():
@@ -129,7 +130,7 @@ def test_gaussian_draws_have_its_spread():
     normal = RandomSource(2).normal(field.shape, field)
     own = UNITS["gaussian"].own(unit)
     mean, spread = own.linear / own.curvature + own.scale * field.flatten(1), own.scale
-    drawn = unit.sample(field, Replay([normal]))
+    drawn = unit.sample(field, GivenNumbers([normal]))
     torch.testing.assert_close(drawn.flatten(1), mean + spread * normal.flatten(1))
 
 
@@ -164,13 +165,13 @@ def test_categorical_inverts_its_distribution_function():
     for category in range(4):
         low = edges[category - 1] if category else torch.zeros(())
         for number in (low + 1e-9, (low + edges[category]) / 2, edges[category] - 1e-9):
-            drawn = unit.sample(field, Replay([number.double().reshape(1, 1, 1)]))
+            drawn = unit.sample(field, GivenNumbers([number.double().reshape(1, 1)]))
             assert drawn[0, 0].tolist() == [float(k == category) for k in range(4)]
 
 
 def test_categorical_draws_a_category_when_rounding_leaves_a_gap():
     unit = Categorical((1, 3))
-    drawn = unit.sample(torch.zeros(1, 1, 3), Replay([torch.ones(1, 1, 1)]))
+    drawn = unit.sample(torch.zeros(1, 1, 3), GivenNumbers([torch.ones(1, 1)]))
     assert drawn.tolist() == [[[0.0, 0.0, 1.0]]]
 
 
@@ -184,11 +185,8 @@ ONE_NUMBER_PER_SITE.remove("counts-of-2")
 def test_draws_at_evenly_spaced_numbers_have_the_distribution(variant):
     unit, n = unit_named(variant, (2, 3)), 20_000
     field = field_for(unit, 1)
-    even = ((torch.arange(n, dtype=torch.float64) + 0.5) / n).reshape(
-        n, *[1] * (len(unit.site_shape) + unit.entry_modes)
-    )
-    entries = (1,) if unit.entry_modes else ()  # one number per row
-    drawn = unit.sample(field.expand(n, 2, 3), Replay([even.expand(n, *unit.site_shape, *entries)])).flatten(1)
+    even = ((torch.arange(n, dtype=torch.float64) + 0.5) / n).reshape(n, *[1] * len(unit.site_shape))
+    drawn = unit.sample(field.expand(n, 2, 3), GivenNumbers([even.expand(n, *unit.site_shape)])).flatten(1)
     for entries, values in every_site(unit):
         expected = UNITS[unit.name].probability(values, unit.mean(field).flatten()[entries])
         found = (drawn[:, None, entries] == values).all(2).double().mean(0)

@@ -32,6 +32,7 @@ def trained(recipe, n_epochs, seed, link=None):
     return float(log_likelihood(machine, bars_and_stripes()).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("link", "reached"), [(Kronecker(4), -4.0), (Dense(), -3.2)], ids=["kronecker", "dense"])
 def test_the_generative_recipe_learns_a_distribution_and_more_training_does_not_hurt(link, reached):
     # Independent units have -9 log 2 = -6.2 nats, the data itself -log 14 = -2.64.

@@ -17,9 +17,10 @@ from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.validation import choice, whole_number
 
+#: Default standard deviation of the initial entries of `W`.
 DEFAULT_STD = 0.01
 
-#: The class of every coupling, by its name on the command line and in files.
+#: Classes of couplings by their names on the command line and in files.
 COUPLINGS: dict[str, type[Coupling]] = {}
 
 
@@ -27,12 +28,12 @@ class Coupling(nn.Module, ABC):
     r"""A linear map :math:`W` from the shape of a visible layer to that of the hidden layer.
 
     A coupling is built without shapes, ``Kronecker(rank=2)``. The machine connects it to its layers, which creates and
-    draws its parameters. A coupling that is connected already keeps its parameters.
+    draws its parameters. A coupling that is already connected keeps its parameters.
 
     Only :meth:`dense` forms the full :math:`W`.
     """
 
-    #: Name on the command line and in files. A class with a name of its own is registered under it.
+    #: Name on the command line and in files. A class that defines a name is registered under it.
     name: ClassVar[str]
     visible_shape: tuple[int, ...]
     hidden_shape: tuple[int, ...]
@@ -44,7 +45,7 @@ class Coupling(nn.Module, ABC):
         if "name" in cls.__dict__:
             COUPLINGS[cls.name] = cls
 
-    def __init__(self) -> None:  # without the arbitrary arguments of nn.Module, which are not in `config`
+    def __init__(self) -> None:  # unlike nn.Module, no arbitrary arguments: `config` reads this signature
         super().__init__()
 
     @property
@@ -67,7 +68,7 @@ class Coupling(nn.Module, ABC):
     def allocate(self, visible_shape: Sequence[int], hidden_shape: Sequence[int]) -> None:
         """Check that the shapes fit this kind of coupling and create its parameters, without drawing them."""
         if self.connected:
-            raise ValueError(f"{self.name} coupling is connected already, {self._arrow()}")
+            raise ValueError(f"{self.name} coupling is already connected, {self._arrow()}")
         visible_shape, hidden_shape = tuple(visible_shape), tuple(hidden_shape)
         with torch.device("meta"):  # shapes without memory
             self._allocate(visible_shape, hidden_shape)

@@ -1,1 +1,1 @@
-"""Files: atomic writes, binary formats, arrays, pictures, shards, named data sets. Nothing here depends on a model."""
+"""Read and write files: arrays, tables, documents, pictures and named data sets. Nothing here depends on a model."""

@@ -1,6 +1,7 @@
-"""Samples from any source (a file, a folder of images or shards, a named data set), masks, and arrays to files.
+"""Read samples, labels and masks from any source, and write arrays to files.
 
-The file formats themselves are in `formats`, images that keep their colors and metadata in `pictures`.
+A source is a file, a folder of images or shards, or a named data set. `formats` and `tables` read the file formats, and
+`pictures` reads images with their colors and metadata.
 """
 
 import io
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-# Bytes up to which arrays of HDF5 and zarr files are read into memory.
+# Size in bytes above which arrays of HDF5 files and zarr stores stay on disk.
 _IN_MEMORY = 2**30
 
 
@@ -45,11 +46,14 @@ def read_array(
     Parameters
     ----------
     source : str or path
-        A ``.npy`` file (which is memory-mapped), a ``.npz``, HDF5 or zarr file with one array or ``file.npz:key``, an
-        idx file (also with gzip), a table of numbers (CSV or Parquet; ``file.csv:a,b`` are some columns and
-        ``file.csv:-a`` all but one), an image, a folder of images of one size or of such folders, one per class, or the
-        name of a data set, such as ``mnist`` or ``mnist:test``. A file with the name of a data set is read by
-        ``./mnist``.
+        One of
+
+        - a ``.npy`` file, which is memory-mapped,
+        - a ``.npz``, HDF5 or zarr file with one array, or ``file.npz:key``,
+        - an idx file, also compressed with gzip,
+        - a table of numbers (CSV or Parquet): ``file.csv:a,b`` selects columns, and ``file.csv:-a`` drops one,
+        - an image, a folder of images of the same size, or a folder that has one such folder per class,
+        - the name of a data set, such as ``mnist`` or ``mnist:test``. Write ``./mnist`` to read a file of that name.
     data_dir : path, optional
         Folder that is searched first for data sets.
     largest : int
@@ -58,7 +62,7 @@ def read_array(
     Returns
     -------
     array
-        Booleans, integers or floats, samples along the first axis. Images become gray bytes.
+        Booleans, integers or floats, with samples along the first axis. Images become gray bytes.
     """
     text = os.fspath(source)
     name, _, split = text.partition(":")
@@ -68,20 +72,29 @@ def read_array(
     if path.name.endswith(TABLES) and path.exists():
         return table_samples(read_table(path, key, largest=largest), path)
     if path.suffix in STORES and path.exists():
-        stored = open_stored(path, key)
-        if math.prod(stored.shape) * stored.dtype.itemsize > largest:
-            raise InputError(f"{path} holds {stored.shape} of {stored.dtype}, more than {largest:,} bytes")
-        return np.asarray(stored[:])
+        return _read_stored(path, key, largest)
     try:
         if path.is_dir():
             return _read_images([image for images in images_by_class(path).values() for image in images], largest)
         if not path.exists():
             raise InputError(f"{text}: no such file, and no data set of that name: {', '.join(datasets.NAMES)}")
-        check_regular_file(path)
-        with path.open("rb") as file:
-            head = file.read(6)
+        return _read_file(path, key, largest)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _read_stored(path: Path, key: str | None, largest: int) -> Array:
+    stored = open_stored(path, key)
+    if math.prod(stored.shape) * stored.dtype.itemsize > largest:
+        raise InputError(f"{path} holds {stored.shape} of {stored.dtype}, more than {largest:,} bytes")
+    return np.asarray(stored[:])
+
+
+def _read_file(path: Path, key: str | None, largest: int) -> Array:
+    """Read a file whose first bytes tell its format."""
+    check_regular_file(path)
+    with path.open("rb") as file:
+        head = file.read(6)
     if not head:
         raise InputError(f"{path} is empty")
     if head == b"\x93NUMPY":
@@ -99,17 +112,18 @@ def read_array(
 
 
 def split_key(text: str) -> tuple[Path, str | None]:
-    """Split the key, or the columns, off the path of a file that can hold several arrays."""
+    """Split ``"file.npz:key"`` into path and key. The key is None for files that cannot hold several arrays."""
     place, colon, key = text.rpartition(":")
-    several = colon and place.endswith((".npz", *TABLES, *STORES))
-    return (Path(place), key) if several else (Path(text), None)
+    if colon and place.endswith((".npz", *TABLES, *STORES)):
+        return Path(place), key
+    return Path(text), None
 
 
 def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array | Rows:
-    """Read samples for an estimator: (n, ...) in bytes, single or double precision.
+    """Read samples for an estimator: an array (n, ...) of dtype uint8, float32 or float64.
 
     A folder of ``.npy`` files and a large array of an HDF5 or zarr file become :class:`~mvrbm.io.shards.Rows`, which
-    are read when they are needed; otherwise see :func:`read_array`.
+    read samples from disk on demand. See :func:`read_array` for other sources.
     """
     if is_folder_of_shards(source):
         return Shards(source)
@@ -127,10 +141,21 @@ def read_samples(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[
 
 
 def read_labels(source: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Array:
-    """Read one label per sample, or one-hot rows: a ``.txt`` file with one label per line, or see :func:`read_array`.
+    """Read one label per sample, or one-hot rows.
 
-    A ``.npy`` file may also hold texts. The name of a data set stands for its labels, a folder of folders of images for
-    the names of these, and ``file.csv:column`` for a column of a table.
+    Parameters
+    ----------
+    source : str or path
+        One of
+
+        - a ``.txt`` file with one label per line,
+        - a ``.npy`` file, which may also hold strings,
+        - ``file.csv:column``, a column of a table,
+        - a folder that has one folder of images per class, whose names are the labels,
+        - the name of a data set,
+        - any other source that :func:`read_array` accepts.
+    data_dir : path, optional
+        Folder that is searched first for data sets.
     """
     text = os.fspath(source)
     path, key = split_key(text)
@@ -201,9 +226,9 @@ def _read_gray(path: Path) -> NDArray[np.uint8]:
 
 
 def known_entries(samples: Array, *, nan_is_missing: bool) -> NDArray[np.bool_] | None:
-    """Return which entries are known, or None if all are.
+    """Return a mask that is True where an entry is known, or None if all entries are known.
 
-    NaN marks a missing entry if `nan_is_missing`. Otherwise it is an error, as infinite entries always are.
+    If `nan_is_missing` is true, NaN marks a missing entry. Otherwise NaN raises InputError. Infinite entries always do.
     """
     if samples.dtype.kind != "f" or np.isfinite(samples).all():
         return None
@@ -215,9 +240,10 @@ def known_entries(samples: Array, *, nan_is_missing: bool) -> NDArray[np.bool_] 
 
 
 def read_mask(source: str | os.PathLike[str], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Read a mask, true where an entry is known, for samples of shape (n, ...): one for all, or one for each.
+    """Read a mask that is True where an entry is known, for samples whose array has shape `shape`.
 
-    The array holds booleans, or 0 and 1, or 0 and 255. The result has shape `shape` or `shape[1:]`.
+    The source holds booleans, or 0 and 1, or 0 and 255. The result has shape `shape`, or `shape[1:]` if one mask is
+    shared by all samples.
     """
     array = np.asarray(read_array(source))
     sizes = {math.prod(whole): whole for whole in (shape[1:], shape)}
@@ -232,11 +258,15 @@ def read_mask(source: str | os.PathLike[str], shape: tuple[int, ...]) -> NDArray
 
 
 def half_mask(shape: tuple[int, ...], hidden: str) -> NDArray[np.bool_]:
-    """Return a mask for samples of a shape that hides one half: ``"left"``, ``"right"``, ``"top"`` or ``"bottom"``."""
+    """Return a mask that is False in one half of a sample: ``"left"``, ``"right"``, ``"top"`` or ``"bottom"``.
+
+    `shape` is the shape of a sample.
+    """
     if len(shape) < 2:
         raise InputError(f"a sample of shape {shape} has no {hidden} half: use a mask")
     known = np.ones(shape, bool)
-    axis, middle = (0, shape[0] // 2) if hidden in ("top", "bottom") else (1, shape[1] // 2)
+    axis = 0 if hidden in ("top", "bottom") else 1
+    middle = shape[axis] // 2
     half = slice(middle) if hidden in ("top", "left") else slice(middle, None)
     known[(slice(None),) * axis + (half,)] = False
     return known
@@ -244,12 +274,12 @@ def half_mask(shape: tuple[int, ...], hidden: str) -> NDArray[np.bool_]:
 
 # -- writing ----------------------------------------------------------------------------------------
 
-# Sheets whose longer side has fewer pixels are enlarged by a whole number.
+# Smallest length of the longer side of a contact sheet, in pixels. Smaller sheets are enlarged by an integer factor.
 _SMALLEST_SHEET = 280
 
 
 def as_pictures(array: Array) -> Array:
-    """Return samples (n, rows, columns), or (n, m) with a square number m, as pictures (n, rows, columns)."""
+    """Return samples (n, rows, columns), or (n, m) where m is a square number, as pictures (n, rows, columns)."""
     if array.ndim == 2 and math.isqrt(array.shape[1]) ** 2 == array.shape[1]:
         array = array.reshape(len(array), math.isqrt(array.shape[1]), -1)
     if array.ndim != 3:
@@ -262,10 +292,10 @@ def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
 
     Parameters
     ----------
-    array : array (n, rows, columns), or (n, m) with a square number m
-        The samples. Bytes are used as they are; other values from 0 (black) to 1 (white) are scaled, and clipped.
+    array : array (n, rows, columns), or (n, m) where m is a square number
+        The samples. Bytes are shown unchanged. Other values are clipped to the range from 0 (black) to 1 (white).
     stretch : bool
-        Whether to map the smallest value to black and the largest to white instead.
+        Whether to map the smallest value to black and the largest to white instead. Ignored for bytes.
     """
     array = as_pictures(array)
     if array.dtype != np.uint8:
@@ -275,7 +305,8 @@ def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
     n, rows, columns = array.shape
     across = math.ceil(math.sqrt(n))
     down = math.ceil(n / across)
-    tiles = np.full((down * across, rows + 1, columns + 1), 128, np.uint8)  # each with a border below and to the right
+    # Each tile has a gray border below and to the right.
+    tiles = np.full((down * across, rows + 1, columns + 1), 128, np.uint8)
     tiles[:n, :rows, :columns] = array
     sheet = tiles.reshape(down, across, rows + 1, columns + 1).swapaxes(1, 2).reshape(down * (rows + 1), -1)
     return sheet[:-1, :-1]
@@ -284,11 +315,11 @@ def contact_sheet(array: Array, *, stretch: bool = False) -> NDArray[np.uint8]:
 def write_output(path: str | os.PathLike[str], array: Array, force: bool = False, *, stretch: bool = False) -> Path:
     """Write an array to a ``.npy`` file, or samples as a :func:`contact_sheet` to an image file.
 
-    A small sheet of several samples is enlarged by a whole number; a single sample keeps its size.
-    An existing file is replaced only with `force`.
+    A small sheet of several samples is enlarged by an integer factor. A single sample keeps its size. An existing file
+    is replaced only if `force` is true.
     """
     path = check_output(path, force, (".npy", *IMAGE_SUFFIXES))
-    encoded = io.BytesIO()  # np.save to a file itself does not report why it could not be written
+    encoded = io.BytesIO()  # If np.save writes to the file directly, its error does not say why it failed.
     if path.suffix.lower() == ".npy":
         np.save(encoded, array, allow_pickle=False)
     else:

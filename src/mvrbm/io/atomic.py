@@ -1,11 +1,19 @@
-"""Output files and folders: checks before the work, atomic writes after it.
+"""Check output paths before the work starts, and write files and folders atomically after it.
 
-A file or folder is written next to its place and then renamed, so that it is there whole or not at all.
-The contents are the business of `arrays`, `pictures` and :mod:`mvrbm.saving`.
+Files and folders are written under a temporary name in the same folder and then renamed, so that nobody ever sees a
+partly written result. `arrays`, `pictures` and :mod:`mvrbm.saving` decide what is written.
+
+A file is replaced in one step. An existing folder is replaced in two, because no portable call swaps two folders:
+
+1. rename ``model`` to ``.model.former``,
+2. rename the temporary folder to ``model``, and remove ``.model.former``.
+
+Ctrl-C and SIGTERM wait until both steps are done, and an error in the second step undoes the first. If the process is
+killed between the steps, the old folder is complete under the name ``.model.former``. :func:`recover_folder` renames it
+back; every function that loads or saves a folder calls it first.
 """
 
 import contextlib
-import ctypes
 import os
 import shutil
 import stat
@@ -14,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from safetensors import SafetensorError
 
@@ -25,18 +33,39 @@ if sys.platform != "win32":
     import fcntl
 
 __all__ = [
-    "bring_back", "check_folder", "check_output", "finish_folder", "lock", "remove_leftovers", "replace_file",
-    "replace_folder", "usual_mode",
-]  # fmt: skip
+    "check_folder",
+    "check_output",
+    "finish_folder",
+    "lock",
+    "recover_folder",
+    "remove_leftovers",
+    "replace_file",
+    "replace_folder",
+    "usual_mode",
+]
 
+# Prefix of temporary files and part of the names of temporary folders.
 _STAGING = ".mvrbm-"
-_HERE = -100  # paths are relative to the working folder (AT_FDCWD)
-# Seconds after which a folder that cannot be locked counts as left over.
+# Age in seconds after which a temporary folder counts as abandoned if the file system does not support locks.
 _ABANDONED = 3600.0
+# Seconds that a running process gets for the two steps of replacing a folder. They usually take microseconds.
+_REPLACING = 1.0
+# Seconds between two looks at a folder that is being replaced.
+_POLL = 0.01
 
 
 def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: Sequence[str] = ()) -> Path:
-    """Raise InputError if a file cannot be written: it exists and not `force`, or has none of the `suffixes`."""
+    """Return `path`, or raise InputError if a file cannot be written there.
+
+    Parameters
+    ----------
+    path : path
+        The file to write.
+    force : bool
+        Whether an existing file may be replaced.
+    suffixes : sequence of str
+        Accepted file name suffixes. Default: any suffix.
+    """
     path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes:
         raise InputError(f"{path} should end in one of {' '.join(suffixes)}")
@@ -53,13 +82,13 @@ def check_output(path: str | os.PathLike[str], force: bool = False, suffixes: Se
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:
-    """Raise InputError if a folder does not exist and cannot be created."""
+    """Return `folder`, or raise InputError if it does not exist and cannot be created."""
     folder = Path(folder)
-    place = next(place for place in (folder, *folder.absolute().parents) if _exists(place))
-    if not place.is_dir():
-        raise InputError(f"{folder} cannot be a folder: {place} is a file")
-    if not os.access(place, os.W_OK):
-        raise InputError(f"{folder} cannot be written: no permission to write in {place}")
+    nearest = next(place for place in (folder, *folder.absolute().parents) if _exists(place))
+    if not nearest.is_dir():
+        raise InputError(f"{folder} cannot be a folder: {nearest} is a file")
+    if not os.access(nearest, os.W_OK):
+        raise InputError(f"{folder} cannot be written: no permission to write in {nearest}")
     return folder
 
 
@@ -82,12 +111,12 @@ def usual_mode(mode: int) -> int:
 
 @contextlib.contextmanager
 def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a binary file for writing, which replaces `path` when the context ends without an error.
+    """Open a temporary binary file that replaces `path` when the context ends without an error.
 
-    A symbolic link stays: the file that it points to is replaced.
+    If `path` is a symbolic link, the file that it points to is replaced.
     """
     path = Path(path)
-    target = _behind_link(path)
+    target = _follow_link(path)
     try:
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):
             raise InputError(f"{path} cannot be written: it is not a regular file")
@@ -106,21 +135,21 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _behind_link(path: Path) -> Path:
-    """Return what a symbolic link points to, whether it exists or not; other paths as they are."""
+def _follow_link(path: Path) -> Path:
+    """Return the target of a symbolic link, which need not exist. Return other paths unchanged."""
     return path.resolve() if path.is_symlink() else path
 
 
 @contextlib.contextmanager
 def replace_folder(folder: str | os.PathLike[str], replaceable: Callable[[Path], bool]) -> Iterator[Path]:
-    """Create a folder to write into, which replaces `folder` when the context ends without an error.
+    """Create a temporary folder that replaces `folder` when the context ends without an error.
 
-    A symbolic link stays: the folder that it points to is replaced. Raises StorageError if `folder` holds files and is
-    not `replaceable`, or cannot be written.
+    If `folder` is a symbolic link, the folder that it points to is replaced. Raises StorageError if `folder` cannot be
+    written, or if it is not empty and `replaceable` returns False for it.
     """
     if "\0" in os.fspath(folder):
         raise StorageError(f"{os.fspath(folder)!r} is not the name of a folder")
-    target = _behind_link(bring_back(Path(folder)))
+    target = _follow_link(recover_folder(Path(folder)))
     if target.exists() and not target.is_dir():
         raise StorageError(f"{target} is a file: a folder is needed")
     if target.is_dir() and any(target.iterdir()) and not replaceable(target):
@@ -138,8 +167,6 @@ def replace_folder(folder: str | os.PathLike[str], replaceable: Callable[[Path],
             finish_folder(staging)
             with hold_signals():
                 _move_into_place(staging, target)
-                _flush(target.parent)
-                shutil.rmtree(staging, ignore_errors=True)  # it may hold the former folder now
     except (OSError, SafetensorError) as error:
         raise StorageError(f"{target} cannot be written: {error}") from error
     finally:
@@ -147,47 +174,43 @@ def replace_folder(folder: str | os.PathLike[str], replaceable: Callable[[Path],
 
 
 def _move_into_place(staging: Path, target: Path) -> None:
-    """Give the contents of one folder to another name, at which there is a whole folder at any time if possible."""
-    if not target.exists():
-        staging.rename(target)
-    elif not _exchange(staging, target):
-        former = _former(target)
+    """Rename a finished folder to `target`, in two steps if `target` exists (see the top of this module)."""
+    former = _former(target)
+    replaces = target.exists()
+    if replaces:
         target.rename(former)
-        try:
-            staging.rename(target)
-        except BaseException:
+    try:
+        staging.rename(target)
+    except BaseException:
+        if replaces and not target.exists():
             former.rename(target)
-            raise
-        shutil.rmtree(former, ignore_errors=True)
-
-
-def _exchange(left: Path, right: Path) -> bool:
-    """Exchange two names in one step, and return False where the file system or the system cannot."""
-    library: Any = ctypes.CDLL(None) if os.name == "posix" else None
-    names, swap = (os.fsencode(left), os.fsencode(right)), 2  # the flag's value, here and there
-    if hasattr(library, "renameat2"):  # Linux
-        return bool(library.renameat2(_HERE, names[0], _HERE, names[1], swap) == 0)
-    if hasattr(library, "renamex_np"):  # macOS
-        return bool(library.renamex_np(*names, swap) == 0)
-    return False
+        raise
+    _flush(target.parent)
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def _former(target: Path) -> Path:
-    """Return where a folder is while another one takes its place in two steps."""
+    """Return the name of the old folder between the two steps of replacing it."""
     return target.parent / f".{target.name}.former"
 
 
-def bring_back(folder: Path) -> Path:
-    """Give a folder its name again, if a process was killed between the two steps of replacing it."""
-    if not folder.exists():
-        target = _behind_link(folder)
-        with contextlib.suppress(OSError, ValueError):
-            _former(target).rename(target)
+def recover_folder(folder: Path) -> Path:
+    """Return `folder`, after renaming it back if a process was killed between the two steps of replacing it.
+
+    A process that is still running may be between the steps. It gets some time to finish first.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        target = _follow_link(folder)
+        deadline = time.monotonic() + _REPLACING
+        while not target.exists() and _former(target).exists():
+            if time.monotonic() > deadline:
+                _former(target).rename(target)
+            time.sleep(_POLL)
     return folder
 
 
 def remove_leftovers(home: Path, prefix: str) -> None:
-    """Remove folders whose names begin with `prefix`, and that processes which were killed have left in `home`."""
+    """Remove the temporary folders that killed processes left in `home`. Their names begin with `prefix`."""
     for folder in home.iterdir():
         if folder.name.startswith(prefix):
             with contextlib.suppress(OSError), lock(folder) as locked:
@@ -197,20 +220,22 @@ def remove_leftovers(home: Path, prefix: str) -> None:
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[bool]:
-    """Keep other processes out of a folder: raise BlockingIOError if one has locked it.
+    """Lock a folder against other processes, or raise BlockingIOError if another process has locked it.
 
-    The system removes the lock when the process ends, however it ends. Yields False where there are no such locks.
+    The operating system releases the lock when the process ends for any reason. Yields False if the platform or the
+    file system does not support locks.
     """
     if sys.platform == "win32":
         yield False
         return
-    descriptor, locked = os.open(folder, os.O_RDONLY), True
+    descriptor = os.open(folder, os.O_RDONLY)
+    locked = True
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise
-        except OSError:  # a file system without locks
+        except OSError:  # The file system does not support locks.
             locked = False
         yield locked
     finally:
@@ -218,7 +243,7 @@ def lock(folder: Path) -> Iterator[bool]:
 
 
 def finish_folder(folder: Path) -> None:
-    """Flush everything in a folder to the disk, and give it the usual permissions."""
+    """Set the usual permissions on a folder and its files, and flush them to disk."""
     folder.chmod(usual_mode(0o777))
     for file in folder.iterdir():
         file.chmod(usual_mode(0o666))
@@ -228,7 +253,7 @@ def finish_folder(folder: Path) -> None:
 
 def _flush(path: Path) -> None:
     if sys.platform == "win32" and path.is_dir():
-        return  # folders cannot be flushed there
+        return  # Windows cannot flush folders.
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""Named data sets: those inside other packages, which need no network, and the two MNISTs, which are downloaded once.
+"""Load named data sets: some ship with other packages, and MNIST and Fashion-MNIST are downloaded once.
 
-:func:`load` returns a data set by name, :func:`where` finds its files, :func:`fetch` downloads them.
-How files are read is in `formats`.
+:func:`load` returns a data set by name, :func:`where` finds its files, and :func:`fetch` downloads them. `formats`
+reads the files.
 """
 
 import importlib.util
@@ -23,17 +23,19 @@ from mvrbm.io.formats import first_line, read_idx
 __all__ = ["NAMES", "Dataset", "DatasetError", "describe", "fetch", "load", "patches", "where"]
 
 Array = NDArray[Any]
-_ALTERNATIVE = "mnist-5k"  # for machines without a network
+# Data set that error messages suggest if there is no network.
+_ALTERNATIVE = "mnist-5k"
+# Largest file, in bytes, that is downloaded.
 _LARGEST_DOWNLOAD = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named data set: its samples, its labels, and one line about it.
+    """A named data set with its samples, its labels and a description of one line.
 
-    `arrays` has the samples along the first axis, in the dtype in which they are stored; it is a tuple of arrays of
-    different sizes for ``"natural-images"``, and one cube (rows, columns, bands) for ``"indian-pines"``. `labels` has
-    one label per sample, one per pixel for ``"indian-pines"``, and is None for ``"natural-images"``.
+    `arrays` has the samples along the first axis, in the dtype in which they are stored. For ``"natural-images"`` it is
+    a tuple of arrays of different sizes, and for ``"indian-pines"`` one cube (rows, columns, bands). `labels` has one
+    label per sample, or one per pixel for ``"indian-pines"``. It is None for ``"natural-images"``.
     """
 
     name: str
@@ -42,20 +44,27 @@ class Dataset:
     description: str
 
 
-class _Files(NamedTuple):  # four idx files, from public mirrors
+class _Files(NamedTuple):
+    """A data set of four idx files, which are downloaded from public mirrors."""
+
     description: str
     mirrors: tuple[str, ...]
-    checksums: dict[str, str]  # md5 of each file
-    first_test_labels: bytes  # both MNISTs have files of the same names: the labels tell them apart
+    #: MD5 checksum of each file.
+    checksums: dict[str, str]
+    #: Labels by which MNIST and Fashion-MNIST, whose files have the same names, are told apart.
+    first_test_labels: bytes
 
 
-class _Packaged(NamedTuple):  # data inside another package
+class _Packaged(NamedTuple):
+    """A data set that ships with another package."""
+
     description: str
     package: str
     read: Callable[[], tuple[Any, Array | None]]
 
 
-_FILE_NAMES = {  # images and labels of each part
+# Names of the files with images and labels, by split.
+_FILE_NAMES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
@@ -69,9 +78,9 @@ def load(name: str, *, split: str = "train", data_dir: str | os.PathLike[str] | 
     name : str
         One of `NAMES`.
     split : {"train", "test", "all"}
-        Part of the data set. Data sets without a test part have all of their samples in ``"train"``.
+        Part of the data set. Data sets without a test part have all samples in ``"train"``.
     data_dir : path, optional
-        Folder that is searched first for files that do not come inside a package.
+        Folder that is searched first for files of data sets that are downloaded.
     """
     entry = _entry(name)
     if split not in ("train", "test", "all"):
@@ -101,9 +110,9 @@ def describe(name: str) -> str:
 def where(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
     """Return the folder of a data set's files, or None if they are not on this machine.
 
-    The search order is `data_dir`, the folder named by the environment variable ``MVRBM_DATA`` (for both, first a
-    subfolder with the name of the data set, then the folder itself), and the cache. For data inside a package, the
-    folder of the package is returned.
+    The search order is `data_dir`, the folder named by the environment variable ``MVRBM_DATA``, and the cache. In the
+    first two, a subfolder with the name of the data set takes precedence over the folder itself. For data that ships
+    with another package, the folder of the package is returned.
     """
     entry = _entry(name)
     if isinstance(entry, _Packaged):
@@ -128,7 +137,7 @@ def _cache(name: str) -> Path:
 
 
 def _existing(folder: Path, file: str) -> Path:
-    """Return the path of the plain file if it exists, otherwise that of the compressed one."""
+    """Return the path of the plain file if it exists, otherwise the path of the compressed file."""
     plain = folder / file
     return plain if plain.is_file() else folder / f"{file}.gz"
 
@@ -138,16 +147,16 @@ def _is_another_set(test_labels: Path, entry: _Files) -> bool:
     try:
         return read_idx(test_labels).ravel()[:10].tobytes() in others
     except InputError:
-        return False  # damaged: reported when it is loaded
+        return False  # The file is damaged, which `load` reports.
 
 
 # -- downloading ------------------------------------------------------------------------------------
 
 
 def fetch(name: str, *, show_progress: bool = True) -> Path:
-    """Download a data set into the cache, unless it is there, and return its folder.
+    """Download a data set into the cache, unless it is there already, and return its folder.
 
-    The checksum of every file is verified before the file gets its name.
+    A file gets its final name after its checksum has been verified.
     """
     entry = _entry(name)
     folder = _cache(name)
@@ -164,7 +173,7 @@ def fetch(name: str, *, show_progress: bool = True) -> Path:
 
 
 def _download(name: str, mirrors: Sequence[str], target: Path, checksum: str, show_progress: bool) -> None:
-    """Fetch one file from the first mirror that has it. Does nothing if it is there and its checksum is right."""
+    """Download a file from the first mirror that has it, unless it exists and its checksum is right."""
     pooch = require("pooch", "downloading data", "data")
     if target.is_file() and pooch.file_hash(str(target), "md5") == checksum:
         return
@@ -178,23 +187,24 @@ def _download(name: str, mirrors: Sequence[str], target: Path, checksum: str, sh
             pooch.retrieve(mirror + target.name, f"md5:{checksum}", target.name, target.parent, downloader=server)
             target.chmod(usual_mode(0o666))
             return
-        except (OSError, ValueError) as error:  # the errors of requests are OSErrors
+        except (OSError, ValueError) as error:  # The exceptions of requests are OSErrors.
             reasons[_root_cause(error)] = None
     reason = f"{target.name} of '{name}' could not be downloaded ({'; '.join(reasons)}): is there a network?"
     raise DatasetError(f"{reason} Without one, use '{_ALTERNATIVE}', or point MVRBM_DATA at a copy")
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the innermost reason of a failed request: the outer ones repeat it at length."""
+    """Return the message of the innermost exception of a failed request. The outer ones only add to its length."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    return getattr(error, "strerror", None) or first_line(error)  # pooch describes a wrong checksum well
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 class _SizeGuard:
-    """Takes the place of pooch's progress bar, and stops downloads that are far too large."""
+    """A progress bar for pooch that shows nothing, and stops downloads that are far too large."""
 
-    total = received = 0
+    total = 0
+    received = 0
 
     def update(self, n: int) -> None:
         self.received += n
@@ -209,22 +219,23 @@ class _SizeGuard:
 
 # -- patches ----------------------------------------------------------------------------------------
 
+# Weights of red, green and blue in the luminance (BT.601).
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def patches(images: Sequence[Array], size: int | tuple[int, int], n: int, seed: int = 0) -> NDArray[np.float32]:
-    """Cut random gray patches out of images.
+    """Cut random patches out of images and convert them to gray.
 
     Parameters
     ----------
     images : sequence of arrays
-        Gray (rows, columns) or color (rows, columns, 3). Bytes are divided by 255; floats are used as they are.
+        Gray (rows, columns) or color (rows, columns, 3). Bytes are divided by 255, and floats are used unchanged.
     size : int or (int, int)
         Rows and columns of a patch.
     n : int
         Number of patches. All positions in all images are equally likely.
     seed : int
-        Random seed of the positions.
+        Random seed for the positions.
 
     Returns
     -------
@@ -271,6 +282,7 @@ def _digits() -> tuple[Array, Array]:
     return (digits.images / 16).astype(np.float32), digits.target.astype(np.uint8)
 
 
+# Names of the photographs and textures in scikit-image.
 _SKIMAGE = (
     "astronaut brick camera chelsea coffee coins grass gravel hubble_deep_field immunohistochemistry moon retina rocket"
 )

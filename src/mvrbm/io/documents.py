@@ -1,4 +1,4 @@
-"""Documents from files, as word counts: texts in a folder, a file or a table, and counts in svmlight or npz files."""
+"""Read documents as word counts, from texts in a folder, file or table, or from counts in svmlight or npz files."""
 
 import csv
 import sys
@@ -14,33 +14,39 @@ from mvrbm.errors import InputError
 from mvrbm.io.formats import read_npz, reading
 from mvrbm.io.untrusted import Budget
 
+#: File name suffixes of word counts.
 COUNT_SUFFIXES = (".svm", ".svmlight", ".libsvm", ".feat", ".npz")
-# Memory that the name of a word takes where words have numbers only.
+# Memory, in bytes, that the name of a word takes if words are numbered.
 _BYTES_PER_WORD = 64
-# Words of three letters and more, of any alphabet: no numbers, no underscores.
+# Words of at least three letters of any alphabet, without digits and underscores.
 _WORD = r"(?u)\b[^\W\d_]{3,}\b"
 
 
 def read_documents(
     path: Path, *, column: str | None = None, vocabulary: Path | None = None, max_words: int = 2000
 ) -> tuple[Any, list[str]]:
-    """Return word counts, a sparse matrix (n, n_words), and the words.
+    """Return word counts, as a sparse matrix (n, n_words), and the list of words.
 
     Parameters
     ----------
     path : Path
-        A folder of .txt files, one document each; a .txt file with one document per line; a .csv file with a column of
-        texts; or counts: lines ``label word:count word:count ...`` with numbers of words (.svm, .svmlight, .libsvm,
-        .feat), or a sparse matrix of SciPy (.npz).
+        One of
+
+        - a folder of .txt files with one document each,
+        - a .txt file with one document per line,
+        - a .csv file with a column of texts,
+        - a file of counts (.svm, .svmlight, .libsvm, .feat) with one line ``label word:count word:count ...`` per
+          document, where words are numbers,
+        - a sparse matrix of counts that SciPy saved (.npz).
     column : str, optional
-        Name of the column of texts of a .csv file. Default: its only column, or the one named ``text``.
+        Name of the column of texts in a .csv file. Default: the only column, or the column named ``text``.
     vocabulary : Path, optional
-        The words of a file of counts, one per line, of which the first column counts. Default: the words' numbers.
+        File with the words for a file of counts: the first field of each line. Default: the numbers of the words.
     max_words : int
-        Size of the vocabulary of texts: the most frequent words without English function words.
+        Largest vocabulary for texts. The most frequent words are kept, without English stop words.
     """
     if path.suffix.lower() in COUNT_SUFFIXES and path.is_file():
-        with np.errstate(over="ignore"):  # counts beyond single precision become infinite
+        with np.errstate(over="ignore"):  # Counts too large for float32 become infinite, which is checked below.
             counts, first = (_npz(path), 0) if path.suffix.lower() == ".npz" else _svmlight(path)
         if not np.isfinite(counts.data).all():
             raise InputError(f"{path} has counts that are not finite")
@@ -58,7 +64,7 @@ def read_documents(
         raise InputError(f"{path} has no documents: a folder of .txt files, or a file with one document per line")
     from sklearn.feature_extraction.text import CountVectorizer
 
-    # A word of a single document tells nothing about any other document.
+    # A word that occurs in a single document says nothing about other documents.
     vectorizer = CountVectorizer(
         stop_words="english", token_pattern=_WORD, max_features=max_words, min_df=min(2, len(texts))
     )
@@ -88,7 +94,7 @@ def _texts(path: Path, column: str | None) -> Iterator[str]:
     elif path.suffix.lower() == ".txt":
         yield from _lines(path)
     else:
-        path.stat()  # a file that does not exist is an error of its own
+        path.stat()  # Raises an error if the file does not exist.
         raise InputError(
             f"{path} is neither a folder nor a file of a known kind: .txt, .csv, {', '.join(COUNT_SUFFIXES)}"
         )
@@ -107,9 +113,11 @@ def _column(path: Path, column: str | None) -> Iterator[str]:
 
 
 def _svmlight(path: Path) -> tuple[Any, int]:
-    """Return counts and the smallest possible number of a word: 0 if it occurs, otherwise 1."""
-    # scikit-learn's reader requires sorted numbers, which many files of counts do not have.
-    ends, words, counts = [0], [], []
+    """Return the counts, and the number of the first word: 0 if it occurs in the file, otherwise 1."""
+    # scikit-learn's reader requires sorted word numbers, but many files are not sorted.
+    ends = [0]
+    words = []
+    counts = []
     for number, line in enumerate(_lines(path), start=1):
         for pair in line.partition("#")[0].split()[1:]:
             word, _, count = pair.partition(":")
@@ -132,7 +140,7 @@ def _svmlight(path: Path) -> tuple[Any, int]:
 
 
 def _npz(path: Path) -> Any:
-    """Read a sparse matrix of scipy.sparse.save_npz, whose own reader allocates whatever a file claims to hold."""
+    """Read a sparse matrix that scipy.sparse.save_npz wrote. SciPy's reader would allocate whatever the file claims."""
     data, indices, indptr, shape = (read_npz(path, key) for key in ("data", "indices", "indptr", "shape"))
     with reading(path):
         with zipfile.ZipFile(path) as archive, archive.open("format.npy") as file:
@@ -147,5 +155,5 @@ def _npz(path: Path) -> Any:
 
 
 def _check_words(path: Path, n_words: int) -> None:
-    """Raise InputError if so many words are not plausible for a file: each of them gets a name."""
+    """Raise InputError if the names of so many words take more memory than the size of the file justifies."""
     Budget(path).spend(_BYTES_PER_WORD * n_words, f"{path}: a vocabulary of {n_words:,} words")

@@ -1,7 +1,7 @@
-"""Binary array formats: .npy, .npz and idx files, and which files are images.
+"""Read the binary array formats .npy, .npz and idx, and find image files in folders.
 
-Reading images is in `pictures`; choosing a reader for a file, a folder or a name is in `arrays`.
-Nothing is allocated before the size that a file claims has been compared with what it can hold. Pickles are never read.
+`pictures` reads images, and `arrays` chooses a reader for a file, a folder or a name. Every reader compares the size
+that a file claims with the size of the file before it allocates memory. Pickles are never read.
 """
 
 import contextlib
@@ -42,9 +42,16 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".pg
 #: Largest array, in bytes, that is read into memory by default.
 LARGEST = 4 * 2**30
 
-_LARGEST_ORDER, _LARGEST_HEADER = 16, 10_000
+# Largest number of axes of an array.
+_LARGEST_ORDER = 16
+# Largest size, in bytes, of the header of a .npy file.
+_LARGEST_HEADER = 10_000
+# NumPy dtypes by the type codes of idx files.
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-BEST_COMPRESSION = 1032  # bytes that one byte of a deflated stream can expand to
+#: Largest number of bytes that one byte of a deflate stream can expand to.
+BEST_COMPRESSION = 1032
+# Bytes per block when entries are read from a stream.
+_BLOCK = 2**20
 
 
 def first_line(error: BaseException) -> str:
@@ -53,7 +60,7 @@ def first_line(error: BaseException) -> str:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """Return the image files in a folder, sorted by name. Hidden files are left out."""
+    """Return the image files in a folder, sorted by name. Hidden files are skipped."""
     visible = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
     found = [path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES]
     if not found:
@@ -62,7 +69,10 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def images_by_class(folder: Path) -> dict[str, list[Path]]:
-    """Return the images in each folder within a folder, by the names of these; the folder's own images as class ""."""
+    """Return the image files of each subfolder, by the name of the subfolder.
+
+    A folder that holds images itself, or has no subfolders, is a single class with the name "".
+    """
     inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     if not inner or any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir()):
         return {"": images_in(folder)}
@@ -71,24 +81,25 @@ def images_by_class(folder: Path) -> dict[str, list[Path]]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn everything that goes wrong while a file is read into an InputError that names it."""
+    """Convert every error while a file is read to an InputError that names the file."""
     check_regular_file(path)
     try:
         yield
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # the parsers of NumPy, zipfile and gzip raise nearly anything for a damaged file
+    except Exception as error:  # NumPy, zipfile and gzip raise almost anything for a damaged file.
         if isinstance(error, OSError) and error.strerror:
             raise InputError(f"{path} cannot be read: {error.strerror}") from error
         raise InputError(f"{path} is damaged or truncated: {first_line(error)}") from error
 
 
 def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False, texts: bool = False) -> Array:
-    """Memory-map a ``.npy`` file of booleans, integers or floats, or also of `texts`, read-only."""
+    """Memory-map a ``.npy`` file of booleans, integers, floats or, if `texts` is true, strings. It is read-only."""
     path = Path(path)
     with reading(path), path.open("rb") as file:
         shape, by_column, dtype = _npy_header(file, str(path), allow_empty, texts)
-        start, size = file.tell(), os.fstat(file.fileno()).st_size
+        start = file.tell()
+        size = os.fstat(file.fileno()).st_size
     if 0 in shape:
         if math.prod(size for size in shape if size) * dtype.itemsize > np.iinfo(np.intp).max:
             raise InputError(f"{path} has an impossible shape: {shape}")
@@ -101,9 +112,9 @@ def open_npy(path: str | os.PathLike[str], *, allow_empty: bool = False, texts: 
 
 
 def check_mapped(array: Any) -> None:
-    """Raise InputError if the file of a memory-mapped array has become too short: reading would end the process.
+    """Raise InputError if the file of a memory-mapped array has been truncated. Reading it would kill the process.
 
-    A file that becomes shorter between this check and the reading of the same rows still does.
+    This check cannot protect against a file that is truncated between the check and the access.
     """
     file = array
     while file is not None and not isinstance(file, mmap.mmap):
@@ -116,7 +127,7 @@ def check_mapped(array: Any) -> None:
 
 
 def read_npz(path: str | os.PathLike[str], key: str | None = None, *, largest: int = LARGEST) -> Array:
-    """Read the array `key` of a ``.npz`` archive; without a key, its only one."""
+    """Read an array from a ``.npz`` archive. `key` may be None if the archive holds a single array."""
     path = Path(path)
     with reading(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -145,10 +156,10 @@ def _npy_header(
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     length = file.read(2 if version == (1, 0) else 4)
     size = int.from_bytes(length, "little")
-    if size > _LARGEST_HEADER:  # NumPy would allocate that much before it reads
+    if size > _LARGEST_HEADER:  # NumPy would allocate that much memory before it reads the header.
         raise InputError(f"{what} claims a header of {size:,} bytes: up to {_LARGEST_HEADER:,} are supported")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about strings that Python's parser finds odd: the result is checked
+        warnings.simplefilter("ignore")  # Python's parser warns about odd literals. The result is checked below.
         shape, by_column, dtype = read(io.BytesIO(length + file.read(size)))
     if dtype.hasobject:
         raise InputError(f"{what} holds Python objects, which are never read: save numbers")
@@ -166,31 +177,31 @@ def _npy_header(
 def _read_entries(
     file: IO[bytes], what: str, shape: tuple[int, ...], dtype: np.dtype[Any], available: int, largest: int
 ) -> Array:
-    """Read the entries of an array, up to the end of the file, as a vector."""
+    """Read the entries of an array as a vector. The file must end with the last entry."""
     needed = math.prod(shape) * dtype.itemsize
     if needed > largest:
         raise InputError(f"{what} claims {needed:,} bytes for shape {shape}, more than the limit of {largest:,}")
     if needed > available:
         raise InputError(f"{what} is truncated: shape {shape} needs {needed:,} bytes, at most {available:,} are there")
-    content = bytearray()  # grown block by block: the sizes in an archive's directory may be wrong
+    content = bytearray()  # It grows block by block, because the sizes in the directory of an archive may be wrong.
     while len(content) < needed:
-        block = file.read(min(2**20, needed - len(content)))
+        block = file.read(min(_BLOCK, needed - len(content)))
         if not block:
             raise InputError(f"{what} is truncated: it has {len(content):,} of {needed:,} bytes for shape {shape}")
         content += block
-    if file.read(1):  # this also makes zipfile and gzip compare their checksums
+    if file.read(1):  # Reading to the end also makes zipfile and gzip verify their checksums.
         raise InputError(f"{what} has bytes after its last entry: its shape is {shape}")
     return np.frombuffer(content, dtype)
 
 
 def some_of(names: Iterable[str], most: int = 8) -> str:
-    """List the first names."""
+    """Join the first names for a message."""
     names = list(names)
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def read_idx(path: str | os.PathLike[str], *, largest: int = LARGEST) -> Array:
-    """Read an array from an idx file (the format of MNIST), plain or compressed with gzip, up to `largest` bytes."""
+    """Read an array of up to `largest` bytes from an idx file (the format of MNIST), plain or compressed with gzip."""
     path = Path(path)
     with reading(path), path.open("rb") as raw:
         size = os.fstat(raw.fileno()).st_size
@@ -206,7 +217,8 @@ def _parse_idx(file: IO[bytes], path: Path, available: int, largest: int) -> Arr
     head = file.read(4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES:
         raise InputError(f"{path} is not an idx file: it begins with {head.hex(' ') or 'nothing'}")
-    dtype, order = np.dtype(_IDX_TYPES[head[2]]), head[3]
+    dtype = np.dtype(_IDX_TYPES[head[2]])
+    order = head[3]
     if not 1 <= order <= _LARGEST_ORDER:
         raise InputError(f"{path} claims to have {order} dimensions: 1 to {_LARGEST_ORDER} are supported")
     sizes = file.read(4 * order)

@@ -1,6 +1,6 @@
-"""Samples that are read when they are needed, together larger than memory: shards, stored arrays, datasets.
+"""Data sets larger than memory, whose samples are read on demand: shards, stored arrays and PyTorch datasets.
 
-A folder of shards holds ``.npy`` files of different lengths.
+A folder of shards holds ``.npy`` files, which may have different lengths.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ def is_folder_of_shards(path: str | os.PathLike[str]) -> bool:
 
 
 class Rows(ABC):
-    """Samples that are read when they are indexed, such that all of them together can be larger than memory.
+    """Samples that are read when they are indexed, so that the data set can be larger than memory.
 
-    Estimators take them in the place of an array. `dtype` is bytes, single or double precision.
+    Estimators accept them instead of an array. `dtype` is uint8, float32 or float64.
     """
 
-    #: Whether a row may be another one every time it is read.
+    #: Whether the same row can differ each time it is read, for example because of random augmentation.
     may_change: ClassVar[bool] = False
 
     def __init__(self, n: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._n, self._sample, self.dtype = n, tuple(shape), dtype
+        self._n = n
+        self._sample = tuple(shape)
+        self.dtype = dtype
 
     @abstractmethod
     def _read(self, numbers: Array) -> Array:
-        """Read rows by number: (m, ...), with as many entries per sample as the shape has."""
+        """Read the rows with the given numbers: (m, ...), with as many entries per sample as its shape has."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -52,16 +54,16 @@ class Rows(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the whole array."""
+        """Shape of the whole data set, (n, ...)."""
         return (len(self), *self._sample)
 
     @property
     def ndim(self) -> int:
-        """Number of axes of the whole array."""
+        """Number of axes of the whole data set."""
         return 1 + len(self._sample)
 
     def reshape(self, n: int, *shape: int) -> Self:
-        """Return the same rows as arrays of another shape."""
+        """Return the same samples with another shape."""
         if n != len(self) or math.prod(shape) != math.prod(self._sample):
             raise ShardError(f"rows of shape {self._sample} cannot become {shape}")
         other = copy.copy(self)
@@ -69,7 +71,7 @@ class Rows(ABC):
         return other
 
     def __getitem__(self, rows: Sequence[int] | slice | Array) -> Array:
-        """Read rows by number, or a slice of them: (m, *shape of a sample)."""
+        """Read the rows with the given numbers, or a slice of rows: (m, *shape of a sample)."""
         numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
         if len(numbers) and (numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= len(self)):
             raise ShardError(f"rows are numbers from 0 to {len(self) - 1}, got {numbers!r:.60}")
@@ -82,9 +84,9 @@ class Rows(ABC):
 
 
 class Shards(Rows):
-    """The rows of several ``.npy`` files, one file after another in the order of their names.
+    """The rows of several ``.npy`` files, concatenated in the order of the file names.
 
-    Files are memory-mapped; rows are read when they are indexed. Empty files are allowed.
+    The files are memory-mapped. They may have no rows, but not all of them.
 
     Parameters
     ----------
@@ -124,12 +126,12 @@ class Shards(Rows):
 
 
 class StoredRows(Rows):
-    """An array of an HDF5 file or a zarr store, see :func:`mvrbm.io.tables.open_stored`.
+    """The rows of an array in an HDF5 file or a zarr store; see :func:`mvrbm.io.tables.open_stored`.
 
     Parameters
     ----------
     array : array
-        It has `shape` and `dtype`, and is indexed by increasing numbers.
+        Any object with `shape` and `dtype` that can be indexed by increasing numbers.
     """
 
     def __init__(self, array: Any) -> None:
@@ -142,12 +144,12 @@ class StoredRows(Rows):
 
 
 class DatasetRows(Rows):
-    """A map-style PyTorch dataset, or another sequence, of samples.
+    """The samples of a map-style PyTorch dataset, or of any other sequence.
 
     Parameters
     ----------
     dataset : sequence
-        Each item is an array, a tensor or an image, or a tuple that begins with one; the rest is not used.
+        Each item is an array, a tensor or an image, or a tuple whose first entry is one. Other entries are ignored.
     """
 
     may_change = True
@@ -172,7 +174,7 @@ class DatasetRows(Rows):
 
 
 def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return bytes, single or double precision for data of a type."""
+    """Return the dtype in which data of another dtype is read: uint8, float32 or float64."""
     return np.dtype(dtype if dtype in (np.uint8, np.float64) else np.float32)
 
 

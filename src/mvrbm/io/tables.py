@@ -1,6 +1,7 @@
-"""Tables (CSV, Parquet) and stored arrays (HDF5, zarr), by packages that are imported where they are used.
+"""Read tables (CSV, Parquet) and stored arrays (HDF5, zarr).
 
-Which of them a file is, and what an estimator gets, is decided in `arrays`.
+The packages that read them are optional and imported on demand. `arrays` chooses the reader for a file and converts the
+result for an estimator.
 """
 
 import csv
@@ -18,72 +19,100 @@ from numpy.typing import NDArray
 from mvrbm.errors import InputError
 from mvrbm.extras import require
 from mvrbm.io.formats import BEST_COMPRESSION, LARGEST, first_line, reading, some_of
-from mvrbm.io.parquet import check_pages
 from mvrbm.io.untrusted import ALLOWANCE, Budget, check_regular_file
 
 __all__ = ["STORES", "TABLES", "open_stored", "read_table", "table_labels", "table_samples"]
 
 Array = NDArray[Any]
-#: How the names of tables, and of files and folders of stored arrays, end.
+#: File name suffixes of tables.
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+#: Suffixes of files and folders that hold arrays.
 STORES = (".h5", ".hdf5", ".zarr")
-# Memory that pandas takes for each column of a CSV file, however few rows it has.
+# Memory, in bytes, that pandas takes per column of a CSV file, even if the file has a single row.
 _BYTES_PER_COLUMN = 1000
+# Bytes per decompressed block when the size of a gzip file is measured.
+_GZIP_BLOCK = 2**20
 
 
 def read_table(path: Path, columns: str | None = None, *, largest: int = LARGEST) -> Any:
-    """Read a table as a pandas frame: all columns, those named in ``"a,b"``, or all but those named in ``"-a,-b"``.
+    """Read a table into a pandas data frame.
 
-    CSV files are separated by commas, semicolons or tabs. Without a header, their columns are "0", "1", and so on.
+    Parameters
+    ----------
+    path : Path
+        A Parquet file, or a CSV file separated by commas, semicolons or tabs, also compressed with gzip. Columns of a
+        CSV file without a header are named "0", "1", and so on.
+    columns : str, optional
+        Columns to keep, as in ``"a,b"``, or columns to drop, as in ``"-a,-b"``. Default: keep all columns.
+    largest : int
+        Largest table, in bytes, that is read.
     """
-    size = check_regular_file(path)
+    check_regular_file(path)
     pandas = require("pandas", f"reading {path.name}", "tables")
-    parquet = require("pyarrow.parquet", f"reading {path.name}", "tables") if path.suffix == ".parquet" else None
-    with reading(path):
-        if parquet is not None:  # compressed: its header says how large it is
-            head = parquet.read_metadata(path)
-            largest = min(largest, ALLOWANCE + BEST_COMPRESSION * size)
-            size = head.num_rows * head.num_columns * 8
-        elif path.suffix == ".gz":
-            size = 0
-            with gzip.open(path) as file:
-                while size <= largest and (block := file.read(2**20)):
-                    size += len(block)
-        if size > largest:
-            raise InputError(f"{path} has {size:,} bytes, more than the limit of {largest:,}")
-        if parquet is not None:
-            check_pages(path, largest)
-            # Threads of its own would reserve much memory, and a process that has them cannot fork safely.
-            frame = parquet.read_table(path, use_threads=False, pre_buffer=False).to_pandas(use_threads=False)
-        else:
-            separator, header, n_columns = _dialect(path)
-            Budget(path).spend(_BYTES_PER_COLUMN * n_columns, f"{path}: a table of {n_columns:,} columns")
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error", pandas.errors.ParserWarning)
-                    # The first column is never an index, which pandas would make of it where rows end with a separator.
-                    frame = pandas.read_csv(path, sep=separator, header=0 if header else None, index_col=False)
-            except pandas.errors.ParserWarning as error:
-                raise InputError(
-                    f"{path} has rows with more fields than its first line, which has {n_columns}"
-                ) from error
+    frame = _read_parquet(path, largest) if path.suffix == ".parquet" else _read_csv(path, largest, pandas)
     frame.columns = frame.columns.astype(str)
     if not frame.size:
-        raise InputError(f"{path} has no entries: {len(frame)} rows of {len(frame.columns)} columns")
-    if columns is None:
-        return frame
+        raise InputError(f"{path} has no entries: {len(frame)} rows and {len(frame.columns)} columns")
+    return frame if columns is None else _select_columns(frame, columns, path)
+
+
+def _read_parquet(path: Path, largest: int) -> Any:
+    parquet = require("pyarrow.parquet", f"reading {path.name}", "tables")
+    # A Parquet file is compressed, so its metadata is checked too. Damaged metadata can claim any size.
+    largest = min(largest, ALLOWANCE + BEST_COMPRESSION * check_regular_file(path))
+    with reading(path):
+        metadata = parquet.read_metadata(path)
+        encoded = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+        _check_size(path, max(encoded, metadata.num_rows * metadata.num_columns * 8), largest)
+        # pyarrow's thread pool would reserve much memory, and a process that has started it cannot fork safely.
+        return parquet.read_table(path, use_threads=False, pre_buffer=False).to_pandas(use_threads=False)
+
+
+def _read_csv(path: Path, largest: int, pandas: Any) -> Any:
+    with reading(path):
+        _check_size(path, _text_size(path, largest), largest)
+        separator, header, n_columns = _dialect(path)
+        Budget(path).spend(_BYTES_PER_COLUMN * n_columns, f"{path}: a table of {n_columns:,} columns")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pandas.errors.ParserWarning)
+                # Without index_col=False, pandas makes the first column an index if rows end with a separator.
+                return pandas.read_csv(path, sep=separator, header=0 if header else None, index_col=False)
+        except pandas.errors.ParserWarning as error:
+            raise InputError(f"{path} has rows with more fields than its first line, which has {n_columns}") from error
+
+
+def _text_size(path: Path, largest: int) -> int:
+    """Return the size of a file after decompression. Decompression stops when it exceeds `largest` bytes."""
+    if path.suffix != ".gz":
+        return check_regular_file(path)
+    size = 0
+    with gzip.open(path) as file:
+        while size <= largest and (block := file.read(_GZIP_BLOCK)):
+            size += len(block)
+    return size
+
+
+def _check_size(path: Path, size: int, largest: int) -> None:
+    if size > largest:
+        raise InputError(f"{path} has {size:,} bytes, more than the limit of {largest:,}")
+
+
+def _select_columns(frame: Any, columns: str, path: Path) -> Any:
     names = columns.split(",")
-    leave_out = all(name.startswith("-") for name in names)
-    names = [name[1:] for name in names] if leave_out else names
+    drop = all(name.startswith("-") for name in names)
+    if drop:
+        names = [name[1:] for name in names]
     if unknown := [name for name in names if name not in frame.columns]:
         raise InputError(f"{path} has no column '{unknown[0]}', only {some_of(frame.columns)}")
-    return frame.drop(columns=names) if leave_out else frame[names]
+    return frame.drop(columns=names) if drop else frame[names]
 
 
 def _dialect(path: Path) -> tuple[str, bool, int]:
     """Return the separator of a CSV file, whether its first line is a header, and the number of columns.
 
-    It is, if some field of it is no number, or if they are 0, 1, 2, ..., as pandas numbers columns without names.
+    The first line is a header if one of its fields is not a number, or if the fields are 0, 1, 2, ..., the names that
+    pandas gives to columns without names.
     """
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
         line = file.readline(2**20)
@@ -102,7 +131,10 @@ def _is_number(field: str) -> bool:
 
 
 def table_samples(frame: Any, path: Path) -> Array:
-    """Return a frame of numbers as rows; missing ones are NaN. Whole numbers from 0 to 255 are bytes, if 255 occurs."""
+    """Convert a data frame of numbers to an array with one row per sample. Missing values become NaN.
+
+    The array has dtype uint8 if all columns hold integers from 0 to 255 and the largest one is 255, otherwise float64.
+    """
     text = [name for name, dtype in frame.dtypes.items() if dtype.kind not in "biuf"]
     if text:
         raise InputError(
@@ -118,11 +150,13 @@ def table_samples(frame: Any, path: Path) -> Array:
 
 
 def table_labels(frame: Any, path: Path) -> Array:
-    """Return the labels in a frame: its only column, or one-hot rows."""
+    """Return the labels in a data frame that has a single column, or whose rows are one-hot."""
     if len(frame.columns) > 1:
         rows = table_samples(frame, path)
         if not (np.isin(rows, (0, 1)).all() and (rows.sum(1) == 1).all()):
-            raise InputError(f"{path} has {len(frame.columns)} columns: name that of the labels, as {path.name}:COLUMN")
+            raise InputError(
+                f"{path} has {len(frame.columns)} columns: name the column of labels, as in {path.name}:COLUMN"
+            )
         return rows
     column = frame.iloc[:, 0]
     if column.isna().any():
@@ -132,7 +166,10 @@ def table_labels(frame: Any, path: Path) -> Array:
 
 
 def open_stored(path: Path, key: str | None) -> Any:
-    """Open the array `key` of an HDF5 file or a zarr store; without a key, its only one. Rows are read when indexed."""
+    """Open an array of an HDF5 file or a zarr store, whose rows are read when they are indexed.
+
+    `key` names the array and may be None if there is only one.
+    """
     arrays = dict(_zarr_arrays(path) if path.suffix == ".zarr" else _hdf5_arrays(path))
     if key is not None and key not in arrays:
         raise InputError(f"{path} holds no array '{key}', only {some_of(arrays)}")
@@ -161,6 +198,6 @@ def _zarr_arrays(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         found = zarr.open(os.fspath(path), mode="r")
         members = [(path.stem, found)] if isinstance(found, zarr.Array) else list(found.members(max_depth=None))
-    except Exception as error:  # a folder of files, of which anything can be damaged
-        raise InputError(f"{path} is no zarr store that can be read: {first_line(error)}") from error
+    except Exception as error:  # A store is a folder of files, and zarr raises almost anything if one is damaged.
+        raise InputError(f"{path} is not a zarr store that can be read: {first_line(error)}") from error
     yield from ((name, item) for name, item in members if isinstance(item, zarr.Array))

@@ -1,4 +1,4 @@
-"""HTML pages from Jinja templates: what they show is filled in, and the page is written whole."""
+"""Render HTML pages from Jinja templates."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from mvrbm.io.atomic import replace_file
 
 
 def write_html(package: str, template: str, path: str | os.PathLike[str], **values: Any) -> Path:
-    """Fill in a template of a package, and write it to a file, which replaces an older one only when it is complete."""
+    """Render a template of a package with the given values, and write the page to a file atomically."""
     jinja = require("jinja2", "a page", "demo")
     loader = jinja.PackageLoader(package)
     templates = jinja.Environment(loader=loader, autoescape=True, undefined=jinja.StrictUndefined)

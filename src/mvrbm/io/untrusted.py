@@ -1,7 +1,7 @@
-"""Files that others wrote: only regular files are opened, and a budget limits what reading them may take.
+"""Protect readers from untrusted files: open only regular files, and limit the memory and time that reading takes.
 
 A file of a few bytes can describe gigabytes, and a named pipe or a device never ends. Readers therefore call
-:func:`check_regular_file` before they open anything, and :meth:`Budget.spend` before they allocate or compute.
+:func:`check_regular_file` before they open a file, and :meth:`Budget.spend` before they allocate or compute.
 """
 
 import os
@@ -13,16 +13,21 @@ from mvrbm.errors import InputError
 
 __all__ = ["ALLOWANCE", "Budget", "check_regular_file"]
 
-#: Bytes that reading may allocate however small a file is, and how many times its size in addition.
-ALLOWANCE, _TIMES = 64 * 2**20, 4
-# Seconds of processor time that reading may take however small a file is, and bytes per second in addition.
-_SECONDS, _BYTES_PER_SECOND = 5.0, 10 * 2**20
+#: Bytes that reading a file of any size may allocate.
+ALLOWANCE = 64 * 2**20
+# Additional bytes that reading may allocate per byte of the file.
+_BYTES_PER_BYTE = 4
+# Seconds of processor time that reading a file of any size may take.
+_SECONDS = 5.0
+# Bytes of the file per additional second.
+_BYTES_PER_SECOND = 10 * 2**20
 
 
 def check_regular_file(path: str | os.PathLike[str], error: type[Exception] = InputError) -> int:
-    """Return the size of a regular file, or raise `error` if something else is there: a pipe, a device, a folder.
+    """Return the size of a regular file. Raise `error` for anything else, such as a pipe, a device or a folder.
 
-    Nothing is opened: to open a named pipe would wait for another process, and to open a device can have effects.
+    The function does not open the file: opening a named pipe waits for another process, and opening a device can have
+    side effects.
     """
     path = Path(path)
     try:
@@ -31,7 +36,7 @@ def check_regular_file(path: str | os.PathLike[str], error: type[Exception] = In
         raise error(f"{path}: no such file") from None
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror or problem}") from problem
-    except ValueError:  # a null character
+    except ValueError:  # The name contains a null character.
         raise error(f"{str(path)!r} is not the name of a file") from None
     if not stat.S_ISREG(found.st_mode):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
@@ -40,24 +45,29 @@ def check_regular_file(path: str | os.PathLike[str], error: type[Exception] = In
 
 
 class Budget:
-    """Memory and time that reading some files may take: 64 MiB and four times their size, and 5 s or, if large, more.
+    """Limits on the memory and the processor time that reading some files may take.
+
+    The limits are 64 MiB plus four times the size of the files, and 5 s plus one second per 10 MiB.
 
     Parameters
     ----------
     *paths : path
-        The files. Missing files count nothing.
+        The files to read. Files that do not exist have size 0.
     error : type of Exception
-        What :meth:`spend` raises.
+        The exception that :meth:`spend` raises.
     """
 
     def __init__(self, *paths: Path, error: type[Exception] = InputError) -> None:
         size = sum(check_regular_file(path, error) for path in paths if path.exists())
-        self.n_bytes, self.seconds = ALLOWANCE + _TIMES * size, _SECONDS + size / _BYTES_PER_SECOND
-        self._paths, self._error = paths, error
-        self._left, self._began = self.n_bytes, time.thread_time()  # without the time that a slow disk takes
+        self.n_bytes = ALLOWANCE + _BYTES_PER_BYTE * size
+        self.seconds = _SECONDS + size / _BYTES_PER_SECOND
+        self._paths = paths
+        self._error = error
+        self._left = self.n_bytes
+        self._began = time.thread_time()  # Processor time does not include waiting for a slow disk.
 
     def spend(self, n_bytes: int, what: str) -> None:
-        """Subtract bytes that are about to be allocated for something; raise `error` if the budget is exceeded."""
+        """Subtract `n_bytes`, which are about to be allocated for `what`. Raise `error` if a limit is exceeded."""
         self._left -= n_bytes
         if self._left < 0:
             limit = f"{self.n_bytes / 2**20:,.0f} MiB that files of this size may take"

@@ -1,4 +1,4 @@
-"""Annealed importance sampling: estimates of Z from independent units to the machine and back, with their errors."""
+"""Annealed importance sampling: estimates of log Z, forward and reverse, with their standard errors."""
 
 import math
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ class AnnealedEstimate:
 
     @property
     def bound_error(self) -> float:
-        """Standard error of the bound. Unlike that of the estimate, it is not dominated by a few large weights."""
+        """Standard error of the bound. Unlike that of the estimate, a few large weights do not dominate it."""
         return float(self.log_weights.std()) / math.sqrt(len(self.log_weights))
 
 
@@ -143,7 +143,7 @@ def reverse_annealed_importance_sampling(
 
 
 class _Annealing:
-    """What both directions share: the temperatures, the log Z at beta = 0, and the entries that are fixed."""
+    """The setup that both directions share: temperatures, log Z at beta = 0, and clamped entries."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class _Annealing:
         return self._estimate(self._log_ratios(self.base_states(n_chains, rng), self.betas, rng), 1)
 
     def reverse(self, start: Layers, rng: RandomSource) -> AnnealedEstimate:
-        # The ratios are those from Z to the Z of the base, so that the inverse weights have a known expectation.
+        # The chains run from Z to the base's Z, so the expectation of the inverse weights is known.
         return self._estimate(self._log_ratios(start, self.betas.flip(0), rng), -1)
 
     def _estimate(self, log_ratios: Tensor, sign: int) -> AnnealedEstimate:
@@ -193,7 +193,7 @@ class _Annealing:
         return chains.step(steps)
 
     def burnt_in(self, start: Layers, steps: int, rng: RandomSource) -> dict[str, Tensor]:
-        """Take Gibbs steps in the machine."""
+        """Run Gibbs steps from the given states."""
         states = copies(self._hold(start))
         masks = self._masks(len(next(iter(states.values()))))
 
@@ -209,13 +209,13 @@ class _Annealing:
         }
 
     def _hold(self, states: Layers) -> dict[str, Tensor]:
-        """Return states whose known entries are those of the clamp."""
+        """Return states with the known entries set to the clamped values."""
         n_chains = len(next(iter(states.values())))
         fixed = {name: array.expand(n_chains, *array.shape[1:]) for name, array in self.fixed.items()}
         return keep_known(fixed, states, self._masks(n_chains))
 
     def _log_ratios(self, start: Layers, betas: Tensor, rng: RandomSource) -> Tensor:
-        """Take chains along the temperatures; return logarithms of ratios whose mean is the last Z by the first.
+        """Anneal chains and return log-ratios, whose mean ratio estimates the last Z over the first.
 
         Gibbs steps of the visible layers are reversible, so the same steps serve both directions.
         """
@@ -227,7 +227,7 @@ class _Annealing:
         position = torch.zeros(1, dtype=torch.int64, device=betas.device)
 
         def weigh() -> tuple[Tensor, Tensor]:
-            """Multiply the ratios by that of the next two temperatures; return the field and the second of these."""
+            """Update the ratios for the next two temperatures. Return the hidden field and the second one."""
             pair = ladder.index_select(0, position).T  # (2, 1)
             field = path.machine.hidden_field(layers)
             here, there = path.energies(pair, field, path.pull(layers))

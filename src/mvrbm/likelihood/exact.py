@@ -63,7 +63,7 @@ def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, ma
 def as_clamp(
     machine: BoltzmannMachine, clamp: Visible | None, mask: Visible | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
-    """Return one visible state and which of its entries are fixed, both by layer."""
+    """Return one visible state and the mask of its fixed entries, both by layer."""
     if clamp is None:
         if mask is not None:
             raise ValueError("a mask needs clamp: it marks which of its entries are known")
@@ -76,12 +76,12 @@ def as_clamp(
 
 
 def site_mask(unit: Unit, mask: Tensor) -> Tensor:
-    """Return the mask of sites, given that of entries."""
+    """Convert a mask of entries to a mask of sites."""
     return mask[..., 0] if unit.entry_modes else mask
 
 
 def _free_sites(unit: Unit, mask: Tensor | None) -> Tensor:
-    """Return the numbers of the sites that are not fixed."""
+    """Return the indices of the sites that are not fixed."""
     if mask is None:
         return torch.arange(unit.n_sites)
     return torch.nonzero(~site_mask(unit, mask)[0].reshape(-1).cpu()).reshape(-1)
@@ -93,7 +93,7 @@ def _bits(unit: Unit, n_sites: int) -> float:
 
 
 def _check_reach(bits: float) -> None:
-    """Raise ValueError if there are more than 2**bits states and these are too many."""
+    """Raise ValueError if 2**bits states are too many to enumerate."""
     if bits > math.log2(MOST_STATES):
         raise ValueError(
             f"exact log Z would sum 2^{bits:.0f} states, more than the 2^{math.log2(MOST_STATES):.0f} allowed: "
@@ -102,7 +102,7 @@ def _check_reach(bits: float) -> None:
 
 
 class _LogSum:
-    """Logarithm of a sum of exponentials, computed in pieces."""
+    """Running logarithm of a sum of exponentials."""
 
     def __init__(self) -> None:
         self.value = torch.tensor(-math.inf, dtype=torch.float64)
@@ -162,7 +162,7 @@ def clamped_log_normalizer(machine: BoltzmannMachine, fields: Layers, fixed: Lay
 def _sum_over_discrete_layers(
     machine: BoltzmannMachine, fixed: Layers, known: Masks, free: dict[str, Tensor], reals: list[str]
 ) -> Tensor:
-    r"""Return log Z of machines with Gaussian visible and hidden layers, whose joint integral has a closed form.
+    r"""Return log Z of a machine with Gaussian visible and hidden layers, whose joint integral has a closed form.
 
     Measured in standard deviations, the free Gaussian entries :math:`t = x / s` and the hidden :math:`u = y / s_h` have
     energy :math:`|t - b|^2 / 2 + |u - c|^2 / 2 - u^\top (W t + g)`, where `g` is the field of all other entries. The

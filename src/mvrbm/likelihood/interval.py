@@ -1,4 +1,4 @@
-"""log Z from both sides: forward and reverse annealed importance sampling, combined to an interval."""
+"""Interval estimates of log Z: forward and reverse annealed importance sampling combined."""
 
 import math
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class LogPartitionInterval:
 
     @property
     def log_z(self) -> float:
-        """The estimate of least variance from the weights of both directions, by Bennett's acceptance ratio."""
+        """Minimum-variance estimate from the weights of both directions, by Bennett's acceptance ratio."""
         forward, reverse = self.forward.log_weights, self.reverse.log_weights
         shift = math.log(len(forward) / len(reverse))  # the estimate is the root of an equation, minus this
         low, high = (float(limit) for limit in torch.cat([forward, reverse]).aminmax())
@@ -49,12 +49,12 @@ class LogPartitionInterval:
 
     @property
     def lower(self) -> float:
-        """Smaller end of the interval: the smaller of both estimates minus two of its standard errors."""
+        """Lower end of the interval: the smaller estimate minus two standard errors."""
         return min(run.log_z - _ERRORS * run.standard_error for run in (self.forward, self.reverse))
 
     @property
     def upper(self) -> float:
-        """Larger end of the interval: the larger of both estimates plus two of its standard errors."""
+        """Upper end of the interval: the larger estimate plus two standard errors."""
         return max(run.log_z + _ERRORS * run.standard_error for run in (self.forward, self.reverse))
 
     @property

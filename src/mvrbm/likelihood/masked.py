@@ -1,6 +1,6 @@
-"""Masked prediction: how well each entry is predicted from others, and how well the model expects it to be.
+"""Masked prediction: the error of predicting each entry from the others, and the error that the model expects.
 
-Free energies and likelihoods compare samples by what they have most of: pictures with little ink are likely under any
+Free energies and likelihoods mostly measure one dominant property: pictures with little ink are likely under any
 model of pictures. Hiding blocks of entries and predicting them from the rest compares a sample with itself.
 """
 

@@ -81,7 +81,7 @@ def pseudo_log_likelihood(
 
 
 def _estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor) -> Tensor:
-    """Return the pseudo-log-likelihood of each sample, estimated from sites that are numbered through all layers."""
+    """Estimate the pseudo-log-likelihood of each sample from some sites, which are numbered across all layers."""
     field = machine.hidden_field(layers)
     means = machine.visible_fields(machine.hidden.mean(field))
     ends = list(itertools.accumulate((unit.n_sites for unit in machine.layers.values()), initial=0))
@@ -138,7 +138,10 @@ def _binary_log_conditionals(
 
 
 def _log_odds(hidden: Unit, field: Tensor, columns: Tensor, x: Tensor) -> Tensor:
-    """Return how the hidden layer changes the log-odds of sites with weights (sites, hidden) and values (sites, n)."""
+    """Return the contribution of the hidden layer to the log-odds of sites.
+
+    The weights have shape (sites, hidden), and the values (sites, n).
+    """
     values = x.T[..., None]  # (n, sites, 1)
     shape = (-1, *hidden.shape)
     ends = [field.flatten(1)[:, None] + (value - values) * columns for value in (1, 0)]  # (n, sites, hidden)
@@ -169,7 +172,7 @@ def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tens
 
 
 def _site_columns(machine: BoltzmannMachine, name: str, site: int) -> tuple[Tensor, Tensor]:
-    """Return the hidden field of a unit statistic of each entry of a site, and the statistic of a unit value."""
+    """Return the hidden field of a unit statistic for each entry of a site, and the statistic of a unit value."""
     unit = machine.layers[name]
     size = math.prod(unit.entry_shape)
     one = machine.like.new_zeros((size, unit.n_sites, size))

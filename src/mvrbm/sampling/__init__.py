@@ -1,6 +1,7 @@
 """Markov chains: block Gibbs sampling with known entries clamped, mean field, and parallel tempering.
 
-Masks are True where a value is known; known entries never change. The chains of training are in `learning.samplers`.
+Masks are True where a value is known; known entries never change. The chains that training uses are in
+:mod:`mvrbm.updates.negative`.
 """
 
 from mvrbm.sampling.chains import (

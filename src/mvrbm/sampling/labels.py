@@ -1,6 +1,6 @@
 """Label layers (one one-hot row per sample): their exact distribution with the hidden layer summed out.
 
-Gibbs steps draw a label given the hidden layer, which still holds the last label, so that labels hardly ever change.
+A Gibbs step draws the label given the hidden layer, which still encodes the previous label, so labels rarely change.
 Drawn from this distribution instead, just before the hidden layer is drawn, they do: the label and the hidden layer
 are then drawn together, given the other layers.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
-# Labels are summed one by one: beyond this number of classes that would take longer than the rest of a step.
+# Largest number of classes that are summed one by one. More would take longer than the rest of a Gibbs step.
 _MOST_CLASSES = 64
 _MATCHING_STEPS = 1000
 
@@ -63,7 +63,7 @@ def _every(machine: BoltzmannMachine, label: str) -> Tensor:
 
 
 def loose_labels(machine: BoltzmannMachine, masks: Mapping[str, Tensor | None]) -> list[str]:
-    """Return the label layers to be drawn by :func:`draw_labels`: those with unknown rows and few classes."""
+    """Return the label layers that :func:`draw_labels` should draw: layers with unknown labels and few classes."""
     if not machine.hidden.has_energy or len(machine.layers) < 2:
         return []
     one_row = {name: unit for name, unit in machine.layers.items() if unit.entry_modes == 1 == len(unit.shape)}
@@ -80,7 +80,7 @@ def draw_labels(
     rng: RandomSource,
     masks: Mapping[str, Tensor | None],
 ) -> dict[str, Tensor]:
-    """Return visible states with unknown labels drawn given the other layers, one layer after the other."""
+    """Draw the unknown labels given all other layers, one label layer after another, and return the visible states."""
     states = dict(visible)
     for name in labels:
         drawn, known = machine.layers[name].sample(_label_fields(machine, states, name), rng), masks[name]

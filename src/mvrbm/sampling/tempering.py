@@ -1,4 +1,4 @@
-"""Machines between independent units and a machine, and parallel tempering over them."""
+"""Tempered machines, from beta = 0 (independent units) to beta = 1, and parallel tempering over them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TemperedPath:
 
 
 def _kernels(unit: Unit, field: Tensor) -> ModuleType | None:
-    """Return the Triton kernels of tempered layers, where there are some for a unit: on a GPU, or interpreted."""
+    """Return the Triton kernels for a tempered layer, or None if they cannot draw this unit or run on this device."""
     on_gpu = field.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     return _triton() if on_gpu and unit.sampled_as == "bernoulli" and field.dtype == torch.float32 else None
 
@@ -106,13 +106,13 @@ def _triton() -> ModuleType | None:
 
 
 class TemperedLayer:
-    """A layer at one inverse temperature or one per sample, (1,) or (n,): it is drawn in a field of the machine."""
+    """A layer at one inverse temperature, (1,), or at one per sample, (n,)."""
 
     def __init__(self, path: TemperedPath, unit: Unit, base: Tensor, beta: Tensor) -> None:
         self._path, self._unit, self._base, self._beta = path, unit, base, beta
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Sample in the field between that at beta = 0 and the given one: (n, *shape) -> (n, *shape)."""
+        """Sample in the field interpolated between beta = 0 and the given field: (n, *shape) -> (n, *shape)."""
         if (kernels := _kernels(self._unit, field)) is not None:
             numbers = rng.uniform(field.shape, field)
             drawn: Tensor = kernels.draw(field, self._base, self._unit.bias, self._beta, numbers)
@@ -120,7 +120,7 @@ class TemperedLayer:
         return self._unit.sample(self._path.between(self._base, field, self._beta), rng)
 
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
-        """Sample in the field; at other temperatures, all samples of a layer have one length."""
+        """Sample in the field. Tempered layers have samples of one length, so `x` is not used."""
         return self.sample(field, rng)
 
 
@@ -149,7 +149,7 @@ class Tempered:
 
 
 def _repeated(layers: Layers, times: int) -> dict[str, Tensor]:
-    """Return all samples several times over."""
+    """Repeat all samples `count` times."""
     return {name: array.repeat(times, *([1] * (array.ndim - 1))) for name, array in layers.items()}
 
 
@@ -196,7 +196,7 @@ class ParallelTempering:
         center: Layers | None = None,
         check: bool = True,
     ) -> None:
-        # A number of temperatures, unlike a list, makes a ladder without a host read, which a CUDA graph could not do.
+        # A ladder of evenly spaced temperatures is made on the device. Inside a CUDA graph the CPU cannot read a list.
         like = machine.like
         if isinstance(betas, int):
             ladder = torch.linspace(0, 1, max(betas, 1), dtype=torch.float64, device=like.device)
@@ -231,7 +231,7 @@ class ParallelTempering:
 
     @property
     def acceptance(self) -> Tensor:
-        """Share of accepted exchanges so far between each pair of neighboring temperatures."""
+        """Fraction of accepted exchanges so far, for each pair of neighboring temperatures."""
         share: Tensor = self._accepted / self._offers.clamp(min=1)
         return share.cpu()
 

@@ -16,12 +16,12 @@ from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.validation import all_finite, as_shape, choice
 
-#: How to build every unit, by its name on the command line and in files: a function of the shape.
+#: Functions that build a unit of a given shape, by the name of the unit on the command line and in files.
 UNITS: dict[str, Callable[..., Unit]] = {}
 
 
-#: Largest bias in standard deviations, standard deviation or its inverse, and norm of a coupling: their squares are far
-#: from the largest number in single precision.
+#: Upper bound of biases in standard deviations, of standard deviations and their inverses, and of norms of couplings.
+#: Their squares stay far below the largest number in single precision.
 LARGEST_PARAMETER = 1e15
 
 
@@ -58,7 +58,7 @@ class Unit(nn.Module, ABC):
         Shape of the bias, which is broadcast to `shape`: a 1 ties the bias along that mode. Default: `shape`.
     """
 
-    #: Name on the command line and in files. A class with a name of its own is registered under it.
+    #: Name on the command line and in files. A class that defines a name is registered under it.
     name: ClassVar[str]
     #: Names to register instead of `name` alone, each with the arguments it stands for.
     variants: ClassVar[dict[str, dict[str, Any]]]
@@ -68,11 +68,11 @@ class Unit(nn.Module, ABC):
     #: Standard deviation of the fields of this layer that keeps activations of equal size from layer to layer
     #: in a network with random weights.
     field_spread: ClassVar[float] = 1.0
-    #: Name of the unit that stands for this layer as the visible layer of the next machine of a stack; None if
-    #: there is none, so that only the last hidden layer of a stack can have such units.
+    #: Name of the unit that represents this hidden layer as the visible layer of the next machine in a stack. None if
+    #: there is none: only the last hidden layer of a stack can then have such units.
     stacked_as: ClassVar[str | None] = None
-    #: Name of the kind of unit, "bernoulli", "gaussian" or "categorical", as which the fast paths can draw a layer with
-    #: one bias per entry and no other learned parameter; None if they cannot.
+    #: The kind of unit, "bernoulli", "gaussian" or "categorical", that fast backends draw this layer as. They need one
+    #: bias per entry and no other learned parameter. None if they cannot draw it.
     sampled_as: str | None = None
     #: Whether the entries are real with quadratic energy, so that the energy of two such layers can be unbounded.
     gaussian: ClassVar[bool] = False
@@ -123,7 +123,7 @@ class Unit(nn.Module, ABC):
 
     @property
     def own_lengths(self) -> bool:
-        """Whether samples have lengths of their own, which :meth:`redraw` keeps, and each length its own log Z."""
+        """Whether samples have different lengths. :meth:`redraw` keeps them, and each length has its own log Z."""
         return False
 
     @property
@@ -150,7 +150,7 @@ class Unit(nn.Module, ABC):
         r"""Sample in the field: (n, \*shape) -> (n, \*shape)."""
 
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
-        r"""Sample in the field, with the lengths of the samples `x` where these have any: both (n, \*shape)."""
+        r"""Sample in the field and keep the lengths of the samples `x`, for units with lengths: both (n, \*shape)."""
         return self.sample(field, rng)
 
     def statistic_variance(self, field: Tensor) -> Tensor:
@@ -208,9 +208,9 @@ class Unit(nn.Module, ABC):
         self.bias.add_(self._pool(field))
 
     def gains(self) -> dict[str, Tensor]:
-        """Squared amplification of a step of each parameter, measured in standard deviations of the entries.
+        """Return the squared amplification of a step of each parameter, in standard deviations of the entries.
 
-        A step of a shared bias moves all entries that share it. Parameters that are left out have gain 1. See
+        A step of a shared bias moves all entries that share it. Parameters that are not listed have gain 1. See
         :meth:`mvrbm.couplings.Coupling.gains`.
         """
         return {"bias": self.bias.new_full((), self.n_sharing)} if self.n_sharing > 1 else {}
@@ -278,12 +278,12 @@ class Unit(nn.Module, ABC):
         return torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)
 
     def middle(self) -> Tensor:
-        r"""Return the middle of the values that every entry can have, or the mean of infinitely many, (\*shape)."""
+        r"""Return the midpoint of the values of every entry, or its mean if they are infinitely many: (\*shape)."""
         zero = torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)
         return self.mean(zero).detach() if math.isinf(self.levels) else zero + 1 / self.levels
 
     def unsupported_reason(self, other: Unit) -> str | None:
-        """Return why no machine can couple this layer with `other`, None if one can."""
+        """Return the reason why this layer cannot be coupled with `other`, or None if it can."""
         return None
 
     def absent(self, x: Tensor) -> Tensor | None:

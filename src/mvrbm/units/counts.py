@@ -11,7 +11,8 @@ from mvrbm.random import RandomSource
 from mvrbm.units.base import Alternatives, Unit
 from mvrbm.validation import whole_number
 
-_MOST_VALUES = 4096  # of one document, that its distribution given the others sums over
+# Largest number of possible documents that a conditional distribution sums over.
+_MOST_VALUES = 4096
 
 
 class Counts(Unit):
@@ -33,7 +34,7 @@ class Counts(Unit):
     bias_shape : sequence of int, optional
         Shape of the bias, which is broadcast to `shape`.
     length : int, optional
-        Number of words of every document. Default: documents have lengths of their own, 0 included.
+        Number of words in every document. Default: each document has its own length, which may be 0.
 
     Examples
     --------
@@ -56,7 +57,7 @@ class Counts(Unit):
 
     @property
     def own_lengths(self) -> bool:
-        """Whether documents have lengths of their own."""
+        """Whether documents may have different lengths."""
         return self.length is None
 
     @property

@@ -178,7 +178,7 @@ class Gaussian(Unit):
             floor = _CONSTANT_RELATIVE_VARIANCE * ((mean**2).max() or spread.new_tensor(1.0))
         self.bias.copy_(center)
         spread = torch.maximum(spread, floor)
-        for name in self._variance_names:  # what the earlier ones left
+        for name in self._variance_names:  # each takes the spread that the earlier ones left
             own = self.get_parameter(name)
             mean_spread = spread.sum_to_size(own.shape) * (own.numel() / spread.numel())
             own.copy_(torch.log(mean_spread))  # moments may be on another device

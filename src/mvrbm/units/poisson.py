@@ -8,9 +8,12 @@ from torch import Tensor
 from mvrbm.random import RandomSource
 from mvrbm.units.base import Alternatives, Unit
 
+# Upper bound of the rate, and of b + f.
 _LARGEST_RATE = 1e6
 _LARGEST_TOTAL = math.log(_LARGEST_RATE)
-_MOST_VALUES = 4096  # that the distribution of one entry given the others sums over
+# Largest number of counts that the conditional distribution of one entry sums over.
+_MOST_VALUES = 4096
+# Iterations of Newton's method in the quantile function.
 _NEWTON_STEPS = 6
 
 

@@ -511,6 +511,7 @@ TUNING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", TUNING)
 def test_fine_tuning_learns_more_and_again_the_same(objective, learned, photos):
     tuned, again, other = copied(learned), copied(learned), copied(learned).set_params(random_state=1)
