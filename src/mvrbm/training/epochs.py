@@ -1,16 +1,11 @@
-"""Epochs that a GPU backend computes as a whole, for one machine or for several at once.
-
-Data and CUDA graphs stay on the GPU between calls of `fit`, for one training run at a time.
-"""
+"""Epochs that a GPU backend computes as a whole, for one machine or for several at once."""
 
 from collections.abc import Callable, Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from mvrbm.backends.base import EpochBackend, UpdateBackend, UpdateSettings
-from mvrbm.backends.choose import choose_backend
+from mvrbm.backends.base import EpochBackend
 from mvrbm.data.sources import Source
 from mvrbm.random import RandomSource
 from mvrbm.updates.recipe import Recipe
@@ -20,26 +15,6 @@ from mvrbm.updates.step import balance
 # Limits of the orders that one sort computes: a number of epochs, and a number of entries.
 _EPOCHS_PER_SORT = 16
 _ENTRIES_PER_SORT = 2**17
-
-#: The GPU backend of the last `fit`, as long as the state of its training run exists.
-_kept: WeakKeyDictionary[TrainState, EpochBackend] = WeakKeyDictionary()
-
-
-def backend_for(
-    settings: UpdateSettings, state: TrainState, source: Source, threads: int
-) -> UpdateBackend | EpochBackend:
-    """Return the backend of the previous `fit` if it can continue with this data, otherwise the fastest one."""
-    kept = _kept.pop(state, None)
-    _kept.clear()  # frees the GPU memory of other training runs
-    if kept is not None and kept.continues_with([settings], [state], [source]):
-        return kept
-    del kept
-    return choose_backend([settings], [state], [source], threads)
-
-
-def keep(backend: EpochBackend, state: TrainState) -> None:
-    """Keep a backend for the next `fit` of the same training run."""
-    _kept[state] = backend
 
 
 class EpochOrders:

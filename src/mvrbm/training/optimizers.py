@@ -46,11 +46,6 @@ class OptimizerSettings:
         self._plateau_metric = plateau_metric
         self.description: list[str] | None = None
 
-    @property
-    def follows_recipe(self) -> bool:
-        """Whether updates follow the recipe's own rule, without an optimizer."""
-        return self._optimizer is None and self._scheduler is None
-
     def build(self, state: TrainState, recipe: Recipe) -> None:
         """Build the optimizer and the scheduler for the parameters of a state."""
         factors: dict[str, Any] = {"params": [p for name, p in state.learned.items() if is_factor(name)]}
@@ -69,7 +64,7 @@ class OptimizerSettings:
         self.description = _describe(state.optimizer, state.scheduler)
 
     def step_scheduler(self, state: TrainState) -> None:
-        """Let the scheduler, if there is one, set the learning rates of the next epoch."""
+        """Let the scheduler, if there is one, set the learning rates of the current epoch."""
         if isinstance(state.scheduler, ReduceLROnPlateau):
             metric = self._plateau_metric
             values = [row[metric] for row in state.history if metric in row]
@@ -78,7 +73,6 @@ class OptimizerSettings:
             state.scheduler.step(values[-1])
         elif state.scheduler is not None:
             state.scheduler.step()
-        state.scheduled_epochs = state.epoch
 
 
 def _describe(optimizer: Optimizer, scheduler: LRScheduler | None) -> list[str]:

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mvrbm.backends.base import EpochBackend, UpdateBackend, UpdateSettings
+from mvrbm.backends.choose import choose_backend
 from mvrbm.backends.cpu import native
 from mvrbm.backends.reference import ReferenceBackend
 from mvrbm.data.sources import Batch, Source, as_source, read_ahead
@@ -26,14 +28,19 @@ from mvrbm.sampling import Layers
 from mvrbm.saving import CHECKPOINT, read_machine, register
 from mvrbm.training import checkpoints
 from mvrbm.training.callbacks import Callback
-from mvrbm.training.epochs import EpochLoop, backend_for, keep
+from mvrbm.training.epochs import EpochLoop
 from mvrbm.training.optimizers import OptimizerFactory, OptimizerSettings, SchedulerFactory
-from mvrbm.updates.gradient import Share
+from mvrbm.updates.gradient import WHOLE, Share
 from mvrbm.updates.initialization import prepare_state
 from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import balance, check_size, check_training_memory
 from mvrbm.validation import choice, whole_number
+
+
+#: The GPU backend of the last `fit`, as long as the state of its training run exists. Its data and its CUDA graphs stay
+#: on the GPU for the next `fit`.
+_kept_backend: WeakKeyDictionary[TrainState, EpochBackend] = WeakKeyDictionary()
 
 
 class _Numbers(NamedTuple):
@@ -129,7 +136,10 @@ class Trainer:
         self.failed = False
         self._numbers = _Numbers(*RandomSource(seed).split(3))
         self.state = TrainState(machine, self._numbers.chains)
-        self._optimizer_settings = OptimizerSettings(optimizer, scheduler, plateau_metric)
+        # None if updates follow the recipe.
+        self._optimizer_settings: OptimizerSettings | None = None
+        if optimizer is not None or scheduler is not None:
+            self._optimizer_settings = OptimizerSettings(optimizer, scheduler, plateau_metric)
         self._source: Source | None = None
         # The backend of the current `fit`, if it computes one update at a time.
         self._update_backend: UpdateBackend | None = None
@@ -246,10 +256,10 @@ class Trainer:
         ):
             self._notify("on_train_begin")
             try:
-                backend = backend_for(settings, self.state, source, threads)
+                backend = self._backend_for(settings, source, threads)
                 if isinstance(backend, EpochBackend):
                     self._fit_by_epochs(EpochLoop(backend, [self.state], [source], [self.order_rng]))
-                    keep(backend, self.state)
+                    _kept_backend[self.state] = backend
                 else:
                     self._fit_by_batches(backend, source)
                 if not self.interrupted:
@@ -261,6 +271,15 @@ class Trainer:
                 self._update_backend = None
                 self._notify("on_train_end")
         return self
+
+    def _backend_for(self, settings: UpdateSettings, source: Source, threads: int) -> UpdateBackend | EpochBackend:
+        """Return the backend of the previous `fit` if it can continue with this data, otherwise the fastest one."""
+        kept = _kept_backend.pop(self.state, None)
+        _kept_backend.clear()  # frees the GPU memory of other training runs
+        if kept is not None and kept.continues_with([settings], [self.state], [source]):
+            return kept
+        del kept
+        return choose_backend([settings], [self.state], [source], threads)
 
     def _fit_by_batches(self, backend: UpdateBackend, source: Source) -> None:
         """Train with a backend that computes one update at a time."""
@@ -329,9 +348,10 @@ class Trainer:
         return self.epoch < self.n_epochs and (not stopping or self.state.batch == self.batches_per_epoch)
 
     def _begin_epoch(self) -> None:
-        if self.state.scheduled_epochs < self.epoch:
+        if self._optimizer_settings is not None and self.state.scheduled_epochs < self.epoch:
             # Not at the end of the previous epoch: its checkpoint has the former learning rate.
             self._optimizer_settings.step_scheduler(self.state)
+        self.state.scheduled_epochs = self.epoch
         self._notify("on_epoch_begin")
 
     def _end_epoch(self) -> bool:
@@ -392,6 +412,8 @@ class Trainer:
 
     def _share_of(self, batch: Batch) -> Share:
         """Return this process's part of an update."""
+        if self.world.size == 1:
+            return WHOLE
         samples = len(batch) / max(1, batch.total)
         negative = self.recipe.negative
         if not negative.chain_shape:
@@ -474,7 +496,7 @@ class Trainer:
         moments = source.moments()
         start = self._numbers.start
         prepare_state(self.state, self.recipe, moments, start, self.world, initialize_machine=initialize)
-        if not self._optimizer_settings.follows_recipe:
+        if self._optimizer_settings is not None:
             recipe = dataclasses.replace(self.recipe, learning_rate=self.state.learning_rate)
             self._optimizer_settings.build(self.state, recipe)
 
@@ -547,7 +569,7 @@ class Trainer:
             recipe=self.requested_recipe,
             seed=self.seed,
             missing_steps=self.missing_steps,
-            optimization=self._optimizer_settings.description,
+            optimization=None if self._optimizer_settings is None else self._optimizer_settings.description,
             source=self._source,
             same_data=self.same_data,
             batches_per_epoch=self.batches_per_epoch,

@@ -57,6 +57,8 @@ _TENSORS = "trainer.safetensors"
 _COUNTER = "(counter)"
 # Stored instead of the class of an optimizer if the recipe defines the update rule.
 _RECIPE_RULE = "recipe"
+# Prefix of the offsets in versions 0.1 and 0.2.
+_FORMER_CENTER = "centre"
 
 
 @dataclass(frozen=True)
@@ -435,7 +437,8 @@ class StoredRun:
             return
         like = state.machine.like
         shapes = {name: offset.shape for name, offset in state.centering.center.items()}
-        center = check_tensors(tensors_under("center", self.tensors), shapes, "offsets")
+        stored = tensors_under("center", self.tensors) or tensors_under(_FORMER_CENTER, self.tensors)
+        center = check_tensors(stored, shapes, "offsets")
         state.centering.center = {name: offset.to(like) for name, offset in center.items()}
         hidden = {key: tensor for key, tensor in self.tensors.items() if key == "hidden_offset"}
         check_tensors(hidden, {"hidden_offset": (1, *state.machine.hidden.shape)}, "offsets", complete=False)
