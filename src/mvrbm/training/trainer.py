@@ -37,7 +37,6 @@ from mvrbm.updates.state import TrainState
 from mvrbm.updates.step import balance, check_size, check_training_memory
 from mvrbm.validation import choice, whole_number
 
-
 #: The GPU backend of the last `fit`, as long as the state of its training run exists. Its data and its CUDA graphs stay
 #: on the GPU for the next `fit`.
 _kept_backend: WeakKeyDictionary[TrainState, EpochBackend] = WeakKeyDictionary()
