@@ -15,7 +15,7 @@ from mvrbm.couplings import CP, Dense, Kronecker
 from mvrbm.data.sources import as_source
 from mvrbm.random import Recorder
 from mvrbm.training import CD, PCD, TemperedPCD, Trainer
-from mvrbm.training.group import fit_together
+from mvrbm.training import fit_together
 from mvrbm.units import Bernoulli, Categorical, Gaussian
 
 ON_GPU = torch.cuda.is_available()

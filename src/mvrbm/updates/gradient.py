@@ -93,8 +93,8 @@ def contrast(
 class Centering:
     r"""Centered learning, with the interaction :math:`\langle T_h - \lambda, W (T - \mu)\rangle`.
 
-    It describes the same models as :math:`\langle T_h, W T\rangle`, with different biases. The centered gradient is better conditioned, because a change
-    of `W` no longer changes every mean.
+    It describes the same models as :math:`\langle T_h, W T\rangle`, with different biases. The centered gradient is
+    better conditioned, because a change of `W` no longer changes every mean.
 
     Parameters
     ----------
