@@ -38,7 +38,7 @@ test-all: lint  ## run lint and all tests
 
 # With MVRBM_BROWSER=required, a missing browser is an error.
 browser-test: $(STAMP)  ## test pages in Chrome or Chromium (on Debian: apt-get install -y chromium)
-	MVRBM_BROWSER=$(or $(MVRBM_BROWSER),1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/page
+	MVRBM_BROWSER=$(or $(MVRBM_BROWSER),1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/pages
 
 lint: $(STAMP)  ## check style, types, layers, structure and spelling, changing nothing
 	$(BIN)/ruff check

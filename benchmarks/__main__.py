@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import run
 from studies import arguments
 from studies.arguments import Command, Options, add_options, count, names, not_negative, positive, say, seconds
-from studies.cells import write_json
+from studies.runs import write_json
 
 __all__ = ["COMMANDS", "main"]
 

@@ -32,9 +32,9 @@ from mvrbm.errors import DivergenceError
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.training import PCD, RECIPES, Recipe, Trainer, TrainState
 from studies.baselines import nearest_neighbor_error
-from studies.cells import Cell, Outcome, Place, Store
-from studies.digits.data import digits, subset
-from studies.runner import run
+from studies.data import digits, subset
+from studies.runner import run_plan
+from studies.runs import Outcome, Place, Run, Store
 
 __all__ = ["CASES", "measure"]
 
@@ -176,19 +176,19 @@ def error(settings: Settings, place: Place) -> Outcome:
     )
 
 
-def _cells(only: str, learning: bool) -> Iterator[Cell]:
+def _cells(only: str, learning: bool) -> Iterator[Run]:
     for number, case in enumerate(CASES):
         if only in case:
-            yield Cell(f"case-{number:02d}", "microseconds", microseconds, {"case": case}, alone=True)
+            yield Run(f"case-{number:02d}", "microseconds", microseconds, {"case": case}, alone=True)
     if not learning:
         return
-    yield Cell("fit", "fit", fit_seconds, {"epochs": 3000}, alone=True)
+    yield Run("fit", "fit", fit_seconds, {"epochs": 3000}, alone=True)
     for name in ("fp16", "tf32", "ieee"):
-        yield Cell(f"diverged-{name}", "diverged", divergence, {"precision": name, "models": 128, "epochs": 20})
+        yield Run(f"diverged-{name}", "diverged", divergence, {"precision": name, "models": 128, "epochs": 20})
     for name, precision in (("fp16", "fp16"), ("tf32", "tf32"), (_GENERAL, None)):
         for seed in range(5):
             settings: dict[str, Any] = {"name": name, "precision": precision, "seed": seed, "epochs": 300, "n": 10_000}
-            yield Cell(f"error-{precision or 'general'}-{seed}", "error", error, settings)
+            yield Run(f"error-{precision or 'general'}-{seed}", "error", error, settings)
 
 
 def measure(folder: Path, *, only: str = "", learning: bool = True, data_dir: str | None = None) -> dict[str, Any]:
@@ -208,16 +208,16 @@ def measure(folder: Path, *, only: str = "", learning: bool = True, data_dir: st
     if not torch.cuda.is_available():
         raise RuntimeError("the kernels need a CUDA device, and PyTorch finds none")
     store, cells = Store(folder), list(_cells(only, learning))
-    run(cells, Place(store, "cuda", data_dir)).raise_failures()
+    run_plan(cells, Place(store, "cuda", data_dir)).raise_failures()
     numbers: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     numbers["microseconds"] = {}
     for cell in cells:
         each = store.numbers(cell)
-        if cell.work is microseconds:
+        if cell.compute is microseconds:
             numbers["microseconds"][cell.settings["case"]] = each["microseconds"]
-        elif cell.work is fit_seconds:
+        elif cell.compute is fit_seconds:
             numbers["seconds of fit, 3,000 epochs"] = each["seconds"]
-        elif cell.work is divergence:
+        elif cell.compute is divergence:
             numbers.setdefault("of 128 starts lost in 20 epochs", {})[cell.settings["precision"]] = each["diverged"]
         else:
             mine = numbers.setdefault("1-NN error", {}).setdefault(

@@ -28,8 +28,9 @@ from mvrbm.devices import resolve_device
 from mvrbm.training import RECIPES
 from mvrbm.validation import choice
 from studies.arguments import say
-from studies.cells import Cell, Outcome, Place, Store
-from studies.runner import run as run_cells
+from studies.runner import run_plan
+from studies.runs import Outcome, Place, Store
+from studies.runs import Run as StudyRun
 
 _SIZES = ("28x28:25x25", "64x64:50x50", "128x128:64x64", "256x256:128x128", "16x16x16:10x10x10")
 _FLOOR = "floor"  # names of floors begin with it
@@ -145,7 +146,7 @@ def run(settings: Settings, folder: Path | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         store = Store(folder or Path(scratch))
         cells = list(_cells(settings, device, n_threads, settings.memory_limit))
-        run_cells(cells, Place(store, device)).raise_failures()
+        run_plan(cells, Place(store, device)).raise_failures()
         records = [store.record(cell) or {} for cell in cells]
     found = {name: [r["numbers"] for c, r in zip(cells, records, strict=True) if c.group == name] for name in _GROUPS}
     rows = [row for numbers in found["problems"] for row in numbers["rows"]]
@@ -163,9 +164,9 @@ def run(settings: Settings, folder: Path | None = None) -> dict[str, Any]:
 _GROUPS = ("rates", "problems", "inference")
 
 
-def _cells(settings: Settings, device: str, n_threads: int, memory_limit: float) -> Iterator[Cell]:
+def _cells(settings: Settings, device: str, n_threads: int, memory_limit: float) -> Iterator[StudyRun]:
     """Return the GPU's rates, all problems and inference, each a cell that measures time."""
-    rates = Cell("rates", "rates", gpu_rates, {}, alone=True)
+    rates = StudyRun("rates", "rates", gpu_rates, {}, alone=True)
     if device == "cuda":
         yield rates
     names = ("contestants", "recipe", "repetitions", "min_seconds", "memory", "seed")
@@ -174,10 +175,10 @@ def _cells(settings: Settings, device: str, n_threads: int, memory_limit: float)
     after = (rates,) if device == "cuda" else ()
     for problem in settings.problems():
         given = {**shared, "problem": asdict(problem)}
-        yield Cell(re.sub(r"\W+", "-", problem.name), "problems", measure_problem, given, after, alone=True)
+        yield StudyRun(re.sub(r"\W+", "-", problem.name), "problems", measure_problem, given, after, alone=True)
     if settings.inference:
         given = {name: shared[name] for name in ("contestants", "repetitions", "threads", "device")}
-        yield Cell("inference", "inference", measure_inference, {**given, "n": settings.inference}, alone=True)
+        yield StudyRun("inference", "inference", measure_inference, {**given, "n": settings.inference}, alone=True)
 
 
 def gpu_rates(settings: Mapping[str, Any], place: Place) -> Outcome:
@@ -198,7 +199,7 @@ def measure_problem(settings: Mapping[str, Any], place: Place) -> Outcome:
     say(f"{problem.name}: {problem.n_samples:,} samples in batches of {problem.batch_size}")
     torch.manual_seed(settings["seed"])
     limit = settings["memory_limit"] * 2**30 or _free_bytes(device) / 2
-    rates = place.store.numbers(Cell("rates", "rates", gpu_rates, {})) if device == "cuda" else {}
+    rates = place.store.numbers(StudyRun("rates", "rates", gpu_rates, {})) if device == "cuda" else {}
     with threads(settings["threads"]):
         rows = _one_problem(problem, settings, limit, rates)
         if settings["memory"] and device == "cpu":

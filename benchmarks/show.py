@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contestants import CONTESTANTS
-from studies.cells import write_json
 from studies.report import blank, legend_below
+from studies.runs import write_json
 
 _PHASES = {"cd": "CD-1", "pcd": "PCD-1"}
 _BASELINES = {"sklearn": "BernoulliRBM", "rbms": "rbms"}
@@ -249,7 +249,7 @@ def plot(result: Mapping[str, Any], *paths: str | os.PathLike[str]) -> None:
     *paths : path
         Files ending in ``.png`` or ``.svg``.
     """
-    from mvrbm.report import styled
+    from mvrbm.pages import styled
 
     rows = [row for row in result["rows"] if not row["skipped"] and len(row["visible"]) == 2]
     by_rank = len({row["rank"] for row in rows}) > 1

@@ -36,8 +36,8 @@ from mvrbm.likelihood import annealed_importance_sampling
 from mvrbm.random import Permutations
 from mvrbm.training import CD, PCD, NegativePhase, Recipe, TemperedPCD, Trainer
 from mvrbm.units import Bernoulli, Categorical, Gaussian, Unit
-from studies.cells import Cell, Outcome, Place, Store
-from studies.runner import run
+from studies.runner import run_plan
+from studies.runs import Outcome, Place, Run, Store
 
 __all__ = ["WORKLOADS", "Workload", "measure", "table"]
 
@@ -295,12 +295,12 @@ def microseconds(settings: Settings, place: Place) -> Outcome:
     return Outcome({"microseconds": dataclasses.asdict(Spread.of(times, 1e6)), "path": path})
 
 
-def _cells(only: str) -> Iterator[Cell]:
+def _cells(only: str) -> Iterator[Run]:
     for name, workload in WORKLOADS.items():
         if only in name:
             settings = {"name": name, **dataclasses.asdict(workload)}
             needs = (str(CONTESTANTS[workload.peer].package),) if workload.peer else ()
-            yield Cell(re.sub(r"\W+", "-", name).strip("-"), "workloads", microseconds, settings, (), needs, alone=True)
+            yield Run(re.sub(r"\W+", "-", name).strip("-"), "workloads", microseconds, settings, (), needs, alone=True)
 
 
 def measure(folder: Path, *, only: str = "", device: str = "auto", budget: float | None = None) -> dict[str, Any]:
@@ -319,8 +319,8 @@ def measure(folder: Path, *, only: str = "", device: str = "auto", budget: float
     """
     kind = resolve_device(device).type
     store, rows = Store(folder), list(_cells(only))
-    rates = Cell("rates", "rates", gpu_rates, {}, alone=True)
-    summary = run([rates, *rows] if kind == "cuda" else rows, Place(store, kind), budget=budget)
+    rates = Run("rates", "rates", gpu_rates, {}, alone=True)
+    summary = run_plan([rates, *rows] if kind == "cuda" else rows, Place(store, kind), budget=budget)
     measured = store.numbers(rates) if store.has(rates) else {}
     found: dict[str, dict[str, Any]] = {}
     for cell in rows:

@@ -1,4 +1,4 @@
-"""The program `python -m studies`: one command per experiment or study."""
+"""The program `python -m studies`, with one command per experiment or study."""
 
 from __future__ import annotations
 
@@ -10,35 +10,38 @@ from studies import arguments
 
 __all__ = ["commands", "main"]
 
-#: Modules with commands, each with the commands that it has; None: the rest.
+#: Modules by the command that they define. `studies.paper` defines the commands of all of the paper's experiments.
 _MODULES = {
-    "studies.paper": None,
-    "studies.weights.study": "superres-weights",
-    "studies.photographs.study": "photographs",
-    "studies.indian_pines.study": "indian-pines",
-    "studies.deep": "deep",
-    "studies.learning": "learning",
-    "studies.distributed": "distributed",
-    "studies.hyperparameters": "hyperparameters",
-    "studies.generative.study": "generative",
-    "studies.jobs.study": "jobs",
+    "paper": "studies.paper",
+    "photographs": "studies.photographs.study",
+    "indian-pines": "studies.indian_pines.page",
+    "deep": "studies.deep",
+    "learning": "studies.learning",
+    "distributed": "studies.distributed",
+    "hyperparameters": "studies.hyperparameters",
+    "generative": "studies.generative.page",
+    "applications": "studies.applications.page",
 }
 
 
 def commands(name: str | None = None) -> dict[str, arguments.Command]:
-    """Return all commands; given the name of one of our own studies, this one without importing the others.
+    """Return the commands by name.
 
-    The experiments of the paper run on machines that lack some of the packages of the other studies.
+    If `name` is a command, modules that do not define it are not imported: they may need packages that are not
+    installed.
     """
-    own = [module for module, command in _MODULES.items() if command == name] if name is not None else []
-    paper = importlib.import_module("studies.paper").COMMANDS
-    modules = own or (["studies.paper"] if name in paper else list(_MODULES))
+    if name in _MODULES:
+        modules = [_MODULES[name]]
+    elif name in importlib.import_module("studies.paper").COMMANDS:
+        modules = ["studies.paper"]
+    else:
+        modules = list(_MODULES.values())
     return {key: value for module in modules for key, value in importlib.import_module(module).COMMANDS.items()}
 
 
 def main(args: Sequence[str]) -> int:
     """Run a command, and return the exit code."""
-    about = "The paper's experiments and our own studies. Finished cells are stored: repeat a command to resume it."
+    about = "The paper's experiments and our own studies. Finished runs are stored: repeat a command to resume it."
     return arguments.main("python -m studies", about, commands(args[0] if args else None), args)
 
 

@@ -1,9 +1,8 @@
 """The command line that `python -m studies` and `python -m benchmarks` share.
 
-One parser, one table of options, one way to report errors. A command is an entry of a table (:class:`Command`): its
-options, and the function that takes the parsed options and returns a result. It imports little,
-so that cells can be computed on a machine that has PyTorch and not much else. The commands are defined next to the
-studies that they run.
+A :class:`Command` has options, and a function that takes the parsed options and returns a result. Each study defines
+its own. This module has the parser, the options that several commands share, and the handling of errors. It imports
+little, so that runs can be computed on a machine that has PyTorch and not much else.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ __all__ = [
     "UsageError",
     "add_options",
     "add_parts",
+    "add_study_options",
     "count",
     "main",
     "names",
@@ -33,12 +33,15 @@ __all__ = [
     "say",
 ]
 
-_FAILED, _MISUSED = 1, 2
+# Exit codes.
+_FAILED = 1
+_MISUSED = 2
+
 Options = argparse.Namespace
 
 
 class UsageError(Exception):
-    """Arguments that cannot be parsed, or that contradict each other."""
+    """Arguments that cannot be parsed or that contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,13 @@ class Command:
     Parameters
     ----------
     help : str
-        What it does, in one sentence.
+        What the command does, in one sentence.
     add : callable
-        Adds its options to a parser.
+        Adds the options of the command to a parser.
     run : callable
-        From the parsed options to a result (plain values, for ``--json``) and the text to print otherwise.
+        Takes the parsed options, and returns plain values to print for ``--json`` and the text to print otherwise.
     example : str
-        Arguments to show in the help.
+        Arguments of the example in the help.
     """
 
     help: str
@@ -74,7 +77,7 @@ def _number(text: str, kind: type[int] | type[float], what: str) -> Any:
 
 
 def count(text: str) -> int:
-    """Read a whole number of at least 1."""
+    """Parse an integer of at least 1."""
     value: int = _number(text, int, "a whole number")
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
@@ -82,7 +85,7 @@ def count(text: str) -> int:
 
 
 def not_negative(text: str) -> int:
-    """Read a whole number of at least 0."""
+    """Parse an integer of at least 0."""
     value: int = _number(text, int, "a whole number")
     if value < 0:
         raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
@@ -90,7 +93,7 @@ def not_negative(text: str) -> int:
 
 
 def positive(text: str) -> float:
-    """Read a positive number."""
+    """Parse a positive number."""
     value: float = _number(text, float, "a number")
     if not value > 0:
         raise argparse.ArgumentTypeError(f"must be positive, got {text}")
@@ -98,7 +101,7 @@ def positive(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """Read a number of at least 0."""
+    """Parse a number of at least 0."""
     value: float = _number(text, float, "a number")
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
@@ -106,22 +109,22 @@ def seconds(text: str) -> float:
 
 
 def names(text: str) -> list[str]:
-    """Read names separated by commas."""
+    """Parse names separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 # -- options ----------------------------------------------------------------------------------------
 
-#: Options that several commands have, as arguments of `add_argument`.
+#: Options that several commands share, with their arguments for `add_argument`.
 OPTIONS: dict[str, dict[str, Any]] = {
     "--out": {"type": Path, "metavar": "DIR", "help": "Output folder."},
-    "--work": {"type": Path, "metavar": "DIR", "help": "Folder for cells, models and checkpoints."},
+    "--work": {"type": Path, "metavar": "DIR", "help": "Folder for stored runs, models and checkpoints."},
     "--device": {"choices": ("auto", "cpu", "cuda"), "default": "auto", "help": "Device to compute on. Default: auto."},
-    "--data-dir": {"metavar": "DIR", "help": "Folder with the data sets. Default: the folder that MVRBM_DATA names."},
+    "--data-dir": {"metavar": "DIR", "help": "Folder with the data sets. Default: $MVRBM_DATA."},
     "--jobs": {"type": count, "default": 1, "metavar": "N", "help": "Number of processes. Default: 1."},
-    "--budget": {"type": positive, "metavar": "SECONDS", "help": "Start no further cell after this many seconds."},
-    "--only": {"metavar": "TEXT", "help": "Compute only the cells whose name contains TEXT."},
-    "--report-only": {"action": "store_true", "help": "Compute nothing, and report on the stored results."},
+    "--budget": {"type": positive, "metavar": "SECONDS", "help": "Start no further run after this many seconds."},
+    "--only": {"metavar": "TEXT", "help": "Compute only the runs whose name contains TEXT."},
+    "--report-only": {"action": "store_true", "help": "Report on the stored results without computing anything."},
     "--json": {"action": "store_true", "help": "Print the result as JSON."},
 }
 
@@ -136,14 +139,38 @@ def add_options(parser: argparse.ArgumentParser, *options: str, **changes: Mappi
     *options : str
         Keys of :data:`OPTIONS`.
     **changes : mapping
-        By option (``data_dir`` for ``--data-dir``), arguments of `add_argument` that differ from the table.
+        Arguments for `add_argument` that differ from the table, by option (``data_dir`` for ``--data-dir``).
     """
     for option in options:
         parser.add_argument(option, **{**OPTIONS[option], **changes.get(option.strip("-").replace("-", "_"), {})})
 
 
+def add_study_options(parser: argparse.ArgumentParser, name: str, *options: str, **changes: Mapping[str, Any]) -> None:
+    """Add the options that every study has, and further common options.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+        The command's parser.
+    name : str
+        Name of the study. Results are in ``results/NAME``, other files in ``runs/NAME``.
+    *options : str
+        Further keys of :data:`OPTIONS`.
+    **changes : mapping
+        As for :func:`add_options`.
+    """
+    folders = {
+        "out": {"default": Path("results") / name, "help": f"Folder for the results. Default: results/{name}."},
+        "work": {
+            "default": Path("runs") / name,
+            "help": f"Folder for stored runs, models and checkpoints. Default: runs/{name}.",
+        },
+    }
+    add_options(parser, "--out", "--work", *options, "--report-only", "--json", **{**folders, **changes})
+
+
 def add_parts(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
-    """Add the positional argument that names parts of a study. No part stands for all of them."""
+    """Add the positional argument that selects parts of a study."""
 
     def part(text: str) -> str:
         if text not in parts:
@@ -151,7 +178,7 @@ def add_parts(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
         return text
 
     parser.add_argument(
-        "parts", nargs="*", type=part, metavar="PART", help=f"Some of {', '.join(parts)}. Default: all of them."
+        "parts", nargs="*", type=part, metavar="PART", help=f"Parts to run: {', '.join(parts)}. Default: all."
     )
 
 
@@ -170,21 +197,21 @@ def main(
 ) -> int:
     """Parse arguments, run the command, print its result, and return the exit code.
 
-    Results go to standard output, progress and errors to standard error. An error is one line; ``MVRBM_DEBUG=1`` shows
-    the traceback.
+    Results go to standard output, progress and errors to standard error. An error is printed as one line. With
+    ``MVRBM_DEBUG=1`` in the environment it is raised instead.
 
     Parameters
     ----------
     program : str
-        How the program is started, such as ``python -m studies``.
+        Command line that starts the program, such as ``python -m studies``.
     about : str
-        One or two sentences for the help.
+        Description for the help.
     commands : mapping of str to Command
-        All commands by name.
+        The commands by name.
     args : sequence of str
         Arguments without the program's name.
     default : str, optional
-        The command to run where the arguments begin with an option.
+        The command to run if the arguments do not begin with the name of a command.
 
     Returns
     -------
@@ -221,7 +248,7 @@ def main(
 def parse(
     program: str, commands: Mapping[str, Command], args: Sequence[str], about: str = "", default: str | None = None
 ) -> Options:
-    """Return the parsed arguments; `command` is the name of the command. The parameters are those of :func:`main`."""
+    """Return the parsed arguments, with the name of the command as `command`. Parameters are those of :func:`main`."""
     return _parser(program, about, commands, default).parse_args(args)
 
 
@@ -246,5 +273,5 @@ def _parser(program: str, about: str, commands: Mapping[str, Command], default: 
 
 
 def say(line: str) -> None:
-    """Print a line of progress, to standard error and at once."""
+    """Print a line of progress to standard error, without buffering."""
     print(line, file=sys.stderr, flush=True)

@@ -1,12 +1,13 @@
-"""Deep and discriminative learning on full MNIST without augmentation: the numbers of the documentation.
+"""Deep and discriminative learning on MNIST without augmentation.
 
-Parts, in their order: `choose` and `choose-few` try settings on held-out training digits; `full`, `few` and `baselines`
-train the chosen ones with five seeds and measure them on the test digits.
+The parts `choose` and `choose-few` try settings on held-out training digits. The parts `full`, `few` and `baselines`
+train the chosen settings with five seeds and measure the error on the test digits. `defaults` measures the classifier
+without arguments.
 
-Choices are made on the last 10,000 training digits, with networks trained on the 50,000 others or on subsets of them,
-and by rule. `full` takes the candidate of each kind that has the lowest validation error among those with at most
-160,000 parameters, a tenth of the dense deep belief network's, and trains it for 1.5 times as many epochs. `few` takes,
-for each row and number of labels, the candidate with the lowest mean validation error among those with the most seeds.
+Settings are chosen by rule on the last 10,000 training digits, with networks trained on the other 50,000 or on subsets
+of them. `full` takes the candidate of each kind with the lowest validation error among those with at most 160,000
+parameters, a tenth of the dense deep belief network's, and trains it for 1.5 times as many epochs. `few` takes, for
+each row and number of labels, the candidate with the lowest mean validation error among those with the most seeds.
 """
 
 from __future__ import annotations
@@ -27,20 +28,26 @@ from mvrbm import ClassificationMVRBM, DeepMVRBM, DeepMVRBMClassifier, Dense, Kr
 from mvrbm.devices import resolve_device
 from mvrbm.estimators import Layer
 from mvrbm.io.datasets import load
-from studies.arguments import Command, Options, add_options, add_parts
-from studies.cells import Cell, CellError, Outcome, Place, Rows
-from studies.digits.data import subset
+from studies.arguments import Command, Options, add_parts, add_study_options
+from studies.data import subset
 from studies.runner import run_parts
+from studies.runs import Outcome, Place, Rows, Run, RunError
 
 __all__ = ["COMMANDS", "PARTS"]
 
 Array = NDArray[Any]
 Settings = Mapping[str, Any]
-SIZES, SEEDS = (100, 600, 1000), range(5)
-HELD_OUT = 50_000  # the first training digit that is held out for choices
-CHOOSING_SEEDS = (100, 101)  # subsets of the first 50,000 digits, other ones than those of the table
+# Numbers of labels, and seeds, of the table.
+SIZES = (100, 600, 1000)
+SEEDS = range(5)
+# Training digits from this index on are held out for choosing settings.
+HELD_OUT = 50_000
+# Seeds of the subsets for choosing settings; the table has other subsets.
+CHOOSING_SEEDS = (100, 101)
+# Largest number of parameters of a chosen candidate.
 MOST_PARAMETERS = 160_000
-LONGER = 1.5  # epochs of the chosen candidate over those of the choice
+# Factor by which the chosen candidate is trained longer than for the choice.
+LONGER = 1.5
 
 
 # -- candidates, all digits ---------------------------------------------------------------------------
@@ -54,12 +61,12 @@ LONG = {"n_epochs": 60, "batch_size": 256, "averaging": 0.999, "dropout": 0.3, "
 
 
 def deep(layers: Sequence[Layer], **settings: Any) -> Callable[[int, str], Any]:
-    """Return a maker of deep networks, from a seed and a device."""
+    """Return a function that makes a deep network from a seed and a device."""
     return lambda seed, device: DeepMVRBMClassifier(layers, **{**LONG, **settings}, random_state=seed, device=device)
 
 
 def one(shape: tuple[int, int], rank: int, **settings: Any) -> Callable[[int, str], Any]:
-    """Return a maker of networks with one layer, from a seed and a device."""
+    """Return a function that makes a network with one layer from a seed and a device."""
     return lambda seed, device: MVRBMClassifier(
         shape, rank=rank, **{**LONG, **settings}, random_state=seed, device=device
     )
@@ -91,13 +98,15 @@ FULL: dict[str, dict[str, Callable[[int, str], Any]]] = {
 # -- candidates, few labels ---------------------------------------------------------------------------
 
 SHAPES = {"one": ((32, 32),), "two": ((32, 32), (24, 24)), "wide": ((64, 64),)}
-UPDATES, UPDATES_WITH_OTHERS = 2400, 12_000
+# Numbers of updates without and with unlabeled digits.
+UPDATES = 2400
+UPDATES_UNLABELED = 12_000
 
 
 def network(
     layers: str, updates: int = UPDATES, *, batch_size: int = 50, **settings: Any
 ) -> Callable[[int, int, str], Any]:
-    """Return a maker of networks for few labels, from their number, a seed and a device."""
+    """Return a function that makes a network for few labels from their number, a seed and a device."""
 
     def make(n: int, seed: int, device: str) -> Any:
         size = min(batch_size, n)
@@ -114,12 +123,12 @@ def network(
 
 
 def semi(layers: str, **settings: Any) -> Callable[[int, int, str], Any]:
-    """Return a maker of networks that also learn from digits without labels."""
-    return network(layers, UPDATES_WITH_OTHERS, batch_size=100, **{"averaging": 0.999, "dropout": 0.0, **settings})
+    """Return a function that makes a network that also learns from unlabeled digits."""
+    return network(layers, UPDATES_UNLABELED, batch_size=100, **{"averaging": 0.999, "dropout": 0.0, **settings})
 
 
 def machine(mode: str, **settings: Any) -> Callable[[int, int, str], Any]:
-    """Return a maker of classification RBMs."""
+    """Return a function that makes a classification RBM."""
 
     def make(n: int, seed: int, device: str) -> Any:
         size = 20 if n < 300 else 50
@@ -132,7 +141,7 @@ def machine(mode: str, **settings: Any) -> Callable[[int, int, str], Any]:
 
 
 DROPPED: dict[str, Any] = {"dropout": 0.5, "input_dropout": 0.2}
-# Rows of the table: candidates by name, each with its maker and its use of the digits without labels.
+# Candidates by row of the table and by name: the function that makes the network, and its use of unlabeled digits.
 FEW: dict[str, dict[str, tuple[Callable[[int, int, str], Any], str | None]]] = {
     "unlabeled, semi-supervised": {
         "semi one, distance 1, certainty 1": (semi("one", perturbation=1.0, certainty=1.0), "digits"),
@@ -175,7 +184,7 @@ def digits(split: str, data_dir: str | None) -> tuple[Array, Array]:
 
 
 def error(model: Any, images: Array, labels: Array) -> float:
-    """Return the share of images that a classifier gets wrong."""
+    """Return the share of images that a classifier misclassifies."""
     return float(np.mean(model.predict(images) != labels))
 
 
@@ -188,7 +197,7 @@ def _rows(place: Place, group: str) -> dict[str, dict[str, Any]]:
 
 
 def choose(settings: Settings, place: Place) -> Outcome:
-    """Validation error of a candidate."""
+    """Measure the validation error of a candidate."""
     images, labels = digits("train", place.data_dir)
     make = FULL[settings["kind"]][settings["candidate"]]
     model = make(0, place.device).fit(images[:HELD_OUT], labels[:HELD_OUT])
@@ -198,15 +207,15 @@ def choose(settings: Settings, place: Place) -> Outcome:
 
 
 def chosen(kind: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the name of the best small candidate of a kind on held-out digits."""
+    """Return the small candidate of a kind with the lowest validation error."""
     small = {n: row for n, row in rows.items() if n in FULL[kind] and row["parameters"] <= MOST_PARAMETERS}
     if not small:
-        raise CellError(f"nothing is chosen for '{kind}' yet: run the part 'choose' first")
+        raise RunError(f"nothing is chosen for '{kind}' yet: run the part 'choose' first")
     return min(small, key=lambda name: (small[name]["validation_error"], small[name]["parameters"]))
 
 
 def full(settings: Settings, place: Place) -> Outcome:
-    """Test error of the chosen candidate, trained on all digits."""
+    """Train the chosen candidate on all digits, and measure its test error."""
     kind, seed = settings["kind"], settings["seed"]
     name = chosen(kind, _rows(place, "choose"))
     model = FULL[kind][name](seed, place.device)
@@ -216,7 +225,7 @@ def full(settings: Settings, place: Place) -> Outcome:
 
 
 def defaults(settings: Settings, place: Place) -> Outcome:
-    """Test error of the classifier without arguments."""
+    """Measure the test error of the classifier without arguments."""
     images, labels = digits("train", place.data_dir)
     rows = subset(len(images), settings["n"], settings["seed"])
     model = MVRBMClassifier(random_state=settings["seed"], device=place.device).fit(images[rows], labels[rows])
@@ -229,7 +238,7 @@ def defaults(settings: Settings, place: Place) -> Outcome:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold a lock file: one process at a time."""
+    """Hold a lock file, so that one process at a time enters."""
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -239,21 +248,24 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def pretrained(count: int, hidden: str, size: int, place: Place) -> Any:
-    """Return the lowest layers of a stack trained on the first `size` digits without labels, stored in a folder."""
+    """Return the lowest layers of a stack trained on the first `size` digits without labels, training it once."""
     folder = place.work / f"two-{hidden}-{size}"
     with _alone(folder.with_suffix(".lock")):
         if not folder.exists():
             stack = DeepMVRBM(SHAPES["two"], rank=8, hidden=hidden, n_epochs=10, random_state=0, device=place.device)
             stack.fit(digits("train", place.data_dir)[0][:size]).save(folder)
     stack = mvrbm.load(folder, device=place.device)
-    # Training is greedy: the lower machine of the two is the same as one trained alone.
+    # Training is greedy, so the lower machine is the same as if it was trained alone.
     stack.machines_ = stack.machines_[:count]
     return stack
 
 
 def few(settings: Settings, place: Place) -> Outcome:
-    """Learn from n labels; errors on held-out training digits, or on the test digits."""
-    row, n, seed, name = settings["row"], settings["n"], settings["seed"], settings.get("candidate")
+    """Learn from n labels, and measure the error on held-out training digits or on the test digits."""
+    row = settings["row"]
+    n = settings["n"]
+    seed = settings["seed"]
+    name = settings.get("candidate")
     held_out = name is not None
     if name is None:
         name = chosen_few(row, n, _rows(place, "choose-few"))
@@ -261,7 +273,8 @@ def few(settings: Settings, place: Place) -> Outcome:
     size = HELD_OUT if held_out else len(images)
     rows = subset(size, n, seed)
     make, uses = FEW[row][name]
-    model, given = make(n, seed, place.device), {}
+    model = make(n, seed, place.device)
+    given = {}
     if uses is not None and "stack" in uses:
         given["stack"] = pretrained(len(model.layers), model.hidden, size, place)
     if uses is not None and "digits" in uses:
@@ -272,20 +285,20 @@ def few(settings: Settings, place: Place) -> Outcome:
     return Outcome({"settings": name, key: error(model, *tested), "parameters": model.n_parameters_})
 
 
-def chosen_few(row: str, n: int, cells: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the name of the best candidate of a row on held-out digits, among those with the most seeds."""
+def chosen_few(row: str, n: int, runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the candidate of a row with the lowest validation error among those with the most seeds."""
     errors = {}
     for name in FEW[row]:
-        found = [cells.get(f"{name} n{n} s{seed}") for seed in CHOOSING_SEEDS]
-        errors[name] = [cell["validation_error"] for cell in found if cell is not None]
+        found = [runs.get(f"{name} n{n} s{seed}") for seed in CHOOSING_SEEDS]
+        errors[name] = [run["validation_error"] for run in found if run is not None]
     most = max(map(len, errors.values()))
     if not most:
-        raise CellError(f"nothing is chosen for '{row}' and {n} labels yet: run the part 'choose-few' first")
+        raise RunError(f"nothing is chosen for '{row}' and {n} labels yet: run the part 'choose-few' first")
     return min((name for name in errors if len(errors[name]) == most), key=lambda name: float(np.mean(errors[name])))
 
 
 def _logistic(seed: int, device: str) -> Any:
-    """Logistic regression, C chosen by cross-validation."""
+    """Return logistic regression with C chosen by cross-validation."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV
     from sklearn.pipeline import make_pipeline
@@ -297,7 +310,7 @@ def _logistic(seed: int, device: str) -> Any:
 
 
 def baseline(settings: Settings, place: Place) -> Outcome:
-    """Test error of logistic regression, or of one of the baselines."""
+    """Measure the test error of logistic regression or of one of the baselines."""
     from studies.baselines import BASELINES
 
     name, n, seed = settings["baseline"], settings["n"], settings["seed"]
@@ -313,37 +326,37 @@ def baseline(settings: Settings, place: Place) -> Outcome:
 
 LOGISTIC = "logistic regression"
 
-# -- cells ------------------------------------------------------------------------------------------
+# -- the plan ------------------------------------------------------------------------------------------
 
 
-def _cells() -> Iterator[Cell]:
-    """Return all cells, the most important ones of each part first."""
+def _plan() -> Iterator[Run]:
+    """Return all runs, the most important ones of each part first."""
     for kind in FULL:
         for name in FULL[kind]:
-            yield Cell(name, "choose", choose, {"kind": kind, "candidate": name})
+            yield Run(name, "choose", choose, {"kind": kind, "candidate": name})
     for seed in CHOOSING_SEEDS:
         for row in FEW:
             for name in FEW[row]:
                 for n in SIZES:
                     settings = {"row": row, "candidate": name, "n": n, "seed": seed}
-                    yield Cell(f"{name} n{n} s{seed}", "choose-few", few, settings)
+                    yield Run(f"{name} n{n} s{seed}", "choose-few", few, settings)
     for kind in FULL:
         for seed in SEEDS:
-            yield Cell(f"{kind} s{seed}", "full", full, {"kind": kind, "seed": seed})
+            yield Run(f"{kind} s{seed}", "full", full, {"kind": kind, "seed": seed})
     for n, seed in [*((10_000, seed) for seed in SEEDS), (60_000, 0)]:
-        yield Cell(f"n{n} s{seed}", "defaults", defaults, {"n": n, "seed": seed})
+        yield Run(f"n{n} s{seed}", "defaults", defaults, {"n": n, "seed": seed})
     for seed in SEEDS:
         for row in FEW:
             for n in SIZES:
-                yield Cell(f"{row} n{n} s{seed}", "few", few, {"row": row, "n": n, "seed": seed})
+                yield Run(f"{row} n{n} s{seed}", "few", few, {"row": row, "n": n, "seed": seed})
         for name in ("cnn", "dropout", "dbn", LOGISTIC):
             for n in SIZES:
-                yield Cell(f"{name} n{n} s{seed}", "baselines", baseline, {"baseline": name, "n": n, "seed": seed})
+                yield Run(f"{name} n{n} s{seed}", "baselines", baseline, {"baseline": name, "n": n, "seed": seed})
 
 
-CELLS = tuple(_cells())
-#: Parts of the study in their order; each is a group of cells.
-PARTS = tuple(dict.fromkeys(cell.group for cell in CELLS))
+PLAN = tuple(_plan())
+#: Parts of the study in their order. Each is a group of runs.
+PARTS = tuple(dict.fromkeys(run.group for run in PLAN))
 
 
 # -- tables -----------------------------------------------------------------------------------------
@@ -370,13 +383,13 @@ def table(store: Rows) -> str:
             what = f"n = {n} | {np.mean([row['seconds'] for row in rows]):.0f} s | {rows[0]['parameters']:,}"
             lines.append(f"| defaults | {what} | {_spread([row['test_error'] for row in rows])} |")
     tested = {**store.rows("few"), **store.rows("baselines")}
-    for part, cells, key in (
+    for part, runs, key in (
         ("choose-few", store.rows("choose-few"), "validation_error"),
         ("few", tested, "test_error"),
     ):
-        for name in dict.fromkeys(name.rsplit(" n", 1)[0] for name in cells):
+        for name in dict.fromkeys(name.rsplit(" n", 1)[0] for name in runs):
             found = [
-                _spread([row[key] for cell, row in cells.items() if cell.startswith(f"{name} n{n} s")]) for n in SIZES
+                _spread([row[key] for run, row in runs.items() if run.startswith(f"{name} n{n} s")]) for n in SIZES
             ]
             lines.append(" | ".join([f"| {part} | {name}", *found]) + " |")
     return "\n".join(lines)
@@ -387,12 +400,7 @@ def table(store: Rows) -> str:
 
 def _add(parser: argparse.ArgumentParser) -> None:
     add_parts(parser, PARTS)
-    add_options(
-        parser,
-        *("--out", "--work", "--only", "--jobs", "--budget", "--report-only", "--device", "--data-dir", "--json"),
-        out={"default": Path("results/deep"), "help": "Folder for the results. Default: results/deep."},
-        work={"default": Path("runs/deep"), "help": "Folder for models. Default: runs/deep."},
-    )
+    add_study_options(parser, "deep", "--only", "--jobs", "--budget", "--device", "--data-dir")
 
 
 def _run(options: Options) -> tuple[Mapping[str, Any], str]:
@@ -405,7 +413,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
             torch.set_float32_matmul_precision("high")
         place = Place(store, device, options.data_dir, options.work)
         parts = options.parts or PARTS
-        result |= run_parts(CELLS, parts, place, only=options.only, jobs=options.jobs, budget=options.budget)
+        result |= run_parts(PLAN, parts, place, only=options.only, jobs=options.jobs, budget=options.budget)
     result["rows"] = {part: store.rows(part) for part in PARTS}
     return result, table(store)
 

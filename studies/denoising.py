@@ -1,6 +1,6 @@
-"""Denoising methods compared: the paper's pass up and down, our denoiser, and filters of scikit-image.
+"""A comparison of denoising methods: the paper's pass up and down, our denoiser, and filters of scikit-image.
 
-Functions of a machine and clean images. Nothing here trains, reads files or draws figures.
+The functions take a machine and clean images. Nothing here trains, reads files or draws figures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mvrbm.machine import BoltzmannMachine
+from mvrbm import BoltzmannMachine
 from mvrbm.vision import add_noise, denoise, estimate_level
 from mvrbm.vision.quality import psnr
 
@@ -39,12 +39,12 @@ _ROWS_AT_ONCE = 1024
 
 
 def summary(images: Array, clean: Array) -> dict[str, float]:
-    """Mean of the images' PSNR, and the standard error of that mean, in dB."""
+    """Return the mean PSNR of images and its standard error, in dB."""
     return _mean(_decibels(images, clean))
 
 
 def _decibels(images: Array, clean: Array) -> Array:
-    """PSNR of each image, (n,)."""
+    """Return the PSNR of each image, (n,)."""
     return np.array([psnr(truth, image) for truth, image in zip(clean, images, strict=True)])
 
 
@@ -55,7 +55,7 @@ def _mean(values: Array) -> dict[str, float]:
 
 @torch.no_grad()
 def one_pass(machine: BoltzmannMachine, noisy: Array) -> Array:
-    """Pass images (n, I, J) once up and down through the means: the paper's denoising."""
+    """Denoise images (n, I, J) as the paper does, by one pass up and down through the means."""
     (name,) = machine.layers
     pieces = []
     for first in range(0, len(noisy), _ROWS_AT_ONCE):
@@ -65,7 +65,7 @@ def one_pass(machine: BoltzmannMachine, noisy: Array) -> Array:
 
 
 def filters(settings: Mapping[str, Mapping[str, float]] = FILTER_SETTINGS) -> dict[str, Callable[[Array], Array]]:
-    """Return the filters of scikit-image by name, each from one noisy image (0 to 1) to a clean one."""
+    """Return the filters of scikit-image by name. Each takes a noisy image from 0 to 1 and returns a clean one."""
     from skimage.filters import median
     from skimage.restoration import denoise_nl_means, denoise_tv_chambolle
 
@@ -73,7 +73,7 @@ def filters(settings: Mapping[str, Mapping[str, float]] = FILTER_SETTINGS) -> di
         return np.asarray(median(image, np.ones((3, 3)), mode="nearest"))
 
     def by_switching_median(image: Array) -> Array:
-        # As our denoiser, it keeps gray pixels, which are neither salt nor pepper.
+        # Like our denoiser, it keeps gray pixels, which are neither salt nor pepper.
         return np.where((image <= 0) | (image >= 1), by_median(image), image)
 
     def by_total_variation(image: Array) -> Array:
@@ -93,12 +93,12 @@ def filters(settings: Mapping[str, Mapping[str, float]] = FILTER_SETTINGS) -> di
 def choose_filters(
     clean: Array, *, noise: str = "salt-and-pepper", level: float = 0.1, seed: int = 0
 ) -> dict[str, dict[str, float]]:
-    """Return the settings of the filters that have the highest mean PSNR on these images.
+    """Choose the settings of the filters with the highest mean PSNR on some images.
 
     Parameters
     ----------
     clean : array (n, rows, columns)
-        Training images, from 0 to 1; not the images that the filters are then measured on.
+        Training images from 0 to 1, other images than those for the comparison.
     noise, level, seed
         Kind, level and random seed of the noise.
 
@@ -128,14 +128,14 @@ def compare(
     filter_settings: Mapping[str, Mapping[str, float]] = FILTER_SETTINGS,
     shown: int = 10,
 ) -> dict[str, Any]:
-    r"""Add noise to images, remove it by every method, and measure the results.
+    r"""Add noise to images, remove it with every method, and measure the results.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        A machine whose visible layer has the images' shape, on any device.
+        A machine whose visible layer has the shape of the images, on any device.
     clean : array (n, I, J)
-        Test images: bytes, or floats from 0 to 1.
+        Test images, as bytes or floats from 0 to 1.
     level : float
         Level of the noise.
     seed : int
@@ -150,13 +150,13 @@ def compare(
     Returns
     -------
     dict
-        ``"psnr"``: for each method its mean PSNR and the standard error, in dB. The methods are ``noisy``,
-        ``one-pass``, ``mean-field``, ``mean-field-estimated`` (with estimated level), ``gibbs``,
-        ``gibbs-estimated``, ``median``, ``switching-median`` (only of pixels that are black or white),
-        ``total-variation`` and ``non-local-means``. ``"level"`` and
-        ``"estimated_level"``. ``"n"``, the number of images. ``"above_median"``: by how many dB ``mean-field``
-        is above the median filter, the standard error that of the images' differences. ``"images"``: the first
-        `shown` images by method, and ``clean``, float32 arrays (shown, I, J).
+        ``"psnr"``: the mean PSNR of each method and its standard error, in dB. The methods are ``noisy``,
+        ``one-pass``, ``mean-field``, ``mean-field-estimated`` (with estimated noise level), ``gibbs``,
+        ``gibbs-estimated``, ``median``, ``switching-median`` (which filters only black and white pixels),
+        ``total-variation`` and ``non-local-means``. ``"above_median"``: the gain of ``mean-field`` over the median
+        filter in dB, and its standard error. ``"level"`` and ``"estimated_level"`` of the noise. ``"n"``: the number
+        of images. ``"images"``: the first `shown` images by method, and the ``clean`` ones, as float32 arrays
+        (shown, I, J).
     """
     truth = np.asarray(clean)
     truth = (truth / np.float32(255) if truth.dtype == np.uint8 else truth).astype(np.float32)

@@ -1,8 +1,8 @@
-"""When sharing a training run among processes pays: measured on this machine, modeled up to 1,000 processes.
+"""Speedup of training with several processes: measured on this machine, and predicted for up to 1,000 processes.
 
-Starts processes by ``torchrun``, measures one update for several batch sizes and numbers of processes and the time of
-one sum over the processes, and fits t(P) = fixed + samples * (batch / P) + latency * log2(P) + bytes * 2 (P - 1) / P /
-bandwidth. ``python -m studies.distributed`` is what each process runs.
+The study starts processes with ``torchrun``, and measures the time of one update for several batch sizes and numbers of
+processes, and the time of one all-reduce. It fits t(P) = fixed + samples * (batch / P) + latency * log2(P) + bytes *
+2 (P - 1) / P / bandwidth. Each process is started as ``python -m studies.distributed WORKLOAD``.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import math
 import os
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from mvrbm.distributed import World
-from mvrbm.errors import StorageError
 from mvrbm.models import mvrbm
 from mvrbm.training import CD, PCD, RECIPES, Trainer
-from studies.arguments import Command, Options, add_options
-from studies.cells import Cell, Outcome, Place, Store, write_json
-from studies.runner import run
+from studies.arguments import Command, Options, add_study_options
+from studies.report import read_results
+from studies.runner import run_module, run_plan
+from studies.runs import Outcome, Place, Run, Store, write_json
 
 __all__ = ["COMMANDS"]
 
+#: Numbers of processes to measure.
 PROCESSES = (1, 2)
+#: Numbers of processes to predict the speedup for.
 MODELED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 VISIBLE = (28, 28)
 
@@ -55,7 +55,7 @@ class Workload:
     batches : tuple of int
         Batch sizes in increasing order.
     chains : int
-        Persistent chains per sample of a batch; 0 is CD-1.
+        Persistent chains per sample of a batch. 0 stands for CD-1.
     """
 
     rank: int
@@ -65,14 +65,14 @@ class Workload:
     chains: int = 0
 
     def trainer(self, batch: int) -> Trainer:
-        """Return the trainer for a batch size."""
+        """Return a trainer for a batch size."""
         negative = PCD(self.chains * batch) if self.chains else CD(1)
         recipe = dataclasses.replace(RECIPES[self.recipe], batch_size=batch, negative=negative)
         return Trainer(mvrbm(VISIBLE, self.hidden, rank=self.rank), recipe, seed=0)
 
     @property
     def parameters(self) -> int:
-        """Number of parameters; as many numbers are added up over the processes at every update."""
+        """Number of parameters, and of numbers that every update sums over the processes."""
         return int(mvrbm(VISIBLE, self.hidden, rank=self.rank).n_parameters)
 
 
@@ -83,9 +83,10 @@ WORKLOADS = {
 
 
 def measure(name: str) -> None:
-    """Measure a workload in each process; the main one prints the medians, in seconds."""
+    """Measure a workload in one of several processes. The main process prints the medians in seconds."""
     torch.set_num_threads(1)
-    workload, world = WORKLOADS[name], World.here()
+    workload = WORKLOADS[name]
+    world = World.here()
     generator = np.random.default_rng(0)
     found: dict[str, dict[str, float]] = {"update": {}, "sum": {}}
     for batch in workload.batches:
@@ -99,7 +100,8 @@ def measure(name: str) -> None:
             times.append((time.perf_counter() - began) / 5)
         found["update"][str(batch)] = statistics.median(times)
     for size in (workload.parameters, 100 * workload.parameters):
-        message, times = torch.zeros(size), []
+        message = torch.zeros(size)
+        times = []
         for _ in range(200):
             began = time.perf_counter()
             world.all_reduce(message)
@@ -110,24 +112,15 @@ def measure(name: str) -> None:
 
 
 def start(settings: Mapping[str, Any], place: Place) -> Outcome:
-    """Start processes, and return the medians of the main one."""
-    command = ["studies.distributed", settings["workload"]]
-    if settings["processes"] > 1:
-        launcher = ["torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(settings["processes"])]
-        command = [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", *command]
-    command = [sys.executable, "-m", *command]
-    root = Path(__file__).parents[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=root)
-    if done.returncode:
-        raise RuntimeError(f"the processes failed: {done.stderr.strip()[-300:]}")
-    return Outcome(json.loads(done.stdout.strip().splitlines()[-1]))
+    """Measure a workload with some number of processes."""
+    return Outcome(run_module("studies.distributed", settings["workload"], settings["processes"]))
 
 
 def speed_up(alone: Mapping[str, float], latency: float, bandwidth: float, n_bytes: int) -> dict[str, list[float]]:
-    """Return the speed-up over one process by batch size, for every number of processes of `MODELED`."""
+    """Predict the speedup over one process for the numbers of processes in `MODELED`, by batch size."""
     batches = sorted(map(int, alone))
-    least, most = batches[0], batches[-1]
+    least = batches[0]
+    most = batches[-1]
     per_sample = (alone[str(most)] - alone[str(least)]) / (most - least)
     fixed = max(0.0, alone[str(least)] - least * per_sample)
     curves = {}
@@ -141,8 +134,8 @@ def speed_up(alone: Mapping[str, float], latency: float, bandwidth: float, n_byt
     return curves
 
 
-CELLS = tuple(
-    Cell(
+PLAN = tuple(
+    Run(
         f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}-processes-{n}", "processes", start,
         {"workload": name, **dataclasses.asdict(workload), "processes": n}, alone=True,
     )
@@ -152,13 +145,14 @@ CELLS = tuple(
 
 
 def results(store: Store) -> dict[str, Any]:
-    """Return the measured times and the modeled speed-ups of every workload."""
+    """Return the measured times and the predicted speedups of every workload."""
     found = {}
     for name, workload in WORKLOADS.items():
-        cells = [cell for cell in CELLS if cell.settings["workload"] == name]
-        measured = {str(cell.settings["processes"]): store.numbers(cell) for cell in cells}
+        runs = [run for run in PLAN if run.settings["workload"] == name]
+        measured = {str(run.settings["processes"]): store.numbers(run) for run in runs}
         small = 4 * workload.parameters  # bytes
-        large, sums = 100 * small, measured["2"]["sum"]
+        large = 100 * small
+        sums = measured["2"]["sum"]
         bandwidth = (large - small) / max(1e-9, sums[str(large)] - sums[str(small)])
         latency = max(1e-6, sums[str(small)] - small / bandwidth)
         alone = measured["1"]["update"]
@@ -177,24 +171,17 @@ def results(store: Store) -> dict[str, Any]:
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        *("--out", "--work", "--report-only", "--json"),
-        out={"default": Path("results/distributed"), "help": "Folder for curve.json. Default: results/distributed."},
-        work={"default": Path("runs/distributed"), "help": "Folder for cells. Default: runs/distributed."},
-    )
+    add_study_options(parser, "distributed")
 
 
 def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     path = options.out / "curve.json"
     if not options.report_only:
-        store = Store(options.work / "cells")
-        run(CELLS, Place(store, "cpu", work=options.work)).raise_failures()
+        store = Store.within(options.work)
+        run_plan(PLAN, Place(store, "cpu", work=options.work)).raise_failures()
         options.out.mkdir(parents=True, exist_ok=True)
         write_json(path, results(store))
-    if not path.is_file():
-        raise StorageError(f"{options.out} has no curve.json: run without --report-only first")
-    found = json.loads(path.read_text())
+    found = read_results(path)
     lines = [f"processes: {json.dumps(found['processes'])}"]
     for workload, parts in found["workloads"].items():
         lines += [f"{workload}, {name}: {json.dumps(value)}" for name, value in parts.items()]
@@ -202,7 +189,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
 
 
 COMMANDS = {
-    "distributed": Command("When sharing a training run among processes pays.", _add, _run, "--out results/distributed")
+    "distributed": Command("Speedup of training with several processes.", _add, _run, "--out results/distributed")
 }
 
 if __name__ == "__main__":

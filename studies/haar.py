@@ -1,31 +1,31 @@
-r"""Haar-likeness: how close the filters of an MVRBM are to Haar functions, as a number from 0 to 1.
+r"""Haar-likeness, a number from 0 to 1 that measures how close the filters of an MVRBM are to Haar functions.
 
 Filter (k, l) of an MVRBM is the outer product :math:`u_k v_l^\top` of a row of U and a row of V. The paper calls such
-filters "quite close to the Haar filters". Here a vector is compared with the Haar functions of all places and widths
-(not only the dyadic ones, so that a filter need not sit on a grid), which are, for whole numbers :math:`a` and
-:math:`w \ge 1`,
+filters "quite close to the Haar filters". Here a vector is compared with the Haar functions of all positions and
+widths, not only the dyadic ones, so that a filter does not have to lie on a grid. For integers :math:`a` and
+:math:`w \ge 1` they are
 
 .. math::
 
     \phi_{a,w} = 1_{[a, a + w)}, \qquad \psi_{a,w} = 1_{[a, a + w)} - 1_{[a + w, a + 2w)} .
 
-Its Haar-likeness is the share of its energy that the best of them explains,
+The Haar-likeness of a vector is the share of its energy that the best Haar function explains,
 
 .. math::
 
     s(u) = \max_{h} \cos^2(u, h) = \max_h \frac{\langle u, h\rangle^2}{\|u\|^2 \|h\|^2} .
 
 It is 1 for a Haar function and does not depend on sign or scale. In two dimensions Haar functions are products of these
-(a box, a vertical or a horizontal edge, a chequer), so that
+(a box, a vertical or a horizontal edge, a checker), so that
 :math:`\cos^2(u v^\top, g h^\top) = \cos^2(u, g) \cos^2(v, h)`: the likeness of a filter is :math:`s(u)\, s(v)`, and
 the mean over all filters is the product of the means over U and over V.
 
-There are many Haar functions, and a smooth vector is close to one of them by chance. Three references show how close:
+There are so many Haar functions that a smooth vector is close to one by chance. Three references show how close:
 
-- ``scrambled``: the same vectors with random signs given to the coefficients of their cosine transform. They have the
-  same power at every frequency, so they are equally smooth, but without aligned edges.
-- ``white``: independent normal numbers.
-- ``dct``: the cosine basis itself, the usual alternative to Haar's.
+- ``scrambled``: the same vectors with random signs of the coefficients of their cosine transform. They have the same
+  power at every frequency, so they are equally smooth, but have no aligned edges.
+- ``white``: white noise.
+- ``dct``: the cosine basis, the usual alternative to Haar functions.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from mvrbm.machine import BoltzmannMachine
-from mvrbm.validation import whole_number
+from mvrbm import BoltzmannMachine
 
 __all__ = ["cosine_basis", "haar_functions", "haar_likeness", "likeness"]
 
@@ -46,7 +45,7 @@ Array = NDArray[np.float64]
 
 
 def haar_functions(length: int) -> Array:
-    """Return all Haar functions on a line of points, each of norm 1: boxes first, then steps.
+    """Return all Haar functions on a line of points, normalized: boxes first, then steps.
 
     Parameters
     ----------
@@ -58,7 +57,8 @@ def haar_functions(length: int) -> Array:
     array (n_functions, length)
         28 points have 406 boxes and 196 steps.
     """
-    length = whole_number(length, "length")
+    if length < 1:
+        raise ValueError(f"length must be a whole number of at least 1, got {length}")
     point = np.arange(length)
 
     def box(first: int, width: int) -> Array:
@@ -77,7 +77,7 @@ def likeness(vectors: ArrayLike) -> Array:
     Parameters
     ----------
     vectors : array (..., length)
-        Vectors along the last axis, none of them zero.
+        Nonzero vectors along the last axis.
 
     Returns
     -------
@@ -95,12 +95,12 @@ def likeness(vectors: ArrayLike) -> Array:
 
 
 def haar_likeness(machine: BoltzmannMachine, *, draws: int = 200, seed: int = 0) -> dict[str, Any]:
-    r"""Return the Haar-likeness of the filters :math:`u_k v_l^\top` of an MVRBM, and that of random references.
+    r"""Return the Haar-likeness of the filters :math:`u_k v_l^\top` of an MVRBM, and of the references.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        One visible layer of two axes, coupled by one Kronecker product.
+        A machine with one visible layer of two axes, coupled by one Kronecker product.
     draws : int
         Number of draws of the references.
     seed : int
@@ -109,10 +109,10 @@ def haar_likeness(machine: BoltzmannMachine, *, draws: int = 200, seed: int = 0)
     Returns
     -------
     dict
-        ``"rows"``, ``"columns"`` and ``"filters"``: for U, for V and for all filters, a dict of the mean likeness
-        ``"mean"``, of that of the references ``"scrambled"``, ``"white"`` and ``"dct"``, and of ``"scrambled_std"``,
-        the standard deviation of the scrambled mean over draws, the scale of differences by chance.
-        ``"filters"`` also has the likeness of each filter, ``"each"``, an array (K, L).
+        ``"rows"`` for U, ``"columns"`` for V, and ``"filters"`` for all filters. Each is a dict with the mean likeness
+        ``"mean"``, the mean likeness of the references ``"scrambled"``, ``"white"`` and ``"dct"``, and
+        ``"scrambled_std"``, the standard deviation of the scrambled mean over draws. ``"filters"`` also has ``"each"``,
+        an array (K, L) with the likeness of each filter.
 
     Examples
     --------
@@ -122,7 +122,6 @@ def haar_likeness(machine: BoltzmannMachine, *, draws: int = 200, seed: int = 0)
     True
     """
     U, V = _factors(machine)
-    draws = whole_number(draws, "draws")
     chance = np.random.default_rng(seed)
     each = likeness(U), likeness(V)
     scrambled = [_scrambled(factor, draws, chance) for factor in (U, V)]  # (draws,)
@@ -149,8 +148,9 @@ def haar_likeness(machine: BoltzmannMachine, *, draws: int = 200, seed: int = 0)
 
 
 def cosine_basis(length: int) -> Array:
-    r"""Orthonormal cosine basis (DCT-II), one vector per row: :math:`\cos(\pi k (2 i + 1) / 2 n)`, scaled."""
-    k, i = np.arange(length)[:, None], np.arange(length)
+    r"""Return the orthonormal DCT-II basis, one vector per row: :math:`\cos(\pi k (2 i + 1) / 2 n)`, scaled."""
+    k = np.arange(length)[:, None]
+    i = np.arange(length)
     basis = np.cos(np.pi * k * (2 * i + 1) / (2 * length)) * math.sqrt(2 / length)
     basis[0] /= math.sqrt(2)
     return np.asarray(basis, dtype=np.float64)
@@ -171,7 +171,7 @@ def _factors(machine: BoltzmannMachine) -> tuple[Array, Array]:
 
 
 def _scrambled(vectors: Array, draws: int, chance: np.random.Generator) -> Array:
-    """Mean likeness of vectors whose cosine coefficients have random signs, (draws,)."""
+    """Return the mean likeness of vectors whose cosine coefficients have random signs, (draws,)."""
     basis = cosine_basis(vectors.shape[1])
     coefficients = vectors @ basis.T
     return np.array(

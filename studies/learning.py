@@ -1,9 +1,9 @@
-"""Learning: the numbers of docs/learning.md on the default recipe, on Algorithm 1, on negative phases and on memory.
+"""Training: the default recipe, the paper's Algorithm 1, negative phases, and memory.
 
-Parts: `defaults` and `seeds` (the default recipe on digits), `grid` (over sizes, orders and ranks), `paper`
-(Algorithm 1), `reconstruction` (3,000 epochs, resumed from checkpoints), `likelihood` (negative phases on a model whose
-likelihood is exact) and `memory` (training from a large file). Every training run is a cell; each part has a file of
-results, with one row per cell and a summary.
+The parts are `defaults` and `seeds` (the default recipe on digits), `grid` (the default recipe over sizes, orders and
+ranks), `paper` (Algorithm 1), `reconstruction` (3,000 epochs, resumed from checkpoints), `likelihood` (negative phases
+on a model with an exact likelihood) and `memory` (training from a large file). Each part has a file of results, with
+one row per run and a summary.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from mvrbm.likelihood import log_likelihood
 from mvrbm.models import mvrbm
 from mvrbm.sampling import mean_field
 from mvrbm.training import CD, PCD, Callback, Checkpoint, Recipe, TemperedPCD, Trainer
-from studies.arguments import Command, Options, add_options, add_parts
+from studies.arguments import Command, Options, add_parts, add_study_options
 from studies.baselines import nearest_neighbor_error
-from studies.cells import Cell, Outcome, Place, Store, write_json
-from studies.digits.data import all_photographs, digits, subset
+from studies.data import all_photographs, digits, subset
 from studies.report import Measured
 from studies.runner import run_parts
+from studies.runs import Outcome, Place, Run, Store, write_json
 
 __all__ = ["COMMANDS", "PARTS"]
 
 Array = NDArray[Any]
 Settings = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
+#: Shape of the hidden layer for digits.
 HIDDEN = (25, 25)
 
 
@@ -52,12 +53,12 @@ HIDDEN = (25, 25)
 
 @torch.no_grad()
 def features(machine: BoltzmannMachine, images: Array) -> torch.Tensor:
-    """Return hidden probabilities, one row per image."""
+    """Return the hidden probabilities, one row per image."""
     return torch.cat([machine.hidden_mean(torch.as_tensor(part) / 255) for part in np.array_split(images, 20)])
 
 
 class Norms(Callback):
-    """Records the norms of the factors after every update."""
+    """Record the norms of the factors after every update."""
 
     def __init__(self) -> None:
         self.values: list[list[float]] = []
@@ -68,16 +69,17 @@ class Norms(Callback):
 
     @property
     def peak_over_final(self) -> float:
-        """Largest ratio of a factor's largest norm to its last."""
+        """Largest ratio of a factor's largest norm to its final norm."""
         values = np.array(self.values)
         return float((values.max(0) / values[-1]).max())
 
 
 class At(Callback):
-    """Calls a function after some updates."""
+    """Call a function after some updates."""
 
     def __init__(self, updates: Sequence[int], function: Callable[[Trainer], None]) -> None:
-        self.updates, self.function = set(updates), function
+        self.updates = set(updates)
+        self.function = function
 
     def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
         if trainer.update in self.updates:
@@ -85,7 +87,7 @@ class At(Callback):
 
 
 def relative_error(machine: BoltzmannMachine, data: Any) -> float:
-    """Return the squared reconstruction error over the variance of the data."""
+    """Return the squared reconstruction error divided by the variance of the data."""
     x = torch.as_tensor(data).to(machine.like)
     with torch.no_grad():
         rebuilt = mean_field(machine, x, 1)["visible"]
@@ -93,7 +95,7 @@ def relative_error(machine: BoltzmannMachine, data: Any) -> float:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and half the width of its 95 % interval."""
+    """Return the mean and half the width of its 95 % confidence interval."""
     found = Measured(tuple(values))
     return found.mean, found.interval
 
@@ -104,16 +106,19 @@ EPOCHS = (10, 100)
 
 
 def defaults(settings: Settings, place: Place) -> Outcome:
-    """1-NN errors on one subset of 10,000 digits."""
-    data, seed = digits("mnist", None, place.data_dir), settings["seed"]
+    """Measure 1-NN errors on one subset of 10,000 digits."""
+    data = digits("mnist", None, place.data_dir)
+    seed = settings["seed"]
     rows = subset(60_000, 10_000, seed)
-    images, labels = data.train[rows], data.train_labels[rows]
+    images = data.train[rows]
+    labels = data.train_labels[rows]
     raw = nearest_neighbor_error(images, labels, data.test, data.test_labels)
     row: dict[str, Any] = {"subset": seed, "raw": raw}
     norms = Norms()
 
     def measure(trainer: Trainer) -> None:
-        here, there = features(trainer.machine, images), features(trainer.machine, data.test)
+        here = features(trainer.machine, images)
+        there = features(trainer.machine, data.test)
         error = nearest_neighbor_error(here, labels, there, data.test_labels)
         row[f"after {trainer.update // 100} passes"] = error
 
@@ -131,7 +136,7 @@ def _gains(rows: Rows) -> dict[str, Any]:
 
 
 def seeds(settings: Settings, place: Place) -> Outcome:
-    """Reconstruction error and norms of one random start."""
+    """Measure reconstruction error and norms for one random seed."""
     images = digits("mnist", None, place.data_dir).train[subset(60_000, 10_000, 0)]
     norms = Norms()
     machine = mvrbm((28, 28), HIDDEN)
@@ -162,7 +167,7 @@ SHAPES = [
 
 
 def grid(settings: Settings, place: Place) -> Outcome:
-    """Reconstruction error and norms of one machine on patches of photographs."""
+    """Measure reconstruction error and norms of one machine on patches of photographs."""
     unit, rank, updates = settings["unit"], settings["rank"], settings["updates"]
     visible_shape, hidden_shape = tuple(settings["visible"]), tuple(settings["hidden"])
     size = int(np.prod(visible_shape))
@@ -187,7 +192,8 @@ def grid(settings: Settings, place: Place) -> Outcome:
         row["norm peak / final"] = norms.peak_over_final
     except ArithmeticError as error:
         row["diverged"] = str(error)
-    row["rate"], row["seconds"] = trainer.recipe.learning_rate, time.perf_counter() - began
+    row["rate"] = trainer.recipe.learning_rate
+    row["seconds"] = time.perf_counter() - began
     if unit == "gaussian":
         row["least standard deviation"] = 1 / float(machine.layers["visible"].inverse_scale().detach().max())
     return Outcome(row)
@@ -206,13 +212,17 @@ def _worst_of_grid(rows: Rows) -> dict[str, Any]:
 
 
 def paper(settings: Settings, place: Place) -> Outcome:
-    """1-NN error of the paper's recipe on one subset of 10,000 digits."""
-    data, seed, epochs = digits("mnist", None, place.data_dir), settings["seed"], settings["epochs"]
+    """Measure the 1-NN error of the paper's recipe on one subset of 10,000 digits."""
+    data = digits("mnist", None, place.data_dir)
+    seed = settings["seed"]
+    epochs = settings["epochs"]
     rows = subset(60_000, 10_000, seed)
-    images, labels = data.train[rows], data.train_labels[rows]
+    images = data.train[rows]
+    labels = data.train_labels[rows]
     machine = mvrbm((28, 28), HIDDEN)
     Trainer(machine, "paper", seed=seed).fit(images, epochs, initialize=True)
-    here, there = features(machine, images), features(machine, data.test)
+    here = features(machine, images)
+    there = features(machine, data.test)
     return Outcome(
         {
             "subset": seed,
@@ -228,7 +238,7 @@ def _mean_errors(rows: Rows) -> dict[str, Any]:
 
 
 def reconstruction(settings: Settings, place: Place) -> Outcome:
-    """Squared error of the paper's recipe on 2,000 of each digit; resumes from its last checkpoint."""
+    """Measure the reconstruction error of the paper's recipe on 2,000 of each digit, resuming from checkpoints."""
     data = digits("mnist", None, place.data_dir)
     of_each = [np.flatnonzero(data.train_labels == digit) for digit in range(10)]
     chosen = np.concatenate([np.random.default_rng(0).permutation(rows)[: settings["each"]] for rows in of_each])
@@ -249,12 +259,12 @@ def reconstruction(settings: Settings, place: Place) -> Outcome:
 
 # -- negative phases --------------------------------------------------------------------------------
 
-PHASES = {"CD-1": CD(1), "PCD-1": PCD(100), "tempered PCD-1": TemperedPCD(100, 10)}
+NEGATIVES = {"CD-1": CD(1), "PCD-1": PCD(100), "tempered PCD-1": TemperedPCD(100, 10)}
 UPDATES = 10_000
 
 
 def bars_and_stripes() -> dict[str, Array]:
-    """Return every 3x3 image of full rows or full columns, with a label for which it is: two layers, many modes."""
+    """Return all 3x3 images of full rows or full columns, labeled as one or the other: two layers, many modes."""
     images, labels = [], []
     for bits in itertools.product([0.0, 1.0], repeat=3):
         images += [np.tile(np.array(bits)[:, None], (1, 3)), np.tile(np.array(bits)[None], (3, 1))]
@@ -263,7 +273,7 @@ def bars_and_stripes() -> dict[str, Array]:
 
 
 def likelihood(settings: Settings, place: Place) -> Outcome:
-    """Exact log-likelihood during training with one negative phase."""
+    """Measure the exact log-likelihood during training with one kind of negative phase."""
     data = bars_and_stripes()
     states = {key: torch.as_tensor(value, dtype=torch.float32) for key, value in data.items()}
     many = {key: np.tile(value, (64,) + (1,) * (value.ndim - 1)) for key, value in data.items()}
@@ -278,10 +288,10 @@ def likelihood(settings: Settings, place: Place) -> Outcome:
         curve[str(trainer.update)] = float(log_likelihood(machine, states).mean())
 
     epochs = UPDATES // 11 + 1
-    # Persistent chains follow a model only as fast as they mix: the rate has to fall, as is usual.
+    # Persistent chains follow the model only as fast as they mix, so the rate has to fall.
     trainer = Trainer(
         machine,
-        Recipe(negative=PHASES[settings["negative"]], learning_rate=0.1),
+        Recipe(negative=NEGATIVES[settings["negative"]], learning_rate=0.1),
         seed=settings["seed"],
         scheduler=lambda optimizer: LambdaLR(optimizer, lambda done: 1 - done / epochs),
         callbacks=[At([1, 500, 1000, 2000, 5000, UPDATES], measure)],
@@ -291,12 +301,12 @@ def likelihood(settings: Settings, place: Place) -> Outcome:
 
 
 def _nats(rows: Rows) -> dict[str, Any]:
-    last = {name: np.array([row[str(UPDATES)] for row in rows if row["negative"] == name]) for name in PHASES}
+    last = {name: np.array([row[str(UPDATES)] for row in rows if row["negative"] == name]) for name in NEGATIVES}
     summary: dict[str, Any] = {f"{name}, nats": interval(values.tolist()) for name, values in last.items()}
     for a, b in (("PCD-1", "CD-1"), ("tempered PCD-1", "PCD-1")):
         summary[f"{a} minus {b}, paired"] = interval((last[a] - last[b]).tolist())
     summary["start"] = float(np.mean([row["1"] for row in rows]))
-    summary["best possible"] = -float(np.log(16))  # sixteen different pairs of image and label
+    summary["best possible"] = -float(np.log(16))  # there are sixteen pairs of image and label
     return summary
 
 
@@ -304,13 +314,13 @@ def _nats(rows: Rows) -> dict[str, Any]:
 
 
 def anonymous_memory() -> float:
-    """Return the anonymous memory of this process, in MiB."""
+    """Return the anonymous memory of this process in MiB."""
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) / 1024
 
 
 def memory(settings: Settings, place: Place) -> Outcome:
-    """Growth of memory while training from a file."""
+    """Measure the growth of memory while training from a file."""
     place.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.work) as folder:
         path = Path(folder) / "large.npy"
@@ -321,7 +331,8 @@ def memory(settings: Settings, place: Place) -> Outcome:
             count = min(100_000, n - first)
             array[first : first + count] = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         del array
-        before, peak = anonymous_memory(), 0.0
+        before = anonymous_memory()
+        peak = 0.0
 
         class Watch(Callback):
             def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
@@ -344,9 +355,9 @@ def _growth(rows: Rows) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the study: the settings of its cells, and the summary of their rows."""
+    """A part of the study: how its runs are computed, their settings, and the summary of their rows."""
 
-    work: Callable[[Settings, Place], Outcome]
+    compute: Callable[[Settings, Place], Outcome]
     settings: Sequence[dict[str, Any]]
     summary: Callable[[Rows], dict[str, Any]]
     alone: bool = False
@@ -369,20 +380,20 @@ PARTS = {
     "paper": Part(paper, [{"seed": seed, "epochs": 300} for seed in range(5)], _mean_errors),
     "reconstruction": Part(reconstruction, [{"each": 2000, "epochs": 3000}], lambda rows: {}),
     "likelihood": Part(
-        likelihood, [{"negative": name, "seed": seed} for name in sorted(PHASES) for seed in range(10)], _nats
+        likelihood, [{"negative": name, "seed": seed} for name in sorted(NEGATIVES) for seed in range(10)], _nats
     ),
     "memory": Part(memory, [{"bytes": 2 * 2**30, "updates": 3000}], _growth, alone=True),
 }
-CELLS = tuple(
-    Cell(f"{name}-{number:02d}", name, part.work, settings, alone=part.alone)
+PLAN = tuple(
+    Run(f"{name}-{number:02d}", name, part.compute, settings, alone=part.alone)
     for name, part in PARTS.items()
     for number, settings in enumerate(part.settings)
 )
 
 
 def _write(name: str, store: Store, out: Path) -> None:
-    """Write the results of a part, if all of its cells are stored."""
-    records = [store.record(cell) for cell in CELLS if cell.group == name]
+    """Write the results of a part if all of its runs are stored."""
+    records = [store.record(run) for run in PLAN if run.group == name]
     if any(record is None for record in records):
         return
     found = [record for record in records if record is not None]
@@ -410,11 +421,10 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _add(parser: argparse.ArgumentParser) -> None:
     add_parts(parser, list(PARTS))
-    add_options(
+    add_study_options(
         parser,
-        *("--out", "--work", "--jobs", "--budget", "--report-only", "--device", "--data-dir", "--json"),
-        out={"default": Path("results/learning"), "help": "Folder for the results. Default: results/learning."},
-        work={"default": Path("runs/learning"), "help": "Folder for cells and checkpoints. Default: runs/learning."},
+        "learning",
+        *("--jobs", "--budget", "--device", "--data-dir"),
         device={
             "default": "cpu",
             "help": "Device for `reconstruction` and the large machines of `grid`. Default: cpu.",
@@ -427,10 +437,10 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     result: dict[str, Any] = {"out": str(options.out)}
     if not options.report_only:
         torch.set_num_threads(1)
-        store = Store(options.work / "cells")
+        store = Store.within(options.work)
         place = Place(store, resolve_device(options.device).type, options.data_dir, options.work)
         try:
-            result |= run_parts(CELLS, parts, place, jobs=options.jobs, budget=options.budget)
+            result |= run_parts(PLAN, parts, place, jobs=options.jobs, budget=options.budget)
         finally:
             for part in parts:
                 _write(part, store, options.out)
@@ -442,4 +452,4 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
     return result, table(result["results"])
 
 
-COMMANDS = {"learning": Command("Recipes, negative phases and memory of training.", _add, _run, "defaults --jobs 2")}
+COMMANDS = {"learning": Command("Training: recipes, negative phases and memory.", _add, _run, "defaults --jobs 2")}

@@ -1,15 +1,16 @@
-"""The report kit that all studies and the benchmark share, on top of `mvrbm.report`.
+"""The page kit of the studies and benchmarks, on top of `mvrbm.pages`.
 
-From stored cells to numbers (means and their spread, next to a paper's numbers and claims), from numbers to figures
-and tables, and from these to a page. Nothing here computes a result. Each experiment has an `Evidence` of its own,
-which finds its numbers among the stored cells, and a function `results`, which collects them in one plain object:
-`results.json` and the report are made from that.
+It turns stored runs into numbers (means and their spread, next to a paper's numbers and claims), numbers into figures
+and tables, and these into a page. Nothing here computes a result. Each experiment has a subclass of
+:class:`StoredRuns`, which finds its numbers among the stored runs, and a function `results`, which collects them as
+plain values. `results.json` and the page are made from these.
 """
 
 from __future__ import annotations
 
 import base64
 import html
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from studies.cells import Cell, Store
+from mvrbm.errors import StorageError
+from mvrbm.io.atomic import replace_file
+from studies.runs import Run, Store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-    from mvrbm.report import Figure, Section, Table
+    from mvrbm.pages import Figure, Section, Table
 
 __all__ = [
     "DASH",
@@ -36,7 +39,7 @@ __all__ = [
     "Drawing",
     "Measured",
     "Numbers",
-    "StoredCells",
+    "StoredRuns",
     "Target",
     "as_text",
     "bare",
@@ -46,20 +49,25 @@ __all__ = [
     "draw_all",
     "incomplete",
     "legend_below",
+    "markdown_table",
     "mean",
     "measured",
     "plain",
+    "read_results",
     "section",
     "summary",
     "verdict",
     "worse",
+    "write_text",
 ]
 
 Numbers = Mapping[str, Any]
-#: Stands where there is no number.
+#: Placeholder for a missing number.
 DASH = "–"
-#: Colors.
-OURS, PAPERS, RAW = "#2a78c2", "#d1672a", "#777777"
+#: Colors of our results, of the paper's, and of raw pixels.
+OURS = "#2a78c2"
+PAPERS = "#d1672a"
+RAW = "#777777"
 _DOTS_PER_INCH = 150
 
 
@@ -68,23 +76,23 @@ _DOTS_PER_INCH = 150
 
 @dataclass(frozen=True)
 class Measured:
-    """A mean over random subsets."""
+    """A number measured on several random subsets."""
 
     values: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        """The mean."""
+        """Mean over subsets."""
         return float(np.mean(self.values))
 
     @property
     def std(self) -> float | None:
-        """Standard deviation over subsets, None for a single one."""
+        """Standard deviation over subsets, or None if there is only one."""
         return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
 
     @property
     def interval(self) -> float | None:
-        """Half the width of the mean's 95 % interval (Student's t), None for a single one."""
+        """Half the width of the 95 % confidence interval of the mean (Student's t), or None for a single subset."""
         if self.std is None:
             return None
         from scipy.stats import t
@@ -92,7 +100,7 @@ class Measured:
         return float(t.ppf(0.975, len(self.values) - 1) * self.std / math.sqrt(len(self.values)))
 
     def plain(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the statistics as plain values."""
         return {
             "mean": self.mean,
             "std": self.std,
@@ -103,59 +111,58 @@ class Measured:
 
 
 def measured(values: Iterable[float | None]) -> Measured | None:
-    """Return the mean of the numbers that are not None, None if there are none."""
+    """Collect the numbers that are not None; return None if there are none."""
     there = tuple(float(value) for value in values if value is not None)
     return Measured(there) if there else None
 
 
-class StoredCells:
-    """The stored cells of a plan.
+class StoredRuns:
+    """The stored runs of a plan.
 
     Parameters
     ----------
     store : Store
-        The store.
-    cells : sequence of Cell
-        The cells of the plan.
+        Where the runs are stored.
+    runs : sequence of Run
+        The runs of the plan.
     """
 
-    def __init__(self, store: Store, cells: Sequence[Cell]) -> None:
-        self.store, self.cells = store, list(cells)
-        records = ((cell, store.record(cell)) for cell in self.cells)
-        self.records = {cell.name: record for cell, record in records if record is not None}
-        self.stored = [cell for cell in self.cells if cell.name in self.records]
+    def __init__(self, store: Store, runs: Sequence[Run]) -> None:
+        self.store = store
+        self.runs = list(runs)
+        records = ((run, store.record(run)) for run in self.runs)
+        self.records = {run.name: record for run, record in records if record is not None}
+        self.stored = [run for run in self.runs if run.name in self.records]
 
-    def found(self, kind: Callable[..., Any], **settings: Any) -> list[tuple[Cell, Numbers]]:
-        """Return the stored cells of a kind of work that have these settings, with their numbers."""
+    def found(self, compute: Callable[..., Any], **settings: Any) -> list[tuple[Run, Numbers]]:
+        """Return the stored runs of a function that have these settings, with their numbers."""
         return [
-            (cell, self.records[cell.name]["numbers"])
-            for cell in self.stored
-            if cell.work is kind and all(cell.settings.get(key) == value for key, value in settings.items())
+            (run, self.records[run.name]["numbers"])
+            for run in self.stored
+            if run.compute is compute and all(run.settings.get(key) == value for key, value in settings.items())
         ]
-
-    # -- about the run ----------------------------------------------------------------------------
 
     @property
     def seconds(self) -> float:
-        """Seconds of all stored cells together."""
+        """Total seconds of all stored runs."""
         return float(sum(record["seconds"] for record in self.records.values()))
 
     @property
     def machines(self) -> list[str]:
-        """The machines that the cells were computed on, the most common first."""
+        """The computers that the runs were computed on, the most common first."""
         on = (record["on"] for record in self.records.values())
         counts = Counter(f"{one['device']}, torch {one['torch']}, {one['jobs']} at a time" for one in on)
-        return [f"{machine} ({count} cells)" for machine, count in counts.most_common()]
+        return [f"{machine} ({count} runs)" for machine, count in counts.most_common()]
 
-    def where(self, cells: Iterable[Cell]) -> str:
-        """Return the machine that most of some stored cells were computed on, and how many ran at a time."""
-        on = (self.records[cell.name]["on"] for cell in cells)
+    def where(self, runs: Iterable[Run]) -> str:
+        """Return the computer that most of the given runs were computed on, and how many ran at a time."""
+        on = (self.records[run.name]["on"] for run in runs)
         counts = Counter(f"{one['device']}, {one['jobs']} at a time" for one in on)
         return counts.most_common(1)[0][0] if counts else ""
 
     @property
     def diverged(self) -> dict[str, str]:
-        """Cells whose training diverged, and when."""
+        """When training diverged, by the name of the run."""
         return {
             name: record["numbers"]["diverged"].split(". ")[0]  # without the advice that follows
             for name, record in self.records.items()
@@ -163,9 +170,9 @@ class StoredCells:
         }
 
 
-def by_key(cells: Sequence[Numbers]) -> dict[str, Measured]:
-    """Return the mean of every number, by name; numbers in nested mappings have names with dots."""
-    flat = [dict(_flat(numbers)) for numbers in cells]
+def by_key(runs: Sequence[Numbers]) -> dict[str, Measured]:
+    """Collect each number over several runs, by name. Names of numbers in nested mappings are joined by dots."""
+    flat = [dict(_flat(numbers)) for numbers in runs]
     keys = [key for key in (flat[0] if flat else {}) if all(key in numbers for numbers in flat)]
     return {key: Measured(tuple(numbers[key] for numbers in flat)) for key in keys}
 
@@ -183,26 +190,30 @@ def _flat(numbers: Numbers, prefix: str = "") -> Iterable[tuple[str, float]]:
 
 @dataclass(frozen=True)
 class Target:
-    """A number of the paper, or one that we want to reach, and our own.
+    """One of our numbers, next to the paper's and to the one that we want to reach.
 
     Parameters
     ----------
     key, title : str
-        Its names in `results.json` and in the report.
+        Names in `results.json` and on the page.
     paper : float or None
         The paper's number.
     wanted : float or None
         The number to reach.
+    ours : Measured or None
+        Our number.
+    raw : Measured or None
+        The number for raw pixels on the same subsets.
+    seconds : Measured or None
+        Seconds of training.
     lower : bool
         Whether lower is better.
     unit : str
         Unit.
     digits : int
         Decimals to show.
-    ours, raw, seconds : Measured or None
-        Our number, that of raw pixels on the same subsets, and the seconds of training.
     reason : str
-        Likely reason if ours does not reach the wanted number.
+        Likely reason if our number does not reach the wanted one.
     """
 
     key: str
@@ -218,7 +229,7 @@ class Target:
     reason: str = ""
 
     def plain(self, comparable: bool) -> dict[str, Any]:
-        """Return all of it as plain values; without a verdict if ours was not measured with the paper's N and T."""
+        """Return the target as plain values, with verdicts if ours was measured with the paper's settings."""
         row: dict[str, Any] = {"key": self.key, "title": self.title, "unit": self.unit, "decimals": self.digits}
         row |= {"paper": self.paper, "wanted": self.wanted, "lower_is_better": self.lower}
         row |= {"ours": None if self.ours is None else self.ours.plain()}
@@ -238,32 +249,45 @@ class Target:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, a test of it, and the likely reason if it does not hold."""
+    """A claim of the paper, and a test of it.
+
+    Parameters
+    ----------
+    key : str
+        Name in `results.json`.
+    says : str
+        The claim.
+    test : callable
+        Takes the stored runs, and returns whether the claim holds and the numbers that show it, or None if they are
+        not measured yet.
+    reason : str
+        Likely reason if the claim does not hold.
+    """
 
     key: str
     says: str
-    test: Callable[[Any], tuple[bool, str] | None]  # holds, and by which numbers; None: not measured yet
+    test: Callable[[Any], tuple[bool, str] | None]
     reason: str
 
 
 def plain(points: Mapping[Any, Measured]) -> dict[str, Any]:
-    """Return means as plain values, under the same keys."""
+    """Return measured numbers as plain values, under the same keys."""
     return {str(key): one.plain() for key, one in points.items()}
 
 
 def summary(
-    evidence: StoredCells, targets: Iterable[Target], claims: Iterable[Claim], *, comparable: bool
+    evidence: StoredRuns, targets: Iterable[Target], claims: Iterable[Claim], *, comparable: bool
 ) -> dict[str, Any]:
-    """Return the part of `results.json` that all experiments have in common.
+    """Return the part of `results.json` that all of the paper's experiments share.
 
     Parameters
     ----------
-    evidence : StoredCells
-        The stored cells.
+    evidence : StoredRuns
+        The stored runs.
     targets : iterable of Target
         Numbers next to the paper's.
     claims : iterable of Claim
-        Sentences to be tested.
+        Claims to test.
     comparable : bool
         Whether the numbers were measured with the paper's settings.
     """
@@ -277,7 +301,7 @@ def summary(
         rows.append(row)
     return {
         "comparable_with_the_paper": comparable,
-        "cells": {"stored": len(evidence.stored), "planned": len(evidence.cells)},
+        "runs": {"stored": len(evidence.stored), "planned": len(evidence.runs)},
         "seconds": round(evidence.seconds, 1),
         "machines": evidence.machines,
         "diverged": evidence.diverged,
@@ -291,7 +315,7 @@ def summary(
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, its description for readers who cannot see it, and its caption."""
+    """A figure with its alternative text and its caption."""
 
     canvas: Canvas
     alt: str
@@ -299,14 +323,14 @@ class Drawing:
 
 
 def blank(width: float, height: float) -> Canvas:
-    """Return an empty figure; width and height are in inches."""
+    """Return an empty figure of a width and height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def bare(ax: Axes) -> None:
-    """Remove ticks and frame."""
+    """Remove the ticks and the frame of axes."""
     ax.set_xticks([])
     ax.set_yticks([])
     for side in ax.spines.values():
@@ -314,14 +338,14 @@ def bare(ax: Axes) -> None:
 
 
 def legend_below(canvas: Canvas, axes: Sequence[Axes], columns: int) -> None:
-    """Draw one legend for several axes below them."""
+    """Draw one legend for several axes, below them."""
     found = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     canvas.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
 
 
 def draw_all(folder: Path, figures: Mapping[str, Any], evidence: Any) -> dict[str, Figure]:
-    """Draw the figures for which there is evidence, save them under a folder, and return them for a page."""
-    from mvrbm.report import styled
+    """Draw the figures that have data, save them in the subfolder `figures`, and return them for a page."""
+    from mvrbm.pages import styled
 
     found = {}
     with styled():
@@ -333,14 +357,15 @@ def draw_all(folder: Path, figures: Mapping[str, Any], evidence: Any) -> dict[st
 
 
 def _saved(drawing: Drawing, folder: Path, name: str) -> Figure:
-    """Write a figure to `name.png` and `name.svg`, the same bytes every time, and return it for a page."""
-    from mvrbm.report import Figure
+    """Write a figure to `name.png` and `name.svg` reproducibly, and return it for a page."""
+    from mvrbm.pages import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
     png = folder / f"{name}.png"
     drawing.canvas.savefig(png, dpi=_DOTS_PER_INCH, metadata={"Software": None})
     drawing.canvas.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
-    data, width = base64.b64encode(png.read_bytes()).decode(), round(drawing.canvas.get_figwidth() * 96)
+    data = base64.b64encode(png.read_bytes()).decode()
+    width = round(drawing.canvas.get_figwidth() * 96)
     picture = f'<img src="data:image/png;base64,{data}" alt="{html.escape(drawing.alt)}" width="{width}">'
     return Figure(picture, drawing.caption)
 
@@ -348,16 +373,37 @@ def _saved(drawing: Drawing, folder: Path, name: str) -> Figure:
 # -- pages ------------------------------------------------------------------------------------------
 
 
-def section(title: str, figures: Mapping[str, Figure], names: Iterable[str], tables: Iterable[Table]) -> Section | None:
-    """Return a section of the existing figures and tables, None if there are none."""
-    from mvrbm.report import Section
+def read_results(path: Path) -> Any:
+    """Return the stored results of a study; raise `StorageError` if there are none."""
+    if not path.is_file():
+        raise StorageError(f"{path.parent} has no {path.name}: run the command without --report-only first")
+    return json.loads(path.read_text(encoding="utf-8"))
 
-    shown, rows = [figures[name] for name in names if name in figures], list(tables)
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with replace_file(path) as file:
+        file.write(text.encode())
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, or an empty string if it has no rows."""
+    if not rows:
+        return ""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows))
+
+
+def section(title: str, figures: Mapping[str, Figure], names: Iterable[str], tables: Iterable[Table]) -> Section | None:
+    """Return a section with the figures and tables that exist, or None if there are none."""
+    from mvrbm.pages import Section
+
+    shown = [figures[name] for name in names if name in figures]
+    rows = list(tables)
     return Section(title, (), rows, shown) if shown or rows else None
 
 
 def mean(one: Mapping[str, Any] | None, decimals: int) -> str:
-    """Format a mean with half the width of its interval and the number of values."""
+    """Format a mean, half the width of its confidence interval, and the number of values."""
     if one is None:
         return DASH
     spread = "" if one["interval95"] is None else f" ± {one['interval95']:.{decimals}f}"
@@ -365,7 +411,7 @@ def mean(one: Mapping[str, Any] | None, decimals: int) -> str:
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """Return the verdicts on a row in words."""
+    """Return in words how a number compares with the paper's and with the wanted one."""
     words = []
     if "better_than_the_paper" in row:
         words.append("✓ no worse" if row["better_than_the_paper"] else "✗ worse than the paper")
@@ -375,7 +421,7 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 
 def worse(found: Mapping[str, Any]) -> list[str]:
-    """Return sentences on numbers that are worse than the paper or not reached, and on training runs that diverged."""
+    """Return sentences on numbers that are worse than the paper's or not reached, and on runs that diverged."""
     short = [row["title"] for row in found["numbers"] if row.get("better_than_the_paper") is False]
     missed = [row for row in found["numbers"] if row.get("reached") is False]
     lines = []
@@ -398,7 +444,7 @@ def _missed(row: Mapping[str, Any]) -> str:
 
 
 def claims(found: Mapping[str, Any]) -> list[str]:
-    """Return sentences on which claims of the paper hold."""
+    """Return one sentence per claim of the paper that was tested."""
     lines = []
     for claim in found["claims"]:
         if claim["holds"] is None:
@@ -410,13 +456,13 @@ def claims(found: Mapping[str, Any]) -> list[str]:
 
 
 def incomplete(found: Mapping[str, Any]) -> str:
-    """Return a sentence on the cells that are missing, empty if there are none."""
-    missing = found["cells"]["planned"] - found["cells"]["stored"]
-    return f" {missing} of {found['cells']['planned']} cells are not computed yet." if missing else ""
+    """Return a sentence on the runs that are missing, or an empty string if there are none."""
+    missing = found["runs"]["planned"] - found["runs"]["stored"]
+    return f" {missing} of {found['runs']['planned']} runs are not computed yet." if missing else ""
 
 
 def as_text(found: Mapping[str, Any]) -> str:
-    """Return the numbers and claims of some results as lines of text."""
+    """Return the numbers and claims of an experiment as text."""
     lines = []
     for row in found["numbers"]:
         paper = DASH if row["paper"] is None else f"{row['paper']:g}"

@@ -283,9 +283,10 @@ def test_a_class_may_offer_its_own_graph_and_a_wrong_one_is_caught(tmp_path):
     path = tmp_path / "model.onnx"
     to_onnx(Offering(Times(2.0)), path)
     good = path.read_bytes()
-    with pytest.raises(ExportError, match=r"Offering.transform is off by 0\.0001, more than 1e-05.*not written"):
+    message = r"Offering.transform differs from the estimator by 0\.0001, more than 1e-05.*not written"
+    with pytest.raises(ExportError, match=message):
         to_onnx(Offering(Times(2.0002)), path)
-    with pytest.raises(ExportError, match="off by nan"):
+    with pytest.raises(ExportError, match="differs from the estimator by nan"):
         to_onnx(Offering(Times(float("nan"))), path)
     assert path.read_bytes() == good
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
@@ -297,7 +298,7 @@ def test_another_model_is_told_from_the_right_one(digits, files):
     model, images = digits
     other = MVRBM((6, 6), rank=2, n_epochs=1, random_state=1).fit(images[:100])
     assert compare_onnx(files["transform"], other, images[:50]) > 0.01
-    with pytest.raises(ExportError, match=r"gives shape \(50, 36\), the estimator \(50, 8, 8\)"):
+    with pytest.raises(ExportError, match=r"returns shape \(50, 36\), the estimator \(50, 8, 8\)"):
         compare_onnx(files["transform"], model, images[:50], "reconstruct")
 
 
@@ -305,7 +306,7 @@ def test_another_model_is_told_from_the_right_one(digits, files):
 def test_graphs_that_cannot_be_are_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(ExportError, match="number of samples must not be constant"):
         to_onnx(Offering(FixesTheBatch()), tmp_path / "model.onnx", check=False)
-    with pytest.raises(ExportError, match="PyTorch cannot write this as ONNX"):
+    with pytest.raises(ExportError, match="PyTorch cannot export this model to ONNX"):
         to_onnx(Offering(Unwritable()), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 

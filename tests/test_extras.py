@@ -37,7 +37,7 @@ assert len(mvrbm.load(folder).transform(np.zeros((1, 2, 4)))) == 1
 from mvrbm.cli import main
 from mvrbm.io import datasets
 from mvrbm.training import Monitor, TensorBoard, Trainer
-from mvrbm.report import Page, curves
+from mvrbm.pages import Page, curves
 from mvrbm.vision import psnr_ssim
 
 data, image = np.zeros((8, 2, 4), np.float32), np.zeros((30, 30), np.uint8)

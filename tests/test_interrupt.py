@@ -46,7 +46,7 @@ def generative(callbacks):
 
 
 def super_resolver(callbacks):
-    model = SuperResolver(patch=6, hidden_shape=(2, 2), n_patches=400, n_epochs=4, device="cpu")
+    model = SuperResolver(2, 6, (2, 2), symmetric=False, n_patches=400, n_epochs=4, device="cpu")
     return model.fit([IMAGE], callbacks=callbacks)
 
 
@@ -94,7 +94,7 @@ def test_a_sweep_and_a_descent_end_too(monkeypatch, number, error, code):
 
 
 TRAIN = "train data.npy --hidden 2x2 --epochs 4 --batch-size 10 --checkpoints points"
-SUPERRES = "superres-train photos --hidden 2x2 --patch 6 --patches 400 --rank 1 --epochs 4"
+SUPERRES = "superres-train photos --configuration paper --hidden 2x2 --patch 6 --patches 400 --rank 1 --epochs 4"
 RBM_SWEEP = "train data.npy --hidden 2x2 --epochs 4 --sweep random_state=0,1"
 
 
@@ -116,7 +116,7 @@ def test_commands_save_and_exit_with_143(tmp_path, monkeypatch, capsys, command,
     monkeypatch.setattr(Trainer, "train_on", sends)
     monkeypatch.setattr(native, "unsupported_reason", lambda *args: "so that updates are made one by one")
     if at < 0:
-        monkeypatch.setattr(SuperResolver, "fit_and_tune", lambda *args, **settings: send(signal.SIGTERM))
+        monkeypatch.setattr(SuperResolver, "fit", lambda *args, **settings: send(signal.SIGTERM))
     assert main([*command.split(), "--out", "model", "--device", "cpu"]) == 143
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: interrupted")

@@ -417,7 +417,8 @@ def write_super_resolvers(home: Path) -> None:
 
     image = np.random.default_rng(0).integers(0, 256, (20, 20), dtype=np.uint8)
     for scale in (2, 3):
-        model = SuperResolver(scale, patch=3, hidden_shape=(2, 2), n_patches=20, n_epochs=1, device="cpu")
+        size: dict[str, Any] = {"patch": 3, "hidden_shape": (2, 2), "symmetric": False}
+        model = SuperResolver(scale, **size, n_patches=20, n_epochs=1, device="cpu")
         model.fit([image]).save(home / str(scale))
 
 

@@ -54,7 +54,7 @@ from mvrbm.errors import MVRBMError
 from mvrbm.interrupt import terminate_in_order
 from mvrbm.saving import read_json, read_machine, read_tensors, save
 from mvrbm.training import PCD, Checkpoint, Monitor, Recipe, Trainer
-from mvrbm.vision import SuperResolver
+from mvrbm.vision import SuperResolver, TrainingStep
 
 # Exit code after an exception of this package.
 _FAILED = 1
@@ -110,8 +110,10 @@ def generative(folder: Path, out: Path) -> None:
 
 
 def super_resolver(folder: Path, out: Path) -> None:
-    model = SuperResolver(2, 6, (5, 5), n_patches=1000, n_epochs=20, device="cpu")
-    model.fit_and_tune([IMAGE], tuning_patches=2000, tuning_epochs=12, checkpoints=folder).save(out)
+    steps = [TrainingStep("patches", n_samples=2000, n_epochs=12, batch_size=512, learning_rate=3e-3)]
+    settings: dict[str, Any] = {"symmetric": False, "steps": steps, "device": "cpu"}
+    model = SuperResolver(2, 6, (5, 5), n_patches=1000, n_epochs=20, **settings)
+    model.fit([IMAGE], checkpoints=folder).save(out)
 
 
 def sweep(folder: Path, out: Path) -> None:

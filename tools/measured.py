@@ -1,11 +1,12 @@
-"""Read the figures that the README and the documentation quote from the JSON files in `results/` and `benchmarks/`.
+"""The measured values and tables of README and documentation, read from JSON files in `results/` and `benchmarks/`.
 
     python -m tools.measured               # print all values and the names of all tables
     python -m tools.measured --write       # update the table in README.md, and results/README.md
 
-Pages of the documentation refer to values and tables by name (`docs/_ext/measured_figures.py`), so that they always
-show the latest results. `README.md` and `results/README.md` are read without a build, so `--write` updates them, and a
-test checks that they are up to date. Every table names its file and the command that measures it.
+Pages of the documentation refer to a value or table by name (`docs/_ext/measured_figures.py`), so they follow new
+results automatically. `README.md` and `results/README.md` are read without a build: `--write` updates the block between
+two comments in the first and all of the second, and a test checks that they are current. Every table names its file and
+the command that measures it.
 """
 
 from __future__ import annotations
@@ -114,9 +115,9 @@ def _real() -> Table:
     return Table(header, rows, _GENERATIVE, "python -m studies generative real --scale paper")
 
 
-# -- jobs -------------------------------------------------------------------------------------------
+# -- applications -----------------------------------------------------------------------------------
 
-_JOBS = "results/jobs/results.json"
+_APPLICATIONS = "results/applications/results.json"
 _TOOLS = {
     "mvrbm": "mvrbm",
     "5-nearest": "5 nearest",
@@ -134,19 +135,24 @@ _TOOLS = {
 }
 
 
-def _job(part: str, digits: int) -> Table:
-    found = read(_JOBS)[part]
+def _application(part: str, digits: int) -> Table:
+    found = read(_APPLICATIONS)[part]
     tools = list(dict.fromkeys(tool for task in found.values() for tool in task))
     tools.sort(key=lambda tool: tool != "mvrbm")
     rows = [
         [task, *(DASH if (number := of.get(tool)) is None else f"{number:.{digits}g}" for tool in tools)]
         for task, of in found.items()
     ]
-    return Table(["task", *(_TOOLS.get(tool, tool) for tool in tools)], rows, _JOBS, f"python -m studies jobs {part}")
+    return Table(
+        ["task", *(_TOOLS.get(tool, tool) for tool in tools)],
+        rows,
+        _APPLICATIONS,
+        f"python -m studies applications {part}",
+    )
 
 
-def _job_value(part: str, task: str, tool: str, form: str) -> str:
-    return format(read(_JOBS)[part][task][tool], form)
+def _application_value(part: str, task: str, tool: str, form: str) -> str:
+    return format(read(_APPLICATIONS)[part][task][tool], form)
 
 
 # -- images -----------------------------------------------------------------------------------------
@@ -157,10 +163,7 @@ _PHOTOGRAPHS = "python -m studies photographs"
 
 def _set5(method: str) -> float:
     """Return the PSNR on Set5 at scale 2, where the small pictures are rounded to bytes."""
-    if (ROOT / _STAGES).exists():
-        return float(read(_STAGES)["x2, bytes"][method]["psnr"])
-    before = {"stages": "shipped x2", "bicubic": "bicubic x2"}  # names in the study of version 0.1
-    return float(read("results/superres/cpu.json")[before[method]]["set5"][0])
+    return float(read(_STAGES)["x2, bytes"][method]["psnr"])
 
 
 def _enlarging() -> Table:
@@ -172,64 +175,6 @@ def _enlarging() -> Table:
     ]
     header = ["Set5", *(f"{method}: {name}" for name, _ in measures.values() for method in methods)]
     return Table(header, rows, _STAGES, f"{_PHOTOGRAPHS} enlarging")
-
-
-_WEIGHTS = "python -m studies superres-weights"
-
-
-def _pair(measured: Sequence[float] | None) -> str:
-    return DASH if measured is None else f"{measured[0]:.2f} / {measured[1]:.4f}"
-
-
-def _single() -> Table:
-    columns = {"set5": "Set5", "set5_ensemble": "Set5, self-ensemble", "lena_paper": "Lena"}
-    source = "results/superres/cpu.json"
-    rows = [[name, *(_pair(row.get(key)) for key in columns)] for name, row in read(source).items()]
-    return Table(["PSNR in dB / SSIM", *columns.values()], rows, source, f"{_WEIGHTS} cpu")
-
-
-def _architectures() -> Table:
-    source = "results/superres/choose.json"
-    columns = {"held_out_cd": "CD-1", "held_out_patches": "fine-tuned on patches", "held_out": "and on crops"}
-    rows = [[name, *(_pair(row[key]) for key in columns)] for name, row in read(source).items()]
-    return Table(["held-out images of T91, scale 2", *columns.values()], rows, source, f"{_WEIGHTS} choose")
-
-
-_PATCHES = {
-    "free_energy_gap": "mean free energy, patches not seen less patches seen, nats",
-    "mismatch_gap": "mean free energy where X is another patch's, less its own, nats",
-    "matched": "share of patches where it is larger; a half is guessing",
-    "inferred_correlation": "correlation of a patch's X with its mean after one step",
-    "image_correlation_no_back_projection": "the same for images, patches averaged",
-    "image_correlation": "and after back-projection",
-}
-
-
-def _fine_tuning() -> Table:
-    source = "results/superres/generative.json"
-    machines = [read(source)[f"p10 h32 R16, {name}"] for name in ("CD", "fine-tuned")]
-    rows = [[title, *(f"{machine[key]:.3g}" for machine in machines)] for key, title in _PATCHES.items()]
-    for layer in machines[0]["layers"]:
-        parts = [machines[0]["layers"][layer]["data"], *(machine["layers"][layer]["chains"] for machine in machines)]
-        data, *chains = (f"{part['std']:.2f}; {part['neighbors']:.2f}" for part in parts)
-        rows.append([f"{layer}: standard deviation and correlation of neighbors of chains (patches: {data})", *chains])
-    return Table(["", "CD-1", "fine-tuned"], rows, source, f"{_WEIGHTS} generative")
-
-
-def _large() -> Table:
-    source = "results/superres/speed.json"
-    rows = [
-        [
-            name,
-            str(row["threads"]),
-            f"{row['lena_median']:.2f}",
-            f"{row['large_seconds']:.0f}",
-            str(row["large_peak_mib"]),
-        ]
-        for name, row in read(source).items()
-    ]
-    header = ["scale 2", "threads", "Lena, 256x256, s", "4000x3000 RGB, s", "memory of the process, MiB"]
-    return Table(header, rows, source, f"{_WEIGHTS} speed")
 
 
 def _photographs(part: str, folder: str, *, by_picture: bool = False) -> Table:
@@ -502,11 +447,11 @@ def _speed_up() -> Table:
 
 
 def _front() -> Table:
-    """Return the table at the top of the README: one row per job, with the methods that people usually use for it."""
+    """Return the table at the top of the README: one row per application, with the methods that people usually use."""
     ours = _machine("Kronecker(5), 45x45")
     classic = _machine("Dense, 500")
     speed = _update("sklearn") / _update("mvrbm")
-    filled = read(_JOBS)["filling"]["mnist, right half"]
+    filled = read(_APPLICATIONS)["filling"]["mnist, right half"]
     rows = [
         [
             "likelihood of handwritten digits (MNIST, binarized; nats, higher is better)",
@@ -558,12 +503,12 @@ VALUES: dict[str, Callable[[], str]] = {
     "labeled.confident": lambda: f"{100 * _conditional(5000)['means']['confident']:.0f} %",
     "judge.accuracy": lambda: f"{100 * read(_GENERATIVE)['judge']['gray']['agreement']:.1f} %",
     "judge.confident": lambda: f"{100 * read(_GENERATIVE)['judge']['gray']['confident']:.0f} %",
-    "topics.ours": lambda: _job_value("topics", "20news", "mvrbm", ".0f"),
-    "topics.lda": lambda: _job_value("topics", "20news", "lda", ".0f"),
-    "topics.nmf": lambda: _job_value("topics", "20news", "nmf-kl", ".0f"),
-    "outliers.ours": lambda: _job_value("outliers", "mnist", "mvrbm", ".3f"),
-    "outliers.lof": lambda: _job_value("outliers", "mnist", "lof", ".3f"),
-    "outliers.forest": lambda: _job_value("outliers", "mnist", "isolation-forest", ".3f"),
+    "topics.ours": lambda: _application_value("topics", "20news", "mvrbm", ".0f"),
+    "topics.lda": lambda: _application_value("topics", "20news", "lda", ".0f"),
+    "topics.nmf": lambda: _application_value("topics", "20news", "nmf-kl", ".0f"),
+    "outliers.ours": lambda: _application_value("outliers", "mnist", "mvrbm", ".3f"),
+    "outliers.lof": lambda: _application_value("outliers", "mnist", "lof", ".3f"),
+    "outliers.forest": lambda: _application_value("outliers", "mnist", "isolation-forest", ".3f"),
     "enlarge.ours": lambda: f"{_set5('stages'):.1f}",
     "enlarge.bicubic": lambda: f"{_set5('bicubic'):.1f}",
     "update.mvrbm": lambda: _seconds(_update("mvrbm")),
@@ -581,15 +526,11 @@ TABLES: dict[str, Callable[[], Table]] = {
     "generative": _lines,
     "schedule": _schedule,
     "real": _real,
-    "imputation": lambda: _job("imputation", 3),
-    "filling": lambda: _job("filling", 3),
-    "outliers": lambda: _job("outliers", 4),
-    "topics": lambda: _job("topics", 4),
+    "imputation": lambda: _application("imputation", 3),
+    "filling": lambda: _application("filling", 3),
+    "outliers": lambda: _application("outliers", 4),
+    "topics": lambda: _application("topics", 4),
     "enlarging": _enlarging,
-    "single-machine": _single,
-    "architectures": _architectures,
-    "fine-tuning": _fine_tuning,
-    "large": _large,
     "degraded": lambda: _photographs("degraded", "superres"),
     "time": lambda: _photographs("time", "superres"),
     "denoising": lambda: _photographs("denoising", "denoising", by_picture=True),
@@ -631,13 +572,13 @@ def readme(text: str) -> str:
 
 
 def results() -> str:
-    """Return all tables as one page."""
+    """Return the page with all tables."""
     parts = []
     for name in TABLES:
         with contextlib.suppress(FileNotFoundError):  # The table has not been measured yet.
             parts += [f"## {name.replace('-', ' ')}\n\n{table(name).markdown()}"] if name != "front" else []
-    about = "Written by `python -m tools.measured --write` from the JSON files of this folder and of `benchmarks/`.\n"
-    about += "The page Results of the documentation (`docs/results.md`) explains each table.\n"
+    about = "Written by `python -m tools.measured --write` from the JSON files in this folder and in `benchmarks/`.\n"
+    about += "The page Results of the documentation (`docs/results.md`) explains the tables.\n"
     return "\n".join(["# Results\n", about, *parts])
 
 
@@ -645,7 +586,7 @@ PAGES: dict[str, Callable[[str], str]] = {"README.md": readme, "results/README.m
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print values and tables, or write the pages."""
+    """Print all values and the names of tables, or write the pages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--write", action="store_true", help="update the table in README.md, and results/README.md")
     if parser.parse_args(arguments).write:

@@ -9,7 +9,7 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 import mvrbm
-from mvrbm.page import write_enlarging_page, write_page
+from mvrbm.pages import write_enlarging_page, write_playground
 
 FOLDER = "live"
 PAGES = {  # title, and height of the frame
@@ -38,7 +38,7 @@ def write_pages(app, error):
     if error is None and app.builder.format == "html":
         folder = Path(app.outdir, FOLDER)
         for name in ("labeled-digits", "digits"):
-            write_page(mvrbm.load(name, "cpu"), folder / f"{name}.html", title=PAGES[name][0])
+            write_playground(mvrbm.load(name, "cpu"), folder / f"{name}.html", title=PAGES[name][0])
         write_enlarging_page(folder / "enlarge.html")
 
 

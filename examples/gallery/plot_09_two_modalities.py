@@ -2,8 +2,8 @@
 Two modalities
 ==============
 
-A sample can have several arrays. Here they are the left and the right half of a digit, and its name:
-:class:`~mvrbm.MMVRBM` learns them together, and predicts any of them from the others.
+A sample can consist of several arrays. Here, these are the left half of a digit, its right half, and its name.
+:class:`~mvrbm.MMVRBM` learns them together and predicts any of them from the others.
 """
 
 import matplotlib.pyplot as plt
@@ -25,7 +25,7 @@ def sample(rows):
 model = MMVRBM((12, 12), rank=4, recipe="generative", n_epochs=150, random_state=0).fit(sample(train))
 
 # %%
-# The name, from both halves or from one of them:
+# Predict the name from both halves, or from one of them:
 
 both = sample(test)
 for known in (["left", "right"], ["left"], ["right"]):
@@ -34,7 +34,7 @@ for known in (["left", "right"], ["left"], ["right"]):
     print(f"name from {' and '.join(known):15s} {np.mean(guess == both['name']):.3f} correct")
 
 # %%
-# The right half, from the left half and the name. From above: what is given, the prediction, and the truth.
+# Predict the right half from the left half and the name. From top to bottom: the input, the prediction, and the truth.
 
 rows = np.array([np.flatnonzero(names[test] == name)[0] for name in model.classes_["name"]])
 given = {"left": both["left"][rows], "name": both["name"][rows]}

@@ -2,8 +2,8 @@
 Classify with few labels
 ========================
 
-Labels are expensive, pictures are not. :class:`~mvrbm.MVRBMClassifier` learns from 50 or 150 labeled digits,
-and from the other digits without their labels.
+Labels are expensive, but pictures are not. :class:`~mvrbm.MVRBMClassifier` learns from 50 or 150 labeled digits, and
+from all other training digits without their labels.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +15,8 @@ from sklearn.svm import SVC
 from mvrbm import MVRBMClassifier
 
 bunch = load_digits()
-pictures, labels = (bunch.images / 16).astype(np.float32), bunch.target
+pictures = (bunch.images / 16).astype(np.float32)
+labels = bunch.target
 order = np.random.default_rng(0).permutation(len(pictures))
 train, test = order[:1500], order[1500:]
 
@@ -39,7 +40,7 @@ for n, found in results.items():
     print(f"{n} labels: " + ", ".join(f"{name} {share:.3f}" for name, share in found.items()))
 
 # %%
-# One random choice of labels; other choices change the order of close ones.
+# This is one random choice of labeled digits. With other choices, classifiers that are close may change places.
 
 fig, axis = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
 for place, name in enumerate(results[50]):

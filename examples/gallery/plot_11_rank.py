@@ -1,9 +1,10 @@
 """
-Rank: a knob from MVRBM to RBM
-==============================
+Rank: from the MVRBM to the RBM
+===============================
 
-A coupling :math:`W = \\sum_{r=1}^R U_r \\otimes V_r` has rank :math:`R`. Rank 1 is the matrix-variate RBM of the paper.
-With enough terms any matrix can be written so, and the model is a classic RBM. What does each step buy?
+A coupling :math:`W = \\sum_{r=1}^R U_r \\otimes V_r` has rank :math:`R`. With rank 1, the model is the matrix-variate
+RBM of the paper. With enough terms, the sum can be any matrix, and the model is a classic RBM. How much does each step
+improve the model?
 """
 
 import matplotlib.pyplot as plt
@@ -28,9 +29,9 @@ full = [classic.log_likelihood(X, n_steps=200, n_chains=50).mean for X in (train
 print(f"classic: {classic.machine_.n_parameters:6,} parameters, test {full[1]:.1f} nats")
 
 # %%
-# The first steps buy most, at least within these 1,400 updates. For pictures as small as these a full matrix is
-# affordable, and it is the best model. On digits of 28 x 28 pixels it is the other way round: the full matrix
-# overfits, and sums of a few products are better, with far fewer parameters (see :doc:`/results`).
+# The first steps improve the model most, at least within these 1,400 updates. For such small pictures, a full matrix
+# has few parameters, and the classic RBM is the best model. On digits of 28 x 28 pixels it is the other way round: the
+# full matrix overfits, and sums of a few products are better, with far fewer parameters (see :doc:`/results`).
 
 plt.figure(figsize=(7, 3.8), layout="constrained")
 for place, name in enumerate(["training digits", "test digits"]):

@@ -2,8 +2,8 @@
 Many models at once
 ===================
 
-A small model leaves most of a processor idle. :class:`~mvrbm.Sweep` trains all combinations of some settings together,
-keeps the best one, and lists the others.
+Training a small model leaves most of a processor idle. :class:`~mvrbm.Sweep` trains models with all combinations of
+some settings together, and keeps the best one.
 """
 
 import time
@@ -25,8 +25,8 @@ print(f"{len(sweep.candidates_)} models in {time.perf_counter() - start:.1f} s")
 print(f"best: {sweep.best_params_}, score {sweep.best_score_:.2f}")
 
 # %%
-# Two seeds per setting show which differences are more than chance. The score is the pseudo-log-likelihood of held-out
-# digits.
+# Training with two seeds per setting shows which differences are larger than chance. The score is the
+# pseudo-log-likelihood of held-out digits.
 
 fig, axis = plt.subplots(figsize=(7, 3.6), layout="constrained")
 for rank in (1, 2, 4):

@@ -1,10 +1,10 @@
 """
-Your own unit
-=============
+Write your own unit
+===================
 
-A unit is the distribution of one layer in an external field. Spins, with values -1 and 1, take thirty lines; all
-couplings, samplers and likelihoods then work with them. Here a machine of spins learns the Ising model: a lattice in
-which neighbors tend to agree.
+A unit defines the distribution of a layer in an external field. This example defines spins, with values -1 and 1, in
+thirty lines. All couplings, samplers and likelihoods then work with them. A machine with spins learns the Ising model,
+a lattice in which neighbors tend to agree.
 """
 
 import matplotlib.pyplot as plt
@@ -52,10 +52,11 @@ class Spin(Unit):
 
 
 # %%
-# Data: a 12 x 12 lattice with periodic borders, by Metropolis steps on a checkerboard.
+# The data are states of a 12 x 12 lattice with periodic boundaries, drawn by Metropolis steps on a checkerboard.
 
 rng = np.random.default_rng(0)
-size, coupling = 12, 0.35
+size = 12
+coupling = 0.35
 lattice = rng.choice([-1.0, 1.0], (2000, size, size))
 checkerboard = np.indices((size, size)).sum(0) % 2
 for step in range(600):
@@ -67,7 +68,7 @@ model = MVRBM((12, 12), rank=8, visible="spin", recipe="generative", n_epochs=60
 drawn = model.sample(2000, steps=200)
 
 # %%
-# Do spins of the model agree over distances as spins of the lattice do?
+# Does the correlation of spins in the model decay with their distance as in the lattice?
 
 distances = np.arange(1, 7)
 

@@ -2,27 +2,27 @@
 Ten minutes with mvrbm
 ======================
 
-Train a small probabilistic model of pictures, and use it for five things: features, samples, filling in, likelihood
-and finding what is odd. All you need is ``pip install`` and this page; every output below was printed when the page
-was built.
+Train a small probabilistic model of pictures and use it for five tasks: sampling, filling in, features, likelihood and
+finding unusual pictures. After ``pip install``, you can run everything on this page. The outputs were printed when the
+page was built.
 
-What the model is
------------------
+The model
+---------
 
-A restricted Boltzmann machine (RBM) is a probability distribution of a picture :math:`X` together with a layer of
-hidden units :math:`Y`. It is learned from examples, without labels. A classic RBM has one weight for every pair of a
-pixel and a hidden unit. A *matrix-variate* RBM (MVRBM) arranges the hidden units in a matrix, too, and couples rows
-to rows and columns to columns:
+A restricted Boltzmann machine (RBM) is a joint probability distribution of a picture :math:`X` and a layer of hidden
+units :math:`Y`. It learns from examples without labels. A classic RBM has one weight for every pair of a pixel and a
+hidden unit. A *matrix-variate* RBM (MVRBM) arranges the hidden units in a matrix too, and couples rows to rows and
+columns to columns:
 
 .. math:: p(Y = 1 \\mid X) = \\sigma(U X V^\\top + C), \\qquad p(X = 1 \\mid Y) = \\sigma(U^\\top Y V + B).
 
-That takes hundreds of weights where the classic RBM takes thousands. A few such terms, the *rank*, make it more
-flexible.
+An MVRBM has hundreds of weights where a classic RBM has thousands. A sum of several such terms is more flexible; their
+number is the *rank*.
 
 Data
 ----
 
-Samples lie along the first axis. Values from 0 to 1 suit the default units, which are binary.
+The first axis of an array indexes samples. The default units are binary and accept values from 0 to 1.
 """
 
 import matplotlib.pyplot as plt
@@ -41,8 +41,8 @@ print(train.shape, test.shape)
 # Train
 # -----
 #
-# ``recipe="generative"`` trains for samples and for filling in. The default recipe trains for features and takes a
-# tenth of the time. ``random_state`` makes the result repeatable.
+# ``recipe="generative"`` trains the model for sampling and filling in. The default recipe trains it for features, in a
+# tenth of the time. ``random_state`` makes the result reproducible.
 
 model = MVRBM(hidden_shape=(10, 10), rank=4, recipe="generative", random_state=0).fit(train)
 print(model)
@@ -52,7 +52,7 @@ print(f"{model.machine_.n_parameters} parameters; a classic RBM has {64 * 100 + 
 # Samples
 # -------
 #
-# New digits, from the model alone. ``mean=True`` shows the probability of each pixel instead of zeros and ones.
+# Draw new digits from the model. ``mean=True`` returns the probability of each pixel instead of zeros and ones.
 
 
 def show(rows, names):
@@ -72,14 +72,14 @@ show([samples[:12], samples[12:], test[:12]], ["samples", "samples", "data"])
 # Fill in
 # -------
 #
-# A mask is True where a value is known. Here the left half of test digits is known.
+# A mask is True where a value is known. Here, the left half of each test digit is known.
 
 known = np.tile(np.arange(8) < 4, (8, 1))
 filled = model.inpaint(test[:12], known)
 show([np.where(known, test[:12], 0.4), filled, test[:12]], ["known", "filled in", "truth"])
 
 # %%
-# NaN marks unknown values, too, and then no mask is needed:
+# Alternatively, mark unknown values with NaN and leave out the mask:
 
 broken = test[:1].copy()
 broken[0, 2:5, 2:5] = np.nan
@@ -89,8 +89,8 @@ print(np.round(model.inpaint(broken)[0], 1))
 # Features
 # --------
 #
-# The probabilities of the hidden units describe a picture. The model is a scikit-learn transformer, so it fits into a
-# pipeline; rows of 64 values are read as pictures by ``visible_shape``.
+# The probabilities of the hidden units are features of a picture. The model is a scikit-learn transformer, so you can
+# use it in a pipeline. ``visible_shape`` turns rows of 64 values into pictures.
 
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -101,8 +101,8 @@ pipeline = make_pipeline(features, LogisticRegression(C=10, max_iter=1000)).fit(
 print(f"accuracy on test digits: {pipeline.score(rows[1500:], digits.target[1500:]):.3f}")
 
 # %%
-# Are these features better than pixels? Not for such small pictures, whose pixels a linear classifier separates well.
-# For larger ones they are: see :doc:`/gallery/plot_01_features`. If you have labels, :class:`~mvrbm.MVRBMClassifier`
+# Are these features better than pixels? Not for such small pictures, which a linear classifier separates well. For
+# larger pictures they are; see :doc:`/gallery/plot_01_features`. If you have labels, :class:`~mvrbm.MVRBMClassifier`
 # learns from them directly.
 
 from mvrbm import MVRBMClassifier
@@ -113,11 +113,11 @@ print(f"logistic regression on pixels: {pixels.score(rows[1500:], digits.target[
 print(f"MVRBMClassifier: {classifier.score(digits.images[1500:] / 16, digits.target[1500:]):.3f}")
 
 # %%
-# Likelihood, and what is odd
-# ---------------------------
+# Likelihood and unusual pictures
+# -------------------------------
 #
-# ``log_likelihood`` estimates how probable new digits are, with an interval. The free energy ranks single pictures:
-# it is minus the log-probability, up to a constant.
+# ``log_likelihood`` estimates the mean log-likelihood of new digits, with an interval. The free energy of a picture is
+# its negative log-probability up to a constant, so it ranks pictures.
 
 print("test digits:", model.log_likelihood(test, n_steps=500))
 noise = (np.random.default_rng(0).random(test.shape) < test.mean()).astype(np.float32)
@@ -130,7 +130,7 @@ show([test[order[:12]], test[order[-12:]]], ["most likely", "least likely"])
 # Save and load
 # -------------
 #
-# A model is a folder with two or three small files, without pickle.
+# ``save`` writes a folder with two or three small files. None of them uses pickle.
 
 import tempfile
 
@@ -141,10 +141,10 @@ with tempfile.TemporaryDirectory() as place:
 assert np.array_equal(again.transform(test), model.transform(test))
 
 # %%
-# What next
-# ---------
+# Next steps
+# ----------
 #
-# * :doc:`/choosing` says which model fits your data, and when to use something else.
-# * The :doc:`gallery </gallery/index>` has examples of each job.
+# * :doc:`/choosing` helps you choose a model for your data, and tells when to use something else.
+# * The :doc:`gallery </gallery/index>` has examples of each task.
 # * :doc:`/hyperparameters` explains rank, hidden shape and recipe.
 # * :doc:`/bernoulli-rbm` is for users of scikit-learn's ``BernoulliRBM``.

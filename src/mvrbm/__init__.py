@@ -38,10 +38,11 @@ _HOMES = {
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _CLASSES_IN = ("mvrbm.units", "mvrbm.couplings")  # all classes that these packages export
-_WITH_LOADERS = ("mvrbm.estimators", "mvrbm.training", "mvrbm.vision.superres.estimator")
+_WITH_LOADERS = ("mvrbm.estimators", "mvrbm.training", "mvrbm.vision.super_resolution", "mvrbm.vision.photo_denoising")
 _SUBMODULES = (
     "backends", "couplings", "data", "devices", "distributed", "errors", "estimators", "export", "hub", "io",
-    "likelihood", "machine", "models", "random", "sampling", "saving", "training", "units", "updates", "vision",
+    "likelihood", "machine", "models", "pages", "random", "sampling", "saving", "training", "units", "updates",
+    "vision",
 )  # fmt: skip
 
 

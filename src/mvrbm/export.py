@@ -1,7 +1,7 @@
-"""ONNX files of the methods of fitted estimators: `transform`, `reconstruct`, `predict_proba`.
+"""Export of the methods `transform`, `reconstruct` and `predict_proba` of fitted estimators to ONNX.
 
-Each method is exported as a :class:`Graph`, a small torch module with example inputs. The graphs of machines, stacks
-and classifiers are built here; any other class can provide its own by a method ``onnx_graph(method)``.
+Each method becomes a :class:`Graph`, a small torch module with example inputs. This module builds the graphs of
+machines, stacks of machines and classifiers. Any other estimator can provide a method ``onnx_graph(method)``.
 """
 
 import contextlib
@@ -36,21 +36,25 @@ __all__ = ["METHODS", "OPSET", "ExportError", "Graph", "compare_onnx", "to_onnx"
 Array = NDArray[Any]
 Module = TypeVar("Module", bound=nn.Module)
 
-#: The methods that can be exported, if an estimator has them.
+#: Methods that can be exported if an estimator has them.
 METHODS = ("transform", "reconstruct", "predict_proba")
-#: Version of the ONNX operators in the files.
+#: Version of the ONNX operator set of the files.
 OPSET = 18
 
+# Methods of a machine without a layer of labels.
+_MACHINE_METHODS = ("transform", "reconstruct")
+# Largest difference between the results of a file and of the estimator, relative for results above 1.
 _TOLERANCE = 1e-5
-_SAMPLES = 5  # of the examples; tracing needs more than one, because it treats the size 1 as constant
+# Number of example inputs. Tracing treats an axis of size 1 as constant, so it must be larger.
+_N_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
 class Graph:
-    r"""One method of an estimator, as a module on the CPU, with examples of its inputs (at least two samples each).
+    r"""One method of an estimator as a module on the CPU, with at least two samples of each input as examples.
 
-    The module takes one float32 tensor (n, \*shape) per input and returns a tensor, or a tuple of tensors, with n along
-    the first axis. It may use n only through shapes: `len` would make n constant.
+    The module takes one float32 tensor of shape (n, \*shape) per input. It returns a tensor or a tuple of tensors whose
+    first axis has n entries. It must not call `len` on a tensor, because tracing would make n constant.
     """
 
     module: nn.Module
@@ -62,22 +66,23 @@ class Graph:
 def to_onnx(estimator: Any, path: str | os.PathLike[str], method: str = "transform", *, check: bool = True) -> Path:
     r"""Write one method of a fitted estimator as an ONNX file.
 
-    The file has float32 inputs of shape (n, \*visible_shape), or (n, n_features) if the estimator was fitted on rows,
-    for any n: ``X``, or one per modality under its name. Divide bytes by 255 for Bernoulli units. The outputs are
-    ``features``, ``reconstruction`` (``reconstruction_NAME`` for each of several modalities) or ``probabilities``.
+    The input of the file is ``X``, or one input per modality with the name of the modality. Inputs are float32 and have
+    shape (n, \*visible_shape), or (n, n_features) if the estimator was fitted on rows, for any n. For Bernoulli units,
+    divide bytes by 255. The outputs are ``features``, ``reconstruction`` (``reconstruction_NAME`` for each of several
+    modalities) or ``probabilities``.
 
     Parameters
     ----------
     estimator : estimator
         A fitted estimator.
     path : path
-        The file, which ends in ``.onnx``. An existing file is replaced.
+        The file. Its name must end in ``.onnx``. An existing file is replaced.
     method : {"transform", "reconstruct", "predict_proba"}
         The method to export.
     check : bool
-        Whether to run the file with onnxruntime before it is written, and to compare it with the estimator in double
-        precision. If data is in raw units, with values that are large compared with their variation, a float32
-        estimator itself can have larger rounding errors; files compute with deviations from the mean.
+        Whether to run the exported model with onnxruntime before writing the file, and to compare its results with
+        those of the estimator in double precision. If the values of the data are large compared with their variation,
+        a float32 estimator can have larger rounding errors than the file, which computes with deviations from the mean.
 
     Returns
     -------
@@ -87,26 +92,25 @@ def to_onnx(estimator: Any, path: str | os.PathLike[str], method: str = "transfo
     Raises
     ------
     ExportError
-        If a result differs from that of the estimator by more than 1e-5, relative for results above 1.
+        If the results of the file and of the estimator differ by more than 1e-5 (relative for results above 1).
     MissingPackageError
         If onnx, onnxscript or onnxruntime is missing.
     """
     path = check_output(path, True, (".onnx",))
     graph = graph_of(estimator, method)
-    for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
+    packages = ["onnx", "onnxscript"]
+    if check:
+        packages.append("onnxruntime")
+    for package in packages:
         _require(package)
     described = {"mvrbm_version": mvrbm.__version__, "class": type(estimator).__name__, "method": method}
     content = _encode(graph, {**described, **graph.metadata})
     if check:
-        samples = {name: tensor.numpy() for name, tensor in graph.inputs.items()}
-        one = {name: array[:1] for name, array in samples.items()}
-        exact = in_double_precision(estimator)
-        # NaN if any difference is
-        off = float(np.max([_difference(content, exact, part, method, relative=True) for part in (samples, one)]))
-        if not off <= _TOLERANCE:
+        difference = _difference_on_examples(content, graph, estimator, method)
+        if not difference <= _TOLERANCE:
             raise ExportError(
-                f"the ONNX form of {type(estimator).__name__}.{method} is off by {off:.3g}, more than {_TOLERANCE:g}: "
-                f"{path} was not written"
+                f"the ONNX model of {type(estimator).__name__}.{method} differs from the estimator by "
+                f"{difference:.3g}, more than {_TOLERANCE:g}: {path} was not written"
             )
     with replace_file(path) as file:
         file.write(content)
@@ -116,7 +120,21 @@ def to_onnx(estimator: Any, path: str | os.PathLike[str], method: str = "transfo
 def compare_onnx(path: str | os.PathLike[str], estimator: Any, X: Any, method: str = "transform") -> float:
     """Return the largest absolute difference between the results of an ONNX file and of the fitted estimator.
 
-    `X` is an array, or a mapping from modalities to arrays, as the file takes it. It is converted to float32, for both.
+    Parameters
+    ----------
+    path : path
+        The file.
+    estimator : estimator
+        The fitted estimator.
+    X : array or mapping from modalities to arrays
+        Input of the file and of the estimator. It is converted to float32 for both.
+    method : {"transform", "reconstruct", "predict_proba"}
+        The method that the file computes.
+
+    Returns
+    -------
+    float
+        The difference, or NaN if a result of the file is NaN.
     """
     choice(method, "method", [name for name in METHODS if hasattr(estimator, name)])
     _require("onnxruntime")
@@ -135,20 +153,20 @@ def graph_of(estimator: Any, method: str) -> Graph:
         return _classifier_graph(estimator)
     machines = getattr(estimator, "machines_", None) or [getattr(estimator, "machine_", None)]
     if not all(isinstance(machine, BoltzmannMachine) for machine in machines):
-        raise ValueError(f"{type(estimator).__name__} has neither a machine nor a method onnx_graph to export")
+        raise ValueError(f"{type(estimator).__name__} has neither a machine nor a method onnx_graph")
     return machine_graph(machines, method, rows=not getattr(estimator, "takes_arrays", True))
 
 
-# -- machines, and stacks of them --------------------------------------------------------------------
+# -- machines and stacks of machines ----------------------------------------------------------------
 
 
 def machine_graph(machines: Sequence[BoltzmannMachine], method: str, *, rows: bool = False) -> Graph:
-    """Return the graph of a machine, or of a stack of machines, lowest first.
+    """Return the graph of a machine, or of a stack of machines from bottom to top.
 
-    `transform` computes the hidden means of the last machine as rows, `reconstruct` the visible means of the first
-    after one pass up and down. `rows` is whether samples of the visible layer are rows.
+    `transform` computes the hidden means of the top machine as rows. `reconstruct` computes the visible means of the
+    bottom machine after one pass up and down. `rows` tells whether samples of the visible layer are rows.
     """
-    choice(method, "method of a machine", METHODS[:2])
+    choice(method, "method of a machine", _MACHINE_METHODS)
     inputs = {name: _examples(machines[0], name) for name in machines[0].layers}
     if len(inputs) == 1:
         inputs = {"X": next(iter(inputs.values()))}
@@ -157,13 +175,13 @@ def machine_graph(machines: Sequence[BoltzmannMachine], method: str, *, rows: bo
     outputs = ["features"]
     if method == "reconstruct":
         outputs = ["reconstruction"] if len(inputs) == 1 else [f"reconstruction_{name}" for name in inputs]
-    while set(outputs) & set(inputs):  # a modality may have any name
+    while set(outputs) & set(inputs):  # a modality can have the name of an output
         outputs = [f"{name}_" for name in outputs]
     return Graph(_MachineModule(machines, method == "reconstruct", rows), inputs, tuple(outputs))
 
 
 class _MachineModule(nn.Module):
-    """Means passed up through machines, and down again."""
+    """Passes means up through a stack of machines, and down again if `down` is True."""
 
     def __init__(self, machines: Sequence[BoltzmannMachine], down: bool, rows: bool) -> None:
         super().__init__()
@@ -180,7 +198,7 @@ class _MachineModule(nn.Module):
         if not self.down:
             return hidden.flatten(1)
         for below, machine in zip([first, *others][-2::-1], others[::-1], strict=True):
-            # The units that stand for the layer below can exceed its bounds.
+            # The visible units of a machine can exceed the bounds of the hidden units below.
             means = machine.visible_mean(hidden, check=False)
             hidden = next(iter(means.values())).clamp(*below.hidden.statistic_bounds())
         visible = first.visible_mean(hidden, check=False).values()
@@ -189,22 +207,23 @@ class _MachineModule(nn.Module):
 
 
 def _up(machine: BoltzmannMachine, layers: Mapping[str, Tensor]) -> Tensor:
-    r"""Return hidden means (n, \*hidden shape) of a centered machine, without checks, which would make n constant."""
-    return machine.hidden.mean(machine.hidden_field({name: _deviation(machine, name, x) for name, x in layers.items()}))
+    r"""Return the hidden means (n, \*hidden shape) of a centered machine. Checks are left out: they make n constant."""
+    deviations = {name: _deviation(machine, name, x) for name, x in layers.items()}
+    return machine.hidden.mean(machine.hidden_field(deviations))
 
 
 def _centered(machine: BoltzmannMachine) -> BoltzmannMachine:
-    """Return a portable copy that takes deviations from the bias of layers whose zero is arbitrary.
+    """Return a portable copy that takes deviations from the bias, for layers whose zero is arbitrary.
 
-    The field of the bias itself is added to the hidden bias, in double precision. If the data is in raw units, it is
-    large and cancels: in float32 it would leave errors of 1e-4 in hidden means.
+    The field of the bias is added to the hidden bias in double precision. For data far from zero, this field is large
+    and cancels; in float32, the cancellation would cause errors of 1e-4 in the hidden means.
     """
     copied = _portable(machine)
     exact = copy.deepcopy(machine).to("cpu", torch.float64).requires_grad_(False)
     shifts = []
     for name, unit in exact.layers.items():
         if unit.arbitrary_zero:
-            rounded = copied.layers[name].bias.double()  # as the file subtracts it
+            rounded = copied.layers[name].bias.double()  # the bias that the file subtracts, in float32
             shifts.append(exact.links[name].to_hidden(unit.statistic(rounded.expand(1, *unit.shape)))[0])
     if shifts:
         bias = exact.hidden.bias + torch.stack(shifts).sum(0)
@@ -223,8 +242,8 @@ def _portable(module: Module) -> Module:
 
 
 def _examples(machine: BoltzmannMachine, name: str) -> Tensor:
-    r"""Return the same few valid samples (n, \*shape) of a layer at every call."""
-    return _portable(machine.layers[name]).example(_SAMPLES, RandomSource(0))
+    r"""Return a few valid samples (n, \*shape) of a layer, the same ones at every call."""
+    return _portable(machine.layers[name]).example(_N_EXAMPLES, RandomSource(0))
 
 
 # -- classifiers ------------------------------------------------------------------------------------
@@ -234,77 +253,92 @@ def _classifier_graph(estimator: Any) -> Graph:
     network = getattr(estimator, "network_", None)
     machine: Any = getattr(estimator, "machine_", None) if network is None else network.stack[0]
     if network is None and LABEL not in getattr(machine, "layers", {}):
-        raise ValueError(f"{type(estimator).__name__} has neither a network, nor a layer of labels, nor onnx_graph")
+        raise ValueError(
+            f"{type(estimator).__name__} has neither a network, nor a layer of labels, nor a method onnx_graph"
+        )
     module = _LabelPosterior(machine) if network is None else nn.Sequential(_portable(network), nn.Softmax(1))
-    given = _examples(machine, VISIBLE)
+    examples = _examples(machine, VISIBLE)
     if not estimator.takes_arrays:
-        module = nn.Sequential(nn.Unflatten(1, given.shape[1:]), module)
-        given = given.flatten(1)
-    return Graph(module, {"X": given}, ("probabilities",), {"classes": json.dumps(estimator.classes_.tolist())})
+        module = nn.Sequential(nn.Unflatten(1, examples.shape[1:]), module)
+        examples = examples.flatten(1)
+    classes = json.dumps(estimator.classes_.tolist())
+    return Graph(module, {"X": examples}, ("probabilities",), {"classes": classes})
 
 
 class _LabelPosterior(nn.Module):
-    """Exact probabilities of the labels of a machine that has them as a layer, for any n."""
+    """Computes the exact probabilities of the labels, for a machine with a layer of labels."""
 
     def __init__(self, machine: BoltzmannMachine) -> None:
         super().__init__()
         self.machine = _centered(machine)
         unit = self.machine.layers[LABEL]
-        every = torch.eye(unit.shape[-1])
-        self.register_buffer("columns", self.machine.links[LABEL].to_hidden(every))  # (labels, *hidden shape)
-        self.register_buffer("own", -unit.energy(every))  # (labels,)
+        labels = torch.eye(unit.shape[-1])  # all labels, one-hot
+        self.register_buffer("label_fields", self.machine.links[LABEL].to_hidden(labels))  # (labels, *hidden shape)
+        self.register_buffer("label_logits", -unit.energy(labels))  # (labels,)
 
     def forward(self, x: Tensor) -> Tensor:
-        unit, link, hidden = self.machine.layers[VISIBLE], self.machine.links[VISIBLE], self.machine.hidden
-        columns, own = self.get_buffer("columns"), self.get_buffer("own")
-        fields = link.to_hidden(unit.statistic(_deviation(self.machine, VISIBLE, x))).unsqueeze(1) + columns
-        return torch.softmax(hidden.log_normalizer(fields.flatten(0, 1)).reshape(-1, len(own)) + own, 1)
+        unit = self.machine.layers[VISIBLE]
+        field = self.machine.links[VISIBLE].to_hidden(unit.statistic(_deviation(self.machine, VISIBLE, x)))
+        fields = field.unsqueeze(1) + self.get_buffer("label_fields")  # (n, labels, *hidden shape)
+        label_logits = self.get_buffer("label_logits")
+        normalizers = self.machine.hidden.log_normalizer(fields.flatten(0, 1)).reshape(-1, len(label_logits))
+        return torch.softmax(normalizers + label_logits, 1)
 
 
 # -- writing ----------------------------------------------------------------------------------------
 
 
 def _encode(graph: Graph, metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of the file, which are the same for the same model."""
+    """Return the bytes of the file. The same model always gives the same bytes."""
     onnx = _require("onnx")
-    ins = [f"in_{number}" for number in range(len(graph.inputs))]
-    outs = [f"out_{number}" for number in range(len(graph.outputs))]
-    tensors, batch = tuple(graph.inputs.values()), torch.export.Dim("n")
-    shapes: Any = torch.export.ShapesCollection()
-    for tensor in tensors:
-        shapes[tensor] = {0: batch}
-    try:
-        with _quiet():
-            # Decompositions replace einsum, and functions that ONNX lacks, by operators that all runtimes have.
-            traced = torch.export.export(graph.module.eval(), tensors, dynamic_shapes=shapes)
-            program = torch.onnx.export(
-                traced.run_decompositions(),
-                dynamo=True,
-                input_names=ins,
-                output_names=outs,
-                opset_version=OPSET,
-                verbose=False,
-            )
-    except Exception as error:  # of many kinds, which PyTorch does not document
-        fixed = "specialized" in str(error)
-        reason = "the number of samples must not be constant" if fixed else str(error).partition("\n")[0]
-        raise ExportError(f"PyTorch cannot write this as ONNX: {reason}") from error
-    assert program is not None
-    model = program.model_proto
-    _tidy(model, dict(zip([*ins, *outs], [*graph.inputs, *graph.outputs], strict=True)))
-    model.producer_name, model.producer_version = "mvrbm", mvrbm.__version__
+    # PyTorch accepts only identifiers as names, whereas a modality can have any name.
+    inputs = [f"in_{number}" for number in range(len(graph.inputs))]
+    outputs = [f"out_{number}" for number in range(len(graph.outputs))]
+    model = _trace(graph, inputs, outputs)
+    _tidy(model, dict(zip([*inputs, *outputs], [*graph.inputs, *graph.outputs], strict=True)))
+    model.producer_name = "mvrbm"
+    model.producer_version = mvrbm.__version__
     for value in (*model.graph.input, *model.graph.output):
-        samples = value.type.tensor_type.shape.dim[0]
-        if not samples.dim_param:
+        axis = value.type.tensor_type.shape.dim[0]
+        if not axis.dim_param:
             raise ExportError(f"'{value.name}' has a fixed number of samples: the module must not use len(x)")
-        samples.dim_param = "n"
+        axis.dim_param = "n"
     onnx.helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model, full_check=True)
     return cast(bytes, model.SerializeToString(deterministic=True))
 
 
+def _trace(graph: Graph, input_names: list[str], output_names: list[str]) -> Any:
+    """Trace the module of a graph with a variable number of samples, and return the ONNX model."""
+    examples = tuple(graph.inputs.values())
+    n = torch.export.Dim("n")
+    shapes: Any = torch.export.ShapesCollection()
+    for example in examples:
+        shapes[example] = {0: n}
+    try:
+        with _quiet():
+            traced = torch.export.export(graph.module.eval(), examples, dynamic_shapes=shapes)
+            program = torch.onnx.export(
+                # Decompositions replace einsum, and functions that ONNX lacks, by operators that all runtimes have.
+                traced.run_decompositions(),
+                dynamo=True,
+                input_names=input_names,
+                output_names=output_names,
+                opset_version=OPSET,
+                verbose=False,
+            )
+    except Exception as error:  # PyTorch does not document which errors it raises
+        if "specialized" in str(error):
+            reason = "the number of samples must not be constant"
+        else:
+            reason = str(error).partition("\n")[0]
+        raise ExportError(f"PyTorch cannot export this model to ONNX: {reason}") from error
+    assert program is not None
+    return program.model_proto
+
+
 def _tidy(model: Any, names: Mapping[str, str]) -> None:
-    """Name inputs and outputs, and remove the paths of source files that PyTorch adds."""
+    """Rename inputs and outputs, and remove the paths of source files that PyTorch adds."""
 
     def renamed(name: str) -> str:
         return names.get(name, f"mvrbm/{name}") if name else ""
@@ -316,7 +350,8 @@ def _tidy(model: Any, names: Mapping[str, str]) -> None:
         node.name = f"{number}/{node.op_type}"
         node.doc_string = ""
         del node.metadata_props[:]
-        node.input[:], node.output[:] = map(renamed, node.input), map(renamed, node.output)
+        node.input[:] = map(renamed, node.input)
+        node.output[:] = map(renamed, node.output)
     for value in (*graph.input, *graph.output, *graph.initializer):
         value.name = renamed(value.name)
         value.doc_string = ""
@@ -325,45 +360,62 @@ def _tidy(model: Any, names: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings of PyTorch's exporter that users cannot act on."""
+    """Suppress warnings of PyTorch's exporter, because users cannot act on them."""
     logger = logging.getLogger("torch.onnx")
-    former = logger.level
+    level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        logger.setLevel(former)
+        logger.setLevel(level)
 
 
 # -- comparing --------------------------------------------------------------------------------------
 
 
+def _difference_on_examples(content: bytes, graph: Graph, estimator: Any, method: str) -> float:
+    """Return the largest relative difference from the estimator, for all example inputs and for a single one."""
+    examples = {name: tensor.numpy() for name, tensor in graph.inputs.items()}
+    single = {name: array[:1] for name, array in examples.items()}
+    exact = in_double_precision(estimator)
+    differences = [_difference(content, exact, samples, method, relative=True) for samples in (examples, single)]
+    return float(np.max(differences))  # unlike max, this is NaN if one of them is
+
+
 def _difference(
     content: bytes, estimator: Any, samples: Mapping[str, Array], method: str, *, relative: bool = False
 ) -> float:
-    """Return the largest difference from the estimator's result; if relative, divided by results above 1."""
+    """Return the largest difference between the results of a file and of the estimator, or NaN.
+
+    If `relative` is True, differences are divided by results above 1.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
         result = getattr(estimator, method)(samples["X"] if set(samples) == {"X"} else dict(samples))
-    wanted = list(result.values()) if isinstance(result, Mapping) else [result]
+    expected = [np.asarray(part) for part in (result.values() if isinstance(result, Mapping) else [result])]
+    largest = 0.0
+    for found, wanted in zip(_run(content, samples), expected, strict=True):
+        if found.shape != wanted.shape:
+            raise ExportError(f"the ONNX model of {method} returns shape {found.shape}, the estimator {wanted.shape}")
+        if np.isnan(found).any():
+            return math.nan
+        scale = np.maximum(1, np.abs(wanted)) if relative else 1
+        largest = max(largest, float((np.abs(found - wanted) / scale).max(initial=0)))
+    return largest
+
+
+def _run(content: bytes, samples: Mapping[str, Array]) -> list[Array]:
+    """Run an ONNX model with onnxruntime."""
     onnxruntime = _require("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    off = 0.0
-    for theirs, ours in zip(session.run(None, dict(samples)), map(np.asarray, wanted), strict=True):
-        if theirs.shape != ours.shape:
-            raise ExportError(f"the ONNX form of {method} gives shape {theirs.shape}, the estimator {ours.shape}")
-        scale = np.maximum(1, np.abs(ours)) if relative else 1
-        off = max(off, float((np.abs(theirs - ours) / scale).max(initial=0)))
-        if np.isnan(theirs).any():
-            return math.nan
-    return off
+    return cast("list[Array]", session.run(None, dict(samples)))
 
 
 def in_double_precision(estimator: Any) -> Any:
-    """Return a copy of a fitted estimator with its modules in double precision; all else is shared."""
+    """Return a copy of a fitted estimator whose modules are in double precision. It shares everything else."""
 
     def double(value: Any) -> Any:
         if isinstance(value, nn.Module):

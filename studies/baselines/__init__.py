@@ -1,11 +1,11 @@
-"""The methods that the paper compares the MVRBM with, so that its table is measured and not quoted.
+"""The methods that the paper compares the MVRBM with, so that we can measure them instead of quoting the paper.
 
-Classifiers with scikit-learn's `fit`, `predict` and `predict_proba`, for images as arrays or rows: a dropout
-network, a deep belief network, a convolutional network, a sparse autoencoder and nearest neighbors. There are two
-versions of the networks, with today's customary settings (`networks`) and with those of the toolbox that the paper
-used (`toolbox`). :data:`BASELINES` lists them all. `base` has the training loop, `neighbors` the search for nearest
-neighbors and the 1-NN error, `sparse_representation` the baseline of super-resolution. The experiments that use them
-are elsewhere.
+Most are classifiers of images with scikit-learn's `fit`, `predict` and `predict_proba`: a dropout network, a deep
+belief network, a convolutional network, a sparse autoencoder and nearest neighbors. The networks come in two versions,
+with today's customary settings (`networks`) and with those of the toolbox that the paper used (`toolbox`).
+:data:`BASELINES` lists them all. `base` has the training loop, `neighbors` the search for nearest neighbors and the
+1-NN error, `sparse_representation` the baseline of super-resolution, and `judge` measures of the quality of samples.
+The experiments that use them are elsewhere.
 """
 
 from studies.baselines.base import ImageClassifier, NetworkClassifier

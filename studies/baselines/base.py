@@ -1,4 +1,4 @@
-"""The parts that all baselines share: checked images on the device, one training loop, one way to choose its length."""
+"""The common parts of all baselines: the checks of images, the training loop, and the choice of its length."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mvrbm import models
+from mvrbm import BoltzmannMachine, models
 from mvrbm.devices import resolve_device
-from mvrbm.machine import BoltzmannMachine
 from mvrbm.training import Recipe, Trainer
 
 __all__ = ["Descent", "ImageClassifier", "NetworkClassifier", "epochs_for", "train_rbm"]
@@ -30,18 +29,25 @@ Array = NDArray[Any]
 #: Weight (n_out, n_in) and bias (n_out,) of one layer.
 Layer = tuple[Tensor, Tensor]
 
-_ROWS_AT_ONCE = 2000  # of a prediction
-_HELD_OUT_EVERY = 6  # one training sample in six is held out to choose the number of epochs
-_UPDATES_PER_ROUND = 100  # between two evaluations on the held-out samples, rounded up to whole epochs
-_FEWEST_ROUNDS, _MOST_ROUNDS, _PATIENCE = 10, 60, 15
-_EAGER_UPDATES = 3  # before an update is captured as a CUDA graph: they create the optimizer's state
+# Samples to predict at once, to limit memory.
+_ROWS_AT_ONCE = 2000
+# One training sample in six is held out to choose the number of epochs.
+_HELD_OUT_EVERY = 6
+# Updates between two evaluations on the held-out samples, rounded up to whole epochs.
+_UPDATES_PER_ROUND = 100
+_FEWEST_ROUNDS = 10
+_MOST_ROUNDS = 60
+# Rounds without improvement after which training stops.
+_PATIENCE = 15
+# Updates before an update is captured as a CUDA graph, which create the optimizer's state.
+_EAGER_UPDATES = 3
 
 
 # -- classifiers of images --------------------------------------------------------------------------
 
 
 class ImageClassifier(ClassifierMixin, BaseEstimator):
-    """Base class of all baselines: images in, labels out. Subclasses get tensors on the device, and classes 0, 1, ...
+    """Base class of all classifiers. Subclasses get images as tensors on the device, and labels as 0, 1, ...
 
     Attributes
     ----------
@@ -50,9 +56,9 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
     shape_ : tuple of int
         Shape of the samples passed to `fit`.
     n_parameters_ : int
-        Number of learned parameters; zero for nearest neighbors, which keep the samples.
+        Number of learned parameters. Zero for nearest neighbors, which store the samples.
     fit_seconds_ : float
-        Seconds of `fit`, including the choice of the number of epochs.
+        Seconds that `fit` took, including the choice of the number of epochs.
     """
 
     classes_: Array
@@ -91,7 +97,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def predict_proba(self, X: Any) -> Array:
-        """Probability of each class, (n, n_classes), in the order of `classes_`."""
+        """Return the probability of each class, (n, n_classes), in the order of `classes_`."""
         check_is_fitted(self)
         images = self._images(X, reset=False)
         device = resolve_device(self.device)
@@ -101,26 +107,28 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
             ).numpy()
 
     def predict(self, X: Any) -> Array:
-        """Most probable label of each image, (n,)."""
+        """Return the most probable label of each image, (n,)."""
         probabilities = self.predict_proba(X)
         labels: Array = self.classes_[probabilities.argmax(1)]
         return labels
 
     def _fit(self, images: Tensor, codes: Tensor) -> int:
-        """Learn; return the number of parameters."""
+        """Learn from images, and return the number of parameters."""
         raise NotImplementedError
 
     def _probabilities(self, images: Tensor) -> Tensor:
-        """Probabilities of the classes, (n, n_classes)."""
+        """Return the probabilities of the classes, (n, n_classes)."""
         raise NotImplementedError
 
     def _images(self, X: Any, *, reset: bool) -> Tensor:
         """Check images and return them as float32, (n, *shape)."""
         given = np.asarray(X)
         if given.ndim > 2 and given.size:
-            rows, shape = given.reshape(len(given), -1), given.shape[1:]
+            rows = given.reshape(len(given), -1)
+            shape = given.shape[1:]
         else:
-            rows, shape = given, given.shape[1:]
+            rows = given
+            shape = given.shape[1:]
         rows = validate_data(self, rows, reset=reset, dtype=None if given.dtype == np.uint8 else np.float32)
         if rows.dtype != np.uint8 and (rows.min() < 0 or rows.max() > 1):
             raise ValueError(f"X must be floats from 0 to 1, or bytes, got {rows.min():g} to {rows.max():g}")
@@ -135,7 +143,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class NetworkClassifier(ImageClassifier):
-    r"""A network trained by backpropagation; held-out training samples choose the number of epochs.
+    r"""A network trained by backpropagation, with the number of epochs chosen on held-out training samples.
 
     One training sample in six, balanced over the classes, is held out. The network learns from the others
     at a constant rate, in rounds of whole epochs and at least 100 updates; after each round its errors on
@@ -163,7 +171,7 @@ class NetworkClassifier(ImageClassifier):
     network_ : torch.nn.Module
         The network: images (n, \*shape) to logits (n, n_classes).
     epochs_ : int
-        Number of epochs that it was trained for.
+        Number of epochs of training.
     """
 
     epochs: int | None = None
@@ -183,7 +191,7 @@ class NetworkClassifier(ImageClassifier):
         raise NotImplementedError
 
     def _pretrain(self, images: Tensor) -> Sequence[Layer]:
-        """Return initial values of the first fully connected layers; the others start at random."""
+        """Return initial values of the first fully connected layers. The others start at random."""
         return ()
 
     def _loss(self, logits: Tensor, codes: Tensor) -> Tensor:
@@ -238,7 +246,8 @@ class NetworkClassifier(ImageClassifier):
             raise ValueError(f"X must have at least two images, got {n}")
         network, descent = self._start(images[kept], codes[kept], start)
         epochs_per_round = math.ceil(_UPDATES_PER_ROUND / descent.updates_per_epoch)
-        best, best_round = (math.inf, math.inf), 0
+        best = (math.inf, math.inf)
+        best_round = 0
         for number in range(1, _MOST_ROUNDS + 1):
             network.train()
             descent.run(epochs_per_round)
@@ -267,18 +276,18 @@ def _errors_and_loss(network: nn.Module, images: Tensor, codes: Tensor) -> tuple
 class Descent:
     """Stochastic gradient descent on a loss over samples on the device.
 
-    Batches are rows of a random order that is drawn there; nothing waits for the host within an epoch. On a GPU
-    an update is captured once as a CUDA graph and replayed. Samples that do not fill the last batch of an
-    epoch are skipped in that epoch.
+    The order of samples is drawn on the device, so nothing waits for the host within an epoch. On a GPU an update is
+    captured once as a CUDA graph and replayed. Samples that do not fill the last batch of an epoch are skipped in that
+    epoch.
 
     Parameters
     ----------
     loss : callable
-        From row numbers (batch_size,) to a number.
+        Takes row numbers (batch_size,), and returns a scalar.
     optimizer : Optimizer
-        The optimizer. Its rate can fall only if it is a tensor, as that of :func:`adam` is.
+        The optimizer. Its learning rate can fall only if it is a tensor, as in :func:`adam`.
     n_samples, batch_size : int
-        Number of rows, and of rows per update.
+        Number of samples, and of samples per update.
     device : torch.device
         Device of the data.
     """
@@ -291,22 +300,25 @@ class Descent:
         batch_size: int,
         device: torch.device,
     ) -> None:
-        self._loss, self._optimizer = loss, optimizer
-        self._n_samples, self._batch_size = n_samples, batch_size
+        self._loss = loss
+        self._optimizer = optimizer
+        self._n_samples = n_samples
+        self._batch_size = batch_size
         self._rows = torch.zeros(batch_size, dtype=torch.long, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._eager = _EAGER_UPDATES if device.type == "cuda" else math.inf
 
     @property
     def updates_per_epoch(self) -> int:
-        """Number of full batches."""
+        """Number of full batches per epoch."""
         return self._n_samples // self._batch_size
 
     def run(self, epochs: int, *, falling: bool = False) -> None:
-        """Train for some epochs; with `falling`, the rate falls to zero along half a cosine."""
+        """Train for some epochs. With `falling`, the learning rate falls to zero along half a cosine."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         starts = [float(rate) for rate in rates]
-        total, update = epochs * self.updates_per_epoch, 0
+        total = epochs * self.updates_per_epoch
+        update = 0
         for _ in range(epochs):
             order = torch.randperm(self._n_samples, device=self._rows.device)
             for first in range(0, self.updates_per_epoch * self._batch_size, self._batch_size):
@@ -337,19 +349,19 @@ class Descent:
 
 
 def adam(parameters: Iterable[nn.Parameter], rate: float, device: torch.device) -> torch.optim.Adam:
-    """Return Adam with a rate that can be changed inside a CUDA graph."""
+    """Return Adam with a learning rate that can be changed inside a CUDA graph."""
     return torch.optim.Adam(
         parameters, lr=torch.tensor(rate, device=device), fused=True, capturable=device.type == "cuda"
     )
 
 
 def epochs_for(n_samples: int, batch_size: int, updates: int, *, at_least: int = 10) -> int:
-    """Return the number of epochs that make at least some updates, and at least `at_least`."""
+    """Return the smallest number of epochs, at least `at_least`, that has the given number of updates."""
     return max(at_least, math.ceil(updates / max(1, n_samples // batch_size)))
 
 
 def train_rbm(x: Tensor, n_hidden: int, *, updates: int) -> BoltzmannMachine:
-    """Return a classic RBM trained on rows by our default recipe.
+    """Train a classic RBM on rows with our default recipe.
 
     Parameters
     ----------
@@ -358,12 +370,12 @@ def train_rbm(x: Tensor, n_hidden: int, *, updates: int) -> BoltzmannMachine:
     n_hidden : int
         Number of hidden units.
     updates : int
-        Smallest number of updates; there are at least ten epochs.
+        Smallest number of updates. There are at least ten epochs.
 
     Returns
     -------
     BoltzmannMachine
-        Its visible layer is called ``"visible"``.
+        The RBM. Its visible layer is called ``"visible"``.
     """
     batch_size = min(100, len(x))
     recipe = Recipe(n_epochs=epochs_for(len(x), batch_size, updates), batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""Nearest neighbors, exact and in bounded memory: the 1-NN error of all studies, and classifiers on top of them."""
+"""Exact nearest neighbors in bounded memory: the 1-NN error of all studies, and two 1-NN classifiers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mvrbm import BoltzmannMachine
 from mvrbm.devices import resolve_device
-from mvrbm.machine import BoltzmannMachine
 from studies.baselines.base import ImageClassifier, train_rbm
 
 __all__ = ["NearestNeighbor", "RBMNearestNeighbor", "nearest", "nearest_neighbor_error"]
 
-_TEST_ROWS, _TRAIN_ROWS = 1024, 8192  # of a block of distances: 64 MB
+# Rows and columns of a block of distances, which takes 64 MB.
+_TEST_ROWS = 1024
+_TRAIN_ROWS = 8192
 _ROWS_AT_ONCE = 2000
 
 
@@ -22,7 +24,7 @@ _ROWS_AT_ONCE = 2000
 def nearest(
     train: Any, test: Any, *, device: str = "auto", block: tuple[int, int] = (_TEST_ROWS, _TRAIN_ROWS)
 ) -> Tensor:
-    r"""Return the row of the nearest training sample of each test sample.
+    r"""Return the index of the nearest training sample of each test sample.
 
     Squared distances :math:`\|b\|^2 - 2\langle a, b\rangle` (the part that depends on the training sample b)
     are computed block by block and in double precision: single precision confuses neighbors whose distances
@@ -64,7 +66,8 @@ def nearest(
             distances = torch.addmm((others * others).sum(1), part, others.T, alpha=-2)
             values, columns = distances.min(1)
             nearer = values < least
-            least, where = torch.where(nearer, values, least), torch.where(nearer, columns + j, where)
+            least = torch.where(nearer, values, least)
+            where = torch.where(nearer, columns + j, where)
         found[i : i + block[0]] = where.cpu()
     return found
 
@@ -72,7 +75,7 @@ def nearest(
 def nearest_neighbor_error(
     train_features: Any, train_labels: Any, test_features: Any, test_labels: Any, device: str = "auto"
 ) -> float:
-    r"""Share of test samples whose nearest training sample (Euclidean, one neighbor) has another label.
+    r"""Return the share of test samples whose nearest training sample (Euclidean distance) has another label.
 
     Parameters
     ----------
@@ -114,7 +117,7 @@ def _rows(array: Any, name: str) -> Tensor:
 
 
 class NearestNeighbor(ImageClassifier):
-    """The label of the nearest training image, in Euclidean distance of the pixels.
+    """1-NN classifier on pixels, with the Euclidean distance.
 
     Parameters
     ----------
@@ -129,7 +132,7 @@ class NearestNeighbor(ImageClassifier):
         self.device = device
 
     def _learn_features(self, images: Tensor) -> int:
-        """Learn; return the number of parameters."""
+        """Learn from images, and return the number of parameters."""
         return 0
 
     def _features(self, images: Tensor) -> Tensor:
@@ -137,7 +140,8 @@ class NearestNeighbor(ImageClassifier):
 
     def _fit(self, images: Tensor, codes: Tensor) -> int:
         n_parameters = self._learn_features(images)
-        self._kept, self._codes = self._features(images), codes
+        self._kept = self._features(images)
+        self._codes = codes
         return n_parameters
 
     def _probabilities(self, images: Tensor) -> Tensor:
@@ -146,7 +150,7 @@ class NearestNeighbor(ImageClassifier):
 
 
 class RBMNearestNeighbor(NearestNeighbor):
-    """The label of the nearest training image, in Euclidean distance of a classic RBM's hidden probabilities.
+    """1-NN classifier on the hidden probabilities of a classic RBM, with the Euclidean distance.
 
     The RBM is trained on the images by CD-1 with our default recipe.
 

@@ -16,7 +16,7 @@ __all__ = ["ConvolutionalNetwork", "DeepBeliefNetwork", "DropoutNetwork", "Spars
 
 @dataclass(eq=False, repr=False)
 class DropoutNetwork(NetworkClassifier):
-    """Fully connected rectified layers; a fifth of the inputs and half of the hidden units are dropped.
+    """Fully connected rectified layers with dropout of a fifth of the inputs and half of the hidden units.
 
     After Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov, "Dropout", JMLR 15 (2014).
 
@@ -46,7 +46,7 @@ class DropoutNetwork(NetworkClassifier):
 
 @dataclass(eq=False, repr=False)
 class ConvolutionalNetwork(NetworkClassifier):
-    """Two 5x5 convolutions with 2x2 maximum pooling, one hidden layer with dropout: LeNet with rectified units.
+    """LeNet with rectified units: two 5x5 convolutions with 2x2 max pooling, and one hidden layer with dropout.
 
     After LeCun, Kavukcuoglu and Farabet, "Convolutional networks and applications in vision", ISCAS (2010).
 
@@ -84,7 +84,7 @@ class ConvolutionalNetwork(NetworkClassifier):
 
 @dataclass(eq=False, repr=False)
 class _Pretrained(NetworkClassifier):
-    """Sigmoid layers that are pre-trained without labels, one after another, with a softmax on top."""
+    """Sigmoid layers, pre-trained greedily without labels, with a softmax on top."""
 
     hidden: Sequence[int] = ()
     _: KW_ONLY
@@ -104,7 +104,8 @@ class _Pretrained(NetworkClassifier):
         return nn.Sequential(*layers, top)
 
     def _pretrain(self, images: Tensor) -> Sequence[Layer]:
-        x, layers = images.flatten(1), []
+        x = images.flatten(1)
+        layers = []
         for width in self.hidden:
             weight, bias = self._pretrain_layer(x, width)
             layers.append((weight, bias))
@@ -117,7 +118,7 @@ class _Pretrained(NetworkClassifier):
 
 @dataclass(eq=False, repr=False)
 class DeepBeliefNetwork(_Pretrained):
-    """RBMs trained one on top of the other, then fine-tuned by backpropagation.
+    """A stack of RBMs, trained greedily and then fine-tuned by backpropagation.
 
     After Hinton, Osindero and Teh, "A fast learning algorithm for deep belief nets", Neural Computation 18
     (2006), with the sizes and the fine-tuning of Hinton and Salakhutdinov, Science 313 (2006). The RBMs are
@@ -148,7 +149,7 @@ class DeepBeliefNetwork(_Pretrained):
 
 @dataclass(eq=False, repr=False)
 class SparseAutoencoder(_Pretrained):
-    r"""Autoencoders whose hidden units are rarely active, stacked and then fine-tuned by backpropagation.
+    r"""A stack of sparse autoencoders, trained greedily and then fine-tuned by backpropagation.
 
     After Ng, "Sparse autoencoder", CS294A lecture notes (2011): a layer learns to minimize
 
@@ -185,7 +186,8 @@ class SparseAutoencoder(_Pretrained):
     learning_rate: float = 3e-3
 
     def _pretrain_layer(self, x: Tensor, width: int) -> Layer:
-        up, down = nn.Linear(x.shape[1], width), nn.Linear(width, x.shape[1])
+        up = nn.Linear(x.shape[1], width)
+        down = nn.Linear(width, x.shape[1])
         both = nn.ModuleList([up, down]).to(x.device)
 
         def loss(rows: Tensor) -> Tensor:
@@ -203,13 +205,13 @@ class SparseAutoencoder(_Pretrained):
 
 
 def _divergence(wanted: float, activity: Tensor) -> Tensor:
-    """Kullback-Leibler divergence of Bernoulli variables with these means."""
+    """Return the Kullback-Leibler divergence of Bernoulli variables with these means."""
     activity = activity.clamp(1e-6, 1 - 1e-6)
     return wanted * torch.log(wanted / activity) + (1 - wanted) * torch.log((1 - wanted) / (1 - activity))
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Return height and width of a sample; a row is a square image."""
+    """Return the height and width of a sample. A row is a square image."""
     if len(shape) == 2:
         return shape[0], shape[1]
     side = math.isqrt(math.prod(shape))

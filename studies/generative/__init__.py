@@ -1,5 +1,5 @@
-"""Machines as generative models: likelihood against parameters and seconds, and the quality of samples.
+"""Machines as generative models: likelihood against parameters and training time, and the quality of samples.
 
-`data` has the data, `training` trains machines in resumable chunks, `quality` judges samples, `work` has the cells,
-`plan` lists them, `findings` and `figures` read their results, and `study` has the report and the command.
+`plan` lists the runs and their settings, `run` computes them, and `page` makes the results, figures and page from the
+stored runs. `ship` packs two trained machines as the models of digits that come with the package.
 """

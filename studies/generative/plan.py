@@ -1,4 +1,4 @@
-"""The plan: which machines are trained on which data, and what is measured on them, all in tables."""
+"""The plan: the machines, the data that they are trained on, and what is measured."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mvrbm.training import RECIPES, Recipe
-from studies.cells import Cell
-from studies.generative import work
-from studies.generative.training import build, train, train_rbms, train_shared
+from studies.generative.run import (
+    baselines,
+    build,
+    conditional,
+    evaluate,
+    judge,
+    samples,
+    train,
+    train_rbms,
+    train_shared,
+)
+from studies.runs import Run, with_dependencies
 
 __all__ = ["GROUPS", "SCALES", "Model", "Scale", "chosen_model", "plan"]
 
@@ -27,9 +36,10 @@ class Model:
     updates : int
         Number of updates, rounded up to whole epochs.
     visible : str
-        Shape of the visible layer; digits are reshaped. A matrix product operator of order 2 would be a Kronecker sum.
+        Shape of the visible layer, to which digits are reshaped. At order 2 a matrix product operator is a sum of
+        Kronecker products, so it needs a higher order.
     recipe : mapping
-        Changes to the recipe `generative`, as :meth:`Recipe.config` has them.
+        Settings that differ from the recipe `generative`, in the form of :meth:`Recipe.config`.
     unit : {"bernoulli", "gaussian"}
         Visible units.
     labels : bool
@@ -46,7 +56,7 @@ class Model:
 
     @property
     def key(self) -> str:
-        """Name in the names of cells."""
+        """Part of the names of runs."""
         label = "-labels" if self.labels else ""
         order = "" if self.visible == "28x28" else f"-{self.visible}"
         return f"{self.coupling.replace(':', '')}{order}-{self.hidden}{label}-u{self.updates}"
@@ -59,11 +69,13 @@ class Model:
         return f"{name}({rank}), {self.hidden}" if rank else f"{name}, {self.hidden}"
 
     def settings(self, data: str, seed: int, device: str | None) -> dict[str, Any]:
-        """Return the settings of a training cell, the recipe as it differs from the default one.
+        """Return the settings of a training run.
 
-        A recipe with other numbers is another cell, but one that only gains a setting is not.
+        The recipe is given by its differences from the default one. So the run changes if a number of the recipe
+        changes, but not if recipes gain a setting.
         """
-        default, chosen = Recipe().config(), {**RECIPES["generative"].config(), **self.recipe}
+        default = Recipe().config()
+        chosen = {**RECIPES["generative"].config(), **self.recipe}
         del chosen["n_epochs"]  # follows from the number of updates
         return {
             "data": data,
@@ -90,22 +102,22 @@ def _shape(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Scale:
-    """The numbers of a whole run."""
+    """The size of the study."""
 
-    data: tuple[str, ...]  # binarized digits of the table; the first has labels
-    gray: str  # digits of the judge
+    data: tuple[str, ...]  # sets of binarized digits; the first one has labels
+    gray: str  # digits to train the judge on
     seeds: int
-    models: tuple[Model, ...]  # of the table, all seeds and data
-    others: tuple[Model, ...]  # of the table, one seed, the first data
-    sampled: tuple[Model, ...]  # models of these that samples are drawn of; the first is also started from noise
-    candidates: tuple[Model, ...]  # compared on validation digits
-    timed: tuple[Model, ...]  # for nats against seconds, one seed
+    models: tuple[Model, ...]  # machines of the main table, for all seeds and data
+    others: tuple[Model, ...]  # further machines of the main table, for one seed and the first data
+    sampled: tuple[Model, ...]  # machines to sample from; chains of the first one also start from noise
+    candidates: tuple[Model, ...]  # machines to compare on validation digits
+    timed: tuple[Model, ...]  # machines for nats against seconds, one seed
     timed_cpu: tuple[Model, ...]  # the same on the CPU
-    rbms: tuple[Mapping[str, Any], ...]  # settings of the package rbms; the first is also run on the CPU
+    rbms: tuple[Mapping[str, Any], ...]  # settings of the package rbms; the first also runs on the CPU
     rbms_hidden: int
     conditional: tuple[Model, ...]
-    real: Mapping[str, tuple[Model, ...]]  # by data set
-    shared: Model  # by two processes, on the CPU, and by one
+    real: Mapping[str, tuple[Model, ...]]  # machines for real-valued data, by data set
+    shared: Model  # trained on the CPU by one process and by two
     annealing: Mapping[str, int]
     samples: Mapping[str, int]
     conditional_samples: Mapping[str, Any]
@@ -118,7 +130,7 @@ def _pcd(chains: int, batch_size: int) -> dict[str, Any]:
     return {"negative": {"kind": "PCD", "n_chains": chains, "steps": 1}, "batch_size": batch_size}
 
 
-#: Long training runs: more samples per update and more chains allow a larger rate.
+# Recipe of long training runs: more samples per update and more chains allow a larger rate.
 _LONG = {"rate_factor": 16.0, **_pcd(400, 200)}
 _DENSE = {"centering": "full", "weight_decay": 0.0001, **_LONG}
 
@@ -189,7 +201,7 @@ _PAPER = Scale(
     components=(5, 10, 20, 40, 60, 80, 120, 160, 240),
 )
 
-# Too small to mean anything: for tests, on data that comes in packages.
+# For tests, too small to mean anything, on data that comes with packages.
 _SMALL = Model("kronecker:2", "8x8", 200)
 _TINY = Scale(
     data=("small",),
@@ -217,35 +229,35 @@ _TINY = Scale(
 SCALES: dict[str, Scale] = {"paper": _PAPER, "tiny": _TINY}
 
 
-# -- cells ------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
-def _trained(group: str, model: Model, data: str, seed: int, device: str | None = None) -> Cell:
+def _trained(group: str, model: Model, data: str, seed: int, device: str | None = None) -> Run:
     name = f"train-{model.key}-{data}-s{seed}" + (f"-{device}" if device else "")
-    return Cell(name, group, train, model.settings(data, seed, device), alone=device is not None)
+    return Run(name, group, train, model.settings(data, seed, device), alone=device is not None)
 
 
-def _evaluated(scale: Scale, trained: Cell) -> Cell:
+def _evaluated(scale: Scale, trained: Run) -> Run:
     settings = {"model": trained.name, "data": trained.settings["data"], **scale.annealing}
     name = trained.name.replace("train-", "nats-", 1)
-    # A cell that runs alone runs after all others: so does the one that reads it.
-    return Cell(name, trained.group, work.evaluate, settings, (trained,), trained.needs, trained.alone)
+    # Runs that measure time come after all others, and so must the runs that read them.
+    return Run(name, trained.group, evaluate, settings, (trained,), trained.needs, trained.alone)
 
 
-def _with_nats(scale: Scale, trained: Cell) -> Iterator[Cell]:
+def _with_nats(scale: Scale, trained: Run) -> Iterator[Run]:
     yield trained
     yield _evaluated(scale, trained)
 
 
 def _seeds(scale: Scale) -> range:
-    return range(1, 1 + scale.seeds)  # 0 is for choosing settings
+    return range(1, 1 + scale.seeds)  # seed 0 is for choosing settings
 
 
-def _choose(scale: Scale) -> Iterator[Cell]:
-    yield from chosen_cells(scale, scale.candidates, scale.choose, 0)
+def _choose(scale: Scale) -> Iterator[Run]:
+    yield from chosen_runs(scale, scale.candidates, scale.choose, 0)
 
 
-def _likelihood(scale: Scale) -> Iterator[Cell]:
+def _likelihood(scale: Scale) -> Iterator[Run]:
     for data in scale.data:
         for seed in _seeds(scale) if data == scale.data[0] else (1,):
             for model in scale.models:
@@ -255,15 +267,15 @@ def _likelihood(scale: Scale) -> Iterator[Cell]:
                 yield from _with_nats(scale, _trained("likelihood", model, data, 1))
 
 
-def _rbms(scale: Scale, options: Mapping[str, Any], device: str | None = None) -> Cell:
+def _rbms(scale: Scale, options: Mapping[str, Any], device: str | None = None) -> Run:
     settings = {"data": scale.data[0], "hidden": scale.rbms_hidden, "seed": 1, "device": device, **options}
     about = {"u": "updates", "k": "gibbs_steps", "b": "batch_size", "r": "learning_rate"}
     name = "-".join(["train-rbms", str(scale.rbms_hidden), *(f"{key}{options[name]}" for key, name in about.items())])
     name += f"-{device}" if device else ""
-    return Cell(name, "seconds", train_rbms, settings, needs=("rbms",), alone=device is not None)
+    return Run(name, "seconds", train_rbms, settings, needs=("rbms",), alone=device is not None)
 
 
-def _seconds(scale: Scale) -> Iterator[Cell]:
+def _seconds(scale: Scale) -> Iterator[Run]:
     for model in scale.timed:
         yield from _with_nats(scale, _trained("seconds", model, scale.data[0], 1))
     for options in scale.rbms:
@@ -273,54 +285,54 @@ def _seconds(scale: Scale) -> Iterator[Cell]:
     yield from _with_nats(scale, _rbms(scale, scale.rbms[0], "cpu"))
 
 
-def _judge(scale: Scale) -> Cell:
+def _judge(scale: Scale) -> Run:
     settings = {"gray": scale.gray, "data": scale.data[0], "epochs": scale.judge_epochs, "seed": 0}
-    return Cell("judge", "samples", work.judge, settings)
+    return Run("judge", "samples", judge, settings)
 
 
-def _sampled(scale: Scale, trained: Cell, start: str) -> Cell:
+def _sampled(scale: Scale, trained: Run, start: str) -> Run:
     settings = {"model": trained.name, "judge": "judge", "data": scale.data[0], "start": start, **scale.samples}
     name = trained.name.replace("train-", f"samples-{start}-", 1)
-    return Cell(name, "samples", work.samples, settings, (trained, _judge(scale)), trained.needs)
+    return Run(name, "samples", samples, settings, (trained, _judge(scale)), trained.needs)
 
 
-def _samples(scale: Scale) -> Iterator[Cell]:
+def _samples(scale: Scale) -> Iterator[Run]:
     yield _judge(scale)
     trained = [_trained("likelihood", model, scale.data[0], 1) for model in scale.sampled]
-    for cell in trained:
-        yield _sampled(scale, cell, "chains")
+    for run in trained:
+        yield _sampled(scale, run, "chains")
     yield _sampled(scale, trained[0], "noise")
     for options in scale.rbms[-2:]:
         yield _sampled(scale, _rbms(scale, options), "chains")
 
 
-def _conditional(scale: Scale) -> Iterator[Cell]:
+def _conditional(scale: Scale) -> Iterator[Run]:
     for model in scale.conditional:
         trained = _trained("conditional", model, scale.data[0], 1)
         yield trained
         settings = {"model": trained.name, "judge": "judge", **scale.conditional_samples}
         name = trained.name.replace("train-", "given-label-", 1)
-        yield Cell(name, "conditional", work.conditional, settings, (trained, _judge(scale)))
+        yield Run(name, "conditional", conditional, settings, (trained, _judge(scale)))
 
 
-def _real(scale: Scale) -> Iterator[Cell]:
+def _real(scale: Scale) -> Iterator[Run]:
     for data, models in scale.real.items():
-        # Neighboring frames of a film are almost equal: they are held out in blocks.
+        # Neighboring frames of a film are almost equal, so they are held out in blocks.
         settings = {"data": data, "components": list(scale.components), "block": 40 if data == "faces" else 1}
-        yield Cell(f"gaussians-{data}", "real", work.baselines, settings)
+        yield Run(f"gaussians-{data}", "real", baselines, settings)
         for model in models:
             yield from _with_nats(scale, _trained("real", model, data, 1))
 
 
-def _processes(scale: Scale) -> Iterator[Cell]:
+def _processes(scale: Scale) -> Iterator[Run]:
     one = _trained("processes", scale.shared, scale.data[0], 1, "cpu")
     yield from _with_nats(scale, one)
     settings = {**one.settings, "processes": 2}
-    shared = Cell(f"{one.name}-shared", "processes", train_shared, settings, alone=True)
+    shared = Run(f"{one.name}-shared", "processes", train_shared, settings, alone=True)
     yield from _with_nats(scale, shared)
 
 
-#: Groups of cells in the order in which they are computed.
+#: Groups of runs in the order of computation.
 GROUPS = {
     "choose": _choose,
     "likelihood": _likelihood,
@@ -332,15 +344,9 @@ GROUPS = {
 }
 
 
-def plan(scale: Scale, groups: Sequence[str]) -> list[Cell]:
-    """Return the cells of some groups and the cells that they read, in the order in which to compute them."""
-    found: dict[str, Cell] = {}
-    for group, make in GROUPS.items():
-        for cell in make(scale) if group in groups else ():
-            for one in (*cell.after, cell):
-                if found.setdefault(one.name, one).key != one.key:
-                    raise ValueError(f"two cells are called {one.name}")
-    return list(found.values())
+def plan(scale: Scale, groups: Sequence[str]) -> list[Run]:
+    """Return the runs of some groups, and the runs that they read, in the order of computation."""
+    return with_dependencies(run for group, make in GROUPS.items() if group in groups for run in make(scale))
 
 
 def chosen_model(text: str, updates: int, changes: Mapping[str, Any]) -> Model:
@@ -350,8 +356,8 @@ def chosen_model(text: str, updates: int, changes: Mapping[str, Any]) -> Model:
     return Model(coupling, hidden, updates, visible, changes)
 
 
-def chosen_cells(scale: Scale, models: Sequence[Model], data: str, seed: int) -> list[Cell]:
-    """Return the cells of a user's own models, with what the models and their recipe are in their names."""
+def chosen_runs(scale: Scale, models: Sequence[Model], data: str, seed: int) -> list[Run]:
+    """Return runs for a user's own models. Their names describe the models and recipes."""
     found = []
     for model in models:
         trained = _trained("choose", model, data, seed)

@@ -1,6 +1,6 @@
-"""Packing: trained machines of digits become the models that come with the package, with their model cards.
+"""Pack two trained machines of digits as the models that come with the package, with their model cards.
 
-``python -m studies.generative.ship`` reads the cells that ``python -m studies generative`` has computed, and writes
+``python -m studies.generative.ship`` reads the runs that ``python -m studies generative`` has computed, and writes
 `src/mvrbm/weights`.
 """
 
@@ -17,20 +17,24 @@ import torch
 import mvrbm
 from mvrbm import BoltzmannMachine
 from mvrbm.estimators.chains import MOST_CHAINS, write_chains
-from mvrbm.estimators.inputs import LABEL, VISIBLE, describe_classes
+from mvrbm.estimators.inputs import LABEL, VISIBLE
+from mvrbm.estimators.labels import describe_classes
 from mvrbm.sampling import match_label_shares
 from mvrbm.saving import ESTIMATOR, write_machine
 from mvrbm.training import Recipe
 from studies.arguments import say
-from studies.cells import Store
-from studies.generative.data import parts
+from studies.data import parts
 from studies.generative.plan import SCALES, plan
-from studies.generative.training import IMAGE
+from studies.generative.run import IMAGE
+from studies.runs import Store
 
 Card = dict[str, Any]
 
-_CELLS, _OUT = Path("runs/generative-paper/cells"), Path("src/mvrbm/weights")
-_MATCHED, _STEPS = 3000, 300  # draws that determine how often the model draws each label, and their Gibbs steps
+_WORK = Path("runs/generative-paper")
+_OUT = Path("src/mvrbm/weights")
+# Samples, and Gibbs steps of each, to match how often the model draws each label.
+_MATCHED = 3000
+_STEPS = 300
 _DATA = (
     "The 60,000 training digits of MNIST, 28 x 28 pixels, each pixel 1 with a probability equal to its gray level, "
     "drawn once{labels}. Yann LeCun and Corinna Cortes hold the copyright of MNIST, a derivative work of data sets of "
@@ -41,7 +45,7 @@ _MADE = """
 
 Trained on an {device} in {seconds:.0f} s, in a checkout of mvrbm, with MNIST in the folder that `MVRBM_DATA` names:
 
-    python -m studies generative {group} --only {cell} --device cuda
+    python -m studies generative {group} --only {run} --device cuda
     python -m studies.generative.ship"""
 
 
@@ -64,7 +68,8 @@ def digits(store: Store) -> tuple[Any, Card]:
 def labeled_digits(store: Store) -> tuple[Any, Card]:
     """Return the model of digits and their labels, a `ClassificationMVRBM`, and its card."""
     model, key, card = _packed(store, "conditional", "kronecker8-30x30", "ClassificationMVRBM", mode="generative")
-    judged, data = _numbers(store, f"given-label-{key}")["by_steps"], parts("random", None)
+    judged = _numbers(store, f"given-label-{key}")["by_steps"]
+    data = parts("random", None)
     _match_labels(model, data.train_labels)
     accuracy = model.score(data.test / np.float32(255), data.test_labels)
     found = {steps: _percent(judged[steps]["means"]["agreement"]) for steps in judged}
@@ -79,12 +84,16 @@ def labeled_digits(store: Store) -> tuple[Any, Card]:
 
 
 def _packed(store: Store, group: str, name: str, kind: str, **params: Any) -> tuple[Any, str, Card]:
-    """Return a trained machine of a group as an estimator, the end of the names of its cells, and parts of its card."""
-    cell = next(one for one in plan(SCALES["paper"], [group]) if one.name.startswith(f"train-{name}"))
-    record, settings = store.record(cell), cell.settings
+    """Return a trained machine as an estimator, the common part of the names of its runs, and parts of its card."""
+    run = next(one for one in plan(SCALES["paper"], [group]) if one.name.startswith(f"train-{name}"))
+    record = store.record(run)
+    settings = run.settings
     if record is None:
-        raise SystemExit(f"{store.folder} has no cell {cell.name}: compute it by python -m studies generative {group}")
-    numbers, machine = record["numbers"], store.machine(cell)
+        raise SystemExit(
+            f"{store.folder} does not hold the run {run.name}: compute it with python -m studies generative {group}"
+        )
+    numbers = record["numbers"]
+    machine = store.machine(run)
     recipe = {**Recipe().config(), **settings["recipe"], "n_epochs": numbers["epochs"]}
     params |= {
         "hidden_shape": settings["hidden"],
@@ -93,7 +102,7 @@ def _packed(store: Store, group: str, name: str, kind: str, **params: Any) -> tu
     }
     described = {"class": kind, "params": params, "n_epochs": numbers["epochs"], "n_updates": numbers["updates"]}
     described |= {"as_arrays": True, "feature_names": None, "classes": describe_classes(np.arange(10))}
-    chains = {layer: store.arrays(cell)[f"chains.{layer}"][:MOST_CHAINS] for layer in machine.layers}
+    chains = {layer: store.arrays(run)[f"chains.{layer}"][:MOST_CHAINS] for layer in machine.layers}
     with tempfile.TemporaryDirectory() as folder:
         write_machine(
             BoltzmannMachine(_renamed(machine.layers), machine.hidden, _renamed(machine.links)),
@@ -104,19 +113,19 @@ def _packed(store: Store, group: str, name: str, kind: str, **params: Any) -> tu
         model = mvrbm.load(folder, "cpu")
     facts = {"device": record["on"]["device"], "seconds": numbers["training_seconds"], "group": group}
     labels = ", with their labels" if settings["labels"] else ""
-    made = _MADE.format(cell=cell.name, **facts)
+    made = _MADE.format(run=run.name, **facts)
     card = {"description": made, "data": _DATA.format(labels=labels), "license": "bsd-3-clause"}
-    return model, cell.name.removeprefix("train-"), card
+    return model, run.name.removeprefix("train-"), card
 
 
 def _renamed(layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return layers by the names that estimators give them."""
+    """Rename layers as estimators name them."""
     return {VISIBLE if name == IMAGE else name: layer for name, layer in layers.items()}
 
 
 def _numbers(store: Store, name: str) -> dict[str, Any]:
-    cell = next(one for one in plan(SCALES["paper"], ["likelihood", "samples", "conditional"]) if one.name == name)
-    return store.numbers(cell)
+    run = next(one for one in plan(SCALES["paper"], ["likelihood", "samples", "conditional"]) if one.name == name)
+    return store.numbers(run)
 
 
 def _percent(share: float) -> str:
@@ -135,7 +144,7 @@ def _confident(store: Store, verdicts: Mapping[str, Any], what: str) -> dict[str
 
 @torch.no_grad()
 def _match_labels(model: Any, labels: Any) -> None:
-    """Let the model draw labels as often as the data has them; draws of a given label do not change."""
+    """Make the model draw each label as often as it occurs in the data. Samples of a given label do not change."""
     stratified = np.sort(labels)[:: len(labels) // _MATCHED]
     drawn, _ = model.set_params(random_state=0).sample(label=stratified, steps=_STEPS)
     shares = torch.from_numpy(np.bincount(labels) / np.float32(len(labels)))
@@ -145,6 +154,6 @@ def _match_labels(model: Any, labels: Any) -> None:
 
 if __name__ == "__main__":
     for make in (digits, labeled_digits):
-        model, card = make(Store(_CELLS))
+        model, card = make(Store.within(_WORK))
         folder = model.save_pretrained(_OUT / card["name"], **card)
         say(f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()):,} bytes")

@@ -1,1 +1,1 @@
-"""Photographs: how the stages that come with the package are trained, and how well they enlarge and denoise."""
+"""Photographs: training the weights that come with the package, and measuring how well they enlarge and denoise."""

@@ -1,10 +1,10 @@
-"""Photographs with free licenses out of Debian packages, as one small archive of crops to train with.
+"""Collect photographs with free licenses from Debian packages into a small archive of crops to train with.
 
-``python -m studies.photographs.collecting PACKAGES OUT`` takes a folder of .deb files (``apt-get download`` of the
+``python -m studies.photographs.collecting PACKAGES OUT`` reads a folder of .deb files (``apt-get download`` of the
 names in `PHOTOGRAPHS`), and adds the open images of scikit-image and scikit-learn. Photographs are reduced, which makes
-them sharp and takes away noise and traces of JPEG, and are cut into squares; the squares with most detail are stored
-without loss, as WebP, until the archive has the size that is asked for. No photograph is one of Set5, Set14, BSD100,
-Urban100 and T91, or Lena.
+them sharp and removes noise and JPEG artifacts, and cut into squares. The squares with the most detail are stored as
+lossless WebP files until the archive has the requested size. No photograph is part of Set5, Set14, BSD100, Urban100 or
+T91, or is Lena.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mvrbm.vision import luminance
-from studies.weights.images import LICENSES, collect, open_images
+from studies.photographs.images import LICENSES, open_images
 
 __all__ = ["HELD_OUT", "PHOTOGRAPHS", "main"]
 
@@ -34,9 +34,9 @@ _MATE = "usr/share/backgrounds/mate/nature/{}.jpg"
 _PLASMA = "usr/share/wallpapers/{}/contents/images/2560x1600.jpg"
 _LXQT = "usr/share/lxqt/wallpapers/{}"
 
-#: Package of Debian 12, where its photographs are, and the license and the author of each, as its copyright file has
-#: them (in plasma-workspace-wallpapers, the metadata of each wallpaper; in lxqt-themes, the file License next to
-#: them). Drawings and renderings are left out.
+#: Debian 12 packages, with the location of their photographs and the license and author of each. The licenses are from
+#: the copyright file of the package, except in plasma-workspace-wallpapers (metadata of each wallpaper) and lxqt-themes
+#: (a file named License). Drawings and renderings are left out.
 PHOTOGRAPHS: dict[str, tuple[str, dict[str, str]]] = {
     "lomiri-wallpapers-16.04": (
         _LOMIRI,
@@ -101,7 +101,7 @@ PHOTOGRAPHS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-#: Photographs whose crops are for validation alone.
+#: Photographs whose crops are used only for validation.
 HELD_OUT = (
     "Picture_1A_by_freespace",
     "picosdeeuropa_by_Aitzol_Berasategi",
@@ -111,14 +111,18 @@ HELD_OUT = (
     "china",
 )
 
-_LARGE = 1600  # side of photographs that are used at a quarter of their size, too
-_SIDE = 192  # of a crop, in pixels
-_HELD_OUT_CROPS = 4  # of each photograph
-_LEAST_DETAIL = 1.0  # of a crop, in roots of gray levels
+# Photographs with at least this side are also used at a quarter of their size.
+_LARGE = 1600
+# Side of a crop in pixels.
+_SIDE = 192
+# Crops per validation photograph.
+_HELD_OUT_CROPS = 4
+# Minimum detail of a crop: mean square root of its Laplacian in gray levels.
+_LEAST_DETAIL = 1.0
 
 
-def photographs(packages: Path, work: Path) -> Iterator[tuple[str, str, Array]]:
-    """Return the name, the license and the pixels of each photograph, at the sizes that are used."""
+def photographs(packages: Path) -> Iterator[tuple[str, str, Array]]:
+    """Yield the name, the license and the pixels of each photograph, once per size."""
     for package, (pattern, licenses) in PHOTOGRAPHS.items():
         (archive,) = packages.glob(f"{package}_*.deb")
         with tempfile.TemporaryDirectory() as folder:
@@ -126,17 +130,16 @@ def photographs(packages: Path, work: Path) -> Iterator[tuple[str, str, Array]]:
             for name, license in licenses.items():
                 with Image.open(Path(folder) / pattern.format(name)) as image:
                     whole = image.convert("RGB")
-                # A camera's pixel has one of three colors, blurred by the lens: the photograph as it is has no detail.
+                # At full size, camera pictures are blurred by the lens and by the interpolation of colors.
                 for factor in (2, 4) if min(whole.size) >= _LARGE else (2,):
                     size = (whole.width // factor, whole.height // factor)
                     yield name, f"{package}; {license}", np.asarray(whole.resize(size, Image.Resampling.BICUBIC))
-    collect(work)
-    for name, pixels in open_images(work).items():
+    for name, pixels in open_images().items():
         yield name, LICENSES[name], np.stack([pixels] * 3, 2) if pixels.ndim == 2 else pixels
 
 
 def crops(image: Array) -> list[tuple[float, Array]]:
-    """Return the squares of an image, the most detailed first, each with its amount of detail."""
+    """Return the squares of an image with their amount of detail, sorted by decreasing detail."""
     found = []
     for top in range(0, image.shape[0] - _SIDE + 1, _SIDE):
         for left in range(0, image.shape[1] - _SIDE + 1, _SIDE):
@@ -154,24 +157,26 @@ def _encoded(pixels: Array) -> bytes:
 
 
 def main() -> None:
-    """Write the archive: a ZIP file with folders `color`, `gray` and `valid`, and the list of licenses."""
+    """Write the archive: a ZIP file with the folders `color`, `gray` and `valid`, and a list of licenses."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("packages", type=Path, help="folder of .deb files")
     parser.add_argument("out", type=Path, help="ZIP file to write")
     parser.add_argument("--megabytes", type=float, default=26.0, help="size of the archive")
-    parser.add_argument("--color", type=float, default=0.35, help="share of it in color, the rest is luminance")
+    parser.add_argument(
+        "--color", type=float, default=0.35, help="fraction of crops in color; the others are luminance"
+    )
     options = parser.parse_args()
     queue: list[tuple[float, str, Array]] = []
     licenses: dict[str, str] = {}
-    with zipfile.ZipFile(options.out, "w") as archive, tempfile.TemporaryDirectory() as work:
-        for number, (name, license, image) in enumerate(photographs(options.packages, Path(work))):
+    with zipfile.ZipFile(options.out, "w") as archive:
+        for number, (name, license, image) in enumerate(photographs(options.packages)):
             licenses[name] = license
             pieces = crops(image)
             if name in HELD_OUT:
                 for index, (_, piece) in enumerate(pieces[:_HELD_OUT_CROPS]):
                     archive.writestr(f"valid/{name}-{number}-{index}.webp", _encoded(piece))
                 continue
-            # Turns are taken: the n-th best crop of every photograph comes before the next best of any.
+            # Photographs take turns: the n-th best crop of every photograph precedes the next best crop of any.
             for index, (detail, piece) in enumerate(pieces):
                 if detail > _LEAST_DETAIL:
                     queue.append((index / len(pieces), f"{name}-{number}-{index}", piece))

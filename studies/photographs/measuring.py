@@ -1,6 +1,6 @@
-"""The cells that measure the shipped stages: enlarging, real input, denoising, time and memory.
+"""Measurements of the shipped weights: enlarging, degraded input, denoising, time and memory.
 
-Set5 and the photographs in `UNSEEN` took no part in training, nor in any choice. The list was made before measuring.
+Set5 and the photographs in `UNSEEN` were not used for training or for any choice. The list was made before measuring.
 """
 
 from __future__ import annotations
@@ -19,26 +19,31 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from mvrbm.vision import SuperResolver, add_noise, enlarge_image, luminance, psnr_ssim, reduce_image
-from mvrbm.vision.images import to_dtype
-from mvrbm.vision.photographs import (
+from mvrbm.vision import (
+    SuperResolver,
+    add_noise,
     clean_photograph,
     denoise_photograph,
+    enlarge_image,
     estimate_degradation,
-    median_of_uncorrupted,
-    restore_photograph,
+    luminance,
+    psnr,
+    psnr_ssim,
+    reduce_image,
+    repair_photograph,
 )
-from mvrbm.vision.quality import psnr
+from mvrbm.vision.degradation import median_of_uncorrupted
+from mvrbm.vision.images import to_dtype
 from mvrbm.vision.resampling import SCALES, crop_to_multiple
-from studies.cells import Cell, Outcome, Place
-from studies.weights.images import SET5, set5, split_t91
+from studies.photographs.images import SET5, set5, split_t91
+from studies.runs import Outcome, Place, Run
 
 __all__ = ["GROUPS", "UNSEEN", "cells"]
 
 Array = NDArray[Any]
 Settings = Mapping[str, Any]
 
-#: Groups of cells, and the folder of results that each belongs to.
+#: Groups of cells, and the results folder of each.
 GROUPS = {"enlarging": "superres", "degraded": "superres", "time": "superres", "denoising": "denoising"}
 GROUPS |= {"restoring": "denoising"}
 #: The photographs in scikit-image that were not trained on.
@@ -57,9 +62,9 @@ JPEG, NOISE = (30, 50, 75, 95), (5, 10)
 
 
 def unseen(name: str) -> Array:
-    """Return a photograph of scikit-image."""
+    """Load a photograph from scikit-image."""
     found = getattr(importlib.import_module("skimage.data"), name)()
-    return np.asarray(found[0] if isinstance(found, tuple) else found)  # the left one of a stereo pair
+    return np.asarray(found[0] if isinstance(found, tuple) else found)  # the left picture of a stereo pair
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
@@ -70,7 +75,7 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _reduced(truth: Array, scale: int, protocol: str) -> Array:
-    """Return a small luminance image with white at 1: in floats or rounded to bytes, or with mirrored borders."""
+    """Reduce luminance: in floats, rounded to bytes, or with mirrored borders. White is 1 in the result."""
     high = truth.astype(np.float32) / 255
     if protocol == "bytes":
         return reduce_image(truth, scale).astype(np.float32) / 255
@@ -82,8 +87,9 @@ def _reduced(truth: Array, scale: int, protocol: str) -> Array:
 
 
 def enlarging(settings: Settings, place: Place) -> Outcome:
-    """PSNR and SSIM of the luminance of Set5, rounded to bytes, the border of `scale` pixels left out."""
-    scale, rows = settings["scale"], {}
+    """Measure PSNR and SSIM on the luminance of Set5, rounded to bytes, without a border of `scale` pixels."""
+    scale = settings["scale"]
+    rows = {}
     model = SuperResolver.pretrained(scale, device="cpu")
     methods: dict[str, Callable[[Array], Array]] = {
         "bicubic": lambda low: enlarge_image(low, scale),
@@ -107,7 +113,7 @@ def enlarging(settings: Settings, place: Place) -> Outcome:
 
 
 def degraded_picture(low: Array, kind: str, level: int) -> tuple[Array, list[int] | None]:
-    """Return a picture after JPEG or with noise, in bytes, and the luminance table of its file."""
+    """Compress a picture as JPEG or add noise; return bytes and the luminance quantization table of the file."""
     if kind == "noise":
         noise = np.random.default_rng(0).normal(0, level, low.shape)
         return np.clip(np.rint(low + noise), 0, 255).astype(np.uint8), None
@@ -118,7 +124,7 @@ def degraded_picture(low: Array, kind: str, level: int) -> tuple[Array, list[int
 
 
 def degraded(settings: Settings, place: Place) -> Outcome:
-    """Pictures in color that are JPEG or noisy, enlarged as `mvrbm superres` does it, against bicubic."""
+    """Compare `mvrbm superres` with bicubic interpolation on color pictures that are compressed or noisy."""
     scale = settings["scale"]
     model = SuperResolver.pretrained(scale, device="cpu")
     images = set5(place.data_dir) if settings["images"] == "Set5" else split_t91(place.data_dir)[1]
@@ -145,10 +151,11 @@ def _truth(name: str, color: bool, place: Place) -> Array:
 
 
 def gaussian(settings: Settings, place: Place) -> Outcome:
-    """One photograph with Gaussian noise, neither rounded nor clipped: BM3D and the stages, the level known or not."""
+    """Compare BM3D and the stages on a photograph with unrounded Gaussian noise of known or unknown level."""
     bm3d = importlib.import_module("bm3d")
 
-    truth, sigma = _truth(settings["image"], settings["color"], place), settings["sigma"] / 255
+    truth = _truth(settings["image"], settings["color"], place)
+    sigma = settings["sigma"] / 255
     clean = truth.astype(np.float32) / 255
     noisy = clean + np.float32(sigma) * np.random.default_rng(0).standard_normal(clean.shape).astype(np.float32)
     reference = (bm3d.bm3d_rgb if settings["color"] else bm3d.bm3d)(noisy.astype(np.float64), sigma)
@@ -162,7 +169,7 @@ def gaussian(settings: Settings, place: Place) -> Outcome:
 
 
 def salt(settings: Settings, place: Place) -> Outcome:
-    """One gray photograph in bytes with salt and pepper: the median of uncorrupted neighbors, and the stages."""
+    """Compare the median of uncorrupted neighbors and the stages on a gray photograph with salt and pepper."""
     truth = _truth(settings["image"], False, place)
     noisy = add_noise(truth, "salt-and-pepper", settings["share"], seed=0)
     pixels = torch.from_numpy(noisy / np.float32(255))[None, None]
@@ -173,10 +180,12 @@ def salt(settings: Settings, place: Place) -> Outcome:
 
 
 def restoring(settings: Settings, place: Place) -> Outcome:
-    """One gray photograph with scratches: OpenCV's Telea, biharmonic interpolation, and the stages."""
-    opencv, restoration = importlib.import_module("cv2"), importlib.import_module("skimage.restoration")
+    """Compare OpenCV's Telea, biharmonic interpolation and the stages on a gray photograph with scratches."""
+    opencv = importlib.import_module("cv2")
+    restoration = importlib.import_module("skimage.restoration")
     truth = _truth(settings["image"], False, place)
-    drawn, rng = Image.new("L", truth.shape[::-1]), np.random.default_rng(0)
+    drawn = Image.new("L", truth.shape[::-1])
+    rng = np.random.default_rng(0)
     for _ in range(max(6, truth.size // 4000)):
         begin, end = rng.integers(0, truth.shape[::-1], (2, 2))
         end = begin + np.clip(end - begin, -80, 80)
@@ -187,7 +196,7 @@ def restoring(settings: Settings, place: Place) -> Outcome:
     found = {
         "telea": opencv.inpaint(broken, mask.astype(np.uint8), 3, opencv.INPAINT_TELEA),
         "biharmonic": np.rint(255 * np.clip(biharmonic, 0, 1)),
-        "stages": restore_photograph(broken, mask, device="cpu"),
+        "stages": repair_photograph(broken, mask, device="cpu"),
     }
     numbers = _rounded({name: psnr(truth, image, 255) for name, image in found.items()})
     return Outcome({**numbers, "missing": round(float(mask.mean()), 4)})
@@ -197,7 +206,7 @@ def restoring(settings: Settings, place: Place) -> Outcome:
 
 
 def timed(settings: Settings, place: Place) -> Outcome:
-    """Seconds and memory of a process of its own on one thread, for random pixels of RGB, by 2."""
+    """Measure time and memory of enlarging random RGB pixels by 2 on one thread, in a separate process."""
     command = [sys.executable, "-m", "studies.photographs.timing"]
     root = Path(__file__).parents[2]
     done = subprocess.run(
@@ -211,30 +220,30 @@ def timed(settings: Settings, place: Place) -> Outcome:
 # -- cells ------------------------------------------------------------------------------------------
 
 
-def cells() -> Iterator[Cell]:
+def cells() -> Iterator[Run]:
     """Return all cells."""
     for scale in SCALES:
         for protocol in ("floats", "bytes", "mirrored"):
             settings: dict[str, Any] = {"scale": scale, "protocol": protocol}
-            yield Cell(f"x{scale}, {protocol}", "enlarging", enlarging, settings)
+            yield Run(f"x{scale}, {protocol}", "enlarging", enlarging, settings)
     for images in ("Set5", "T91"):
         for kind, levels in (("jpeg", JPEG), ("noise", NOISE)):
             for level in levels:
                 settings = {"scale": 2, "images": images, "kind": kind, "level": level}
-                yield Cell(f"{images}, x2, {kind} {level}", "degraded", degraded, settings)
+                yield Run(f"{images}, x2, {kind} {level}", "degraded", degraded, settings)
     for method, size in (("stages", (1000, 1000)), ("FSRCNN", (1000, 1000)), ("stages", (1, 1))):
         settings = {"method": method, "size": size}
-        yield Cell(f"{method}, {size[0]}x{size[1]}", "time", timed, settings, alone=True)
+        yield Run(f"{method}, {size[0]}x{size[1]}", "time", timed, settings, alone=True)
     for name in (*SET5, *UNSEEN):
         for sigma in (15, 25, 50):
             settings = {"image": name, "sigma": sigma, "color": False}
-            yield Cell(f"{name}, gray, {sigma}", "denoising", gaussian, settings, needs=("bm3d",))
+            yield Run(f"{name}, gray, {sigma}", "denoising", gaussian, settings, needs=("bm3d",))
         if name in (*SET5, "rocket", "immunohistochemistry", "stereo_motorcycle"):
             settings = {"image": name, "sigma": 25, "color": True}
-            yield Cell(f"{name}, color, 25", "denoising", gaussian, settings, needs=("bm3d",))
+            yield Run(f"{name}, color, 25", "denoising", gaussian, settings, needs=("bm3d",))
         for share in (0.05, 0.1, 0.3):
-            yield Cell(f"{name}, salt {share}", "denoising", salt, {"image": name, "share": share})
+            yield Run(f"{name}, salt {share}", "denoising", salt, {"image": name, "share": share})
     for name in UNSEEN:
         for width in (1, 3):
             settings = {"image": name, "width": width}
-            yield Cell(f"{name}, scratches of {width}", "restoring", restoring, settings, needs=("cv2", "skimage"))
+            yield Run(f"{name}, scratches of {width}", "restoring", restoring, settings, needs=("cv2", "skimage"))

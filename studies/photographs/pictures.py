@@ -1,4 +1,4 @@
-"""The pictures of the documentation: crops at twice their size, before and after."""
+"""Pictures for the documentation: crops at twice their size, before and after."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from mvrbm.vision import SuperResolver, enlarge_image, reduce_image
-from mvrbm.vision.photographs import clean_photograph, denoise_photograph, estimate_degradation
+from mvrbm.vision import (
+    SuperResolver,
+    clean_photograph,
+    denoise_photograph,
+    enlarge_image,
+    estimate_degradation,
+    reduce_image,
+)
 from mvrbm.vision.resampling import crop_to_multiple
 from studies.photographs.measuring import degraded_picture, unseen
 
@@ -23,7 +29,7 @@ _GAP = 6
 
 
 def _sheet(rows: list[list[Array]], zoom: int) -> Array:
-    """Return crops, row by row, each pixel a square."""
+    """Arrange crops in rows, with each pixel enlarged to a square."""
 
     def padded(image: Array, down: int, across: int) -> Array:
         return np.pad(image, ((0, down), (0, across), (0, 0)), constant_values=255)
@@ -37,7 +43,7 @@ def _color(image: Array) -> Array:
 
 
 def _enlarged(truth: Array, scale: int, crop: Crop, quality: int | None = None) -> list[Array]:
-    """Return crops: bicubic, the stages, the truth; of a JPEG if a quality is given."""
+    """Return crops of the bicubic image, of ours and of the truth. With a quality, the input is a JPEG."""
     truth = crop_to_multiple(truth, scale)
     low = reduce_image(truth, scale)
     low, table = (low, None) if quality is None else degraded_picture(low, "jpeg", quality)
@@ -47,13 +53,13 @@ def _enlarged(truth: Array, scale: int, crop: Crop, quality: int | None = None) 
 
 
 def _denoised(truth: Array, sigma: int, crop: Crop) -> list[Array]:
-    """Return crops: noisy, denoised, the truth."""
+    """Return crops of the noisy image, of the denoised one and of the truth."""
     noisy, _ = degraded_picture(truth, "noise", sigma)
     return [_color(each[crop]) for each in (noisy, denoise_photograph(noisy, device="cpu"), truth)]
 
 
 def _drawing() -> Array:
-    """Return a drawing in thin lines, 160x160."""
+    """Draw thin lines, 160x160 pixels."""
     image = Image.new("L", (640, 640), 255)
     draw = ImageDraw.Draw(image)
     for size in range(40, 320, 56):
@@ -63,9 +69,11 @@ def _drawing() -> Array:
 
 
 def write_pictures(folder: Path) -> list[str]:
-    """Write the pictures, of photographs that were not trained on."""
-    rocket, motorcycle = unseen("rocket")[268:, 472:], unseen("stereo_motorcycle")[264:472, 72:304]
-    page, cat = unseen("page")[:160, 132:364], unseen("chelsea")[4:212, 52:284]
+    """Write the pictures, all of photographs that were not used for training."""
+    rocket = unseen("rocket")[268:, 472:]
+    motorcycle = unseen("stereo_motorcycle")[264:472, 72:304]
+    page = unseen("page")[:160, 132:364]
+    cat = unseen("chelsea")[4:212, 52:284]
     columns = slice(68, 168)
     tower, wheel, text, eye = ((slice(top, top + 80), columns) for top in (67, 66, 20, 66))
     lines = (slice(40, 120), slice(30, 130))

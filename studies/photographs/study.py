@@ -1,9 +1,9 @@
-"""The command of the study of the shipped stages.
+"""The command that trains and measures the shipped weights.
 
-They are trained with the photographs that `studies.photographs.collecting` collects, each task in a process of its own
-if a GPU is to be shared, and measured::
+Training uses the photographs that `studies.photographs.collecting` collects. Several models can share a GPU if each is
+trained in a separate process::
 
-    python -m studies photographs train --tasks x2 --seconds 460 --archive photographs.zip --device cuda
+    python -m studies photographs train --models x2 --archive photographs.zip --device cuda
     python -m studies photographs enlarging degraded time denoising pictures
 
 Set5 and T91 are found through ``--data-dir`` or ``MVRBM_DATA``.
@@ -18,14 +18,14 @@ from typing import Any
 
 from mvrbm.devices import resolve_device
 from studies.arguments import Command, Options, add_options, add_parts
-from studies.cells import Place, Rows
 from studies.photographs import measuring, training
 from studies.photographs.pictures import write_pictures
 from studies.runner import run_parts
+from studies.runs import Place, Rows
 
 __all__ = ["COMMANDS", "PARTS"]
 
-#: Parts of the study: weights, the groups of cells, and the pictures of the documentation.
+#: Parts of the study: training, the groups of measurements, and the pictures for the documentation.
 PARTS = ("train", *measuring.GROUPS, "pictures")
 
 
@@ -37,10 +37,10 @@ def _add(parser: argparse.ArgumentParser) -> None:
         out={"default": Path("results"), "help": "Folder of the folders for results. Default: results."},
         work={"default": Path("runs/photographs"), "help": "Folder for new weights. Default: runs/photographs."},
     )
-    parser.add_argument("--archive", type=Path, default=Path("photographs.zip"), help="Crops to train with.")
-    parser.add_argument("--start", type=Path, help="Folder of weights to start from.")
-    parser.add_argument("--tasks", nargs="*", choices=tuple(training.TASKS), help="Tasks to train. Default: all.")
-    parser.add_argument("--seconds", type=float, default=460.0, help="Time for each task. Default: 460.")
+    parser.add_argument("--archive", type=Path, default=Path("photographs.zip"), help="Archive of crops to train with.")
+    parser.add_argument("--models", nargs="*", choices=training.MODELS, help="Models to train. Default: all.")
+    help_text = f"Updates of each model. Default: {training.UPDATES}."
+    parser.add_argument("--updates", type=int, default=training.UPDATES, help=help_text)
 
 
 def _run(options: Options) -> tuple[Mapping[str, Any], str]:
@@ -49,12 +49,12 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
         rows = {group: store.rows(group) for group, store in stores.items()}
         lines = (f"{group} | {name} | {row}" for group, some in rows.items() for name, row in some.items())
         return rows, "\n".join(lines)
-    result, device = dict[str, Any](), resolve_device(options.device).type
+    result = dict[str, Any]()
+    device = resolve_device(options.device).type
     for part in options.parts or PARTS[1:]:
         if part == "train":
-            for task in options.tasks or training.TASKS:
-                start = None if options.start is None else options.start / f"{task}.pt"
-                result[task] = training.train(task, options.archive, options.seconds, options.work, device, start)
+            for name in options.models or training.MODELS:
+                result[name] = training.train(name, options.archive, options.updates, options.work, device)
         elif part == "pictures":
             result[part] = write_pictures(Path("docs/_static"))
         else:
@@ -67,7 +67,7 @@ def _run(options: Options) -> tuple[Mapping[str, Any], str]:
 
 COMMANDS = {
     "photographs": Command(
-        "The shipped stages for photographs: training, and how well they enlarge and denoise.",
+        "Train the shipped weights for photographs, and measure how well they enlarge and denoise.",
         _add,
         _run,
         "enlarging denoising",

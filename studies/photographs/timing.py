@@ -1,6 +1,6 @@
-"""Time and memory of enlarging: ``python -m studies.photographs.timing``, a process that imports nothing else.
+"""Measure time and memory of enlarging in a process that imports nothing else.
 
-The settings come as JSON on standard input, the result goes to standard output.
+``python -m studies.photographs.timing`` reads settings as JSON from standard input and prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from mvrbm.vision.color import luminance
-from mvrbm.vision.superres.enlarging import StagedEnlarger
+from mvrbm.vision import SuperResolver, luminance
 
 __all__ = ["Fsrcnn", "measure"]
 
 
 class Fsrcnn(nn.Sequential):
-    """FSRCNN(56, 12, 4) with random weights: its time is that of trained ones."""
+    """FSRCNN(56, 12, 4) with random weights, which take as long as trained ones."""
 
     def __init__(self, scale: int) -> None:
         shrunk = [nn.Conv2d(12, 12, 3, padding=1) for _ in range(4)]
@@ -32,18 +31,19 @@ class Fsrcnn(nn.Sequential):
 
 @torch.no_grad()
 def measure(method: str, size: tuple[int, int]) -> dict[str, float]:
-    """Enlarge RGB by 2 on one thread; return seconds and the peak memory of this process."""
+    """Enlarge RGB by 2 on one thread, and return the time and the peak memory of this process."""
     torch.set_num_threads(1)
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    used, began = time.process_time(), time.perf_counter()
+    used = time.process_time()
+    began = time.perf_counter()
     if method == "stages":
-        StagedEnlarger(2, "cpu").upscale(image)
+        SuperResolver.pretrained(2, device="cpu").upscale(image)
     else:
         low = torch.from_numpy(luminance(image.astype(np.float32) / 255))[None, None]
         model = Fsrcnn(2)
-        for first in range(0, size[0], 100):  # in strips, as whole images would need gigabytes
+        for first in range(0, size[0], 100):  # in strips, because whole images need gigabytes
             model(low[:, :, first : first + 100])
-    # The peak of this program: what `resource` says begins with that of the process that started it.
+    # `resource` would include the peak of the parent process.
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     peak = int(status["VmHWM"].split()[0]) / 1024
     return {

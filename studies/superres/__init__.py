@@ -1,5 +1,5 @@
 """Experiment 3 of the paper: super-resolution of photographs.
 
-`plan` says which cells there are, `work` computes them, `data` gives them images. From the stored cells alone
-`findings` draws its conclusions, `figures` draws pictures and `page` writes the report.
+`plan` lists the runs and their settings, `run` computes them, and `page` makes the results, figures and page from the
+stored runs.
 """

@@ -1,4 +1,4 @@
-"""The plan of experiment 3: which cells there are, at which scale, and in which order, all in tables."""
+"""The plan of experiment 3: the runs, their settings at each scale, and their order."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mvrbm.training import RECIPES
-from studies.cells import Cell, planned
-from studies.superres import work
-from studies.superres.data import PACKAGED, check_there
+from studies.data import PACKAGED, check_there
+from studies.runs import Run, seeded_plan
+from studies.superres.run import compare, fine_tune, learn, learn_dictionaries, published_protocol
 
 __all__ = ["EXPERIMENTS", "GROUPS", "SCALES", "Scale", "check_data", "plan"]
 
-_NEEDS = ("PIL", "skimage")  # to read images, and to measure
+# Packages that all runs need, to read images and to measure their quality.
+_NEEDS = ("PIL", "skimage")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The numbers of a whole run."""
+    """The size of the experiment."""
 
-    train: str  # images to learn from, by CD-1 and for sparse representation
-    tuned_train: str  # and for fine-tuning
-    compared: tuple[str, str]  # images: for the paper's Lena and for its Bird
-    published: tuple[str, ...]  # images for the literature's protocol
+    train: str  # training images of CD-1 and of sparse representation
+    tuned_train: str  # training images of fine-tuning
+    compared: tuple[str, str]  # test images in the place of the paper's Lena and Bird
+    published: tuple[str, ...]  # test images in the literature's protocol
     seeds: int
-    fewer_seeds: Mapping[str, int]  # at most, by group
-    patch: int  # of the comparisons
+    fewer_seeds: Mapping[str, int]  # largest number of seeds, by group
+    patch: int  # side of the patches in the comparisons
     hidden: int
     patches: tuple[int, ...]
     hiddens: tuple[int, ...]
     n_patches: int
     sparse: Mapping[str, Any]
     tuned: Mapping[str, Any]  # parameters of the fine-tuned resolver
-    tuning: tuple[Mapping[str, Any], ...]  # arguments of fine_tune, one call after the other
-    learning: Mapping[str, Any] = field(default_factory=dict)  # further parameters of those by CD-1
+    tuning: tuple[Mapping[str, Any], ...]  # arguments of successive calls of `fine_tune`
+    learning: Mapping[str, Any] = field(default_factory=dict)  # further parameters of resolvers trained by CD-1
     scale: int = 2
 
 
@@ -87,7 +88,7 @@ SCALES: dict[str, Scale] = {
         tuned={"patch": 10, "hidden_shape": (16, 16), "rank": 4},
         tuning=({"objective": "patches", "n_samples": 10_000, "n_epochs": 8},),
     ),
-    # Too small to mean anything: for tests.
+    # For tests, too small to mean anything.
     "tiny": Scale(
         **_PACKAGED_IMAGES,
         patch=6,
@@ -107,7 +108,7 @@ SCALES: dict[str, Scale] = {
 
 
 def check_data(scale: Scale, data_dir: str | None) -> None:
-    """Raise `DatasetError` if images of a scale are not on this machine."""
+    """Raise `DatasetError` if the images of a scale are not on this machine."""
     for name in {scale.train, scale.tuned_train}:
         check_there(name, data_dir)
 
@@ -116,11 +117,11 @@ def check_data(scale: Scale, data_dir: str | None) -> None:
 
 
 def _recipe() -> dict[str, Any]:
-    # With its numbers: a cell with other numbers is another cell.
+    # The numbers are part of the key: a recipe with other numbers makes another run.
     return RECIPES["default"].config()
 
 
-def _learned(group: str, scale: Scale, patch: int, hidden: int, seed: int) -> Cell:
+def _learned(group: str, scale: Scale, patch: int, hidden: int, seed: int) -> Run:
     model = {
         "scale": scale.scale,
         "patch": patch,
@@ -129,25 +130,25 @@ def _learned(group: str, scale: Scale, patch: int, hidden: int, seed: int) -> Ce
         **scale.learning,
     }
     settings = {"train": scale.train, "image": scale.compared[0], "model": model, "recipe": _recipe(), "seed": seed}
-    return Cell(f"superres-cd-p{patch:02d}-h{hidden:02d}-s{seed}", group, work.learn, settings, needs=_NEEDS)
+    return Run(f"superres-cd-p{patch:02d}-h{hidden:02d}-s{seed}", group, learn, settings, needs=_NEEDS)
 
 
-def _patch_size(scale: Scale, seed: int) -> Iterator[Cell]:
+def _patch_size(scale: Scale, seed: int) -> Iterator[Run]:
     for patch in scale.patches:
         yield _learned("patch-size", scale, patch, scale.hidden, seed)
 
 
-def _hidden_size(scale: Scale, seed: int) -> Iterator[Cell]:
+def _hidden_size(scale: Scale, seed: int) -> Iterator[Run]:
     for hidden in scale.hiddens:
         yield _learned("hidden-size", scale, scale.patch, hidden, seed)
 
 
-def _sparse(scale: Scale, seed: int) -> Iterator[Cell]:
+def _sparse(scale: Scale, seed: int) -> Iterator[Run]:
     settings = {"train": scale.train, "sparse": {"scale": scale.scale, **scale.sparse}, "seed": seed}
-    yield Cell(f"superres-sparse-s{seed}", "sparse", work.learn_dictionaries, settings, needs=_NEEDS)
+    yield Run(f"superres-sparse-s{seed}", "sparse", learn_dictionaries, settings, needs=_NEEDS)
 
 
-def _fine_tuned(scale: Scale, seed: int) -> Iterator[Cell]:
+def _fine_tuned(scale: Scale, seed: int) -> Iterator[Run]:
     settings = {
         "train": scale.tuned_train,
         "others": scale.published,
@@ -156,39 +157,42 @@ def _fine_tuned(scale: Scale, seed: int) -> Iterator[Cell]:
         "tuning": [dict(step) for step in scale.tuning],
         "seed": seed,
     }
-    yield Cell(f"superres-tuned-s{seed}", "fine-tuned", work.fine_tune, settings, needs=_NEEDS)
+    yield Run(f"superres-tuned-s{seed}", "fine-tuned", fine_tune, settings, needs=_NEEDS)
 
 
-def _models(scale: Scale, seed: int) -> dict[str, Cell]:
-    (tuned,), (sparse,) = _fine_tuned(scale, seed), _sparse(scale, seed)
+def _models(scale: Scale, seed: int) -> dict[str, Run]:
+    (tuned,) = _fine_tuned(scale, seed)
+    (sparse,) = _sparse(scale, seed)
     return {"cd": _learned("patch-size", scale, scale.patch, scale.hidden, seed), "tuned": tuned, "sparse": sparse}
 
 
-def _described(cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
+def _described(runs: Mapping[str, Run]) -> dict[str, dict[str, Any]]:
     return {
-        name: {"cell": cell.name, **{key: cell.settings[key] for key in ("model", "sparse") if key in cell.settings}}
-        for name, cell in cells.items()
+        # Stored keys have "cell" for the name of a run.
+        name: {"cell": run.name, **{key: run.settings[key] for key in ("model", "sparse") if key in run.settings}}
+        for name, run in runs.items()
     }
 
 
-def _comparison(scale: Scale, seed: int) -> Iterator[Cell]:
+def _comparison(scale: Scale, seed: int) -> Iterator[Run]:
     models = _models(scale, seed)
     for image in scale.compared:
         settings = {"image": image, "models": _described(models), "seed": seed}
-        name, after = f"superres-compare-{image}-s{seed}", tuple(models.values())
-        yield Cell(name, "comparison", work.compare, settings, after, _NEEDS, alone=True)
+        name = f"superres-compare-{image}-s{seed}"
+        after = tuple(models.values())
+        yield Run(name, "comparison", compare, settings, after, _NEEDS, alone=True)
 
 
-def _set5(scale: Scale, seed: int) -> Iterator[Cell]:
-    models = {name: cell for name, cell in _models(scale, seed).items() if name != "sparse"}
+def _set5(scale: Scale, seed: int) -> Iterator[Run]:
+    models = {name: run for name, run in _models(scale, seed).items() if name != "sparse"}
     settings = {"images": scale.published, "models": _described(models), "seed": seed}
     after = tuple(models.values())
-    yield Cell(f"superres-set5-s{seed}", "set5", work.published_protocol, settings, after, _NEEDS)
+    yield Run(f"superres-set5-s{seed}", "set5", published_protocol, settings, after, _NEEDS)
 
 
-_Maker = Callable[[Scale, int], Iterator[Cell]]
+_Maker = Callable[[Scale, int], Iterator[Run]]
 
-#: Groups of cells in the order in which they are computed.
+#: Groups of runs in the order of computation.
 GROUPS: dict[str, _Maker] = {
     "patch-size": _patch_size,
     "fine-tuned": _fine_tuned,
@@ -198,15 +202,15 @@ GROUPS: dict[str, _Maker] = {
     "comparison": _comparison,
 }
 
-#: Groups by the name of the experiment.
+#: Groups by experiment.
 EXPERIMENTS: dict[str, tuple[str, ...]] = {"superres": tuple(GROUPS)}
 
 
-def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first_seed: int = 0) -> list[Cell]:
-    """Return the cells of some groups; see :func:`studies.cells.planned`.
+def plan(scale: Scale, groups: Sequence[str], *, seeds: int | None = None, first_seed: int = 0) -> list[Run]:
+    """Return the runs of some groups; see :func:`studies.runs.seeded_plan`.
 
-    `seeds` (default: the scale's) is the number of random choices of patches, `first_seed` the first of them. The
-    limits of `Scale.fewer_seeds` apply in any case.
+    `seeds` is the number of random choices of patches (default: the scale's), `first_seed` the number of the first one.
+    The limits in `Scale.fewer_seeds` always apply.
     """
     asked = scale.seeds if seeds is None else seeds
-    return planned(GROUPS, scale, groups, asked, first_seed, lambda cell: scale.fewer_seeds.get(cell.group, asked))
+    return seeded_plan(GROUPS, scale, groups, asked, first_seed, lambda run: scale.fewer_seeds.get(run.group, asked))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks import kernels
-from studies.cells import Place, Store
-from studies.digits.data import Digits
+from studies.data import Digits
+from studies.runs import Place, Store
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 

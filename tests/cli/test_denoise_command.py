@@ -1,4 +1,4 @@
-"""`mvrbm denoise`."""
+"""`mvrbm denoise`, `mvrbm denoise-train` and `mvrbm repair`."""
 
 import json
 import re
@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import mvrbm
 from mvrbm import cli
-from mvrbm.vision import add_noise, denoise, denoise_photograph, restore_photograph
+from mvrbm.vision import add_noise, denoise, denoise_photograph, repair_photograph
 
 
 @pytest.fixture
@@ -151,8 +152,31 @@ def test_scratches_are_filled(command, capfd):
     mask = np.zeros((20, 30, 3), np.uint8)
     mask[5:7] = 255
     Image.fromarray(mask).save("mask.png")
-    assert cli.main(["restore", "photo.png", "whole.png", "--mask", "mask.png", "--device", "cpu"]) == 0
+    assert cli.main(["repair", "photo.png", "whole.png", "--mask", "mask.png", "--device", "cpu"]) == 0
     assert capfd.readouterr().out == "whole.png: 30x20, 10.00% filled\n"
     np.testing.assert_array_equal(
-        np.asarray(Image.open("whole.png")), restore_photograph(photo, mask[..., 0], device="cpu")
+        np.asarray(Image.open("whole.png")), repair_photograph(photo, mask[..., 0], device="cpu")
     )
+
+
+@pytest.mark.parametrize("kind", ["color", "gray", "salt", "jpeg"])
+def test_a_denoiser_is_trained_on_a_folder_and_used(command, kind, tmp_path, capfd):
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    pixels = np.asarray(Image.fromarray(rng.integers(0, 256, (12, 15, 3), dtype=np.uint8)).resize((60, 48)))
+    Image.fromarray(pixels).save(folder / "a.png")
+    Image.fromarray(pixels).save("photo.jpg", quality=40)
+    how = ["--kind", kind, "--tuning-crops", "4", "--tuning-epochs", "1", "--device", "cpu", "--json"]
+    assert cli.main(["denoise-train", str(folder), "--out", "denoiser", *how]) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert (result["kind"], result["images"]) == (kind, 1)
+    code, out, err = command("photo.jpg", "clean.png", "--model", "denoiser", "--device", "cpu", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["noise"] == kind
+    expected = mvrbm.load("denoiser", "cpu").denoise(np.asarray(Image.open("photo.jpg")), level=found["level"] or None)
+    np.testing.assert_array_equal(np.asarray(Image.open("clean.png")), expected)
+    code, _, err = command("photo.jpg", "other.png", "--model", "denoiser", "--stride", 2)
+    assert code == 2
+    assert "'--stride': has no effect with a photo denoiser" in err

@@ -66,9 +66,9 @@ def test_what_was_made_of_columns_is_said(place, capsys):
     (place / "mixed.csv").write_text("\n".join(["a,code,empty,text", *lines]))
     assert main(["impute", "mixed.csv:-a", "filled.csv", "--quiet"]) == 0
     shown = capsys.readouterr().out
-    assert "columns of categories: text\n" in shown
-    assert "columns left out, without any known entry: empty\n" in shown
-    assert "taken as numbers (see --categorical): code\n" in shown
+    assert "categorical columns: text\n" in shown
+    assert "columns dropped because no entry is known: empty\n" in shown
+    assert "treated as numeric (see --categorical): code\n" in shown
     assert (place / "filled.csv").read_text().startswith("code,text\n")
 
 
@@ -77,14 +77,20 @@ def test_what_was_made_of_columns_is_said(place, capsys):
     [
         (
             ["holes.npy", "filled.csv"],
-            "a .csv file can only be made from a table (.csv, .csv.gz, .tsv, .tsv.gz, .parquet), got",
+            "a .csv file as OUT needs a table as INPUT (.csv, .csv.gz, .tsv, .tsv.gz, .parquet), got holes.npy",
         ),
         (["table.csv", "filled.npy"], "column 'color' holds str, not numbers"),
         (["holes.npy", "holes.npy"], "holes.npy exists: use --force to replace it"),
         (["table.csv", "a.csv", "--categorical", "size,hue"], "column 'hue', but table.csv has only ['size',"),
-        (["holes.npy", "a.npy", "--categorical", "a"], "--categorical is for tables, from a table to a .csv file"),
+        (
+            ["holes.npy", "a.npy", "--categorical", "a"],
+            "--categorical needs a table as INPUT and a .csv file as OUT, got a.npy",
+        ),
         (["nowhere.npy", "a.npy"], "nowhere.npy: no such file"),
-        (["holes.npy", "a.npy", "--model", "m", "--epochs", "3"], "leave out --train"),
+        (
+            ["holes.npy", "a.npy", "--model", "m", "--epochs", "3"],
+            "--model cannot be combined with --epochs: the model in m is already trained",
+        ),
         (["holes.npy", "a.npy", "-n", "50:60"], "-n chooses no sample: holes.npy has 40"),
         (["holes.npy", "a.npy", "--sample-axes", "2", "--quiet"], "sample_axes must be at most 1"),
     ],

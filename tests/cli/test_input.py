@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mvrbm import MVRBM, MVRBMClassifier
-from mvrbm.cli import options
+from mvrbm.cli import progress
 from mvrbm.io.arrays import read_array
 from mvrbm.progress import listening
 
@@ -49,7 +49,7 @@ def test_masks_of_all_samples_go_with_their_rows(mvrbm, place, trained):
 def test_a_contact_sheet_has_a_hundred_tiles_unless_more_are_requested(mvrbm, place, trained, command):
     command = command.format(trained)
     code, _, err = mvrbm(f"{command} out.png")
-    assert (code, err) == (0, "note: out.png shows the first 100 of 120 samples: -n shows others, or more\n")
+    assert (code, err) == (0, "note: out.png shows the first 100 of 120 samples: use -n to choose others, or more\n")
     assert read_array("out.png").shape == (1, 6 * (10 * 4 - 1), 6 * (10 * 5 - 1))
     code, _, err = mvrbm(f"{command} more.png -n 120")
     assert (code, err) == (0, "")
@@ -71,10 +71,10 @@ def test_a_table_with_its_labels_and_a_folder_of_classes(mvrbm, place):
 
 def test_long_commands_show_progress_on_a_terminal(monkeypatch, capsys):
     times = itertools.count()
-    monkeypatch.setattr(options.time, "monotonic", lambda: float(next(times)))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(times)))
     for terminal in (False, True):
         monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
-        with options.progress():
+        with progress.progress_line():
             MVRBM((2, 2), n_epochs=1, random_state=0).fit(DATA).inpaint(
                 np.where(DATA, np.nan, DATA), steps=4, burn_in=0
             )

@@ -92,11 +92,11 @@ def test_samples_of_a_class(mvrbm, labels):
 # the command; exit code; what the line says
 MISTAKES = [
     ("sample named o.npy --label third", 1, r"label must be one of \['even', 'odd'\], got 'third'"),
-    ("sample chains o.npy --label odd", 1, "chains has no labels: train a model with --labels, or use labeled-digits"),
+    ("sample chains o.npy --label odd", 1, "--label odd: chains has no labels; train a model with --labels"),
     ("sample plain o.npy --start chains", 1, "has no chains to start from"),
     ("sample plain o.npy --start data", 2, "'data' is not one of 'chains', 'noise'"),
-    ("sample chains o.npy --start noise --data data.npy", 2, "leave out --start and --label"),
-    ("sample named o.npy --data data.npy", 1, "cannot start at --data"),
+    ("sample chains o.npy --start noise --data data.npy", 2, "--data cannot be combined with --start"),
+    ("sample named o.npy --data data.npy", 1, "--data data.npy: the chains of named.*cannot start at samples"),
     ("sample chains o.npy --data cube.npy", 1, r"samples must have shape \(4, 6\), got \(2, 2\)"),
     ("train data.npy --hidden 2x2 --labels few.npy --out new", 1, "few.npy has 3 labels, but there are 60 samples"),
     ("train data.npy --hidden 2x2 --labels cube.npy --out new", 1, "expected one label per sample"),

@@ -29,7 +29,8 @@ def models(tmp_path_factory):
     """Small models, made once: for scales 2 and 3, and one of another kind."""
     folder = tmp_path_factory.mktemp("models")
     for scale in (2, 3):
-        model = SuperResolver(scale, 6, (4, 4), n_patches=200, n_epochs=1, device="cpu").fit([RGB])
+        small = {"symmetric": False, "n_patches": 200, "n_epochs": 1}
+        model = SuperResolver(scale, 6, (4, 4), **small, device="cpu").fit([RGB])
         model.save(folder / f"x{scale}")
     MVRBM((2, 2), n_epochs=1, device="cpu").fit(RANDOM.random((9, 3, 3))).save(folder / "mvrbm")
     return folder
@@ -101,7 +102,9 @@ def flat_images():
 
 X = "superres x.png out.png --model models/x2"
 PHOTO = "superres photo.png out.png --model models/x2"
-TRAIN = "superres-train photos --out new --patch 6 --hidden 3x3 --rank 1 --patches 50 --epochs 1 --quiet --device cpu"
+SMALL = "superres-train photos --out new --patch 6 --hidden 3x3 --rank 1 --quiet --device cpu"
+TRAIN = f"{SMALL} --configuration paper --patches 50 --epochs 1"
+STAGES = f"{SMALL} --tuning-patches 60 --tuning-crops 4 --tuning-epochs 2"
 
 # what is wrong; what is done before; the command; exit code; what the line says
 MISTAKES = [
@@ -129,7 +132,20 @@ MISTAKES = [
         2,
         "'--self-ensemble': has no effect",
     ),
-    ("--strength for nothing", None, PHOTO + " --clean --strength 2", 2, "'--strength': has no effect with --clean"),
+    (
+        "--strength for nothing",
+        None,
+        PHOTO + " --no-cleanup --strength 2",
+        2,
+        "'--strength': has no effect with --no-cleanup",
+    ),
+    (
+        "--patches for stages",
+        None,
+        SMALL + " --patches 50",
+        2,
+        "'--patches': has no effect with --configuration stages",
+    ),
     ("output nowhere", None, "superres photo.png no/out.png", 1, "no does not exist"),
     ("transparency as JPEG", see_through, X.replace("out.png", "out.jpg"), 1, "JPEG has no transparency.*write a .png"),
     ("too wide for WebP", wide, X.replace("out.png", "out.webp"), 1, "16,383 pixels.*16,384"),
@@ -194,7 +210,7 @@ KINDS = [
 def test_every_kind_of_image_is_enlarged_as_in_python(mvrbm, save, dtype):
     channels = save()
     target = "out.tif" if dtype == np.uint16 else "out.png"
-    code, out, err = mvrbm(f"superres x.png {target} --clean --model models/x2 --device cpu --json")
+    code, out, err = mvrbm(f"superres x.png {target} --no-cleanup --model models/x2 --device cpu --json")
     assert code == 0, err
     assert err in ("", "note: CMYK was turned into RGB\n")
     small, large = read_picture("x.png").pixels, read_picture(target).pixels
@@ -211,7 +227,9 @@ def test_the_result_is_upright_and_keeps_exif_and_profile(mvrbm, suffix):
     exif = Image.Exif()
     exif[0x0112], exif[0x010F] = 6, "a camera"
     Image.fromarray(RGB).save("turned.jpg", quality=95, exif=exif, icc_profile=PROFILE)
-    code, out, err = mvrbm("superres turned.jpg --clean", f"out{suffix}", "--model", "models/x2", "--device", "cpu")
+    code, out, err = mvrbm(
+        "superres turned.jpg --no-cleanup", f"out{suffix}", "--model", "models/x2", "--device", "cpu"
+    )
     assert (code, err) == (0, "")
     assert re.fullmatch(rf"out\{suffix}: 80x100 -> 160x200 in \d+\.\d s\n", out)
     with Image.open(f"out{suffix}") as image:
@@ -226,7 +244,9 @@ def test_the_result_is_upright_and_keeps_exif_and_profile(mvrbm, suffix):
 def test_self_ensemble_and_force(mvrbm):
     assert mvrbm("superres photo.png out.png --model models/x2 --device cpu")[0] == 0
     once = read_picture("out.png").pixels
-    assert mvrbm("superres photo.png out.png --model models/x2 --device cpu --clean --self-ensemble --force")[0] == 0
+    assert (
+        mvrbm("superres photo.png out.png --model models/x2 --device cpu --no-cleanup --self-ensemble --force")[0] == 0
+    )
     np.testing.assert_array_equal(
         read_picture("out.png").pixels,
         SuperResolver.pretrained(folder="models/x2", device="cpu").upscale(RGB, self_ensemble=True),
@@ -278,27 +298,36 @@ def test_it_works_at_once_with_the_weights_in_the_package(place):
 # -- training ---------------------------------------------------------------------------------------
 
 
-TUNING = "--fine-tune --tuning-patches 60 --tuning-epochs 2"
-
-
-@pytest.mark.parametrize("tuning", ["--no-fine-tune", TUNING, f"{TUNING} --tuning-crops 4"])
-def test_a_folder_of_images_becomes_a_model(mvrbm, tuning):
-    code, out, err = mvrbm(f"{TRAIN} {tuning} --scale 3 --json")
+@pytest.mark.parametrize(
+    ("command", "objectives"),
+    [
+        (TRAIN, []),
+        (f"{TRAIN} --tuning-patches 60 --tuning-epochs 2", ["patches"]),
+        (f"{TRAIN.replace('paper', 'fine-tuned')} --tuning-patches 60 --tuning-crops 4", ["patches", "images"]),
+        (STAGES, ["divergence", "patches", "images"]),
+        (f"{STAGES} --tuning-patches 0", ["divergence", "images"]),
+    ],
+)
+def test_a_folder_of_images_becomes_a_model(mvrbm, command, objectives):
+    code, out, err = mvrbm(f"{command} --scale 3 --json")
     assert code == 0, err
     result = json.loads(out)
-    assert (result["images"], result["scale"], result["patch"], result["hidden_shape"]) == (3, 3, 6, [3, 3])
-    assert result["fine_tuned"] == tuning.startswith("--fine-tune")
+    assert (result["images"], result["scale"]) == (3, 3)
+    assert result["configuration"] in command or result["configuration"] == "stages"
     model = SuperResolver.pretrained(folder="new", device="cpu")
     assert (model.scale, model.patch, model.hidden_shape, model.rank) == (3, 6, (3, 3), 1)
-    assert result["parameters"] == model.machine_.n_parameters
+    assert [step.objective for step in model.training_steps] == objectives
+    assert model.symmetric == (result["configuration"] == "stages")
+    assert result["parameters"] == model.n_parameters_
     code, _, err = mvrbm("superres photo.png out.png --model new --scale 3 --device cpu")
     assert code == 0, err
     assert read_picture("out.png").pixels.shape == (240, 300, 3)
 
 
-def test_the_same_command_makes_the_same_model(mvrbm):
+@pytest.mark.parametrize("command", [f"{TRAIN} --tuning-patches 60 --tuning-epochs 2", STAGES])
+def test_the_same_command_makes_the_same_model(mvrbm, command):
     for name in ("one", "two"):
-        assert mvrbm(TRAIN.replace("new", name) + " --tuning-patches 60 --tuning-epochs 2")[0] == 0
+        assert mvrbm(command.replace("new", name))[0] == 0
     assert Path("one/model.safetensors").read_bytes() == Path("two/model.safetensors").read_bytes()
 
 
@@ -318,7 +347,7 @@ def test_traces_of_jpeg_and_noise_are_removed_and_reported(place, mvrbm):
     expected = clean_photograph(small, Degradation(40, found["noise"]), device="cpu")
     large = SuperResolver.pretrained(device="cpu").upscale(expected)
     np.testing.assert_array_equal(np.asarray(Image.open("out.png")), large)
-    assert json.loads(mvrbm(f"superres photo.jpg out.png --clean {how}")[1])["jpeg"] is None
+    assert json.loads(mvrbm(f"superres photo.jpg out.png --no-cleanup {how}")[1])["jpeg"] is None
     assert json.loads(mvrbm(f"superres photo.png out.png --jpeg 30 {how}")[1])["jpeg"] == 30
     assert json.loads(mvrbm(f"superres photo.jpg out.png --strength 0 {how}")[1])["jpeg"] is None
     out = mvrbm("superres photo.jpg other.png --device cpu")[1]

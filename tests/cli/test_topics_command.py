@@ -42,14 +42,16 @@ def test_every_kind_of_file_gives_the_same_counts(place, name):
 
 
 def test_shows_and_saves_topics(place, capsys):
-    assert main(["topics", "pets.txt", "-n", "2", "--words", "3", "--epochs", "2", "--out", "model", "--json"]) == 0
+    assert (
+        main(["topics", "pets.txt", "--topics", "2", "--words", "3", "--epochs", "2", "--save", "model", "--json"]) == 0
+    )
     printed = capsys.readouterr()
     result = json.loads(printed.out)
     assert np.shape(result["topics"]) == (2, 3)
     assert (result["documents"], result["vocabulary"]) == (3, 4)
     assert "3 documents, 4 words" in printed.err
     assert mvrbm.load("model").top_words(n=3) == result["topics"]
-    assert main(["topics", "pets.csv", "-n", "2", "--epochs", "1", "--quiet"]) == 0
+    assert main(["topics", "pets.csv", "--topics", "2", "--epochs", "1", "--quiet"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
@@ -72,7 +74,7 @@ ERRORS = [
     ("empty", [], "empty has no documents"),
     ("short.txt", [], "short.txt has no word of three letters or more"),
     ("negative.feat", [], "Negative values in data"),
-    ("pets.txt", ["--out", "pets"], "pets holds other files than a model: choose another folder"),
+    ("pets.txt", ["--save", "pets"], "pets contains files that are not part of a model: choose another folder"),
 ]
 
 

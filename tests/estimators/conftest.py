@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the estimators."""
+"""Fixtures shared by the tests of the estimators."""
 
 import numpy as np
 import pytest

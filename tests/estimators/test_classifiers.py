@@ -58,9 +58,9 @@ def test_unlabeled_data_and_a_fitted_stack_are_where_it_starts(digits, labels):
     assert not np.array_equal(by_data.predict_proba(digits), without.predict_proba(digits))
     with pytest.raises(ValueError, match="stack must have the same layers"):
         MVRBMClassifier((6, 5), **settings).fit(digits, labels, stack=stack)
-    with pytest.raises(ValueError, match="unlabeled must have samples of X's shape"):
+    with pytest.raises(ValueError, match="samples of unlabeled must have the same shape"):
         make().fit(digits[:90], labels[:90], unlabeled=digits[:, :7])
-    with pytest.raises(ValueError, match="unlabeled is for pre-training"):
+    with pytest.raises(ValueError, match="unlabeled would have no effect"):
         MVRBMClassifier((6, 6), perturbation=0).fit(digits, labels, unlabeled=digits)
 
 

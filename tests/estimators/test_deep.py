@@ -108,7 +108,7 @@ def test_each_machine_is_trained_on_the_layer_below(digits, feed):
     seeds = np.random.RandomState(5).randint(2**31 - 1, size=2)
     below = MVRBM((5, 5), n_epochs=2, random_state=5).fit(X)
     np.testing.assert_array_equal(below.transform(X), deep.transform(X, layer=0))
-    fed = deep._feed({"visible": X}, 1, RandomSource(0))
+    fed = deep._training_data({"visible": X}, 1, RandomSource(0))
     if feed == "mean":
         np.testing.assert_array_equal(fed, below.hidden_maps(X))
         machine = BoltzmannMachine(Bernoulli((5, 5)), Bernoulli((4, 4)), Kronecker())
@@ -233,7 +233,7 @@ MISTAKES = [
     ({"layers": ((4, 4), 3)}, "layer 1: Kronecker coupling needs as many hidden"),
     ({"layers": (Layer((4, 4), 3),)}, "coupling of layer 0 must be a coupling such as Dense"),
     ({"layers": (Layer((4, 4), hidden="logistic"),)}, "hidden units of layer 0 must be one of"),
-    ({"layers": (Layer((4, 4), hidden="categorical"), (4, 4))}, "no machine over a layer of categorical units"),
+    ({"layers": (Layer((4, 4), hidden="categorical"), (4, 4))}, "no machine can be stacked on categorical units"),
     ({"feed": "noise"}, "feed must be one of"),
     ({"backend": "fast"}, "backend must be"),
     ({"visible": "categorial"}, "visible must be one of"),

@@ -1,4 +1,4 @@
-"""Samples of fitted models: conditional ones against enumeration, where chains start, what is saved, when it warns."""
+"""Samples of fitted models: conditional distributions against enumeration, initial states, saved chains, warnings."""
 
 import warnings
 
@@ -11,7 +11,8 @@ import mvrbm
 from enumeration import Written, every_visible_state
 from mvrbm import MMVRBM, MVRBM, ClassificationMVRBM, DeepMVRBM, RandomSource
 from mvrbm.errors import RecipeWarning, StorageError
-from mvrbm.estimators.chains import MOST_CHAINS, label_codes, start_with_labels
+from mvrbm.estimators.chains import MOST_CHAINS, initial_states_with_labels
+from mvrbm.estimators.labels import label_codes
 from mvrbm.sampling import match_label_shares
 from mvrbm.training import PCD, Recipe
 from tables import generator, randomize
@@ -115,11 +116,11 @@ def test_several_labels_are_given_by_name(digits, labels):
     drawn = model.sample(2, label={"odd": "even", "digit": [2, 4]}, steps=2)
     assert (drawn["odd"].tolist(), drawn["digit"].tolist()) == (["even", "even"], [2, 4])
     assert set(model.sample(5, label={"odd": "odd"}, steps=2)["odd"]) == {"odd"}
-    with pytest.raises(ValueError, match="label must be given by modality"):
+    with pytest.raises(ValueError, match="label must be a dict by modality"):
         model.sample(2, label=7)
     with pytest.raises(ValueError, match="cannot be combined"):
         model.sample(2, label={"odd": "odd"}, init=data)
-    with pytest.raises(ValueError, match="label must be given by modality"):
+    with pytest.raises(ValueError, match="label must be a dict by modality"):
         MMVRBM((4, 4), n_epochs=1).fit({"image": digits}).sample(label=7)
 
 
@@ -129,7 +130,7 @@ def test_chains_with_the_label_are_preferred():
     images[1, 0, 0], images[3, 1, 1] = 1, 1
     chains = {"visible": images, "label": eye[[0, 1, 0, 1]]}
     codes = torch.tensor([1, 1, 1, 2])
-    start, known = start_with_labels(model.machine_, {"label": codes}, None, chains, RandomSource(0))
+    start, known = initial_states_with_labels(model.machine_, {"label": codes}, None, chains, RandomSource(0))
     torch.testing.assert_close(start["visible"][:3], images[[1, 3, 1]])
     torch.testing.assert_close(start["visible"][3], images[3])  # no chain has this label: any
     torch.testing.assert_close(start["label"], eye[codes])
@@ -249,7 +250,7 @@ def test_classifiers_warn_of_their_mode(digits, labels):
 
 @pytest.mark.parametrize("start", CLASSES)
 def test_labels_change_although_they_rule_the_hidden_layer(start):
-    """A label that is drawn given the hidden layer alone would stay where it starts for thousands of steps."""
+    """A label that is sampled given the hidden layer alone would keep its initial value for thousands of steps."""
     model, names, _ = tiny(MMVRBM)
     link = model.machine_.links[names[1]]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Input checks: arrays, rows, bytes, masks and frames are the same data; mistakes are errors that say what is wrong."""
+"""Input checks: arrays, rows, bytes, masks and data frames give the same results, and invalid input raises errors."""
 
 import numpy as np
 import pandas as pd
@@ -7,8 +7,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from mvrbm import MMVRBM, MVRBM, RBM, TVRBM, MVRBMClassifier
+from mvrbm import MMVRBM, MVRBM, RBM, TVRBM, Bernoulli, DeepMVRBM, MVRBMClassifier
 from mvrbm.io.shards import Shards
+from mvrbm.training import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +204,7 @@ REFUSED = [
     (
         "chains without persistence",
         lambda: MVRBM(n_chains=5).fit(IMAGES),
-        "n_chains is the number of persistent chains",
+        "n_chains sets the number of persistent chains",
     ),
     ("unknown negative phase", lambda: MVRBM(negative="gibbs").fit(IMAGES), "negative must be one of"),
     ("no Gibbs steps", lambda: MVRBM(gibbs_steps=0).fit(IMAGES), "steps"),
@@ -310,3 +311,35 @@ def test_masked_frames_may_hold_anything(digits):
     np.testing.assert_array_equal(filled[known], np.where(known, rows, 0)[known])
     drawn = fitted.sample(5, init=broken[:5], mask=known[:5], steps=2)
     assert np.isfinite(drawn).all()
+
+
+CALLS = {
+    "transform": lambda model, X: model.transform(X),
+    "reconstruct": lambda model, X: model.reconstruct(X),
+    "inpaint": lambda model, X: model.inpaint(X, X > 0.5, steps=2, burn_in=1),
+    "sample": lambda model, X: model.sample(len(X), steps=2, init=X),
+    "score_samples": lambda model, X: model.score_samples(X),
+    "free_energy": lambda model, X: model.free_energy(X),
+}
+
+
+@pytest.mark.filterwarnings("ignore::mvrbm.errors.RecipeWarning")
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_every_method_checks_its_values_once(call, model, digits, monkeypatch):
+    checked = []
+    check = Bernoulli.check
+    monkeypatch.setattr(Bernoulli, "check", lambda unit, x, layer: (checked.append(len(x)), check(unit, x, layer)))
+    call(model, digits[:50])
+    assert checked == [50]
+    with pytest.raises(ValueError, match="takes values from 0 to 1"):
+        call(model, digits[:50] + 1)
+
+
+@pytest.mark.parametrize("estimator", [MVRBM((3, 3), n_epochs=1), DeepMVRBM(((3, 3), (2, 2)), n_epochs=1)])
+def test_fit_checks_its_values_once_before_training(estimator, digits, monkeypatch):
+    checked = []
+    check = Bernoulli.check
+    monkeypatch.setattr(Bernoulli, "check", lambda unit, x, layer: (checked.append(len(x)), check(unit, x, layer)))
+    monkeypatch.setattr(Trainer, "fit", lambda *args, **kwargs: None)  # the trainer has its own checks
+    estimator.fit(digits[:50])
+    assert checked == [50]

@@ -1,4 +1,4 @@
-"""Several modalities with one hidden layer."""
+"""The multimodal MVRBM: predictions against enumeration, labels, unknown labels, files."""
 
 import numpy as np
 import pytest
@@ -122,7 +122,7 @@ def test_what_is_left_out_is_predicted_from_the_rest(zoo, absent):
 def test_prediction_needs_something_given_and_something_left_out(zoo):
     with pytest.raises(ValueError, match="but not all, got \\[\\]"):
         zoo.predict({})
-    with pytest.raises(ValueError, match="must leave out a modality that is a label"):
+    with pytest.raises(ValueError, match="must omit a modality that is a label"):
         zoo.predict_proba({"animal": ["ant"], "place": [1]})
 
 

@@ -1,4 +1,4 @@
-"""The outlier detector: its contract, its scores on data with a known answer, its maps, and saved models."""
+"""The outlier detector: scikit-learn's checks, scores of data with known outliers, maps, and saved models."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The adapter for PyOD, compared with the detector that it wraps, and with PyOD's contract."""
+"""The adapter for PyOD, compared with the detector that it wraps and with PyOD's interface."""
 
 import pickle
 

@@ -299,7 +299,7 @@ def test_weights_and_biases_as_of_bernoulli_rbm(model, digits, monkeypatch):
     np.testing.assert_allclose(hidden, model.transform(digits), rtol=1e-3)
     assert model.intercept_visible_.shape == (64,)
     assert not hasattr(MVRBM(), "components_")
-    monkeypatch.setattr("mvrbm.estimators.base._LARGEST_DENSE", 30 * 64 - 1)
+    monkeypatch.setattr("mvrbm.estimators.features._LARGEST_DENSE", 30 * 64 - 1)
     assert not hasattr(model, "components_")
     with pytest.raises(AttributeError, match="30 x 64 entries"):
         model.components_  # noqa: B018

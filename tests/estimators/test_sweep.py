@@ -1,4 +1,4 @@
-"""Training runs of a sweep are the same as training runs one by one."""
+"""A sweep gives the same models as separate training runs."""
 
 import dataclasses
 
@@ -51,20 +51,19 @@ def test_those_that_diverge_do_not_stop_the_others():
         Sweep(MVRBM((4, 3), n_epochs=3, recipe=recipe, device="cpu"), {"learning_rate": [1e30]}).fit(X)
 
 
-def test_bad_shares_are_refused():
-    with pytest.raises(ValueError, match=r"validation must be positive and below 1, got 1\.5"):
-        Sweep(MVRBM(), {"rank": [1]}, validation=1.5).fit(X)
+def test_invalid_validation_fractions_raise_errors():
+    with pytest.raises(ValueError, match=r"validation_fraction must be positive and below 1, got 1\.5"):
+        Sweep(MVRBM(), {"rank": [1]}, validation_fraction=1.5).fit(X)
     with pytest.raises(ValueError, match="too few to hold 1 out"):
         Sweep(MVRBM(), {"rank": [1]}).fit(X[:1])
 
 
-def test_by_itself_a_process_is_a_world_of_one():
+def test_a_single_process_is_a_world_of_one():
     with single_process():
         assert World.here() == World(0, 1)
 
 
-# Ranks that one kernel is for, and ranks 1 and 2, which by themselves have kernels of their own: these round other
-# products to 16 bits.
+# Ranks 3 and 4 use the same kernel. Ranks 1 and 2 alone use separate kernels, which round other products to 16 bits.
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "rtol"), [([3, 4], 1e-4), ([1, 2], 2e-3)])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")

@@ -22,7 +22,7 @@ def test_scikit_learn_check(estimator, check):
 
 
 def documents(n=300, n_topics=3, words_per_topic=8, seed=0):
-    """Documents of unequal length, each about one topic that has words of its own."""
+    """Return documents of different lengths, each about one topic with its own words."""
     rng = np.random.default_rng(seed)
     counts = np.zeros((n, n_topics * words_per_topic))
     for row in counts:
@@ -130,7 +130,7 @@ ERRORS = [
     (lambda m: m.set_params(n_components=0).fit(documents()), "n_components"),
     (lambda m: m.set_params(learning_rate=0).fit(documents()), "learning_rate"),
     (lambda m: m.fit(documents()).top_words(["a"]), "feature_names must have 24 names.* got 1"),
-    (lambda m: m.fit(documents()).perplexity(documents(5), documents(4)), "observed must have the shape of X"),
+    (lambda m: m.fit(documents()).perplexity(documents(5), documents(4)), "observed must have the same shape as X"),
     (lambda m: m.fit(documents()).perplexity(np.zeros((2, 24))), "X has no words"),
 ]
 
@@ -153,3 +153,8 @@ def test_empty_documents_are_documents(fitted):
     empty = np.zeros((1, 24))
     assert fitted.transform(empty).shape == (1, 5)
     assert bool(torch.isfinite(torch.from_numpy(fitted.predict_words(empty))).all())
+
+
+def test_features_have_names():
+    fitted = ReplicatedSoftmax(3, n_epochs=1, random_state=0).fit(documents())
+    assert fitted.get_feature_names_out().tolist() == ["replicatedsoftmax0", "replicatedsoftmax1", "replicatedsoftmax2"]

@@ -198,7 +198,7 @@ def test_lanczos_iteration_gives_the_norm_of_the_matrix():
 
 def test_cycles_of_a_super_resolver_are_limited():
     with pytest.raises(ValueError, match="cycles must be a whole number from 1 to 1,000, got 2147483648"):
-        mvrbm.vision.SuperResolver(cycles=2**31)._geometry()
+        mvrbm.vision.SuperResolver(symmetric=False, cycles=2**31).check()
 
 
 def test_an_invalid_seed_raises(model):

@@ -1,4 +1,4 @@
-"""Baselines learn and count as they say; nearest neighbors against independent answers."""
+"""Baselines learn digits and count their parameters; nearest neighbors agree with independent computations."""
 
 import numpy as np
 import pytest

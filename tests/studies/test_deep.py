@@ -1,4 +1,4 @@
-"""The study of deep learning: choices are made by rule, and committed results are those of its cells."""
+"""The study of deep learning: choices are made by rule, and committed results are those of its runs."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from studies import deep
-from studies.cells import CellError, Place, Rows
+from studies.runs import Place, Rows, RunError
 
 COMMITTED = Rows(Path(__file__).parents[2] / "results" / "deep", Path("runs/deep"))
 
@@ -24,16 +24,16 @@ def test_choices_are_those_of_the_committed_results():
 
 
 def test_nothing_is_chosen_without_results():
-    with pytest.raises(CellError, match="nothing is chosen for 'deep' yet: run the part 'choose' first"):
+    with pytest.raises(RunError, match="nothing is chosen for 'deep' yet: run the part 'choose' first"):
         deep.chosen("deep", {"two, dropout 0.4": {"parameters": 10**6}})
-    with pytest.raises(CellError, match="'labels alone' and 100 labels yet: run the part 'choose-few' first"):
+    with pytest.raises(RunError, match="'labels alone' and 100 labels yet: run the part 'choose-few' first"):
         deep.chosen_few("labels alone", 100, {})
 
 
-def test_most_committed_cells_are_in_the_plan():
+def test_most_committed_runs_are_in_the_plan():
     """Some were computed with settings that were dropped later."""
     for part in ("few", "baselines", "full"):
-        stored, planned = COMMITTED.rows(part), {cell.name for cell in deep.CELLS if cell.group == part}
+        stored, planned = COMMITTED.rows(part), {run.name for run in deep.PLAN if run.group == part}
         assert sum(name in planned for name in stored) >= 0.9 * len(planned & set(stored)) > 0
 
 
@@ -48,7 +48,7 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("row", ["labels alone", "unlabeled, semi-supervised", "unlabeled, pre-trained"])
-def test_a_cell_of_few_labels(row, place, monkeypatch):
+def test_a_run_of_few_labels(row, place, monkeypatch):
     name, (make, uses) = next(iter(deep.FEW[row].items()))
     small = lambda n, seed, device: make(n, seed, device).set_params(n_epochs=1)  # noqa: E731
     monkeypatch.setitem(deep.FEW[row], name, (small, uses))

@@ -1,4 +1,4 @@
-"""The comparison of denoisers: every method on the same noise, filters chosen where they do best."""
+"""The comparison of denoisers: all methods get the same noise, and filters have their best settings."""
 
 import copy
 

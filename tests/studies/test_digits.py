@@ -1,4 +1,4 @@
-"""Experiments 1 and 2: the plan is complete, its cells keep their keys, and the report says what the cells say."""
+"""Experiments 1 and 2: the plan is complete, its runs keep their keys, and the page shows the numbers of the runs."""
 
 import json
 import os
@@ -10,84 +10,87 @@ import pytest
 import torch
 
 from mvrbm import models
-from studies.cells import Outcome, Place, Store
-from studies.digits import data, work
-from studies.digits.claims import CLAIMS
-from studies.digits.evidence import TUNED, Evidence
-from studies.digits.figures import _line
+from studies import data
+from studies.digits import run as computing
+from studies.digits.page import CLAIMS, TUNED, Evidence, _line
 from studies.digits.plan import EXPERIMENTS, GROUPS, SCALES, capped, own_epochs, plan, tuned_epochs
 from studies.paper import write_report
 from studies.report import Measured
+from studies.runs import Outcome, Place, Store
 
 # -- the plan ---------------------------------------------------------------------------------------
 
 PAPER = SCALES["paper"]
-CELLS = plan(PAPER, list(GROUPS))
+RUNS = plan(PAPER, list(GROUPS))
 
 
 def settings_of(kind, **settings):
-    return [c.settings for c in CELLS if c.work is kind and all(c.settings[k] == v for k, v in settings.items())]
+    return [c.settings for c in RUNS if c.compute is kind and all(c.settings[k] == v for k, v in settings.items())]
 
 
 def mvrbm(n, stop):
-    return [s for s in settings_of(work.classify, model="mvrbm", recipe="paper", n=n) if stop in s["stops"]]
+    return [s for s in settings_of(computing.classify, model="mvrbm", recipe="paper", n=n) if stop in s["stops"]]
 
 
-# (what the issue asks for, the cells that do it, how many)
+# (what the issue asks for, the runs that do it, how many)
 ASKED = [
     ("error against N, T = 2,000", [mvrbm(n, 2000) for n in (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)], 5),
     ("error against T, N = 10,000", [mvrbm(10_000, t) for t in (10, 20, 40, 70, 100, 200, 300, 500, 1000, 3000)], 5),
     ("N = 50,000", [mvrbm(50_000, 2000)], 5),
     ("N = 600", [mvrbm(600, 3000)], 5),
     ("the comparison's T = 3,000", [mvrbm(n, 3000) for n in PAPER.all_sizes], 5),
-    ("raw pixels next to all", [settings_of(work.raw_pixels, n=n) for n in PAPER.all_sizes], 5),
+    ("raw pixels next to all", [settings_of(computing.raw_pixels, n=n) for n in PAPER.all_sizes], 5),
     (
         "our recipe at every N",
-        [settings_of(work.classify, model="mvrbm", recipe="default", n=n) for n in PAPER.all_sizes],
+        [settings_of(computing.classify, model="mvrbm", recipe="default", n=n) for n in PAPER.all_sizes],
         5,
     ),
     (
         "baselines, modern and toolbox",
         [
-            settings_of(work.baseline, baseline=name, n=n)
+            settings_of(computing.baseline, baseline=name, n=n)
             for name in ("dropout", "dbn", "cnn", "sae", "dropout-toolbox", "dbn-toolbox", "cnn-toolbox", "sae-toolbox")
             for n in (100, 600, 10_000)
         ],
         5,
     ),
-    ("fewer seeds where it is long", [settings_of(work.baseline, baseline="dbn", n=50_000)], 2),
-    ("ours fine-tuned", [settings_of(work.fine_tune, n=n) for n in (100, 600, 10_000)], 5),
-    ("ours fine-tuned, where it is long", [settings_of(work.fine_tune, n=50_000)], 2),
-    ("classic RBM + 1-NN", [settings_of(work.classify, model="rbm", n=n) for n in (100, 10_000)], 5),
-    ("TvRBM + 1-NN", [settings_of(work.classify, model="tvrbm", n=n) for n in (100, 10_000)], 5),
+    ("fewer seeds where it is long", [settings_of(computing.baseline, baseline="dbn", n=50_000)], 2),
+    ("ours fine-tuned", [settings_of(computing.fine_tune, n=n) for n in (100, 600, 10_000)], 5),
+    ("ours fine-tuned, where it is long", [settings_of(computing.fine_tune, n=50_000)], 2),
+    ("classic RBM + 1-NN", [settings_of(computing.classify, model="rbm", n=n) for n in (100, 10_000)], 5),
+    ("TvRBM + 1-NN", [settings_of(computing.classify, model="tvrbm", n=n) for n in (100, 10_000)], 5),
     (
         "reconstruction, 2,000 a digit, T = 3,000",
-        [settings_of(work.reconstruct, model="mvrbm", each=2000, epochs=3000)],
+        [settings_of(computing.reconstruct, model="mvrbm", each=2000, epochs=3000)],
         5,
     ),
-    ("the classic RBM's", [settings_of(work.reconstruct, model=m, recipe="default") for m in ("rbm", "rbm-equal")], 3),
+    (
+        "the classic RBM's",
+        [settings_of(computing.reconstruct, model=m, recipe="default") for m in ("rbm", "rbm-equal")],
+        3,
+    ),
     (
         "5,000 nines, T = 3,000, both hidden sizes",
-        [settings_of(work.learn_nines, hidden=h, n=5000, digit=9, epochs=3000) for h in ((15, 15), (25, 25))],
+        [settings_of(computing.learn_nines, hidden=h, n=5000, digit=9, epochs=3000) for h in ((15, 15), (25, 25))],
         5,
     ),
-    ("denoising by both recipes, both sizes", [settings_of(work.denoise, level=0.1)], 20),
-    ("Haar number, both recipes", [settings_of(work.haar)], 10),
-    ("growing images", [settings_of(work.grow, model=m, side=s) for m in ("mvrbm", "rbm") for s in (16, 128)], 1),
+    ("denoising by both recipes, both sizes", [settings_of(computing.denoise, level=0.1)], 20),
+    ("Haar number, both recipes", [settings_of(computing.haar)], 10),
+    ("growing images", [settings_of(computing.grow, model=m, side=s) for m in ("mvrbm", "rbm") for s in (16, 128)], 1),
 ]
 
 
 @pytest.mark.parametrize(("_", "found", "count"), ASKED, ids=[row[0] for row in ASKED])
 def test_the_plan_has_all_that_is_asked(_, found, count):
-    assert [len(cells) for cells in found] == [count] * len(found)
+    assert [len(runs) for runs in found] == [count] * len(found)
 
 
 def test_what_the_table_asks_for_comes_first():
-    groups = list(dict.fromkeys(c.group for c in CELLS))
+    groups = list(dict.fromkeys(c.group for c in RUNS))
     assert groups[:4] == ["against-t", "points", "reconstruction", "denoise"]
     assert set(EXPERIMENTS["digits"]) == set(groups)
-    assert len({c.name for c in CELLS}) == len(CELLS)
-    assert all(re.fullmatch(r"[\w.-]+", c.name) for c in CELLS)
+    assert len({c.name for c in RUNS}) == len(RUNS)
+    assert all(re.fullmatch(r"[\w.-]+", c.name) for c in RUNS)
 
 
 def test_our_recipe_has_100_passes_or_1500_updates():
@@ -112,14 +115,14 @@ def test_no_group_has_a_name_of_another_experiment():
 def test_fine_tuning_is_the_same_every_time(tmp_path):
     place = Place(Store(tmp_path), "cpu")
     (one,) = plan(SCALES["tiny"], ["fine-tuned-digits"], seeds=1)
-    first, again = (one.work(one.settings, place).numbers for _ in range(2))
+    first, again = (one.compute(one.settings, place).numbers for _ in range(2))
     assert first["error"] == again["error"] < 0.9
     assert first["parameters"] == 2 * 2 * 28 * 6 + 36 + 360 + 10  # U and V of two ranks, C, and the softmax
 
 
 def test_a_group_brings_what_it_comes_after():
-    cells = plan(SCALES["tiny"], ["filters"], seeds=1)
-    assert [c.name for c in cells if c.work is work.reconstruct] == [
+    runs = plan(SCALES["tiny"], ["filters"], seeds=1)
+    assert [c.name for c in runs if c.compute is computing.reconstruct] == [
         "reconstruct-mvrbm-paper-s0",
         "reconstruct-mvrbm-default-s0",
     ]
@@ -129,7 +132,7 @@ def test_a_group_brings_what_it_comes_after():
     ("name", "relation"), [("rbm-equal", "at least"), ("tvrbm", "at most"), ("tvrbm-small", "at most")]
 )
 def test_models_of_equal_size_are(name, relation):
-    ours, theirs = (work.MODELS[m]((28, 28), (25, 25)).n_parameters for m in ("mvrbm", name))
+    ours, theirs = (computing.MODELS[m]((28, 28), (25, 25)).n_parameters for m in ("mvrbm", name))
     assert ours == 2 * 25 * 28 + 28**2 + 25**2
     if relation == "at least":
         assert ours <= theirs < ours + 785  # with one hidden unit less it would be smaller
@@ -141,40 +144,40 @@ def test_subsets_are_those_of_their_number():
     assert (data.subset(60_000, 100, 3) == np.random.default_rng(3).choice(60_000, 100, replace=False)).all()
     labels = np.repeat(np.arange(10), 30)
     assert (labels[data.balanced(labels, 5, 0)].reshape(5, 10) == np.arange(10)).all()
-    with pytest.raises(ValueError, match="31 of each digit are requested, there are only 30"):
+    with pytest.raises(ValueError, match="31 of each digit are requested, but one digit has only 30"):
         data.balanced(labels, 31, 0)
-    with pytest.raises(ValueError, match="11 training digits are requested, there are 10"):
+    with pytest.raises(ValueError, match="11 training digits are requested, but there are only 10"):
         data.subset(10, 11, 0)
 
 
 # -- the report -------------------------------------------------------------------------------------
 
 
-def invented(cell, shift):
-    """Numbers as a cell might give them: errors of the paper's size, larger by a factor for each method."""
-    settings, random = cell.settings, np.random.default_rng(zlib.crc32(cell.name.encode()))
+def invented(run, shift):
+    """Numbers as a run might give them: errors of the paper's size, larger by a factor for each method."""
+    settings, random = run.settings, np.random.default_rng(zlib.crc32(run.name.encode()))
     n = settings.get("n", 1)
     error = float((1.8 / np.sqrt(n) + 0.02) * (1 + 0.02 * random.random())) + shift
-    if cell.work is work.classify:
+    if run.compute is computing.classify:
         errors = {str(t): error * (1 + 3 / t) for t in settings["stops"]}
         seconds = dict.fromkeys(errors, 1.5)
         return Outcome({"errors": errors, "seconds_at": seconds, "parameters": 2809, "training_seconds": 1.5})
-    if cell.work is work.raw_pixels:
+    if run.compute is computing.raw_pixels:
         return Outcome({"error": 1.1 * error})
-    if cell.work is work.baseline:
+    if run.compute is computing.baseline:
         return Outcome({"error": 2 * error, "parameters": 10**6, "training_seconds": 9.0})
-    if cell.work is work.fine_tune:
+    if run.compute is computing.fine_tune:
         return Outcome({"error": 3 * error, "parameters": 40_000, "training_seconds": 4.0})
-    if cell.work is work.reconstruct:
+    if run.compute is computing.reconstruct:
         numbers = {"train_error": 5.0, "test_error": 5.1, "parameters": 2809, "training_seconds": 7.0}
         images = {key: torch.rand(20, 28, 28) for key in ("originals", "reconstructions")}
         machine = models.mvrbm((28, 28), (25, 25)) if settings["model"] == "mvrbm" else None
         return Outcome(numbers, images, machine)
-    if cell.work is work.haar:
+    if run.compute is computing.haar:
         return Outcome({"filters": {"mean": 0.5, "scrambled": 0.4, "white": 0.1, "dct": 0.06}})
-    if cell.work is work.learn_nines:
+    if run.compute is computing.learn_nines:
         return Outcome({"parameters": 1})
-    if cell.work is work.denoise:
+    if run.compute is computing.denoise:
         keys = ("noisy", "one-pass", "mean-field", "gibbs", "median", "total-variation", "non-local-means")
         psnr = {key: {"psnr": 18.0 + i} for i, key in enumerate(keys)}
         images = {key: torch.rand(10, 28, 28) for key in (*keys, "clean")}
@@ -186,7 +189,7 @@ def invented(cell, shift):
 
 
 def pretend(folder, groups, shift=0.0):
-    store = Store(folder / "cells")
+    store = Store.within(folder)
     on = {"device": "a machine", "torch": "2", "jobs": 1}
     for one in plan(PAPER, groups, seeds=2):
         store.write(one, invented(one, shift), {"seconds": 1.0, "on": on})
@@ -215,16 +218,16 @@ def test_the_report_has_the_papers_numbers_beside_ours(pretended):
     found = json.loads((folder / "results.json").read_text())
     rows = {row["key"]: row for row in found["numbers"]}
     row = rows["error-10000-300"]
-    evidence = Evidence(Store(folder / "cells"), PAPER, seeds=2)
+    evidence = Evidence(Store.within(folder), PAPER, seeds=2)
     ours = [
-        evidence.store.numbers(c)["errors"]["300"] for c in evidence.cells if c.name.startswith("mvrbm-paper-n10000")
+        evidence.store.numbers(c)["errors"]["300"] for c in evidence.runs if c.name.startswith("mvrbm-paper-n10000")
     ]
     assert row["ours"]["values"] == ours
     assert row["ours"]["mean"] == pytest.approx(np.mean(ours))
     assert row["ours"]["interval95"] == pytest.approx(12.706 * np.std(ours, ddof=1) / np.sqrt(2), rel=1e-3)
     assert row["difference"] == pytest.approx(np.mean(ours) - 0.0571)
     assert f"{np.mean(ours):.4f}" in html
-    assert found["cells"]["stored"] == found["cells"]["planned"]
+    assert found["runs"]["stored"] == found["runs"]["planned"]
 
 
 def test_what_is_worse_is_marked(pretended, tmp_path):

@@ -1,4 +1,4 @@
-"""The study of distributed training: its model of the speed-up against the committed measurements."""
+"""The study of distributed training: the predicted speedups follow from the committed measurements."""
 
 import json
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from studies import distributed
-from studies.cells import Outcome, Store
+from studies.runs import Outcome, Store
 
 CURVE = json.loads((Path(__file__).parents[2] / "results" / "distributed" / "curve.json").read_text())
 
 
 def test_the_committed_curves_follow_from_the_committed_times(tmp_path):
     store = Store(tmp_path)
-    for cell in distributed.CELLS:
-        workload = CURVE["workloads"][cell.settings["workload"]]
-        numbers = workload["measured_seconds"][str(cell.settings["processes"])]
-        store.write(cell, Outcome(numbers), {"seconds": 1.0})
+    for run in distributed.PLAN:
+        workload = CURVE["workloads"][run.settings["workload"]]
+        numbers = workload["measured_seconds"][str(run.settings["processes"])]
+        store.write(run, Outcome(numbers), {"seconds": 1.0})
     found = json.loads(json.dumps(distributed.results(store)))
     assert found["processes"] == CURVE["processes"]
     assert found["workloads"].keys() == CURVE["workloads"].keys()

@@ -1,4 +1,4 @@
-"""The study of generative models: its measures against direct computation, and every kind of cell at a small size."""
+"""The study of generative models: its measures against direct computation, and every kind of run at a small size."""
 
 import json
 from dataclasses import replace
@@ -10,15 +10,16 @@ import torch
 from mvrbm import Bernoulli, BoltzmannMachine, Dense, RandomSource
 from mvrbm.likelihood import log_likelihood
 from mvrbm.training import PCD, RECIPES, Recipe
+from studies import data as study_data
 from studies.__main__ import main
-from studies.cells import Place, Store
-from studies.generative import data as study_data
-from studies.generative import findings, study, training, work
-from studies.generative.data import Parts
-from studies.generative.plan import GROUPS, SCALES, Model, chosen_cells, plan
-from studies.generative.quality import Judge, adversarial_accuracy, verdicts
-from studies.generative.training import IMAGE, LABEL
-from studies.runner import run
+from studies.baselines.judge import Judge, adversarial_accuracy, verdicts
+from studies.data import Parts
+from studies.generative import page as pages
+from studies.generative import run as computing
+from studies.generative.plan import GROUPS, SCALES, Model, chosen_runs, plan
+from studies.generative.run import IMAGE, LABEL
+from studies.runner import run_plan
+from studies.runs import Place, Store
 
 RECIPE = {"negative": {"kind": "PCD", "n_chains": 10, "steps": 1}, "batch_size": 20}
 
@@ -35,9 +36,8 @@ def place(tmp_path, monkeypatch):
 
     (train, labels), (test, test_labels) = some(60), some(30)
     stripes = Parts(train, test, labels, test_labels)
-    for module in (training, work):
-        monkeypatch.setattr(module, "parts", lambda name, data_dir: stripes)
-    return Place(Store(tmp_path / "cells"), "cpu", work=tmp_path / "work")
+    monkeypatch.setattr(computing, "parts", lambda name, data_dir: stripes)
+    return Place(Store(tmp_path / "runs"), "cpu", work=tmp_path / "work")
 
 
 def small(**changes):
@@ -60,7 +60,7 @@ def adversarial_accuracy_by_sorting(data, samples):
 
 
 def test_adversarial_accuracy_is_that_of_all_distances(monkeypatch):
-    monkeypatch.setattr("studies.generative.quality._ROWS", 7)  # several blocks
+    monkeypatch.setattr("studies.baselines.judge._ROWS", 7)  # several blocks
     generator = np.random.default_rng(0)
     data, samples = generator.integers(0, 2, (2, 30, 3, 5))
     assert adversarial_accuracy(data, samples) == pytest.approx(adversarial_accuracy_by_sorting(data, samples))
@@ -186,18 +186,18 @@ def test_missing_files_are_named():
         study_data.parts("fixed", "/nowhere")
 
 
-# -- cells ------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", [small(), small(coupling="cp:2", hidden="3"), small(coupling="dense", hidden="3")])
 def test_likelihoods_are_those_of_enumeration(place, model):
     scale = SCALES["tiny"]
     scale = type(scale)(**{**vars(scale), "annealing": {"chains": 400, "steps": 200, "seed": 0}})
-    trained, evaluated = chosen_cells(scale, [model], "small", 0)
-    assert not run([trained, evaluated], place).failed
+    trained, evaluated = chosen_runs(scale, [model], "small", 0)
+    assert not run_plan([trained, evaluated], place).failed
     numbers = place.store.numbers(evaluated)
     machine = place.store.machine(trained)
-    stripes = work.parts("", None)
+    stripes = computing.parts("", None)
     for part, images in (("test", stripes.test), ("train", stripes.train)):
         exact = float(log_likelihood(machine, torch.as_tensor(images / 255).float()).mean())
         assert numbers[part] == pytest.approx(exact, abs=0.02)
@@ -209,9 +209,9 @@ def test_likelihoods_are_those_of_enumeration(place, model):
 
 def test_an_interrupted_training_run_gives_the_same_machine(place, monkeypatch):
     settings = small(updates=30).settings("small", 0, None)
-    whole = training.train(settings, place).machine
+    whole = computing.train(settings, place).machine
     stopped = Place(place.store, "cpu", work=place.work / "stopped")
-    save, count = training.Trainer.save, []
+    save, count = computing.Trainer.save, []
 
     def interrupted_save(trainer, *arguments, **options):
         save(trainer, *arguments, **options)
@@ -220,10 +220,10 @@ def test_an_interrupted_training_run_gives_the_same_machine(place, monkeypatch):
             raise KeyboardInterrupt
 
     in_chunks = {**settings, "chunk": 0.0}  # every epoch is a chunk
-    monkeypatch.setattr(training.Trainer, "save", interrupted_save)
+    monkeypatch.setattr(computing.Trainer, "save", interrupted_save)
     with pytest.raises(KeyboardInterrupt):
-        training.train(in_chunks, stopped)
-    resumed = training.train(in_chunks, stopped)
+        computing.train(in_chunks, stopped)
+    resumed = computing.train(in_chunks, stopped)
     assert count == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]  # nothing was done twice
     assert resumed.numbers["updates"] == 30
     for name, value in whole.state_dict().items():
@@ -232,19 +232,19 @@ def test_an_interrupted_training_run_gives_the_same_machine(place, monkeypatch):
 
 def test_a_training_run_that_diverges_is_reported_and_not_evaluated(place, monkeypatch):
     def diverge(*arguments):
-        raise training.DivergenceError("update 3: too large. Advice.")
+        raise computing.DivergenceError("update 3: too large. Advice.")
 
-    monkeypatch.setattr(training, "fit", diverge)
-    cells = chosen_cells(SCALES["tiny"], [small()], "small", 0)
-    assert not run(cells, place).failed
-    assert place.store.numbers(cells[0])["diverged"].startswith("update 3")
-    assert place.store.numbers(cells[1]) == {}
+    monkeypatch.setattr(computing, "fit", diverge)
+    runs = chosen_runs(SCALES["tiny"], [small()], "small", 0)
+    assert not run_plan(runs, place).failed
+    assert place.store.numbers(runs[0])["diverged"].startswith("update 3")
+    assert place.store.numbers(runs[1]) == {}
 
 
 def test_conditional_samples_follow_the_clamped_label(place, monkeypatch):
     """Pixels are those of the label, so that a judge that reads them agrees with every sample."""
     machine = BoltzmannMachine(
-        {IMAGE: Bernoulli((28, 28)), LABEL: training.Categorical(10)}, Bernoulli(10), {IMAGE: Dense(), LABEL: Dense()}
+        {IMAGE: Bernoulli((28, 28)), LABEL: computing.Categorical(10)}, Bernoulli(10), {IMAGE: Dense(), LABEL: Dense()}
     )
     with torch.no_grad():
         machine.links[LABEL].weight.copy_(60 * torch.eye(10))
@@ -258,10 +258,10 @@ def test_conditional_samples_follow_the_clamped_label(place, monkeypatch):
         def predict_proba(self, images):
             return images.reshape(len(images), -1)[:, :10] / 255
 
-    monkeypatch.setattr(work, "_stored_judge", lambda settings, place: Reader())
+    monkeypatch.setattr(computing, "_stored_judge", lambda settings, place: Reader())
     monkeypatch.setattr(Store, "machine_of", lambda store, name, device: machine)
     settings = {"model": "", "judge": "", "each": 4, "steps": [1, 3], "seed": 0}
-    outcome = work.conditional(settings, place)
+    outcome = computing.conditional(settings, place)
     for kind in ("means", "draws"):
         assert outcome.numbers["by_steps"]["3"][kind]["agreement"] == 1
     assert outcome.arrays["means"].shape == (10, 4, 28, 28)
@@ -272,8 +272,8 @@ def test_gaussian_baselines_are_the_closed_forms(place, monkeypatch):
     mixing = generator.normal(size=(6, 6))
     train, test = (generator.normal(size=(n, 6)) @ mixing for n in (4000, 2000))
     parts = Parts(train.reshape(-1, 2, 3), test.reshape(-1, 2, 3))
-    monkeypatch.setattr(work, "parts", lambda name, data_dir: parts)
-    numbers = work.baselines({"data": "", "components": [1, 3, 5, 9], "block": 1}, place).numbers["models"]
+    monkeypatch.setattr(computing, "parts", lambda name, data_dir: parts)
+    numbers = computing.baselines({"data": "", "components": [1, 3, 5, 9], "block": 1}, place).numbers["models"]
     covariance = np.cov(train.T, bias=True)
     normal = torch.distributions.MultivariateNormal(torch.tensor(train.mean(0)), torch.tensor(covariance))
     assert numbers["full covariance"]["test"] == pytest.approx(float(normal.log_prob(torch.tensor(test)).mean()))
@@ -285,7 +285,7 @@ def test_gaussian_baselines_are_the_closed_forms(place, monkeypatch):
 def test_parameters_of_rbms_make_the_same_machine():
     generator = torch.Generator().manual_seed(0)
     weights, visible, hidden = (torch.randn(*size, generator=generator) for size in ((6, 3), (6,), (3,)))
-    machine = training.from_rbms(weights, visible, hidden, (2, 3))
+    machine = computing.from_rbms(weights, visible, hidden, (2, 3))
     x = (torch.rand(5, 6, generator=generator) < 0.5).float()
     expected = -(x @ visible) - torch.nn.functional.softplus(x @ weights + hidden).sum(1)
     torch.testing.assert_close(machine.free_energy(x.reshape(5, 2, 3)).detach(), expected)
@@ -295,7 +295,7 @@ def test_rbms_resumes_after_its_last_chunk(place, monkeypatch):
     pytest.importorskip("rbms")
     settings = {"data": "", "hidden": 5, "seed": 1, "device": None, "updates": 9}
     settings |= {"batch_size": 10, "chains": 20, "gibbs_steps": 1, "learning_rate": 0.05}
-    write, written = training.replace_file, []
+    write, written = computing.replace_file, []
 
     def killed(path):
         written.append(path)
@@ -304,12 +304,12 @@ def test_rbms_resumes_after_its_last_chunk(place, monkeypatch):
         return write(path)
 
     clock = iter(range(10**6))  # a second between two readings: one update per chunk
-    monkeypatch.setattr(training, "_SECONDS_PER_CHUNK", 1.5)
-    monkeypatch.setattr(training.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(training, "replace_file", killed)
+    monkeypatch.setattr(computing, "_SECONDS_PER_CHUNK", 1.5)
+    monkeypatch.setattr(computing.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(computing, "replace_file", killed)
     with pytest.raises(KeyboardInterrupt):
-        training.train_rbms(settings, place)
-    outcome = training.train_rbms(settings, place)
+        computing.train_rbms(settings, place)
+    outcome = computing.train_rbms(settings, place)
     assert outcome.numbers["updates"] == 9
     assert len(written) == 4 + (9 - 3)  # one update per chunk, of which three were stored
     assert outcome.arrays[f"chains.{IMAGE}"].shape == (20, 4, 4)
@@ -318,28 +318,28 @@ def test_rbms_resumes_after_its_last_chunk(place, monkeypatch):
 def test_samples_start_from_the_chains_of_training():
     machine = BoltzmannMachine({IMAGE: Bernoulli((2, 2))}, Bernoulli(1), {IMAGE: Dense()})
     chains = {IMAGE: torch.arange(12.0).reshape(3, 2, 2)}
-    starts = work._starts(machine, "chains", 5, chains, RandomSource(0))
+    starts = computing._starts(machine, "chains", 5, chains, RandomSource(0))
     assert torch.equal(starts[IMAGE], chains[IMAGE][[0, 1, 2, 0, 1]])
     with pytest.raises(ValueError, match="no persistent chains"):
-        work._starts(machine, "chains", 5, {}, RandomSource(0))
+        computing._starts(machine, "chains", 5, {}, RandomSource(0))
 
 
 # -- plan and report --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SCALES)
-def test_every_cell_comes_after_the_cells_that_it_reads(name):
-    cells = plan(SCALES[name], list(GROUPS))
-    names = [cell.name for cell in cells]
+def test_every_run_comes_after_the_runs_that_it_reads(name):
+    runs = plan(SCALES[name], list(GROUPS))
+    names = [run.name for run in runs]
     assert len(set(names)) == len(names)
-    for number, cell in enumerate(cells):
-        assert {other.name for other in cell.after} <= set(names[:number])
-        assert json.loads(json.dumps(cell.settings)) == dict(cell.settings)
-        if any(other.alone for other in cell.after):
-            assert cell.alone  # otherwise it would be left for the next run
+    for number, run in enumerate(runs):
+        assert {other.name for other in run.after} <= set(names[:number])
+        assert json.loads(json.dumps(run.settings)) == dict(run.settings)
+        if any(other.alone for other in run.after):
+            assert run.alone  # otherwise it would be left for the next run
 
 
-def test_cells_have_the_numbers_of_the_recipe_that_are_not_those_of_the_default_one(monkeypatch):
+def test_runs_have_the_numbers_of_the_recipe_that_are_not_those_of_the_default_one(monkeypatch):
     settings = small().settings("small", 0, None)
     recipe = Recipe.from_config({**Recipe().config(), **settings["recipe"]})
     assert recipe == replace(RECIPES["generative"], negative=PCD(10), batch_size=20, n_epochs=Recipe().n_epochs)
@@ -349,7 +349,7 @@ def test_cells_have_the_numbers_of_the_recipe_that_are_not_those_of_the_default_
 
 def test_the_plan_has_a_machine_for_every_line():
     sizes = {(model.coupling.partition(":")[0], model.parameters) for model in SCALES["paper"].models}
-    for title, most, _ in findings.LINES:
+    for title, most, _ in pages.LINES:
         kind = "dense" if title.startswith("Dense") else "kronecker"
         assert any(0.5 * most < size <= most for coupling, size in sizes if coupling == kind), title
     assert all(model.parameters <= 30_000 for model in SCALES["paper"].conditional)
@@ -357,13 +357,15 @@ def test_the_plan_has_a_machine_for_every_line():
 
 def test_lines_are_reached_by_the_median_of_three_seeds():
     row = {"title": "A", "parameters": 2544, "data": "random", "seeds": [1, 2, 3], "interval": [[-96, -95.5]] * 3}
-    found = findings._lines([{**row, "median": -95.9}, {**row, "data": "fixed", "median": 0.0}], "random")
+    found = pages._line_results([{**row, "median": -95.9}, {**row, "data": "fixed", "median": 0.0}], "random")
     assert found[0]["reached"]
     assert found[0]["interval_narrow"]
     assert found[0]["median"] == -95.9
-    assert not findings._lines([{**row, "median": -96.1}], "random")[0]["reached"]
-    assert not findings._lines([{**row, "median": -95.9, "seeds": [1]}], "random")[0]["reached"]
-    assert not findings._lines([{**row, "median": -95.9, "interval": [[-97, -95.5]]}], "random")[0]["interval_narrow"]
+    assert not pages._line_results([{**row, "median": -96.1}], "random")[0]["reached"]
+    assert not pages._line_results([{**row, "median": -95.9, "seeds": [1]}], "random")[0]["reached"]
+    assert not pages._line_results([{**row, "median": -95.9, "interval": [[-97, -95.5]]}], "random")[0][
+        "interval_narrow"
+    ]
 
 
 def test_claims_compare_what_was_found_with_what_was_wanted():
@@ -385,7 +387,7 @@ def test_claims_compare_what_was_found_with_what_was_wanted():
         ],
         "processes": [{"test": -100.0, "standard_error": 0.3}, {"test": -100.9, "standard_error": 0.4}],
     }
-    assert [(row["found"], row["reached"]) for row in findings.claims(found)] == [
+    assert [(row["found"], row["reached"]) for row in pages.claims(found)] == [
         (0.9931, True),
         (0.94, False),
         (0.9, True),
@@ -395,15 +397,15 @@ def test_claims_compare_what_was_found_with_what_was_wanted():
         (-91.5, False),
         (pytest.approx(-0.9), True),
     ]
-    page = study.page({**EMPTY, "claims": findings.claims(found)}, {})
+    page = pages.page({**EMPTY, "claims": pages.claims(found)}, {})
     assert "| rarest class, A | 0.03 | at least 0.04 | ✗ not reached |" in page
     nothing = {"judge": None, "conditional": [], "samples": [], "seconds_table": [], "processes": []}
-    assert findings.claims(nothing) == []
+    assert pages.claims(nothing) == []
 
 
 EMPTY = {
     "scale": "paper",
-    "cells": {"stored": 0, "planned": 1},
+    "runs": {"stored": 0, "planned": 1},
     "seconds": 0.0,
     "machines": [],
     "diverged": {"train-a": "update 3"},
@@ -421,7 +423,7 @@ EMPTY = {
 
 
 def test_the_page_names_lines_and_divergence():
-    page = study.page(EMPTY, {})
+    page = pages.page(EMPTY, {})
     assert "| at most 9 | A | 8 | -90.12 | 3 | -91 | 1.50 | ✓ reached, interval too wide |" in page
     assert "- train-a: update 3" in page
     assert "## Samples" not in page
@@ -437,11 +439,11 @@ def test_the_command_writes_a_report_and_resumes(tmp_path, capfd):
     assert "| Dense, 30 | 24,334 | 200 |" in page
     assert "(figures/nats-parameters.png)" in page
     assert (folder / "figures" / "nats-parameters.png").is_file()
-    assert results["cells"]["stored"] == 2
+    assert results["runs"]["stored"] == 2
     assert results["annealing"]["steps"] == 20
     assert "[2/2]" in capfd.readouterr().err
     assert main(options) == 0
-    assert "2 of 2 cells are stored" in capfd.readouterr().err
+    assert "2 of 2 runs are stored" in capfd.readouterr().err
 
 
 def test_own_models_are_trained_and_evaluated(tmp_path, capfd):

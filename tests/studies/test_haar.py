@@ -1,4 +1,4 @@
-"""Haar-likeness against counts and values by hand."""
+"""Haar-likeness against counts and values computed by hand."""
 
 import numpy as np
 import pytest

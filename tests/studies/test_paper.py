@@ -1,4 +1,4 @@
-"""`python -m studies digits`, from end to end and as small as can be; mistakes are one line."""
+"""`python -m studies digits` from end to end at the smallest scale; errors are printed as one line."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from studies.arguments import parse
 from studies.digits.plan import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """All of it, through the command line, as small as can be."""
+    """Run all experiments on digits at the smallest scale through the command line."""
     folder = tmp_path_factory.mktemp("tiny")
     code = main(["digits", "--scale", "tiny", "--seeds", "1", "--out", str(folder), "--device", "cpu"])
     assert code == 0
@@ -29,22 +29,22 @@ def tiny(tmp_path_factory):
 @pytest.mark.slow
 def test_a_tiny_run_makes_everything(tiny, capfd):
     found = json.loads((tiny / "results.json").read_text())
-    assert found["cells"] == {"stored": found["cells"]["planned"], "planned": found["cells"]["planned"]}
+    assert found["runs"] == {"stored": found["runs"]["planned"], "planned": found["runs"]["planned"]}
     assert found["comparable_with_the_paper"] is False
     assert all("better_than_the_paper" not in row for row in found["numbers"])
     assert all(row["ours"] is not None for row in found["numbers"])
     assert "not to be compared" in (tiny / "report.html").read_text(encoding="utf-8")
     assert len(list((tiny / "figures").iterdir())) == 14
     capfd.readouterr()
-    before = {path: path.stat().st_mtime_ns for path in (tiny / "cells").glob("*.json")}
+    before = {path: path.stat().st_mtime_ns for path in (tiny / "runs").glob("*.json")}
     assert main(["classification", "--out", str(tiny), "--json", "--device", "cpu"]) == 0
     result = json.loads(capfd.readouterr().out)
     assert (result["computed"], result["left"]) == (0, 0)
-    assert {path: path.stat().st_mtime_ns for path in (tiny / "cells").glob("*.json")} == before
+    assert {path: path.stat().st_mtime_ns for path in (tiny / "runs").glob("*.json")} == before
 
 
 @pytest.mark.slow
-def test_the_report_comes_from_the_cells_alone(tiny, capfd, monkeypatch):
+def test_the_report_comes_from_the_runs_alone(tiny, capfd, monkeypatch):
     former = (tiny / "results.json").read_bytes()
     monkeypatch.setattr("mvrbm.io.datasets.load", None)
     (tiny / "results.json").unlink()
@@ -113,7 +113,7 @@ def test_more_subsets_can_follow_and_fewer_take_none_away(tmp_path, capfd):
 @pytest.mark.slow
 def test_a_folder_is_of_one_scale(tiny, capfd):
     assert main(["digits", "--out", str(tiny), "--scale", "quick"]) == 1
-    assert "holds cells of scale tiny, not quick: choose another folder" in capfd.readouterr().err
+    assert "holds runs of scale tiny, not quick: choose another folder" in capfd.readouterr().err
     assert main(["digits", "--out", str(tiny), "--seed", "3"]) == 1
     assert "begins with subset 0, not 3" in capfd.readouterr().err
 
@@ -121,7 +121,7 @@ def test_a_folder_is_of_one_scale(tiny, capfd):
 def test_help_names_the_commands(capfd):
     assert main(["--help"]) == 0
     out = capfd.readouterr().out
-    others = "superres all patches superres-weights photographs indian-pines deep learning distributed hyperparameters"
+    others = "superres all patches photographs indian-pines deep learning distributed hyperparameters"
     for word in (*EXPERIMENTS, *others.split()):
         assert f"\n    {word}" in out
 
@@ -156,11 +156,10 @@ def test_the_options_of_an_experiment(capfd):
 
 
 def test_committed_results_are_found(capfd, monkeypatch):
-    """Those in the repository, of which some have no cells."""
+    """The results in the repository, some of which are stored without their runs."""
     expected = {
         "digits": ("--out results/digits", "error, N = 10,000, T = 300, paper's recipe: 0.0482"),
         "superres": ("--out results/superres", "Lena, MMVRBM, fine-tuned"),
-        "superres-weights": ("", "cpu | shipped x2 |"),
         "photographs": ("", "enlarging | x2, floats |"),
         "indian-pines": ("", "svm   TVRBM               overall 0.464"),
         "deep": ("", "| full | one layer |"),
@@ -182,19 +181,20 @@ def test_computing_needs_no_more_than_pytorch(tmp_path):
         import numpy as np
         from pathlib import Path
         from studies import __main__, paper
-        from studies.cells import Place, Store
-        from studies.digits import data, plan, work
-        from studies.runner import run
+        from studies.runs import Place, Store
+        from studies import data
+        from studies.digits import plan, run as computing
+        from studies.runner import run_plan
 
         assert "digits" in __main__.commands("digits")
 
         random = np.random.default_rng(0)
         images, labels = random.integers(0, 256, (600, 28, 28), dtype=np.uint8), np.arange(600) % 10
-        work.digits = lambda *about: data.Digits(images[:500], labels[:500], images[500:], labels[500:])
+        computing.digits = lambda *about: data.Digits(images[:500], labels[:500], images[500:], labels[500:])
         groups = [group for group in plan.GROUPS if group not in ("denoise", "growth")]
-        cells = plan.plan(plan.SCALES["tiny"], groups, seeds=1)
-        summary = run(cells, Place(Store(Path(sys.argv[1])), "cpu"))
-        assert len(summary.computed) == len(cells), summary
+        runs = plan.plan(plan.SCALES["tiny"], groups, seeds=1)
+        summary = run_plan(runs, Place(Store(Path(sys.argv[1])), "cpu"))
+        assert len(summary.computed) == len(runs), summary
     """
     arguments = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
     done = subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True)

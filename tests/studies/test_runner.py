@@ -1,4 +1,4 @@
-"""The runner: dependencies, failures, budgets, and what a killed run leaves behind."""
+"""The runner: dependencies, failures, budgets, and what a killed command leaves behind."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from studies.cells import Cell, CellError, Outcome, Place, Store
-from studies.runner import run, run_parts
+from studies.runner import run_parts, run_plan
+from studies.runs import Outcome, Place, Run, RunError, Store
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 
 def double(settings, place):
@@ -27,35 +27,35 @@ def breaks(settings, place):
     raise ArithmeticError("no\nway")
 
 
-def cell(x, work=double, **options):
-    return Cell(f"cell-{x}", "group", work, {"x": x}, **options)
+def make(x, work=double, **options):
+    return Run(f"run-{x}", "group", work, {"x": x}, **options)
 
 
 @pytest.fixture
 def place(tmp_path):
-    return Place(Store(tmp_path / "cells"), "cpu")
+    return Place(Store(tmp_path / "runs"), "cpu")
 
 
-def quietly(cells, place, **options):
-    return run(cells, place, say=lambda line: None, **options)
+def quietly(runs, place, **options):
+    return run_plan(runs, place, say=lambda line: None, **options)
 
 
-def test_one_cells_trouble_is_not_the_others(place):
-    broken = Cell("broken", "group", breaks, {})
-    behind = Cell("behind", "group", double, {"x": 5}, after=(broken,))
-    foreign = cell(7, needs=("a_package_that_is_not",))
-    summary = quietly([broken, behind, foreign, cell(1)], place)
+def test_one_runs_trouble_is_not_the_others(place):
+    broken = Run("broken", "group", breaks, {})
+    behind = Run("behind", "group", double, {"x": 5}, after=(broken,))
+    foreign = make(7, needs=("a_package_that_is_not",))
+    summary = quietly([broken, behind, foreign, make(1)], place)
     assert summary.failed == {"broken": "ArithmeticError: no way"}
-    assert summary.lacking == {"cell-7": "a_package_that_is_not"}
-    assert (summary.left, summary.stored) == (("behind",), ("cell-1",))
+    assert summary.lacking == {"run-7": "a_package_that_is_not"}
+    assert (summary.left, summary.stored) == (("behind",), ("run-1",))
 
 
-def test_no_cell_is_begun_after_the_time_is_up(place):
+def test_no_run_is_begun_after_the_time_is_up(place):
     def slow(settings, place):
         time.sleep(0.15)
         return Outcome({})
 
-    summary = quietly([Cell(f"slow-{i}", "group", slow, {}) for i in range(5)], place, budget=0.2)
+    summary = quietly([Run(f"slow-{i}", "group", slow, {}) for i in range(5)], place, budget=0.2)
     assert (len(summary.computed), len(summary.left)) == (2, 3)
 
 
@@ -65,30 +65,30 @@ def test_no_cell_is_begun_after_the_time_is_up(place):
 )
 def test_arguments_of_a_run_are_checked(place, options, message):
     with pytest.raises(ValueError, match=message):
-        quietly([cell(1)], place, **options)
+        quietly([make(1)], place, **options)
 
 
 def test_names_are_their_own(place):
     with pytest.raises(ValueError, match="unique names, got several of"):
-        quietly([cell(1), cell(1)], place)
+        quietly([make(1), make(1)], place)
 
 
 def test_failures_are_raised_after_all_parts(place):
-    cells = [Cell("broken", "one", breaks, {}), Cell("good", "two", double, {"x": 1})]
-    with pytest.raises(CellError, match="1 of 1 cells failed; the first: broken: ArithmeticError: no way"):
-        run_parts(cells, ["one", "two"], place)
-    assert place.store.has(cells[1])
+    runs = [Run("broken", "one", breaks, {}), Run("good", "two", double, {"x": 1})]
+    with pytest.raises(RunError, match="1 of 1 runs failed; the first: broken: ArithmeticError: no way"):
+        run_parts(runs, ["one", "two"], place)
+    assert place.store.has(runs[1])
 
 
 # -- killed -----------------------------------------------------------------------------------------
 
-# Every cell writes to a log that it has begun, so that lost work shows.
+# Every run writes to a log that it has begun, so that lost work shows.
 WORKER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from studies.cells import Cell, Outcome, Place, Store
-from studies.runner import run
+from studies.runs import Run, Outcome, Place, Store
+from studies.runner import run_plan
 
 def work(settings, place):
     with open(place.data_dir, "a") as log:
@@ -98,13 +98,13 @@ def work(settings, place):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    cells = [Cell(f"c{i}", "g", work, {"i": i}) for i in range(8)]
-    run(cells, Place(Store(folder / "cells"), "cpu", str(folder / "log")), jobs=int(sys.argv[2]))
+    runs = [Run(f"c{i}", "g", work, {"i": i}) for i in range(8)]
+    run_plan(runs, Place(Store.within(folder), "cpu", str(folder / "log")), jobs=int(sys.argv[2]))
 """
 
 
 def values(folder):
-    return {path.name: json.loads(path.read_text())["numbers"] for path in (folder / "cells").glob("*.json")}
+    return {path.name: json.loads(path.read_text())["numbers"] for path in (folder / "runs").glob("*.json")}
 
 
 def start(folder, jobs):
@@ -135,7 +135,7 @@ def is_gone(group):
 
 
 @pytest.mark.slow
-def test_killed_anywhere_at_most_one_cell_is_lost(tmp_path):
+def test_killed_anywhere_at_most_one_run_is_lost(tmp_path):
     process = start(tmp_path / "killed", 1)
     until_stored(tmp_path / "killed", 3, process)
     os.killpg(process.pid, signal.SIGKILL)
@@ -157,7 +157,7 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     errors = process.communicate(timeout=30)[1]
     assert process.returncode != 0
-    assert re.search(r"interrupted: \d of 8 cells are stored, repeat the command to resume", errors)
+    assert re.search(r"interrupted: \d of 8 runs are stored, repeat the command to resume", errors)
     assert is_gone(process.pid)
     process = start(tmp_path / "stopped", 2)
     errors = process.communicate(timeout=60)[1]

@@ -1,21 +1,21 @@
-"""Packing a trained machine as a model of the package: the same parameters and chains, and a card of its cells."""
+"""Packing a trained machine as a model of the package: the same parameters and chains, and a card of its runs."""
 
 import numpy as np
 import torch
 
 import mvrbm
-from studies.cells import Outcome, Store
 from studies.generative.plan import SCALES, plan
+from studies.generative.run import build
 from studies.generative.ship import digits
-from studies.generative.training import build
+from studies.runs import Outcome, Store
 
 NAME = "kronecker5-45x45-u400000-random-s1"
 
 
 def test_the_model_is_that_of_the_cell(tmp_path):
-    store = Store(tmp_path / "cells")
-    cells = {cell.name: cell for cell in plan(SCALES["paper"], ["likelihood", "samples"])}
-    machine = build(cells[f"train-{NAME}"].settings)
+    store = Store(tmp_path / "runs")
+    runs = {run.name: run for run in plan(SCALES["paper"], ["likelihood", "samples"])}
+    machine = build(runs[f"train-{NAME}"].settings)
     chains = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (400, 28, 28), np.uint8))
     judged = {"confident": 0.7974, "agreement": 0.996}
     outcomes = {
@@ -27,7 +27,7 @@ def test_the_model_is_that_of_the_cell(tmp_path):
         "judge": Outcome({"gray": judged}),
     }
     for name, outcome in outcomes.items():
-        store.write(cells[name], outcome, {"on": {"device": "NVIDIA H200"}})
+        store.write(runs[name], outcome, {"on": {"device": "NVIDIA H200"}})
     model, card = digits(store)
     folder = model.save_pretrained(tmp_path / "model", **card)
     again = mvrbm.load(folder, "cpu")

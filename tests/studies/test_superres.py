@@ -1,4 +1,4 @@
-"""Experiment 3: the plan, the data, the report from invented numbers, the work of the cells, and a quick run."""
+"""Experiment 3: the plan, the data, the page of invented numbers, each kind of run, and a quick run of everything."""
 
 import json
 import os
@@ -13,14 +13,15 @@ import torch
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.units import Gaussian
 from mvrbm.vision import enlarge_image, psnr_ssim, reduce_image
-from mvrbm.vision.superres.features import DERIVATIVES, HIGH
+from mvrbm.vision.stages import DERIVATIVES, HIGH
+from studies import data
 from studies.__main__ import main
-from studies.cells import Outcome, Place, Store
 from studies.digits import plan as digits
 from studies.paper import EXPERIMENTS, write_report
-from studies.runner import run
-from studies.superres import data, work
-from studies.superres.findings import CLAIMS, METHODS, PAPER, TABLE1, Evidence
+from studies.runner import run_plan
+from studies.runs import Outcome, Place, Store
+from studies.superres import run as computing
+from studies.superres.page import CLAIMS, METHODS, PAPER, TABLE1, Evidence
 from studies.superres.plan import GROUPS, SCALES, plan
 
 pytest.importorskip("skimage")
@@ -51,32 +52,32 @@ def test_the_papers_recommendation_is_the_best_of_its_table():
 
 def test_the_plan_of_the_paper_has_its_table_and_its_sizes():
     scale = SCALES["paper"]
-    cells = plan(scale, ["patch-size"])
-    sizes = [(cell.settings["model"]["patch"], cell.settings["model"]["hidden_shape"]) for cell in cells]
+    runs = plan(scale, ["patch-size"])
+    sizes = [(run.settings["model"]["patch"], run.settings["model"]["hidden_shape"]) for run in runs]
     assert sizes == [(patch, (20, 20)) for patch in TABLE1] * 3
-    assert all(cell.settings["model"]["n_patches"] == 10_000 for cell in cells)
-    assert all(cell.settings["train"] == "scsr69" for cell in cells)
+    assert all(run.settings["model"]["n_patches"] == 10_000 for run in runs)
+    assert all(run.settings["train"] == "scsr69" for run in runs)
     assert 20 in scale.hiddens
     assert scale.compared == ("lena", "bird")
 
 
 @pytest.mark.parametrize("name", SCALES)
-def test_cells_come_once_and_after_what_they_read(name):
-    cells = plan(SCALES[name], list(GROUPS), seeds=2)
-    names = [cell.name for cell in cells]
+def test_runs_come_once_and_after_what_they_read(name):
+    runs = plan(SCALES[name], list(GROUPS), seeds=2)
+    names = [run.name for run in runs]
     assert len(set(names)) == len(names)
-    for cell in cells:
-        assert all(names.index(other.name) < names.index(cell.name) for other in cell.after)
+    for run in runs:
+        assert all(names.index(other.name) < names.index(run.name) for other in run.after)
     assert set(SCALES) == set(digits.SCALES)
     assert not set(GROUPS) & set(digits.GROUPS)
 
 
-def test_a_cell_is_another_one_if_what_it_reads_is():
+def test_a_run_is_another_one_if_what_it_reads_is():
     def key(**changes):
         import dataclasses
 
         scale = dataclasses.replace(SCALES["tiny"], **changes)
-        return next(cell.key for cell in plan(scale, ["comparison"], seeds=1) if "compare" in cell.name)
+        return next(run.key for run in plan(scale, ["comparison"], seeds=1) if "compare" in run.name)
 
     assert key() == key()
     for changes in ({"n_patches": 201}, {"sparse": {"atoms": 17}}, {"tuning": ({"n_epochs": 2},)}, {"train": "t91"}):
@@ -90,7 +91,7 @@ def test_nothing_that_is_tested_on_is_learned_from():
     images = data.training_images(data.PACKAGED, None)
     tested = [data.test_image(name, None) for name in SCALES["quick"].compared]
     assert {image.shape[:2] for image in (*images, *tested)} == {(160, 160)}
-    assert not {where[0] for where in data._LEARNED} & {where[0] for where in data._TESTED.values()}
+    assert not {where[0] for where in data._TRAINING_CROPS} & {where[0] for where in data._TEST_CROPS.values()}
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the paper's photographs are not on this machine")
@@ -109,13 +110,13 @@ def test_the_papers_images_are_found():
 
 def pretend(folder, groups=tuple(GROUPS), seeds=2):
     """A store as a run at scale paper would leave it, with numbers that are easy to follow."""
-    store, scale = Store(folder / "cells"), SCALES["paper"]
+    store, scale = Store.within(folder), SCALES["paper"]
     images = {name: torch.randint(0, 256, (24, 24, 3), dtype=torch.uint8) for name in ("truth", *METHODS)}
 
-    def outcome(cell):
-        seed = cell.settings["seed"]
-        if cell.work is work.learn:
-            patch, hidden = cell.settings["model"]["patch"], cell.settings["model"]["hidden_shape"][0]
+    def outcome(run):
+        seed = run.settings["seed"]
+        if run.compute is computing.learn:
+            patch, hidden = run.settings["model"]["patch"], run.settings["model"]["hidden_shape"][0]
             quality = {"psnr": 35 + patch / 100 + hidden / 1000 + seed / 10, "ssim": 0.9, "rmse": 4.5}
             plain = {**quality, "psnr": quality["psnr"] - 0.4}
             numbers = {"parameters": 100 * hidden, "training_seconds": 5.0, "seconds": 0.5}
@@ -126,14 +127,14 @@ def pretend(folder, groups=tuple(GROUPS), seeds=2):
                 {"patches": torch.zeros(36, patch, patch, dtype=torch.uint8)},
                 multimodal_mvrbm(visible, (hidden, hidden), 1),
             )
-        if cell.work is work.compare:
+        if run.compute is computing.compare:
             methods = {
                 name: {"psnr": 34.128 + number / 3, "ssim": 0.9, "rmse": 4.0, "seconds": 0.5}
                 for number, name in enumerate(METHODS)
             }
             methods["sparse"] |= {"psnr": 35.9, "seconds": 100.0}
             return Outcome({"methods": methods}, {**images, "low": torch.zeros(12, 12, 3, dtype=torch.uint8)})
-        if cell.work is work.published_protocol:
+        if run.compute is computing.published_protocol:
             each = {image: {"psnr": 36.4, "ssim": 0.95, "rmse": 3.0} for image in scale.published}
             return Outcome({"methods": {name: {"psnr": 36.4, "ssim": 0.95, "images": each} for name in METHODS}})
         moments = {"mean": 0.0, "std": 0.7, "neighbors": 0.2}
@@ -143,8 +144,8 @@ def pretend(folder, groups=tuple(GROUPS), seeds=2):
         return Outcome({"parameters": 9, "before": {**judged, "layers": layers}, "after": {**worse, "layers": layers}})
 
     about = {"seconds": 1.0, "on": {"device": "a machine", "torch": "2", "jobs": 1}}
-    for cell in plan(scale, groups, seeds=seeds):
-        store.write(cell, outcome(cell), about)
+    for run in plan(scale, groups, seeds=seeds):
+        store.write(run, outcome(run), about)
     return store
 
 
@@ -174,7 +175,7 @@ def test_numbers_stand_beside_the_papers(pretended):
         assert number in html, number
 
 
-def test_the_table_over_patches_is_made_of_the_right_cells(pretended):
+def test_the_table_over_patches_is_made_of_the_right_runs(pretended):
     _, found, html = pretended
     assert list(found["patch_size"]) == ["10", "15", "20", "30", "35"]
     row = found["patch_size"]["30"]
@@ -228,7 +229,7 @@ def test_every_figure_is_there_twice(pretended):
 def test_a_report_can_be_written_from_a_part(tmp_path, groups):
     write_report(tmp_path, "paper", pretend(tmp_path, groups, seeds=1), seeds=1)
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "cells are not computed yet" in html
+    assert "runs are not computed yet" in html
     assert ("35.1621" in html) == (groups == ["patch-size"])
 
 
@@ -237,31 +238,31 @@ def test_a_report_can_be_written_from_a_part(tmp_path, groups):
 
 def test_seconds_and_errors_are_those_of_the_methods(tmp_path, monkeypatch):
     """Methods that are known stand in: what is stored is what they gave."""
-    cell = next(cell for cell in plan(SCALES["tiny"], ["comparison"], seeds=1) if "compare" in cell.name)
+    run = next(run for run in plan(SCALES["tiny"], ["comparison"], seeds=1) if "compare" in run.name)
     truth = data.test_image("astronaut", None)
     low = reduce_image(truth, 2)
     worse = enlarge_image(low, 2) // 2
-    monkeypatch.setattr(work, "_methods", lambda *about: {"cd": lambda low: worse, "bicubic": lambda low: truth})
-    monkeypatch.setattr(work, "_sparse", lambda *about: lambda low: enlarge_image(low, 2))
-    outcome = work.compare(cell.settings, Place(Store(tmp_path), "cpu"))
+    monkeypatch.setattr(computing, "_methods", lambda *about: {"cd": lambda low: worse, "bicubic": lambda low: truth})
+    monkeypatch.setattr(computing, "_sparse", lambda *about: lambda low: enlarge_image(low, 2))
+    outcome = computing.compare(run.settings, Place(Store(tmp_path), "cpu"))
     numbers = outcome.numbers["methods"]
     assert numbers["cd"]["psnr"] == pytest.approx(psnr_ssim(truth, worse, "paper").psnr)
     assert numbers["sparse"]["ssim"] == pytest.approx(psnr_ssim(truth, enlarge_image(low, 2), "paper").ssim)
-    left, right = (np.asarray(work.luminance(image), float) for image in (truth, worse))
+    left, right = (np.asarray(computing.luminance(image), float) for image in (truth, worse))
     assert numbers["cd"]["rmse"] == pytest.approx(np.sqrt(((left - right) ** 2).mean()))
     np.testing.assert_array_equal(outcome.arrays["low"].numpy(), low)
     np.testing.assert_array_equal(outcome.arrays["sparse"].numpy(), enlarge_image(low, 2))
 
 
 def test_a_stored_machine_enlarges_as_it_did_when_it_was_learned(tmp_path):
-    cells = plan(SCALES["tiny"], ["patch-size", "comparison"], seeds=1)
-    learned = [cell for cell in cells if cell.work is work.learn][-1]
-    compare = next(cell for cell in cells if cell.work is work.compare)
+    runs = plan(SCALES["tiny"], ["patch-size", "comparison"], seeds=1)
+    learned = [run for run in runs if run.compute is computing.learn][-1]
+    compare = next(run for run in runs if run.compute is computing.compare)
     place = Place(Store(tmp_path), "cpu")
-    assert run([learned], place, say=lambda line: None).computed == (learned.name,)
+    assert run_plan([learned], place, say=lambda line: None).computed == (learned.name,)
     truth = data.test_image("astronaut", None)
     for key, changes in (("with", {}), ("without", {"back_projection": 0})):
-        again = work._stored(compare.settings, place, "cd", **changes).upscale(reduce_image(truth, 2))
+        again = computing._stored(compare.settings, place, "cd", **changes).upscale(reduce_image(truth, 2))
         assert psnr_ssim(truth, again, "paper").psnr == place.store.numbers(learned)[key]["psnr"]
 
 
@@ -280,7 +281,7 @@ def quick(tmp_path_factory):
 @pytest.mark.slow
 def test_a_quick_run_makes_everything(quick):
     found = json.loads((quick / "results.json").read_text())["superres"]
-    assert found["cells"]["stored"] == found["cells"]["planned"]
+    assert found["runs"]["stored"] == found["runs"]["planned"]
     assert found["comparable_with_the_paper"] is False
     assert all(row["ours"] is not None and "reached" not in row for row in found["numbers"])
     assert "not to be compared" in (quick / "report.html").read_text(encoding="utf-8")
@@ -300,12 +301,12 @@ def test_a_quick_run_finds_the_order_of_the_methods(quick):
 
 @pytest.mark.slow
 def test_what_is_there_is_not_computed_again(quick, capfd):
-    before = {path: path.stat().st_mtime_ns for path in (quick / "cells").glob("*.json")}
+    before = {path: path.stat().st_mtime_ns for path in (quick / "runs").glob("*.json")}
     capfd.readouterr()
     assert main(["superres", "--out", str(quick), "--json", "--device", "cpu", "--no-report"]) == 0
     result = json.loads(capfd.readouterr().out)
     assert (result["computed"], result["left"]) == (0, 0)
-    assert {path: path.stat().st_mtime_ns for path in (quick / "cells").glob("*.json")} == before
+    assert {path: path.stat().st_mtime_ns for path in (quick / "runs").glob("*.json")} == before
 
 
 def test_digits_and_photographs_share_a_report(tmp_path, capfd):
@@ -313,8 +314,8 @@ def test_digits_and_photographs_share_a_report(tmp_path, capfd):
     assert main(["superres", "--scale", "tiny", "--seeds", "1", "--only", "patch-size", *options]) == 0
     assert main(["classification", "--only", "raw", *options]) == 0
     found = json.loads((tmp_path / "results.json").read_text())
-    assert found["cells"]["stored"] == 4
-    assert found["superres"]["cells"]["stored"] == 2
+    assert found["runs"]["stored"] == 4
+    assert found["superres"]["runs"]["stored"] == 2
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<h2>Digits: Numbers</h2>" in html
     assert "<h2>Super-resolution: Numbers</h2>" in html

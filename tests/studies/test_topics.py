@@ -1,11 +1,11 @@
-"""The study of topics: perplexity by hand, and every tool on a small corpus."""
+"""The application topics: perplexity computed by hand, and every tool on a small corpus."""
 
 import numpy as np
 import pytest
 from scipy import sparse
 
-from studies.cells import Place, Store
-from studies.jobs import topics
+from studies.applications import topics
+from studies.runs import Place, Store
 
 
 def test_perplexity_is_that_of_normalized_and_smoothed_strengths():
@@ -24,11 +24,11 @@ def test_all_tools_are_compared_on_the_same_documents(monkeypatch, tmp_path):
     monkeypatch.setattr(topics, "corpus_parts", lambda *_: (*parts, [f"w{k}" for k in range(12)]))
     monkeypatch.setattr(topics, "_N_TOPICS", 3)
     store, found = Store(tmp_path), {}
-    planned = topics.cells(["docstrings"], [0])
-    for cell in planned:
-        outcome = cell.work(cell.settings, Place(store, "cpu"))
-        store.write(cell, outcome, {})
-        found[cell.settings["tool"]] = outcome.numbers["perplexity"]
+    planned = topics.plan(["docstrings"], [0])
+    for run in planned:
+        outcome = run.compute(run.settings, Place(store, "cpu"))
+        store.write(run, outcome, {})
+        found[run.settings["tool"]] = outcome.numbers["perplexity"]
     assert set(found) == {"mvrbm", "unigram", "lda", "nmf", "nmf-kl"}
     assert all(1 < value < 30 for value in found.values())
     assert topics.table(store, planned) == {"docstrings": pytest.approx(found)}

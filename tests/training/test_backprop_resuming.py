@@ -9,7 +9,7 @@ import torch
 from mvrbm import ClassificationMVRBM, DeepMVRBMClassifier, MVRBMClassifier
 from mvrbm.errors import StorageError
 from mvrbm.training import Trainer
-from mvrbm.vision import SuperResolver
+from mvrbm.vision import SuperResolver, TrainingStep
 
 X = (np.random.default_rng(0).random((40, 4, 4)) < 0.3).astype(np.float32)
 Y = np.arange(40) % 2
@@ -36,8 +36,9 @@ def generative(X=X, settings=SETTINGS, **how):
 
 def super_resolver(X=X, settings=SETTINGS, **how):
     small = {**settings, "n_epochs": 1, "batch_size": 50}
-    model = SuperResolver(patch=6, hidden_shape=(2, 2), n_patches=200, device="cpu", **small)
-    return model.fit_and_tune([IMAGE], tuning_patches=600, tuning_epochs=3, **how).machine_
+    steps = [TrainingStep("patches", n_samples=600, n_epochs=3, batch_size=512, learning_rate=3e-3)]
+    small |= {"symmetric": False, "steps": steps, "device": "cpu"}
+    return SuperResolver(patch=6, hidden_shape=(2, 2), n_patches=200, **small).fit([IMAGE], **how).machine_
 
 
 class Killed(BaseException):

@@ -6,10 +6,11 @@ import torch
 
 from mvrbm import Bernoulli, BoltzmannMachine, Dense, Gaussian
 from mvrbm.errors import StorageError
+from mvrbm.random import RandomSource
 from mvrbm.vision import shipped
-from mvrbm.vision.shipped import ShippedStages, write_stages
-from mvrbm.vision.stages import CODES, Pass, Stage, _Seen, code
-from studies.photographs.training import _all_weights, contrastive_divergence, divergence_patches
+from mvrbm.vision.shipped import read_stages, shipped_stages, write_stages
+from mvrbm.vision.stage_training import contrastive_divergence, divergence_patches
+from mvrbm.vision.stages import CODES, Pass, StageSequence, SymmetricStage, _Seen, code
 
 KINDS = {
     "x2": ((1, 10, 2), {}),
@@ -24,7 +25,7 @@ KINDS = {
 def stage(request):
     torch.manual_seed(0)
     arguments, options = KINDS[request.param]
-    found = Stage(*arguments, (2, 3), 3, **options)
+    found = SymmetricStage(*arguments, (2, 3), 3, **options)
     for parameter in found.parameters():
         torch.nn.init.normal_(parameter, 0, 0.3)
     return found
@@ -63,16 +64,19 @@ def test_a_flipped_image_gives_the_flipped_result(stage):
 
 
 def test_a_new_stage_changes_nothing():
-    assert not Stage(1, 8, 2, (2, 3), 3)(torch.rand(2, 1, 16, 16)).any()
+    stage = SymmetricStage(1, 8, 2, (2, 3), 3)
+    stage.initialize(RandomSource(0))
+    assert stage.left.any()
+    assert not stage(torch.rand(2, 1, 16, 16)).any()
 
 
 def test_pass_is_mean_field_of_a_boltzmann_machine():
     """One patch: the hidden layer given the derivatives and X = 0, and then the mean of X."""
     torch.manual_seed(1)
-    stage = Stage(1, 4, 4, (2, 3), 2)
+    stage = SymmetricStage(1, 4, 4, (2, 3), 2)
     for parameter in stage.parameters():
         torch.nn.init.normal_(parameter, 0, 0.3)
-    weights = _all_weights(stage).detach()  # (48, 5 * 16)
+    weights = stage.all_weights().detach()  # (48, 5 * 16)
     names = ("X", "Z1", "Z2", "Z3", "Z4")
     machine = BoltzmannMachine({n: Gaussian((4, 4)) for n in names}, Bernoulli((48,)), {n: Dense() for n in names})
     image = torch.rand(1, 1, 4, 4)
@@ -90,17 +94,25 @@ def test_pass_is_mean_field_of_a_boltzmann_machine():
         torch.testing.assert_close(mean * r[0, 0], stage(image)[0], atol=1e-5, rtol=1e-5)
 
 
-def test_contrastive_divergence_is_the_difference_of_free_energies_of_such_a_machine(monkeypatch):
+class Halves:
+    """A random source whose uniform numbers are 1/2 and whose normal numbers are 0."""
+
+    def uniform(self, shape, like):
+        return torch.full(tuple(shape), 0.5)
+
+    def normal(self, shape, like):
+        return torch.zeros(tuple(shape))
+
+
+def test_contrastive_divergence_is_the_difference_of_free_energies_of_such_a_machine():
     torch.manual_seed(0)
-    stage = Stage(1, 4, 2, (2, 3), 2)
+    stage = SymmetricStage(1, 4, 2, (2, 3), 2)
     for parameter in stage.parameters():
         torch.nn.init.normal_(parameter, 0, 0.3)
     image = torch.rand(2, 1, 8, 8)
-    v = divergence_patches(stage, image, torch.rand(2, 1, 8, 8), 5, None)
+    v = divergence_patches(stage, image, torch.rand(2, 1, 8, 8), None, 5, RandomSource(0))
     assert v.shape == (5, 5, 16)
-    monkeypatch.setattr(torch, "bernoulli", lambda p: (p > 0.5).float())
-    monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
-    w, bias, flat = _all_weights(stage), stage.bias.repeat(8), v.flatten(1)
+    w, bias, flat = stage.all_weights(), stage.bias.repeat(8), v.flatten(1)
     other = ((flat @ w.mT + bias > 0).float() - 0.5) @ w
 
     def free_energy(each):  # -log of the sum over hidden units, one at a time
@@ -108,7 +120,7 @@ def test_contrastive_divergence_is_the_difference_of_free_energies_of_such_a_mac
         return visible - torch.log1p(torch.exp(each @ w.T + bias)).sum(1)
 
     expected = (free_energy(flat) - free_energy(other)).mean()
-    torch.testing.assert_close(contrastive_divergence(stage, v), expected, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(contrastive_divergence(stage, v, Halves()), expected, atol=1e-3, rtol=1e-4)
 
 
 def test_gradient_of_what_is_seen():
@@ -127,13 +139,13 @@ def test_code_of_sizes():
 
 def test_patch_must_be_a_multiple_of_the_stride():
     with pytest.raises(ValueError, match="patch must be a multiple of the stride, 3, got 8"):
-        Stage(1, 8, 3, (2, 2), 1)
+        SymmetricStage(1, 8, 3, (2, 2), 1)
 
 
 def test_stored_stages_are_those_that_were_written(stage, tmp_path):
     write_stages([stage], tmp_path / "stages.safetensors")
     image, level, mask = _given(stage, 20, 26)
-    found = ShippedStages(tmp_path / "stages.safetensors", torch.device("cpu"))
+    found = read_stages(tmp_path / "stages.safetensors")
     assert found.n_parameters == sum(p.numel() for p in stage.parameters())
     missing = Pass(stage)(image, level, mask)
     expected = image + (missing if mask is None else missing * mask)
@@ -144,7 +156,7 @@ def test_a_file_that_holds_no_stages_is_an_error(tmp_path):
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     for name in ("broken", "missing"):
         with pytest.raises(StorageError, match=f"{name}.safetensors does not hold stages"):
-            ShippedStages(tmp_path / f"{name}.safetensors", torch.device("cpu"))
+            read_stages(tmp_path / f"{name}.safetensors")
 
 
 def test_shipped_weights_keep_to_their_sizes():
@@ -152,14 +164,12 @@ def test_shipped_weights_keep_to_their_sizes():
     assert sum(sizes[name] for name in ("x2", "x3", "x4", "jpeg")) <= 1_000_000
     assert sum(sizes[name] for name in ("gray", "color", "salt")) <= 500_000
     for name in ("x2", "x3", "x4"):
-        assert ShippedStages(name, torch.device("cpu")).n_parameters <= 110_000
+        assert shipped_stages(name, torch.device("cpu")).n_parameters <= 110_000
 
 
-def test_progress_counts_all_stages(tmp_path):
-    write_stages([Stage(1, 4, 2, (2, 2), 1)] * 2, tmp_path / "two.safetensors")
+def test_progress_counts_all_stages():
     seen = []
-    ShippedStages(tmp_path / "two.safetensors", torch.device("cpu")).run(
-        torch.rand(1, 8, 8), progress=lambda done, total: seen.append((done, total))
-    )
+    stages = StageSequence([SymmetricStage(1, 4, 2, (2, 2), 1) for _ in range(2)])
+    stages.run(torch.rand(1, 8, 8), progress=lambda done, total: seen.append((done, total)))
     assert seen[-1][0] == seen[-1][1]
     assert np.all(np.diff([done for done, _ in seen]) > 0)

@@ -1,8 +1,8 @@
-"""The command ``mvrbm``: the table of its commands, the entry point `main`, and how errors become one line.
+"""The command ``mvrbm``: the table of its commands and the entry point `main`.
 
-Results go to standard output, progress and errors to standard error. Commands are grouped in one module each; they
-parse arguments, make one library call and show the result. They import the library when they run, so that help
-appears at once. ``MVRBM_DEBUG=1`` shows the traceback of an error.
+Each module holds one group of commands. A command parses its arguments, makes one library call and shows the result.
+Results go to standard output, progress and errors to standard error. Commands import the library when they run, so
+that help and the version appear at once. ``MVRBM_DEBUG=1`` shows the traceback of an error.
 """
 
 import contextlib
@@ -10,59 +10,68 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from mvrbm import __version__
-from mvrbm.cli import data, demo, images, impute, models, outliers, page, topics, train, use
-from mvrbm.cli.options import Interrupted, new, note, progress
+from mvrbm.cli import data, images, impute, inference, models, outliers, pages, topics, train
+from mvrbm.cli.errors import FAILURE, complain, describe
+from mvrbm.cli.options import Interrupted, new, note
+from mvrbm.cli.progress import progress_line
 from mvrbm.interrupt import INTERRUPTS, exit_code, terminate_in_order
 
 __all__ = ["app", "main"]
 
-_COMMANDS: list[tuple[Callable[..., None], str]] = [
-    (train.train, "train digits.npy --hidden 25x25 --rank 1 --epochs 20 --out model/"),
-    (models.info, "info model/"),
-    (use.transform, "transform model/ digits.npy features.npy"),
-    (use.reconstruct, "reconstruct model/ digits.npy reconstructed.png"),
-    (use.score, "score model/ digits.npy scores.npy"),
-    (use.likelihood, "likelihood model/ digits.npy --steps 10000"),
-    (use.predict, "predict classifier/ digits.npy labels.npy"),
-    (use.sample, "sample labeled-digits sevens.png --label 7"),
-    (use.inpaint, "inpaint model/ digits.npy filled.png --hide right"),
-    (impute.impute, "impute measurements.npy filled.npy --deviations deviations.npy"),
-    (outliers.outliers, "outliers digits.npy scores.npy --maps maps.png"),
-    (images.denoise, "denoise photo.png clean.png"),
-    (images.restore, "restore photo.png whole.png --mask scratches.png"),
-    (images.superres, "superres photo.jpg large.png --scale 2"),
-    (images.superres_train, "superres-train photos/ --out model/ --scale 2"),
-    (topics.topics, "topics letters/ --topics 20 --out model/"),
-    (models.export, "export model/ features.onnx --method transform"),
-    (page.page, "page digits --out page.html"),
-    (demo.demo, "demo --out report.html"),
-    (data.list_sets, "data list"),
-    (data.where, "data where mnist"),
-    (data.fetch, "data fetch mnist"),
+# Name, function, and arguments of the example in the help.
+_COMMANDS: list[tuple[str, Callable[..., None], str]] = [
+    ("train", train.train, "digits.npy --hidden 25x25 --epochs 20 --out model/"),
+    ("info", models.info, "model/"),
+    ("transform", inference.transform, "model/ digits.npy features.npy"),
+    ("reconstruct", inference.reconstruct, "model/ digits.npy reconstructed.png"),
+    ("score", inference.score, "model/ digits.npy scores.npy"),
+    ("likelihood", inference.likelihood, "model/ digits.npy --temperatures 10000"),
+    ("predict", inference.predict, "classifier/ digits.npy labels.npy"),
+    ("sample", inference.sample, "labeled-digits sevens.png --label 7"),
+    ("inpaint", inference.inpaint, "model/ digits.npy filled.png --hide right"),
+    ("impute", impute.impute, "measurements.npy filled.npy --deviations deviations.npy"),
+    ("outliers", outliers.outliers, "digits.npy scores.npy --maps maps.png"),
+    ("denoise", images.denoise, "photo.png clean.png"),
+    ("denoise-train", images.denoise_train, "photos/ --out model/ --kind color"),
+    ("repair", images.repair, "photo.png whole.png --mask scratches.png"),
+    ("superres", images.superres, "photo.jpg large.png --scale 2"),
+    ("superres-train", images.superres_train, "photos/ --out model/ --scale 2"),
+    ("topics", topics.topics, "letters/ --topics 20 --save model/"),
+    ("export", models.export, "model/ features.onnx --method transform"),
+    ("page", pages.page, "digits --out page.html"),
+    ("demo", pages.demo, "--out report.html"),
 ]
-_HELP = "Structured Boltzmann machines for arrays: train a model, inspect it, reconstruct, sample, fill in."
+_DATA_COMMANDS: list[tuple[str, Callable[..., None], str]] = [
+    ("list", data.list_sets, ""),
+    ("where", data.where, "mnist"),
+    ("fetch", data.fetch, "mnist"),
+]
+_HELP = "Train and use structured Boltzmann machines for array data."
+_DATA_HELP = "List, locate and download the named data sets."
+_SETTINGS: Any = {
+    "rich_markup_mode": None,
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100},
+}
 
 
-_DATA_HELP = "Named data sets: list them, find them, download them."
+def _example(command: str) -> str:
+    return f"\b\nExample:\n  mvrbm {command}"
 
 
-def _example(text: str) -> str:
-    return f"\b\nExample:\n  mvrbm {text}"
-
-
-_GROUP: Any = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
-_GROUP |= {"context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}}
-app = typer.Typer(name="mvrbm", help=_HELP, epilog=_example("train mnist-5k --hidden 25x25 --out model/"), **_GROUP)
-_data = typer.Typer(name="data", help=_DATA_HELP, epilog=_example("data fetch mnist"), **_GROUP)
-app.add_typer(_data)
-for _function, _text in _COMMANDS:
-    _command = _text.split()[: 2 if _text.startswith("data ") else 1]
-    (_data if len(_command) > 1 else app).command(_command[-1], epilog=_example(_text))(_function)
+app = typer.Typer(name="mvrbm", help=_HELP, epilog=_example("train mnist-5k --hidden 25x25 --out model/"), **_SETTINGS)
+_data_app = typer.Typer(name="data", help=_DATA_HELP, epilog=_example("data fetch mnist"), **_SETTINGS)
+app.add_typer(_data_app)
+for _name, _function, _arguments in _COMMANDS:
+    app.command(_name, epilog=_example(f"{_name} {_arguments}"))(_function)
+for _name, _function, _arguments in _DATA_COMMANDS:
+    _data_app.command(_name, epilog=_example(f"data {_name} {_arguments}"))(_function)
 
 
 def _print_version(asked: bool) -> None:
@@ -71,77 +80,65 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+_Version = Annotated[bool, new("Print the version and exit.", "--version", callback=_print_version, is_eager=True)]
+
+
 @app.callback()
-def _top(version: Annotated[bool, new("Print the version.", callback=_print_version, is_eager=True)] = False) -> None:
+def _top(version: _Version = False) -> None:
     pass
 
 
-# typer contains click or depends on it, according to its version: its classes are found through typer's own names.
-_UsageError, _ClickError = (cast("type[Exception]", base) for base in typer.BadParameter.__mro__[1:3])
-
-
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 success, 1 failure, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM."""
-    command, words = typer.main.get_command(app), sys.argv[1:] if args is None else args
+    """Run the command line and return its exit code.
+
+    The code is 0 after success, 1 after a failure, 2 for wrong usage, 130 after Ctrl-C and 143 after SIGTERM.
+    """
     if "torch" not in sys.modules:
-        # Threads that wait for work by spinning take the cores from threads that have some: on busy cores that
-        # made a command ten times slower.
+        # By default, idle OpenMP threads spin while they wait for work. On busy cores this made commands ten times
+        # slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    words = list(sys.argv[1:] if args is None else args)
     try:
-        with terminate_in_order(), warnings.catch_warnings(), progress():
+        with terminate_in_order(), warnings.catch_warnings(), progress_line():
             _show_warnings_as_notes()
-            code = command.main(list(words) or ["--help"], "mvrbm", standalone_mode=False)
+            code = typer.main.get_command(app).main(words or ["--help"], "mvrbm", standalone_mode=False)
         sys.stdout.flush()
-    except (Interrupted, *INTERRUPTS) as error:
-        return _complain(str(error) if isinstance(error, Interrupted) else "interrupted", exit_code(error))
-    except (BrokenPipeError, SystemExit):  # SystemExit: typer's answer to a broken pipe
-        with contextlib.suppress(OSError, ValueError):  # ValueError: standard output is not a real file
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except Interrupted as error:
+        return complain(str(error), error.code)
+    except INTERRUPTS as error:
+        return complain("interrupted", exit_code(error))
+    except (BrokenPipeError, SystemExit):  # typer raises SystemExit for a broken pipe
+        _discard_output()
+        return FAILURE
     except Exception as error:
-        if os.environ.get("MVRBM_DEBUG") == "1":
-            raise
-        if getattr(error, "said_by_main", False):  # the main process of a distributed run prints it
-            return 1
-        if isinstance(error, _ClickError):
-            context = getattr(error, "ctx", None)
-            hint = "" if context is None else f" (see {context.command_path} --help)"
-            # New versions of typer put pydantic's words before ours.
-            said = cast("Any", error).format_message().replace("Value error, ", "")
-            return _complain(said + hint, 2 if isinstance(error, _UsageError) else 1)
-        if (reason := _reason(error)) is None:
-            raise
-        return _complain(reason, 1)
-    if code == exit_code(KeyboardInterrupt()):  # typer has caught Ctrl-C
-        return _complain("interrupted", code)
+        return _handle(error)
+    if code == exit_code(KeyboardInterrupt()):  # typer handles Ctrl-C itself and returns the code
+        return complain("interrupted", code)
     return code if isinstance(code, int) else 0
 
 
+def _handle(error: Exception) -> int:
+    """Print one line about an error and return the exit code, or raise the error if it is a bug in this package."""
+    if os.environ.get("MVRBM_DEBUG") == "1":
+        raise error
+    if getattr(error, "said_by_main", False):  # the main process of a distributed run prints the message
+        return FAILURE
+    described = describe(error)
+    if described is None:
+        raise error
+    return complain(*described)
+
+
+def _discard_output() -> None:
+    """Redirect standard output to the null device, so that flushing it at exit does not fail again."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: standard output is not a real file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _show_warnings_as_notes() -> None:
-    """Print warnings about the user's data as one line each, and no others."""
+    """Print each warning about the user's data as one line, and ignore all other warnings."""
     warnings.simplefilter("ignore")
     warnings.simplefilter("always", UserWarning)
-    # Files have no column names, whatever the model was trained on.
+    # Array files have no column names, even if the model was trained on a table.
     warnings.filterwarnings("ignore", message="X does not have valid feature names")
     warnings.showwarning = lambda message, *_, **__: note(" ".join(str(message).split()))
-
-
-def _reason(error: Exception) -> str | None:
-    """Return the message for an error of data, files or memory, or None for an error in this package."""
-    from mvrbm.errors import MVRBMError
-
-    text = str(error)
-    if isinstance(error, MVRBMError):
-        return text
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in text:
-        return "out of memory: use a smaller model, batch or input"
-    if isinstance(error, RuntimeError) and any(word in text.lower() for word in ("gloo", "nccl")):
-        return "another process of this training run has failed or does not answer: see its own message"
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return text if isinstance(error, (MVRBMError, ValueError, OSError)) else None
-
-
-def _complain(reason: str, code: int) -> int:
-    print(f"error: {' '.join(reason.split())}", file=sys.stderr)
-    return code

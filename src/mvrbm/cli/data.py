@@ -1,22 +1,24 @@
-"""The commands ``mvrbm data``: list, find and download the named data sets of :mod:`mvrbm.io.datasets`."""
+"""The commands ``mvrbm data``: list, locate and download the named data sets of :mod:`mvrbm.io.datasets`."""
 
 import sys
 from typing import Annotated
 
 from mvrbm.cli.options import AsJson, DataDir, argument, show, table
 
-SetName = Annotated[str, argument("NAME", "Name of a data set.")]
+SetName = Annotated[str, argument("NAME", "Name of a data set, such as mnist.")]
 
 
 def list_sets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the named data sets, and whether they are on this machine."""
     from mvrbm.io import datasets
 
-    sets, rows = {}, []
+    sets = {}
+    rows = []
     for name in datasets.NAMES:
-        place, description = datasets.where(name, data_dir), datasets.describe(name)
-        sets[name] = {"description": description, "path": place and str(place)}
-        rows.append((name, f"{'here' if place else 'absent':<8}{description}"))
+        place = datasets.where(name, data_dir)
+        description = datasets.describe(name)
+        sets[name] = {"description": description, "path": None if place is None else str(place)}
+        rows.append((name, f"{'absent' if place is None else 'here':<8}{description}"))
     show({"sets": sets}, as_json, table(rows))
 
 
@@ -27,7 +29,7 @@ def where(name: SetName, data_dir: DataDir = None, as_json: AsJson = False) -> N
     place = datasets.where(name, data_dir)
     if place is None:
         raise datasets.DatasetError(
-            f"'{name}' is not on this machine: run 'mvrbm data fetch {name}', or point MVRBM_DATA at a copy"
+            f"'{name}' is not on this machine: run 'mvrbm data fetch {name}', or set MVRBM_DATA to a folder with a copy"
         )
     show({"name": name, "path": str(place)}, as_json, str(place))
 

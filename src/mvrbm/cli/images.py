@@ -1,4 +1,4 @@
-"""Commands for images: denoise, superres and superres-train."""
+"""Commands for pictures: denoise, denoise-train, repair, superres and superres-train."""
 
 import contextlib
 import sys
@@ -15,23 +15,53 @@ from mvrbm.interrupt import INTERRUPTS
 
 if TYPE_CHECKING:
     from mvrbm.io.pictures import Picture
-    from mvrbm.vision.superres.enlarging import Enlarger
+    from mvrbm.vision import PhotoDenoiser, SuperResolver, TrainingStep
+    from mvrbm.vision.images import Array
 
 Scale = StrEnum("Scale", {"TWO": "2", "THREE": "3", "FOUR": "4"})
 NoiseKind = StrEnum("NoiseKind", {"SALT_AND_PEPPER": "salt-and-pepper", "GAUSSIAN": "gaussian"})
 Method = StrEnum("Method", {"MEAN_FIELD": "mean-field", "GIBBS": "gibbs"})
+Configuration = StrEnum("Configuration", {"STAGES": "stages", "FINE_TUNED": "fine-tuned", "PAPER": "paper"})
+DenoiserKind = StrEnum("DenoiserKind", ["COLOR", "GRAY", "SALT", "JPEG"])
 
-_HIDDEN = opt.Shape((24, 24))
-_MODEL_HELP = "Folder of a saved model, for images like its own; default: the denoiser for photographs."
-_NOISE_HELP = "Kind of noise; default: salt-and-pepper with --model, estimated without."
-_LEVEL_HELP = "Fraction of pixels hit, or standard deviation (black to white is 1); default: estimated."
-_ENSEMBLE_HELP = "With --model: average over flips and turns, which is better and slower."
-_STRENGTH_HELP = "How much is removed, against the estimate; default: 1."
-_JPEG_HELP = "Quality of the JPEG that the image once was; default: that of the file, if it is one."
-_STRIDE_HELP = (
-    "With --model: pixels from patch to patch, for images larger than the model's; default: a quarter of a patch."
+_MODEL_HELP = (
+    "Folder of a model that denoise-train wrote, or of a machine trained on similar clean images. Default: the weights "
+    "for photographs that come with mvrbm."
 )
-_CROPS_HELP = "Crops to fine-tune with after that, such as 20000: better, but slow without a GPU."
+_NOISE_HELP = "Kind of noise. Default: estimated; salt-and-pepper if --model is a machine."
+_LEVEL_HELP = (
+    "Fraction of corrupted pixels, or standard deviation of Gaussian noise as a fraction of white. Default: estimated."
+)
+_METHOD_HELP = "Inference with a machine. Default: mean-field."
+_ROUNDS_HELP = "Mean-field iterations with a machine. Default: 5."
+_STEPS_HELP = "Gibbs steps to average over with a machine. Default: 100."
+_BURN_IN_HELP = "Gibbs steps before averaging with a machine. Default: 20."
+_STRIDE_HELP = "Pixels from patch to patch, for images larger than those of a machine. Default: a quarter of its size."
+_ENSEMBLE_HELP = "Average over flips and rotations, which takes eight times as long. For models of one machine."
+_CLEANUP_HELP = "Enlarge the picture without removing noise and JPEG artifacts first."
+_STRENGTH_HELP = "Factor for the estimated amount of noise and JPEG artifacts to remove. Default: 1."
+_JPEG_HELP = "JPEG quality with which the picture was once compressed. Default: read from a JPEG file."
+_CONFIGURATION_HELP = (
+    "stages: the architecture of the shipped weights. fine-tuned: one machine, trained by contrastive divergence and "
+    "backpropagation. paper: the paper's machine, trained by contrastive divergence."
+)
+_PATCH_HELP = "Side of a patch of the enlarged picture. Repeat the option for several stages."
+_SHAPE_HELP = "Shape of the hidden layer of each stage, such as 24x24."
+_RANK_HELP = "Number of Kronecker products in each coupling."
+_PATCHES_HELP = "Patches for contrastive divergence. Default: 10000. Not for stages."
+_EPOCHS_HELP = "Epochs of contrastive divergence. Default: those of the recipe. Not for stages."
+_RECIPE_HELP = "Recipe of contrastive divergence. Default: default. Not for stages."
+_TUNING_PATCHES_HELP = (
+    "Patches for backpropagation through single patches; 0 skips this step. Default: 100000, or 0 for paper."
+)
+_TUNING_CROPS_HELP = (
+    "Crops for backpropagation through whole pictures; 0 skips this step. More crops and epochs are better and take "
+    "longer. Default: 2000, or 0 for a single machine."
+)
+_TUNING_EPOCHS_HELP = "Epochs of backpropagation over these patches and crops. Default: 15 for patches, 6 for crops."
+
+
+# -- denoising --------------------------------------------------------------------------------------
 
 
 def denoise(
@@ -40,10 +70,10 @@ def denoise(
     model_folder: Annotated[Path | None, opt.new(_MODEL_HELP, "--model")] = None,
     noise: Annotated[NoiseKind | None, opt.new(_NOISE_HELP)] = None,
     level: Annotated[float | None, opt.new(_LEVEL_HELP, min=0)] = None,
-    method: Annotated[Method | None, opt.new("With --model: method of inference; default: mean-field.")] = None,
-    rounds: Annotated[int | None, opt.new("With --model: rounds of mean field; default: 5.", min=1)] = None,
-    steps: Annotated[int | None, opt.new("With --model: Gibbs steps to average over; default: 100.", min=1)] = None,
-    burn_in: Annotated[int | None, opt.new("With --model: Gibbs steps before those; default: 20.", min=0)] = None,
+    method: Annotated[Method | None, opt.new(_METHOD_HELP)] = None,
+    rounds: Annotated[int | None, opt.new(_ROUNDS_HELP, min=1)] = None,
+    steps: Annotated[int | None, opt.new(_STEPS_HELP, min=1)] = None,
+    burn_in: Annotated[int | None, opt.new(_BURN_IN_HELP, min=0)] = None,
     stride: Annotated[int | None, opt.new(_STRIDE_HELP, min=1)] = None,
     rows: opt.Rows = None,
     seed: opt.Seed = 0,
@@ -52,16 +82,24 @@ def denoise(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Remove noise from a photograph, or from images with a model of your own as the prior.
+    """Remove noise from a photograph, or from images similar to those that a machine was trained on.
 
-    A .npy input with two axes is one image; without --model, so is one with a third axis of 3 or 4 colors. A picture
-    in color stays in color: with --model, its red, green and blue are three images with one level of noise.
+    A .npy file with two axes is one image. Without --model, so is one whose third axis has 3 or 4 color channels.
+    Color pictures stay in color. With a machine, their channels are three images with one noise level.
     """
     opt.check_out(out, force)
-    how_long: Any = {"method": method, "rounds": rounds, "steps": steps, "burn_in": burn_in}
+    inference: Any = {"method": method, "rounds": rounds, "steps": steps, "burn_in": burn_in}
+    others: Any = {**inference, "stride": stride, "rows": rows, "data_dir": data_dir}
     if model_folder is None:
-        opt.check_absent("has no effect without --model", **how_long, stride=stride, rows=rows, data_dir=data_dir)
+        opt.check_absent("has no effect without --model", **others)
         _denoise_photograph(source, out, noise, level, device.value, force, as_json)
+        return
+    import mvrbm
+
+    loaded = mvrbm.load(model_folder, device.value)
+    if hasattr(loaded, "denoise"):
+        opt.check_absent("has no effect with a photo denoiser", **others, noise=noise)
+        _denoise_with(loaded, source, out, level, force, as_json)
         return
     noise = noise or NoiseKind.SALT_AND_PEPPER
     import numpy as np
@@ -78,11 +116,11 @@ def denoise(
         images = picture.pixels[..., :3].transpose(2, 0, 1)
         for text in (*picture.notes, *(() if opt.is_array(out) else check_format(out, picture))):
             opt.note(text)
-    how = "estimated" if level is None else "given"
+    origin = "estimated" if level is None else "given"
     if level is None:
         level = vision.estimate_level(model, images, noise=noise.value, stride=stride)
-    how_long = {name: value for name, value in how_long.items() if value is not None}
-    clean = vision.denoise(model, images, noise=noise.value, level=level, stride=stride, seed=seed, **how_long)
+    inference = {name: value for name, value in inference.items() if value is not None}
+    clean = vision.denoise(model, images, noise=noise.value, level=level, stride=stride, seed=seed, **inference)
     if picture is not None:
         clean = np.concatenate([clean.transpose(1, 2, 0), picture.pixels[..., 3:]], 2)
     if picture is None or opt.is_array(out):
@@ -91,103 +129,92 @@ def denoise(
         write_picture(out, picture.with_pixels(clean), force)
     result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": noise.value, "level": level}
     size = opt.times(clean.shape) if picture is None or opt.is_array(out) else picture.size
-    text = f"{out}: {size} {clean.dtype}, {noise.value} of level {level:.4g} ({how})"
+    text = f"{out}: {size} {clean.dtype}, {noise.value} of level {level:.4g} ({origin})"
     opt.show(result, as_json, text)
 
 
 def _denoise_photograph(
     source: str, out: Path, noise: NoiseKind | None, level: float | None, device: str, force: bool, as_json: bool
 ) -> None:
-    """Denoise a picture by the stages that come with the package."""
-    from mvrbm.io.arrays import write_output
-    from mvrbm.io.atomic import check_output
-    from mvrbm.io.pictures import FORMATS, check_format, write_picture
-    from mvrbm.vision.photographs import denoise_photograph, estimate_noise, estimate_salt
+    """Denoise a picture with the weights that come with the package."""
+    from mvrbm.vision import denoise_photograph, estimate_noise, estimate_salt
 
-    plain = opt.is_array(out)
-    check_output(out, force, (".npy", *FORMATS))
-    picture = _photograph(source, plain)
-    for text in (*picture.notes, *(() if plain else check_format(out, picture))):
-        opt.note(text)
-    how = "estimated" if level is None else "given"
+    picture = _read_photograph(source, out, force)
+    origin = "estimated" if level is None else "given"
     salt = 0.0 if level is not None or noise is NoiseKind.GAUSSIAN else estimate_salt(picture.pixels)
     kind = noise or (NoiseKind.SALT_AND_PEPPER if salt else NoiseKind.GAUSSIAN)
     if level is None and kind is NoiseKind.GAUSSIAN:
         level = estimate_noise(picture.pixels)
     with _bar("denoise") as progress:
-        # A level of 0 can be estimated, but not given.
-        how_much: Any = {"noise": kind.value, "level": level or None}
-        clean = denoise_photograph(picture.pixels, **how_much, device=device, progress=progress)
-    if plain:
+        # The estimate may be 0, but the argument must be positive.
+        given: Any = {"noise": kind.value, "level": level or None}
+        clean = denoise_photograph(picture.pixels, **given, device=device, progress=progress)
+    found = salt if level is None else level
+    _write_photograph(out, picture, clean, force, as_json, kind.value, found, origin)
+
+
+def _denoise_with(
+    model: "PhotoDenoiser", source: str, out: Path, level: float | None, force: bool, as_json: bool
+) -> None:
+    """Denoise a picture with a trained photo denoiser."""
+    from mvrbm.vision import estimate_noise, jpeg_level
+
+    picture = _read_photograph(source, out, force)
+    origin = "estimated" if level is None else "given"
+    if level is None and model.kind in ("gray", "color"):
+        level = estimate_noise(picture.pixels)
+    if level is None and model.kind == "jpeg":
+        quality = _jpeg_quality(Path(source))
+        if quality is None:
+            raise ValueError(f"{source} is not a JPEG file: --level is required")
+        level = jpeg_level(quality)
+    with _bar("denoise") as progress:
+        clean = model.denoise(picture.pixels, level=level or None, progress=progress)
+    _write_photograph(out, picture, clean, force, as_json, model.kind, level or 0.0, origin)
+
+
+def _read_photograph(source: str, out: Path, force: bool) -> "Picture":
+    """Read a picture, or a .npy file with one picture, and check the output file."""
+    from mvrbm.io.arrays import read_array
+    from mvrbm.io.atomic import check_output
+    from mvrbm.io.pictures import FORMATS, Picture, check_format, read_picture
+    from mvrbm.vision.images import check_image, to_dtype
+
+    to_array = opt.is_array(out)
+    check_output(out, force, (".npy", *FORMATS))
+    if opt.is_array(Path(source)):
+        pixels = read_array(source).copy()  # PyTorch warns of read-only arrays
+        if pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[2] not in (3, 4)):
+            wanted = "a photograph has 2 axes, or a third one of 3 or 4 colors; several images need --model"
+            raise ValueError(f"{source} has shape {pixels.shape}: {wanted}")
+        pixels = check_image(pixels, unit_range=True)
+        picture = Picture(pixels if to_array or pixels.dtype.kind == "u" else to_dtype(pixels, "uint8"))
+    else:
+        picture = read_picture(Path(source))
+    for text in (*picture.notes, *(() if to_array else check_format(out, picture))):
+        opt.note(text)
+    return picture
+
+
+def _write_photograph(
+    out: Path, picture: "Picture", clean: Any, force: bool, as_json: bool, noise: str, level: float, origin: str
+) -> None:
+    """Write a denoised picture, and show its size and the noise."""
+    from mvrbm.io.arrays import write_output
+    from mvrbm.io.pictures import write_picture
+
+    to_array = opt.is_array(out)
+    if to_array:
         write_output(out, clean, force)
     else:
         write_picture(out, picture.with_pixels(clean), force)
-    found = salt if level is None else level
-    result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": kind.value, "level": found}
-    size = opt.times(clean.shape) if plain else picture.size
-    opt.show(result, as_json, f"{out}: {size} {clean.dtype}, {kind.value} of level {found:.4g} ({how})")
-
-
-def _photograph(source: str, floats: bool) -> "Picture":
-    """Read a picture, or a .npy file of one, whose floats may stay floats or become bytes."""
-    from mvrbm.io.arrays import read_array
-    from mvrbm.io.pictures import Picture, read_picture
-    from mvrbm.vision.images import check_image, to_dtype
-
-    if not opt.is_array(Path(source)):
-        return read_picture(Path(source))
-    pixels = read_array(source).copy()  # PyTorch warns of arrays that are read-only
-    if pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[2] not in (3, 4)):
-        wanted = "a photograph has 2 axes, or a third one of 3 or 4 colors; several images need --model"
-        raise ValueError(f"{source} has shape {pixels.shape}: {wanted}")
-    pixels = check_image(pixels, unit_range=True)
-    return Picture(pixels if floats or pixels.dtype.kind == "u" else to_dtype(pixels, "uint8"))
-
-
-def restore(
-    source: Annotated[Path, opt.argument("IN", "A photograph.")],
-    out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
-    mask: Annotated[Path, opt.new("An image of the same size, white where the photograph is to be filled.")],
-    device: opt.Where = opt.Device.AUTO,
-    force: opt.Force = False,
-    as_json: opt.AsJson = False,
-) -> None:
-    """Fill scratches, or text, on a photograph."""
-    import numpy as np
-
-    from mvrbm.io.atomic import check_output
-    from mvrbm.io.pictures import FORMATS, check_format, read_picture, write_picture
-    from mvrbm.vision.photographs import restore_photograph
-
-    check_output(out, force, tuple(FORMATS))
-    picture, holes = read_picture(source), read_picture(mask).pixels
-    for text in (*picture.notes, *check_format(out, picture)):
-        opt.note(text)
-    holes = holes if holes.ndim == 2 else holes[..., :3].max(2)
-    with _bar("restore") as progress:
-        pixels = restore_photograph(picture.pixels, holes, device=device.value, progress=progress)
-    write_picture(out, picture.with_pixels(pixels), force)
-    share = float((holes > np.iinfo(holes.dtype).max // 2).mean())
-    result = {"out": str(out), "shape": pixels.shape, "dtype": str(pixels.dtype), "missing": share}
-    opt.show(result, as_json, f"{out}: {picture.size}, {share:.2%} filled")
-
-
-@contextlib.contextmanager
-def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar, to be called with the number of finished parts and their total."""
-    from tqdm import tqdm
-
-    with tqdm(desc=name, unit="part", file=sys.stderr, disable=None, leave=False, delay=0.5) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield progress
+    result = {"out": str(out), "shape": clean.shape, "dtype": str(clean.dtype), "noise": noise, "level": level}
+    size = opt.times(clean.shape) if to_array else picture.size
+    opt.show(result, as_json, f"{out}: {size} {clean.dtype}, {noise} of level {level:.4g} ({origin})")
 
 
 def _in_color(source: str) -> "Picture | None":
-    """Return the picture of a file as bytes if it has colors, otherwise None."""
+    """Read a picture file as bytes if it has colors; return None otherwise."""
     from mvrbm.io.formats import IMAGE_SUFFIXES
     from mvrbm.io.pictures import read_picture
 
@@ -200,41 +227,122 @@ def _in_color(source: str) -> "Picture | None":
     return picture if picture.pixels.ndim == 3 else None
 
 
-def superres(
-    source: Annotated[Path, opt.argument("IN", "An image.")],
+def denoise_train(
+    folder: Annotated[Path, opt.argument("FOLDER", "A folder of clean pictures.")],
+    out: opt.ModelOut,
+    kind: Annotated[
+        DenoiserKind,
+        typer.Option(help="Gaussian noise on color or gray pictures, salt-and-pepper noise, or JPEG artifacts."),
+    ] = DenoiserKind.COLOR,
+    tuning_crops: Annotated[int | None, opt.new(_TUNING_CROPS_HELP, min=0)] = None,
+    tuning_epochs: Annotated[int | None, opt.new(_TUNING_EPOCHS_HELP, min=1)] = None,
+    checkpoints: Annotated[Path | None, opt.new(opt.CHECKPOINTS_HELP)] = None,
+    seed: opt.Seed = 0,
+    device: opt.Where = opt.Device.AUTO,
+    force: opt.Force = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Train a photo denoiser on a folder of clean pictures, for `mvrbm denoise --model`.
+
+    The model has the architecture of the weights that come with mvrbm. Pictures may differ in size and type. Ctrl-C or
+    SIGTERM ends training after the current batch and saves the model; the same command with --checkpoints resumes it.
+    """
+    opt.check_model_out(out, force)
+    from mvrbm.vision import PhotoDenoiser
+    from mvrbm.vision.stage_training import training_images
+
+    images = training_images(folder)
+    model = PhotoDenoiser(kind.value, random_state=seed, device=device.value)
+    model.set_params(steps=_resized(model.training_steps, None, tuning_crops, tuning_epochs))
+    result = {"model": str(out), "kind": kind.value, "images": len(images)}
+    _fit_and_save(model, images, out, checkpoints, force, result, f"{kind.value}", as_json)
+
+
+# -- repairing --------------------------------------------------------------------------------------
+
+
+def repair(
+    source: Annotated[Path, opt.argument("IN", "A photograph.")],
     out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
-    scale: Annotated[Scale | None, opt.new("Enlargement per side; default: the model's, or 2.")] = None,
+    mask: Annotated[Path, opt.new("A picture of the same size that is white where pixels are to be filled.")],
+    device: opt.Where = opt.Device.AUTO,
+    force: opt.Force = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Fill scratches or text on a photograph."""
+    import numpy as np
+
+    from mvrbm.io.atomic import check_output
+    from mvrbm.io.pictures import FORMATS, check_format, read_picture, write_picture
+    from mvrbm.vision import repair_photograph
+
+    check_output(out, force, tuple(FORMATS))
+    picture = read_picture(source)
+    holes = read_picture(mask).pixels
+    for text in (*picture.notes, *check_format(out, picture)):
+        opt.note(text)
+    holes = holes if holes.ndim == 2 else holes[..., :3].max(2)
+    with _bar("repair") as progress:
+        pixels = repair_photograph(picture.pixels, holes, device=device.value, progress=progress)
+    write_picture(out, picture.with_pixels(pixels), force)
+    share = float((holes > np.iinfo(holes.dtype).max // 2).mean())
+    result = {"out": str(out), "shape": pixels.shape, "dtype": str(pixels.dtype), "missing": share}
+    opt.show(result, as_json, f"{out}: {picture.size}, {share:.2%} filled")
+
+
+@contextlib.contextmanager
+def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar, and yield a function that takes the number of finished parts and their total."""
+    from tqdm import tqdm
+
+    with tqdm(desc=name, unit="part", file=sys.stderr, disable=None, leave=False, delay=0.5) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield progress
+
+
+# -- super-resolution -------------------------------------------------------------------------------
+
+
+def superres(
+    source: Annotated[Path, opt.argument("IN", "A picture.")],
+    out: Annotated[Path, opt.argument("OUT", "A .png, .jpg, .tif, .webp or .bmp file.")],
+    scale: Annotated[Scale | None, opt.new("Enlargement of each side. Default: that of the model, or 2.")] = None,
     model_folder: Annotated[Path | None, opt.new("Folder that superres-train wrote.", "--model")] = None,
     self_ensemble: Annotated[bool, opt.new(_ENSEMBLE_HELP, "--self-ensemble")] = False,
-    clean: Annotated[bool, opt.new("Remove nothing before enlarging: the image is clean.", "--clean")] = False,
+    no_cleanup: Annotated[bool, opt.new(_CLEANUP_HELP, "--no-cleanup")] = False,
     jpeg: Annotated[int | None, opt.new(_JPEG_HELP, min=1, max=100)] = None,
     strength: Annotated[float | None, opt.new(_STRENGTH_HELP, min=0, max=4)] = None,
     device: opt.Where = opt.Device.AUTO,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Enlarge an image: gray or color, 8 or 16 bits, with or without transparency.
+    """Enlarge a picture: gray or color, 8 or 16 bits, with or without transparency.
 
-    Traces of JPEG and noise are removed first, as much of them as is found. The result is upright, and keeps the ICC
-    profile and EXIF data.
+    Estimated noise and JPEG artifacts are removed first. The result is upright, and keeps the ICC profile and the EXIF
+    data.
     """
     if model_folder is None:
         opt.check_absent("has no effect without --model", self_ensemble=self_ensemble or None)
-    if clean:
-        opt.check_absent("has no effect with --clean", jpeg=jpeg, strength=strength)
+    if no_cleanup:
+        opt.check_absent("has no effect with --no-cleanup", jpeg=jpeg, strength=strength)
     strength = 1.0 if strength is None else strength
     from mvrbm.io.atomic import check_output
     from mvrbm.io.pictures import FORMATS, check_format, read_picture, write_picture
-    from mvrbm.vision.photographs import Degradation, clean_photograph, estimate_degradation, jpeg_steps
+    from mvrbm.vision import Degradation, SuperResolver, clean_photograph, estimate_degradation
+    from mvrbm.vision.degradation import jpeg_steps
 
     check_output(out, force, tuple(FORMATS))
     picture = read_picture(source)
-    model = _enlarger(None if scale is None else int(scale), model_folder, device.value)
+    model = SuperResolver.pretrained(None if scale is None else int(scale), model_folder, device=device.value)
     for text in (*picture.notes, *check_format(out, picture, model.scale)):
         opt.note(text)
     began = time.perf_counter()
     table = _jpeg_table(source) if jpeg is None else list(jpeg_steps(jpeg))
-    found = Degradation(None, 0.0) if clean or not strength else estimate_degradation(picture.pixels, table)
+    found = Degradation(None, 0.0) if no_cleanup or not strength else estimate_degradation(picture.pixels, table)
     with _bar("clean") as progress:
         pixels = clean_photograph(picture.pixels, found, strength=strength, device=device.value, progress=progress)
     with _bar("superres") as progress:
@@ -248,19 +356,8 @@ def superres(
     opt.show(result, as_json, f"{out}: {picture.size} -> {large.size} in {seconds:.1f} s{removed}")
 
 
-def _enlarger(scale: int | None, folder: Path | None, device: str) -> "Enlarger":
-    """Return a trained model; that of the package without importing what training needs."""
-    if folder is None:
-        from mvrbm.vision.superres.enlarging import StagedEnlarger
-
-        return StagedEnlarger(2 if scale is None else scale, device)
-    from mvrbm.vision import SuperResolver
-
-    return SuperResolver.pretrained(scale, folder, device=device)
-
-
 def _jpeg_table(path: Path) -> list[int] | None:
-    """Return the luminance table of a JPEG file, None for other files."""
+    """Return the luminance quantization table of a JPEG file, None for other files."""
     from PIL import Image
 
     with Image.open(path) as image:
@@ -268,20 +365,28 @@ def _jpeg_table(path: Path) -> list[int] | None:
         return list(tables[0]) if tables and 0 in tables else None
 
 
+def _jpeg_quality(path: Path) -> int | None:
+    """Return the quality of a JPEG file, None for other files."""
+    from mvrbm.vision.degradation import jpeg_quality
+
+    table = None if opt.is_array(path) else _jpeg_table(path)
+    return None if table is None else jpeg_quality(table)
+
+
 def superres_train(
-    folder: Annotated[Path, opt.argument("FOLDER", "A folder of images.")],
+    folder: Annotated[Path, opt.argument("FOLDER", "A folder of pictures.")],
     out: opt.ModelOut,
-    scale: Annotated[Scale, typer.Option(help="Enlargement per side.")] = Scale.TWO,
-    patch: Annotated[int, typer.Option(min=1, help="Side of a patch of the large image.")] = 10,
-    hidden: Annotated[opt.Shape, opt.new("Shape of the hidden layer; default: 24x24.", **opt.SHAPE)] = _HIDDEN,
-    rank: Annotated[int, typer.Option(min=1, help="Number of Kronecker products in the sum.")] = 16,
-    patches: Annotated[int, typer.Option(min=1, help="Patches for contrastive divergence.")] = 10_000,
-    epochs: Annotated[int | None, opt.new("Epochs over them; default: the recipe's.", min=1)] = None,
-    recipe: opt.RecipeOption = opt.Recipe.DEFAULT,
-    fine_tune: Annotated[bool, typer.Option(help="Train inference by backpropagation afterwards.")] = True,
-    tuning_patches: Annotated[int, typer.Option(min=1, help="Patches to fine-tune with.")] = 100_000,
-    tuning_epochs: Annotated[int, typer.Option(min=1, help="Epochs over them.")] = 15,
-    tuning_crops: Annotated[int, typer.Option(min=0, help=_CROPS_HELP)] = 0,
+    scale: Annotated[Scale, typer.Option(help="Enlargement of each side.")] = Scale.TWO,
+    configuration: Annotated[Configuration, typer.Option(help=_CONFIGURATION_HELP)] = Configuration.STAGES,
+    patch: Annotated[list[int] | None, opt.new(_PATCH_HELP, min=1)] = None,
+    hidden: Annotated[opt.Shape | None, opt.new(_SHAPE_HELP, **opt.SHAPE)] = None,
+    rank: Annotated[int | None, opt.new(_RANK_HELP, min=1)] = None,
+    patches: Annotated[int | None, opt.new(_PATCHES_HELP, min=1)] = None,
+    epochs: Annotated[int | None, opt.new(_EPOCHS_HELP, min=1)] = None,
+    recipe: Annotated[opt.Recipe | None, opt.new(_RECIPE_HELP)] = None,
+    tuning_patches: Annotated[int | None, opt.new(_TUNING_PATCHES_HELP, min=0)] = None,
+    tuning_crops: Annotated[int | None, opt.new(_TUNING_CROPS_HELP, min=0)] = None,
+    tuning_epochs: Annotated[int | None, opt.new(_TUNING_EPOCHS_HELP, min=1)] = None,
     checkpoints: Annotated[Path | None, opt.new(opt.CHECKPOINTS_HELP)] = None,
     quiet: opt.Quiet = False,
     seed: opt.Seed = 0,
@@ -289,36 +394,88 @@ def superres_train(
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Train super-resolution on a folder of large images. Their sizes and kinds may differ.
+    """Train super-resolution on a folder of pictures, for `mvrbm superres --model`.
 
-    Ctrl-C or SIGTERM ends training after the current batch and saves; the same command with --checkpoints resumes it.
+    Pictures may differ in size and type. Ctrl-C or SIGTERM ends training after the current batch and saves the model;
+    the same command with --checkpoints resumes it.
     """
-    if len(hidden) != 2:
+    if hidden is not None and len(hidden) != 2:
         raise typer.BadParameter(f"{hidden} has {len(hidden)} axes, 2 are required", param_hint="'--hidden'")
-    if tuning_crops and not fine_tune:
-        raise ValueError("--tuning-crops is part of fine-tuning, which --no-fine-tune leaves out: give one of them")
+    if configuration is Configuration.STAGES:
+        reason = "has no effect with --configuration stages"
+        opt.check_absent(reason, patches=patches, epochs=epochs, recipe=recipe)
     opt.check_model_out(out, force)
-    from mvrbm.io.pictures import read_pictures
     from mvrbm.vision import SuperResolver
+    from mvrbm.vision.stage_training import training_images
+    from mvrbm.vision.super_resolution import CONFIGURATIONS
 
-    images = [picture.pixels for picture in read_pictures(folder)]
-    training: Any = {"n_patches": patches, "n_epochs": epochs, "recipe": recipe.value, "random_state": seed}
-    training |= {"device": device.value, "verbose": int(not quiet)}
-    model = SuperResolver(int(scale), patch, (hidden[0], hidden[1]), rank, **training)
-    tuning = {"tuning_patches": tuning_patches if fine_tune else 0, "tuning_epochs": tuning_epochs}
-    began, cause = time.perf_counter(), None
+    images = training_images(folder)
+    given: dict[str, Any] = {
+        "patch": None if not patch else patch[0] if len(patch) == 1 else tuple(patch),
+        "hidden_shape": None if hidden is None else (hidden[0], hidden[1]),
+        "rank": rank,
+        "n_patches": patches,
+        "n_epochs": epochs,
+        "recipe": None if recipe is None else recipe.value,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    parameters = {**CONFIGURATIONS[configuration.value], **changes}
+    model = SuperResolver(int(scale), **parameters, random_state=seed, device=device.value, verbose=int(not quiet))
+    model.set_params(steps=_resized(model.training_steps, tuning_patches, tuning_crops, tuning_epochs))
+    result = {"model": str(out), "scale": int(scale), "configuration": configuration.value, "images": len(images)}
+    _fit_and_save(model, images, out, checkpoints, force, result, f"x{scale}, {configuration.value}", as_json)
+
+
+def _resized(
+    steps: "tuple[TrainingStep, ...]", patches: int | None, crops: int | None, epochs: int | None
+) -> "tuple[TrainingStep, ...]":
+    """Return training steps with other numbers of patches, crops and epochs. Steps without samples are left out.
+
+    A number of patches or crops adds the step if there is none.
+    """
+    import dataclasses
+
+    from mvrbm.vision.super_resolution import DEFAULT_STEPS
+
+    found = []
+    wanted = {"patches": patches, "images": crops}
+    for objective in ("divergence", "patches", "images"):
+        step = next((step for step in steps if step.objective == objective), None)
+        size = wanted.get(objective)
+        if size == 0 or (step is None and size is None):
+            continue
+        step = step or next(step for step in DEFAULT_STEPS if step.objective == objective)
+        step = step if size is None else dataclasses.replace(step, n_samples=size)
+        if epochs is not None and objective in wanted:
+            step = dataclasses.replace(step, n_epochs=epochs)
+        found.append(step)
+    return tuple(found)
+
+
+def _fit_and_save(
+    model: "SuperResolver | PhotoDenoiser",
+    images: "list[Array]",
+    out: Path,
+    checkpoints: Path | None,
+    force: bool,
+    result: dict[str, Any],
+    words: str,
+    as_json: bool,
+) -> None:
+    """Train a model and save it, also after an interruption, and show its size and the time."""
+    began = time.perf_counter()
+    cause = None
     try:
-        model.fit_and_tune(images, **tuning, tuning_crops=tuning_crops, checkpoints=checkpoints, force=force)
+        model.fit(images, checkpoints=checkpoints, force=force)
     except INTERRUPTS as error:
-        if not hasattr(model, "machine_"):
+        if not hasattr(model, "stages_"):
             raise
         cause = error
     seconds = time.perf_counter() - began
     model.save(out)
-    parameters = model.machine_.n_parameters
-    result = {"model": str(out), "scale": int(scale), "patch": patch, "hidden_shape": hidden, "rank": rank}
-    result |= {"fine_tuned": fine_tune, "images": len(images), "parameters": parameters, "seconds": round(seconds, 3)}
-    size = f"x{scale}, patches of {patch}x{patch} -> {hidden}, rank {rank}, {parameters:,} parameters"
-    opt.show(result, as_json, f"{out}: {size}, from {len(images)} images in {seconds:.1f} s")
+    parameters = model.n_parameters_
+    result |= {"parameters": parameters, "seconds": round(seconds, 3)}
+    text = f"{out}: {words}, {parameters:,} parameters, from {len(images)} images in {seconds:.1f} s"
+    opt.show(result, as_json, text)
     if cause is not None:
         raise opt.Interrupted(f"interrupted: the model so far is in {out}", cause)

@@ -1,29 +1,31 @@
-"""The command `impute`: learn from data with missing entries, and fill them in."""
+"""The command ``mvrbm impute``: learn from data with missing entries, and fill them in."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 from mvrbm.cli import options as opt
 
-_OUT_HELP = "A .npy file, an image for a contact sheet, or, for a table, a .csv file."
-_TRAIN_HELP = "Data to learn from, in the form of INPUT, with or without missing entries; default: INPUT itself."
-_MODEL_HELP = "Use the imputer in this folder instead of training one."
-_DEVIATIONS_HELP = "Also write the standard deviation of every missing entry, to a .npy file."
-_CATEGORICAL_HELP = "Columns of numbers that are categories, NAME[,NAME]; columns of texts always are."
-_FEW = 10  # whole numbers of so few kinds may be codes
-_AXES_HELP = "How many leading axes count samples; default: chosen on hidden entries."
+_OUT_HELP = "A .npy file, an image file for a contact sheet, or a .csv file if INPUT is a table."
+_TRAIN_HELP = "Data to train on, in the same form as INPUT. It may have missing entries too."
+_MODEL_HELP = "Use the saved imputer in this folder instead of training one."
+_DEVIATIONS_HELP = "Also write the standard deviation of every missing entry to a .npy file."
+_CATEGORICAL_HELP = "Numeric columns to treat as categorical. Text columns always are."
+_AXES_HELP = "Number of leading axes that index samples."
+_AXES_DEFAULT = "chosen on held-out entries"
+# The command points out numeric columns with at most this many distinct whole numbers: they may be categories.
+_FEW_VALUES = 10
 
 
 def impute(
     source: opt.Input,
     out: Annotated[Path, opt.argument("OUT", _OUT_HELP)],
-    train: Annotated[str | None, opt.new(_TRAIN_HELP)] = None,
+    train: Annotated[str | None, opt.new(_TRAIN_HELP, default="INPUT")] = None,
     model_folder: Annotated[Path | None, opt.new(_MODEL_HELP, "--model")] = None,
-    save: Annotated[Path | None, opt.new("Folder to save the trained imputer in.")] = None,
+    save: opt.SaveModel = None,
     deviations: Annotated[Path | None, opt.new(_DEVIATIONS_HELP)] = None,
-    categorical: Annotated[str | None, opt.new(_CATEGORICAL_HELP)] = None,
-    sample_axes: Annotated[int | None, opt.new(_AXES_HELP, min=1)] = None,
-    epochs: Annotated[int | None, opt.new("Number of epochs; default: 3,000 to 6,000 updates.", min=1)] = None,
+    categorical: Annotated[str | None, opt.new(_CATEGORICAL_HELP, metavar="NAME[,NAME]")] = None,
+    sample_axes: Annotated[int | None, opt.new(_AXES_HELP, default=_AXES_DEFAULT, min=1)] = None,
+    epochs: Annotated[int | None, opt.new("Number of epochs.", default="3,000 to 6,000 updates", min=1)] = None,
     rows: opt.Rows = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
@@ -32,41 +34,37 @@ def impute(
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Fill in missing entries (NaN; empty fields of tables) with their means given the known ones."""
-    from mvrbm.io.atomic import check_output, replace_file
+    """Fill in missing entries with their means given the known entries.
 
+    Missing entries are NaN in arrays and empty fields in tables.
+    """
     settings = {"categorical": categorical, "sample_axes": sample_axes, "epochs": epochs}
     opt.check_not_training(model_folder, train=train, save=save, **settings)
-    tables = out.suffix == ".csv"
-    if categorical is not None and not tables:
-        raise ValueError(f"--categorical is for tables, from a table to a .csv file, got {out}")
-    if tables:
-        check_output(out, force)
-    else:
-        opt.check_out(out, force)
-    if deviations is not None:
-        opt.check_out(deviations, force, images=False)
-    if save is not None:
-        opt.check_model_out(save, force)
-    samples = opt.chosen(_read(source, data_dir, tables, categorical), rows, source)
+    is_table = out.suffix == ".csv"
+    if categorical is not None and not is_table:
+        raise ValueError(f"--categorical needs a table as INPUT and a .csv file as OUT, got {out}")
+    _check_outputs(out, deviations, save, force)
+    samples = opt.chosen(_read(source, data_dir, is_table, categorical), rows, source)
+    training = samples if train is None else _read(train, data_dir, is_table, categorical)
+    if train is not None and not is_table:
+        opt.check_same_size(samples, training, source, train)
 
-    def trained() -> Any:
+    def train_imputer() -> Any:
         import mvrbm
 
-        return mvrbm.MVRBMImputer(
+        imputer = mvrbm.MVRBMImputer(
             sample_axes="auto" if sample_axes is None else sample_axes,
             n_epochs=epochs,
             random_state=seed,
             device=device,
             verbose=int(not quiet),
-        ).fit(samples if train is None else _read(train, data_dir, tables, categorical))
+        )
+        return imputer.fit(training)
 
-    imputer = opt.trained_or_loaded(trained, save, model_folder, device, "standard_deviation")
-    if tables:
-        imputer.set_output(transform="pandas")
-    elif rows is None:
-        samples = samples[opt.tiles(None, out, len(samples)) or slice(None)]
-    filled, count = imputer.transform(samples), _n_missing(samples)
+    imputer = opt.trained_or_loaded(train_imputer, save, model_folder, device, "standard_deviation")
+    if not is_table and rows is None:
+        samples = opt.chosen(samples, opt.tiles(None, out, len(samples)), source)
+    count = _n_missing(samples)
     details: dict[str, Any] = {"missing": count, "n_factors": imputer.n_factors_}
     words = f"{count:,} of {samples.size:,} entries were missing"
     if deviations is not None:
@@ -74,46 +72,76 @@ def impute(
 
         write_output(deviations, imputer.standard_deviation(samples), force)
         details["deviations"] = str(deviations)
-    if tables:
-        with replace_file(out) as staging:
-            filled.to_csv(staging, index=False)
-        notes = _notes(samples, filled)
-        lines = [f"{out}: {words}", *(f"{what}: {', '.join(names)}" for what, names in notes.items() if names)]
-        opt.show({"out": str(out), **details, **notes}, as_json, "\n".join(lines))
+    if is_table:
+        _write_table(out, imputer, samples, as_json, details, words)
     else:
+        filled = imputer.transform(samples)
         opt.write_samples(out, filled, filled.shape[1:], force, as_json, details, words)
 
 
-def _read(source: str, data_dir: Path | None, table: bool, categorical: str | None) -> Any:
-    """Read an array, or a table whose columns may be texts, or categories if they are named in ``"a,b"``."""
-    if not table:
+def _check_outputs(out: Path, deviations: Path | None, save: Path | None, force: bool) -> None:
+    """Raise ValueError, before any work is done, if an output cannot be written."""
+    from mvrbm.io.atomic import check_output
+
+    if out.suffix == ".csv":
+        check_output(out, force)
+    else:
+        opt.check_out(out, force)
+    if deviations is not None:
+        opt.check_out(deviations, force, images=False)
+    if save is not None:
+        opt.check_model_out(save, force)
+
+
+def _read(source: str, data_dir: Path | None, is_table: bool, categorical: str | None) -> Any:
+    """Read an array, or a table whose columns named in ``"a,b"`` are categorical."""
+    if not is_table:
         return opt.read(source, data_dir)
     from mvrbm.io.arrays import split_key
     from mvrbm.io.tables import TABLES, read_table
 
     path, columns = split_key(source)
     if not path.name.endswith(TABLES):
-        raise ValueError(f"a .csv file can only be made from a table ({', '.join(TABLES)}), got {source}")
-    frame, names = read_table(path, columns), [] if categorical is None else categorical.split(",")
-    if unknown := [name for name in names if name not in frame.columns]:
+        raise ValueError(f"a .csv file as OUT needs a table as INPUT ({', '.join(TABLES)}), got {source}")
+    frame = read_table(path, columns)
+    names = [] if categorical is None else categorical.split(",")
+    unknown = [name for name in names if name not in frame.columns]
+    if unknown:
         raise ValueError(f"--categorical names the column '{unknown[0]}', but {source} has only {list(frame.columns)}")
-    # Whole numbers are read as floats where some are missing.
+    # pandas reads whole numbers as floats if some of them are missing.
     return frame.assign(**{name: frame[name].convert_dtypes().astype("category") for name in names})
 
 
-def _notes(table: Any, filled: Any) -> dict[str, list[str]]:
-    """Return names of columns that a user may have expected otherwise, by what was made of them."""
-    numbers = table.select_dtypes("number").columns
-    whole = [
-        name
-        for name in numbers.intersection(filled.columns, sort=False)
-        if 1 < table[name].nunique() <= min(_FEW, len(table) // 5) and bool((table[name].dropna() % 1 == 0).all())
-    ]
+def _write_table(out: Path, imputer: Any, table: Any, as_json: bool, details: dict[str, Any], words: str) -> None:
+    """Fill in a table, write it to a .csv file, and report how the columns were treated."""
+    from mvrbm.io.atomic import replace_file
+
+    imputer.set_output(transform="pandas")
+    filled = imputer.transform(table)
+    with replace_file(out) as file:
+        filled.to_csv(file, index=False)
+    treatment = _treatment_of_columns(table, filled)
+    lines = [f"{out}: {words}"]
+    lines += [f"{what}: {', '.join(names)}" for what, names in treatment.items() if names]
+    opt.show({"out": str(out), **details, **treatment}, as_json, "\n".join(lines))
+
+
+def _treatment_of_columns(table: Any, filled: Any) -> dict[str, list[str]]:
+    """Return the columns whose treatment may surprise a user, grouped by treatment."""
+    numeric = table.select_dtypes("number").columns
+    kept = numeric.intersection(filled.columns, sort=False)
     return {
-        "columns of categories": list(table.columns.difference(numbers, sort=False)),
-        "columns left out, without any known entry": list(table.columns.difference(filled.columns, sort=False)),
-        "columns of few whole numbers, taken as numbers (see --categorical)": whole,
+        "categorical columns": list(table.columns.difference(numeric, sort=False)),
+        "columns dropped because no entry is known": list(table.columns.difference(filled.columns, sort=False)),
+        "columns with few whole numbers, treated as numeric (see --categorical)": [
+            name for name in kept if _may_be_categorical(table[name])
+        ],
     }
+
+
+def _may_be_categorical(column: Any) -> bool:
+    few = 1 < column.nunique() <= min(_FEW_VALUES, len(column) // 5)
+    return few and bool((column.dropna() % 1 == 0).all())
 
 
 def _n_missing(samples: Any) -> int:

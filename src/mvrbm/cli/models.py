@@ -1,4 +1,4 @@
-"""Commands about a saved model itself: info and export."""
+"""Commands about a saved model as a whole: info and export."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -10,38 +10,61 @@ from mvrbm.cli.options import AsJson, Force, ModelFolder, argument, show, table,
 
 ExportMethod = StrEnum("ExportMethod", ["TRANSFORM", "RECONSTRUCT", "PREDICT_PROBA"])
 
+_METHOD_HELP = "Method that the file computes."
+# Parts of a machine's configuration that the JSON result contains.
+_PARTS = ("visible", "hidden", "couplings")
+
 
 def info(model_folder: ModelFolder, as_json: AsJson = False) -> None:
-    """Show the class, layers, shapes, parameters and files of a model."""
+    """Show the class, layers, parameters and files of a model."""
     import mvrbm
     from mvrbm.hub import find
     from mvrbm.saving import read_config
     from mvrbm.training.checkpoints import newest
 
     place = find(model_folder)
-    folder = newest(place) or place  # of several checkpoints, the last
+    folder = newest(place) or place  # the newest checkpoint, if the folder holds checkpoints
     loaded = mvrbm.load(folder, "cpu")
-    model = getattr(loaded, "machine", loaded)  # a trainer has one
+    model = getattr(loaded, "machine", loaded)  # a checkpoint loads as a trainer, which has a machine
+    kind = type(model).__name__
+    parameters = model.n_parameters if hasattr(model, "n_parameters") else model.n_parameters_
     config = read_config(folder)
     machines: list[dict[str, Any]] = config.get("stack") or [config]
-    parameters = model.n_parameters if hasattr(model, "n_parameters") else model.n_parameters_
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    result = {"model": str(folder), "class": type(model).__name__, "parameters": parameters, "files": files}
-    result |= {"stack": [{key: machine[key] for key in ("visible", "hidden", "couplings")} for machine in machines]}
-    result |= {key: machines[0][key] for key in ("visible", "hidden", "couplings", "dtype")}
-    rows = [("class", type(model).__name__)]
+    result = {
+        "model": str(folder),
+        "class": kind,
+        "parameters": parameters,
+        "files": files,
+        "stack": [{part: machine[part] for part in _PARTS} for machine in machines],
+        **{key: machines[0][key] for key in (*_PARTS, "dtype")},
+    }
+    rows = [
+        ("class", kind),
+        *_layer_rows(machines),
+        ("parameters", f"{parameters:,}"),
+        ("dtype", machines[0]["dtype"]),
+        *((f"file {name}", f"{size:,} bytes") for name, size in files.items()),
+    ]
+    show(result, as_json, table(rows))
+
+
+def _layer_rows(machines: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return one row for each layer and coupling. Machines of a stack are numbered."""
+    rows = []
     for number, machine in enumerate(machines, 1):
         prefix = "" if len(machines) == 1 else f"{number}: "
         rows += [(f"{prefix}visible '{name}'", _in_words(part)) for name, part in machine["visible"].items()]
-        rows += [(f"{prefix}hidden", _in_words(machine["hidden"]))]
+        rows.append((f"{prefix}hidden", _in_words(machine["hidden"])))
         rows += [(f"{prefix}coupling '{name}'", _in_words(part)) for name, part in machine["couplings"].items()]
-    rows += [("parameters", f"{parameters:,}"), ("dtype", machines[0]["dtype"])]
-    show(result, as_json, table([*rows, *((f"file {name}", f"{size:,} bytes") for name, size in files.items())]))
+    return rows
 
 
 def _in_words(part: dict[str, Any]) -> str:
-    """Describe a unit or a coupling: its name, its shape, and its settings that are numbers or switched on."""
-    words = [str(part.get("unit") or part["coupling"]), *([times(part["shape"])] if "shape" in part else [])]
+    """Describe a unit or a coupling by its name, its shape, and its numeric settings and enabled flags."""
+    words = [str(part.get("unit") or part["coupling"])]
+    if "shape" in part:
+        words.append(times(part["shape"]))
     words += [f"{key} {value}" for key, value in part.items() if isinstance(value, int) and value is not False]
     return " ".join(words)
 
@@ -49,11 +72,14 @@ def _in_words(part: dict[str, Any]) -> str:
 def export(
     model_folder: ModelFolder,
     out: Annotated[Path, argument("OUT", "A .onnx file.")],
-    method: Annotated[ExportMethod, typer.Option(help="Method that the file computes.")] = ExportMethod.TRANSFORM,
+    method: Annotated[ExportMethod, typer.Option(help=_METHOD_HELP)] = ExportMethod.TRANSFORM,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a method of a model as an ONNX file, and compare the file with the model by onnxruntime."""
+    """Export one method of a model to an ONNX file.
+
+    Before it is written, onnxruntime runs the file, and its results are compared with those of the model.
+    """
     import mvrbm
     from mvrbm.export import OPSET, to_onnx
     from mvrbm.io.atomic import check_output

@@ -1,70 +1,82 @@
-"""What several commands share: options, the parsing of shapes, loading a model, and showing a result."""
+"""Everything that several commands share.
+
+The first part declares the options that have the same name and meaning in every command. The second part checks
+options, loads models, reads samples and shows results. Options of a single command are declared next to it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mvrbm.cli.errors import UsageError
 from mvrbm.interrupt import exit_code
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from mvrbm.training import Callback
+
+# -- declaring options ------------------------------------------------------------------------------
+
 Device = StrEnum("Device", ["AUTO", "CPU", "CUDA"])
+# The names of mvrbm.training.RECIPES, repeated here because importing that module imports PyTorch.
 Recipe = StrEnum("Recipe", ["DEFAULT", "GENERATIVE", "PAPER"])
 
-
-CHECKPOINTS_HELP = "Folder to save in after every epoch, and to resume from."
-
-
-class Interrupted(Exception):  # noqa: N818  (it is not an error)
-    """Training was ended by Ctrl-C or SIGTERM, and everything is saved. `code` is the exit code."""
-
-    def __init__(self, message: str, cause: BaseException) -> None:
-        super().__init__(message)
-        self.code = exit_code(cause)
+# Shapes with more entries than this are rejected while parsing the command line.
+_MAX_ENTRIES = 2**31
 
 
 class Shape(tuple[int, ...]):
-    """A shape such as 25x25."""
+    """A shape that is written as 25x25."""
 
     def __str__(self) -> str:
         return times(self)
 
 
 def times(shape: Iterable[int]) -> str:
-    """Write a shape as people do: 25x25."""
+    """Format a shape, such as ``25x25``."""
     return "x".join(map(str, shape))
 
 
 def parse_shape(value: str | Shape) -> Shape:
-    """Read a shape such as 25x25."""
+    """Parse a shape, such as ``25x25``."""
     text = str(value)
     if not re.fullmatch(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", text):
         raise typer.BadParameter(f"{text!r} is not a shape such as 25x25")
     shape = Shape(int(size) for size in text.split("x"))
-    if math.prod(shape) > 2**31:
-        raise typer.BadParameter(f"{text} has {math.prod(shape):,} entries, which is too large")
+    if math.prod(shape) > _MAX_ENTRIES:
+        raise typer.BadParameter(f"{text} has {math.prod(shape):,} entries, more than the limit of {_MAX_ENTRIES:,}")
     return shape
 
 
-#: Settings of an option that takes a shape.
+def parse_rows(value: str | slice) -> slice:
+    """Parse a number of samples, such as ``100``, or a slice, such as ``100:200``."""
+    if isinstance(value, slice):
+        return value
+    if not re.fullmatch(r"[0-9]{1,12}|[0-9]{0,12}:[0-9]{0,12}(:[0-9]{0,12})?", value) or value in ("0", ":0"):
+        raise typer.BadParameter(f"{value!r} is not a number of samples, such as 100, or a slice, such as 100:200")
+    parts = [int(part) if part else None for part in value.split(":")]
+    if len(parts) == 3 and parts[2] == 0:
+        raise typer.BadParameter(f"{value!r} has a step of 0")
+    return slice(*parts)
+
+
+#: Settings of an option whose value is a shape.
 SHAPE: Any = {"parser": parse_shape, "metavar": "SHAPE"}
 
 
-def new(help_text: str, *names: str, **settings: Any) -> Any:
-    """Declare an option whose default needs no mention, or is part of the help text."""
-    return typer.Option(*names, help=help_text, show_default=False, **settings)
+def new(help_text: str, *names: str, default: str | bool = False, **settings: Any) -> Any:
+    """Declare an option. `default` describes the value that applies without the option, if the help should say so."""
+    return typer.Option(*names, help=help_text, show_default=default, **settings)
 
 
 def argument(metavar: str, help_text: str) -> Any:
@@ -73,59 +85,109 @@ def argument(metavar: str, help_text: str) -> Any:
 
 
 _INPUT_HELP = (
-    "A .npy, .npz (file.npz:key) or idx file, a table (.csv, .parquet; file.csv:-a leaves out column a), a .h5 or "
-    ".zarr file, an image, a folder of images, of folders of images or of .npy files, or a data set (mnist-5k, "
-    "mnist:test)."
+    "Samples: an array file (.npy, .npz:KEY, .h5, .zarr, idx), a table (.csv, .parquet), an image, a folder of images "
+    "or .npy files, or a data set (mnist-5k)."
 )
-_ROWS_HELP = "Only some samples of the input: 100 (the first), 100:200, or ::10 (every tenth)."
-_MODEL_HELP = "Folder of a saved model, or a model that comes with mvrbm: digits, labeled-digits."
-#: Tiles of a contact sheet, unless more are requested.
+_ROWS_HELP = "Use only these samples: 100 (the first 100), 100:200 or ::10."
+_MODEL_HELP = "Folder of a saved model, or a model in the package (digits, labeled-digits)."
+_OUT_IMAGES_HELP = "A .npy file, or an image file (such as .png) for a contact sheet."
+RECIPE_HELP = "Recipe: default for features, generative for sampling, or paper."
+CHECKPOINTS_HELP = "Folder for a checkpoint after every epoch, to resume from."
+
+# Maximum number of samples on a contact sheet, unless --rows asks for more.
 MOST_TILES = 100
 
 Input = Annotated[str, argument("INPUT", _INPUT_HELP)]
 ModelFolder = Annotated[Path, argument("MODEL", _MODEL_HELP)]
 ArrayOut = Annotated[Path, argument("OUT", "A .npy file.")]
-ImagesOut = Annotated[Path, argument("OUT", "A .npy file, or an image for a contact sheet.")]
-ModelOut = Annotated[Path, new("Folder for the model.")]
-MissingNan = Annotated[bool, new("NaN marks missing entries.", "--missing-nan")]
-RECIPE_HELP = "Training recipe: default for features, generative for samples and filling in, paper for Algorithm 1."
-RecipeOption = Annotated[Recipe, typer.Option("--recipe", help=RECIPE_HELP)]
+ImagesOut = Annotated[Path, argument("OUT", _OUT_IMAGES_HELP)]
+ModelOut = Annotated[Path, new("Folder to save the model to.", "--out")]
+SaveModel = Annotated[Path | None, new("Also save the trained model to this folder.", "--save")]
+MissingNan = Annotated[bool, new("Treat NaN as missing entries.", "--missing-nan")]
+RecipeOption = Annotated[Recipe, typer.Option("--recipe", help=RECIPE_HELP, metavar="NAME")]
+Rows = Annotated[slice | None, new(_ROWS_HELP, "-n", "--rows", parser=parse_rows, metavar="N|SLICE")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Random seed.")]
-Where = Annotated[Device, typer.Option("--device", help="Device to compute on; auto: a GPU if there is one.")]
+Where = Annotated[Device, typer.Option("--device", help="Device. auto uses a GPU if there is one.")]
 AsJson = Annotated[bool, new("Print the result as one JSON object.", "--json")]
-Force = Annotated[bool, new("Replace an existing file or model.", "--force")]
+Force = Annotated[bool, new("Overwrite existing output.", "--force")]
 Quiet = Annotated[bool, new("Show no progress.", "--quiet")]
 DataDir = Annotated[Path | None, new("Folder with local copies of data sets.", "--data-dir")]
 
 
-def parse_rows(value: str | slice) -> slice:
-    """Read a number of samples, such as 100, or a slice, such as 100:200."""
-    text = value if isinstance(value, str) else ""
-    if isinstance(value, slice):
-        return value
-    if not re.fullmatch(r"[0-9]{1,12}|[0-9]{0,12}:[0-9]{0,12}(:[0-9]{0,12})?", text) or text in ("0", ":0"):
-        raise typer.BadParameter(f"{text!r} is not a number of samples, such as 100, or a slice, such as 100:200")
-    parts = [int(part) if part else None for part in text.split(":")]
-    if len(parts) == 3 and parts[2] == 0:
-        raise typer.BadParameter(f"{text!r} has a step of 0")
-    return slice(*parts)
+# -- checking options -------------------------------------------------------------------------------
 
 
-Rows = Annotated[slice | None, new(_ROWS_HELP, "-n", "--rows", parser=parse_rows, metavar="N|SLICE")]
+class Interrupted(Exception):  # noqa: N818  (it is not an error)
+    """Ctrl-C or SIGTERM ended training after everything was saved. `code` is the exit code."""
+
+    def __init__(self, message: str, cause: BaseException) -> None:
+        super().__init__(message)
+        self.code = exit_code(cause)
 
 
-#: What has a method that nothing else has.
-_KNOWN_BY = {"explain": "an outlier detector", "standard_deviation": "an imputer"}
+def option_name(parameter: str) -> str:
+    """Return the option of a parameter: ``--batch-size`` for ``batch_size``."""
+    return f"--{parameter.replace('_', '-')}"
+
+
+def given_options(**settings: Any) -> list[str]:
+    """Return the names of the options whose values are not None."""
+    return [option_name(name) for name, value in settings.items() if value is not None]
+
+
+def check_absent(reason: str, **settings: Any) -> None:
+    """Raise a usage error if one of these options was given. `reason` follows the name of the option."""
+    for option in given_options(**settings):
+        raise typer.BadParameter(f"{reason}: leave it out", param_hint=f"'{option}'")
+
+
+def check_conflicts(option: str, reason: str, **settings: Any) -> None:
+    """Raise a usage error if `option` was given together with one of these options."""
+    given = given_options(**settings)
+    if given:
+        raise UsageError(f"{option} cannot be combined with {' or '.join(given)}: {reason}")
+
+
+def check_not_training(model_folder: Path | None, **settings: Any) -> None:
+    """Raise a usage error if a saved model is given together with options of training."""
+    if model_folder is not None:
+        check_conflicts("--model", f"the model in {model_folder} is already trained", **settings)
+
+
+def check_out(out: Path, force: bool, *, images: bool = True) -> None:
+    """Raise ValueError, before any work is done, if samples cannot be written to a .npy file or an image."""
+    from mvrbm.io.atomic import check_output
+    from mvrbm.io.formats import IMAGE_SUFFIXES
+
+    check_output(out, force, (".npy", *IMAGE_SUFFIXES) if images else (".npy",))
+
+
+def check_model_out(out: Path, force: bool) -> None:
+    """Raise ValueError, before any work is done, if a model cannot be saved to a folder."""
+    from mvrbm.io.atomic import check_folder
+    from mvrbm.saving import is_replaceable
+
+    occupied = check_folder(out).is_dir() and any(out.iterdir())
+    if occupied and not is_replaceable(out):
+        raise ValueError(f"{out} contains files that are not part of a model: choose another folder")
+    if occupied and not force:
+        raise ValueError(f"{out} exists: use --force to replace the model in it")
+
+
+# -- models -----------------------------------------------------------------------------------------
+
+# Kinds of estimators, by a method that only they have.
+_KIND_BY_METHOD = {"explain": "an outlier detector", "standard_deviation": "an imputer"}
 
 
 def load_model(folder: Path, device: str, method: str, seed: int | None = None) -> Any:
-    """Load an estimator that has a method and takes one array per sample."""
+    """Load an estimator that has `method` and takes one array per sample."""
     import mvrbm
 
     model = mvrbm.load(folder, device)
     kind = type(model).__name__
     if not hasattr(model, method):
-        lacks = f"is not {_KNOWN_BY[method]}" if method in _KNOWN_BY else f"has no method '{method}'"
+        lacks = f"is not {_KIND_BY_METHOD[method]}" if method in _KIND_BY_METHOD else f"has no method '{method}'"
         raise ValueError(f"{folder} holds a model of class {kind}, which {lacks}")
     if not hasattr(model, "visible_shape_"):
         raise ValueError(f"{folder} holds a model of class {kind}, which takes more than one array: use Python")
@@ -134,36 +196,10 @@ def load_model(folder: Path, device: str, method: str, seed: int | None = None) 
     return model
 
 
-def check_model_out(out: Path, force: bool) -> None:
-    """Raise ValueError, before the work, if a model cannot be saved to a folder."""
-    from mvrbm.io.atomic import check_folder
-    from mvrbm.saving import is_replaceable
-
-    full = check_folder(out).is_dir() and any(out.iterdir())
-    if full and not is_replaceable(out):
-        raise ValueError(f"{out} holds other files than a model: choose another folder")
-    if full and not force:
-        raise ValueError(f"{out} exists: use --force to replace the model in it")
-
-
-def check_absent(reason: str, **settings: Any) -> None:
-    """Raise an error of usage, for a reason, if there are settings, given by the names of their options."""
-    for name, value in settings.items():
-        if value is not None:
-            raise typer.BadParameter(f"{reason}: leave it out", param_hint=f"'--{name.replace('_', '-')}'")
-
-
-def check_not_training(model_folder: Path | None, **settings: Any) -> None:
-    """Raise an error of usage if a saved model comes with settings of training, given by the names of their options."""
-    if model_folder is not None and any(value is not None for value in settings.values()):
-        *names, last = [f"--{name.replace('_', '-')}" for name in settings]
-        raise typer.BadParameter(f"leave out {', '.join(names)} and {last}", param_hint="'--model'")
-
-
 def trained_or_loaded(
     train: Callable[[], Any], save: Path | None, model_folder: Path | None, device: str, method: str
 ) -> Any:
-    """Return the estimator in a folder, which must have a method; without a folder, train one, and save it if asked."""
+    """Load the estimator in `model_folder`, which must have `method`, or train one and save it to `save`."""
     if model_folder is not None:
         return load_model(model_folder, device, method)
     model = train()
@@ -172,8 +208,20 @@ def trained_or_loaded(
     return model
 
 
+def progress_callbacks(quiet: bool) -> list[Callback]:
+    """Return the callback that shows epochs: a progress bar on a terminal, otherwise one line per epoch."""
+    from mvrbm.training import EpochLines, ProgressBar
+
+    if quiet:
+        return []
+    return [ProgressBar() if sys.stderr.isatty() else EpochLines()]
+
+
+# -- input ------------------------------------------------------------------------------------------
+
+
 def read(source: str, data_dir: Path | None, rows: slice | None = None, out: Path | None = None) -> Any:
-    """Read samples into memory: some rows, or all of them, but no more than a contact sheet `out` has tiles."""
+    """Read the chosen samples into memory. By default, these are all samples, or as many as an image `out` shows."""
     from mvrbm.io.arrays import read_samples
 
     samples = read_samples(source, data_dir=data_dir)
@@ -181,15 +229,15 @@ def read(source: str, data_dir: Path | None, rows: slice | None = None, out: Pat
 
 
 def tiles(rows: slice | None, out: Path, n: int) -> slice | None:
-    """Return the rows of n samples to be written: by default, no more than a contact sheet has tiles."""
+    """Return the rows of n samples to write: by default, no more than a contact sheet shows."""
     if rows is not None or is_array(out) or n <= MOST_TILES:
         return rows
-    note(f"{out} shows the first {MOST_TILES} of {n:,} samples: -n shows others, or more")
+    note(f"{out} shows the first {MOST_TILES} of {n:,} samples: use -n to choose others, or more")
     return slice(MOST_TILES)
 
 
 def chosen(samples: Any, rows: slice | None, source: str) -> Any:
-    """Return the rows of samples that an option chooses; None: all."""
+    """Return the samples that --rows chooses; all of them if `rows` is None."""
     if rows is None:
         return samples
     some = samples[rows]
@@ -198,16 +246,20 @@ def chosen(samples: Any, rows: slice | None, source: str) -> Any:
     return some
 
 
-def check_out(out: Path, force: bool, *, images: bool = True) -> None:
-    """Raise ValueError, before the work, if samples cannot be written to a .npy file or an image."""
-    from mvrbm.io.atomic import check_output
-    from mvrbm.io.formats import IMAGE_SUFFIXES
+def check_same_size(samples: Any, training: Any, source: str, train: str) -> None:
+    """Raise ValueError, before any training, if samples of two arrays differ in their number of entries."""
+    if math.prod(training.shape[1:]) != math.prod(samples.shape[1:]):
+        raise ValueError(
+            f"--train {train} has samples of shape {times(training.shape[1:])}, "
+            f"but those of {source} have shape {times(samples.shape[1:])}"
+        )
 
-    check_output(out, force, (".npy", *IMAGE_SUFFIXES) if images else (".npy",))
+
+# -- results ----------------------------------------------------------------------------------------
 
 
 def is_array(out: Path) -> bool:
-    """Return whether an output is a file of arrays, not an image."""
+    """Return whether an output is an array file rather than an image."""
     return out.suffix.lower() == ".npy"
 
 
@@ -220,14 +272,18 @@ def write_samples(
     details: dict[str, Any] | None = None,
     words: str = "",
 ) -> None:
-    """Write samples of a shape to a .npy file or as a contact sheet, and show their shape, dtype and details."""
+    """Write samples of a shape to a .npy file or a contact sheet, and show their shape and dtype.
+
+    `details` are added to the JSON result, and `words` to the line of text.
+    """
     from mvrbm.io.arrays import write_output
 
     plain = is_array(out)
     stretch = not plain and bool(array.min() < 0 or array.max() > 1)
     write_output(out, array if plain else array.reshape(-1, *shape), force, stretch=stretch)
     result = {"out": str(out), "shape": array.shape, "dtype": str(array.dtype), **(details or {})}
-    show(result, as_json, f"{out}: {times(array.shape)} {array.dtype}{words and ', '}{words}")
+    text = f"{out}: {times(array.shape)} {array.dtype}"
+    show(result, as_json, f"{text}, {words}" if words else text)
 
 
 def show(result: dict[str, Any], as_json: bool, text: str) -> None:
@@ -239,32 +295,6 @@ def table(rows: Sequence[tuple[str, Any]]) -> str:
     """Align names and values in two columns."""
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[None]:
-    """Show on a terminal how many samples, Gibbs steps or epochs are done, as soon as that takes more than 2 s."""
-    from mvrbm.progress import listening
-
-    began = shown = time.monotonic()
-    counts: dict[str, int] = {}
-    width = 0
-
-    def show_counts(unit: str, count: int) -> None:
-        nonlocal shown, width
-        counts[unit] = counts.get(unit, 0) + count
-        now = time.monotonic()
-        if now - shown > (0.5 if width else 2):
-            text = ", ".join(f"{number:,} {name}" for name, number in counts.items()) + f" in {now - began:.0f} s"
-            shown, width = now, max(width, len(text))
-            print(f"\r{text:<{width}}", end="", file=sys.stderr, flush=True)
-
-    try:
-        with listening(show_counts) if sys.stderr.isatty() else contextlib.nullcontext():
-            yield
-    finally:
-        if width:
-            print(f"\r{'':<{width}}\r", end="", file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The command `outliers`: learn what is normal, score samples, and show where they are unusual."""
+"""The command ``mvrbm outliers``: learn what is normal, score samples, and show where they are unusual."""
 
 import sys
 from pathlib import Path
@@ -6,26 +6,27 @@ from typing import Annotated, Any
 
 from mvrbm.cli import options as opt
 
-_TRAIN_HELP = "Normal samples to learn from, in the form of INPUT; default: INPUT itself."
-_MODEL_HELP = "Use the detector in this folder instead of training one."
-_SAVE_HELP = "Folder to save the trained detector in."
+_TRAIN_HELP = "Normal samples to train on, in the same form as INPUT."
+_MODEL_HELP = "Use the saved detector in this folder instead of training one."
 _MAPS_HELP = (
-    "Also write how unlikely each entry is given the rest: a .npy file, or an image that shows each sample and its map "
-    "to the right, in the order of the printed list, the most unusual one first; at most 100."
+    "Also write how unlikely each entry is given the others: to a .npy file, or to an image that shows each sample "
+    "next to its map, the most unusual samples first."
 )
-_SHARE_HELP = "Share of outliers in the training data; default: outliers are beyond Tukey's fence."
+_SHARE_HELP = "Fraction of outliers in the training data."
+_SHARE_DEFAULT = "Tukey's fence separates outliers"
+# Number of the most unusual samples that are listed.
 _MOST_SHOWN = 10
 
 
 def outliers(
     source: opt.Input,
     out: opt.ArrayOut,
-    train: Annotated[str | None, opt.new(_TRAIN_HELP)] = None,
+    train: Annotated[str | None, opt.new(_TRAIN_HELP, default="INPUT")] = None,
     model_folder: Annotated[Path | None, opt.new(_MODEL_HELP, "--model")] = None,
-    save: Annotated[Path | None, opt.new(_SAVE_HELP)] = None,
+    save: opt.SaveModel = None,
     maps: Annotated[Path | None, opt.new(_MAPS_HELP)] = None,
-    contamination: Annotated[float | None, opt.new(_SHARE_HELP, min=0, max=0.5)] = None,
-    epochs: Annotated[int | None, opt.new("Number of epochs; default: about 3,000 updates.", min=1)] = None,
+    contamination: Annotated[float | None, opt.new(_SHARE_HELP, default=_SHARE_DEFAULT, min=0, max=0.5)] = None,
+    epochs: Annotated[int | None, opt.new("Number of epochs.", default="about 3,000 updates", min=1)] = None,
     rows: opt.Rows = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
@@ -34,7 +35,10 @@ def outliers(
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Find unusual samples: write a score for each, negative for outliers, and list the most unusual ones."""
+    """Find unusual samples.
+
+    The command writes one score per sample, which is negative for outliers, and lists the most unusual samples.
+    """
     opt.check_not_training(model_folder, train=train, save=save, contamination=contamination, epochs=epochs)
     opt.check_out(out, force, images=False)
     if maps is not None:
@@ -42,45 +46,62 @@ def outliers(
     if save is not None:
         opt.check_model_out(save, force)
     samples = opt.read(source, data_dir, rows)
+    training = samples if train is None else opt.read(train, data_dir)
+    if train is not None:
+        opt.check_same_size(samples, training, source, train)
 
-    def trained() -> Any:
+    def train_detector() -> Any:
         import mvrbm
 
-        return mvrbm.MVRBMOutlierDetector(
+        detector = mvrbm.MVRBMOutlierDetector(
             contamination="auto" if contamination is None else contamination,
             n_epochs=epochs,
             random_state=seed,
             device=device,
-            verbose=int(not quiet and sys.stderr.isatty()),  # a bar is unreadable in a file or a pipe
-        ).fit(samples if train is None else opt.read(train, data_dir))
+            verbose=int(not quiet and sys.stderr.isatty()),  # a progress bar is unreadable in a file
+        )
+        return detector.fit(training)
 
-    detector = opt.trained_or_loaded(trained, save, model_folder, device, "explain")
+    detector = opt.trained_or_loaded(train_detector, save, model_folder, device, "explain")
     scores = detector.decision_function(samples)
     order = [int(row) for row in scores.argsort()]
     count = int((scores < 0).sum())
     most_unusual = {row: round(float(scores[row]), 4) for row in order[:_MOST_SHOWN]}
+    details: dict[str, Any] = {"outliers": count, "most_unusual": most_unusual}
+    if maps is not None:
+        _write_maps(maps, detector, samples, order, force)
+        details["maps"] = str(maps)
     listed = ", ".join(f"{row} ({score:g})" for row, score in most_unusual.items())
     words = f"{count:,} of {len(scores):,} samples are outliers; lowest scores: {listed}"
-    details = {"outliers": count, "most_unusual": most_unusual}
-    if maps is not None:
-        from mvrbm.io.arrays import write_output
-
-        chosen = samples if opt.is_array(maps) else samples[order[: opt.MOST_TILES]]
-        found = detector.explain(chosen).reshape(len(chosen), *detector.visible_shape_)
-        write_output(maps, found if opt.is_array(maps) else _pairs(chosen.reshape(found.shape), found), force)
-        details["maps"] = str(maps)
     opt.write_samples(out, scores, (), force, as_json, details, words)
 
 
-def _pairs(samples: Any, maps: Any) -> Any:
-    """Return pictures of samples, each with its map to the right. Smallest values are black, as missing ones are."""
+def _write_maps(out: Path, detector: Any, samples: Any, order: list[int], force: bool) -> None:
+    """Write the maps of all samples to a .npy file, or pictures of the first samples in `order` to an image."""
+    from mvrbm.io.arrays import write_output
+
+    explained = samples if opt.is_array(out) else samples[order[: opt.MOST_TILES]]
+    found = detector.explain(explained).reshape(len(explained), *detector.visible_shape_)
+    write_output(out, found if opt.is_array(out) else _side_by_side(explained.reshape(found.shape), found), force)
+
+
+def _side_by_side(samples: Any, maps: Any) -> Any:
+    """Return pictures that show each sample to the left of its map, with a gray line between them."""
+    import numpy as np
+
+    left = _stretched(samples)
+    right = _stretched(maps)
+    line = np.full_like(left[..., :1], 0.5)
+    return np.concatenate([left, line, right], 2)
+
+
+def _stretched(samples: Any) -> Any:
+    """Return samples as pictures with values from 0 to 1. Missing entries are black."""
     import numpy as np
 
     from mvrbm.io.arrays import as_pictures
 
-    pictures = []
-    for part in map(as_pictures, (samples, maps)):
-        values = part.astype(np.float64)
-        low, high = np.nanmin(values), np.nanmax(values)
-        pictures.append(np.nan_to_num((values - low) / (high - low or 1.0)))
-    return np.concatenate([pictures[0], np.full_like(pictures[0][..., :1], 0.5), pictures[1]], 2)
+    values = as_pictures(samples).astype(np.float64)
+    low = np.nanmin(values)
+    high = np.nanmax(values)
+    return np.nan_to_num((values - low) / (high - low or 1.0))

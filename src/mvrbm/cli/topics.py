@@ -1,6 +1,5 @@
-"""The command ``mvrbm topics``: a topic model of documents, and the words of its topics."""
+"""The command ``mvrbm topics``: train a topic model of documents and show its topics."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,19 +9,23 @@ import typer
 from mvrbm.cli import options as opt
 
 _INPUT_HELP = (
-    "A folder of .txt files, a .txt file with one document per line, a .csv file with a column of texts, or word "
-    "counts: a file in svmlight format (.svm, .libsvm, .feat) or a sparse matrix of SciPy (.npz)."
+    "Documents: a folder of .txt files, a .txt file with one document per line, or a .csv file. Or word counts: a file "
+    "in svmlight format (.svm, .libsvm, .feat), or a sparse SciPy matrix (.npz)."
 )
+_COLUMN_HELP = "Column of a .csv file that holds the text."
+_COLUMN_DEFAULT = "text, or the only column"
+_VOCABULARY_HELP = "File with the words that the counts belong to, one per line."
+_MAX_WORDS_HELP = "Maximum size of the vocabulary that is built from documents."
 
 
 def topics(
     source: Annotated[Path, opt.argument("INPUT", _INPUT_HELP)],
-    n_topics: Annotated[int, typer.Option("-n", "--topics", min=1, help="Number of topics.")] = 50,
-    words: Annotated[int, typer.Option(min=1, help="Words to show per topic.")] = 10,
-    column: Annotated[str | None, opt.new("Column of texts of a .csv file; default: text, or the only one.")] = None,
-    vocabulary: Annotated[Path | None, opt.new("File with the words of counts, one per line.")] = None,
-    max_words: Annotated[int, typer.Option(min=1, help="Size of the vocabulary of texts.")] = 2000,
-    out: Annotated[Path | None, opt.new("Folder for the model; default: it is not saved.")] = None,
+    n_topics: Annotated[int, typer.Option("--topics", min=1, help="Number of topics.")] = 50,
+    words: Annotated[int, typer.Option(min=1, help="Number of words to show per topic.")] = 10,
+    column: Annotated[str | None, opt.new(_COLUMN_HELP, default=_COLUMN_DEFAULT)] = None,
+    vocabulary: Annotated[Path | None, opt.new(_VOCABULARY_HELP)] = None,
+    max_words: Annotated[int, typer.Option(min=1, help=_MAX_WORDS_HELP)] = 2000,
+    save: opt.SaveModel = None,
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs.")] = 50,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
@@ -30,24 +33,31 @@ def topics(
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Find topics in documents, and show the words of each topic."""
-    if out is not None:
-        opt.check_model_out(out, force)
+    """Find topics in documents, and show the top words of each topic."""
+    if save is not None:
+        opt.check_model_out(save, force)
     import numpy as np
 
     from mvrbm import ReplicatedSoftmax
     from mvrbm.io.documents import read_documents
-    from mvrbm.training import EpochLines, ProgressBar
 
     counts, names = read_documents(source, column=column, vocabulary=vocabulary, max_words=max_words)
+    n_documents, n_words = counts.shape
     if not quiet:
-        opt.note(f"{counts.shape[0]:,} documents, {counts.shape[1]:,} words in the vocabulary")
+        opt.note(f"{n_documents:,} documents, {n_words:,} words in the vocabulary")
     model = ReplicatedSoftmax(n_topics, n_epochs=epochs, random_state=seed, device=device)
     began = time.perf_counter()
-    model.fit(counts, callbacks=[] if quiet else [ProgressBar() if sys.stderr.isatty() else EpochLines()])
+    model.fit(counts, callbacks=opt.progress_callbacks(quiet))
     seconds = time.perf_counter() - began
     model.feature_names_in_ = np.asarray(names, dtype=object)  # saved with the model
     found = model.top_words(n=words)
-    result = {"topics": found, "documents": counts.shape[0], "vocabulary": counts.shape[1]}
-    result |= {"epochs": epochs, "seconds": round(seconds, 3), "model": None if out is None else str(model.save(out))}
-    opt.show(result, as_json, opt.table([(f"{number}", " ".join(row)) for number, row in enumerate(found, start=1)]))
+    result = {
+        "topics": found,
+        "documents": n_documents,
+        "vocabulary": n_words,
+        "epochs": epochs,
+        "seconds": round(seconds, 3),
+        "model": None if save is None else str(model.save(save)),
+    }
+    rows = [(str(number), " ".join(topic)) for number, topic in enumerate(found, start=1)]
+    opt.show(result, as_json, opt.table(rows))

@@ -1,4 +1,4 @@
-"""The command ``mvrbm train``: an estimator from options, its fit, and what is shown of it."""
+"""The command ``mvrbm train``: build an estimator from options, fit it, and describe the result."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ast
 import contextlib
 import math
 import os
-import sys
 import time
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mvrbm.cli import options as opt
+from mvrbm.cli.errors import UsageError
 from mvrbm.interrupt import INTERRUPTS
 
 if TYPE_CHECKING:
@@ -22,121 +23,149 @@ if TYPE_CHECKING:
 
 Negative = StrEnum("Negative", ["CD", "PCD", "TEMPERED"])
 
-_HIDDEN_HELP = "Shape of the hidden layer: 500 makes an RBM, 25x25 an MVRBM, 5x5x20 a TVRBM."
+_HIDDEN_HELP = "Hidden shape: 500 (RBM), 25x25 (MVRBM) or 5x5x20 (TVRBM)."
+_INIT_HELP = "Continue training this saved model, instead of --hidden."
+_RANK_HELP = "Number of Kronecker products in the weights."
+_COUPLING_HELP = "Other weights than --rank: cp:4, mpo:3, tucker:4x4 or dense."
+_VISIBLE_HELP = "Unit type of samples, such as gaussian."
+_HIDDEN_UNIT_HELP = "Unit type of the hidden layer."
 _LABELS_HELP = (
-    "Label of each sample: a .npy or idx file, a .txt file with one label per line, a column of a table "
-    "(file.csv:name), a folder with one folder of images per class, or a data set. The model then has the label as a "
-    "second visible layer, and draws samples of a label."
+    "One label per sample: a .npy, idx or .txt file, file.csv:COLUMN, a folder with one folder of images per class, or "
+    "a data set. The model can then draw samples of one class. Uses the generative recipe by default."
 )
-_RECIPE_HELP = f"{opt.RECIPE_HELP} Default: default; with --labels, generative."
-_EPOCHS = 20
-_EPOCHS_HELP = "Number of epochs; default: 20, or 100 with the generative recipe."
+_NEGATIVE_HELP = "Chains of the negative phase."
+_CHAINS_HELP = "Number of chains, for --negative pcd and tempered."
+_GIBBS_STEPS_HELP = "Number of Gibbs steps per update."
+_SHAPE_HELP = "Shape of a sample, if the samples of INPUT are rows."
+_LOG_HELP = "Write the metrics of every epoch to this CSV file."
 _SWEEP_HELP = (
-    "Train one model for each combination, such as 'rank=1,2;learning_rate=0.01,0.1;random_state=0,1', and keep the "
-    "one that scores best on a tenth of the samples, which is held out."
+    "Train a model per combination, such as 'rank=1,2;batch_size=50,100', and save the one with the best "
+    "score on held-out samples."
 )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What training printed: the JSON result, the line of text, and the interrupt that ended training, if any."""
+
+    result: dict[str, Any]
+    text: str
+    interrupt: BaseException | None = None
 
 
 def train(
     source: opt.Input,
     out: opt.ModelOut,
     hidden: Annotated[opt.Shape | None, opt.new(_HIDDEN_HELP, **opt.SHAPE)] = None,
-    init: Annotated[Path | None, opt.new("Continue from this saved model, instead of --hidden.")] = None,
-    rank: Annotated[int | None, opt.new("Number of Kronecker products in the sum; default: 1.", min=1)] = None,
-    coupling: Annotated[str | None, opt.new("Other coupling: cp:4, mpo:3, tucker:4x4, dense.")] = None,
+    init: Annotated[Path | None, opt.new(_INIT_HELP)] = None,
+    rank: Annotated[int | None, opt.new(_RANK_HELP, default="1", min=1)] = None,
+    coupling: Annotated[str | None, opt.new(_COUPLING_HELP)] = None,
+    visible: Annotated[str | None, opt.new(_VISIBLE_HELP, default="bernoulli")] = None,
+    hidden_unit: Annotated[str | None, opt.new(_HIDDEN_UNIT_HELP, default="bernoulli")] = None,
     labels: Annotated[str | None, opt.new(_LABELS_HELP)] = None,
-    epochs: Annotated[int | None, opt.new(_EPOCHS_HELP, min=1)] = None,
-    batch_size: Annotated[int | None, opt.new("Samples per update; default: the recipe's.", min=1)] = None,
-    visible: Annotated[str | None, opt.new("Unit of the data, such as gaussian; default: bernoulli, 0 to 1.")] = None,
-    hidden_unit: Annotated[str | None, opt.new("Unit of the hidden layer; default: bernoulli.")] = None,
-    recipe: Annotated[opt.Recipe | None, opt.new(_RECIPE_HELP)] = None,
-    learning_rate: Annotated[float | None, opt.new("Learning rate; default: the recipe's.")] = None,
-    shape: Annotated[opt.Shape | None, opt.new("Shape of a sample, if the input has rows.", **opt.SHAPE)] = None,
-    negative: Annotated[Negative | None, opt.new("Chains of the negative phase; default: the recipe's.")] = None,
-    chains: Annotated[int | None, opt.new("Number of chains of pcd and tempered.", min=1)] = None,
-    steps: Annotated[int | None, opt.new("Gibbs steps per update; default: the recipe's.", min=1)] = None,
-    log: Annotated[Path | None, opt.new("CSV file for the metrics of every epoch.")] = None,
-    checkpoints: Annotated[Path | None, opt.new(opt.CHECKPOINTS_HELP)] = None,
-    sweep: Annotated[str | None, opt.new(_SWEEP_HELP, metavar="NAME=VALUES[;NAME=VALUES]")] = None,
+    recipe: Annotated[opt.Recipe | None, opt.new(opt.RECIPE_HELP, default="default", metavar="NAME")] = None,
+    epochs: Annotated[int | None, opt.new("Number of epochs.", min=1)] = None,
+    batch_size: Annotated[int | None, opt.new("Samples per update.", min=1)] = None,
+    learning_rate: Annotated[float | None, opt.new("Learning rate.")] = None,
+    negative: Annotated[Negative | None, opt.new(_NEGATIVE_HELP)] = None,
+    chains: Annotated[int | None, opt.new(_CHAINS_HELP, min=1)] = None,
+    gibbs_steps: Annotated[int | None, opt.new(_GIBBS_STEPS_HELP, min=1)] = None,
+    shape: Annotated[opt.Shape | None, opt.new(_SHAPE_HELP, **opt.SHAPE)] = None,
     missing_nan: opt.MissingNan = False,
     rows: opt.Rows = None,
-    quiet: opt.Quiet = False,
+    log: Annotated[Path | None, opt.new(_LOG_HELP)] = None,
+    checkpoints: Annotated[Path | None, opt.new(opt.CHECKPOINTS_HELP)] = None,
+    sweep: Annotated[str | None, opt.new(_SWEEP_HELP, metavar="GRID")] = None,
     seed: opt.Seed = 0,
     device: opt.Where = opt.Device.AUTO,
     data_dir: opt.DataDir = None,
     force: opt.Force = False,
+    quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Train a model on data and write it to a folder.
+    """Train a model on samples and save it to a folder.
 
-    Ctrl-C or SIGTERM ends training after the current batch and saves; the same command with --checkpoints resumes it.
+    Epochs, batch size, learning rate and chains come from the recipe unless you set them. Ctrl-C or SIGTERM ends
+    training after the current batch and saves the model; with --checkpoints, the same command resumes training.
     """
-    if hidden is None and init is None:
-        raise typer.BadParameter("give one of the two", param_hint="'--hidden' and '--init'")
-    if init is not None and any(part is not None for part in (hidden, rank, coupling, visible, hidden_unit)):
-        reason = "the saved model has its layers: leave out --hidden, --rank, --coupling, --visible and --hidden-unit"
-        raise typer.BadParameter(reason, param_hint="'--init'")
+    layers: dict[str, Any] = {"rank": rank, "coupling": coupling, "visible": visible, "hidden_unit": hidden_unit}
+    _check_layers(hidden, init, **layers)
+    if labels is not None:
+        unsupported = {
+            "init": init,
+            "hidden_unit": hidden_unit,
+            "negative": negative,
+            "chains": chains,
+            "gibbs_steps": gibbs_steps,
+            "log": log,
+            "sweep": sweep,
+            "missing_nan": missing_nan or None,
+        }
+        opt.check_conflicts("--labels", "a model with labels does not support it", **unsupported)
+    if sweep is not None:
+        reason = "each model of a sweep is trained from scratch, on complete samples"
+        opt.check_conflicts("--sweep", reason, init=init, log=log, missing_nan=missing_nan or None)
+    settings = {
+        "recipe": None if recipe is None else recipe.value,
+        "n_epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "negative": None if negative is None else negative.value,
+        "n_chains": chains,
+        "gibbs_steps": gibbs_steps,
+    }
     from mvrbm.distributed import World, leave
 
-    if labels is not None:
-        _check_labeled(
-            init=init, hidden_unit=hidden_unit, negative=negative, chains=chains, steps=steps, log=log,
-            sweep=sweep, missing_nan=missing_nan or None,
-        )  # fmt: skip
-    usual = None if init is not None else opt.Recipe.DEFAULT if labels is None else opt.Recipe.GENERATIVE
-    recipe = recipe or usual  # a saved model keeps its recipe
-    params: dict[str, Any] = {"batch_size": batch_size, "learning_rate": learning_rate, "random_state": seed}
-    params |= {"negative": negative and negative.value, "n_chains": chains, "gibbs_steps": steps}
-    params |= {"recipe": recipe and recipe.value, "n_epochs": epochs}
-    world = World.here()  # one process, unless torchrun started several
+    world = World.here()  # a single process, unless torchrun started several
     with world.raise_together(ValueError, OSError):
         resumed = _check_outputs(out, log, checkpoints, force)
         if init is not None:
             model = opt.load_model(init, device, "fit").set_params(warm_start=True)
             shape = shape or opt.Shape(model.visible_shape_)
         else:
-            model = _new_model(hidden or opt.Shape(), rank, coupling, visible, hidden_unit, labels is not None)
-        samples, known = _samples(source, data_dir, shape, hidden or opt.Shape(), missing_nan, rows)
-        model.set_params(**{key: value for key, value in params.items() if value is not None}, device=device.value)
-        if labels is not None:
-            samples, y = samples[:], _labels(labels, data_dir, len(samples), rows)
-        if epochs is None:
-            model.set_params(n_epochs=None if model.recipe == "generative" else _EPOCHS)
+            model = _new_model(hidden or opt.Shape(), labeled=labels is not None, **layers)
+        given = {name: value for name, value in settings.items() if value is not None}
+        model.set_params(**given, random_state=seed, device=device.value)
+        samples = _read_samples(source, data_dir, rows, shape, hidden or opt.Shape())
+        if hidden is not None and coupling is None:
+            _check_axes(hidden, samples.shape[1:])
+        known = _known_entries(samples, missing_nan)
+        classes = None if labels is None else _read_labels(labels, data_dir, rows, len(samples))
     if sweep is not None:
-        if known is not None or any(path is not None for path in (init, log)):
-            raise ValueError("--sweep cannot be combined with --init, --missing-nan or --log")
-        (result, text), cause = _sweep(model, sweep, samples, out, checkpoints=checkpoints, force=force), None
+        outcome = _sweep(model, _parse_grid(sweep), samples, out, checkpoints, force)
+    elif classes is not None:
+        callbacks = opt.progress_callbacks(quiet)
+        outcome = _fit(model, samples[:], out, y=classes, callbacks=callbacks, checkpoints=checkpoints, force=force)
     else:
-        callbacks = _callbacks(samples, known, log, checkpoints if labels is None else None, quiet)
-        if labels is not None or len(getattr(model, "machines_", ())) > 1:
-            # A monitor of the data suits machines that have nothing else as visible layers, and are not stacked.
-            callbacks = [callback for callback in callbacks if not callback.logs]
-        settings = {"mask": known, "resume": checkpoints} if labels is None else {"y": y, "checkpoints": checkpoints}
-        result, text, cause = _fit(model, samples, out, callbacks=callbacks, force=force, **settings)
+        callbacks = _callbacks(model, samples, known, log, checkpoints, quiet)
+        outcome = _fit(model, samples, out, mask=known, callbacks=callbacks, resume=checkpoints, force=force)
     leave()
     if world.is_main:
-        opt.show({**result, "resumed": resumed}, as_json, text)
-    if cause is not None:
-        then = "the same command with --force resumes it" if checkpoints else "with --checkpoints it could be resumed"
-        raise opt.Interrupted(
-            f"interrupted after {result['updates']:,} updates: the model so far is in {out}; {then}", cause
-        )
+        opt.show({**outcome.result, "resumed": resumed}, as_json, outcome.text)
+    if outcome.interrupt is not None:
+        _raise_interrupted(outcome, out, checkpoints)
 
 
-def _check_labeled(**others: Any) -> None:
-    """Raise an error of usage for options that models with labels do not have."""
-    given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value is not None]
-    if given:
-        raise typer.BadParameter(f"cannot be combined with {', '.join(given)}", param_hint="'--labels'")
+def _raise_interrupted(outcome: _Outcome, out: Path, checkpoints: Path | None) -> None:
+    assert outcome.interrupt is not None
+    if checkpoints is None:
+        advice = "use --checkpoints to be able to resume training"
+    else:
+        advice = "the same command with --force resumes training"
+    updates = outcome.result["updates"]
+    message = f"interrupted after {updates:,} updates: the model so far is in {out}; {advice}"
+    raise opt.Interrupted(message, outcome.interrupt)
 
 
-def _labels(source: str, data_dir: Path | None, n: int, rows: slice | None) -> Any:
-    from mvrbm.io.arrays import read_labels
+# -- checks before training -------------------------------------------------------------------------
 
-    labels = opt.chosen(read_labels(source, data_dir=data_dir), rows, source)
-    if len(labels) != n:
-        raise ValueError(f"{source} has {len(labels):,} labels, but there are {n:,} samples")
-    return labels
+
+def _check_layers(hidden: opt.Shape | None, init: Path | None, **layers: Any) -> None:
+    """Raise a usage error unless the layers come from either --hidden or a saved model."""
+    if hidden is None and init is None:
+        raise UsageError("pass --hidden SHAPE to train a new model, or --init MODEL to continue training a saved one")
+    if init is not None:
+        opt.check_conflicts("--init", f"the layers are those of the model in {init}", hidden=hidden, **layers)
 
 
 def _check_outputs(out: Path, log: Path | None, checkpoints: Path | None, force: bool) -> bool:
@@ -144,20 +173,24 @@ def _check_outputs(out: Path, log: Path | None, checkpoints: Path | None, force:
     from mvrbm.io.atomic import check_folder, check_output
     from mvrbm.training.checkpoints import newest
 
-    # If torchrun has restarted this process, the files that exist are from the previous attempt.
+    # If torchrun has restarted this process, the existing files come from the previous attempt.
     force = force or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     opt.check_model_out(out, force)
-    for name, path in (("--log", log), ("--checkpoints", checkpoints)):
+    for option, path in (("--log", log), ("--checkpoints", checkpoints)):
         if path is not None and out.resolve() in (path.resolve(), *path.resolve().parents):
-            raise ValueError(f"{name} {path} lies in the model's folder {out}: choose another place")
+            raise ValueError(f"{option} {path} is inside the folder of the model, {out}: choose another place")
     resumed = checkpoints is not None and newest(check_folder(checkpoints)) is not None
     if log is not None:
         check_output(log, force or resumed)
     return resumed
 
 
+# -- the model and its data -------------------------------------------------------------------------
+
+
 def _new_model(
     hidden: opt.Shape,
+    *,
     rank: int | None,
     coupling: str | None,
     visible: str | None,
@@ -168,110 +201,180 @@ def _new_model(
     from mvrbm import MVRBM, RBM, TVRBM, ClassificationMVRBM
     from mvrbm.couplings import make_coupling
 
-    if rank is not None and (coupling is not None or len(hidden) == 1):
-        reason = "an RBM has full weights" if coupling is None else "--coupling has its own"
-        raise typer.BadParameter(f"{reason}: leave it out", param_hint="'--rank'")
-    parts: Any = {"visible": visible or "bernoulli", "coupling": None if coupling is None else make_coupling(coupling)}
+    is_vector = len(hidden) == 1
+    if rank is not None and coupling is not None:
+        raise UsageError(f"--rank {rank} cannot be combined with --coupling {coupling}: leave one of them out")
+    if rank is not None and is_vector:
+        raise UsageError(f"--rank {rank} has no effect with --hidden {hidden}: an RBM has full weights, leave it out")
+    parts: dict[str, Any] = {}
+    if visible is not None:
+        parts["visible"] = visible
+    if hidden_unit is not None:
+        parts["hidden"] = hidden_unit
+    if rank is not None:
+        parts["rank"] = rank
+    if coupling is not None:
+        parts["coupling"] = make_coupling(coupling)
+    elif labeled and is_vector:
+        parts["coupling"] = make_coupling("dense")
     if labeled:
-        if len(hidden) == 1 and coupling is None:
-            parts["coupling"] = make_coupling("dense")
-        return ClassificationMVRBM(tuple(hidden), rank=rank or 1, mode="generative", **parts)
-    parts["hidden"] = hidden_unit or "bernoulli"
-    if len(hidden) == 1:
+        return ClassificationMVRBM(tuple(hidden), mode="generative", **parts)
+    if is_vector:
         return RBM(hidden[0], **parts)
-    return (MVRBM if len(hidden) == 2 else TVRBM)(tuple(hidden), rank=rank or 1, **parts)
+    return MVRBM(tuple(hidden), **parts) if len(hidden) == 2 else TVRBM(tuple(hidden), **parts)
 
 
-def _samples(
-    source: str,
-    data_dir: Path | None,
-    shape: opt.Shape | None,
-    hidden: opt.Shape,
-    missing_nan: bool,
-    rows: slice | None,
-) -> tuple[Any, Any]:
-    """Read samples and give them their shape: `shape`, their own, or a square. Returns them and the known entries."""
-    from mvrbm.io.arrays import known_entries, read_samples
-    from mvrbm.io.shards import Rows
+def _read_samples(
+    source: str, data_dir: Path | None, rows: slice | None, shape: opt.Shape | None, hidden: opt.Shape
+) -> Any:
+    """Read samples and reshape them to `shape`. Without a shape, rows become squares if the model needs two axes."""
+    from mvrbm.io.arrays import read_samples
 
     samples = opt.chosen(read_samples(source, data_dir=data_dir), rows, source)
     entries = math.prod(samples.shape[1:])
     if shape is None and samples.ndim == 2 and len(hidden) > 1:
-        shape = opt.Shape((math.isqrt(entries),) * 2)
-        if len(hidden) > 2 or math.prod(shape) != entries:
+        side = math.isqrt(entries)
+        if len(hidden) > 2 or side * side != entries:
             raise ValueError(
-                f"--hidden {hidden} has {len(hidden)} axes, samples have 1 ({entries} entries): pass --shape"
+                f"--hidden {hidden} has {len(hidden)} axes, but samples have 1 ({entries} entries): pass --shape"
             )
-    if shape is not None:
-        if math.prod(shape) != entries:
-            raise ValueError(f"--shape {shape} has {math.prod(shape)} entries, but samples have {entries}")
-        samples = samples.reshape(len(samples), *shape)
-    if isinstance(samples, Rows) and missing_nan:
-        raise ValueError("--missing-nan does not support a folder of shards")
-    return samples, None if isinstance(samples, Rows) else known_entries(samples, nan_is_missing=missing_nan)
+        shape = opt.Shape((side, side))
+    if shape is None:
+        return samples
+    if math.prod(shape) != entries:
+        raise ValueError(f"--shape {shape} has {math.prod(shape)} entries, but samples have {entries}")
+    return samples.reshape(len(samples), *shape)
 
 
-def _callbacks(samples: Any, known: Any, log: Path | None, checkpoints: Path | None, quiet: bool) -> list[Callback]:
-    from mvrbm.training import Checkpoint, CSVLog, EpochLines, Monitor, ProgressBar
+def _check_axes(hidden: opt.Shape, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a hidden layer with several axes has not as many axes as a sample."""
+    if len(hidden) > 1 and len(hidden) != len(shape):
+        raise ValueError(
+            f"--hidden {hidden} has {len(hidden)} axes, but samples have {len(shape)} ({opt.times(shape)}): "
+            "pass --shape, or a hidden shape with as many axes"
+        )
+
+
+def _known_entries(samples: Any, missing_nan: bool) -> Any:
+    """Return a mask of the known entries, or None if all entries are known."""
+    from mvrbm.io.arrays import known_entries
+    from mvrbm.io.shards import Rows
+
+    if not isinstance(samples, Rows):
+        return known_entries(samples, nan_is_missing=missing_nan)
+    if missing_nan:
+        raise ValueError("--missing-nan does not support a folder of shards: join them to one array file")
+    return None
+
+
+def _read_labels(source: str, data_dir: Path | None, rows: slice | None, n: int) -> Any:
+    from mvrbm.io.arrays import read_labels
+
+    labels = opt.chosen(read_labels(source, data_dir=data_dir), rows, source)
+    if len(labels) != n:
+        raise ValueError(f"--labels {source} has {len(labels):,} labels, but there are {n:,} samples")
+    return labels
+
+
+# -- training ---------------------------------------------------------------------------------------
+
+
+def _callbacks(
+    model: Any, samples: Any, known: Any, log: Path | None, checkpoints: Path | None, quiet: bool
+) -> list[Callback]:
+    from mvrbm.training import Checkpoint, CSVLog, Monitor
 
     callbacks: list[Callback] = []
     if log is not None:
         callbacks += [Monitor.on(samples, known), CSVLog(log)]
     elif known is None or known.reshape(len(known), -1).all(1).any():
         callbacks.append(Monitor.on(samples, known, pseudo_sites=0))
-    if not quiet:
-        callbacks.append(ProgressBar() if sys.stderr.isatty() else EpochLines())
+    callbacks += opt.progress_callbacks(quiet)
     if checkpoints is not None:
         callbacks.append(Checkpoint(checkpoints))
+    if len(getattr(model, "machines_", ())) > 1:
+        # A monitor applies one machine to the samples, which does not suit a stack of machines.
+        callbacks = [callback for callback in callbacks if not callback.logs]
     return callbacks
 
 
-def _fit(model: Any, samples: Any, out: Path, **settings: Any) -> tuple[dict[str, Any], str, BaseException | None]:
-    """Fit, save, and describe the result; with what has interrupted it, if anything."""
-    began, cause = time.perf_counter(), None
+def _fit(model: Any, samples: Any, out: Path, **arguments: Any) -> _Outcome:
+    """Fit the model, also if it is interrupted, save it, and describe the result."""
+    began = time.perf_counter()
+    interrupt = None
     try:
-        model.fit(samples, **settings)
+        model.fit(samples, **arguments)
     except INTERRUPTS as error:
         if not getattr(model, "interrupted_", False):
-            raise  # a second Ctrl-C: at once
-        cause = error
+            raise  # a second Ctrl-C interrupts training immediately
+        interrupt = error
     seconds = time.perf_counter() - began
     model.save(out)
-    kind, hidden, parameters = type(model).__name__, model.machine_.hidden.shape, model.machine_.n_parameters
+    kind = type(model).__name__
+    hidden = model.machine_.hidden.shape
+    parameters = model.machine_.n_parameters
     metrics = model.history_[-1] if model.history_ else {}
-    result = {"model": str(out), "class": kind, "visible_shape": model.visible_shape_, "hidden_shape": hidden}
-    result |= {"parameters": parameters, "samples": len(samples), "seconds": round(seconds, 3), "metrics": metrics}
-    result |= {"epochs": model.n_epochs_, "updates": model.n_updates_, "interrupted": model.interrupted_}
-    text = f"{out}: {kind} {opt.times(model.visible_shape_)} -> {opt.times(hidden)}, {parameters:,} parameters"
-    text += f", {model.n_epochs_:,} epoch{'s' if model.n_epochs_ != 1 else ''} in {seconds:.1f} s"
+    result = {
+        "model": str(out),
+        "class": kind,
+        "visible_shape": model.visible_shape_,
+        "hidden_shape": hidden,
+        "parameters": parameters,
+        "samples": len(samples),
+        "seconds": round(seconds, 3),
+        "metrics": metrics,
+        "epochs": model.n_epochs_,
+        "updates": model.n_updates_,
+        "interrupted": model.interrupted_,
+    }
+    parts = [
+        f"{out}: {kind} {opt.times(model.visible_shape_)} -> {opt.times(hidden)}",
+        f"{parameters:,} parameters",
+        f"{model.n_epochs_:,} {'epoch' if model.n_epochs_ == 1 else 'epochs'} in {seconds:.1f} s",
+    ]
     if "reconstruction_error" in metrics:
-        text += f", squared reconstruction error {metrics['reconstruction_error']:.4g} per sample"
-    return result, text, cause
+        parts.append(f"squared reconstruction error {metrics['reconstruction_error']:.4g} per sample")
+    return _Outcome(result, ", ".join(parts), interrupt)
 
 
-def _sweep(model: Any, text: str, samples: Any, out: Path, **kept: Any) -> tuple[dict[str, Any], str]:
-    """Train one model per combination of 'name=value,value;name=value', save the best, and describe all."""
-    from mvrbm.estimators.sweep import Sweep
-
+def _parse_grid(text: str) -> dict[str, list[Any]]:
+    """Parse ``name=value,value;name=value``."""
     grid: dict[str, list[Any]] = {}
     for part in filter(None, map(str.strip, text.split(";"))):
         name, _, values = part.partition("=")
         if not values.strip():
-            raise typer.BadParameter(f"'{part}' is not NAME=VALUE,VALUE", param_hint="'--sweep'")
-        grid[name.strip()] = [_value(value.strip()) for value in values.split(",")]
-    fitted = Sweep(model, grid).fit(samples, **kept)
-    fitted.best_estimator_.save(out)
-    rows, lines = [], []
-    for one in fitted.candidates_:
-        rows.append({"params": one.params, "score": one.score, "diverged": one.diverged, "seconds": one.seconds})
-        words = ", ".join(f"{key}={value}" for key, value in one.params.items())
-        lines.append(f"{words}: " + ("diverged" if one.diverged else f"score {one.score:.6g}, {one.seconds:.1f} s"))
-    lines.append(f"{out}: the best of {len(rows)}, score {fitted.best_score_:.6g}")
-    result = {"model": str(out), "best": fitted.best_params_, "score": fitted.best_score_, "candidates": rows}
-    return result, "\n".join(lines)
+            raise typer.BadParameter(f"{part!r} is not NAME=VALUE,VALUE", param_hint="'--sweep'")
+        grid[name.strip()] = [_parse_value(value.strip()) for value in values.split(",")]
+    if not grid:
+        raise typer.BadParameter(f"{text!r} names no parameter", param_hint="'--sweep'")
+    return grid
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     with contextlib.suppress(ValueError, SyntaxError):
         return ast.literal_eval(text)
     return text
+
+
+def _sweep(
+    model: Any, grid: dict[str, list[Any]], samples: Any, out: Path, checkpoints: Path | None, force: bool
+) -> _Outcome:
+    """Train one model per combination of values, save the best one, and describe all of them."""
+    from mvrbm.estimators.sweep import Sweep
+
+    parameters = model.get_params()
+    for name in grid:
+        if name not in parameters:
+            raise ValueError(f"--sweep: {type(model).__name__} has no parameter '{name}', only {', '.join(parameters)}")
+    fitted = Sweep(model, grid).fit(samples, checkpoints=checkpoints, force=force)
+    fitted.best_estimator_.save(out)
+    candidates = []
+    lines = []
+    for one in fitted.candidates_:
+        candidates.append({"params": one.params, "score": one.score, "diverged": one.diverged, "seconds": one.seconds})
+        params = ", ".join(f"{key}={value}" for key, value in one.params.items())
+        outcome = "diverged" if one.diverged else f"score {one.score:.6g}, {one.seconds:.1f} s"
+        lines.append(f"{params}: {outcome}")
+    lines.append(f"{out}: the best of {len(candidates)}, score {fitted.best_score_:.6g}")
+    result = {"model": str(out), "best": fitted.best_params_, "score": fitted.best_score_, "candidates": candidates}
+    return _Outcome(result, "\n".join(lines))

@@ -1,4 +1,16 @@
-"""The scikit-learn interface: estimators that take arrays and return arrays. Models and training are elsewhere."""
+"""The scikit-learn interface: estimators that take arrays and return arrays.
+
+- `rbm`, `multimodal`, `deep`, `topics`: models of data.
+- `classifiers`, `classification_rbm`: classifiers.
+- `imputer`, `outliers`, `pyod`: missing entries and outliers.
+- `sweep`: one estimator with many settings.
+- `base`, `array_rbm`, `features`, `generation`, `scoring`: shared methods of the models.
+- `classifier_base`, `fine_tuning`, `network`: shared methods of the classifiers.
+- `inputs`, `batches`, `labels`: checks of the data, once per call.
+- `parameters`, `persistence`, `chains`: parameters, files and persistent chains.
+
+Machines are in :mod:`mvrbm.machine`, and training is in :mod:`mvrbm.training`.
+"""
 
 from mvrbm.estimators.classification_rbm import ClassificationMVRBM
 from mvrbm.estimators.classifiers import DeepMVRBMClassifier, MVRBMClassifier

@@ -1,12 +1,11 @@
-"""Where the chains of `sample` start: persistent chains of training, which are kept and saved with a model; labels.
+"""Initial states of the chains of `sample`: persistent chains of training, random states, and fixed labels.
 
-Persistent chains have followed the model through its training, so that they have mixed: chains that start from noise
-can stay in modes of little probability for long.
+Persistent chains have followed the model through its training, so they have mixed. Chains that start from noise can
+stay in improbable modes for a long time. Models keep up to 100 persistent chains, which are saved with them.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,31 +20,36 @@ from mvrbm.saving import CHAINS, read_tensors, write_tensors
 from mvrbm.training.trainer import Trainer
 from mvrbm.validation import choice
 
+#: States by layer, each (n, *layer shape).
 Chains = dict[str, Tensor]
 
-#: Largest number of chains that are kept: binary chains of 28x28 pixels then take 10 kB.
+#: Largest number of chains that a model keeps. 100 binary chains of 28x28 pixels take 10 kB.
 MOST_CHAINS = 100
-_STARTS = ("chains", "noise")
-# Draws from which the probabilities of labels are estimated, and their Gibbs steps.
-_MATCHED, _MATCHING_STEPS = 500, 200
+# Values of the parameter `init` of `sample`.
+_INITS = ("chains", "noise")
+# Number of samples from which `match_labels` estimates the probabilities of labels.
+_MATCHING_SAMPLES = 500
+# Number of Gibbs steps of each of these samples.
+_MATCHING_STEPS = 200
 
 
 def kept_chains(trainer: Trainer) -> Chains:
-    """Return up to 100 persistent chains of a trainer, by layer, each (n, *layer shape); none for other chains."""
+    """Return up to 100 persistent chains of a trainer, by layer. Empty if it has no persistent chains."""
     chains = {name: trainer.state.chains[name] for name in trainer.machine.layers if name in trainer.state.chains}
-    if trainer.recipe.negative.chain_axis:  # the coldest are last
+    if trainer.recipe.negative.chain_axis:
+        # The first axis counts temperatures. The last one is the temperature of the model.
         chains = {name: array[-1] for name, array in chains.items()}
     return {name: array[:MOST_CHAINS].detach().cpu() for name, array in chains.items()}
 
 
 def write_chains(chains: Chains, folder: Path) -> None:
-    """Write chains into the folder of a model, binary layers with one bit per entry. Without chains, write nothing."""
+    """Write chains to the folder of a model, binary layers with one bit per entry. Without chains, write nothing."""
     if chains:
         write_tensors({name: _packed(array) for name, array in chains.items()}, folder / CHAINS)
 
 
 def read_chains(folder: Path, machine: BoltzmannMachine) -> Chains:
-    """Read the chains of a machine from a folder; none if they were not saved."""
+    """Read the chains of a machine from the folder of a model. Empty if there are none."""
     path = folder / CHAINS
     if not path.is_file():
         return {}
@@ -60,6 +64,7 @@ def read_chains(folder: Path, machine: BoltzmannMachine) -> Chains:
 
 
 def _packed(array: Tensor) -> Tensor:
+    """Pack binary values into bits. Other values are returned unchanged."""
     if not bool(((array == 0) | (array == 1)).all()):
         return array
     return torch.from_numpy(np.packbits(array.flatten(1).numpy().astype(bool), axis=1))
@@ -75,13 +80,13 @@ def _unpacked(stored: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(bits[:, :size].reshape(-1, *shape))
 
 
-def start_of(machine: BoltzmannMachine, n: int, init: str | None, chains: Chains, rng: RandomSource) -> Chains:
-    """Return n states to start from: the chains, each as often as needed, or noise.
+def initial_states(machine: BoltzmannMachine, n: int, init: str | None, chains: Chains, rng: RandomSource) -> Chains:
+    """Return `n` initial states: the chains, repeated as needed, or noise.
 
-    `init` is ``"chains"``, ``"noise"``, or None: chains if there are any, otherwise noise.
+    `init` is ``"chains"``, ``"noise"``, or None, which takes the chains if there are any and noise otherwise.
     """
     if init is not None:
-        choice(init, "init", _STARTS)
+        choice(init, "init", _INITS)
     if init == "chains" and not chains:
         raise ValueError("the model has no chains to start from: it was not trained with persistent chains")
     noise = independent_sample(machine, n, rng)
@@ -91,26 +96,19 @@ def start_of(machine: BoltzmannMachine, n: int, init: str | None, chains: Chains
     return {name: chains[name][rows].to(array) for name, array in noise.items()}
 
 
-def start_with_labels(
+def initial_states_with_labels(
     machine: BoltzmannMachine, labels: Mapping[str, Tensor], init: str | None, chains: Chains, rng: RandomSource
 ) -> tuple[Chains, Chains]:
-    """Return states to start from, with labels, and masks that clamp the labels.
+    """Return initial states with given labels, and masks that keep the labels fixed.
 
-    Labels are numbers of categories (n,), by layer. A state starts at one of the chains that have its labels: chains of
-    a joint distribution with some label are chains of the conditional one. If there are none, it starts at any chain.
+    `labels` are class codes (n,) by layer. A state starts from a chain that has its labels, because chains of the joint
+    distribution that have some label are chains of the conditional distribution. If no chain has these labels, the
+    state starts from any chain.
     """
     n = len(next(iter(labels.values())))
-    start = start_of(machine, n, init, chains, rng)
+    start = initial_states(machine, n, init, chains, rng)
     if init != "noise" and chains:
-        own = torch.stack([chains[name].argmax(-1) for name in labels], 1)  # (chains, layers)
-        wanted = torch.stack([codes.cpu() for codes in labels.values()], 1)
-        for row in wanted.unique(dim=0):
-            these = torch.nonzero((wanted == row).all(1))[:, 0]
-            found = torch.nonzero((own == row).all(1))[:, 0]
-            if len(found):
-                chosen = found[torch.arange(len(these)) % len(found)]
-                for name, array in start.items():
-                    array[these.to(array.device)] = chains[name][chosen].to(array)
+        _take_chains_with_labels(start, labels, chains)
     known = {}
     for name, codes in labels.items():
         size = machine.layers[name].shape[-1]
@@ -119,36 +117,33 @@ def start_with_labels(
     return start, known
 
 
+def _take_chains_with_labels(start: Chains, labels: Mapping[str, Tensor], chains: Chains) -> None:
+    """Replace states, in place, by chains with the same labels, where there are such chains."""
+    labels_of_chains = torch.stack([chains[name].argmax(-1) for name in labels], 1)  # (chains, layers)
+    wanted = torch.stack([codes.cpu() for codes in labels.values()], 1)  # (n, layers)
+    for combination in wanted.unique(dim=0):
+        states = torch.nonzero((wanted == combination).all(1))[:, 0]
+        found = torch.nonzero((labels_of_chains == combination).all(1))[:, 0]
+        if len(found):
+            chosen = found[torch.arange(len(states)) % len(found)]
+            for name, array in start.items():
+                array[states.to(array.device)] = chains[name][chosen].to(array)
+
+
 def match_labels(trainer: Trainer, label: str, shares: Tensor, rng: RandomSource) -> None:
-    """Set the bias of a trained label layer such that the model draws labels as often as the data has them: (classes,).
+    """Set the bias of a trained label layer so that the model generates labels as often as they occur in the data.
 
-    Labels of persistent chains change rarely, so that training hardly learns how often the model draws each of them.
+    `shares` are the frequencies of the classes in the data, (n_classes,). The labels of persistent chains change
+    rarely, so training alone hardly learns the frequencies.
     """
-    chains, machine = kept_chains(trainer), trainer.machine
-    if not chains or not trainer.update or trainer.world.size > 1:  # several processes would set several biases
+    chains = kept_chains(trainer)
+    machine = trainer.machine
+    # Several processes would set different biases.
+    if not chains or not trainer.update or trainer.world.size > 1:
         return
-    ends = (torch.arange(_MATCHED) + 0.5) / _MATCHED
-    codes = torch.searchsorted(shares.cpu().double().cumsum(0), ends.double()).clamp(max=len(shares) - 1)
-    start, known = start_with_labels(machine, {label: codes}, None, chains, rng)
-    with sensible_threads(machine, _MATCHED):
-        drawn = sample(machine, _MATCHED, _MATCHING_STEPS, rng, init=start, mask=known).visible
+    quantiles = (torch.arange(_MATCHING_SAMPLES) + 0.5) / _MATCHING_SAMPLES
+    codes = torch.searchsorted(shares.cpu().double().cumsum(0), quantiles.double()).clamp(max=len(shares) - 1)
+    start, known = initial_states_with_labels(machine, {label: codes}, None, chains, rng)
+    with sensible_threads(machine, _MATCHING_SAMPLES):
+        drawn = sample(machine, _MATCHING_SAMPLES, _MATCHING_STEPS, rng, init=start, mask=known).visible
     match_label_shares(machine, drawn, label, shares.to(machine.like))
-
-
-def label_codes(labels: Any, classes: Any, n: int | None) -> Tensor:
-    """Return the numbers of labels among classes: (n,), from one label for all or from one label per sample.
-
-    A text stands for the class that is written so, whatever its type: ``"7"`` for 7.
-    """
-    given = np.asarray(labels)
-    known = list(np.asarray(classes).tolist())
-    by_value = {str(value): number for number, value in enumerate(known)} | {v: k for k, v in enumerate(known)}
-    unknown = [value for value in given.reshape(-1).tolist() if value not in by_value]
-    if unknown:
-        raise ValueError(f"label must be one of {known}, got {unknown[0]!r}")
-    codes = torch.tensor([by_value[value] for value in given.reshape(-1).tolist()])
-    if given.ndim == 0:
-        return codes.expand(1 if n is None else n)
-    if given.ndim != 1 or n not in (None, len(given)):
-        raise ValueError(f"label must be one label, or n = {n} labels, got an array of shape {given.shape}")
-    return codes

@@ -1,4 +1,4 @@
-"""The classification RBM: the label is one more visible layer, and p(label | data) is exact."""
+"""The classification RBM: the label is a visible layer of the machine, and p(label | data) is exact."""
 
 import dataclasses
 import math
@@ -16,19 +16,21 @@ from torch.nn.functional import one_hot
 from mvrbm.couplings import Dense, Kronecker
 from mvrbm.devices import resolve_device, sensible_threads
 from mvrbm.errors import StorageError
+from mvrbm.estimators.batches import Array
 from mvrbm.estimators.chains import (
     Chains,
+    initial_states,
+    initial_states_with_labels,
     kept_chains,
-    label_codes,
     match_labels,
     read_chains,
-    start_of,
-    start_with_labels,
     write_chains,
 )
-from mvrbm.estimators.classifiers import ArrayClassifier
-from mvrbm.estimators.inputs import LABEL, VISIBLE, Array, Labeled, unit_named
-from mvrbm.estimators.parameters import seed_of, stored_descent, unconnected, unsuited_reason, without_none
+from mvrbm.estimators.classifier_base import ArrayClassifier
+from mvrbm.estimators.inputs import LABEL, VISIBLE
+from mvrbm.estimators.labels import Labeled, label_codes
+from mvrbm.estimators.parameters import seed_of, unconnected, unit_named, unsuited_reason, without_none
+from mvrbm.estimators.persistence import stored_descent
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import label_log_posterior, label_scores, sample
@@ -40,22 +42,25 @@ from mvrbm.units import Categorical, Unit
 from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.validation import as_shape, choice, number, whole_number
 
+# Values of the parameter `mode`.
 _MODES = ("discriminative", "generative", "hybrid")
-_ROWS_AT_ONCE = 256  # times the number of labels
+# Learning rate of Adam, if it is not given.
+_LEARNING_RATE = 3e-3
+# Samples whose labels are scored together. Memory grows with their number times the number of labels.
+_ROWS_AT_ONCE = 256
 
 
 @register("ClassificationMVRBM")
 @dataclass(eq=False, repr=False)
 class ClassificationMVRBM(ArrayClassifier):
-    r"""Classification RBM, matrix-variate: the label is one more visible layer of the machine.
+    r"""Matrix-variate classification RBM: the label is a second visible layer of the machine.
 
     .. math::
 
         E(X, k, Y) = \varepsilon(X) - b_k - \langle C, Y\rangle - \langle Y, \textstyle\sum_r U_r T(X) V_r^\top\rangle
-                     - \langle Y, D_k\rangle,
+                     - \langle Y, D_k\rangle
 
-    with exact :math:`p(k \mid X)`; see :func:`mvrbm.sampling.label_log_posterior`. After Larochelle and Bengio,
-    "Classification using discriminative restricted Boltzmann machines", ICML (2008).
+    The probabilities :math:`p(k \mid X)` are exact; see :func:`mvrbm.sampling.label_log_posterior`.
 
     Parameters
     ----------
@@ -64,20 +69,21 @@ class ClassificationMVRBM(ArrayClassifier):
     rank : int
         Rank of the Kronecker coupling of the data.
     coupling : Coupling or str, optional
-        Another coupling instead, such as ``Dense()``. The label is always coupled by ``Dense()``.
+        Coupling of the data to use instead of ``Kronecker(rank)``, such as ``Dense()``. The label is always coupled by
+        ``Dense()``.
     mode : {"discriminative", "generative", "hybrid"}
-        The loss: :math:`-\log p(k \mid X)`; :math:`-\log p(X, k)`, by contrastive divergence and the
-        :class:`~mvrbm.training.Trainer`; or the first plus `blend` times the second.
+        The loss: :math:`-\log p(k \mid X)`, minimized by backpropagation; :math:`-\log p(X, k)`, by contrastive
+        divergence; or the first plus `blend` times the second.
     blend : float
-        Weight of the generative part in a hybrid.
+        Weight of the generative part of the hybrid loss.
     recipe : str or Recipe
-        Recipe of generative learning.
+        Recipe of generative training.
     n_epochs, batch_size : int, optional
-        As for :class:`MVRBMClassifier`; for generative learning, the recipe's by default.
+        As for :class:`MVRBMClassifier`. For generative training, the default is the value of the recipe.
     learning_rate : float, optional
-        Initial learning rate. Default: 0.003, of Adam; for generative learning, the recipe's.
+        Initial learning rate. Default: 0.003 for Adam, or the value of the recipe for generative training.
     schedule, weight_decay, averaging
-        As for :class:`MVRBMClassifier`. Generative learning does not use them.
+        As for :class:`MVRBMClassifier`. Generative training does not use them.
     visible, visible_shape, random_state, device
         As for :class:`MVRBMClassifier`.
 
@@ -85,12 +91,14 @@ class ClassificationMVRBM(ArrayClassifier):
     ----------
     machine_ : BoltzmannMachine
         The model, with the layers ``"visible"`` and ``"label"``.
-    classes_, history_, visible_shape_, n_parameters_
-        As for :class:`MVRBMClassifier`; the history of generative learning has the metrics that callbacks logged.
+    classes_, visible_shape_, n_parameters_
+        As for :class:`MVRBMClassifier`.
+    history_ : list of dict
+        As for :class:`MVRBMClassifier`. After generative training, the metrics that callbacks logged.
     n_epochs_, n_updates_, interrupted_
-        As for :class:`MVRBM`, of generative learning.
+        As for :class:`MVRBM`, for generative training.
     chains_ : dict of str to Tensor
-        Up to 100 persistent chains of generative learning, by layer, from which `sample` starts.
+        Up to 100 persistent chains of generative training, by layer, from which `sample` starts.
 
     Examples
     --------
@@ -102,6 +110,10 @@ class ClassificationMVRBM(ArrayClassifier):
     >>> drawn, drawn_labels = model.sample(3, label="dog", steps=10, mean=True)
     >>> drawn.shape, drawn_labels.tolist()
     ((3, 8, 8), ['dog', 'dog', 'dog'])
+
+    References
+    ----------
+    Larochelle and Bengio, "Classification using discriminative restricted Boltzmann machines", ICML (2008).
     """
 
     hidden_shape: Any = None
@@ -114,9 +126,7 @@ class ClassificationMVRBM(ArrayClassifier):
     n_epochs: int | None = None
     learning_rate: float | None = None
 
-    @property
-    def _unit(self) -> Unit:
-        return self.machine_.layers[VISIBLE]
+    # -- training ---------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -128,25 +138,41 @@ class ClassificationMVRBM(ArrayClassifier):
         checkpoints: Any = None,
         force: bool = False,
     ) -> Self:
-        """Learn from data with labels and, optionally, weights; see :meth:`MVRBMClassifier.fit`.
+        r"""Train the classifier on labeled data.
 
-        Labels are numbers, texts or one-hot rows. Generative learning requires equal weights; `callbacks` follow it.
+        Parameters
+        ----------
+        X : array of shape (n, \*visible_shape) or (n, n_features)
+            Training data.
+        y : array (n,) or (n, n_classes)
+            Labels: numbers, strings or one-hot rows.
+        sample_weight : array (n,), optional
+            Weight of each sample. Generative training requires equal weights.
+        callbacks : sequence of Callback
+            Callbacks of generative training.
+        checkpoints : path, optional
+            Folder in which to save the state after every epoch, and from which to resume.
+        force : bool
+            Whether to resume from checkpoints that were saved with other data or settings, which otherwise raise an
+            error.
         """
         choice(self.mode, "mode", _MODES)
         number(self.blend, "blend")
         data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
-        plan = self._plan(len(data.codes), 3e-3 if self.learning_rate is None else self.learning_rate)
+        plan = self._plan(len(data.codes), _LEARNING_RATE if self.learning_rate is None else self.learning_rate)
         seed = seed_of(self.random_state)
-        self.machine_ = self._machine().to(data.weights)
+        self.machine_ = self._new_machine().to(data.weights)
         self.chains_: Chains = {}
-        self.n_epochs_, self.n_updates_, self.interrupted_ = 0, 0, False
+        self.n_epochs_ = 0
+        self.n_updates_ = 0
+        self.interrupted_ = False
         if self.mode == "generative":
-            self._learn_jointly(data, seed, callbacks, checkpoints, force)
+            self._fit_generative(data, seed, callbacks, checkpoints, force)
         else:
-            self._learn_posterior(data, plan, seed, checkpoints, force)
+            self._fit_posterior(data, plan, seed, checkpoints, force)
         return self
 
-    def _machine(self) -> BoltzmannMachine:
+    def _new_machine(self) -> BoltzmannMachine:
         visible = unit_named(self.visible, self.visible_shape_)
         shape = visible.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
         hidden = unit_named("bernoulli", shape)
@@ -154,74 +180,84 @@ class ClassificationMVRBM(ArrayClassifier):
         layers = {VISIBLE: visible, LABEL: Categorical(len(self.classes_))}
         return BoltzmannMachine(layers, hidden, {VISIBLE: link, LABEL: Dense()})
 
-    def _one_hot(self, codes: Tensor) -> Tensor:
-        return one_hot(codes, len(self.classes_)).to(self.machine_.like.dtype)
-
-    def _learn_jointly(
+    def _fit_generative(
         self, data: Labeled, seed: int, callbacks: Sequence[Callback], checkpoints: Any, force: bool
     ) -> None:
+        """Train by contrastive divergence."""
         if bool((data.weights != data.weights[0]).any()):
-            raise ValueError("sample_weight must be equal for all samples in mode='generative', use another mode")
+            raise ValueError("sample_weight must be equal for all samples in mode='generative': use another mode")
         trainer = Trainer(self.machine_, self._recipe(), seed=seed, callbacks=callbacks)
         if not isinstance(self.random_state, int | np.integer):
-            trainer.seed = None  # nobody has chosen it
+            trainer.seed = None  # drawn, not chosen: checkpoints of any seed may be resumed
         if checkpoints is not None:
             trainer.callbacks = [*callbacks, Checkpoint(checkpoints)]
             trainer.resume(checkpoints, force=force)
-        trainer.fit({VISIBLE: data.samples, LABEL: self._one_hot(data.codes)}, initialize=True)
-        self.history_, self.chains_, self.interrupted_ = trainer.history, kept_chains(trainer), trainer.interrupted
-        self.n_epochs_, self.n_updates_ = trainer.epoch, trainer.update
+        labels = self._one_hot(data.codes)
+        trainer.fit({VISIBLE: data.samples, LABEL: labels}, initialize=True)
+        self.history_ = trainer.history
+        self.chains_ = kept_chains(trainer)
+        self.interrupted_ = trainer.interrupted
+        self.n_epochs_ = trainer.epoch
+        self.n_updates_ = trainer.update
         trainer.raise_if_interrupted()
-        rng = RandomSource(seed, device=data.weights.device)
-        match_labels(trainer, LABEL, self._one_hot(data.codes).mean(0), rng)
+        match_labels(trainer, LABEL, labels.mean(0), RandomSource(seed, device=data.weights.device))
 
     def _recipe(self) -> Recipe:
-        """Return the recipe of generative learning, with the values that parameters set."""
-        names = ("n_epochs", "batch_size", "learning_rate")
-        return dataclasses.replace(
-            as_recipe(self.recipe), **without_none({name: getattr(self, name) for name in names})
-        )
+        """Return the recipe of generative training, with the settings that have their own parameter replaced."""
+        given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
+        return dataclasses.replace(as_recipe(self.recipe), **without_none(given))
 
-    def _learn_posterior(self, data: Labeled, plan: DescentSettings, seed: int, checkpoints: Any, force: bool) -> None:
-        machine, unit = self.machine_, self._unit
-        start, order, chains = RandomSource(seed, device=data.weights.device).split(3)
-        self._initialize(data, start)
-
-        def loss(rows: Tensor) -> Tensor:
-            x, codes, weights = unit.from_data(data.samples[rows]), data.codes[rows], data.weights[rows]
-            posterior = label_log_posterior(machine, {VISIBLE: x}).gather(1, codes[:, None])[:, 0]
-            value = -(weights * posterior).sum()
-            if self.mode == "hybrid":
-                batch = {VISIBLE: x, LABEL: self._one_hot(codes)}
-                with torch.no_grad():
-                    hidden = machine.sample_hidden(batch, chains, check=False)
-                    chain = machine.sample_visible(hidden, chains, check=False)
-                contrast = machine.free_energy(batch, check=False) - machine.free_energy(chain, check=False)
-                value = value + self.blend * (weights * contrast).sum()
-            return value
-
+    def _fit_posterior(self, data: Labeled, plan: DescentSettings, seed: int, checkpoints: Any, force: bool) -> None:
+        """Train by backpropagation of the discriminative or the hybrid loss."""
+        machine = self.machine_
+        start_rng, order_rng, chain_rng = RandomSource(seed, device=data.weights.device).split(3)
+        self._initialize(data, start_rng)
         decaying = [p for link in machine.links.values() for p in link.parameters() if p.requires_grad]
-        # p(k | X) does not depend on the parameters of the data's units.
-        frozen = [p for p in unit.parameters() if p.requires_grad] if self.mode == "discriminative" else []
+        # p(k | X) does not depend on the parameters of the visible units.
+        frozen = [p for p in self._unit.parameters() if p.requires_grad] if self.mode == "discriminative" else []
         try:
             for parameter in frozen:
                 parameter.requires_grad_(False)
             with sensible_threads(machine, plan.batch_size):
-                kept = stored_descent(checkpoints, self, plan, data, (chains,), force)
                 self.history_ = descend(
-                    machine, decaying, loss, data.weights, plan, order, draws_from=(chains,), checkpoint=kept
+                    machine,
+                    decaying,
+                    lambda rows: self._loss(data, rows, chain_rng),
+                    data.weights,
+                    plan,
+                    order_rng,
+                    draws_from=(chain_rng,),
+                    checkpoint=stored_descent(checkpoints, self, plan, data, force),
                 )
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(True)
 
+    def _loss(self, data: Labeled, rows: Tensor, rng: RandomSource) -> Tensor:
+        """Return the weighted sum of the losses of some samples."""
+        machine = self.machine_
+        x = self._unit.from_data(data.samples[rows])
+        codes = data.codes[rows]
+        weights = data.weights[rows]
+        posterior = label_log_posterior(machine, {VISIBLE: x}).gather(1, codes[:, None])[:, 0]
+        value = -(weights * posterior).sum()
+        if self.mode != "hybrid":
+            return value
+        batch = {VISIBLE: x, LABEL: self._one_hot(codes)}
+        with torch.no_grad():
+            hidden = machine.sample_hidden(batch, rng, check=False)
+            chain = machine.sample_visible(hidden, rng, check=False)
+        contrast = machine.free_energy(batch, check=False) - machine.free_energy(chain, check=False)
+        return value + self.blend * (weights * contrast).sum()
+
     @torch.no_grad()
     def _initialize(self, data: Labeled, rng: RandomSource) -> None:
-        """Set visible units to the data's moments, and hidden fields to a spread of one around zero."""
-        machine, weights = self.machine_, data.weights
-        share, count = weights / weights.sum(), max(1, round(float(weights.sum())))
-        power = 0.0
+        """Set visible units to the moments of the data, and weights so that hidden fields have mean 0 and spread 1."""
+        machine = self.machine_
+        share = data.weights / data.weights.sum()
+        count = max(1, round(float(data.weights.sum())))
         x = self._unit.from_data(data.samples)
+        power = 0.0
         for name, array in ((VISIBLE, x), (LABEL, self._one_hot(data.codes))):
             mean = torch.tensordot(share, array, 1)
             variance = torch.tensordot(share, (array - mean) ** 2, 1)
@@ -234,57 +270,83 @@ class ClassificationMVRBM(ArrayClassifier):
         field = machine.links[VISIBLE].to_hidden(self._unit.statistic(x))
         machine.hidden.absorb(-torch.tensordot(share, field, 1))
 
+    # -- predictions ------------------------------------------------------------------------------
+
+    @property
+    def _unit(self) -> Unit:
+        return self.machine_.layers[VISIBLE]
+
+    def _one_hot(self, codes: Tensor) -> Tensor:
+        return one_hot(codes, len(self.classes_)).to(self.machine_.like.dtype)
+
     def _log_probabilities(self, x: Tensor) -> Tensor:
         return torch.cat([label_log_posterior(self.machine_, {VISIBLE: part}) for part in x.split(_ROWS_AT_ONCE)])
 
     @torch.no_grad()
     def free_energy(self, X: Any) -> Array:
-        """Free energy of each sample, (n,), with the label summed out: the negative log-likelihood minus log Z."""
+        """Return the free energy of each sample in nats, (n,), with the label summed out.
+
+        It is minus the log-likelihood, minus log Z.
+        """
         check_is_fitted(self)
-        parts = [part for batch in self._batches(X) for part in batch.split(_ROWS_AT_ONCE)]
-        sums = [torch.logsumexp(label_scores(self.machine_, {VISIBLE: part}), 1) for part in parts]
-        found = [self._unit.energy(part) - each for part, each in zip(parts, sums, strict=True)]
-        return torch.cat(found).cpu().numpy()
+        pieces = []
+        for batch in self._batches(X):
+            for part in batch.split(_ROWS_AT_ONCE):
+                scores = label_scores(self.machine_, {VISIBLE: part})
+                pieces.append(self._unit.energy(part) - torch.logsumexp(scores, 1))
+        return torch.cat(pieces).cpu().numpy()
+
+    # -- samples ----------------------------------------------------------------------------------
 
     def sample(
         self, n: int | None = None, *, label: Any = None, steps: int = 1000, init: str | None = None, mean: bool = False
     ) -> tuple[Array, Array]:
-        r"""Draw samples X, (n, \*visible_shape) or rows, and labels y, (n,), by Gibbs sampling.
+        r"""Draw samples from the model by Gibbs sampling.
 
         Parameters
         ----------
         n : int, optional
-            Number of samples. Default: 1, or one for each label.
+            Number of samples. Default: 1, or one per label.
         label : label or array of labels, optional
-            One of `classes_`, or one for each sample. It is held fixed. Default: labels are drawn, too.
+            One of `classes_` for all samples, or one per sample. Labels stay fixed. Default: labels are sampled too.
         steps : int
-            Gibbs steps of each chain.
+            Number of Gibbs steps per chain.
         init : {"chains", "noise"}, optional
-            Where chains start: at the persistent chains of training (at those with the label, if there are any), or at
-            random states. Default: the persistent chains if the model was trained with such chains.
+            Initial states: the persistent chains of training (chains with the same label, if there are any), or random
+            states. Default: the persistent chains if the model was trained with them.
         mean : bool
-            Whether X are the means of the visible units given the last hidden draw, instead of draws. Labels that are
-            not fixed are then the most probable ones.
+            Whether X are the means of the visible units given the last hidden sample, instead of samples. Labels that
+            are not fixed are then the most probable ones.
+
+        Returns
+        -------
+        X : array of shape (n, \*visible_shape) or (n, n_features)
+            Samples.
+        y : array (n,)
+            Their labels.
         """
         check_is_fitted(self)
         machine = self.machine_
         rng = RandomSource(seed_of(self.random_state), device=machine.like.device)
+        known = None
         if label is None:
             n = 1 if n is None else whole_number(n, "n")
-            start, known = start_of(machine, n, init, self.chains_, rng), None
+            start = initial_states(machine, n, init, self.chains_, rng)
         else:
             codes = label_codes(label, self.classes_, n)
-            start, known = start_with_labels(machine, {LABEL: codes}, init, self.chains_, rng)
             n = len(codes)
+            start, known = initial_states_with_labels(machine, {LABEL: codes}, init, self.chains_, rng)
         self._warn_of_recipe()
         with sensible_threads(machine, n):
-            state = sample(machine, n, steps, rng, init=start, mask=known, mean=mean).visible
+            state = sample(machine, n, steps, rng, init=start, mask=known, mean=mean, check=False).visible
         labels: Array = self.classes_[state[LABEL].argmax(1).cpu().numpy()]
         return self._outward(state[VISIBLE]), labels
 
     def _warn_of_recipe(self) -> None:
         reason = f"with mode='{self.mode}'" if self.mode != "generative" else None
         self._warn_once(reason or unsuited_reason(self.recipe, self._recipe()), "mode='generative' and ")
+
+    # -- files ------------------------------------------------------------------------------------
 
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
         write_machine(self.machine_, folder, extra)
@@ -294,14 +356,17 @@ class ClassificationMVRBM(ArrayClassifier):
         return {**super()._description(), "n_epochs": self.n_epochs_, "n_updates": self.n_updates_}
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
-        n_classes, machine = self._restore_classes(described), read_machine(folder)
+        n_classes = self._restore_classes(described)
+        machine = read_machine(folder)
         if list(machine.layers) != [VISIBLE, LABEL]:
             raise StorageError(f"{folder}: the layers must be {[VISIBLE, LABEL]}, got {list(machine.layers)}")
         if machine.layers[LABEL].shape != (n_classes,) or machine.layers[LABEL].name != Categorical.name:
             raise StorageError(f"{folder}: the label layer does not fit {n_classes} classes")
         if not machine.hidden.has_energy:
-            raise StorageError(f"{folder}: there are no probabilities of classes with {machine.hidden}")
+            raise StorageError(f"{folder}: class probabilities cannot be computed with {machine.hidden}")
         self.machine_ = machine.to(resolve_device(self.device))
-        self.chains_, self.interrupted_ = read_chains(folder, self.machine_), False
-        self.n_epochs_, self.n_updates_ = int(described.get("n_epochs", 0)), int(described.get("n_updates", 0))
+        self.chains_ = read_chains(folder, self.machine_)
+        self.interrupted_ = False
+        self.n_epochs_ = int(described.get("n_epochs", 0))
+        self.n_updates_ = int(described.get("n_updates", 0))
         self._restore_input(self._unit, described)

@@ -1,9 +1,12 @@
-"""Stacks of machines: the matrix-variate deep belief network. Stacks with a softmax on top are classifiers."""
+"""Stacks of machines: the matrix-variate deep belief network.
+
+Classifiers with a stack and a softmax on top are in :mod:`mvrbm.estimators.classifiers`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -12,50 +15,58 @@ from torch import Tensor
 
 from mvrbm.couplings import Kronecker
 from mvrbm.cuda_graphs import repeat
-from mvrbm.estimators.inputs import VISIBLE, Array, batches, unit_named
-from mvrbm.estimators.parameters import Layer, unconnected
+from mvrbm.estimators.array_rbm import PreparedRun
+from mvrbm.estimators.base import as_rows
+from mvrbm.estimators.batches import Array, batches
+from mvrbm.estimators.inputs import VISIBLE
+from mvrbm.estimators.parameters import Layer, unconnected, unit_named
 from mvrbm.estimators.rbm import SingleLayerRBM
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers, keep_known, sample
 from mvrbm.saving import read_stack, register, write_machines
 from mvrbm.training.callbacks import Callback, layer_folder
+from mvrbm.training.trainer import Trainer
 from mvrbm.units import Unit, make_unit
 from mvrbm.validation import as_shape, choice, whole_number
 
+# Values of the parameter `feed`.
 _FEEDS = ("mean", "sample")
 
 
 @register("DeepMVRBM")
 @dataclass(eq=False, repr=False)
 class DeepMVRBM(SingleLayerRBM):
-    r"""Matrix-variate deep belief network: Boltzmann machines, each trained on the hidden layer of the one below.
+    r"""Matrix-variate deep belief network: a stack of machines, each trained on the hidden layer of the one below.
 
-    With hidden layers :math:`Y_1, \dots, Y_L` over :math:`X = Y_0`, the top machine is a prior over
-    :math:`Y_{L-1}`, and the machines below it are read downwards,
+    With hidden layers :math:`Y_1, \dots, Y_L` above :math:`X = Y_0`, the top machine is a prior of :math:`Y_{L-1}`, and
+    the machines below generate downwards:
 
-    .. math:: p(X, Y_1, \dots, Y_{L-1}) = p_L(Y_{L-1}) \prod_{l < L} p_l(Y_{l-1} \mid Y_l),
+    .. math:: p(X, Y_1, \dots, Y_{L-1}) = p_L(Y_{L-1}) \prod_{l < L} p_l(Y_{l-1} \mid Y_l)
 
-    while features are passed upwards through the means, :math:`\hat Y_l = \mathrm{E}_l[Y_l \mid \hat Y_{l-1}]`. With
-    ``Dense`` couplings it is the classic deep belief network of Hinton, Osindero and Teh (2006).
+    Features are means that are passed upwards, :math:`\hat Y_l = \mathrm{E}_l[Y_l \mid \hat Y_{l-1}]`. With ``Dense``
+    couplings, the stack is the classic deep belief network of Hinton, Osindero and Teh (2006).
 
-    `hidden_maps`, `transform`, `inverse_transform`, `reconstruct` and `components` take the number of a hidden `layer`:
-    0 is the lowest, -1 the top. Machines are trained one after another, and callbacks follow each; checkpoints of
-    machine `l` are in the folder `layer-l`. `fit` supports no masks.
-    `sample` runs Gibbs sampling in the top machine and draws once down through each of the others; `inpaint` draws up
-    and down through the whole stack, which is an approximation.
+    `hidden_maps`, `transform`, `inverse_transform`, `reconstruct` and `components` take the index of a hidden `layer`:
+    0 is the lowest layer and -1 the top layer. `sample` runs Gibbs sampling in the top machine and then samples once
+    downwards through each of the other machines. `inpaint` samples up and down through the whole stack, which is an
+    approximation.
+
+    `fit` trains the machines one after another, lowest first, and calls the callbacks for each of them. Checkpoints of
+    machine `l` are in the folder `layer-l`. `fit` does not support masks.
 
     Parameters
     ----------
     layers : sequence
-        The hidden layers, lowest first, each a shape, None for the shape of the layer below, or a
+        The hidden layers, lowest first. Each is a shape, None for the shape of the layer below, or a
         :class:`~mvrbm.estimators.Layer` with its own coupling and units.
     rank : int
-        Rank of the Kronecker couplings of layers without a coupling of their own.
+        Rank of the Kronecker couplings of layers that do not define a coupling.
     hidden : str
-        Name of the units of layers without units of their own, such as ``"bernoulli"`` or ``"rectified"``.
+        Name of the units of layers that do not define units, such as ``"bernoulli"`` or ``"rectified"``.
     feed : {"mean", "sample"}
-        The data that a machine is trained on: the hidden means of the machine below, or draws, new in every epoch.
+        Training data of the machines above the first: the hidden means of the machine below, or samples of its hidden
+        units, which are drawn anew in every epoch.
     n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps
         As for :class:`~mvrbm.MVRBM`, for every machine.
     visible, visible_shape, warm_start, backend, random_state, device, verbose
@@ -64,14 +75,16 @@ class DeepMVRBM(SingleLayerRBM):
     Attributes
     ----------
     machines_ : list of BoltzmannMachine
-        The stack, lowest first. The visible layer of each has the shape of the hidden layer below and its units;
-        Gaussian units in the place of rectified ones.
+        The stack, lowest machine first. The visible layer of each machine has the shape and the units of the hidden
+        layer below, with Gaussian units in place of rectified ones.
     trainers_ : list of Trainer or None
-        The trainers of the machines; None after loading.
+        The trainers of the machines. None after loading.
     history_ : list of dict
-        The metrics that callbacks logged, with the number of the ``layer``.
-    n_epochs_, n_updates_ : int
-        Number of epochs that every machine was trained for, and number of updates of all machines.
+        Metrics that callbacks logged, with the index of the ``layer``.
+    n_epochs_ : int
+        Number of epochs that every machine has been trained for.
+    n_updates_ : int
+        Number of updates of all machines together.
 
     Examples
     --------
@@ -91,66 +104,84 @@ class DeepMVRBM(SingleLayerRBM):
     feed: str = "mean"
     visible_shape: Sequence[int] | None = None
 
-    def _build(self, units: dict[str, Unit], n: int) -> list[BoltzmannMachine]:
+    # -- training ---------------------------------------------------------------------------------
+
+    def _new_machines(self, units: dict[str, Unit], batch_size: int) -> list[BoltzmannMachine]:
+        choice(self.feed, "feed", _FEEDS)
         return build_stack(units[VISIBLE], self.layers, rank=self.rank, hidden=self.hidden)
 
-    def _learn(
+    def prepare(self, X: Any, mask: Any = None) -> NoReturn:
+        """Raise ValueError: each machine of a stack has its own trainer and training data."""
+        raise ValueError("a stack has no single trainer: use fit")
+
+    def _train_all(
         self,
-        X: Any,
-        mask: Any,
+        run: PreparedRun,
         n_epochs: int,
-        callbacks: Sequence[Callback],
-        resume: Any,
+        callbacks: Sequence[Callback] = (),
+        resume: Any = None,
         *,
-        continues: bool,
-        planned: bool = True,
         force: bool = False,
-    ) -> Self:
-        choice(self.feed, "feed", _FEEDS)
-        trainers, layers, _ = self._start(X, mask, continues=continues)
-        drawing = self._rng().split(len(self.machines_))
+        open_ended: bool = False,
+    ) -> None:
+        sources = self._rng().split(len(self.machines_))
         history: list[dict[str, float]] = []
-        done, earlier = self.n_epochs_, [trainer.epoch for trainer in trainers]
+        epochs_before = self.n_epochs_
+        trained_before = [trainer.epoch for trainer in run.trainers]
         try:
-            for number, trainer in enumerate(trainers):
+            for number, trainer in enumerate(run.trainers):
                 resumed = resume is not None and trainer.resume(layer_folder(resume, number), force=force)
                 first = 0 if resumed else trainer.epoch
-                last, there = first + n_epochs, trainer.next_epoch
-                trainer.planned_epochs = last if planned else 0
-                own = [callback.for_layer(number) for callback in callbacks]
-                # Draws are new in every epoch; data and means are the same in all of them.
-                drawn = bool(number) and self.feed == "sample"
-                trainer.same_data = not drawn
-                for stop in range(first + 1, last + 1) if drawn else [last]:
-                    data = self._feed(layers, number, drawing[number])
-                    if not drawn or stop > there or stop == last:
-                        fresh = not (continues or resumed)
-                        self._train(trainer, {VISIBLE: data}, stop, None, own, initialize=fresh)
+                last = first + n_epochs
+                trainer.planned_epochs = 0 if open_ended else last
+                own_callbacks = [callback.for_layer(number) for callback in callbacks]
+                initialize = not (run.continues or resumed)
+                self._train_machine(number, trainer, run, first, last, own_callbacks, sources[number], initialize)
                 history += [{"layer": number, **row} for row in trainer.history]
         finally:
             self.history_ = history
-            self.n_epochs_ = done + min(t.epoch - before for t, before in zip(trainers, earlier, strict=True))
-        return self
+            trained = zip(run.trainers, trained_before, strict=True)
+            self.n_epochs_ = epochs_before + min(trainer.epoch - before for trainer, before in trained)
 
-    def prepare(self, X: Any, mask: Any = None) -> NoReturn:
-        """Not supported: each machine of a stack has its own trainer and data."""
-        raise ValueError("a stack has no single trainer: use fit")
+    def _train_machine(
+        self,
+        number: int,
+        trainer: Trainer,
+        run: PreparedRun,
+        first: int,
+        last: int,
+        callbacks: Sequence[Callback],
+        rng: RandomSource,
+        initialize: bool,
+    ) -> None:
+        """Train one machine of the stack from epoch `first` to epoch `last`."""
+        # Samples differ from epoch to epoch. Data and means stay the same, so they need one call only.
+        fed_by_samples = number > 0 and self.feed == "sample"
+        trainer.same_data = not fed_by_samples
+        done = trainer.next_epoch
+        for stop in range(first + 1, last + 1) if fed_by_samples else [last]:
+            # Random numbers of finished epochs are drawn again, so that a resumed run continues with the same ones.
+            data = self._training_data(run.layers, number, rng)
+            if not fed_by_samples or stop > done or stop == last:
+                self._train(trainer, {VISIBLE: data}, stop, None, callbacks, initialize=initialize)
 
     @torch.no_grad()
-    def _feed(self, layers: Mapping[str, Any], number: int, rng: RandomSource) -> Any:
-        """Return the data that machine `number` is trained on, (n, *its visible shape)."""
+    def _training_data(self, layers: Mapping[str, Any], number: int, rng: RandomSource) -> Any:
+        """Return the training data of machine `number`, (n, *its visible shape)."""
         if number == 0:
             return layers[VISIBLE]
-        below, pieces = self.machines_[number - 1], []
-        for batch in batches(layers, self.machine_.layers):
-            x = self._up(batch[VISIBLE], number - 1)
-            field = below.hidden_field({VISIBLE: x})
-            fed = below.hidden.sample(field, rng) if self.feed == "sample" else below.hidden.mean(field)
-            pieces.append(fed.cpu().numpy())
+        below = self.machines_[number - 1]
+        pieces = []
+        for batch in batches(layers, self.machine_.layers, check=False):
+            field = below.hidden_field({VISIBLE: self._up(batch[VISIBLE], number - 1)})
+            values = below.hidden.sample(field, rng) if self.feed == "sample" else below.hidden.mean(field)
+            pieces.append(values.cpu().numpy())
         return np.concatenate(pieces)
 
+    # -- features ---------------------------------------------------------------------------------
+
     def _count(self, layer: int) -> int:
-        """Return the number of machines up to a hidden layer, that layer's machine included."""
+        """Return the number of machines up to and including that of a hidden layer."""
         size = len(self._machines)
         if not -size <= layer < size:
             raise ValueError(f"layer must lie in {-size}..{size - 1}, got {layer}")
@@ -158,30 +189,30 @@ class DeepMVRBM(SingleLayerRBM):
 
     def hidden_maps(self, X: Any, layer: int = -1) -> Array:
         count = self._count(layer)
-        return self._of_each(X, lambda batch: self._up(batch[VISIBLE], count))
+        return self._map_batches(X, lambda batch: self._up(batch[VISIBLE], count))
 
     def transform(self, X: Any, layer: int = -1) -> Array:
-        maps = self.hidden_maps(X, layer)
-        return maps.reshape(len(maps), -1)
+        return as_rows(self.hidden_maps(X, layer))
 
     def inverse_transform(self, X: ArrayLike, layer: int = -1) -> Any:
         count = self._count(layer)
         with torch.no_grad():
             return self._outward(self._down(self._hidden_values(X, self.machines_[count - 1]), count))
 
+    @torch.no_grad()
     def reconstruct(self, X: Any, *, steps: int = 1, layer: int = -1) -> Any:
-        count, pieces = self._count(layer), []
+        count = self._count(layer)
         whole_number(steps, "steps")
-        with torch.no_grad():
-            for batch in self._batches(X):
-                x = batch[VISIBLE]
-                for _ in range(steps):
-                    x = self._down(self._up(x, count), count)
-                pieces.append(x)
+        pieces = []
+        for batch in self._batches(X):
+            x = batch[VISIBLE]
+            for _ in range(steps):
+                x = self._down(self._up(x, count), count)
+            pieces.append(x)
         return self._outward(torch.cat(pieces), like=X)
 
     def components(self, which: ArrayLike | None = None, layer: int = -1) -> Array:
-        r"""Filters of a hidden layer, :math:`W_1^\top \cdots W_l^\top e_k`: units in between are taken as linear."""
+        r"""Return filters of a hidden layer, :math:`W_1^\top \cdots W_l^\top e_k`, as if all units were linear."""
         *below, top = self.machines_[: self._count(layer)]
         filters = self._weights(top, which)[VISIBLE]
         for machine in reversed(below):
@@ -189,50 +220,57 @@ class DeepMVRBM(SingleLayerRBM):
         return filters.detach().cpu().numpy()
 
     def _up(self, x: Tensor, count: int) -> Tensor:
+        """Pass means up through the lowest `count` machines."""
         for machine in self.machines_[:count]:
             x = machine.hidden_mean(x, check=False)
         return x
 
     def _down(self, hidden: Tensor, count: int, stop: int = 0, rng: RandomSource | None = None) -> Tensor:
-        """Pass means, or with `rng` draws, down through the machines from number `count` - 1 to number `stop`."""
+        """Pass means, or samples if there is a random source, down from machine `count` - 1 to machine `stop`."""
         for number in reversed(range(stop, count)):
             machine = self.machines_[number]
-            below = (
-                machine.visible_mean(hidden, check=False)
-                if rng is None
-                else machine.sample_visible(hidden, rng, check=False)
-            )
+            if rng is None:
+                below = machine.visible_mean(hidden, check=False)
+            else:
+                below = machine.sample_visible(hidden, rng, check=False)
             hidden = self._as_hidden(below[VISIBLE], number)
         return hidden
 
     def _as_hidden(self, values: Tensor, number: int) -> Tensor:
-        """Return visible values of machine `number` as values of the layer below, which may have narrower bounds."""
+        """Clamp visible values of machine `number` to the range of the hidden layer below."""
         return values.clamp(*self.machines_[number - 1].hidden.statistic_bounds()) if number else values
 
+    # -- samples ----------------------------------------------------------------------------------
+
     @torch.no_grad()
-    def _as_start(self, layers: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _states_from(self, layers: dict[str, Tensor]) -> dict[str, Tensor]:
         return {VISIBLE: self._up(layers[VISIBLE], len(self.machines_) - 1)}
 
     @torch.no_grad()
-    def _draw(self, n: int, steps: int, rng: RandomSource, start: Layers, known: Any, mean: bool) -> dict[str, Tensor]:
-        """Run Gibbs sampling in the top machine, then draw once down through each of the others."""
+    def _run_chains(
+        self, n: int, steps: int, rng: RandomSource, start: Layers, known: Any, mean: bool
+    ) -> dict[str, Tensor]:
+        """Run Gibbs sampling in the top machine, then sample once downwards through each of the others."""
         if known is not None:
-            raise ValueError("mask must be None: chains of a stack run in its top machine, use inpaint to fill in data")
-        size, top = len(self.machines_), self.machines_[-1]
-        state = sample(top, n, steps, rng, init=start, mean=mean and size == 1).visible[VISIBLE]
-        lowest = 1 if mean and size > 1 else 0  # the machine below draws means
-        state = self._down(self._as_hidden(state, size - 1), size - 1, lowest, rng)
-        return {VISIBLE: self._down(state, lowest)}
+            raise ValueError("mask must be None: chains of a stack run in its top machine; use inpaint instead")
+        size = len(self.machines_)
+        only_machine_gives_means = mean and size == 1
+        top = sample(self.machines_[-1], n, steps, rng, init=start, mean=only_machine_gives_means, check=False)
+        state = top.visible[VISIBLE]
+        # With `mean`, the lowest machine passes means instead of samples.
+        lowest_sampled = 1 if mean and size > 1 else 0
+        state = self._down(self._as_hidden(state, size - 1), size - 1, lowest_sampled, rng)
+        return {VISIBLE: self._down(state, lowest_sampled)}
 
     @torch.no_grad()
     def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
-        """Draw up and down through the stack. Upwards is an approximation, so this is no exact conditional mean."""
+        """Sample up and down through the stack, and average. Approximate, because the upward pass is."""
         bottom = self.machines_[0]
         unit = bottom.layers[VISIBLE]
         x = keep_known(batch, {VISIBLE: unit.sample(torch.zeros_like(batch[VISIBLE]), rng)}, known)[VISIBLE]
         total = torch.zeros_like(x)
 
-        def step() -> Tensor:
+        def step(rng: RandomSource) -> Tensor:
             hidden = x
             for machine in self.machines_:
                 hidden = machine.sample_hidden(hidden, rng, check=False)
@@ -241,25 +279,31 @@ class DeepMVRBM(SingleLayerRBM):
             return field
 
         repeat(step, burn_in, rng, x.device)
-        repeat(lambda: total.add_(unit.mean(step())), steps, rng, x.device)
+        repeat(lambda rng: total.add_(unit.mean(step(rng))), steps, rng, x.device)
         return keep_known(batch, {VISIBLE: total / steps}, known)
 
-    def score_samples(self, X: Any, *, exact: bool = False) -> Array:
-        r"""Log-probability of each sample given its own reconstruction of the lowest hidden layer, (n,). Deterministic.
+    # -- scores -----------------------------------------------------------------------------------
 
-        It is :math:`\log p_1(X \mid \hat Y_1)`, with :math:`\hat Y_1` the means that the layers above send back: a
-        measure of reconstruction, not a likelihood of the model. It is never estimated, so `exact` has no effect.
+    def score_samples(self, X: Any, *, exact: bool = False) -> Array:
+        r"""Return the log-probability of each sample given the reconstruction of the lowest hidden layer, (n,).
+
+        The score is :math:`\log p_1(X \mid \hat Y_1)`, where :math:`\hat Y_1` are means that were passed up through the
+        stack and back down. It measures reconstruction and is not a likelihood of the model. It is deterministic and
+        never estimated, so `exact` has no effect.
         """
         size = len(self._machines)
-        unit, bottom = self.machine_.layers[VISIBLE], self.machine_
+        bottom = self.machine_
+        unit = bottom.layers[VISIBLE]
 
         def score(batch: Mapping[str, Tensor]) -> Tensor:
             x = batch[VISIBLE]
             field = bottom.visible_fields(self._down(self._up(x, size), size, 1))[VISIBLE]
-            pull = (unit.statistic(x) * field).flatten(1).sum(1)
-            return pull - unit.energy(x) - unit.log_normalizer(field)
+            agreement = (unit.statistic(x) * field).flatten(1).sum(1)
+            return agreement - unit.energy(x) - unit.log_normalizer(field)
 
-        return self._of_each(X, score)
+        return self._map_batches(X, score)
+
+    # -- files ------------------------------------------------------------------------------------
 
     def _write_machines(self, folder: Path, extra: Mapping[str, Any]) -> None:
         write_machines(self.machines_, folder, extra)
@@ -269,7 +313,7 @@ class DeepMVRBM(SingleLayerRBM):
 
 
 def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[BoltzmannMachine]:
-    """Build the machines of a stack over a visible layer, whose dtype they have; see :class:`DeepMVRBM`."""
+    """Build the machines of a stack above a visible layer, in its dtype. See :class:`DeepMVRBM` for the parameters."""
     if isinstance(layers, str) or not isinstance(layers, Sequence) or len(layers) == 0:
         raise ValueError(f"layers must be a sequence of at least one layer, lowest first, got {layers!r}")
     machines: list[BoltzmannMachine] = []
@@ -287,7 +331,7 @@ def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[B
 
 
 def _as_data(hidden: Unit, number: int) -> Unit:
-    """Return the units that stand for a hidden layer in the machine above it."""
+    """Return the visible units of machine `number`, which stand for the hidden layer below it."""
     if hidden.stacked_as is None:
-        raise ValueError(f"layer {number}: there can be no machine over a layer of {hidden.name} units")
+        raise ValueError(f"layer {number}: no machine can be stacked on {hidden.name} units")
     return make_unit(hidden.stacked_as, hidden.shape)

@@ -1,4 +1,4 @@
-"""The multimodal MVRBM: several arrays per sample, one hidden layer. Labels can be one of them."""
+"""The multimodal MVRBM: several arrays per sample share one hidden layer. Labels can be one of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -13,22 +13,12 @@ from torch import Tensor
 
 from mvrbm.couplings import Coupling, Dense, Kronecker
 from mvrbm.devices import sensible_threads
-from mvrbm.estimators.base import ArrayRBM
-from mvrbm.estimators.chains import label_codes, match_labels, start_with_labels
-from mvrbm.estimators.inputs import (
-    Array,
-    batches,
-    by_modality,
-    classes_from,
-    describe_classes,
-    is_named,
-    known_entries,
-    label_vector,
-    model_dtype,
-    read_modalities,
-    unit_named,
-)
-from mvrbm.estimators.parameters import unconnected
+from mvrbm.estimators.array_rbm import ArrayRBM
+from mvrbm.estimators.batches import Array, batches, joined, known_entries, model_dtype
+from mvrbm.estimators.chains import initial_states_with_labels, match_labels
+from mvrbm.estimators.inputs import by_modality, read_modalities
+from mvrbm.estimators.labels import classes_from, describe_classes, label_codes, label_vector
+from mvrbm.estimators.parameters import is_named, unconnected, unit_named
 from mvrbm.sampling import label_log_posterior
 from mvrbm.saving import register
 from mvrbm.training.callbacks import Callback
@@ -39,16 +29,17 @@ from mvrbm.units import Unit
 @register("MMVRBM")
 @dataclass(eq=False, repr=False)
 class MMVRBM(ArrayRBM):
-    r"""Multimodal MVRBM: several arrays per sample, one hidden layer.
+    r"""Multimodal MVRBM: several arrays per sample share one hidden layer.
 
-    :math:`E = \sum_m [\varepsilon_m(X_m) - \langle Y, U_m X_m V_m^\top\rangle] - \langle C, Y\rangle`.
+    .. math:: E = \sum_m [\varepsilon_m(X_m) - \langle Y, U_m X_m V_m^\top\rangle] - \langle C, Y\rangle
 
-    Data is a dict of arrays by modality, or a tuple of arrays, whose modalities are then called "0", "1", and so on.
-    A modality can be a vector of labels (integers or texts; None or NaN where a label is unknown) or of one-hot rows,
-    which become a categorical layer with a Dense coupling; `sample` then draws samples of a given label.
-    `predict` finds modalities from the others, and `inpaint` fills in unknown entries. `components_`,
-    `intercept_visible_` and `components` are dicts by modality. See :class:`MVRBM` for the other parameters and the
-    attributes.
+    Data is a dict of arrays by modality. A tuple of arrays is accepted too; its modalities are named "0", "1", and so
+    on. A modality can also be a vector of labels (integers or strings, with None or NaN for unknown labels), or labels
+    as one-hot rows. It becomes a categorical layer with a ``Dense`` coupling, and `sample` can then generate samples
+    with a given label.
+
+    `predict` predicts modalities from the others, and `inpaint` fills in unknown entries. `components_`,
+    `intercept_visible_` and `components` are dicts by modality.
 
     Parameters
     ----------
@@ -57,10 +48,10 @@ class MMVRBM(ArrayRBM):
     rank : int
         Rank of every coupling.
     coupling : Coupling, str, or dict of these, optional
-        Couplings, the same kind for all modalities or one for each; labels can be left out. Default:
+        Couplings, the same kind for all modalities or one per modality. A dict may omit labels. Default:
         ``Kronecker(rank)``, and ``Dense()`` for labels.
     visible : str or dict of str to str
-        Name of the units of the data, for all modalities or for each; labels can be left out.
+        Names of the units, the same for all modalities or one per modality. A dict may omit labels.
     hidden, n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
         See :class:`~mvrbm.MVRBM`.
     backend, random_state, device, verbose
@@ -71,7 +62,11 @@ class MMVRBM(ArrayRBM):
     modalities_ : list of str
         Names of the modalities.
     classes_ : dict of str to array
-        Labels, by modality, of the modalities that are vectors of labels.
+        Classes of the modalities that are vectors of labels, by modality.
+
+    See Also
+    --------
+    MVRBM : The same model with one modality, which documents all other parameters and attributes.
 
     Examples
     --------
@@ -96,15 +91,16 @@ class MMVRBM(ArrayRBM):
     rank: int = 1
     coupling: Any = None
 
-    def _layers(self, X: Any, *, reset: bool) -> dict[str, Array]:
+    # -- data and layers --------------------------------------------------------------------------
+
+    def _read_layers(self, X: Any, *, reset: bool) -> dict[str, Array]:
         parts = by_modality(X)
-        vectors = {name: array for name, part in parts.items() if (array := np.asarray(part)).ndim == 1}
-        vectors = {name: array for name, array in vectors.items() if array.dtype.kind in "biuUO"}
-        known = {name: np.array([value is not None and value == value for value in y]) for name, y in vectors.items()}
-        for name, labeled in known.items():
-            if reset and not labeled.any():
-                raise ValueError(f"no label of modality '{name}' is known")
+        vectors = _label_vectors(parts)
+        known = {name: _known_labels(y) for name, y in vectors.items()}
         if reset:
+            for name, labeled in known.items():
+                if not labeled.any():
+                    raise ValueError(f"no label of modality '{name}' is known")
             self.classes_: dict[str, Array] = {name: np.unique(y[known[name]]) for name, y in vectors.items()}
             one_hot = {name for name, part in parts.items() if np.ndim(label_vector(part)) == 1 < np.ndim(part)}
             self._label_names = set(vectors) | one_hot
@@ -118,25 +114,36 @@ class MMVRBM(ArrayRBM):
 
     @property
     def _labels(self) -> list[str]:
-        """Names of the modalities that are labels: one one-hot row per sample."""
+        """Names of the modalities that are labels."""
         return [name for name, unit in self.machine_.layers.items() if _is_label(unit)]
 
     def _classes(self, name: str) -> Array:
-        """Return the labels of a modality; those of one-hot rows are numbers."""
-        found: Array = self.classes_[name] if name in self.classes_ else np.arange(*self.machine_.layers[name].shape)
-        return found
+        """Return the classes of a modality. One-hot rows have the classes 0, 1, ..."""
+        if name in self.classes_:
+            return self.classes_[name]
+        return np.arange(*self.machine_.layers[name].shape)
 
-    def _units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
-        kinds, dtype = self._kinds(list(layers)), model_dtype(layers)
+    def _new_units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
+        kinds = self._kinds(list(layers))
+        dtype = model_dtype(layers)
         return {name: unit_named(kinds[name], array.shape[1:]).to(dtype) for name, array in layers.items()}
 
     def _kinds(self, names: Sequence[str]) -> dict[str, Any]:
-        return _for_each(self.visible, names, "visible", dict.fromkeys(self._label_names, "categorical"))
+        """Return the names of the units by modality."""
+        return _by_modality(self.visible, names, "visible", dict.fromkeys(self._label_names, "categorical"))
 
-    def _coupling(self, layer: str, units: Mapping[str, Unit]) -> Coupling:
+    def _new_coupling(self, layer: str, units: Mapping[str, Unit]) -> Coupling:
         value = Kronecker(self.rank) if self.coupling is None else self.coupling
         labels = {name: Dense() for name, unit in units.items() if _is_label(unit)}
-        return unconnected(_for_each(value, list(units), "coupling", labels)[layer])
+        return unconnected(_by_modality(value, list(units), "coupling", labels)[layer])
+
+    def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
+        return by_modality(mask)
+
+    def _to_user(self, layers: Mapping[str, Tensor], like: Any = None) -> dict[str, Array]:
+        return {name: array.detach().cpu().numpy() for name, array in layers.items()}
+
+    # -- training ---------------------------------------------------------------------------------
 
     def _train(
         self, trainer: Trainer, data: Any, n_epochs: int, known: Any, callbacks: Sequence[Callback], *, initialize: bool
@@ -146,28 +153,24 @@ class MMVRBM(ArrayRBM):
             (name,) = self._labels
             match_labels(trainer, name, torch.from_numpy(np.asarray(data[name]).mean(0)), self._rng())
 
-    def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
-        return by_modality(mask)
-
-    def _to_user(self, layers: Mapping[str, Tensor], like: Any = None) -> dict[str, Array]:
-        return {name: array.detach().cpu().numpy() for name, array in layers.items()}
+    # -- prediction -------------------------------------------------------------------------------
 
     def predict(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
-        """Predict the modalities that `X` leaves out from the others.
+        """Predict the modalities that `X` omits from the others.
 
         Parameters
         ----------
         X : dict or tuple of arrays
-            Some of the modalities. One that is left out of a dict, or is None, is predicted.
+            Some of the modalities. Modalities that are missing in a dict, or None, are predicted.
         steps, burn_in : int
-            As for :meth:`MVRBM.inpaint`. The probabilities of a label given everything else are exact.
+            As for :meth:`MVRBM.inpaint`. Not used for a single label, whose probabilities are exact.
 
         Returns
         -------
-        array, or dict of str to array if several modalities are left out
-            Most probable labels (n,), as numbers for one-hot rows; for other modalities the means, (n, *shape).
+        array, or dict of str to array if several modalities are predicted
+            For labels, the most probable class of each sample, (n,). For other modalities, the means, (n, *shape).
         """
-        means = self._predicted(X, steps, burn_in)
+        means = self._predicted_means(X, steps, burn_in)
         found = {
             name: self._classes(name)[array.argmax(1)] if name in self._labels else array
             for name, array in means.items()
@@ -175,16 +178,16 @@ class MMVRBM(ArrayRBM):
         return found if len(found) > 1 else next(iter(found.values()))
 
     def predict_proba(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
-        """Probabilities of the labels that `X` leaves out, (n, n_classes); see :meth:`predict`."""
-        means = self._predicted(X, steps, burn_in)
+        """Predict the probabilities of the labels that `X` omits, (n, n_classes); see :meth:`predict`."""
+        means = self._predicted_means(X, steps, burn_in)
         found = {name: array for name, array in means.items() if name in self._labels}
         if not found:
-            raise ValueError(f"X must leave out a modality that is a label, one of {self._labels}, got all of them")
+            raise ValueError(f"X must omit a modality that is a label, one of {self._labels}, but has all of them")
         return found if len(found) > 1 else next(iter(found.values()))
 
     @torch.no_grad()
-    def _predicted(self, X: Any, steps: int, burn_in: int) -> dict[str, Array]:
-        """Return the means of the modalities that X leaves out, given the others."""
+    def _predicted_means(self, X: Any, steps: int, burn_in: int) -> dict[str, Array]:
+        """Return the means of the modalities that X omits, given the others."""
         check_is_fitted(self)
         machine = self.machine_
         given = {name: part for name, part in by_modality(X).items() if part is not None}
@@ -193,16 +196,18 @@ class MMVRBM(ArrayRBM):
             raise ValueError(f"X must have some of the modalities {self.modalities_}, but not all, got {list(given)}")
         n = len(next(iter(given.values())))
         unknown = {name: np.broadcast_to(np.float32(np.nan), (n, *machine.layers[name].shape)) for name in absent}
-        layers = self._layers({**given, **unknown}, reset=False)
+        layers = self._read_layers({**given, **unknown}, reset=False)
         others = {name: array for name, array in layers.items() if name in given}
-        exact = len(absent) == 1 and absent[0] in self._labels and machine.hidden.has_energy
-        if exact and known_entries(None, others) is None:
+        has_exact_posterior = len(absent) == 1 and absent[0] in self._labels and machine.hidden.has_energy
+        if has_exact_posterior and known_entries(None, others) is None:
             units = {name: machine.layers[name] for name in others}
             posteriors = [label_log_posterior(machine, batch, absent[0]).exp() for batch in batches(others, units)]
             return {absent[0]: torch.cat(posteriors).cpu().numpy()}
         self._warn_of_recipe()
-        filled = list(self._filled(layers, None, steps, burn_in))
-        return {name: torch.cat([batch[name] for batch in filled]).cpu().numpy() for name in absent}
+        filled = joined(self._filled_batches(layers, None, steps, burn_in))
+        return {name: filled[name].cpu().numpy() for name in absent}
+
+    # -- samples ----------------------------------------------------------------------------------
 
     def sample(
         self,
@@ -214,49 +219,53 @@ class MMVRBM(ArrayRBM):
         mask: Any = None,
         mean: bool = False,
     ) -> dict[str, Array]:
-        """Draw from the model by Gibbs sampling, with labels held fixed if they are given.
+        """Draw samples from the model by Gibbs sampling, optionally with fixed labels.
 
         Parameters
         ----------
         n : int, optional
-            Number of samples. Default: 1, or one for each label.
+            Number of samples. Default: 1, or one per label.
         label : label, array of labels, or dict of these, optional
-            The label of all samples, or one for each sample; by modality if several modalities are labels. Default:
-            labels are drawn, too.
+            Label of all samples, or one label per sample. If several modalities are labels, a dict by modality.
+            Default: labels are sampled too.
         steps, init, mask, mean
-            As for :meth:`MVRBM.sample`. With labels, `init` is ``"chains"``, ``"noise"`` or None, and chains start at
-            persistent chains that have the label, if there are any.
+            As for :meth:`MVRBM.sample`. With `label`, `init` must be ``"chains"``, ``"noise"`` or None, and chains
+            start from persistent chains with the same label if there are any.
 
         Returns
         -------
         dict of str to array
-            Samples by modality. Labels that were given as a vector are returned as a vector; with `mean`, labels that
-            are not fixed are the most probable ones.
+            Samples by modality. Labels that were vectors in the training data are returned as vectors. With `mean`,
+            labels that are not fixed are the most probable ones.
         """
         check_is_fitted(self)
         if label is None:
             drawn = super().sample(1 if n is None else n, steps=steps, init=init, mask=mask, mean=mean)
         else:
-            drawn = self._to_user(self._of_labels(label, n, steps, init, mask, mean))
+            drawn = self._to_user(self._sample_with_labels(label, n, steps, init, mask, mean))
         for name in self.classes_:
             drawn[name] = self.classes_[name][drawn[name].argmax(1)]
         found: dict[str, Array] = drawn
         return found
 
-    def _of_labels(self, label: Any, n: int | None, steps: int, init: Any, mask: Any, mean: bool) -> dict[str, Tensor]:
+    def _sample_with_labels(
+        self, label: Any, n: int | None, steps: int, init: Any, mask: Any, mean: bool
+    ) -> dict[str, Tensor]:
         if mask is not None or not (init is None or isinstance(init, str)):
-            raise ValueError("label cannot be combined with states in init or a mask: put the labels into init instead")
+            raise ValueError("label cannot be combined with a mask or with states in init: put the labels into init")
         given = dict(label) if isinstance(label, Mapping) else dict.fromkeys(self._labels, label)
         if not given or not set(given) <= set(self._labels) or (len(given) > 1 and not isinstance(label, Mapping)):
-            raise ValueError(f"label must be given by modality, for modalities that are labels: {self._labels}")
+            raise ValueError(f"label must be a dict by modality, for modalities that are labels: {self._labels}")
         codes = {name: label_codes(value, self._classes(name), n) for name, value in given.items()}
         n = max(map(len, codes.values()))
         codes = {name: part.expand(n) for name, part in codes.items()}
         rng = self._rng()
-        start, known = start_with_labels(self.machine_, codes, init, self.chains_, rng)
+        start, known = initial_states_with_labels(self.machine_, codes, init, self.chains_, rng)
         self._warn_of_recipe()
         with sensible_threads(self.machine_, n):
-            return self._draw(n, steps, rng, start, known, mean)
+            return self._run_chains(n, steps, rng, start, known, mean)
+
+    # -- files ------------------------------------------------------------------------------------
 
     def _description(self) -> dict[str, Any]:
         classes = {name: describe_classes(values) for name, values in self.classes_.items()}
@@ -264,7 +273,8 @@ class MMVRBM(ArrayRBM):
 
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         super()._restore(folder, described)
-        layers, self._label_names = self.machine_.layers, set(self._labels)
+        layers = self.machine_.layers
+        self._label_names = set(self._labels)
         self.classes_ = {name: classes_from(entry) for name, entry in described.get("classes", {}).items()}
         for name, classes in self.classes_.items():
             if layers[name].shape != classes.shape:
@@ -272,33 +282,44 @@ class MMVRBM(ArrayRBM):
         kinds = self._kinds(list(layers))
         if not all(is_named(unit, kinds[name]) for name, unit in layers.items()):
             units = {name: unit.name for name, unit in layers.items()}
-            raise ValueError(f"visible is {self.visible!r:.100}, but its units are {units}")
+            raise ValueError(f"visible is {self.visible!r:.100}, but the units are {units}")
         self.modalities_ = list(layers)
 
 
 def _is_label(unit: Unit) -> bool:
+    """Return whether a layer is a label: one one-hot row per sample."""
     return unit.entry_modes == 1 == len(unit.shape)
 
 
+def _label_vectors(parts: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the modalities that are vectors of integers, booleans, strings or objects: labels."""
+    arrays = {name: np.asarray(part) for name, part in parts.items()}
+    return {name: array for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "biuUO"}
+
+
+def _known_labels(y: Array) -> NDArray[np.bool_]:
+    """Return a mask of the labels that are neither None nor NaN, which is not equal to itself."""
+    return np.array([value is not None and value == value for value in y])
+
+
 def _one_hot(y: Array, known: NDArray[np.bool_], classes: Array) -> Array:
-    """Return labels as one-hot rows, in bytes, or in floats with NaN where they are not known."""
+    """Return labels as one-hot rows: in bytes, or in floats with rows of NaN if some labels are unknown."""
     codes = label_codes(y[known], classes, None).long().numpy()
     rows: Array = np.eye(len(classes), dtype=np.uint8)[codes]
-    if not known.all():
-        some, rows = rows, np.full((len(y), len(classes)), np.nan, np.float32)
-        rows[known] = some
-    return rows
+    if known.all():
+        return rows
+    all_rows = np.full((len(y), len(classes)), np.nan, np.float32)
+    all_rows[known] = rows
+    return all_rows
 
 
-def _for_each(
-    value: Any, names: Sequence[str], parameter: str, defaults: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the value of a parameter by modality: from a dict, which can leave out defaults, or from one value.
+def _by_modality(value: Any, names: Sequence[str], parameter: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of a parameter by modality.
 
-    Defaults come before one value for all.
+    A dict may omit modalities that have a default. A single value applies to all modalities without a default.
     """
-    values = dict(value) if isinstance(value, Mapping) else dict.fromkeys(names, value)
-    values = {**(defaults or {}), **values} if isinstance(value, Mapping) else {**values, **(defaults or {})}
+    by_name = isinstance(value, Mapping)
+    values = {**defaults, **value} if by_name else {**dict.fromkeys(names, value), **defaults}
     if set(values) != set(names):
         raise ValueError(f"{parameter} names modalities {sorted(values)}, but the data has {sorted(names)}")
     return values

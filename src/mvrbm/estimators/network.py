@@ -1,4 +1,4 @@
-"""Networks of structured layers: the upward pass of a stack of machines with a softmax on top, for backpropagation."""
+"""Networks with structured layers for backpropagation: the upward pass of a stack of machines, and a softmax."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,24 +13,27 @@ from mvrbm.estimators.inputs import VISIBLE
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
-_ROWS_OF_A_START = 4096  # samples from which the spread of the fields of a random start is computed
-_ROWS_OF_DISTANCES = 1024  # samples between which distances are computed
+# Number of samples from which `initialize` computes the scale of the fields.
+_INITIALIZATION_ROWS = 4096
+# Number of samples between which `class_distance` computes distances.
+_DISTANCE_ROWS = 1024
 
-#: Applied to data (number -1) and activations (0, 1, ...).
+#: Dropout: a function of activations and the index of their layer. The data has the index -1.
 Drop = Callable[[Tensor, int], Tensor]
 
 
 class StructuredNetwork(nn.Module):
-    r"""Fully connected network whose weights are couplings: the upward pass of a stack, and a softmax.
+    r"""Network whose weights are the couplings of a stack of machines, with logits on top.
 
-    :math:`z_0 = T(x - o)`, :math:`z_l = a(W_l z_{l-1} + c_l)`, logits :math:`A z_L + d`. Gaussian data is centered at
-    :math:`o`, its mean; :math:`o` is zero otherwise. :math:`a` is the activation of the units: the sigmoid for
-    Bernoulli layers, :math:`\max(0, \cdot)` for rectified ones.
+    .. math:: z_0 = T(x - o), \qquad z_l = a(W_l z_{l-1} + c_l), \qquad \text{logits} = A z_L + d
+
+    :math:`o` is the mean of Gaussian data, and zero for other data. :math:`a` is the activation of the units: the
+    sigmoid for Bernoulli layers, :math:`\max(0, \cdot)` for rectified layers.
 
     Parameters
     ----------
     machines : sequence of BoltzmannMachine
-        The stack. Couplings and hidden biases are learned; the visible units stay as they are.
+        The stack. Couplings and hidden biases are trained. Visible units are not.
     n_classes : int
         Number of logits.
     """
@@ -62,12 +65,12 @@ class StructuredNetwork(nn.Module):
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def inputs(self, x: Tensor, number: int = 0) -> Tensor:
-        """Return the input of the coupling of machine `number`: the statistic, around the mean for Gaussian data."""
+        """Return the input of the coupling of machine `number`: the statistic, which is centered for Gaussian data."""
         unit = self.stack[number].layers[VISIBLE]
         return unit.statistic(x - unit.bias if unit.arbitrary_zero else x)
 
     def features(self, x: Tensor, drop: Drop | None = None) -> Tensor:
-        """Activations of the top layer, (n, *hidden shape). `drop` is applied to the data and to every layer."""
+        """Return the activations of the top layer, (n, *hidden shape), with dropout of the data and of every layer."""
         z = x
         for number, machine in enumerate(self.stack):
             z = self.inputs(z, number)
@@ -78,32 +81,34 @@ class StructuredNetwork(nn.Module):
         return z
 
     def forward(self, x: Tensor, drop: Drop | None = None) -> Tensor:
-        """Logits, (n, n_classes)."""
+        """Return the logits, (n, n_classes)."""
         return self.features(x, drop).flatten(1) @ self.weight.T + self.bias
 
     @torch.no_grad()
     def center(self) -> None:
-        """Adapt the hidden biases of machines that were trained without it to the centering of Gaussian layers."""
+        """Adjust the hidden biases of machines that were trained on Gaussian data without centering."""
         for number, machine in enumerate(self.stack):
             zero = machine.like.new_zeros((1, *machine.layers[VISIBLE].shape))
             machine.hidden.absorb(-machine.links[VISIBLE].to_hidden(self.inputs(zero, number))[0])
 
     @torch.no_grad()
     def initialize(self, x: Tensor, weights: Tensor, rng: RandomSource) -> None:
-        """Set random weights whose fields have a spread that neither saturates nor vanishes from layer to layer.
+        """Set random weights such that the fields of every layer have a spread that neither saturates nor vanishes.
 
-        The spread is that of samples `x` (n, *visible shape) with their `weights` (n,).
+        The spread is computed for samples `x` (n, *visible shape) with `weights` (n,).
         """
         share = weights / weights.sum()
         for number, machine in enumerate(self.stack):
-            link, hidden = machine.links[VISIBLE], machine.hidden
-            if number == 0:  # higher layers keep location 0 and scale 1
+            link = machine.links[VISIBLE]
+            hidden = machine.hidden
+            if number == 0:  # the visible layers of higher machines keep location 0 and scale 1
                 mean = torch.tensordot(share, x, 1)
                 variance = torch.tensordot(share, (x - mean) ** 2, 1)
                 count = max(1, round(float(weights.sum())))
                 machine.layers[VISIBLE].initialize_from(mean, variance, count)
-                every = -(-len(x) // _ROWS_OF_A_START)
-                x, share = x[::every], share[::every] / share[::every].sum().clamp_min(1e-12)
+                every = -(-len(x) // _INITIALIZATION_ROWS)
+                x = x[::every]
+                share = share[::every] / share[::every].sum().clamp_min(1e-12)
             z = self.inputs(x, number)
             power = float((share * z.flatten(1).square().sum(1)).sum())
             link.initialize(rng, hidden.field_spread / math.sqrt(max(power, 1e-6)))
@@ -112,10 +117,10 @@ class StructuredNetwork(nn.Module):
 
 
 def field_of(link: Coupling, x: Tensor) -> Tensor:
-    """Return the coupling's `to_hidden`, for matrices laid out so that every product is one plain matrix product.
+    """Return `link.to_hidden(x)`. For Kronecker couplings of matrices, compute it with plain matrix products.
 
-    Intermediate arrays are stored as (I, n, J): the batch is part of one side of each product. With autograd this is a
-    third faster than `to_hidden`, and a test checks that both are equal.
+    Intermediate arrays have the layout (I, n, J), so that the batch is part of one side of each product. With autograd,
+    this is a third faster than `to_hidden`.
     """
     factors = link.matrix_factors()
     if factors is None:
@@ -128,23 +133,28 @@ def field_of(link: Coupling, x: Tensor) -> Tensor:
 
 
 def class_distance(inputs: Tensor, codes: Tensor) -> float:
-    """Return the median distance from a sample (n, *shape) to the nearest one of another class (n,)."""
-    every = -(-len(inputs) // _ROWS_OF_DISTANCES)
-    x, codes = inputs[::every].flatten(1), codes[::every]
+    """Return the median distance from a sample (n, *shape) to the nearest sample of another class (n,)."""
+    every = -(-len(inputs) // _DISTANCE_ROWS)
+    x = inputs[::every].flatten(1)
+    codes = codes[::every]
     distances = torch.cdist(x, x).masked_fill(codes[:, None] == codes, math.inf).amin(1)
-    return float(distances[distances.isfinite()].median()) if bool(distances.isfinite().any()) else 0.0
+    finite = distances[distances.isfinite()]
+    return float(finite.median()) if len(finite) else 0.0
 
 
 def virtual_adversarial_loss(
     network: StructuredNetwork, x: Tensor, distance: float, rng: RandomSource, certainty: float = 0.0
 ) -> Tensor:
-    r"""Change of the predictions when each sample moves in the direction in which they change most, (n,).
+    r"""Return the change of the predictions when each sample moves in the direction in which they change most, (n,).
 
-    :math:`\mathrm{KL}(p(\cdot \mid x) \,\|\, p(\cdot \mid x + r))`, with the first taken as fixed and :math:`T(r)`, in
-    which the scales of Gaussian entries do not matter, of length `distance` along the gradient of the divergence at a
-    random point of the sphere: one step of power iteration. After Miyato, Maeda, Koyama and Ishii, "Virtual adversarial
-    training", IEEE TPAMI 41 (2019).
-    `certainty` times the entropy of the predictions there is added.
+    The change is :math:`\mathrm{KL}(p(\cdot \mid x) \,\|\, p(\cdot \mid x + r))`, where the first distribution is held
+    constant. :math:`T(r)`, which measures Gaussian entries in standard deviations, has length `distance` and the
+    direction of the gradient of the divergence at a random point of the sphere: one step of power iteration.
+    `certainty` times the entropy of the predictions at :math:`x + r` is added.
+
+    References
+    ----------
+    Miyato, Maeda, Koyama and Ishii, "Virtual adversarial training", IEEE TPAMI 41 (2019).
     """
     scale = 1 / network.stack[0].layers[VISIBLE].inverse_scale()
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""The outlier detector with the contract of PyOD, for ``pip install 'mvrbm[pyod]'``: :class:`PyODDetector`.
+"""The outlier detector with PyOD's interface, :class:`PyODDetector`. It needs ``pip install 'mvrbm[pyod]'``.
 
-The class is made when it is first used, so that the package can be imported without PyOD.
+The class is created when it is first used, so that this module can be imported without PyOD.
 """
 
 import functools
@@ -19,19 +19,23 @@ def _make_class() -> type:
     base: Any = require("pyod.models.base", "PyODDetector", "pyod").BaseDetector
 
     class PyODDetector(base):
-        """Masked prediction with a Boltzmann machine, as a detector of PyOD: 1 is an outlier, high scores are unusual.
+        """Masked prediction with a Boltzmann machine, with PyOD's interface: outliers have the label 1 and high scores.
 
         Parameters
         ----------
         contamination : float
-            Share of outliers in the training data, above 0 and at most 0.5.
+            Fraction of outliers in the training data, above 0 and at most 0.5.
         detector : MVRBMOutlierDetector, optional
-            The detector, whose own `contamination` is not used. Default: one with default settings.
+            The detector. Its own `contamination` is ignored. Default: a detector with default settings.
 
         Attributes
         ----------
-        decision_scores_, labels_, threshold_
-            Scores of the training data, 1 for outliers among them, and the score above which samples are outliers.
+        decision_scores_ : array (n,)
+            Scores of the training data.
+        labels_ : array (n,)
+            1 for outliers in the training data, 0 for all other samples.
+        threshold_ : float
+            Samples with a higher score are outliers.
         detector_ : MVRBMOutlierDetector
             The fitted detector.
         """
@@ -41,7 +45,7 @@ def _make_class() -> type:
             self.detector = detector
 
         def fit(self, X: Any, y: Any = None) -> Self:
-            """Learn from data; `y` is ignored."""
+            """Train the detector. `y` is ignored."""
             self._set_n_classes(y)
             self.detector_ = (MVRBMOutlierDetector() if self.detector is None else clone(self.detector)).fit(X)
             self.decision_scores_ = self.decision_function(X)
@@ -49,10 +53,12 @@ def _make_class() -> type:
             return self
 
         def decision_function(self, X: Any) -> NDArray[np.floating[Any]]:
-            """Return the score of each sample, (n,): the higher, the more unusual."""
+            """Return the score of each sample, (n,). Higher is more unusual."""
             return -self.detector_.score_samples(X)
 
-    PyODDetector.__module__, PyODDetector.__qualname__ = __name__, PyODDetector.__name__  # so that it can be pickled
+    # Pickle finds the class by these names.
+    PyODDetector.__module__ = __name__
+    PyODDetector.__qualname__ = PyODDetector.__name__
     return PyODDetector
 
 

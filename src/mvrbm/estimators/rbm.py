@@ -1,4 +1,4 @@
-"""Estimators of one visible layer and one machine: RBM (vectors), MVRBM (matrices), TVRBM (any order)."""
+"""Estimators with one visible layer and one machine: RBM (vectors), MVRBM (matrices), TVRBM (arrays of any order)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from torch import Tensor
 
 from mvrbm.couplings import Coupling, Dense
 from mvrbm.errors import StorageError
-from mvrbm.estimators.base import ArrayRBM
-from mvrbm.estimators.inputs import VISIBLE, Array, ArrayInput, model_dtype, unit_named
-from mvrbm.estimators.parameters import unconnected
+from mvrbm.estimators.array_rbm import ArrayRBM
+from mvrbm.estimators.batches import Array, model_dtype
+from mvrbm.estimators.inputs import VISIBLE, ArrayInput
+from mvrbm.estimators.parameters import unconnected, unit_named
 from mvrbm.saving import register
 from mvrbm.units import Bernoulli, Unit
 
 
 class SingleLayerRBM(ArrayInput, ArrayRBM):
-    """Base class of the estimators with one visible layer: arrays or rows in, arrays or rows out."""
+    """Base class of the estimators with one visible layer, which take and return arrays or rows."""
 
-    def _layers(self, X: Any, *, reset: bool) -> dict[str, Any]:
+    def _read_layers(self, X: Any, *, reset: bool) -> dict[str, Any]:
         return {VISIBLE: self._read(X, reset=reset)}
 
-    def _units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
+    def _new_units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
         return {VISIBLE: unit_named(self.visible, tuple(layers[VISIBLE].shape[1:])).to(model_dtype(layers))}
 
     def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
@@ -51,8 +52,11 @@ class SingleLayerRBM(ArrayInput, ArrayRBM):
 class TVRBM(SingleLayerRBM):
     r"""Tensor-variate restricted Boltzmann machine, for samples of any order.
 
-    :math:`E(X, Y) = -\langle Y, X \times_1 U_1 \cdots \times_D U_D\rangle - \langle B, X\rangle - \langle C, Y\rangle`.
-    See :class:`MVRBM` for the parameters and attributes.
+    .. math::
+
+        E(X, Y) = -\langle Y, X \times_1 U_1 \cdots \times_D U_D\rangle - \langle B, X\rangle - \langle C, Y\rangle
+
+    With `rank` above 1, the coupling is the sum of `rank` such products.
 
     Parameters
     ----------
@@ -62,6 +66,10 @@ class TVRBM(SingleLayerRBM):
         See :class:`~mvrbm.MVRBM`.
     backend, random_state, device, verbose
         See :class:`~mvrbm.MVRBM`.
+
+    See Also
+    --------
+    MVRBM : The same model for matrices, which documents all parameters and attributes.
 
     Examples
     --------
@@ -89,65 +97,74 @@ class TVRBM(SingleLayerRBM):
 class MVRBM(TVRBM):
     r"""Matrix-variate restricted Boltzmann machine.
 
-    :math:`E(X, Y) = -\langle Y, U X V^\top\rangle - \langle B, X\rangle - \langle C, Y\rangle`, with sums of
-    `rank` such bilinear maps.
+    .. math:: E(X, Y) = -\langle Y, \textstyle\sum_r U_r X V_r^\top\rangle - \langle B, X\rangle - \langle C, Y\rangle
 
     Parameters
     ----------
     hidden_shape : tuple of int, optional
         Shape of the hidden layer, with as many axes as a sample. Default: the shape of a sample.
     rank : int
-        Number of bilinear maps whose sum is the coupling.
+        Number of bilinear maps :math:`U_r X V_r^\top` in the sum.
     coupling : Coupling or str, optional
-        Another coupling instead, such as ``Dense()``, ``CP(8)`` or ``"mpo:3"``. Default: ``Kronecker(rank)``.
+        Coupling to use instead of ``Kronecker(rank)``, such as ``Dense()``, ``CP(8)`` or ``"mpo:3"``.
     visible, hidden : str
-        Units of the data and hidden units: ``"bernoulli"`` (0 to 1), ``"gaussian"`` (real), ``"gaussian-learned"``
-        (with learned variances), ``"categorical"`` (one-hot along the last axis), or another of
-        :func:`mvrbm.units.unit_names`.
+        Units of the visible and the hidden layer: ``"bernoulli"`` (values from 0 to 1), ``"gaussian"`` (real values),
+        ``"gaussian-learned"`` (real values with learned variances), ``"categorical"`` (one-hot along the last axis), or
+        another name that :func:`mvrbm.units.unit_names` lists.
     visible_shape : tuple of int, optional
-        Shape of the array that a row of 2-D input stands for. Default: a row is a vector. Not needed for input of
+        Shape of a sample if the input has shape (n, n_features). Default: a row is a vector. Not needed for input of
         shape (n, I, J).
-    n_epochs, batch_size, learning_rate : optional
-        Number of epochs, number of samples per update, and step size. Default: the recipe's values (10, 100, and a step
-        size computed from the size of the layers, by the default recipe).
+    n_epochs : int, optional
+        Number of epochs. Default: 10, or the value of the recipe.
+    batch_size : int, optional
+        Number of samples per update. Default: 100, or the value of the recipe.
+    learning_rate : float, optional
+        Step size. Default: computed from the sizes of the layers, or the value of the recipe.
     recipe : str or Recipe
-        ``"default"`` (for features), ``"generative"`` (for samples and filling in), ``"paper"`` (Algorithm 1), or a
-        :class:`~mvrbm.training.Recipe`.
+        Training settings: ``"default"`` (for features), ``"generative"`` (for samples and for filling in missing
+        entries), ``"paper"`` (Algorithm 1 of the paper), or a :class:`~mvrbm.training.Recipe`.
     negative : {"cd", "pcd", "tempered"}, optional
         Negative phase: contrastive divergence, persistent chains, or persistent chains with parallel tempering.
-        Default: the recipe's (contrastive divergence).
-    n_chains, gibbs_steps : int, optional
-        Number of persistent chains (for ``"pcd"`` and ``"tempered"``), and of Gibbs steps per update. Default: 100 and
-        1, or the recipe's values.
+        Default: the negative phase of the recipe, which is ``"cd"`` for the default recipe.
+    n_chains : int, optional
+        Number of persistent chains, for ``"pcd"`` and ``"tempered"``. Default: 100, or the value of the recipe.
+    gibbs_steps : int, optional
+        Number of Gibbs steps per update. Default: 1, or the value of the recipe.
     warm_start : bool
-        Whether `fit` continues to train a fitted or loaded model for `n_epochs` more epochs, instead of starting anew.
+        Whether `fit` continues to train a fitted or loaded model for `n_epochs` more epochs, instead of training a new
+        model.
     backend : {"auto", "reference"}
-        The fastest implementation for the model and the device, or the reference with gradients by autograd.
+        ``"auto"`` selects the fastest implementation for the model and the device. ``"reference"`` computes gradients
+        by autograd.
     random_state : int, RandomState or None
         Random seed.
     device : str
-        ``"auto"`` is a GPU if there is one.
+        Device of the model, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if there is one.
     verbose : int
         Whether to show a progress bar.
 
     Attributes
     ----------
-    machine_, trainer_ : BoltzmannMachine, and Trainer or None
-        The model and its trainer, None after loading.
+    machine_ : BoltzmannMachine
+        The model.
+    trainer_ : Trainer or None
+        The trainer of the model. None after loading.
     history_ : list of dict
-        The metrics that callbacks logged.
+        Metrics that callbacks logged.
     visible_shape_ : tuple of int
         Shape of a sample.
     n_epochs_, n_updates_ : int
-        Number of epochs and updates that the model was trained for.
+        Number of epochs and updates that the model has been trained for.
     interrupted_ : bool
-        Whether the last `fit` was ended by Ctrl-C.
-    components_, intercept_visible_, intercept_hidden_ : array
-        Weights (n_hidden, n_visible_features), up to 67 million, and biases, as of scikit-learn's `BernoulliRBM`.
+        Whether Ctrl-C or SIGTERM stopped the last `fit`.
+    components_ : array of shape (n_hidden, n_visible_features)
+        Weights, as in scikit-learn's `BernoulliRBM`. Not available beyond 67 million entries.
+    intercept_visible_, intercept_hidden_ : array
+        Biases of the visible and the hidden layer, as in scikit-learn's `BernoulliRBM`.
     n_parameters_ : int
         Number of learned parameters.
     chains_ : dict of str to Tensor
-        Up to 100 persistent chains of training, by layer, from which `sample` starts; empty if there are none.
+        Up to 100 persistent chains of training, by layer, from which `sample` starts. Empty if there are none.
 
     Examples
     --------
@@ -169,22 +186,26 @@ class MVRBM(TVRBM):
 @register("RBM")
 @dataclass(eq=False, repr=False)
 class RBM(SingleLayerRBM):
-    r"""Classic restricted Boltzmann machine, :math:`E(x, y) = -y^\top W x - b^\top x - c^\top y`.
+    r"""Classic restricted Boltzmann machine.
 
-    See :class:`MVRBM` for the other parameters and the attributes.
+    .. math:: E(x, y) = -y^\top W x - b^\top x - c^\top y
 
     Parameters
     ----------
     hidden_shape : int
         Number of hidden units.
     coupling : Coupling or str, optional
-        Another coupling instead of the full matrix. Default: ``Dense()``.
+        Coupling to use instead of the full matrix, ``Dense()``.
     visible, hidden, visible_shape
         See :class:`~mvrbm.MVRBM`.
     n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
         See :class:`~mvrbm.MVRBM`.
     backend, random_state, device, verbose
         See :class:`~mvrbm.MVRBM`.
+
+    See Also
+    --------
+    MVRBM : Documents all parameters and attributes.
 
     Examples
     --------
@@ -204,7 +225,7 @@ class RBM(SingleLayerRBM):
     coupling: Any = None
     visible_shape: Sequence[int] | None = None
 
-    def _coupling(self, layer: str, units: Mapping[str, Unit]) -> Coupling:
+    def _new_coupling(self, layer: str, units: Mapping[str, Unit]) -> Coupling:
         return Dense() if self.coupling is None else unconnected(self.coupling)
 
     @classmethod
@@ -212,10 +233,10 @@ class RBM(SingleLayerRBM):
         """Return an RBM with the parameters of a fitted scikit-learn `BernoulliRBM`."""
         check_is_fitted(fitted, ["components_", "intercept_hidden_", "intercept_visible_"])
         weights = np.asarray(fitted.components_)
-        same = {name: getattr(fitted, name) for name in ("batch_size", "learning_rate", "random_state")}
-        estimator = cls(weights.shape[0], n_epochs=fitted.n_iter, device=device, **same)
+        settings = {name: getattr(fitted, name) for name in ("batch_size", "learning_rate", "random_state")}
+        estimator = cls(weights.shape[0], n_epochs=fitted.n_iter, device=device, **settings)
         unit = Bernoulli(weights.shape[1]).to(model_dtype({VISIBLE: weights}))
-        estimator._adopt(estimator._build({VISIBLE: unit}, 1))
+        estimator._set_machines(estimator._new_machines({VISIBLE: unit}, batch_size=1))
         machine = estimator.machine_
         with torch.no_grad():
             machine.links[VISIBLE].get_parameter("weight").copy_(torch.from_numpy(weights))

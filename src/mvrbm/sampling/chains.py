@@ -194,6 +194,7 @@ def sample(
     init: Visible | None = None,
     mask: Visible | None = None,
     mean: bool = False,
+    check: bool = True,
 ) -> State:
     """Draw n states by block Gibbs sampling, from given or random initial states.
 
@@ -211,6 +212,8 @@ def sample(
         True where `init` is known and must not change. Requires `init`.
     mean : bool
         Whether to return the means of the unknown visible entries given the last hidden arrays, instead of draws.
+    check : bool
+        Whether to check the shapes and values of `init`.
     """
     machine.check_bounded()
     if init is None:
@@ -218,7 +221,7 @@ def sample(
             raise ValueError("a mask needs init: it marks which of its entries are known")
         layers = independent_sample(machine, n, rng)
     else:
-        layers, _ = start_chains(machine, init, mask)
+        layers, _ = start_chains(machine, init, mask, check=check)
         check_count(layers, n, "n")
     return gibbs(machine, layers, steps, rng, mask=mask, mean=mean, check=False)
 
@@ -263,6 +266,7 @@ def conditional_mean(
     *,
     steps: int = 100,
     burn_in: int = 20,
+    check: bool = True,
 ) -> dict[str, Tensor]:
     """Estimate the mean of the unknown entries given the known ones, by clamped Gibbs sampling.
 
@@ -280,11 +284,13 @@ def conditional_mean(
         Source of the draws.
     steps, burn_in : int
         Number of steps to average over, and before these.
+    check : bool
+        Whether to check the shapes and values of `visible`.
     """
     whole_number(steps, "steps")
     whole_number(burn_in, "burn_in", 0)
     machine.check_bounded()
-    layers, masks = start_chains(machine, visible, mask)
+    layers, masks = start_chains(machine, visible, mask, check=check)
     states = copies(layers)
     step = _stepper(machine, states, masks)
     total = {name: torch.zeros_like(array) for name, array in states.items()}

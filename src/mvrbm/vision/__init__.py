@@ -1,36 +1,65 @@
 """Images: noise and its removal, resampling, color, quality measures and super-resolution.
 
-Files are read by :mod:`mvrbm.io.pictures`; figures are drawn in :mod:`mvrbm.report`.
+There are two estimators, :class:`SuperResolver` and :class:`PhotoDenoiser`, which share the stages of
+:mod:`mvrbm.vision.stages`. :mod:`mvrbm.vision.denoising` uses any trained machine as the prior of clean images.
+:mod:`mvrbm.io.pictures` reads and writes files, and :mod:`mvrbm.pages` draws figures.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from mvrbm.vision.color import luminance
+from mvrbm.vision.degradation import Degradation, estimate_degradation, estimate_noise, estimate_salt
 from mvrbm.vision.denoising import NOISES, add_noise, denoise, estimate_level
-from mvrbm.vision.photographs import (
-    Degradation,
-    clean_photograph,
-    denoise_photograph,
-    estimate_degradation,
-    estimate_noise,
-    estimate_salt,
-    restore_photograph,
-)
 from mvrbm.vision.quality import psnr, psnr_ssim
 from mvrbm.vision.resampling import enlarge_image, reduce_image
 
-__all__ = ["NOISES", "Degradation", "SuperResolver", "add_noise", "clean_photograph", "denoise"]
-__all__ += ["denoise_photograph", "enlarge_image", "estimate_degradation", "estimate_level", "estimate_noise"]
-__all__ += ["estimate_salt", "luminance", "psnr", "psnr_ssim", "reduce_image", "restore_photograph"]
-
-
 if TYPE_CHECKING:
-    from mvrbm.vision.superres import SuperResolver
+    from mvrbm.vision.photo_denoising import (
+        PhotoDenoiser,
+        clean_photograph,
+        denoise_photograph,
+        jpeg_level,
+        repair_photograph,
+    )
+    from mvrbm.vision.stage_training import TrainingStep
+    from mvrbm.vision.super_resolution import SuperResolver
+
+__all__ = [
+    "NOISES",
+    "Degradation",
+    "PhotoDenoiser",
+    "SuperResolver",
+    "TrainingStep",
+    "add_noise",
+    "clean_photograph",
+    "denoise",
+    "denoise_photograph",
+    "enlarge_image",
+    "estimate_degradation",
+    "estimate_level",
+    "estimate_noise",
+    "estimate_salt",
+    "jpeg_level",
+    "luminance",
+    "psnr",
+    "psnr_ssim",
+    "reduce_image",
+    "repair_photograph",
+]
+
+# Names imported on first use, because their modules import scikit-learn.
+_HOMES = {
+    "SuperResolver": "super_resolution",
+    "TrainingStep": "stage_training",
+    **dict.fromkeys(
+        ("PhotoDenoiser", "clean_photograph", "denoise_photograph", "jpeg_level", "repair_photograph"),
+        "photo_denoising",
+    ),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SuperResolver":  # see there
-        from mvrbm.vision import superres
-
-        return superres.SuperResolver
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"mvrbm.vision.{_HOMES[name]}"), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

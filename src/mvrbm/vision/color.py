@@ -1,4 +1,4 @@
-"""Luminance according to ITU-R BT.601, in the range of 16 to 235 that the literature measures in."""
+"""Color spaces: ITU-R BT.601 luminance in the range 16 to 235, as the literature measures it, and opponent colors."""
 
 from typing import Any
 
@@ -6,12 +6,15 @@ import numpy as np
 
 from mvrbm.vision.images import Array, check_image, round_to, white
 
-#: For R, G, B from 0 to 1: Y from 16 to 235 and Cb, Cr from 16 to 240, in units of a byte.
+#: Matrix from R, G, B in [0, 1] to Y (16 to 235) and Cb, Cr (16 to 240), in bytes, before the offset.
 BT601_MATRIX = np.array([[65.481, 128.553, 24.966], [-37.797, -74.203, 112.0], [112.0, -93.786, -18.214]])
 BT601_OFFSET = np.array([16.0, 128.0, 128.0])
 
-#: Increase of R, G and B per increase of luminance at constant chroma.
+#: Increase of R, G and B per unit of luminance at constant chroma.
 LUMINANCE_GAIN = 255 / float(BT601_MATRIX[0].sum())
+
+#: Orthonormal opponent colors, which keep white noise white. Rows: brightness, red minus blue, green minus both.
+OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [0.5, -1, 0.5]]) / np.sqrt([[3.0], [2.0], [1.5]])
 
 
 def luminance(image: Array) -> Array:
@@ -20,12 +23,12 @@ def luminance(image: Array) -> Array:
     Parameters
     ----------
     image : array (H, W) or (H, W, 3)
-        RGB in bytes, 16-bit numbers or floats from 0 to 1. A gray image is its own luminance.
+        RGB in bytes, 16-bit integers or floats from 0 to 1. Gray images are returned unchanged.
 
     Returns
     -------
     array (H, W)
-        Of the same type: black is 16/255 of white, white 235/255. Whole numbers are rounded.
+        Luminance of the same type: black is 16/255 and white 235/255 of its white. Integers are rounded.
     """
     if check_image(image).ndim == 2:
         return np.asarray(image)
@@ -36,7 +39,7 @@ def luminance(image: Array) -> Array:
 
 
 def check_rgb(image: Any) -> Array:
-    """Return an image, or raise ValueError if it is not RGB."""
+    """Return an image as an array, or raise ValueError if it is not RGB."""
     array = check_image(image)
     if array.ndim != 3 or array.shape[2] != 3:
         raise ValueError(f"image must be an array (rows, columns, 3) of RGB, got shape {array.shape}")

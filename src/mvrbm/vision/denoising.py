@@ -1,12 +1,12 @@
-r"""Noise on images: adding it, and removing it with a machine.
+r"""Adding noise to images, and removing it with any trained machine as the prior of clean images.
 
-In denoising the machine is the prior, the noise is the likelihood, and the clean image is inferred.
-With observed pixels y, clean pixels X and hidden Y,
+The machine is the prior, the noise model is the likelihood, and the clean image is inferred. With observed pixels y,
+clean pixels X and hidden units Y,
 
 .. math:: p(X, Y \mid y) \propto e^{-E(X, Y)} \prod_{ij} p(y_{ij} \mid x_{ij}).
 
-Given Y the pixels are independent, with the distribution of an :class:`~mvrbm.vision.observations.Observation`; given X
-the hidden units are independent of each other and of y. Mean field and Gibbs sampling need no more than that.
+Given Y, the pixels are independent, with the distribution of an :class:`~mvrbm.vision.observations.Observation`. Given
+X, the hidden units are independent of each other and of y. Mean field and Gibbs sampling use these two conditionals.
 """
 
 import functools
@@ -26,39 +26,44 @@ from mvrbm.vision.images import Array, check_gray_images, white
 from mvrbm.vision.observations import OBSERVATIONS, Observation
 from mvrbm.vision.patches import PatchGrid
 
-#: The kinds of noise. The level of salt-and-pepper noise is the share of pixels that it replaces, half of them by
-#: black and half by white; the level of Gaussian noise is its standard deviation as a share of white.
+#: Kinds of noise. The level of salt-and-pepper noise is the fraction of pixels that it replaces, half of them by black
+#: and half by white. The level of Gaussian noise is its standard deviation as a fraction of white.
 NOISES = ("salt-and-pepper", "gaussian")
 
-_PIXELS_AT_ONCE = 2**20  # pixels of patches that are inferred together, or that the noise is estimated from
-_PIXELS_PER_GROUP = 2**22  # pixels of images that are assembled from patches together
+# Pixels of patches that are inferred together. Noise is estimated from at most as many.
+_PIXELS_AT_ONCE = 2**20
+# Pixels of images that are assembled from patches together.
+_PIXELS_PER_GROUP = 2**22
+# Mean-field iterations in which the noise is estimated.
 _FIT_ROUNDS = 5
+# Initial estimates of the noise level.
 _START = {"salt-and-pepper": 0.05, "gaussian": 0.02}
 
 
 def add_noise(images: Any, noise: str = "salt-and-pepper", level: float = 0.1, seed: int = 0) -> Array:
-    r"""Return images with noise.
+    r"""Add noise to images.
 
     Parameters
     ----------
     images : array (n, rows, columns) or (rows, columns)
         Gray images: bytes, or floats from 0 (black) to 1 (white).
     noise : {"salt-and-pepper", "gaussian"}
-        Salt-and-pepper noise replaces a pixel with probability `level` by black or white, which are equally likely.
-        Gaussian noise is added: :math:`y = x + \text{level} \cdot \varepsilon`, :math:`\varepsilon \sim N(0, 1)`.
+        Salt-and-pepper noise replaces a pixel by black or white, each with probability `level` / 2. Gaussian noise is
+        additive: :math:`y = x + \text{level} \cdot \varepsilon`, :math:`\varepsilon \sim N(0, 1)`.
     level : float
-        Amount of noise: from 0 to 1 for salt-and-pepper noise, and the standard deviation of Gaussian noise as a
-        share of white, so that 0.1 is 25.5 for bytes.
+        Probability of replacing a pixel, from 0 to 1, or standard deviation of Gaussian noise as a fraction of white:
+        0.1 is 25.5 for bytes.
     seed : int
         Random seed.
 
     Returns
     -------
     array like `images`
-        Of the same shape and type. Bytes are rounded and clipped to 0 to 255; floats are not clipped.
+        Noisy images of the same shape and type. Bytes are rounded and clipped; floats are not clipped.
     """
     array = check_gray_images(images)
-    random, top = np.random.default_rng(seed), int(white(array.dtype))
+    random = np.random.default_rng(seed)
+    top = int(white(array.dtype))
     if choice(noise, "noise", NOISES) == "gaussian":
         noisy = array + number(level, "level") * top * random.standard_normal(array.shape)
         return (np.clip(np.rint(noisy), 0, 255) if top == 255 else noisy).astype(array.dtype)
@@ -68,13 +73,14 @@ def add_noise(images: Any, noise: str = "salt-and-pepper", level: float = 0.1, s
 
 
 def robust_sigma(images: Array) -> float:
-    r"""Return the standard deviation of Gaussian noise on images (n, rows, columns), from their finest details.
+    r"""Estimate the standard deviation of Gaussian noise on images (n, rows, columns) from their finest details.
 
-    For each block of 2x2 pixels :math:`d = (a - b - c + e) / 2` has the standard deviation of the noise and hardly
-    depends on a smooth image; :math:`\operatorname{median} |d| / 0.6745` is robust against the few edges (Donoho and
-    Johnstone, 1994). It is 0 if images have no 2x2 blocks.
+    For each block of 2x2 pixels, :math:`d = (a - b - c + e) / 2` has the standard deviation of the noise and hardly
+    depends on a smooth image. The estimate :math:`\operatorname{median} |d| / 0.6745` is robust against a few edges
+    (Donoho and Johnstone, 1994). It is 0 for images smaller than 2x2.
     """
-    rows, columns = images.shape[1] // 2 * 2, images.shape[2] // 2 * 2
+    rows = images.shape[1] // 2 * 2
+    columns = images.shape[2] // 2 * 2
     if not rows * columns:
         return 0.0
     even = np.asarray(images[:, :rows, :columns], np.float64)
@@ -95,21 +101,22 @@ def posterior_mean(
 ) -> Tensor:
     r"""Infer clean images by mean field or, with a random source, by block Gibbs sampling: (n, I, J) -> (n, I, J).
 
-    Mean field approximates the posterior by :math:`q(X) q(Y)`; each round updates the two in turn,
+    Mean field approximates the posterior by :math:`q(X) q(Y)`. Each round updates both factors,
 
     .. math:: q(Y) = p\big(Y \mid \bar X\big), \qquad
               q(x_{ij}) \propto p(x_{ij} \mid f_{ij})\, p(y_{ij} \mid x_{ij}), \quad f = W^\top \bar Y,
 
-    with bars for means. For binary pixels and for Gaussian units these are the coordinate steps of the variational
-    bound :math:`E_q[-E(X, Y) + \log p(y \mid X)] + H(q)`, which no step lowers. For gray values in Bernoulli units the
-    observation supplies the distribution of pixels given their mean, as the machine has none.
+    where bars denote means. For binary pixels and for Gaussian units this is coordinate ascent on the variational bound
+    :math:`E_q[-E(X, Y) + \log p(y \mid X)] + H(q)`. For gray values in Bernoulli units the machine defines no
+    distribution of pixels given their mean, and the observation supplies one.
 
     Gibbs sampling draws :math:`Y \sim p(Y \mid X)` and :math:`x_{ij} \sim p(x_{ij} \mid y_{ij}, f_{ij})`. The result
-    averages the means :math:`E[x_{ij} \mid y_{ij}, f_{ij}]`, which vary less than the samples, over `rounds` steps
+    is the average of :math:`E[x_{ij} \mid y_{ij}, f_{ij}]`, which varies less than the samples, over `rounds` steps
     after `burn_in` steps. With `fit`, the observation estimates its unknown parameters in every round.
     """
     (name,) = machine.layers
-    x, total = observation.first_guess(y), torch.zeros_like(y)
+    x = observation.first_guess(y)
+    total = torch.zeros_like(y)
     for step in range(burn_in + rounds):
         field = machine.hidden_field({name: x})
         hidden = machine.hidden.mean(field) if rng is None else machine.hidden.sample(field, rng)
@@ -139,44 +146,46 @@ def denoise(
     values: str = "auto",
     seed: int = 0,
 ) -> Array:
-    r"""Infer clean images from noisy ones.
+    r"""Infer clean images from noisy ones with a trained machine.
 
     Parameters
     ----------
     model : BoltzmannMachine or fitted estimator
-        The prior: one visible layer of matrices of Bernoulli or Gaussian units.
+        The prior of clean images, with one visible layer of matrices of Bernoulli or Gaussian units.
     images : array (n, rows, columns) or (rows, columns)
         Gray images, bytes or floats from 0 (black) to 1 (white). Bytes are scaled as in training: to [0, 1] for
-        Bernoulli units, not at all for Gaussian ones. Images larger than those of the model are denoised by
+        Bernoulli units, and not at all for Gaussian units. Images larger than those of the model are denoised in
         overlapping patches, which are averaged.
     noise : {"salt-and-pepper", "gaussian"}
         Kind of noise; see :func:`add_noise`.
     level : float, optional
-        Level of the noise: the share of pixels that it replaces, or its standard deviation as a share of white.
-        Default: estimated, one level for all images.
+        Fraction of pixels that the noise replaces, or its standard deviation as a fraction of white. Default: one level
+        for all images, which is estimated.
     method : {"mean-field", "gibbs"}
-        Inference of the clean images: see :func:`posterior_mean`.
-    rounds, steps, burn_in : int
-        Rounds of mean field; Gibbs steps to average over, and steps before these.
+        Method of inference; see :func:`posterior_mean`.
+    rounds : int
+        Mean-field iterations.
+    steps, burn_in : int
+        Gibbs steps to average over, and Gibbs steps before averaging.
     stride : int, optional
-        Pixels from one patch to the next; default: a quarter of the smaller side of the model's images. A smaller
-        stride gives better images, more slowly.
+        Pixels from one patch to the next. A smaller stride gives better images and takes longer. Default: a quarter of
+        the smaller side of the model's images.
     values : {"auto", "binary", "gray"}
-        Kind of clean pixels of Bernoulli units: only black and white, or gray values that stand for means.
-        `auto` is binary if images with salt-and-pepper noise have no gray pixel, and gray otherwise.
+        Values of clean pixels in Bernoulli units: only black and white, or gray values that represent means. ``"auto"``
+        selects binary if images with salt-and-pepper noise have no gray pixel, and gray otherwise.
     seed : int
         Random seed of Gibbs sampling.
 
     Returns
     -------
     array like `images`
-        Means of the clean images, of the same shape and type.
+        Posterior means of the clean images, of the same shape and type.
 
     Notes
     -----
-    With salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. How often clean gray
-    pixels are exactly black or white, on which the result depends, is estimated from the images, from at most about a
-    million pixels. Elsewhere the result is the mean under the model, which must have been trained on similar images.
+    With salt-and-pepper noise, pixels that are neither black nor white are returned unchanged. The result depends on
+    how often clean gray pixels are exactly black or white, which is estimated from about a million pixels of the
+    images. The model must have been trained on similar images.
 
     Examples
     --------
@@ -189,53 +198,54 @@ def denoise(
     (2, 8, 8)
     """
     gibbs = choice(method, "method", ("mean-field", "gibbs")) == "gibbs"
-    rounds, steps = whole_number(rounds, "rounds"), whole_number(steps, "steps")
+    rounds = whole_number(rounds, "rounds")
+    steps = whole_number(steps, "steps")
     burn_in = whole_number(burn_in, "burn_in", 0)
-    task = _Task(model, images, noise, level, stride, values)
-    rng = RandomSource(seed, device=task.machine.like.device)
+    request = _Request(model, images, noise, level, stride, values)
+    rng = RandomSource(seed, device=request.machine.like.device)
     how: dict[str, Any] = {"rounds": steps, "burn_in": burn_in, "rng": rng} if gibbs else {"rounds": rounds}
-    infer = functools.partial(posterior_mean, task.machine, task.observation)
-    with sensible_threads(task.machine, task.patches_at_once):
-        if task.observation.needs_fit:
-            y = task.fit(max(rounds, _FIT_ROUNDS))
+    infer = functools.partial(posterior_mean, request.machine, request.observation)
+    with sensible_threads(request.machine, request.patches_at_once):
+        if request.observation.needs_fit:
+            y = request.fit(max(rounds, _FIT_ROUNDS))
             if gibbs:
                 infer(y, _FIT_ROUNDS, rng=rng, fit=True)
-        out = np.empty(task.batch.shape, task.batch.dtype)
-        for first in range(0, len(out), task.images_at_once):
-            noisy = task.batch[first : first + task.images_at_once]
-            grid = task.grid(len(noisy))
-            starts = range(0, len(grid), task.patches_at_once)
-            numbers = (np.arange(start, min(start + task.patches_at_once, len(grid))) for start in starts)
-            pieces = (infer(task.tensor(grid.cut(noisy, which)), **how).cpu().numpy() for which in numbers)
-            out[first : first + task.images_at_once] = task.as_given(grid.average(pieces), noisy)
+        out = np.empty(request.batch.shape, request.batch.dtype)
+        for first in range(0, len(out), request.images_at_once):
+            noisy = request.batch[first : first + request.images_at_once]
+            grid = request.grid(len(noisy))
+            starts = range(0, len(grid), request.patches_at_once)
+            numbers = (np.arange(start, min(start + request.patches_at_once, len(grid))) for start in starts)
+            pieces = (infer(request.tensor(grid.cut(noisy, which)), **how).cpu().numpy() for which in numbers)
+            out[first : first + request.images_at_once] = request.as_given(grid.average(pieces), noisy)
     return out.reshape(np.shape(images))
 
 
 def estimate_level(
     model: Any, images: Any, *, noise: str = "salt-and-pepper", stride: int | None = None, values: str = "auto"
 ) -> float:
-    """Estimate the level of the noise on images, as :func:`denoise` does by default.
+    """Estimate the noise level of images, as :func:`denoise` does by default.
 
     Parameters
     ----------
     model, images, noise, stride, values
-        As for :func:`denoise`.
+        See :func:`denoise`.
 
     Returns
     -------
     float
-        The share of pixels replaced by salt-and-pepper noise, which are black or white more often than the prior
-        explains; or the standard deviation of Gaussian noise as a share of white.
+        The fraction of pixels replaced by salt-and-pepper noise, estimated from the black and white pixels that the
+        prior does not explain, or the standard deviation of Gaussian noise as a fraction of white.
     """
-    task = _Task(model, images, noise, None, stride, values)
-    with sensible_threads(task.machine, task.patches_at_once):
-        if task.observation.needs_fit:
-            task.fit(_FIT_ROUNDS)
-    return task.observation.level
+    request = _Request(model, images, noise, None, stride, values)
+    with sensible_threads(request.machine, request.patches_at_once):
+        if request.observation.needs_fit:
+            request.fit(_FIT_ROUNDS)
+    return request.observation.level
 
 
-class _Task:
-    """Checked arguments, and the conversion of images to tensors and back."""
+class _Request:
+    """The checked arguments of :func:`denoise`, and conversions between images and tensors."""
 
     def __init__(self, model: Any, images: Any, noise: str, level: float | None, stride: Any, values: str) -> None:
         self.machine, unit = _prior(model)
@@ -255,7 +265,7 @@ class _Task:
         if self.salty and (batch.min() < 0 or batch.max() > self.white):
             found = f"{batch.min():g} to {batch.max():g}"
             raise ValueError(f"images with salt-and-pepper noise must be from 0 (black) to 1 (white), got {found}")
-        # Whether clean images lie between black and white.
+        # Whether clean images are clipped to black and white.
         self.bounded = self.salty or not unit.gaussian or batch.dtype == np.uint8
         top = 255 * unit.byte_scale if batch.dtype == np.uint8 else 1.0
         self.patches_at_once = max(1, _PIXELS_AT_ONCE // math.prod(self.patch))
@@ -265,10 +275,10 @@ class _Task:
         elif values == "auto":
             values = "binary" if self.salty and not bool(self._gray(batch).any()) else "gray"
         self.observation = OBSERVATIONS[noise][values](unit, level, top, self._start(noise))
-        self.unit_of_model = self.white / top  # in the units of the images
+        self.unit_of_model = self.white / top  # value in the images of a pixel that is 1 in the model
 
     def _start(self, noise: str) -> float:
-        """Return where the estimate of the level starts."""
+        """Return the initial estimate of the noise level."""
         if self.salty:
             return _START[noise]
         n = min(self.images_at_once, len(self.batch))
@@ -282,7 +292,7 @@ class _Task:
         return PatchGrid(n, (self.batch.shape[1], self.batch.shape[2]), self.patch, self.stride)
 
     def fit(self, rounds: int) -> Tensor:
-        """Fit the observation by mean field, and return the patches that it was fitted to, from all over the images."""
+        """Fit the observation by mean field to patches from all over the images, and return these patches."""
         grid = self.grid(len(self.batch))
         which = np.unique(np.linspace(0, len(grid) - 1, self.patches_at_once).astype(np.int64))
         y = self.tensor(grid.cut(self.batch, which))
@@ -290,11 +300,11 @@ class _Task:
         return y
 
     def tensor(self, patches: Array) -> Tensor:
-        # Divided, not multiplied by a rounded 1/255: white has to be white exactly.
+        # Division instead of multiplication by a rounded 1/255, so that white is exactly 1.
         return torch.from_numpy(np.ascontiguousarray(patches)).to(self.machine.like) / self.unit_of_model
 
     def as_given(self, clean: Array, noisy: Array) -> Array:
-        """Return clean images in the units and the type of the noisy ones."""
+        """Convert clean images to the units and the type of the noisy ones."""
         clean = clean * self.unit_of_model
         if self.bounded:
             clean = np.clip(clean, 0, self.white)

@@ -1,7 +1,7 @@
-"""Image arrays: which shapes and types are accepted, the value of white, conversion between types, flips and turns.
+"""Image arrays: validation, the value of white, conversion between types, flips and rotations.
 
-Images are NumPy arrays (rows, columns) or (rows, columns, channels) of bytes, 16-bit numbers or floats, with black
-at 0 and white at 255, 65535 or 1. Files are read and written by :mod:`mvrbm.io.pictures`.
+Images are NumPy arrays (rows, columns) or (rows, columns, channels) of bytes, 16-bit integers or floats, with black at
+0 and white at 255, 65535 or 1. :mod:`mvrbm.io.pictures` reads and writes files.
 """
 
 from typing import Any
@@ -13,9 +13,9 @@ Array = NDArray[Any]
 
 
 def check_image(image: Any, *, unit_range: bool = False, noise: float = 0.0) -> Array:
-    """Return an image as an array (H, W) or (H, W, C), or raise ValueError for another shape or type.
+    """Return an image as an array (H, W) or (H, W, C), or raise ValueError for other shapes and types.
 
-    With `unit_range`, images of floats must lie between 0 and 1, or beyond by no more than `noise`.
+    With `unit_range`, floats must lie in [-noise, 1 + noise].
     """
     array = np.asarray(image)
     if array.ndim not in (2, 3) or 0 in array.shape:
@@ -28,7 +28,7 @@ def check_image(image: Any, *, unit_range: bool = False, noise: float = 0.0) -> 
 
 
 def check_gray_images(images: Any) -> Array:
-    """Return gray images as an array (rows, columns) or (n, rows, columns) of bytes or finite floats."""
+    """Return gray images (rows, columns) or (n, rows, columns) as an array of bytes or finite floats."""
     array = np.asarray(images)
     if array.dtype != np.uint8 and array.dtype.kind != "f":
         raise ValueError(f"images must be bytes (uint8) or floats, got {array.dtype}")
@@ -45,18 +45,18 @@ def white(dtype: np.dtype[Any]) -> float:
 
 
 def to_dtype(image: Array, dtype: Any) -> Array:
-    """Convert an image of floats from 0 to 1 to another type: clipped, and rounded half up for whole numbers."""
+    """Convert an image of floats from 0 to 1 to another type. Values are clipped, and rounded half up to integers."""
     dtype = np.dtype(dtype)
     return round_to(np.clip(image, 0, 1) * image.dtype.type(white(dtype)), dtype)
 
 
 def round_to(values: Any, dtype: np.dtype[Any]) -> Array:
-    """Convert values to a type: rounded half up for whole numbers."""
+    """Convert values to a type. Integers are rounded half up."""
     return np.asarray(np.floor(values + 0.5) if dtype.kind == "u" else values).astype(dtype)
 
 
 def turned(image: Array, turn: int) -> Array:
-    """Return one of the eight flips and turns of an image (rows, columns), numbered from 0."""
+    """Return the flip or rotation of an image (rows, columns, ...) with a number from 0 to 7."""
     image = np.rot90(image, turn % 4)
     return image[:, ::-1] if turn >= 4 else image
 

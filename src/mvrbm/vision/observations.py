@@ -1,9 +1,9 @@
-r"""What an observed, noisy pixel says about the clean one.
+r"""Noise models: the distribution of a clean pixel given the observed, noisy one.
 
-A machine gives each clean pixel a distribution :math:`p(x \mid f)` in the field :math:`f` of the hidden layer; noise
-gives :math:`p(y \mid x)` of the observed pixel. An :class:`Observation` combines the two: mean and samples of
-:math:`p(x \mid y, f) \propto p(y \mid x)\, p(x \mid f)`, pixel by pixel. The hidden layer is inferred elsewhere, in
-:mod:`mvrbm.vision.denoising`.
+A machine gives each clean pixel a distribution :math:`p(x \mid f)` in the field :math:`f` of the hidden layer, and the
+noise gives :math:`p(y \mid x)` for the observed pixel. An :class:`Observation` computes the mean and samples of
+:math:`p(x \mid y, f) \propto p(y \mid x)\, p(x \mid f)`, pixel by pixel. :mod:`mvrbm.vision.denoising` infers the
+hidden layer.
 """
 
 import math
@@ -19,34 +19,41 @@ from mvrbm.random import RandomSource
 from mvrbm.units import Gaussian, Unit
 from mvrbm.vision.images import Array
 
+# Bounds of the estimated standard deviation of Gaussian noise.
 _SIGMA_BOUNDS = (1e-3, 10.0)
-_OBSERVED = 193  # observed values of which posteriors are tabulated
-# Means are counted in bins that are equally spaced in their log-odds, from -_LOGITS to _LOGITS.
+# Number of observed values for which posteriors are tabulated.
+_OBSERVED = 193
+# Means are counted in bins with equally spaced log-odds from -_LOGITS to _LOGITS.
 _LOGITS = 12.0
+# Number of these bins.
 _BINS = 129
+# Mean of each bin.
 _BIN_MEANS = torch.sigmoid(torch.linspace(-_LOGITS, _LOGITS, _BINS, dtype=torch.float64))  # (bins,)
 
-# The gray levels of which probabilities are tabulated.
+# Gray levels for which probabilities are tabulated.
 _GRAYS = torch.linspace(0, 1, 65, dtype=torch.float64)  # (levels,)
 
 
 class Observation(ABC):
-    r"""Clean pixels given observed ones and the field of the hidden layer, :math:`p(x \mid y, f)`.
+    r"""The distribution of clean pixels given observed ones and the field of the hidden layer, :math:`p(x \mid y, f)`.
 
-    The visible layer `unit` of the machine gives :math:`p(x \mid f)`. `level` is the level of the noise; default:
-    estimated by :meth:`fit`, from `start` on. Black is 0, and `white` is the value of white.
+    `unit` is the visible layer of the machine, which defines :math:`p(x \mid f)`. `level` is the noise level; if it is
+    None, :meth:`fit` estimates it, starting at `start`. Black is 0, and `white` is the value of white.
     """
 
-    #: Whether :meth:`fit` always, or never, has parameters to estimate; None: if the level is unknown.
+    #: Whether :meth:`fit` has parameters to estimate: always, never, or (None) only if the level is unknown.
     fits: ClassVar[bool | None] = None
 
     def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
-        self.unit, self.white, self.start = unit, white, start
-        self.known, self.level = level is not None, start if level is None else level
+        self.unit = unit
+        self.white = white
+        self.start = start
+        self.known = level is not None
+        self.level = start if level is None else level
         self.needs_fit = not self.known if self.fits is None else self.fits
 
     def first_guess(self, y: Tensor) -> Tensor:
-        """Return the clean images to start from: (n, I, J) -> (n, I, J)."""
+        """Return initial clean images: (n, I, J) -> (n, I, J)."""
         return y
 
     @abstractmethod
@@ -57,49 +64,51 @@ class Observation(ABC):
     def sample(self, field: Tensor, y: Tensor, rng: RandomSource) -> Tensor:
         r"""Draw the clean pixels: fields and observed pixels (n, I, J) -> (n, I, J)."""
 
-    def fit(self, field: Tensor, y: Tensor) -> None:  # noqa: B027  (some have nothing to estimate)
+    def fit(self, field: Tensor, y: Tensor) -> None:  # noqa: B027  (some subclasses estimate nothing)
         """Estimate the unknown parameters of the noise and of the pixels from fields and observed pixels."""
 
 
 class GrayPixels:
-    r"""Distribution of gray pixels of mean :math:`\mu`: black, white, or gray with a beta distribution.
+    r"""Distribution of gray pixels with mean :math:`\mu`: black, white, or gray with a beta distribution.
 
-    Bernoulli units that were trained on gray data predict the mean of a pixel, but not how it is distributed around it.
+    Bernoulli units trained on gray data predict the mean of a pixel, but not its distribution around the mean.
 
     .. math:: p(0 \mid \mu) = a_0 (1 - \mu)^{k_0}, \qquad p(1 \mid \mu) = a_1 \mu^{k_1},
               \qquad 0 < a \le 1,\ k \ge 1.
 
-    The mean of the gray pixels makes :math:`E[x \mid \mu] = \mu`. With :math:`a = k = 1` pixels are binary; with
-    :math:`a = 1` and whole :math:`k` a gray value is like the mean of :math:`k` binary draws. The parameters, a_0, k_0,
-    a_1 and k_1, are numbers, or tensors of one number while they are being fitted. Only :meth:`levels` needs the
-    concentration of the beta distribution.
+    The mean of the beta distribution is such that :math:`E[x \mid \mu] = \mu`. With :math:`a = k = 1`, pixels are
+    binary. With :math:`a = 1` and integer :math:`k`, a gray value is distributed like the mean of :math:`k` binary
+    draws. The parameters a_0, k_0, a_1 and k_1 are numbers, or scalar tensors during fitting. Only :meth:`levels` uses
+    the concentration of the beta distribution.
     """
 
-    # Center of the weak prior of the fit; in images of digits few pixels are exactly 255.
+    # Center of the weak prior of the fit. Few pixels in images of digits are exactly 255.
     usual = (0.95, 3.0, 0.3, 2.0)
     usual_concentration = 1.5
 
     def __init__(self, parameters: Sequence[Any] = usual, concentration: Any = None) -> None:
-        self.parameters, self.concentration = tuple(parameters), concentration
+        self.parameters = tuple(parameters)
+        self.concentration = concentration
 
     def ends(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities of black and of white, each of the shape of the means."""
+        """Return the probabilities of black and of white for each mean."""
         black, black_power, white, white_power = self.parameters
         return black * (1 - mean) ** black_power, white * mean**white_power
 
     def levels(self, mean: Tensor) -> Tensor:
-        """Return the probability of each of the gray levels: (bins,) -> (bins, levels)."""
+        """Return the probability of each gray level: (bins,) -> (bins, levels)."""
         black, white = self.ends(mean)
         rest = (1 - black - white).clamp(min=1e-12)
         center = ((mean - white) / rest).clamp(1e-6, 1 - 1e-6)[:, None]
         inner = _GRAYS[1:-1]
-        up, down = center * self.concentration - 1, (1 - center) * self.concentration - 1
+        up = center * self.concentration - 1
+        down = (1 - center) * self.concentration - 1
         beta = torch.softmax(up * inner.log() + down * torch.log1p(-inner), 1)
         return torch.cat([black[:, None], rest[:, None] * beta, white[:, None]], 1)
 
 
 def _count_by_mean(mean: Tensor, column: Tensor, n_columns: int) -> Tensor:
-    """Count pixels by the bin of their mean and by a column number: two tensors of one shape -> (bins, n_columns)."""
+    """Count pixels by the bin of their mean and by column: two tensors of equal shape -> (bins, n_columns)."""
     logit = torch.logit(mean, eps=1e-7)
     row = ((logit + _LOGITS) / (2 * _LOGITS) * (_BINS - 1)).round().long().clamp(0, _BINS - 1)
     counts = torch.bincount((row * n_columns + column).reshape(-1), minlength=_BINS * n_columns)
@@ -115,17 +124,17 @@ def _fit_gray_pixels(
     spread: bool = False,
     usual_level: float | None = None,
 ) -> tuple[GrayPixels, float]:
-    """Return the most probable distribution and, unless it is known, level of the noise.
+    """Fit the distribution of gray pixels and, unless it is known, the noise level.
 
-    The log-likelihood maps a distribution and a level to a scalar. `level` is the known one, or where the estimate
-    starts, within `bounds`; `spread` tells whether to fit the concentration too. All parameters are fitted on a
-    logarithmic scale with normal priors of standard deviation 1, as weak as a few pixels, around the values of
-    :class:`GrayPixels` and around `usual_level` (default: no prior of the level).
+    The log-likelihood maps a distribution and a level to a scalar. `level` is the known level, or the
+    initial value of an estimate within `bounds`. `spread` says whether to fit the concentration too. All parameters are
+    fitted on a logarithmic scale with normal priors of standard deviation 1, which count as much as a few pixels. The
+    priors are centered at the values of :class:`GrayPixels` and at `usual_level` (None: no prior for the level).
     """
     from scipy.optimize import minimize
 
     usual = [*GrayPixels.usual, *([GrayPixels.usual_concentration] if spread else [])]
-    # Not from the last result: that of a first round may lie at a bound, from which convergence is slow.
+    # The last result may lie at a bound, from which convergence is slow, so it is not the starting point.
     start = [*usual, *([] if known else [level])]
     limits = [(1e-3, 1), (1, 30), (1e-4, 1), (1, 30), *([(0.2, 50)] if spread else []), *([] if known else [bounds])]
     usual += [] if known or usual_level is None else [usual_level]
@@ -152,15 +161,15 @@ def _fit_gray_pixels(
 class SaltAndPepper(Observation):
     r"""Salt-and-pepper noise of rate :math:`\rho` on binary pixels.
 
-    Noise makes a pixel black or white with :math:`\rho / 2` each. One observed as black or white, :math:`v`, is
-    unchanged with probability
+    Noise makes a pixel black or white with probability :math:`\rho / 2` each. A pixel observed as :math:`v`, black or
+    white, is unchanged with probability
 
     .. math:: w = \frac{(1 - \rho)\, p(x = v \mid f)}{(1 - \rho)\, p(x = v \mid f) + \rho / 2},
 
-    and otherwise carries no information about the clean one: its mean is :math:`w v + (1 - w)\, E[x \mid f]`. For gray
-    pixels :math:`w = 1`. Here pixels are binary, :math:`p(x = 1 \mid f) = \sigma(b + f)`, and all of this is exact;
-    subclasses have other probabilities of black and white. Expectation maximization estimates :math:`\rho` as the mean
-    of :math:`1 - w`.
+    and otherwise carries no information about the clean pixel, so the posterior mean is
+    :math:`w v + (1 - w)\, E[x \mid f]`. For gray pixels :math:`w = 1`. In this class pixels are binary,
+    :math:`p(x = 1 \mid f) = \sigma(b + f)`, and the posterior is exact. Subclasses define other probabilities of black
+    and white. Expectation maximization estimates :math:`\rho` as the mean of :math:`1 - w`.
     """
 
     def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,28 +199,30 @@ class SaltAndPepper(Observation):
         ends = torch.where(y <= 0, black, white)[extreme]
         for _ in range(30):
             replaced = self.level / 2 / ((1 - self.level) * ends + self.level / 2)
-            # Half a pixel more of each kind keeps the rate between 0 and 1.
+            # Half a pseudo-count of each kind keeps the rate between 0 and 1.
             self.level = (float(replaced.double().sum()) + 0.5) / (y.numel() + 1)
 
 
 class SaltAndPepperOnReal(SaltAndPepper):
     r"""Salt-and-pepper noise on Gaussian units, whose pixels are clipped to black and white.
 
-    With :math:`x \mid f \sim N(m, s^2)` a clean pixel is black if it is below half a step of 255, so
+    With :math:`x \mid f \sim N(m, s^2)`, a clean pixel is black if it rounds to the byte 0, so
     :math:`p(0 \mid f) = \Phi((\delta - m) / s)` with :math:`\delta` = white / 510, and likewise for white.
     """
 
     def ends(self, field: Tensor) -> tuple[Tensor, Tensor]:
-        mean, scale = self.unit.mean(field), cast(Gaussian, self.unit).scale
-        below, above = self.white / 510 - mean, mean - self.white + self.white / 510
+        mean = self.unit.mean(field)
+        scale = cast(Gaussian, self.unit).scale
+        below = self.white / 510 - mean
+        above = mean - self.white + self.white / 510
         return torch.special.ndtr(below / scale), torch.special.ndtr(above / scale)
 
 
 class SaltAndPepperOnGray(SaltAndPepper):
-    r"""Salt-and-pepper noise on Bernoulli units whose means stand for gray values.
+    r"""Salt-and-pepper noise on Bernoulli units whose means represent gray values.
 
-    The machine gives the expected gray value :math:`\mu = \sigma(b + f)`, and :class:`GrayPixels` how often a pixel is
-    *exactly* black or white. Its parameters, and the rate unless it is known, maximize the likelihood
+    The machine gives the expected gray value :math:`\mu = \sigma(b + f)`, and :class:`GrayPixels` gives the probability
+    that a pixel is *exactly* black or white. Its parameters, and the rate unless it is known, maximize the likelihood
 
     .. math:: p(\text{black}) = (1 - \rho)\, p(0 \mid \mu) + \rho / 2, \quad
               p(\text{white}) = (1 - \rho)\, p(1 \mid \mu) + \rho / 2, \quad
@@ -230,7 +241,8 @@ class SaltAndPepperOnGray(SaltAndPepper):
 
         def log_likelihood(pixels: GrayPixels, level: Any) -> Tensor:
             black, white = pixels.ends(_BIN_MEANS)
-            replaced, rest = level / 2, 1 - level
+            replaced = level / 2
+            rest = 1 - level
             kinds = torch.stack([rest * black + replaced, rest * (1 - black - white), rest * white + replaced], 1)
             return (counts * kinds.clamp(min=1e-12).log()).sum()
 
@@ -270,7 +282,7 @@ class GaussianNoiseOnReal(Observation):
     .. math:: x \mid y, f \sim N\Big(\frac{m / s^2 + y / \sigma^2}{1 / s^2 + 1 / \sigma^2},\
               \frac{1}{1 / s^2 + 1 / \sigma^2}\Big).
 
-    An unknown level stays where it starts, at :func:`~mvrbm.vision.denoising.robust_sigma`.
+    An unknown level keeps its initial value, :func:`~mvrbm.vision.denoising.robust_sigma`.
     """
 
     fits = False
@@ -289,7 +301,7 @@ class GaussianNoiseOnReal(Observation):
 
 
 class GaussianNoiseOnGray(Observation):
-    r"""Gaussian noise on Bernoulli units whose means stand for gray values.
+    r"""Gaussian noise on Bernoulli units whose means represent gray values.
 
     A clean pixel has the distribution of :class:`GrayPixels`, with concentration :math:`\varphi`,
 
@@ -297,10 +309,10 @@ class GaussianNoiseOnGray(Observation):
               + (1 - p_0 - p_1)\, \mathrm{Beta}\big(x; g \varphi, (1 - g) \varphi\big),
               \qquad g = \frac{\mu - p_1}{1 - p_0 - p_1}.
 
-    The likelihood is :math:`N(y; x, \sigma^2)`; in images that are clipped to black and white, pixels that are exactly
-    black or white have the probability of lying beyond. Unknown parameters maximize the likelihood. The mean and the
-    standard deviation of :math:`p(x \mid y, \mu)` are two tables over :math:`\mu` and y with linear interpolation.
-    Samples are normal with these, clipped to 0 and 1.
+    The likelihood is :math:`N(y; x, \sigma^2)`. In images that are clipped to black and white, it is the tail
+    probability for pixels that are exactly black or white. Unknown parameters maximize the likelihood. The mean and the
+    standard deviation of :math:`p(x \mid y, \mu)` are interpolated linearly in tables over :math:`\mu` and y. Samples
+    are normal with this mean and standard deviation, clipped to 0 and 1.
     """
 
     fits = True
@@ -308,7 +320,7 @@ class GaussianNoiseOnGray(Observation):
     def __init__(self, unit: Unit, level: float | None, white: float, start: float) -> None:
         super().__init__(unit, level, white, start)
         self.pixels = GrayPixels(concentration=GrayPixels.usual_concentration)
-        self.margin = max(1.0, 4 * self.level)  # of the tables, beyond black and beyond white
+        self.margin = max(1.0, 4 * self.level)  # range of the tables below black and above white
         self.clipped: bool | None = None
         self._tables: Tensor | None = None
 
@@ -337,17 +349,18 @@ class GaussianNoiseOnGray(Observation):
         )
         self._tables = None
 
-    # Columns of the tables: `_OBSERVED` values from below black to above white, then "clipped to black" and "to white".
+    # The tables have `_OBSERVED` columns from below black to above white, and two columns for values that are clipped
+    # to black and to white.
 
     def _column(self, y: Tensor) -> Tensor:
-        """Return the columns of observed values in the tables, with a fraction."""
+        """Return the fractional column of each observed value in the tables."""
         place = ((y + self.margin) / (1 + 2 * self.margin) * (_OBSERVED - 1)).clamp(0, _OBSERVED - 1)
         ends = torch.where(y <= 0, _OBSERVED, torch.where(y >= 1, _OBSERVED + 1, place))
         return ends if self.clipped else place
 
     def _likelihood(self, level: Any) -> Tensor:
         """Return p(y | x) for each gray level and column, (levels, columns)."""
-        # The steps of the table blur its contents: a narrower bell would fall between them.
+        # A narrower density would fall between the gray levels of the table.
         sigma = (torch.as_tensor(level, dtype=torch.float64) ** 2 + (0.5 / (len(_GRAYS) - 1)) ** 2).sqrt()
         observed = torch.linspace(-self.margin, 1 + self.margin, _OBSERVED, dtype=torch.float64)
         density = torch.exp(-0.5 * ((observed - _GRAYS[:, None]) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
@@ -358,7 +371,7 @@ class GaussianNoiseOnGray(Observation):
         """Return mean and standard deviation of p(x | y, mu) by interpolation, each (n, I, J)."""
         if self._tables is None:
             self._tables = self._make_tables(y)
-        row = ((self.unit.bias + field) / _LOGITS).clamp(-1, 1)  # from -1 to 1, the coordinates of grid_sample
+        row = ((self.unit.bias + field) / _LOGITS).clamp(-1, 1)  # grid_sample expects coordinates from -1 to 1
         column = self._column(y) * (2 / (_OBSERVED + 1)) - 1
         grid = torch.stack([column, row], -1).reshape(1, -1, y.shape[-1], 2)
         found = torch.nn.functional.grid_sample(self._tables, grid, align_corners=True)[0]
@@ -368,7 +381,7 @@ class GaussianNoiseOnGray(Observation):
         """Return mean and standard deviation of p(x | y, mu), (1, 2, bins, columns)."""
         prior = self.pixels.levels(_BIN_MEANS)  # (bins, levels)
         likelihood = self._likelihood(self.level)  # (levels, columns)
-        likelihood = likelihood / likelihood.amax(0)  # far out all are tiny, and only their ratios matter
+        likelihood = likelihood / likelihood.amax(0)  # avoids underflow in the tails; only ratios matter
         total = prior @ likelihood
         mean = prior @ (likelihood * _GRAYS[:, None]) / total
         square = prior @ (likelihood * _GRAYS[:, None] ** 2) / total

@@ -1,4 +1,4 @@
-"""Overlapping patches: cutting them out of images, and averaging them to images again."""
+"""Overlapping patches: cut them out of images, and average them back into images."""
 
 import math
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ from mvrbm.vision.images import Array
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """All patches of n images of one size, numbered image by image and row by row."""
+    """All patches of n images of equal size, numbered by image, row and column."""
 
     n: int  # number of images
     size: tuple[int, int]  # rows and columns of an image
-    patch: tuple[int, int]  # rows and columns of a patch, at most those of an image
-    stride: int  # pixels from one patch to the next; the last one is flush with the border
+    patch: tuple[int, int]  # rows and columns of a patch, no larger than an image
+    stride: int  # pixels from one patch to the next; the last patch ends at the border
 
     def __post_init__(self) -> None:
         if not 1 <= self.stride <= min(self.patch):
@@ -25,7 +25,7 @@ class PatchGrid:
             raise ValueError(f"images must be at least as large as a patch, {self.patch}, got {self.size}")
 
     def _starts(self) -> list[Array]:
-        """Return the places where patches begin along each side: every `stride` pixels, and flush with the end."""
+        """Return the first pixel of each patch along each axis: every `stride` pixels, and one patch at the end."""
         return [
             np.unique(np.append(np.arange(0, size - patch + 1, self.stride), size - patch))
             for size, patch in zip(self.size, self.patch, strict=True)
@@ -33,14 +33,14 @@ class PatchGrid:
 
     @property
     def corners(self) -> Array:
-        """Top and left of each patch of one image, (patches per image, 2)."""
+        """Top left corner of each patch of one image, (patches per image, 2)."""
         return np.stack(np.meshgrid(*self._starts(), indexing="ij"), -1).reshape(-1, 2)
 
     def __len__(self) -> int:
         return self.n * math.prod(len(starts) for starts in self._starts())
 
     def cut(self, images: Array, which: Array) -> Array:
-        r"""Return some patches: images (n, \*size), numbers (m,) -> (m, \*patch)."""
+        r"""Cut patches by number: images (n, \*size), numbers (m,) -> (m, \*patch)."""
         corners = self.corners
         number, corner = np.divmod(which, len(corners))
         top, left = corners[corner].T
@@ -49,13 +49,15 @@ class PatchGrid:
         return np.asarray(images[number[:, None, None], rows, columns])
 
     def average(self, pieces: Iterable[Array]) -> Array:
-        r"""Return images, float64 (n, \*size), in which each pixel is the mean of the patches that cover it.
+        r"""Average patches into images, float64 (n, \*size): each pixel is the mean of the patches that cover it.
 
-        `pieces` are all patches in order, any number at a time: each (m, \*patch).
+        `pieces` yields all patches in order, in arrays (m, \*patch) of any length.
         """
-        # In double precision, n equal single-precision numbers add up to n times the number exactly.
-        total, count = np.zeros((self.n, *self.size)), np.zeros(self.size)
-        corners, number = self.corners, 0
+        # In double precision, the sum of n equal single-precision numbers is exact.
+        total = np.zeros((self.n, *self.size))
+        count = np.zeros(self.size)
+        corners = self.corners
+        number = 0
         rows, columns = self.patch
         for top, left in corners:
             count[top : top + rows, left : left + columns] += 1

@@ -1,4 +1,4 @@
-"""Agreement of an image with the truth: PSNR, and PSNR and SSIM on luminance in the two protocols of the literature."""
+"""Image quality: PSNR, and PSNR and SSIM on luminance in two protocols."""
 
 from typing import Any, NamedTuple
 
@@ -10,8 +10,8 @@ from mvrbm.vision.color import luminance
 from mvrbm.vision.images import Array, check_image, white
 from mvrbm.vision.resampling import SCALES
 
-#: `paper`: RGB is reduced, enlarged and compared by its luminance, up to the border. `literature`: luminance alone
-#: is reduced and enlarged, and as many pixels as the scale are removed from each side.
+#: `literature`: only luminance is reduced and enlarged, and a border of `scale` pixels is ignored. `paper`: RGB is
+#: reduced and enlarged, and luminance is compared up to the border.
 PROTOCOLS = ("literature", "paper")
 
 
@@ -25,7 +25,7 @@ class Quality(NamedTuple):
 def psnr(truth: Array, image: Array, peak: float = 1.0) -> float:
     r"""Return the peak signal-to-noise ratio in dB, :math:`10 \log_{10}(\text{peak}^2 / \text{mean squared error})`.
 
-    The two arrays have one shape, and `peak` is the value of white. It is infinite if the two are equal.
+    Both arrays have the same shape, and `peak` is the value of white. Equal arrays have an infinite ratio.
     """
     error = np.mean((np.asarray(truth, np.float64) - np.asarray(image, np.float64)) ** 2)
     with np.errstate(divide="ignore"):
@@ -33,26 +33,27 @@ def psnr(truth: Array, image: Array, peak: float = 1.0) -> float:
 
 
 def psnr_ssim(truth: Array, image: Array, protocol: str = "literature", scale: int = 2) -> Quality:
-    """Compare an image with the truth by luminance, which is rounded for whole numbers.
+    """Compare the luminance of an image with the truth. The luminance of integer images is rounded.
 
     Parameters
     ----------
     truth, image : array (H, W) or (H, W, 3)
-        Luminance or RGB, both of one type. A truth larger than the image by less than `scale` pixels is cropped.
+        Luminance or RGB, both of the same type. A truth that is up to `scale` - 1 pixels larger is cropped.
     protocol : {"literature", "paper"}
-        Whether `scale` pixels are removed from each side, or none; see `PROTOCOLS`.
+        Whether to ignore a border of `scale` pixels (``"literature"``) or none.
     scale : {2, 3, 4}
         Scale of super-resolution.
 
     Returns
     -------
     Quality
-        SSIM is scikit-image's, with a Gaussian window of 1.5 pixels as in its definition; it is NaN for images
-        smaller than this window.
+        PSNR and SSIM. SSIM is computed by scikit-image with the standard Gaussian window of 1.5 pixels, and is NaN for
+        images smaller than this window.
     """
     choice(protocol, "protocol", PROTOCOLS)
     choice(scale, "scale", SCALES)
-    truth, image = check_image(truth), check_image(image)
+    truth = check_image(truth)
+    image = check_image(image)
     (height, width), (rows, columns) = truth.shape[:2], image.shape[:2]
     if not (0 <= height - rows < scale and 0 <= width - columns < scale):
         raise ValueError(f"truth must have the size of the image, {image.shape[:2]}, got {truth.shape[:2]}")
@@ -62,9 +63,11 @@ def psnr_ssim(truth: Array, image: Array, protocol: str = "literature", scale: i
     if min(rows, columns) <= 2 * border:
         raise ValueError(f"image must be larger than the border of {border} pixels, got {image.shape[:2]}")
     inner = (slice(border, rows - border), slice(border, columns - border))
-    left, right, top = luminance(truth)[inner], luminance(image)[inner], white(image.dtype)
+    left = luminance(truth)[inner]
+    right = luminance(image)[inner]
+    top = white(image.dtype)
     found = psnr(left, right, top)
-    if min(left.shape) < 11:  # size of the window of sigma 1.5, which ends at 3.5 sigma
+    if min(left.shape) < 11:  # size of the window, which is truncated at 3.5 sigma
         return Quality(found, float("nan"))
     structural_similarity = require("skimage.metrics", "SSIM", "data").structural_similarity
     window: dict[str, Any] = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}

@@ -1,9 +1,9 @@
-r"""Bicubic resampling exactly as in the literature on super-resolution: reducing and enlarging by 2, 3 or 4.
+r"""Bicubic resampling by 2, 3 or 4, exactly as in the literature on super-resolution.
 
-Keys' cubic kernel with a = -1/2, widened by the scale when an image is reduced; rows first, then columns; taps beyond
-the edge take the pixel at the edge. Pixel i of the reduced image (from 0) lies at :math:`ki + (k - 1)/2` of the large
-one. Distances are whole multiples of :math:`1/2k`, so all weights are whole numbers over a common denominator: images
-of whole numbers are resampled in whole numbers and rounded half up along each axis, with exact ties.
+The kernel is Keys' cubic kernel with a = -1/2, widened by the scale when an image is reduced. Rows are resampled before
+columns, and edge pixels are repeated beyond the edge. Pixel i of the reduced image (from 0) lies at
+:math:`ki + (k - 1)/2` of the large one. Distances are multiples of :math:`1/2k`, so all weights are integers over a
+common denominator. Integer images are resampled in integer arithmetic and rounded half up along each axis.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from numpy.typing import NDArray
 from mvrbm.validation import choice
 from mvrbm.vision.images import Array, check_image
 
-#: The scales that images are reduced and enlarged by.
+#: Supported scales.
 SCALES = (2, 3, 4)
 
-_ENTRIES_AT_ONCE = 2**20  # entries of the result that are computed together, which bounds the intermediate memory
+# Entries of the result computed together, which bounds the intermediate memory.
+_ENTRIES_AT_ONCE = 2**20
 
 
 def reduce_image(image: Array, scale: int) -> Array:
-    """Reduce an image, after cropping its bottom and right edges to a multiple of the scale.
+    """Reduce an image by bicubic resampling, after cropping the bottom and right edges to a multiple of the scale.
 
     Parameters
     ----------
     image : array (H, W) or (H, W, C)
-        Bytes, 16-bit numbers or floats. Bytes and 16-bit numbers are rounded and clipped along each of the two axes,
-        floats are not.
+        Bytes, 16-bit integers or floats. Integers are rounded and clipped after each axis.
     scale : {2, 3, 4}
-        Side length, in pixels, of the square that becomes one pixel.
+        Factor by which each side is reduced.
 
     Returns
     -------
     array (H // scale, W // scale) or (H // scale, W // scale, C)
-        Of the same type.
+        The reduced image, of the same type.
     """
     cropped = crop_to_multiple(image, scale)
     if 0 in cropped.shape:
@@ -51,13 +51,15 @@ def enlarge_image(image: Array, scale: int) -> Array:
 
     Parameters
     ----------
-    image, scale : array (H, W) or (H, W, C), {2, 3, 4}
-        As for :func:`reduce_image`.
+    image : array (H, W) or (H, W, C)
+        Bytes, 16-bit integers or floats. Integers are rounded and clipped after each axis.
+    scale : {2, 3, 4}
+        Factor by which each side is enlarged.
 
     Returns
     -------
     array (H * scale, W * scale) or (H * scale, W * scale, C)
-        Of the same type.
+        The enlarged image, of the same type.
     """
     choice(scale, "scale", SCALES)
     image = check_image(image)
@@ -66,9 +68,10 @@ def enlarge_image(image: Array, scale: int) -> Array:
 
 
 def enlarge_rows(image: Array, scale: int, rows: slice) -> NDArray[np.float32]:
-    """Return some rows of an enlarged image, in single precision and without rounding.
+    """Compute some rows of an enlarged image in single precision, without rounding.
 
-    The image (h, w) or (h, w, C) has any type; the result is (rows, w * scale) or (rows, w * scale, C), in its units.
+    The image (h, w) or (h, w, C) may have any type. The result is (rows, w * scale) or (rows, w * scale, C), with the
+    same value of white.
     """
     height, width = image.shape[:2]
     taps = enlarging_taps(np.arange(rows.start, rows.stop), scale, height)
@@ -79,7 +82,7 @@ def enlarge_rows(image: Array, scale: int, rows: slice) -> NDArray[np.float32]:
 
 
 def crop_to_multiple(image: Array, scale: int) -> Array:
-    """Crop the bottom and right edges of an image so that the scale divides its sides."""
+    """Crop the bottom and right edges of an image so that its sides are multiples of the scale."""
     choice(scale, "scale", SCALES)
     image = check_image(image)
     height, width = image.shape[:2]
@@ -87,7 +90,7 @@ def crop_to_multiple(image: Array, scale: int) -> Array:
 
 
 def _resample(image: Array, rows: Taps, columns: Taps) -> Array:
-    """Apply taps along the rows and along the columns, one block of output rows at a time."""
+    """Resample rows and then columns, in blocks of output rows."""
     out = np.empty((len(rows.places), len(columns.places), *image.shape[2:]), image.dtype)
     step = max(1, _ENTRIES_AT_ONCE // max(1, out[0].size))
     for first in range(0, len(out), step):
@@ -98,7 +101,7 @@ def _resample(image: Array, rows: Taps, columns: Taps) -> Array:
 
 
 def _along_first(image: Array, taps: Taps) -> Array:
-    """Apply taps along the first axis, in whole numbers for images of whole numbers."""
+    """Resample along the first axis. Integer images are resampled in integer arithmetic."""
     whole = image.dtype.kind == "u"
     kind = np.dtype(np.int64 if image.dtype == np.uint16 else np.int32) if whole else image.dtype
     weights = taps.weights.astype(kind) if whole else (taps.weights / taps.denominator).astype(kind)
@@ -114,28 +117,28 @@ def _along_first(image: Array, taps: Taps) -> Array:
 
 
 class Taps(NamedTuple):
-    """The inputs that each output of a resampled line depends on, and their weights."""
+    """Inputs of each output of a resampled line, and their weights."""
 
     places: NDArray[np.int64]  # (outputs, taps)
-    weights: NDArray[np.int64]  # (outputs, taps), to be divided by
-    denominator: int
+    weights: NDArray[np.int64]  # (outputs, taps), numerators
+    denominator: int  # of all weights
 
 
 def reducing_taps(outputs: NDArray[np.int64], scale: int, size: int | None = None) -> Taps:
-    """Return the taps of these pixels (n,) of a reduced line.
+    """Return the taps of pixels (n,) of a reduced line.
 
-    `size` is the length of the line that is resampled; default: infinite in both directions.
+    `size` is the length of the input line. Default: infinite in both directions.
     """
     i = outputs[:, None]
     places = scale * i + np.arange(-2 * scale, 3 * scale)[None, :]
     twice = 2 * places - (2 * scale * i + scale - 1)  # twice the distance, in pixels of the large image
-    # The kernel's values at steps of 1 sum to 1 wherever they start, those at steps of 1/k to k.
+    # Kernel values at steps of 1 sum to 1 for any offset, so values at steps of 1/k sum to k.
     places = places if size is None else places.clip(0, size - 1)
     return Taps(places, _kernel(twice, 2 * scale), 2 * (2 * scale) ** 3 * scale)
 
 
 def enlarging_taps(outputs: NDArray[np.int64], scale: int, size: int | None = None) -> Taps:
-    """Return the taps of these pixels (n,) of an enlarged line; arguments as for :func:`reducing_taps`."""
+    """Return the taps of pixels (n,) of an enlarged line; see :func:`reducing_taps`."""
     j = outputs[:, None]
     places = j // scale + np.arange(-2, 3)[None, :]
     units = 2 * scale * places - (2 * j + 1 - scale)  # 2k times the distance, in pixels of the small image
@@ -144,7 +147,7 @@ def enlarging_taps(outputs: NDArray[np.int64], scale: int, size: int | None = No
 
 
 def taps_matrix(taps: Taps) -> tuple[NDArray[np.float64], int]:
-    """Return taps as a matrix (outputs, inputs), and the number of the input of its first column."""
+    """Return taps as a matrix (outputs, inputs), and the index of the input in its first column."""
     used = taps.places[taps.weights != 0]
     first = int(used.min())
     matrix = np.zeros((len(taps.places), int(used.max()) - first + 1))
@@ -154,8 +157,9 @@ def taps_matrix(taps: Taps) -> tuple[NDArray[np.float64], int]:
 
 
 def _kernel(distance: NDArray[np.int64], unit: int) -> NDArray[np.int64]:
-    """Return Keys' kernel at `distance / unit`, times 2 unit^3, which makes it a whole number."""
-    d, u = np.abs(distance), unit
+    """Return Keys' kernel at `distance / unit`, multiplied by 2 unit^3 to make it an integer."""
+    d = np.abs(distance)
+    u = unit
     near = 3 * d**3 - 5 * d**2 * u + 2 * u**3
     far = -(d**3) + 5 * d**2 * u - 8 * d * u**2 + 4 * u**3
     return np.where(d <= u, near, np.where(d < 2 * u, far, 0))

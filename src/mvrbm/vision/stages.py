@@ -1,59 +1,340 @@
-r"""Stages: tied multimodal MVRBMs whose mean-field pass maps an image to a better one of the same size.
+r"""Stages: models of image patches whose mean-field pass maps an image to a better one of the same size.
 
-A patch of p x p pixels has the visible layers X (the correction) and Z1 to Z4 (its derivatives along x, y, xx
-and yy) for every channel, all divided by the root mean square of the derivatives, r. Optional layers are M, a mask of
-corrupted pixels, and T, a code of the size of the noise against r. All share one hidden layer: every orientation g of a
-base machine of K x L units, of which there are eight, sees the patch flipped and turned by g,
+A patch of p x p pixels has one visible layer X, the correction to be inferred, and four visible layers Z1 to Z4, the
+derivatives of the given patch along x, y, xx and yy, for every channel. All of them are divided by the root mean square
+of the derivatives, r. The pass starts at X = 0, updates the hidden layer and then X, and averages the corrections of
+overlapping patches.
+
+:class:`MachineStage` uses a multimodal MVRBM of these five layers. :class:`SymmetricStage` ties the hidden units in
+groups of eight: every orientation g of a base machine with K x L hidden units sees the patch flipped and rotated by g,
 
 .. math:: E = \sum_m \frac{\lVert V_m\rVert^2}{2} - \sum_g \langle Y_g, C + \sum_m W_m (g V_m)\rangle,
 
-each W a sum of Kronecker products. The pass starts with X = 0, updates Y and then X, and averages the X of overlapping
-patches. So a flipped image gives the flipped result. Hidden units count from a half, which is a visible bias.
+where each W is a sum of Kronecker products, so flipping the image flips the result. Hidden units take the values -1/2
+and 1/2, which is equivalent to a visible bias. Two more layers are optional: a mask M of corrupted pixels, and a code T
+of the noise level relative to r.
+
+This module computes passes. :mod:`mvrbm.vision.shipped` reads and writes stages, and
+:mod:`mvrbm.vision.stage_training` trains them.
 """
 
+import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-#: Bumps along the logarithm of the size of noise, and the sizes, as shares of r, where the first and the last lie.
-CODES, SMALLEST, LARGEST = 10, 0.02, 10.0
+from mvrbm.couplings import Coupling
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
+from mvrbm.saving import machine_config
+from mvrbm.units import Gaussian
 
-_DERIVATIVES = 4
-_MARGIN = 2  # pixels beyond a patch that its second differences depend on
-_ROWS_AT_ONCE = 128  # rows of patches whose scales are computed together
-_ENTRIES_AT_ONCE = (2**20, 2**27)  # hidden units of patches that are inferred together, on a CPU and on a GPU
+#: The visible layer to be inferred: the true patch minus the given one.
+HIGH = "X"
+#: The visible layers that are given: derivatives of the patch along x, y, xx and yy.
+DERIVATIVES = ("Z1", "Z2", "Z3", "Z4")
+
+#: Number of basis functions that encode the noise level on a logarithmic scale.
+CODES = 10
+#: Noise level, relative to r, at the center of the first basis function.
+SMALLEST = 0.02
+#: Noise level, relative to r, at the center of the last basis function.
+LARGEST = 10.0
+
+#: Pixels on each side of a patch that its second differences depend on.
+MARGIN = 2
+#: Number of flips and rotations of a square.
+ORIENTATIONS = 8
+
+# Rows of patches whose scales are computed together.
+_ROWS_AT_ONCE = 128
+# Maximum number of hidden units inferred together on a CPU, where they should fit into the cache.
+_CPU_ENTRIES = 2**20
+# Maximum number of hidden units inferred together on a GPU.
+_GPU_ENTRIES = 2**27
+# Pixels by which `run_mirrored` extends an image on each side.
+_MIRRORED = 16
+# Progress is reported in this many parts per stage.
+_PARTS = 100
 
 Progress = Callable[[int, int], None]
+#: Computes the correction of one image (c, h, w), given the noise level, the mask and a progress callback.
+Correction = Callable[[Tensor, float | None, Tensor | None, Progress | None], Tensor]
 
 
 def code(size: Tensor) -> Tensor:
-    """Return the code (..., CODES) of positive numbers by bumps along their logarithm; that of 0 is 0."""
-    low, high = math.log(SMALLEST), math.log(LARGEST)
-    centers, width = torch.linspace(low, high, CODES, device=size.device), (high - low) / (CODES - 1)
+    """Encode noise levels by Gaussian basis functions of their logarithm: (...) -> (..., CODES). Zero maps to zeros."""
+    low = math.log(SMALLEST)
+    high = math.log(LARGEST)
+    centers = torch.linspace(low, high, CODES, device=size.device)
+    width = (high - low) / (CODES - 1)
     bumps = torch.exp(-0.5 * ((size.clamp(SMALLEST, LARGEST).log()[..., None] - centers) / width) ** 2)
     return bumps * (size > 0)[..., None]
 
 
-def _derivatives(patch: int) -> Tensor:
+def derivative_matrix(patch: int) -> Tensor:
     """Return the matrix (4 p p, w w) from windows to the derivatives of patches along x, y, xx and yy."""
-    line = torch.eye(patch + 2 * _MARGIN)
-    plain = line[_MARGIN:-_MARGIN]
-    slope, bend = line[3:-1] - line[1:-3], line[4:] - 2 * plain + line[:-4]
+    line = torch.eye(patch + 2 * MARGIN)
+    plain = line[MARGIN:-MARGIN]
+    slope = line[3:-1] - line[1:-3]
+    bend = line[4:] - 2 * plain + line[:-4]
     pairs = ((plain, slope), (slope, plain), (plain, bend), (bend, plain))
     return torch.cat([torch.kron(rows, columns) for rows, columns in pairs])
 
 
-class Stage(nn.Module):
-    """One stage; `coded` says whether it has a layer T, `mask` whether it has a layer M.
+class Stage(nn.Module, ABC):
+    """One pass over overlapping patches. The base class cuts patches and averages their corrections.
 
-    :meth:`forward` is differentiable and for batches; :class:`Pass` is faster, for one image of any size.
+    :meth:`forward` is differentiable and works on batches. :meth:`prepare` returns a faster function for one image.
     """
 
-    product = torch.float32  # dtype of the two large products of `forward`
+    channels: int
+    patch: int
+    stride: int
+    floor: float  # added to r, so that noise in flat patches is not amplified
+    product: torch.dtype
+    # Lower bound of r squared, because the square root has no gradient at 0.
+    least_square: ClassVar[float] = 1e-8
+    features: Tensor  # (4 p p, w w)
+
+    def __init__(self, channels: int, patch: int, stride: int, floor: float) -> None:
+        super().__init__()
+        self.channels = channels
+        self.patch = patch
+        self.stride = stride
+        self.floor = floor
+        self.product = torch.float32  # dtype of the large products of training
+        self.register_buffer("features", derivative_matrix(patch), persistent=False)
+
+    @property
+    def window(self) -> int:
+        """Side of the window of pixels that a patch depends on."""
+        return self.patch + 2 * MARGIN
+
+    @property
+    def lead(self) -> int:
+        """Distance from the first patch to the image: the first patch starts this many pixels before the image."""
+        return (self.patch - 1) // self.stride * self.stride
+
+    def pad(self, image: Tensor, mode: str = "replicate") -> Tensor:
+        """Extend images (n, c, h, w) to all pixels that the patches depend on."""
+        before = self.lead + MARGIN
+        after = self.patch - self.stride + MARGIN
+        return F.pad(image, (before, after, before, after), mode=mode)
+
+    def scales(self, padded: Tensor) -> Tensor:
+        """Return r of every patch: padded images (n, c, h, w) -> (n, rows, columns)."""
+        b = padded
+        inner = slice(MARGIN, -MARGIN)
+        squares = (b[..., inner, 3:-1] - b[..., inner, 1:-3]).square()
+        squares = squares + (b[..., 3:-1, inner] - b[..., 1:-3, inner]).square()
+        squares = squares + (b[..., inner, 4:] - 2 * b[..., inner, inner] + b[..., inner, :-4]).square()
+        squares = squares + (b[..., 4:, inner] - 2 * b[..., inner, inner] + b[..., :-4, inner]).square()
+        means = F.avg_pool2d(squares.mean(1, keepdim=True), self.patch, self.stride)[:, 0] / len(DERIVATIVES)
+        return means.clamp_min(self.least_square).sqrt() + self.floor
+
+    def windows(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Return windows (n, c, w w, patches) of images (n, c, h, w), and r of the patches (n, patches)."""
+        padded = self.pad(image)
+        cut = F.unfold(padded, self.window, stride=self.stride).unflatten(1, (-1, self.window**2))
+        return cut, self.scales(padded).flatten(1)
+
+    @abstractmethod
+    def correct_patches(
+        self, windows: Tensor, r: Tensor, level: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the corrections (c, p p, n, patches) of windows (n, c, w w, patches) with scales r (n, patches).
+
+        `level` (n,) is the noise level, `mask` (n, w w, patches) is 1 where pixels are corrupted.
+        """
+
+    @abstractmethod
+    def prepare(self) -> Correction:
+        """Return a function that computes the correction of one image (c, h, w) of any size, without gradients."""
+
+    @abstractmethod
+    def layers(self) -> dict[str, Any]:
+        """Describe the layers and couplings as in the config of a saved machine."""
+
+    def forward(self, image: Tensor, level: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Return the correction of images (n, c, h, w) whose sides are multiples of the stride.
+
+        `level` (n,) is the noise level, `mask` (n, 1, h, w) is 1 where pixels are corrupted.
+        """
+        height, width = image.shape[2:]
+        windows, r = self.windows(image)
+        holes = None if mask is None else F.unfold(self.pad(mask, "constant"), self.window, stride=self.stride)
+        x = self.correct_patches(windows, r, level, holes).permute(2, 0, 1, 3).flatten(1, 2)
+        out = self._average(self._fold(x, height, width))
+        return out[..., self.lead : self.lead + height, self.lead : self.lead + width]
+
+    def _fold(self, x: Tensor, height: int, width: int) -> Tensor:
+        """Add up overlapping patches (n, c p p, patches) that cover an image of this size."""
+        beyond = self.lead + self.patch - self.stride
+        return F.fold(x, (height + beyond, width + beyond), self.patch, stride=self.stride)
+
+    def _average(self, total: Tensor) -> Tensor:
+        """Divide sums of overlapping patches (..., rows, columns) by the number of patches that cover each pixel."""
+        if self.patch % self.stride == 0:
+            return total * (self.stride / self.patch) ** 2
+        rows, columns = (
+            _coverage(size, self.patch, self.stride, total.dtype, total.device) for size in total.shape[-2:]
+        )
+        return total / torch.outer(rows, columns)
+
+
+@functools.lru_cache(maxsize=16)
+def _coverage(size: int, patch: int, stride: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return how many patches along one side cover each of `size` pixels.
+
+    The result is cached, because CUDA graphs cannot copy it to the device while they are captured.
+    """
+    counts = torch.zeros(size, dtype=dtype)
+    for start in range(0, size - patch + 1, stride):
+        counts[start : start + patch] += 1
+    return counts.to(device)
+
+
+class _Matrices(NamedTuple):
+    """The couplings of the machine of a stage as plain matrices."""
+
+    up: Tensor  # (K L, w w): from windows divided by r to the hidden field
+    hidden_bias: Tensor  # (K L, 1)
+    again: Tensor  # (K L, p p): from an estimate of X to the hidden field
+    down: Tensor  # (p p, K L): from hidden means to X
+    visible_bias: Tensor  # (p p, 1)
+
+    def infer(self, windows: Tensor, cycles: int) -> Tensor:
+        """Return X after `cycles` of mean field: (..., w w, patches) -> (..., p p, patches), both divided by r."""
+        field = self.up @ windows + self.hidden_bias
+        x = self.down @ torch.sigmoid(field) + self.visible_bias
+        for _ in range(cycles - 1):
+            x = self.down @ torch.sigmoid(field + self.again @ x) + self.visible_bias
+        return x
+
+
+def full_weights(link: Coupling) -> Tensor:
+    """Return the matrix (K L, I J) of a Kronecker coupling of matrices, as one product over its rank."""
+    left, right = cast("tuple[Tensor, Tensor]", link.matrix_factors())  # (R, K, I), (R, L, J)
+    rows, inputs = left.shape[1:]
+    columns, others = right.shape[1:]
+    product = left.flatten(1).mT @ right.flatten(1)  # (K I, L J)
+    return product.reshape(rows, inputs, columns, others).transpose(1, 2).reshape(rows * columns, inputs * others)
+
+
+class MachineStage(Stage):
+    """A multimodal MVRBM as a stage, for gray images.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        A machine with the Gaussian layers X and Z1 to Z4, all of one shape (p, p), and Kronecker couplings.
+    stride : int
+        Pixels from one patch to the next.
+    floor : float
+        Value added to r.
+    cycles : int
+        Cycles of mean field.
+    """
+
+    # The only stage needs no gradient with respect to its input.
+    least_square = 0.0
+
+    def __init__(self, machine: BoltzmannMachine, stride: int, floor: float = 0.005, cycles: int = 1) -> None:
+        super().__init__(1, machine.layers[HIGH].shape[0], stride, floor)
+        self.machine = machine
+        self.cycles = cycles
+
+    def matrices(self) -> _Matrices:
+        """Return the couplings as matrices; differentiable with respect to the parameters of the machine."""
+        layers = cast("dict[str, Gaussian]", self.machine.layers)
+        links = self.machine.links
+
+        def entries(parameter: Tensor) -> Tensor:
+            return parameter.expand(self.patch, self.patch).flatten()
+
+        derivatives = torch.cat([full_weights(links[name]) / entries(layers[name].scale) for name in DERIVATIVES], 1)
+        high = full_weights(links[HIGH])
+        deviation = entries(layers[HIGH].scale)
+        return _Matrices(
+            up=derivatives @ self.features.to(derivatives),
+            hidden_bias=self.machine.hidden.bias.flatten()[:, None],
+            again=high / deviation,
+            down=(high * deviation).mT,
+            visible_bias=entries(layers[HIGH].bias)[:, None],
+        )
+
+    def correct_patches(
+        self, windows: Tensor, r: Tensor, level: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        return self._infer(self.matrices(), windows[:, 0], r).transpose(0, 1)[None]
+
+    def _infer(self, matrices: _Matrices, windows: Tensor, r: Tensor) -> Tensor:
+        """Return the corrections (n, p p, patches) of windows (n, w w, patches)."""
+        scales = r[:, None]
+        centered = (windows - windows[:, _middle(windows.shape[1]), None]) / scales
+        return matrices.infer(centered, self.cycles) * scales
+
+    @torch.no_grad()
+    def prepare(self) -> Correction:
+        matrices = self.matrices()
+
+        @torch.no_grad()
+        def correct(image: Tensor, level: float | None, mask: Tensor | None, progress: Progress | None) -> Tensor:
+            s = self.stride
+            height, width = image.shape[1:]
+            padded = self.pad(F.pad(image[None], (0, -width % s, 0, -height % s), mode="replicate"))
+            rows = (padded.shape[2] - self.window) // s + 1
+            columns = (padded.shape[3] - self.window) // s + 1
+            total = image.new_zeros(1, (rows - 1) * s + self.patch, (columns - 1) * s + self.patch)
+            at_once = max(1, _entries_at_once(image) // (columns * max(len(matrices.up), self.window**2)))
+            for first in range(0, rows, at_once):
+                last = min(first + at_once, rows)
+                part = padded[:, :, first * s : (last - 1) * s + self.window]
+                windows = F.unfold(part, self.window, stride=s)
+                x = self._infer(matrices, windows, self.scales(part).flatten(1))
+                size = ((last - first - 1) * s + self.patch, total.shape[2])
+                total[:, first * s : first * s + size[0]] += F.fold(x, size, self.patch, stride=s)[0]
+                if progress is not None:
+                    progress(last, rows)
+            return self._average(total)[:, self.lead : self.lead + height, self.lead : self.lead + width]
+
+        return correct
+
+    def layers(self) -> dict[str, Any]:
+        return machine_config(self.machine)
+
+
+def _entries_at_once(image: Tensor) -> int:
+    return _GPU_ENTRIES if image.is_cuda else _CPU_ENTRIES
+
+
+class SymmetricStage(Stage):
+    """A machine tied to the eight flips and rotations of a patch.
+
+    Parameters
+    ----------
+    channels : int
+        Channels of the image.
+    patch, stride : int
+        Side of a patch, and pixels from one patch to the next. The stride divides the side of a patch.
+    hidden : (int, int)
+        Shape of the hidden layer of the base machine.
+    rank : int
+        Number of Kronecker products in each coupling.
+    coded : bool
+        Whether the stage has a layer T, which encodes the noise level.
+    mask : bool
+        Whether the stage has a layer M, which marks corrupted pixels.
+    floor : float
+        Value added to r.
+    """
 
     def __init__(
         self,
@@ -67,31 +348,44 @@ class Stage(nn.Module):
         mask: bool = False,
         floor: float = 0.005,
     ) -> None:
-        super().__init__()
         if patch % stride:
             raise ValueError(f"patch must be a multiple of the stride, {stride}, got {patch}")
-        self.channels, self.patch, self.stride, self.mask, self.floor = channels, patch, stride, mask, floor
-        layers, base = (1 + _DERIVATIVES) * channels + mask, hidden[0] * hidden[1]
-        deviation = 0.7 * (0.05 / (rank * patch)) ** 0.25
-        self.left = nn.Parameter(torch.randn(layers, rank, hidden[0], patch) * deviation)
-        self.right = nn.Parameter(torch.randn(layers, rank, hidden[1], patch) * deviation)
-        with torch.no_grad():
-            self.left[:channels] = 0  # a new stage changes nothing
+        super().__init__(channels, patch, stride, floor)
+        self.mask = mask
+        layers = (1 + len(DERIVATIVES)) * channels + mask
+        base = hidden[0] * hidden[1]
+        self.left = nn.Parameter(torch.zeros(layers, rank, hidden[0], patch))
+        self.right = nn.Parameter(torch.zeros(layers, rank, hidden[1], patch))
         self.bias = nn.Parameter(torch.zeros(base))
         self.visible_bias = nn.Parameter(torch.zeros(channels))
-        self.codes = nn.Parameter(torch.randn(base, CODES)) if coded else None  # each unit for some sizes of noise
-        self.features: Tensor
-        self.register_buffer("features", _derivatives(patch), persistent=False)  # (4 p p, w w)
+        self.codes = nn.Parameter(torch.zeros(base, CODES)) if coded else None
+
+    @torch.no_grad()
+    def initialize(self, rng: RandomSource) -> None:
+        """Draw new parameters. The weights of X are zero, so that a new stage changes nothing."""
+        deviation = 0.7 * (0.05 / (self.left.shape[1] * self.patch)) ** 0.25
+        for factor in (self.left, self.right):
+            factor.copy_(rng.normal(factor.shape, factor) * deviation)
+        self.left[: self.channels] = 0
+        self.bias.zero_()
+        self.visible_bias.zero_()
+        if self.codes is not None:  # random codes: each hidden unit starts out responding to some noise levels only
+            self.codes.copy_(rng.normal(self.codes.shape, self.codes))
 
     @property
-    def window(self) -> int:
-        """Side of what a patch depends on."""
-        return self.patch + 2 * _MARGIN
-
-    @property
-    def padding(self) -> int:
-        """By how many pixels an image continues beyond its edges."""
-        return self.patch - self.stride + _MARGIN
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the constructor, as values that JSON can hold."""
+        _, rank, rows, _ = self.left.shape
+        return {
+            "channels": self.channels,
+            "patch": self.patch,
+            "stride": self.stride,
+            "mask": self.mask,
+            "floor": self.floor,
+            "hidden": (rows, self.right.shape[2]),
+            "rank": rank,
+            "coded": self.codes is not None,
+        }
 
     def weights(self) -> Tensor:
         """Return the weights of the base machine to each layer, (layers, K L, p p): X, then Z, then M."""
@@ -99,91 +393,111 @@ class Stage(nn.Module):
         return product.flatten(3).flatten(1, 2)
 
     def filters(self) -> tuple[Tensor, Tensor]:
-        """Return those from windows to hidden units, (K L, inputs, w, w), and to X, (K L, channels, p, p)."""
-        c, full = self.channels, self.weights()
-        derivatives = full[c : (1 + _DERIVATIVES) * c].reshape(c, _DERIVATIVES, full.shape[1], -1)
+        """Return the filters from windows to hidden units, (K L, inputs, w, w), and to X, (K L, channels, p, p)."""
+        c = self.channels
+        full = self.weights()
+        count = len(DERIVATIVES)
+        derivatives = full[c : (1 + count) * c].reshape(c, count, full.shape[1], -1)
         up = (derivatives.transpose(1, 2).flatten(2) @ self.features).unflatten(2, (self.window, self.window))
         if self.mask:
-            up = torch.cat([up, F.pad(full[-1:].unflatten(2, (self.patch, self.patch)), (_MARGIN,) * 4)])
+            up = torch.cat([up, F.pad(full[-1:].unflatten(2, (self.patch, self.patch)), (MARGIN,) * 4)])
         return up.transpose(0, 1), full[:c].transpose(0, 1).unflatten(2, (self.patch, self.patch))
 
-    def scales(self, padded: Tensor) -> Tensor:
-        """Return r of every patch: padded images (n, c, h, w) -> (n, rows, columns)."""
-        b, inner = padded, slice(_MARGIN, -_MARGIN)
-        squares = (b[..., inner, 3:-1] - b[..., inner, 1:-3]).square()
-        squares = squares + (b[..., 3:-1, inner] - b[..., 1:-3, inner]).square()
-        squares = squares + (b[..., inner, 4:] - 2 * b[..., inner, inner] + b[..., inner, :-4]).square()
-        squares = squares + (b[..., 4:, inner] - 2 * b[..., inner, inner] + b[..., :-4, inner]).square()
-        means = F.avg_pool2d(squares.mean(1, keepdim=True), self.patch, self.stride)[:, 0] / _DERIVATIVES
-        return means.clamp_min(1e-8).sqrt() + self.floor  # the root of 0 has no gradient
+    def all_weights(self) -> Tensor:
+        """Return the weights of all orientations to X and Z, (8 K L, 5 c p p)."""
+        c = self.channels
+        p = self.patch
+        full = self.weights()[: 5 * c].transpose(0, 1).reshape(-1, 5 * c, p, p)
+        x = full[:, :c]
+        z = full[:, c:].reshape(-1, c, 4, p, p)
+        # A flip changes the sign of the slope along the flipped axis. A rotation also exchanges rows and columns.
+        flip_signs = z.new_tensor([-1.0, 1, 1, 1])[:, None, None]
+        turn_signs = z.new_tensor([1.0, -1, 1, 1])[:, None, None]
+        x = torch.cat([x, x.flip(-1)])
+        z = torch.cat([z, z.flip(-1) * flip_signs])
+        found = []
+        for _ in range(4):
+            found.append(torch.cat([x, z.flatten(1, 2)], 1))
+            x = x.rot90(1, (-2, -1))
+            z = z.rot90(1, (-2, -1))[:, :, [1, 0, 3, 2]] * turn_signs
+        return torch.cat(found).flatten(1)
 
     def unit(self, r: Tensor, level: Tensor | None) -> Tensor:
-        """Return the unit of X in patches (n, ...): r, and no more than the noise where its size (n,) is known."""
+        """Return the scale of X in patches (n, ...): r, limited by the noise level (n,) if it is known."""
         if level is None:
             return r
         share = (level.reshape(-1, *[1] * (r.ndim - 1)) / r).square() + 1e-8
         return r * (share / (share + 0.25)).sqrt()
 
-    def windows(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """Return windows (n, c, w w, patches) of images (n, c, h, w), and the r of the patches (n, patches)."""
-        padded = F.pad(image, (self.padding,) * 4, mode="replicate")
-        cut = F.unfold(padded, self.window, stride=self.stride).unflatten(1, (-1, self.window**2))
-        return cut, self.scales(padded).flatten(1)
-
-    def forward(self, image: Tensor, level: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Return the correction of images (n, c, h, w) whose sides the stride divides.
-
-        `level` (n,) is the size of the noise, `mask` (n, 1, h, w) is 1 where pixels are corrupted.
-        """
-        p, s, (n, c, h, w) = self.patch, self.stride, image.shape
-        windows, r = self.windows(image)
+    def correct_patches(
+        self, windows: Tensor, r: Tensor, level: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         up, down = (all_turns(each) for each in self.filters())
-        columns, others = [up], []
+        columns = [up]
+        others = []
         if mask is not None:
-            others.append(F.unfold(F.pad(mask, (self.padding,) * 4), self.window, stride=s).transpose(0, 1))
+            others.append(mask.transpose(0, 1))
         if self.codes is not None and level is not None:
             others.append(code(level[:, None] / r).permute(2, 0, 1))
-            columns.append(self.codes.repeat(8, 1))
+            columns.append(self.codes.repeat(ORIENTATIONS, 1))
         others.append(torch.ones_like(r)[None])
-        columns.append(self.bias.repeat(8)[:, None])
+        columns.append(self.bias.repeat(ORIENTATIONS)[:, None])
         seen = _Seen.apply(windows, r, torch.cat(others), self.product)  # (rows, n, patches)
         weights = F.pad(torch.cat(columns, 1), (0, len(seen) - sum(each.shape[1] for each in columns)))
-        # The logistic function less a half is tanh(a / 2) / 2, which is more precise in 16 bits.
+        # The logistic function minus 1/2 is tanh(a / 2) / 2, which is more precise in 16 bits.
         hidden = torch.tanh((0.5 * weights).to(self.product) @ seen.flatten(1))
-        x = ((0.5 * down).to(self.product).mT @ hidden).reshape(c, p * p, n, -1).to(image)
-        x = (x + self.visible_bias[:, None, None, None]) * self.unit(r, None if self.codes is None else level)
-        size = (h + 2 * (p - s), w + 2 * (p - s))
-        out = F.fold(x.permute(2, 0, 1, 3).flatten(1, 2), size, p, stride=s) * (s / p) ** 2
-        return out[..., p - s : p - s + h, p - s : p - s + w]
+        x = ((0.5 * down).to(self.product).mT @ hidden).to(windows)
+        x = x.reshape(self.channels, self.patch**2, len(windows), -1)
+        return (x + self.visible_bias[:, None, None, None]) * self.unit(r, None if self.codes is None else level)
+
+    def prepare(self) -> Correction:
+        return Pass(self)
+
+    def layers(self) -> dict[str, Any]:
+        c = self.channels
+        side = [c, self.patch, self.patch] if c > 1 else [self.patch, self.patch]
+        shapes: dict[str, list[int]] = dict.fromkeys((HIGH, *DERIVATIVES), side)
+        if self.mask:
+            shapes["M"] = [self.patch, self.patch]
+        _, rank, rows, _ = self.left.shape
+        return {
+            "visible": {name: {"unit": Gaussian.name, "shape": shape} for name, shape in shapes.items()},
+            "hidden": {"unit": "bernoulli", "shape": [ORIENTATIONS, rows, self.right.shape[2]]},
+            "couplings": {name: {"coupling": "kronecker", "rank": rank} for name in shapes},
+            "dtype": str(self.left.dtype).removeprefix("torch."),
+        }
 
 
 class _Seen(torch.autograd.Function):
-    """Windows (n, c, w w, patches) less their middle pixel, divided by r, and other rows, as one matrix.
+    """Centered windows divided by r, stacked with further rows into one matrix.
 
-    Its rows are as many as tensor cores like, a multiple of 8, and its columns all patches, so that one product of
-    16-bit numbers is all that there is to do.
+    The middle pixel of each window is subtracted. The number of rows is padded to a multiple of 8, as tensor cores
+    prefer, and the columns are all patches, so that one 16-bit product computes all hidden fields.
     """
 
     @staticmethod
     def forward(ctx: Any, windows: Tensor, r: Tensor, others: Tensor, kind: torch.dtype) -> Tensor:
-        """Return (rows, n, patches)."""
+        """Map windows (n, c, w w, patches) and further rows (k, n, patches) to (rows, n, patches)."""
         n, c, size, patches = windows.shape
-        used, rows = c * size, c * size + len(others)
+        used = c * size
+        rows = used + len(others)
         out = torch.empty(rows + -rows % 8, n, patches, dtype=kind, device=windows.device)
         middle = windows[:, :, _middle(size), None]
         out[:used] = ((windows - middle) / r[:, None, None]).flatten(1, 2).transpose(0, 1)
         out[used:rows] = others
         out[rows:] = 0
         ctx.save_for_backward(out, r)
-        ctx.shape, ctx.rows = windows.shape, rows
+        ctx.shape = windows.shape
+        ctx.rows = rows
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of windows, r and the other rows."""
+        """Return the gradients with respect to windows, r and the further rows."""
         if not ctx.needs_input_grad[1]:
             return None, None, None, None
-        (n, c, size, patches), (out, r) = ctx.shape, ctx.saved_tensors
+        n, c, size, patches = ctx.shape
+        out, r = ctx.saved_tensors
         grad = grads[0][: c * size].to(r)
         of_r = -(grad * out[: c * size]).sum(0) / r
         of_windows = (grad / r).transpose(0, 1).reshape(n, c, size, patches)
@@ -192,7 +506,7 @@ class _Seen(torch.autograd.Function):
 
 
 def _middle(size: int) -> int:
-    """Return the number of the middle pixel of a square window of `size` pixels."""
+    """Return the index of the middle pixel of a square window of `size` pixels."""
     side = math.isqrt(size)
     return side // 2 * side + side // 2
 
@@ -204,21 +518,24 @@ def all_turns(filters: Tensor) -> Tensor:
 
 
 def _even_and_odd(filters: Tensor) -> Tensor:
-    """Return the parts (4, ..., q, q), of one quarter, of filters (..., w, w) that are even or odd along both sides.
+    """Split filters (..., w, w) into parts that are even or odd along each axis, (4, ..., q, q) with one quarter each.
 
-    With all patterns of signs, they add up to the four quarters, each flipped to the place of the first.
+    The sums of the parts with all sign patterns are the four quarters, each flipped to the position of the first.
     """
     w = filters.shape[-1]
     q = (w + 1) // 2
-    near, far, parts = filters[..., :q, :], filters[..., w - q :, :].flip(-2), []
+    near = filters[..., :q, :]
+    far = filters[..., w - q :, :].flip(-2)
+    parts = []
     for rows in (near + far, near - far):
         parts += [rows[..., :q] + rows[..., w - q :].flip(-1), rows[..., :q] - rows[..., w - q :].flip(-1)]
     return torch.stack(parts) / 4
 
 
 def _mix(parts: Tensor) -> Tensor:
-    """Replace parts (4, ...) by their sums with all patterns of signs, which belong to the four flips."""
-    plain, flipped = parts[::2] + parts[1::2], parts[::2] - parts[1::2]
+    """Replace parts (4, ...) in place by their sums with all sign patterns, which belong to the four flips."""
+    plain = parts[::2] + parts[1::2]
+    flipped = parts[::2] - parts[1::2]
     for which, (even, odd) in enumerate((plain, flipped)):
         torch.add(even, odd, out=parts[which])
         torch.sub(even, odd, out=parts[2 + which])
@@ -226,19 +543,19 @@ def _mix(parts: Tensor) -> Tensor:
 
 
 class Pass:
-    r"""The pass of a stage over one image, with the products that flips share made once.
+    r"""The pass of a symmetric stage over one image, computing the products that flips share only once.
 
     A window is split into parts that are even or odd along rows and columns. The fields of the four flips of a filter
-    are the sums of the products of the parts with four patterns of signs: a quarter of the products. So it is on the
-    way down.
+    are sums of the products of these parts with four sign patterns, which takes a quarter of the products. The pass
+    down to X does the same.
     """
 
     @torch.no_grad()
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: SymmetricStage) -> None:
         self.stage = stage
         up, down = stage.filters()
         parts = _even_and_odd(torch.cat([up, up.mT]))
-        if stage.window % 2:  # what is in the middle is counted twice by the sums of mirrored pixels
+        if stage.window % 2:  # sums of mirrored pixels count the middle twice
             parts[..., -1, :] /= 2
             parts[..., -1] /= 2
         self._up = parts.flatten(2).contiguous()  # (4, 2 K L, inputs q q)
@@ -246,27 +563,31 @@ class Pass:
         self._bias = stage.bias.detach().repeat(2)[:, None]
         self._codes = None if stage.codes is None else stage.codes.detach().repeat(2, 1)
         visible = stage.visible_bias.detach().repeat_interleave(self._down.shape[1] // stage.channels)
-        self._visible_bias = (visible - 2 * self._down[0].sum(1))[:, None]  # four flips, each from a half
+        # The hidden units of four flips are centered at 1/2.
+        self._visible_bias = (visible - 2 * self._down[0].sum(1))[:, None]
 
     @torch.no_grad()
     def __call__(
         self, image: Tensor, level: float | None = None, mask: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Return the correction of an image (c, h, w) of any size; the rest is as for :meth:`Stage.forward`."""
-        stage, p, s = self.stage, self.stage.patch, self.stage.stride
+        """Return the correction of an image (c, h, w) of any size; see :meth:`Stage.forward`."""
+        stage = self.stage
+        p = stage.patch
+        s = stage.stride
         c, h, w = image.shape
-        beyond = (0, -w % s, 0, -h % s)  # to multiples of the stride
-        padded = F.pad(F.pad(image[None], beyond, mode="replicate"), (stage.padding,) * 4, mode="replicate")
+        to_multiple = (0, -w % s, 0, -h % s)
+        padded = stage.pad(F.pad(image[None], to_multiple, mode="replicate"))
         r = self._scales(padded)
         shares = None if level is None or self._codes is None else level / r
         unit = r if shares is None else stage.unit(r[None], r.new_tensor([level]))[0]
-        # Derivatives do not depend on the mean; without it, rounding is less.
-        sources, scales = [_Columns(padded[0].sub_(0.5), s)], [r]
+        # Derivatives do not depend on the mean. Subtracting it reduces rounding errors.
+        sources = [_Phases(padded[0].sub_(0.5), s)]
+        scales = [r]
         if mask is not None:
-            sources.append(_Columns(F.pad(F.pad(mask, beyond), (stage.padding,) * 4), s))
+            sources.append(_Phases(stage.pad(F.pad(mask, to_multiple), "constant"), s))
             scales.append(torch.ones_like(r))
         rows, columns = r.shape
-        at_once = max(1, _ENTRIES_AT_ONCE[image.is_cuda] // (4 * columns * self._up.shape[1]))
+        at_once = max(1, _entries_at_once(image) // (4 * columns * self._up.shape[1]))
         total = image.new_zeros(c, (rows - 1) * s + p, (columns - 1) * s + p)
         for first in range(0, rows, at_once):
             some = slice(first, min(first + at_once, rows))
@@ -286,25 +607,30 @@ class Pass:
         return total[:, p - s : p - s + h, p - s : p - s + w] * (s / p) ** 2
 
     def _scales(self, padded: Tensor) -> Tensor:
-        """Return r of every patch of one image, some rows at a time, which bounds the memory."""
-        s, beyond = self.stage.stride, self.stage.window - self.stage.stride
+        """Return r of every patch of one image, computed in blocks of rows to bound the memory."""
+        s = self.stage.stride
+        beyond = self.stage.window - s
         rows = (padded.shape[2] - beyond) // s
         starts = range(0, rows, _ROWS_AT_ONCE)
         parts = [padded[:, :, s * a : s * min(a + _ROWS_AT_ONCE, rows) + beyond] for a in starts]
         return torch.cat([self.stage.scales(part)[0] for part in parts])
 
     def _patches(self, quarters: Tensor) -> Tensor:
-        """Return patches (c p p, n) given their quarters (4, c q q, n), flipped to the place of the first."""
-        p, q, c = self.stage.patch, (self.stage.patch + 1) // 2, self.stage.channels
+        """Assemble patches (c p p, n) from quarters (4, c q q, n) that are flipped to the position of the first."""
+        p = self.stage.patch
+        q = (p + 1) // 2
+        c = self.stage.channels
         first, across, down, both = quarters.unflatten(1, (c, q, q))
         found = quarters.new_empty(c, p, p, quarters.shape[-1])
-        found[:, :q, :q], found[:, :q, p - q :] = first, across.flip(2)
-        found[:, p - q :, :q], found[:, p - q :, p - q :] = down.flip(1), both.flip(1, 2)
+        found[:, :q, :q] = first
+        found[:, :q, p - q :] = across.flip(2)
+        found[:, p - q :, :q] = down.flip(1)
+        found[:, p - q :, p - q :] = both.flip(1, 2)
         return found.flatten(0, 2)
 
 
-class _Columns:
-    """A padded image (c, h, w), its columns sorted by the phase in which patches see them, for fast access."""
+class _Phases:
+    """A padded image (c, h, w) with its columns grouped by their position modulo the stride, for contiguous reads."""
 
     def __init__(self, padded: Tensor, stride: int) -> None:
         self._phases = [padded[..., first::stride].contiguous() for first in range(stride)]
@@ -312,7 +638,9 @@ class _Columns:
 
     def parts(self, rows: slice, window: int, columns: int) -> Tensor:
         """Return sums and differences of mirrored pixels of windows, (4, c q q, patches), for some rows of patches."""
-        s, q, count = self._stride, (window + 1) // 2, rows.stop - rows.start
+        s = self._stride
+        q = (window + 1) // 2
+        count = rows.stop - rows.start
         channels = len(self._phases[0])
         found = self._phases[0].new_empty(2, 2, channels, q, q, count, columns)
         lines = slice(rows.start * s, (rows.stop - 1) * s + window)
@@ -320,7 +648,8 @@ class _Columns:
             halves = []
             for phase in self._phases:
                 view = phase[:, lines].unfold(1, (count - 1) * s + 1, 1)[..., ::s]  # (c, w, columns, rows)
-                top, bottom = view[:, :q], view[:, window - q :].flip(1)
+                top = view[:, :q]
+                bottom = view[:, window - q :].flip(1)
                 halves.append((top - bottom if odd else top + bottom).transpose(2, 3))  # (c, q, rows, columns)
             for one in range(q):
                 other = window - 1 - one
@@ -329,3 +658,73 @@ class _Columns:
                 torch.add(near, far, out=found[odd, 0, :, :, one])
                 torch.sub(near, far, out=found[odd, 1, :, :, one])
         return found.flatten(5).flatten(2, 4).flatten(0, 1)
+
+
+class StageSequence(nn.Module):
+    """Stages that are applied one after another, each to the result of the previous one."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def __iter__(self) -> Iterator[Stage]:
+        return iter(cast("Sequence[Stage]", self.stages))
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    @property
+    def symmetric(self) -> list[SymmetricStage]:
+        """The stages, all of which must be symmetric."""
+        if not all(isinstance(stage, SymmetricStage) for stage in self.stages):
+            raise TypeError("a plain machine is not a symmetric stage")
+        return cast("list[SymmetricStage]", list(self.stages))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(self.parameters()).device
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters of all stages."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @torch.no_grad()
+    def run(
+        self,
+        image: Tensor,
+        after: Callable[[Tensor], Tensor] | None = None,
+        *,
+        level: float | None = None,
+        mask: Tensor | None = None,
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """Improve an image (c, h, w) of any size.
+
+        `after` is applied to the result of each stage. `level` is the noise level, and `mask` (1, h, w) is 1 where
+        pixels are corrupted; only those pixels change.
+        """
+        for which, stage in enumerate(self):
+
+            def report(done: int, total: int, which: int = which) -> None:
+                if progress is not None:
+                    progress(_PARTS * which + _PARTS * done // total, _PARTS * len(self))
+
+            missing = stage.prepare()(image, level, mask, report)
+            image = image + (missing if mask is None else missing * mask)
+            image = image if after is None else after(image)
+        return image
+
+    def run_mirrored(
+        self, image: Tensor, *, level: float | None = None, mask: Tensor | None = None, progress: Progress | None = None
+    ) -> Tensor:
+        """Improve an image that is mirrored at its edges: repeating a noisy edge pixel would draw lines."""
+        height, width = image.shape[1:]
+        rows, columns = (
+            torch.from_numpy(np.pad(np.arange(size), _MIRRORED, mode="reflect")).to(image.device)
+            for size in (height, width)
+        )
+        holes = None if mask is None else mask[:, rows][:, :, columns]
+        found = self.run(image[:, rows][:, :, columns], level=level, mask=holes, progress=progress)
+        return found[:, _MIRRORED : _MIRRORED + height, _MIRRORED : _MIRRORED + width]

@@ -1,4 +1,6 @@
-"""The imputer: exact conditional means, what it chooses, tables, scikit-learn's contract, saving."""
+"""The imputer: exact conditional means, automatic settings, tables, scikit-learn's checks, saved models."""
+
+import json
 
 import numpy as np
 import pytest
@@ -7,9 +9,7 @@ from sklearn.impute import KNNImputer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvrbm
-from mvrbm import MVRBMImputer, RandomSource
-from mvrbm.estimators.imputer.estimator import _masks, _score
-from mvrbm.estimators.imputer.factors import Factors
+from mvrbm import MVRBMImputer
 
 
 def kronecker_normal(n, seed=0):
@@ -33,7 +33,7 @@ def test_conditional_means_of_a_normal_distribution_approach_the_exact_ones():
     test, _ = kronecker_normal(200, seed=1)
     hidden = np.random.default_rng(2).random(test.shape) < 0.4
     best = exact_mean(test, hidden, covariance)
-    imputer = MVRBMImputer(hidden="gaussian", random_state=0).fit(train)
+    imputer = MVRBMImputer(correction="none", random_state=0).fit(train)
     found = imputer.transform(np.where(hidden, np.nan, test))
     excess = ((found - best)[hidden] ** 2).mean() / ((test - best)[hidden] ** 2).mean()
     assert excess < 0.06  # of the error that nobody can avoid
@@ -45,18 +45,6 @@ def test_conditional_means_of_a_normal_distribution_approach_the_exact_ones():
     assert (draws.std(0)[hidden] / deviation[hidden]).mean() == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.parametrize("multiple", [1.0, 4.0])
-def test_noise_that_is_too_small_is_multiplied(multiple):
-    rng = RandomSource(0)
-    loadings = rng.normal((12, 3), torch.empty(0))
-    true = Factors(torch.zeros(12), loadings, torch.full((12,), 4.0))
-    nothing = torch.zeros(2000, 12, dtype=torch.bool)
-    x, known = true.draw(torch.zeros(2000, 12), nothing, rng), rng.uniform((2000, 12), loadings) < 0.5
-    error, found = _score(true.with_noise(1 / multiple), x, known, ~known, torch.ones(12))
-    assert found == multiple
-    assert error == pytest.approx(float((true.conditional_mean(x, known) - x)[~known].square().mean().sqrt()), rel=1e-4)
-
-
 def test_a_correction_learns_what_is_not_linear():
     a = np.random.default_rng(0).normal(size=(400, 1))
     x = np.concatenate([a, np.abs(a), np.minimum(a, 0)], axis=1)
@@ -66,20 +54,10 @@ def test_a_correction_learns_what_is_not_linear():
         return ((imputer.fit_transform(holes) - x)[np.isnan(holes)] ** 2).mean()
 
     corrected = MVRBMImputer(n_epochs=30, n_hidden=20, n_factors=1, learning_rate=0.05, random_state=0)
-    linear = MVRBMImputer(hidden="gaussian", n_factors=1, random_state=0)
+    linear = MVRBMImputer(correction="none", n_factors=1, random_state=0)
     assert error(corrected) < 0.7 * error(linear)
     assert corrected.correction_ is not None
     assert linear.correction_ is None
-
-
-def test_masks_show_what_is_known_in_other_rows_and_more_of_every_second_row():
-    known = torch.rand(2000, 50, generator=torch.Generator().manual_seed(0)) < 0.3
-    shown = _masks(known, torch.arange(2000).roll(1), (50,), RandomSource(0))
-    assert bool(shown[known.roll(1, 0)].all())
-    more = (shown & ~known.roll(1, 0)).sum(1) / (~known.roll(1, 0)).sum(1)
-    assert 0.45 < (more == 0).double().mean() < 0.57
-    # Of the others, the share is uniform between nothing and everything.
-    np.testing.assert_allclose(np.quantile(more[more > 0], (0.1, 0.5, 0.9)), (0.1, 0.5, 0.9), atol=0.07)
 
 
 def test_a_tensor_is_cut_into_the_samples_that_predict_best():
@@ -108,13 +86,13 @@ def test_tables_with_numbers_and_categories():
     )
     holes = table.astype({"big": object})
     holes.iloc[:10, 1], holes.iloc[10:20, 2], holes.iloc[20:30, 0] = None, None, np.nan
-    imputer = MVRBMImputer(random_state=0, hidden="gaussian")
+    imputer = MVRBMImputer(random_state=0, correction="none")
     found = imputer.fit_transform(holes)
     assert list(found.columns) == list(imputer.get_feature_names_out()) == ["size", "color", "big"]
     assert (found["color"] == table["color"]).mean() > 0.99
     assert (found["big"] == table["big"]).all()
     assert np.abs(found["size"] - table["size"]).max() < 0.6
-    with pytest.raises(ValueError, match=r"column 'color' has categories that were not there in fit, such as 'pink'"):
+    with pytest.raises(ValueError, match=r"column 'color' has categories that fit has not seen, such as 'pink'"):
         imputer.transform(holes.assign(color="pink"))
 
 
@@ -130,21 +108,37 @@ def test_columns_without_values_are_dropped_or_zero():
     assert (kept[:, 2] == 0).all()
 
 
-@pytest.mark.parametrize("hidden", ["gaussian", "rectified"])
-def test_loaded_imputers_fill_in_the_same(hidden, tmp_path):
+@pytest.mark.parametrize("correction", ["none", "rectified"])
+def test_loaded_imputers_fill_in_the_same(correction, tmp_path):
     x = np.random.default_rng(0).normal(size=(50, 3, 4)).astype(np.float32)
     x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
-    imputer = MVRBMImputer(hidden, n_epochs=2, random_state=0).fit(x)
+    imputer = MVRBMImputer(correction, n_epochs=2, random_state=0).fit(x)
     again = mvrbm.load(imputer.save(tmp_path / "model"), device="cpu")
     np.testing.assert_allclose(again.transform(x), imputer.transform(x), atol=1e-5)
     assert (again.n_factors_, again.errors_) == (imputer.n_factors_, imputer.errors_)
 
 
+@pytest.mark.parametrize(("former", "present"), [("gaussian", "none"), ("rectified", "rectified"), ("auto", "auto")])
+def test_models_of_version_0_2_are_loaded_under_the_new_parameter_name(former, present, tmp_path):
+    x = np.random.default_rng(0).normal(size=(30, 3))
+    x[::4, 1] = np.nan
+    imputer = MVRBMImputer(present, n_factors=1, n_epochs=1, random_state=0).fit(x)
+    config = imputer.save(tmp_path / "model") / "config.json"
+    content = json.loads(config.read_text())
+    params = content["estimator"]["params"]
+    del params["correction"]
+    params["hidden"] = former  # until version 0.2, this parameter selected the correction
+    config.write_text(json.dumps(content))
+    again = mvrbm.load(tmp_path / "model", device="cpu")
+    assert again.correction == present
+    np.testing.assert_allclose(again.transform(x), imputer.transform(x))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hidden": "softmax"}, "hidden must be one of"),
-        ({"sample_axes": 3}, r"sample_axes must be at most 2 for such data, got 3"),
+        ({"correction": "softmax"}, "correction must be one of"),
+        ({"sample_axes": 3}, r"sample_axes must be at most 2 for data of this shape, got 3"),
         ({"n_factors": 0}, "n_factors"),
         ({"categorical_features": "all"}, "categorical_features must be 'from_dtype', columns or None, got 'all'"),
     ],
@@ -188,9 +182,9 @@ def test_nothing_known_and_columns_in_another_order_are_one_clear_error():
 def test_progress_says_which_error_it_is_and_what_was_chosen(capsys):
     data = np.random.default_rng(0).normal(size=(30, 4))
     data[::3, 0] = np.nan
-    imputer = MVRBMImputer(n_factors=1, hidden="gaussian", device="cpu", random_state=0, verbose=1).fit(data)
+    imputer = MVRBMImputer(n_factors=1, correction="none", device="cpu", random_state=0, verbose=1).fit(data)
     ((tried, error),) = imputer.errors_.items()
     assert capsys.readouterr().err.splitlines() == [
-        f"{tried}: hidden entries are wrong by {error:.4g} standard deviations",
+        f"{tried}: error of hidden entries is {error:.4g} standard deviations",
         "chosen: sample_axes=1, n_factors=1, no correction",
     ]

@@ -1,4 +1,4 @@
-"""Factor analysis as a machine: the same distribution, exact conditional means, steps that raise the likelihood."""
+"""Factor analysis as a machine: the same distribution, exact conditional means, EM steps that raise the likelihood."""
 
 import itertools
 
@@ -7,7 +7,6 @@ import torch
 
 from mvrbm import RandomSource
 from mvrbm.estimators.imputer.factors import Factors, fit_factors
-from mvrbm.estimators.imputer.prediction import Correction, random_masks
 from mvrbm.sampling import conditional_mean
 
 
@@ -100,27 +99,3 @@ def test_every_step_raises_the_likelihood(share):
     found = [log_likelihood(fit_factors(torch.where(known, x, 0.0), known, 2, steps)) for steps in (1, 4, 16)]
     assert all(later > earlier - 0.5 for earlier, later in itertools.pairwise(found))  # a prior counts one sample
     assert found[-1] > log_likelihood(truth) - 10  # as likely as the truth, which it does not know
-
-
-def test_masks_show_random_entries_and_boxes():
-    masks = random_masks(2000, (8, 8), RandomSource(0), torch.empty(0))
-    assert 0.35 < float(masks.float().mean()) < 0.65
-    halves = masks.all(1) | ~masks.any(1)  # columns shown or hidden as a whole
-    assert float(halves.all(1).float().mean()) > 0.02
-    assert random_masks(10, (7,), RandomSource(0), torch.empty(0)).shape == (10, 7)
-
-
-@pytest.mark.parametrize("filled", ["gaussian", "bernoulli"])
-def test_a_correction_is_the_pass_up_two_machines_and_down_to_what_is_filled_in(filled):
-    correction = Correction.new(5, "rectified", 20, filled, RandomSource(0), torch.empty(0))
-    value, first = torch.rand(2, 3, 5, generator=torch.Generator().manual_seed(0))
-    known = torch.rand(3, 5, generator=torch.Generator().manual_seed(1)) < 0.5
-    found = correction(value, known, first)
-    assert bool(((found - first).abs() < 0.1).all())  # almost nothing yet
-    lower, upper = correction.children()
-    weights = {name: link.weight for machine in (lower, upper) for name, link in machine.links.items()}
-    below = torch.relu(value @ weights["value"].T + known.float() @ weights["known"].T)
-    back = torch.relu(below @ weights["below"].T) @ weights["filled"]
-    expected = first + back if filled == "gaussian" else torch.sigmoid(torch.logit(first) + back)
-    torch.testing.assert_close(found, expected)
-    assert correction.bounded == (filled == "bernoulli")

@@ -1,0 +1,66 @@
+"""How errors of a command become one line on standard error and an exit code."""
+
+import sys
+from typing import Any, cast
+
+import typer
+
+__all__ = ["FAILURE", "WRONG_USAGE", "CommandLineError", "UsageError", "complain", "describe"]
+
+FAILURE = 1
+WRONG_USAGE = 2
+
+# Depending on its version, typer contains click or depends on it. BadParameter leads to click's classes in both cases.
+_usage_error, _click_exception = typer.BadParameter.__mro__[1:3]
+#: Wrong usage of a command. The exit code is 2.
+UsageError = cast("type[Exception]", _usage_error)
+#: Any error that is raised while parsing the command line.
+CommandLineError = cast("type[Exception]", _click_exception)
+
+
+def describe(error: Exception) -> tuple[str, int] | None:
+    """Return the message and the exit code of an error, or None for a bug in this package."""
+    if isinstance(error, CommandLineError):
+        code = WRONG_USAGE if isinstance(error, UsageError) else FAILURE
+        return _describe_usage(error), code
+    reason = _describe_failure(error)
+    return None if reason is None else (reason, FAILURE)
+
+
+def _describe_usage(error: Any) -> str:
+    message = str(error.format_message()).replace("Value error, ", "")  # a phrase of pydantic, which typer uses
+    given = _rejected_value(error)
+    if given is not None and given not in message:
+        message += f", got {given}"
+    context = getattr(error, "ctx", None)
+    return message if context is None else f"{message} (see {context.command_path} --help)"
+
+
+def _rejected_value(error: Exception) -> str | None:
+    """Return the value of an option that pydantic rejected, if its message does not contain the value."""
+    cause: Any = error.__cause__
+    if not hasattr(cause, "errors"):
+        return None
+    return repr(cause.errors()[0]["input"])
+
+
+def _describe_failure(error: Exception) -> str | None:
+    """Return the message for an error of data, files or memory, or None for a bug in this package."""
+    from mvrbm.errors import MVRBMError
+
+    text = str(error)
+    if isinstance(error, MVRBMError):
+        return text
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in text:
+        return "out of memory: use a smaller model, batch or input"
+    if isinstance(error, RuntimeError) and any(word in text.lower() for word in ("gloo", "nccl")):
+        return "another process of this training run failed or does not respond: see its own message"
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return text if isinstance(error, (ValueError, OSError)) else None
+
+
+def complain(reason: str, code: int) -> int:
+    """Print a reason as one line on standard error, and return the exit code."""
+    print(f"error: {' '.join(reason.split())}", file=sys.stderr)
+    return code

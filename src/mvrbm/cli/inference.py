@@ -1,0 +1,213 @@
+"""Commands that apply a saved model: transform, score, predict, likelihood, reconstruct, sample and inpaint.
+
+Each command calls the method of the estimator with the same name, and works for every model that has this method.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mvrbm.cli import options as opt
+from mvrbm.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Half = StrEnum("Half", ["LEFT", "RIGHT", "TOP", "BOTTOM"])
+Start = StrEnum("Start", ["CHAINS", "NOISE"])
+
+_START_IN_WORDS = {Start.CHAINS: "the chains of training", Start.NOISE: "noise"}
+_CHAINS_HELP = "Number of annealing chains in each direction."
+_TEMPERATURES_HELP = "Number of annealing temperatures. More of them narrow the interval."
+_RECONSTRUCT_STEPS_HELP = "Number of mean-field passes up and down."
+_LABEL_HELP = "Draw samples of this class. Needs a model that was trained with --labels."
+_MEANS_HELP = "Write the means of the visible units, or draws from them."
+_MEANS_DEFAULT = "means for images, draws for .npy"
+_START_HELP = "Initial state of the Gibbs chains."
+_START_DEFAULT = "the saved chains of training, or else noise"
+_DATA_HELP = "Start the Gibbs chains at these samples. Takes the same values as INPUT of train."
+_MASK_HELP = "Array file or image, true where entries are known; one mask for all samples, or one per sample."
+_HIDE_HELP = "Fill in this half of every sample."
+
+# Fields of an estimated log-likelihood that the JSON result contains.
+_LIKELIHOOD_FIELDS = ("mean", "forward", "reverse", "lower", "upper", "bounds")
+
+
+def _row_command(command: str, method: str, description: str) -> Callable[..., None]:
+    """Build a command that writes one row per sample, computed by a method of the estimator."""
+
+    def run(
+        model_folder: opt.ModelFolder,
+        source: opt.Input,
+        out: opt.ArrayOut,
+        rows: opt.Rows = None,
+        device: opt.Where = opt.Device.AUTO,
+        data_dir: opt.DataDir = None,
+        force: opt.Force = False,
+        as_json: opt.AsJson = False,
+    ) -> None:
+        opt.check_out(out, force, images=False)
+        model = opt.load_model(model_folder, device, method)
+        found = getattr(model, method)(opt.read(source, data_dir, rows))
+        opt.write_samples(out, found, found.shape[1:], force, as_json)
+
+    run.__name__ = command
+    run.__doc__ = description
+    return run
+
+
+transform = _row_command(
+    "transform", "transform", "Compute features: the means of the hidden units, one row per sample."
+)
+score = _row_command("score", "score_samples", "Compute the pseudo-log-likelihood of each sample.")
+predict = _row_command("predict", "predict", "Predict the class of each sample with a saved classifier.")
+
+
+def likelihood(
+    model_folder: opt.ModelFolder,
+    source: opt.Input,
+    chains: Annotated[int, typer.Option(min=2, help=_CHAINS_HELP)] = 100,
+    temperatures: Annotated[int, typer.Option(min=1, help=_TEMPERATURES_HELP)] = 1000,
+    rows: opt.Rows = None,
+    seed: opt.Seed = 0,
+    device: opt.Where = opt.Device.AUTO,
+    data_dir: opt.DataDir = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Estimate the mean log-likelihood of samples, in nats, with an interval.
+
+    The ends of the interval come from annealed importance sampling in both directions.
+    """
+    model = opt.load_model(model_folder, device, "log_likelihood", seed)
+    found = model.log_likelihood(opt.read(source, data_dir, rows), n_chains=chains, n_steps=temperatures)
+    result = {name: getattr(found, name) for name in _LIKELIHOOD_FIELDS}
+    opt.show(result, as_json, str(found))
+
+
+def reconstruct(
+    model_folder: opt.ModelFolder,
+    source: opt.Input,
+    out: opt.ImagesOut,
+    steps: Annotated[int, typer.Option(min=1, help=_RECONSTRUCT_STEPS_HELP)] = 1,
+    rows: opt.Rows = None,
+    device: opt.Where = opt.Device.AUTO,
+    data_dir: opt.DataDir = None,
+    force: opt.Force = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Reconstruct samples by passing them up to the hidden layer and down again."""
+    opt.check_out(out, force)
+    model = opt.load_model(model_folder, device, "reconstruct")
+    reconstructed = model.reconstruct(opt.read(source, data_dir, rows, out), steps=steps)
+    opt.write_samples(out, reconstructed, model.visible_shape_, force, as_json)
+
+
+def sample(
+    model_folder: opt.ModelFolder,
+    out: opt.ImagesOut,
+    n: Annotated[int, typer.Option("-n", "--number", min=1, help="Number of samples to draw.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="Number of Gibbs steps of each chain.")] = 1000,
+    label: Annotated[str | None, opt.new(_LABEL_HELP)] = None,
+    means: Annotated[bool | None, opt.new(_MEANS_HELP, "--means/--draws", default=_MEANS_DEFAULT)] = None,
+    start: Annotated[Start | None, opt.new(_START_HELP, default=_START_DEFAULT)] = None,
+    data: Annotated[str | None, opt.new(_DATA_HELP)] = None,
+    seed: opt.Seed = 0,
+    device: opt.Where = opt.Device.AUTO,
+    data_dir: opt.DataDir = None,
+    force: opt.Force = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Draw samples from a model by Gibbs sampling."""
+    if data is not None:
+        opt.check_conflicts("--data", "the given samples are the initial states", start=start, label=label)
+    opt.check_out(out, force)
+    model = opt.load_model(model_folder, device, "sample", seed)
+    labeled = hasattr(model, "classes_")
+    if label is not None and not labeled:
+        raise ValueError(f"--label {label}: {model_folder} has no labels; train a model with --labels")
+    if data is not None and labeled:
+        raise ValueError(f"--data {data}: the chains of {model_folder}, a model with labels, cannot start at samples")
+    init, origin = _initial_states(model, n, start, data, data_dir)
+    mean = not opt.is_array(out) if means is None else means
+    of_label = {} if label is None else {"label": label}
+    drawn = model.sample(n, steps=steps, init=init, mean=mean, **of_label)
+    samples = drawn[0] if isinstance(drawn, tuple) else drawn  # classifiers return samples and labels
+    values = "means" if mean else "draws"
+    details = {"values": values, "start": origin, "steps": steps, **of_label}
+    kind = values if label is None else f"{values} of {label}"
+    words = f"{kind}, {steps:,} Gibbs steps from {origin}"
+    opt.write_samples(out, samples, model.visible_shape_, force, as_json, details, words)
+
+
+def _initial_states(
+    model: Any, n: int, start: Start | None, data: str | None, data_dir: Path | None
+) -> "tuple[Start | NDArray[Any], str]":
+    """Return the argument `init` of the method `sample`, and its description."""
+    if data is not None:
+        states = opt.read(data, data_dir)
+        return states.take(range(n), 0, mode="wrap"), data
+    if start is None:
+        start = Start.CHAINS if model.chains_ else Start.NOISE
+    return start, _START_IN_WORDS[start]
+
+
+def inpaint(
+    model_folder: opt.ModelFolder,
+    source: opt.Input,
+    out: opt.ImagesOut,
+    mask: Annotated[Path | None, opt.new(_MASK_HELP)] = None,
+    hide: Annotated[Half | None, opt.new(_HIDE_HELP)] = None,
+    missing_nan: opt.MissingNan = False,
+    steps: Annotated[int, typer.Option(min=1, help="Number of Gibbs steps to average over.")] = 100,
+    burn_in: Annotated[int, typer.Option(min=0, help="Number of Gibbs steps to discard first.")] = 50,
+    rows: opt.Rows = None,
+    seed: opt.Seed = 0,
+    device: opt.Where = opt.Device.AUTO,
+    data_dir: opt.DataDir = None,
+    force: opt.Force = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Fill in missing entries of samples, given their known entries.
+
+    Mark the missing entries with one of --mask, --hide and --missing-nan.
+    """
+    given = opt.given_options(mask=mask, hide=hide, missing_nan=missing_nan or None)
+    if len(given) != 1:
+        got = " and ".join(given) or "none of them"
+        raise UsageError(f"mark missing entries with one of --mask, --hide and --missing-nan, got {got}")
+    opt.check_out(out, force)
+    from mvrbm.io.arrays import read_samples
+
+    model = opt.load_model(model_folder, device, "inpaint", seed)
+    every = read_samples(source, data_dir=data_dir)
+    rows = opt.tiles(rows, out, len(every))
+    samples = opt.chosen(every, rows, source)[:]
+    if mask is not None:
+        known = _read_mask(mask, model.visible_shape_, len(every), rows)
+    else:
+        known = _known_entries(samples, model.visible_shape_, hide, source)
+    filled = model.inpaint(samples, known, steps=steps, burn_in=burn_in)
+    opt.write_samples(out, filled, model.visible_shape_, force, as_json)
+
+
+def _read_mask(path: Path, shape: tuple[int, ...], n: int, rows: slice | None) -> "NDArray[Any]":
+    """Read a mask of one sample, or of all n samples, of which `rows` are chosen."""
+    from mvrbm.io.arrays import read_mask
+
+    known = read_mask(path, (n, *shape))
+    return known if known.shape == shape else opt.chosen(known, rows, str(path))
+
+
+def _known_entries(samples: Any, shape: tuple[int, ...], hide: Half | None, source: str) -> "NDArray[Any]":
+    """Return a mask of the entries that are not in the hidden half, or not NaN if no half is hidden."""
+    from mvrbm.io.arrays import half_mask, known_entries
+
+    if hide is not None:
+        return half_mask(shape, hide)
+    known = known_entries(samples, nan_is_missing=True)
+    if known is None:
+        raise ValueError(f"--missing-nan: {source} contains no NaN, so there is nothing to fill in")
+    return known

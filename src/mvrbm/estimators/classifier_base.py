@@ -1,0 +1,115 @@
+"""Parameters and methods that all classifiers share: labels in, labels and probabilities out."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from mvrbm.errors import StorageError
+from mvrbm.estimators.batches import Array, batches
+from mvrbm.estimators.inputs import VISIBLE, ArrayInput
+from mvrbm.estimators.labels import classes_from, describe_classes
+from mvrbm.estimators.persistence import SavedEstimator
+from mvrbm.progress import report
+from mvrbm.training.backprop import DescentSettings
+from mvrbm.units import Unit
+from mvrbm.updates.recipe import Recipe
+
+# Smallest number of epochs of backpropagation, if `n_epochs` is not given.
+_FEWEST_EPOCHS = 30
+# Smallest number of updates, if `n_epochs` is not given: few samples need more epochs.
+_FEWEST_UPDATES = 1000
+# Range of the batch size, if it is not given: a fortieth of the samples.
+_SMALLEST_BATCH = 16
+_LARGEST_BATCH = 100
+_BATCHES_PER_EPOCH = 40
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ClassifierParameters:
+    """Parameters that all classifiers share; see :class:`~mvrbm.MVRBMClassifier`."""
+
+    visible: str = "bernoulli"
+    visible_shape: Sequence[int] | None = None
+    recipe: str | Recipe = "default"
+    n_epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = 3e-3
+    schedule: str = "cosine"
+    weight_decay: float = 0.0
+    averaging: float = 0.0
+    random_state: Any = None
+    device: str | torch.device = "auto"
+
+    def _plan(self, n: int, learning_rate: Any, patience: int | None = None) -> DescentSettings:
+        """Return the checked settings of backpropagation on `n` samples."""
+        batch_size = self.batch_size
+        if batch_size is None:
+            batch_size = min(max(n // _BATCHES_PER_EPOCH, _SMALLEST_BATCH), _LARGEST_BATCH)
+        plan = DescentSettings(
+            n_epochs=_FEWEST_EPOCHS if self.n_epochs is None else self.n_epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            weight_decay=self.weight_decay,
+            schedule=self.schedule,
+            averaging=self.averaging,
+            patience=patience,
+        )
+        plan.check()
+        if self.n_epochs is not None:
+            return plan
+        return plan._replace(n_epochs=max(_FEWEST_EPOCHS, -(-_FEWEST_UPDATES * batch_size // n)))
+
+
+class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEstimator):
+    """Base class of the classifiers, which take arrays or rows and return labels."""
+
+    classes_: Array
+    history_: list[dict[str, float]]
+
+    @property
+    @abstractmethod
+    def _unit(self) -> Unit:
+        """The visible units, in the dtype and on the device of the model."""
+
+    @abstractmethod
+    def _log_probabilities(self, x: Tensor) -> Tensor:
+        """Return log-probabilities of the classes up to a constant per sample: (n, *shape) -> (n, n_classes)."""
+
+    def predict_proba(self, X: Any) -> Array:
+        """Return the probability of each class, (n, n_classes), in the order of `classes_`."""
+        return np.concatenate([torch.softmax(part, 1).cpu().numpy() for part in self._predictions(X)])
+
+    def predict(self, X: Any) -> Array:
+        """Return the most probable label of each sample, (n,)."""
+        codes = np.concatenate([part.argmax(1).cpu().numpy() for part in self._predictions(X)])
+        labels: Array = self.classes_[codes]
+        return labels
+
+    @torch.no_grad()
+    def _predictions(self, X: Any) -> list[Tensor]:
+        return [self._log_probabilities(batch) for batch in self._batches(X)]
+
+    def _batches(self, X: Any) -> Iterator[Tensor]:
+        """Check data and yield it in batches."""
+        check_is_fitted(self)
+        for batch in batches({VISIBLE: self._read(X, reset=False)}, {VISIBLE: self._unit}):
+            yield batch[VISIBLE]
+            report("samples", len(batch[VISIBLE]))
+
+    def _description(self) -> dict[str, Any]:
+        return {**super()._description(), "classes": describe_classes(self.classes_), **self._describe_input()}
+
+    def _restore_classes(self, described: Mapping[str, Any]) -> int:
+        """Set the classes from a saved description, and return their number."""
+        self.classes_ = classes_from(described["classes"])
+        self.history_ = []
+        if len(self.classes_) < 2:
+            raise StorageError(f"a classifier needs at least two classes, got {self.classes_!r:.100}")
+        return len(self.classes_)

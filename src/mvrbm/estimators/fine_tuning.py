@@ -1,0 +1,362 @@
+"""Fine-tuning of stacks with a softmax on top: pre-training, the loss, early stopping.
+
+The network is defined in :mod:`mvrbm.estimators.network`, and the loop over batches in
+:mod:`mvrbm.training.backprop`. The estimators that users see are in :mod:`mvrbm.estimators.classifiers`.
+"""
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from mvrbm.devices import resolve_device, sensible_threads
+from mvrbm.estimators.base import check_same
+from mvrbm.estimators.batches import ROWS_AT_ONCE, Array, check_values
+from mvrbm.estimators.classifier_base import ArrayClassifier
+from mvrbm.estimators.deep import DeepMVRBM, build_stack
+from mvrbm.estimators.inputs import VISIBLE
+from mvrbm.estimators.labels import Labeled
+from mvrbm.estimators.network import StructuredNetwork, class_distance, virtual_adversarial_loss
+from mvrbm.estimators.parameters import seed_of, unit_named
+from mvrbm.estimators.persistence import stored_descent
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.progress import listening
+from mvrbm.random import RandomSource
+from mvrbm.saving import read_stack, write_machines
+from mvrbm.training.backprop import assign, descend
+from mvrbm.training.callbacks import Checkpoint
+from mvrbm.units import Unit
+from mvrbm.validation import number, whole_number
+
+# Largest rank, if it is not given.
+_LARGEST_RANK = 16
+# The perturbation, if it is not given, relative to the median distance from a sample to the nearest other class.
+_RELATIVE_PERTURBATION = 0.17
+
+# Names of the softmax's tensors in files, and their names in the network.
+_TOP = {"top.weight": "weight", "top.bias": "bias"}
+
+
+@dataclass(frozen=True)
+class FineTuningLoss:
+    """Cross-entropy with dropout and, if `distance` is positive, virtual adversarial training.
+
+    Calling it with row numbers returns the weighted sum of the losses of these samples.
+    """
+
+    network: StructuredNetwork
+    data: Labeled
+    dropped: Sequence[float]  # share of dropped entries: of the data, then of each layer
+    distance: float  # length of the adversarial perturbation; 0 for none
+    unlabeled: Tensor | None  # samples that are perturbed instead of the labeled ones
+    unlabeled_batch_size: int
+    certainty: float
+    weight_of_batch: float  # total weight of a full batch of labeled samples
+    dropout_rng: RandomSource
+    perturbation_rng: RandomSource
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        unit = self.network.stack[0].layers[VISIBLE]
+        x = unit.from_data(self.data.samples[rows])
+        weights = self.data.weights[rows]
+        losses = cross_entropy(self.network(x, self._drop), self.data.codes[rows], reduction="none")
+        value = (losses * weights).sum()
+        if not self.distance:
+            return value
+        rng = self.perturbation_rng
+        if self.unlabeled is None:
+            return value + (weights * virtual_adversarial_loss(self.network, x, self.distance, rng)).sum()
+        chosen = (rng.uniform((self.unlabeled_batch_size,), weights) * len(self.unlabeled)).long()
+        x = unit.from_data(self.unlabeled[chosen])
+        change = virtual_adversarial_loss(self.network, x, self.distance, rng, self.certainty)
+        return value + self.weight_of_batch * change.mean()
+
+    def _drop(self, z: Tensor, layer: int) -> Tensor:
+        """Apply dropout to the data (layer -1) or to the activations of a layer."""
+        share = self.dropped[layer + 1]
+        if not share:
+            return z
+        return z * ((self.dropout_rng.uniform(z.shape, z) >= share).to(z.dtype) / (1 - share))
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class FineTunedClassifier(ArrayClassifier):
+    """Base class of stacks with a softmax on top. Subclasses define the parameters `layers` and `feed`."""
+
+    hidden: str = "rectified"
+    rank: int | None = 1
+    pretraining: int = 0
+    dropout: float | Sequence[float] = 0.2
+    input_dropout: float = 0.0
+    perturbation: float | str = "auto"
+    certainty: float = 0.0
+    unlabeled_batch_size: int = 256
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    patience: int = 10
+    verbose: int = 0
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        unlabeled: Any = None,
+        stack: DeepMVRBM | None = None,
+        checkpoints: Any = None,
+        force: bool = False,
+    ) -> Self:
+        r"""Train the classifier on labeled data.
+
+        Parameters
+        ----------
+        X : array of shape (n, \*visible_shape) or (n, n_features)
+            Training data. For Bernoulli units, bytes are scaled to [0, 1] batch by batch.
+        y : array (n,)
+            Labels, of any type that can be sorted.
+        sample_weight : array (n,), optional
+            Weight of each sample in fine-tuning. Pre-training does not use weights.
+        unlabeled : array like X, optional
+            Samples without labels. Pre-training uses them instead of `X`. With `perturbation`, predictions are also
+            made to change slowly around these samples.
+        stack : DeepMVRBM, optional
+            A fitted stack with the same layers, to use instead of pre-training. It is not modified.
+        checkpoints : path, optional
+            Folder in which to save the state after every epoch, and from which to resume.
+        force : bool
+            Whether to resume from checkpoints that were saved with other data or settings, which otherwise raise an
+            error.
+        """
+        data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
+        plan = self._plan(len(data.codes), self.learning_rate, self.patience if self.early_stopping else None)
+        whole_number(self.pretraining, "pretraining", 0)
+        machines = self._new_machines(data)
+        dropped = self._dropped_shares(len(machines))
+        rng = RandomSource(seed_of(self.random_state), device=data.weights.device)
+        start_rng, split_rng, order_rng, dropout_rng, perturbation_rng = rng.split(5)
+        train, held_out = self._split(data, split_rng)
+        self.network_ = self._initial_network(machines, train, unlabeled, stack, start_rng, checkpoints, force)
+        loss = self._new_loss(train, unlabeled, plan.batch_size, dropped, dropout_rng, perturbation_rng)
+        folder = None if checkpoints is None else Path(checkpoints) / "tuning"
+        bar = _progress_bar(plan.n_epochs) if self.verbose else contextlib.nullcontext()
+        with sensible_threads(self.network_.stack[0], plan.batch_size), bar:
+            self.history_ = descend(
+                self.network_,
+                self._decaying_parameters(),
+                loss,
+                train.weights,
+                plan,
+                order_rng,
+                None if held_out is None else lambda: self._error_and_loss(held_out),
+                draws_from=(dropout_rng, perturbation_rng),
+                capturable=True,
+                checkpoint=stored_descent(folder, self, plan, data, force),
+            )
+        return self
+
+    # -- the network before fine-tuning -----------------------------------------------------------
+
+    def _new_machines(self, data: Labeled) -> list[BoltzmannMachine]:
+        """Return the machines of the stack with parameters that are not yet set."""
+        unit = unit_named(self.visible, self.visible_shape_).to(data.weights.dtype)
+        stack = self._new_stack()
+        return build_stack(unit, stack.layers, rank=stack.rank, hidden=self.hidden)
+
+    def _new_stack(self) -> DeepMVRBM:
+        """Return a stack for pre-training, not yet fitted."""
+        shared = ("layers", "feed", "hidden", "visible", "visible_shape", "recipe", "random_state", "device", "verbose")
+        settings = {name: getattr(self, name) for name in shared}
+        return DeepMVRBM(n_epochs=self.pretraining, rank=self._rank(), **settings)
+
+    def _rank(self) -> int:
+        """Return the rank of Kronecker couplings. By default, they have fewer parameters than the full matrix."""
+        if self.rank is not None:
+            return self.rank
+        sizes = [size**2 for size in self.visible_shape_]
+        return max(1, min(_LARGEST_RANK, math.prod(sizes) // sum(sizes)))
+
+    def _initial_network(
+        self,
+        machines: list[BoltzmannMachine],
+        data: Labeled,
+        unlabeled: Any,
+        fitted: DeepMVRBM | None,
+        rng: RandomSource,
+        checkpoints: Any,
+        force: bool,
+    ) -> StructuredNetwork:
+        """Return the network from which fine-tuning starts: random, pre-trained, or with the machines of a stack."""
+        if unlabeled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
+            raise ValueError(
+                "unlabeled would have no effect: it is used for pre-training (pretraining of at least 1, and no stack) "
+                "or with a positive perturbation"
+            )
+        n_classes = len(self.classes_)
+        self.stack_ = None
+        if fitted is None and not self.pretraining:
+            network = StructuredNetwork([machine.to(data.weights) for machine in machines], n_classes)
+            network.initialize(network.stack[0].layers[VISIBLE].from_data(data.samples), data.weights, rng)
+            return network
+        if fitted is None:
+            samples = data.samples.cpu().numpy() if unlabeled is None else unlabeled
+            fitted = self._pretrained_stack(samples, checkpoints, force)
+            check_same(machines, fitted.machines_, "samples of unlabeled must have the same shape as samples of X")
+        else:
+            check_is_fitted(fitted)
+            check_same(machines, fitted.machines_, "stack must have the same layers, units and couplings")
+        self.stack_ = fitted
+        copies = [copy.deepcopy(machine).to(data.weights) for machine in fitted.machines_]
+        network = StructuredNetwork(copies, n_classes)
+        network.center()
+        return network
+
+    def _pretrained_stack(self, samples: Any, checkpoints: Any, force: bool) -> DeepMVRBM:
+        if checkpoints is None:
+            return self._new_stack().fit(samples)
+        folder = Path(checkpoints) / "pretraining"
+        return self._new_stack().fit(samples, callbacks=[Checkpoint(folder)], resume=folder, force=force)
+
+    # -- the loss ---------------------------------------------------------------------------------
+
+    def _new_loss(
+        self,
+        data: Labeled,
+        unlabeled: Any,
+        batch_size: int,
+        dropped: Sequence[float],
+        dropout_rng: RandomSource,
+        perturbation_rng: RandomSource,
+    ) -> FineTuningLoss:
+        distance = self._distance(data)
+        return FineTuningLoss(
+            network=self.network_,
+            data=data,
+            dropped=dropped,
+            distance=distance,
+            unlabeled=self._unlabeled_samples(unlabeled, data.samples.device) if distance else None,
+            unlabeled_batch_size=self.unlabeled_batch_size,
+            certainty=self.certainty,
+            weight_of_batch=float(data.weights.mean()) * min(batch_size, len(data.codes)),
+            dropout_rng=dropout_rng,
+            perturbation_rng=perturbation_rng,
+        )
+
+    def _dropped_shares(self, count: int) -> list[float]:
+        """Check the settings of regularization, and return the dropout of the data and of each of `count` layers."""
+        layers = list(self.dropout) if isinstance(self.dropout, Sequence) else [self.dropout] * count
+        if len(layers) != count:
+            raise ValueError(f"dropout must be one number, or one per layer ({count} in all), got {self.dropout!r}")
+        if self.perturbation != "auto":
+            number(self.perturbation, "perturbation")
+        number(self.certainty, "certainty")
+        whole_number(self.unlabeled_batch_size, "unlabeled_batch_size")
+        of_data = number(self.input_dropout, "input_dropout", high=1)
+        return [of_data, *(number(share, "dropout", high=1) for share in layers)]
+
+    @torch.no_grad()
+    def _distance(self, data: Labeled) -> float:
+        """Return the length of the adversarial perturbation."""
+        if self.perturbation != "auto":
+            return float(self.perturbation)
+        inputs = self.network_.inputs(self._unit.from_data(data.samples))
+        return _RELATIVE_PERTURBATION * class_distance(inputs, data.codes)
+
+    def _unlabeled_samples(self, unlabeled: Any, device: torch.device) -> Tensor | None:
+        """Check samples without labels, and return them as a tensor."""
+        if unlabeled is None:
+            return None
+        samples = self._read(unlabeled, reset=False)
+        check_values({VISIBLE: samples}, {VISIBLE: self._unit})
+        return torch.from_numpy(np.array(samples)).to(device)
+
+    def _decaying_parameters(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that weight decay applies to: all weights, no biases."""
+        couplings = [p for link in self.network_.links for p in link.parameters() if p.requires_grad]
+        return [*couplings, self.network_.weight]
+
+    # -- early stopping ---------------------------------------------------------------------------
+
+    def _split(self, data: Labeled, rng: RandomSource) -> tuple[Labeled, Labeled | None]:
+        """Hold out a fraction of the samples of each class for early stopping."""
+        if not self.early_stopping:
+            return data, None
+        number(self.validation_fraction, "validation_fraction", 0, 1, exclude_low=True)
+        n = len(data.codes)
+        shuffled = rng.permutation(n).to(data.codes.device)
+        by_class = shuffled[data.codes[shuffled].argsort(stable=True)]
+        # Evenly spaced positions in samples that are sorted by class take the same fraction of each class.
+        count = max(1, round(self.validation_fraction * n))
+        places = ((torch.arange(count, device=by_class.device) + 0.5) * n / count).long()
+        held = torch.zeros(n, dtype=torch.bool, device=by_class.device)
+        held[by_class[places]] = True
+        train, held_out = (Labeled(*(array[chosen] for array in data)) for chosen in (~held, held))
+        if not (float(train.weights.sum()) > 0 and float(held_out.weights.sum()) > 0):
+            raise ValueError(f"early_stopping needs samples for training and for validation, got {n} in all")
+        return train, held_out
+
+    @torch.no_grad()
+    def _error_and_loss(self, data: Labeled) -> tuple[float, float]:
+        """Return the weighted error rate and cross-entropy."""
+        parts = [self._log_probabilities(self._unit.from_data(part)) for part in data.samples.split(ROWS_AT_ONCE)]
+        logits = torch.cat(parts)
+        share = data.weights / data.weights.sum()
+        error_rate = float((share * (logits.argmax(1) != data.codes)).sum())
+        return error_rate, float((share * cross_entropy(logits, data.codes, reduction="none")).sum())
+
+    # -- predictions ------------------------------------------------------------------------------
+
+    @property
+    def _unit(self) -> Unit:
+        return self.network_.stack[0].layers[VISIBLE]
+
+    def _log_probabilities(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.network_(x)
+        return logits
+
+    def hidden_maps(self, X: Any) -> Array:
+        r"""Return the activations of the top hidden layer after fine-tuning, (n, \*shape of the layer)."""
+        with torch.no_grad():
+            return np.concatenate([self.network_.features(batch).cpu().numpy() for batch in self._batches(X)])
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
+        top = {name: self.network_.get_parameter(own) for name, own in _TOP.items()}
+        write_machines(self.network_.stack, folder, extra, top)
+
+    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        n_classes = self._restore_classes(described)
+
+        def top_shapes(machines: Sequence[BoltzmannMachine]) -> dict[str, tuple[int, ...]]:
+            return {"top.weight": (n_classes, math.prod(machines[-1].hidden.shape)), "top.bias": (n_classes,)}
+
+        machines, top = read_stack(folder, top_shapes)
+        network = StructuredNetwork(machines, n_classes)
+        assign([network.get_parameter(own) for own in _TOP.values()], [top[name] for name in _TOP])
+        self.network_ = network.to(resolve_device(self.device))
+        self.stack_ = None
+        self._restore_input(self._unit, described)
+
+
+@contextlib.contextmanager
+def _progress_bar(n_epochs: int) -> Iterator[None]:
+    """Show a progress bar of the epochs of backpropagation."""
+    from tqdm import tqdm
+
+    with tqdm(total=n_epochs, unit="epoch") as bar:
+
+        def advance(unit: str, count: int) -> None:
+            bar.update(count if unit == "epochs" else 0)
+
+        with listening(advance):
+            yield

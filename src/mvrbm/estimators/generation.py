@@ -1,0 +1,85 @@
+"""Draw samples from a fitted model and fill in unknown entries: `sample`, `inpaint`."""
+
+from typing import Any
+
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from mvrbm.devices import sensible_threads
+from mvrbm.estimators.base import BaseRBM
+from mvrbm.estimators.batches import batches, joined, known_entries, masks
+from mvrbm.estimators.chains import initial_states
+from mvrbm.random import RandomSource
+from mvrbm.sampling import Layers, sample
+from mvrbm.validation import whole_number
+
+
+class GenerationMixin(BaseRBM):
+    """Samples of the model, and conditional means of unknown entries, by Gibbs sampling."""
+
+    def sample(self, n: int = 1, *, steps: int = 1000, init: Any = None, mask: Any = None, mean: bool = False) -> Any:
+        """Draw samples from the model by Gibbs sampling.
+
+        Parameters
+        ----------
+        n : int
+            Number of samples.
+        steps : int
+            Number of Gibbs steps per chain.
+        init : array or {"chains", "noise"}, optional
+            Initial states: `n` samples, the persistent chains of training (repeated as needed), or random states.
+            Default: the persistent chains if the model was trained with them, otherwise random states.
+        mask : boolean array, optional
+            True where an entry of `init` is known and must not change. Default: if `init` has NaN entries, all other
+            entries are known.
+        mean : bool
+            Whether to return the means of the visible units given the last hidden sample, instead of samples. Means
+            give smoother pictures.
+        """
+        check_is_fitted(self)
+        whole_number(n, "n")
+        rng = self._rng()
+        known = None
+        like = None
+        if init is None or isinstance(init, str):
+            if mask is not None:
+                raise ValueError("a mask needs init: it marks which entries of init are known")
+            start = initial_states(self._machines[-1], n, init, self.chains_, rng)
+        else:
+            like = init
+            layers = self._read_layers(init, reset=False)
+            known = known_entries(None if mask is None else self._masks_by_layer(mask), layers)
+            start = self._states_from(joined(batches(layers, self.machine_.layers, known, copy=True)))
+        self._warn_of_recipe()
+        with sensible_threads(self._machines[-1], n):
+            return self._to_user(self._run_chains(n, steps, rng, start, known, mean), like=like)
+
+    def _states_from(self, layers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Convert data to the initial states of the sampling chains."""
+        return layers
+
+    def _run_chains(
+        self, n: int, steps: int, rng: RandomSource, start: Layers, known: Any, mean: bool
+    ) -> dict[str, Tensor]:
+        """Run `n` Gibbs chains from checked initial states, and return samples or means of the visible layers."""
+        return sample(self.machine_, n, steps, rng, init=start, mask=known, mean=mean, check=False).visible
+
+    def inpaint(self, X: Any, mask: Any = None, *, steps: int = 100, burn_in: int = 50) -> Any:
+        """Replace unknown entries by their means given the known entries.
+
+        Parameters
+        ----------
+        X : array
+            Data. NaN entries are unknown.
+        mask : boolean array of the shape of X or of one sample, optional
+            True where an entry is known. Default: where it is not NaN.
+        steps, burn_in : int
+            Number of Gibbs steps to average over, and number of steps before averaging starts.
+        """
+        check_is_fitted(self)
+        whole_number(steps, "steps")
+        whole_number(burn_in, "burn_in", 0)
+        self._warn_of_recipe()
+        layers = self._read_layers(X, reset=False)
+        known = None if mask is None else masks(self._masks_by_layer(mask), layers)
+        return self._to_user(joined(self._filled_batches(layers, known, steps, burn_in)), like=X)

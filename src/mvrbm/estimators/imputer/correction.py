@@ -1,0 +1,224 @@
+"""The correction of linear predictions: two machines, trained to predict entries that are hidden.
+
+The lower machine has the visible layers `value` (a sample whose unknown entries hold a first prediction) and `known`
+(which entries are known). The upper machine has the layer `below` (the hidden layer of the lower machine) and the layer
+`filled`, whose fields are added to the fields of the first prediction. The pass from `value` and `known` up and back
+down to `filled` is trained by the gradient of the squared error, after the multi-prediction training of Goodfellow et
+al., "Multi-prediction deep Boltzmann machines", NeurIPS (2013).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from mvrbm.couplings import Dense
+from mvrbm.estimators.imputer.factors import Factors
+from mvrbm.estimators.imputer.masking import Samples, masks_like_missing, missing_patterns
+from mvrbm.estimators.imputer.scaling import Scaling
+from mvrbm.estimators.imputer.selection import Report, weighted_error
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.random import RandomSource
+from mvrbm.training.backprop import DescentSettings, descend
+from mvrbm.units import Bernoulli, Gaussian, make_unit
+
+# Standard deviation of the initial hidden fields, from each layer below.
+_FIELD_SPREAD = 0.5
+# Standard deviation of the initial weights of the layer `filled`: corrections start near zero.
+_INITIAL_CORRECTION = 0.003
+# Bounded first predictions are at least this far from 0 and 1, where fields are infinite.
+_MARGIN = 0.01
+# Units of the layer `filled` that are tried: unbounded and bounded predictions.
+_FILLED = ("gaussian", "bernoulli")
+# Number of updates of a trial, after which the units with the smaller error are chosen.
+_TRIAL_UPDATES = 300
+# Smallest and largest number of updates, if the number of epochs is not given.
+_FEWEST_UPDATES = 3000
+_MOST_UPDATES = 6000
+
+
+class Correction(nn.Module):
+    """Two machines that correct first predictions.
+
+    Parameters
+    ----------
+    lower : BoltzmannMachine
+        The machine with the layers `value` and `known`.
+    upper : BoltzmannMachine
+        The machine with the layers `below` and `filled`.
+    """
+
+    def __init__(self, lower: BoltzmannMachine, upper: BoltzmannMachine) -> None:
+        super().__init__()
+        self.lower = lower
+        self.upper = upper
+        for unit in (*lower.layers.values(), upper.layers["below"]):
+            unit.requires_grad_(False)
+
+    @classmethod
+    def new(cls, size: int, hidden: str, n_hidden: int, filled: str, rng: RandomSource, like: Tensor) -> Correction:
+        """Return an untrained correction, close to zero, of samples of `size` standardized entries.
+
+        `hidden` and `filled` are the names of the units of the hidden layers and of the layer `filled`.
+        """
+        below = {"value": Gaussian(size), "known": Bernoulli(size)}
+        above = {"below": Gaussian(n_hidden), "filled": make_unit(filled, size)}
+        lower, upper = (
+            BoltzmannMachine(layers, make_unit(hidden, n_hidden), {name: Dense() for name in layers}).to(like)
+            for layers in (below, above)
+        )
+        stds = [
+            (lower.links["value"], _FIELD_SPREAD / math.sqrt(size)),
+            (lower.links["known"], _FIELD_SPREAD / math.sqrt(size)),
+            (upper.links["below"], 2 * _FIELD_SPREAD / math.sqrt(n_hidden)),
+            (upper.links["filled"], _INITIAL_CORRECTION),
+        ]
+        with torch.no_grad():
+            for link, std in stds:
+                weight = link.get_parameter("weight")
+                weight.copy_(std * rng.normal(weight.shape, weight))
+        return cls(lower, upper)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether predictions lie between 0 and 1."""
+        return self.upper.layers["filled"].data_range == (0, 1)
+
+    def forward(self, value: Tensor, known: Tensor, first: Tensor) -> Tensor:
+        """Return corrected predictions (n, D) of all entries, given first predictions, in the units of `filled`."""
+        links = self.lower.links
+        field = links["value"].to_hidden(value) + links["known"].to_hidden(known.to(value.dtype))
+        field = self.upper.links["below"].to_hidden(self.lower.hidden.activation(field))
+        field = self.upper.links["filled"].to_visible(self.upper.hidden.activation(field))
+        first_field = torch.logit(first, _MARGIN) if self.bounded else first
+        return self.upper.layers["filled"].mean(field + first_field)
+
+    def correct(self, x: Tensor, known: Tensor, first: Tensor, scaling: Scaling) -> Tensor:
+        """Return corrected predictions (n, D) of all entries, given first predictions, in the units of the data."""
+        center = scaling.center.to(x)
+        scale = scaling.scale.to(x)
+        value = (torch.where(known, x, first) - center) / scale
+        start = center
+        width = scale
+        if self.bounded:
+            start = scaling.low.to(x)
+            end = scaling.high.to(x)
+            width = torch.where(start < end, end - start, 1.0)
+        found: Tensor = self(value, known, (first - start) / width)
+        return start + width * found
+
+
+@dataclass(frozen=True)
+class CorrectionTrainer:
+    """Trains corrections of a linear model on entries that are hidden.
+
+    Parameters
+    ----------
+    factors : Factors
+        The linear model.
+    scaling : Scaling
+        Range, location and scale of the entries.
+    samples : Samples
+        Training data. Held-out entries measure the error.
+    shape : tuple of int
+        Shape of a sample.
+    weights : Tensor
+        Weights of squared errors.
+    hidden, n_hidden : str, int
+        Units of the hidden layers, and number of units per layer.
+    n_epochs : int, optional
+        Number of epochs. None: 3,000 to 6,000 updates, more for more data.
+    batch_size, learning_rate : int, float
+        Number of samples per update, and step size.
+    rng : RandomSource
+        Source of initial weights, masks and the order of samples.
+    report : callable
+        Called with a description and the error after every training run.
+    """
+
+    factors: Factors
+    scaling: Scaling
+    samples: Samples
+    shape: tuple[int, ...]
+    weights: Tensor
+    hidden: str
+    n_hidden: int
+    n_epochs: int | None
+    batch_size: int
+    learning_rate: float
+    rng: RandomSource
+    report: Report
+
+    def train(self) -> tuple[float, Correction]:
+        """Return a trained correction and its error. The units of `filled` are chosen by short training runs."""
+        n = len(self.samples.x)
+        n_batches = -(-n // min(self.batch_size, n))
+        updates = min(max(n // 5, _FEWEST_UPDATES), _MOST_UPDATES)
+        n_epochs = self.n_epochs or -(-updates // n_batches)
+        trial_epochs = min(n_epochs, -(-_TRIAL_UPDATES // n_batches))
+        errors = {filled: self._train_one(filled, trial_epochs)[0] for filled in _FILLED}
+        return self._train_one(min(_FILLED, key=errors.__getitem__), n_epochs)
+
+    def linear_error(self) -> float:
+        """Return the error of the linear model on held-out entries."""
+        return weighted_error(self._first_predictions, self._tested, self.weights)
+
+    @cached_property
+    def _tested(self) -> Samples:
+        return self.samples.with_held_entries()
+
+    @cached_property
+    def _first_predictions(self) -> Tensor:
+        """Predictions of the linear model for the samples with held-out entries."""
+        tested = self._tested
+        return self.factors.conditional_mean(tested.x, tested.shown) if len(tested.x) else tested.x
+
+    def _train_one(self, filled: str, n_epochs: int) -> tuple[float, Correction]:
+        x = self.samples.x
+        correction = Correction.new(x.shape[1], self.hidden, self.n_hidden, filled, self.rng, x)
+        plan = DescentSettings(
+            n_epochs=n_epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            weight_decay=0.0,
+            schedule="cosine",
+            averaging=0.0,
+            patience=None,
+        )
+        weights_of_samples = torch.ones(len(x), dtype=x.dtype)
+        history = descend(
+            correction, (), self._loss(correction), weights_of_samples, plan, self.rng, self._score(correction)
+        )
+        error = min(row["validation_error"] for row in history)
+        self.report(f"correction by {self.hidden} units, {filled} output, {n_epochs} epochs", error)
+        return error, correction
+
+    def _loss(self, correction: Correction) -> Callable[[Tensor], Tensor]:
+        """Return the squared error of shown entries that are hidden in a batch, as a function of row numbers."""
+        patterns = missing_patterns(self.samples.known)
+
+        def loss(rows: Tensor) -> Tensor:
+            x = self.samples.x[rows]
+            shown = self.samples.shown[rows] & masks_like_missing(patterns, rows.roll(1), self.shape, self.rng)
+            hidden = self.samples.shown[rows] & ~shown
+            first = self.factors.conditional_mean(x, shown)
+            errors = correction.correct(x, shown, first, self.scaling) - x
+            return (errors**2 * self.weights * hidden).sum() / hidden.sum().clamp(min=1) * len(rows)
+
+        return loss
+
+    def _score(self, correction: Correction) -> Callable[[], tuple[float, float]]:
+        """Return a function that computes the error of held-out entries."""
+
+        @torch.no_grad()
+        def score() -> tuple[float, float]:
+            tested = self._tested
+            corrected = correction.correct(tested.x, tested.shown, self._first_predictions, self.scaling)
+            return weighted_error(corrected, tested, self.weights), 0.0
+
+        return score

@@ -1,0 +1,41 @@
+"""Range, location and scale of the entries of the training data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Range, location and scale of the entries.
+
+    Parameters
+    ----------
+    low, high : Tensor
+        Smallest and largest known value: of each column of a table, or of all entries of arrays. For columns without
+        known values, `low` is 1 and `high` is 0.
+    center, scale : Tensor (D,)
+        Location and scale of each entry of a sample, which standardize the input of the correction.
+    """
+
+    low: Tensor
+    high: Tensor
+    center: Tensor
+    scale: Tensor
+
+    def clamp(self, rows: Tensor) -> Tensor:
+        """Limit values to the range of the data."""
+        return torch.where(self.low <= self.high, torch.clamp(rows, self.low, self.high), rows)
+
+
+def data_range(x: Tensor, known: Tensor, *, per_column: bool) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest known value, of each column or of all entries; see :class:`Scaling`."""
+    axes = 0 if per_column else (0, 1)
+    some = known.any(axes)
+    low = torch.where(some, torch.where(known, x, math.inf).amin(axes), 1.0)
+    high = torch.where(some, torch.where(known, x, -math.inf).amax(axes), 0.0)
+    return low, high

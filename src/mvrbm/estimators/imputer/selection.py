@@ -1,0 +1,149 @@
+"""Choose the linear model of the imputer: the number of factors, the axes that count samples, the noise.
+
+All choices minimize the error of held-out entries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mvrbm.estimators.imputer.factors import Factors, fit_factors
+from mvrbm.estimators.imputer.masking import Samples
+from mvrbm.validation import whole_number
+
+# Largest number of factors. With missing entries, every sample costs the solution of a linear system.
+_MOST_FACTORS = 128
+_MOST_FACTORS_COMPLETE = 256
+# Number of EM steps per number of factors. Each number starts from the factors of the previous one.
+_STEPS = 15
+# More factors, or larger samples, are chosen if they reduce the error to less than this fraction.
+_BETTER = 0.995
+# Multiples of the learned noise that are tried. With few samples, factors also fit noise.
+_NOISES = (1.0, 2.0, 4.0)
+# Largest number of samples with missing entries to which factors are fitted.
+_MOST_FITTED = 10_000
+# Factors are fitted to complete samples alone, which is much faster, if at least this fraction is complete.
+_MOSTLY_COMPLETE = 0.8
+
+#: Called with the description of a model that was tried, and its error.
+Report = Callable[[str, float], None]
+
+
+class LinearChoice(NamedTuple):
+    """The linear model with the smallest error of held-out entries."""
+
+    error: float
+    factors: Factors  # fitted to the entries that are not held out
+    sample_axes: int  # number of leading axes that count samples
+    noise: float  # multiple of the learned noise
+
+
+def choose_factors(
+    samples: Samples,
+    weights: Tensor,
+    shape: tuple[int, ...],
+    sample_axes: int | str,
+    n_factors: int | None,
+    report: Report,
+) -> LinearChoice:
+    """Return the linear model that predicts held-out entries best.
+
+    Parameters
+    ----------
+    samples : Samples
+        Data whose first axis counts samples.
+    weights : Tensor
+        Weights of squared errors.
+    shape : tuple of int
+        Shape of the data along all axes but the first.
+    sample_axes : int or "auto"
+        Number of leading axes that count samples, or ``"auto"`` to choose it.
+    n_factors : int, optional
+        Number of factors. None: chosen among powers of two.
+    report : callable
+        Called after every model that was tried.
+    """
+    complete = bool(samples.known.all())
+    best: LinearChoice | None = None
+    for axes in _sample_axes_to_try(sample_axes, shape, len(samples.x)):
+        cut = samples.reshape(math.prod(shape[axes - 1 :]))
+        tested = cut.with_held_entries()
+        factors = None
+        errors = [math.inf, math.inf]
+        for count in _factor_counts_to_try(n_factors, *cut.x.shape, complete=complete):
+            factors = fit_to_shown(cut.x, cut.shown, count, factors)
+            error, noise = best_noise(factors, tested, weights)
+            report(f"sample_axes={axes}, n_factors={count}", error)
+            if best is None or error < _BETTER * best.error:
+                best = LinearChoice(error, factors, axes, noise)
+            # Stop when two doublings of the number of factors have not reduced the error.
+            if error > _BETTER * errors[-2]:
+                break
+            errors.append(error)
+    assert best is not None
+    return best
+
+
+def _sample_axes_to_try(sample_axes: int | str, shape: tuple[int, ...], n: int) -> list[int]:
+    order = len(shape)
+    if sample_axes != "auto":
+        axes = whole_number(sample_axes, "sample_axes")
+        if axes > order:
+            raise ValueError(f"sample_axes must be at most {order} for data of this shape, got {axes}")
+        return [axes]
+    if order > 1 and n < math.prod(shape):
+        return list(range(order, 0, -1))  # the smallest samples first: there are most of them
+    return [1]
+
+
+def _factor_counts_to_try(n_factors: int | None, n: int, size: int, *, complete: bool) -> list[int]:
+    if n_factors is not None:
+        return [n_factors]
+    most = max(1, min(n - 1, size - 1, _MOST_FACTORS_COMPLETE if complete else _MOST_FACTORS))
+    return [2**power for power in range(most.bit_length())]
+
+
+def fit_to_shown(x: Tensor, shown: Tensor, n_factors: int, start: Factors | None) -> Factors:
+    """Fit factors to the shown entries, of a part of the samples if there are many with missing entries."""
+    complete = shown.all(1)
+    n_complete = int(complete.sum())
+    if len(x) > n_complete >= min(_MOST_FITTED, _MOSTLY_COMPLETE * len(x)):
+        x = x[complete]
+        shown = shown[complete]
+    elif len(x) > _MOST_FITTED and n_complete < len(x):
+        rows = torch.linspace(0, len(x) - 1, _MOST_FITTED).long()
+        x = x[rows]
+        shown = shown[rows]
+    return fit_factors(x, shown, n_factors, _STEPS, start)
+
+
+def best_noise(factors: Factors, tested: Samples, weights: Tensor) -> tuple[float, float]:
+    """Return the smallest error of held-out entries, and the multiple of the noise that leads to it."""
+    if not len(tested.x):
+        return 0.0, 1.0
+    results = []
+    for multiple in _NOISES:
+        mean = factors.with_noise(multiple).conditional_mean(tested.x, tested.shown)
+        results.append((weighted_error(mean, tested, weights), multiple))
+    return min(results)
+
+
+def entry_weights(x: Tensor, known: Tensor, *, per_entry: bool) -> Tensor:
+    """Return weights of squared errors: the inverse variance of each entry, or of all entries together."""
+    count = known.sum(0).clamp(min=1)
+    mean = (x * known).sum(0) / count
+    variance = ((x - mean) ** 2 * known).sum(0) / count
+    if not per_entry:
+        variance = variance.mean()
+    return torch.where(variance > 0, 1 / variance, 0.0)
+
+
+def weighted_error(predicted: Tensor, samples: Samples, weights: Tensor) -> float:
+    """Return the root of the weighted mean squared error of held-out entries."""
+    squares = (predicted - samples.x) ** 2 * weights * samples.held
+    return math.sqrt(float(squares.sum() / samples.held.sum().clamp(min=1)))

@@ -1,0 +1,75 @@
+"""Class labels: their codes (0, 1, ...), one-hot rows, and how classes are saved."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mvrbm.errors import StorageError
+from mvrbm.estimators.batches import Array
+from mvrbm.io.untrusted import ALLOWANCE
+
+
+class Labeled(NamedTuple):
+    """Samples with their classes and weights."""
+
+    samples: Tensor  # (n, *shape), bytes or floats
+    codes: Tensor  # (n,), the index of each sample's class
+    weights: Tensor  # (n,)
+
+
+def label_vector(y: Any) -> Any:
+    """Convert one-hot rows (n, k) to the indices of the classes (n,). Other labels are returned unchanged."""
+    array = np.asarray(y)
+    if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "biuf":
+        return y
+    one_hot = np.isin(array, (0, 1)).all() and (array.sum(1) == 1).all()
+    return array.argmax(1) if one_hot else y
+
+
+def label_codes(labels: Any, classes: Any, n: int | None) -> Tensor:
+    """Return the index of each label in `classes`, (n,).
+
+    `labels` is one label for all samples, or one label per sample. A string also matches a class of another type that
+    is written the same way: ``"7"`` matches 7.
+    """
+    given = np.asarray(labels)
+    known = list(np.asarray(classes).tolist())
+    code_of = {str(value): code for code, value in enumerate(known)}
+    code_of |= {value: code for code, value in enumerate(known)}
+    wanted = given.reshape(-1).tolist()
+    unknown = [value for value in wanted if value not in code_of]
+    if unknown:
+        raise ValueError(f"label must be one of {known}, got {unknown[0]!r}")
+    codes = torch.tensor([code_of[value] for value in wanted])
+    if given.ndim == 0:
+        return codes.expand(1 if n is None else n)
+    if given.ndim != 1 or n not in (None, len(given)):
+        raise ValueError(f"label must be one label, or n = {n} labels, got an array of shape {given.shape}")
+    return codes
+
+
+def describe_classes(classes: Array) -> dict[str, Any]:
+    """Return classes in a form that JSON can hold, from which :func:`classes_from` restores them."""
+    values = classes.tolist()
+    kinds = {type(value) for value in values}
+    if not kinds <= {bool, int, float, str}:
+        names = sorted(kind.__name__ for kind in kinds)
+        raise StorageError(f"only labels that are numbers or strings can be saved, got {names}")
+    return {"dtype": classes.dtype.str, "values": values}
+
+
+def classes_from(described: Mapping[str, Any]) -> Array:
+    """Return classes from their saved description."""
+    dtype = np.dtype(str(described["dtype"]))
+    values = list(described["values"])
+    if dtype.kind not in "biufUO":
+        raise StorageError(f"labels cannot have dtype {dtype}")
+    if dtype.itemsize * len(values) > ALLOWANCE:
+        raise StorageError(f"{len(values):,} labels of dtype {dtype} take more than {ALLOWANCE:,} bytes")
+    labels = np.asarray(values, dtype=dtype)
+    if labels.ndim != 1:
+        raise StorageError(f"labels must be a list of values, got an array of shape {labels.shape}")
+    return labels

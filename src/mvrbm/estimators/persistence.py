@@ -1,0 +1,186 @@
+"""Save estimators to folders and load them, including models that earlier versions saved under other parameter names.
+
+Files are written and read by :mod:`mvrbm.saving`. Here are the base class of all estimators that can be saved, the
+conversion of parameters to JSON and back, and the checkpoints of backpropagation.
+"""
+
+import dataclasses
+import os
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from mvrbm.couplings import Coupling, make_coupling
+from mvrbm.distributed import World
+from mvrbm.errors import RecipeWarning, StorageError
+from mvrbm.estimators.parameters import Layer
+from mvrbm.hub import ModelCard, push_to_hub, write_card
+from mvrbm.saving import ESTIMATOR, replace_model
+from mvrbm.training.backprop import DescentSettings
+from mvrbm.training.checkpoints import DescentCheckpoint, digest_of
+from mvrbm.updates.recipe import Recipe
+from mvrbm.validation import whole_number
+
+# Parameters that depend on the machine an estimator runs on, not on the model.
+_NOT_SAVED = ("device", "verbose")
+
+# Parameters that had other names in earlier versions: former name -> present name. Version 0.1 used the first two, and
+# versions 0.1 and 0.2 used British spelling.
+_FORMER_NAMES = {"n_iter": "n_epochs", "preset": "recipe", "unlabelled_batch_size": "unlabeled_batch_size"}
+# The same for single classes. Up to version 0.2, the imputer's parameter `hidden` selected the correction.
+_FORMER_NAMES_OF: dict[str, dict[str, str]] = {"MVRBMImputer": {"hidden": "correction"}}
+# Values that had other names: (class, present name of the parameter) -> former value -> present value.
+_FORMER_VALUES: dict[tuple[str, str], dict[str, str]] = {("MVRBMImputer", "correction"): {"gaussian": "none"}}
+
+
+class SavedEstimator(BaseEstimator):
+    """Base class of estimators that can be saved to a folder, from which :func:`mvrbm.load` loads them."""
+
+    @property
+    def n_parameters_(self) -> int:
+        """Number of learned parameters."""
+        check_is_fitted(self)
+        learned = nn.ModuleList(part for part in vars(self).values() if isinstance(part, nn.Module))
+        return sum(parameter.numel() for parameter in learned.parameters() if parameter.requires_grad)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Save the fitted model to a folder, from which :func:`mvrbm.load` loads it.
+
+        A model that is already in the folder is replaced.
+        """
+        return self._save(folder)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **card: Any) -> Path:
+        """Save the fitted model with a model card, to share it; see :func:`mvrbm.save_pretrained`."""
+        return self._save(folder, ModelCard(**card))
+
+    def push_to_hub(self, name: str, **options: Any) -> str:
+        """Upload the fitted model with a model card to the Hugging Face hub; see :func:`mvrbm.push_to_hub`."""
+        return push_to_hub(self, name, **options)
+
+    def _save(self, folder: str | os.PathLike[str], card: ModelCard | None = None) -> Path:
+        check_is_fitted(self)
+        world = World.here()
+        with world.raise_together(StorageError, OSError):
+            if world.is_main:
+                with replace_model(folder) as staging:
+                    self._write(staging, {ESTIMATOR: self._description()})
+                    if card is not None:
+                        write_card(card, staging)
+        return Path(folder)
+
+    @classmethod
+    def from_folder(cls, folder: Path, config: Mapping[str, Any], device: str | torch.device) -> Self:
+        """Load a model from a folder with this config. :func:`mvrbm.load` calls this method."""
+        described = config[ESTIMATOR]
+        params = _with_present_names(cls.__name__, described["params"])
+        if "random_state" in params:
+            params["random_state"] = whole_number(params["random_state"], "random_state", 0, 2**32 - 1)
+        estimator = cls(**{name: _from_json(name, value) for name, value in params.items()}, device=device)
+        estimator._restore(folder, described)
+        return estimator
+
+    @abstractmethod
+    def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
+        """Write the model into an existing folder. `extra` holds further entries of its config."""
+
+    @abstractmethod
+    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        """Read the model from a folder. `described` is the estimator's entry of the config."""
+
+    def _description(self) -> dict[str, Any]:
+        """Return the class and the parameters in a form that JSON can hold."""
+        params = {name: value for name, value in self.get_params(deep=False).items() if name not in _NOT_SAVED}
+        if not isinstance(params["random_state"], int | np.integer):
+            del params["random_state"]  # the state of a generator is not a setting
+        return {"class": type(self).__name__, "params": {name: _to_json(value) for name, value in params.items()}}
+
+    def _warn_once(self, reason: str | None, advice: str = "") -> None:
+        """Warn that the way this model was trained leads to poor samples, unless `reason` is None or it has warned."""
+        if reason is None or getattr(self, "_warned", False):
+            return
+        self._warned = True
+        advice += "recipe='generative'"
+        message = f"the model was trained {reason}: training with {advice} gives better samples"
+        warnings.warn(message, RecipeWarning, stacklevel=4)
+
+
+def _with_present_names(class_name: str, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return saved parameters under their present names and values."""
+    names = {**_FORMER_NAMES, **_FORMER_NAMES_OF.get(class_name, {})}
+    params = {}
+    for former, value in saved.items():
+        name = names.get(former, former)
+        values = _FORMER_VALUES.get((class_name, name), {})
+        params[name] = values.get(value, value) if isinstance(value, str) else value
+    return params
+
+
+def _from_json(name: str, value: Any) -> Any:
+    """Return the value of a parameter from its saved form."""
+    if isinstance(value, Mapping):
+        if name == "recipe":
+            return Recipe.from_config(value)
+        if isinstance(value.get("coupling"), str) and "hidden" not in value:
+            return make_coupling(value)
+        entries = {key: _from_json(name, entry) for key, entry in value.items()}
+        return Layer(**entries) if name == "layers" else entries
+    return tuple(_from_json(name, entry) for entry in value) if isinstance(value, list) else value
+
+
+def _to_json(value: Any) -> Any:
+    """Return the value of a parameter in a form that JSON can hold."""
+    if isinstance(value, Coupling):
+        return {"coupling": value.name, **value.config()}
+    if isinstance(value, Recipe):
+        return value.config()
+    if dataclasses.is_dataclass(value):
+        return {field.name: _to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _to_json(entry) for key, entry in value.items()}
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_to_json(entry) for entry in value]
+    return value
+
+
+def saved_names(estimator: Any) -> list[str] | None:
+    """Return the column names of the training data as strings, or None if it had none."""
+    names = getattr(estimator, "feature_names_in_", None)
+    return None if names is None else list(map(str, names))
+
+
+def restore_names(estimator: Any, names: Any) -> None:
+    """Set the column names of the training data to the names that :func:`saved_names` returned."""
+    if names is None:
+        return
+    if len(names) != estimator.n_features_in_ or not all(isinstance(name, str) for name in names):
+        raise StorageError(f"feature_names must be {estimator.n_features_in_} strings, got {names!r:.100}")
+    estimator.feature_names_in_ = np.asarray(names, dtype=object)
+
+
+def stored_descent(
+    folder: Any, estimator: Any, plan: DescentSettings, data: Sequence[Tensor], force: bool
+) -> DescentCheckpoint | None:
+    """Return the checkpoint of an estimator that is trained by backpropagation, or None if `folder` is None.
+
+    The parameters of the estimator, the settings of training and a digest of the data identify the training run.
+    """
+    if folder is None:
+        return None
+    params: dict[str, Any] = {
+        name: repr(value) for name, value in estimator.get_params(deep=False).items() if name not in _NOT_SAVED
+    }
+    if not isinstance(estimator.random_state, int | np.integer):
+        params["random_state"] = None  # drawn, not chosen: any seed may resume the run
+    identity = {**params, "plan": plan.identity(), "data": digest_of(*data)}
+    return DescentCheckpoint(Path(folder), identity, force)

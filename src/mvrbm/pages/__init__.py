@@ -1,0 +1,22 @@
+"""HTML pages: reports, the playground, and the demo that writes both.
+
+Every page is one self-contained file that opens without a network connection. The templates hold the HTML, CSS and
+JavaScript, and the modules fill them in. Apart from :mod:`mvrbm.pages.demo`, nothing here trains or samples.
+"""
+
+from mvrbm.pages.enlarging import write_enlarging_page
+from mvrbm.pages.figures import Figure, curves, image_grid, styled
+from mvrbm.pages.playground import write_playground
+from mvrbm.pages.report import Page, Section, Table
+
+__all__ = [
+    "Figure",
+    "Page",
+    "Section",
+    "Table",
+    "curves",
+    "image_grid",
+    "styled",
+    "write_enlarging_page",
+    "write_playground",
+]

@@ -1,0 +1,21 @@
+"""Arrays as JSON, for the scripts of a page."""
+
+import base64
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def encode(array: ArrayLike) -> dict[str, Any]:
+    """Encode an array for JSON, with its values in base64. ``templates/decode.js`` decodes it.
+
+    The values are stored as bytes if this is exact, as 16-bit floats if the array has 16-bit floats, and otherwise as
+    32-bit floats.
+    """
+    values = np.asarray(array)
+    as_bytes = values.astype(np.uint8)
+    as_floats = values.astype("<f2" if values.dtype == np.float16 else "<f4")
+    stored = as_bytes if np.array_equal(as_bytes, values) else as_floats
+    data = base64.b64encode(stored.tobytes()).decode()
+    return {"shape": list(values.shape), "type": str(np.dtype(stored.dtype)), "data": data}

@@ -1,0 +1,66 @@
+"""The enlarging page, which enlarges photographs with the models in the package."""
+
+import base64
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mvrbm import __version__
+from mvrbm.io.templates import write_html
+from mvrbm.pages.encoding import encode
+from mvrbm.validation import choice
+from mvrbm.vision.resampling import SCALES
+from mvrbm.vision.shipped import shipped_stages
+from mvrbm.vision.stages import SymmetricStage
+from mvrbm.vision.super_resolution import SuperResolver
+
+# The photograph behind the button "Use the example".
+_EXAMPLE = Path(__file__).parent / "templates" / "example.png"
+# Scalar settings and arrays of a stage that the page needs.
+_SETTINGS = ("patch", "stride", "floor")
+_ARRAYS = ("left", "right", "bias", "visible_bias")
+
+
+def write_enlarging_page(path: str | os.PathLike[str], *, scales: Sequence[int] = SCALES) -> Path:
+    """Write an HTML file that enlarges photographs in the browser, without a network connection.
+
+    The page computes the same as :meth:`mvrbm.vision.SuperResolver.pretrained`, but ignores transparency.
+
+    Parameters
+    ----------
+    path : path
+        The file. An existing file is replaced once the new one is complete.
+    scales : sequence of {2, 3, 4}
+        Enlargements per side that the page offers.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
+    cpu = torch.device("cpu")
+    stages = {scale: shipped_stages(f"x{choice(scale, 'scale', SCALES)}", cpu).symmetric for scale in scales}
+    rounds = SuperResolver.back_projection
+    return write_html("mvrbm.pages", "enlarge.html", path, **template_values(stages, rounds))
+
+
+def template_values(stages: Mapping[int, Sequence[SymmetricStage]], rounds: int) -> dict[str, Any]:
+    """Return the values of the template for the stages of each scale, with `rounds` of back-projection after each."""
+    models = [
+        {"scale": scale, "rounds": rounds, "stages": [_describe(stage) for stage in of_scale]}
+        for scale, of_scale in stages.items()
+    ]
+    parameters = sum(p.numel() for of_scale in stages.values() for stage in of_scale for p in stage.parameters())
+    example = base64.b64encode(_EXAMPLE.read_bytes()).decode()
+    return {"models": models, "parameters": f"{parameters:,}", "example": example, "version": __version__}
+
+
+def _describe(stage: SymmetricStage) -> dict[str, Any]:
+    """Return the settings of a stage and its weights, in the half precision in which the package stores them."""
+    described: dict[str, Any] = {name: getattr(stage, name) for name in _SETTINGS}
+    for name in _ARRAYS:
+        described[name] = encode(getattr(stage, name).detach().cpu().half().numpy())
+    return described

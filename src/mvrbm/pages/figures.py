@@ -1,0 +1,137 @@
+"""Figures as HTML: grids of images as PNG, and line plots as SVG in the colors of the page."""
+
+import base64
+import contextlib
+import html
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mvrbm.extras import require
+
+__all__ = ["Figure", "curves", "image_grid", "styled"]
+
+# Placeholder for the text color of the page. No plot uses this color otherwise.
+_INK = "#010203"
+_COLORS = ("#2a78c2", "#d1672a", "#3a9460", "#a0508c")
+_DASHES = ("-", "--", ":", "-.")
+_TEXT_COLORS = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mvrbm",  # makes the SVG reproducible
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """HTML of a picture, including its alternative text, and its caption."""
+
+    html: str
+    caption: str
+
+
+def image_grid(images: NDArray[Any], alt: str, caption: str, *, columns: int, symmetric: bool = False) -> Figure:
+    """Arrange images in a grid.
+
+    Parameters
+    ----------
+    images : array of shape (n, height, width)
+        Images with values from 0 (black) to 1 (white).
+    alt : str
+        Alternative text, for readers who cannot see the picture.
+    caption : str
+        Caption of the figure.
+    columns : int
+        Number of columns of the grid.
+    symmetric : bool
+        Whether to scale each image separately, such that zero is middle gray. Use this for filters.
+
+    Returns
+    -------
+    Figure
+        The grid.
+    """
+    from PIL import Image
+
+    values = np.asarray(images, dtype=np.float64)
+    if symmetric:
+        peak = np.abs(values).max(axis=(1, 2), keepdims=True)
+        values = 0.5 + 0.5 * values / np.where(peak > 0, peak, 1)
+    picture = Image.fromarray(np.round(_arrange(np.clip(values, 0, 1), columns) * 255).astype(np.uint8))
+    png = io.BytesIO()
+    picture.save(png, "PNG", optimize=True)
+    size = f'class="pixels" width="{2 * picture.width}" height="{2 * picture.height}"'
+    return Figure(_img(png, alt, size), caption)
+
+
+def _arrange(images: NDArray[Any], columns: int) -> NDArray[Any]:
+    """Arrange images (n, height, width) with transparent gaps. Returns gray and alpha values (rows, columns, 2)."""
+    n, height, width = images.shape
+    rows = -(-n // columns)
+    gap = max(1, height // 14)
+    sheet = np.zeros((rows * (height + gap) - gap, columns * (width + gap) - gap, 2))
+    for i, image in enumerate(images):
+        top = (i // columns) * (height + gap)
+        left = (i % columns) * (width + gap)
+        sheet[top : top + height, left : left + width, 0] = image
+        sheet[top : top + height, left : left + width, 1] = 1
+    return sheet
+
+
+def curves(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]], alt: str, caption: str, *, x_label: str, y_label: str
+) -> Figure:
+    """Plot lines as an SVG in the colors of the page.
+
+    Parameters
+    ----------
+    series : mapping from str to tuple of sequences
+        The x and y values of each line, by its name.
+    alt : str
+        Alternative text, for readers who cannot see the plot.
+    caption : str
+        Caption of the figure.
+    x_label, y_label : str
+        Labels of the axes.
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
+    with styled({"font.size": 12, **dict.fromkeys(_TEXT_COLORS, _INK)}):
+        canvas = require("matplotlib.figure", "a plot", "demo").Figure(figsize=(5.0, 3.2), layout="constrained")
+        axes = canvas.subplots()
+        for (name, (x, y)), color, dash in zip(series.items(), _COLORS, _DASHES, strict=False):
+            axes.plot(x, y, dash, label=name, color=color, linewidth=2)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.grid(alpha=0.25)
+        if len(series) > 1:
+            axes.legend()
+        target = io.StringIO()
+        canvas.savefig(target, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = target.getvalue()
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    return Figure(svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1), caption)
+
+
+def styled(changes: Mapping[Any, Any] | None = None) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which matplotlib uses the style of the reports, with some `changes`."""
+    context = require("matplotlib", "a plot", "demo").rc_context({**_STYLE, **(changes or {})})
+    return cast("contextlib.AbstractContextManager[None]", context)
+
+
+def _img(png: io.BytesIO, alt: str, attributes: str) -> str:
+    data = base64.b64encode(png.getvalue()).decode()
+    return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt)}" {attributes}>'

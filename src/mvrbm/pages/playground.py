@@ -1,0 +1,165 @@
+"""The playground: a page on which a model of pictures draws, completes and classifies."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mvrbm import __version__
+from mvrbm.couplings import Coupling
+from mvrbm.io.templates import write_html
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.pages.encoding import encode
+from mvrbm.units import Unit
+
+# Units of pictures and of labels that templates/machine.js implements.
+_PICTURE_UNITS = ("bernoulli", "gaussian")
+_LABEL_UNITS = ("categorical",)
+# Maximum number of chains of training on the page, as initial pictures. 40 binary pictures of 28x28 take 42 kB.
+_MAX_STARTS = 40
+
+
+def write_playground(model: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
+    """Write an HTML file that runs a model in the browser, without a network connection.
+
+    Parameters
+    ----------
+    model : BoltzmannMachine or estimator
+        A model with one visible layer with two axes, of Bernoulli or Gaussian units, and at most one layer of labels.
+    path : path
+        The file. An existing file is replaced once the new one is complete.
+    title : str, optional
+        Heading of the page. Default: the class of the model.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        If the model has other layers.
+
+    Examples
+    --------
+    >>> import mvrbm
+    >>> from mvrbm.pages import write_playground
+    >>> write_playground(mvrbm.load("digits"), "page.html").name  # doctest: +SKIP
+    'page.html'
+    """
+    values = _template_values(model, title or type(model).__name__)
+    return write_html("mvrbm.pages", "playground.html", path, **values)
+
+
+def _template_values(model: Any, title: str) -> dict[str, Any]:
+    """Return the values of the template for a model. Raises ValueError if the page cannot run the model."""
+    machine = _machine_of(model)
+    picture, label = _layers_of(machine, type(model).__name__)
+    visible = machine.layers[picture]
+    hidden = machine.hidden
+    chains = getattr(model, "chains_", {})
+    rows, columns = visible.shape
+    hidden_shape = " × ".join(map(str, hidden.shape))
+    described = {
+        "visible": {**_describe(visible, machine.links[picture]), "range": _gray_range(visible, chains.get(picture))},
+        "hidden": _describe(hidden),
+        "label": None,
+        "starts": _starts(chains, picture, label),
+    }
+    if label is not None:
+        unit = machine.layers[label]
+        classes = _classes(model, label, unit.shape[0])
+        described["label"] = {**_describe(unit, machine.links[label]), "classes": classes}
+    return {
+        "title": title,
+        "model": described,
+        "binary": visible.name == "bernoulli",
+        "rows": rows,
+        "columns": columns,
+        "hidden": f"{hidden.n_sites:,}",
+        "sizes": f"{rows} × {columns} pixels, {hidden_shape} hidden units and {machine.n_parameters:,} learned numbers",
+        "summary": f"{type(model).__name__}, {visible.name} pixels, {machine.links[picture].name} coupling",
+        "version": __version__,
+    }
+
+
+def _machine_of(model: Any) -> BoltzmannMachine:
+    machines = getattr(model, "machines_", None) or [getattr(model, "machine_", getattr(model, "machine", model))]
+    if len(machines) > 1 or not isinstance(machines[0], BoltzmannMachine):
+        got = type(model).__name__
+        if len(machines) > 1:
+            got += f", a stack of {len(machines)} machines"
+        wanted = "a page needs a model with one Boltzmann machine, such as an MVRBM or a ClassificationMVRBM"
+        raise ValueError(f"{wanted}, got {got}")
+    return machines[0]
+
+
+def _layers_of(machine: BoltzmannMachine, kind: str) -> tuple[str, str | None]:
+    """Return the names of the layer of pictures and of the layer of labels, or None if there are no labels."""
+    layers = machine.layers
+    pictures = [name for name, unit in layers.items() if unit.name in _PICTURE_UNITS and len(unit.shape) == 2]
+    labels = [name for name, unit in layers.items() if unit.name in _LABEL_UNITS and len(unit.shape) == 1]
+    others = len(layers) - len(pictures) - len(labels)
+    hidden = machine.hidden.name
+    if len(pictures) != 1 or len(labels) > 1 or others or hidden not in _PICTURE_UNITS:
+        given = [f"'{name}': {unit.name} {unit.shape}" for name, unit in layers.items()]
+        raise ValueError(
+            "a page needs one visible layer with two axes, of bernoulli or gaussian units, at most one categorical "
+            f"layer of labels, and bernoulli or gaussian hidden units, got {kind} with {', '.join(given)} and hidden "
+            f"{hidden} units"
+        )
+    return pictures[0], labels[0] if labels else None
+
+
+def _describe(unit: Unit, link: Coupling | None = None) -> dict[str, Any]:
+    """Return the parameters of a layer, and the factors of its coupling if it has one."""
+    with torch.no_grad():
+        described = {
+            "kind": unit.name,
+            "shape": list(unit.shape),
+            "bias": _encode(unit.bias.expand(unit.shape)),
+            "scale": _encode(1 / unit.inverse_scale()),
+        }
+        if link is not None:
+            steps = link.contractions()
+            described["steps"] = [{"equation": equation, "factor": _encode(factor)} for equation, factor in steps]
+    return described
+
+
+def _encode(tensor: Tensor) -> dict[str, Any]:
+    return encode(tensor.detach().cpu().numpy())
+
+
+def _gray_range(unit: Unit, chains: Tensor | None) -> list[float]:
+    """Return the values to show as black and white: the bounds of the unit, or bounds that most pixels lie within."""
+    if np.isfinite(unit.data_range).all():
+        return list(unit.data_range)
+    if chains is not None:
+        return [float(end) for end in np.quantile(chains.cpu().numpy(), [0.005, 0.995])]
+    bias = unit.bias.detach().cpu()
+    scale = 1 / unit.inverse_scale().cpu()
+    return [float((bias - 2 * scale).min()), float((bias + 2 * scale).max())]
+
+
+def _starts(chains: Mapping[str, Tensor], picture: str, label: str | None) -> dict[str, Any] | None:
+    """Return some chains of training, with labels as balanced as possible, or None if the model has no chains."""
+    if not chains:
+        return None
+    labels = np.zeros(len(chains[picture]), int) if label is None else chains[label].argmax(-1).cpu().numpy()
+    # Position of each chain among the chains of its label. Sorting by it takes one chain of every label in turn.
+    positions = [np.count_nonzero(labels[:row] == labels[row]) for row in range(len(labels))]
+    rows = np.argsort(positions, kind="stable")[:_MAX_STARTS]
+    return {"visible": _encode(chains[picture][rows]), "labels": labels[rows].tolist()}
+
+
+def _classes(model: Any, label: str, count: int) -> list[str]:
+    """Return the names of the classes, or their numbers if the model has no names."""
+    classes = getattr(model, "classes_", range(count))
+    if isinstance(classes, dict):
+        classes = classes.get(label, range(count))
+    return [str(value) for value in classes]

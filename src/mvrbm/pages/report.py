@@ -1,0 +1,45 @@
+"""Reports: sections of text, tables and figures, written as one HTML file."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mvrbm.io.templates import write_html
+from mvrbm.pages.figures import Figure
+
+__all__ = ["Page", "Section", "Table"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column names the rows."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, followed by paragraphs, links, tables and figures. A link is a pair of text and address."""
+
+    title: str
+    text: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    links: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report: title, introduction, sections and footer."""
+
+    title: str
+    lead: str
+    sections: Sequence[Section] = ()
+    footer: str = ""
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report to an HTML file. An existing file is replaced once the new one is complete."""
+        return write_html("mvrbm.pages", "report.html", path, page=self)

@@ -1,0 +1,412 @@
+// The page shows a state of the machine, lets people keep parts of it, and runs the machine.
+"use strict";
+
+const model = JSON.parse(document.getElementById("model").textContent);
+const machine = new Machine(model);
+const [rows, columns] = model.visible.shape;
+const [low, high] = model.visible.range;
+const starts = model.starts && split(decode(model.starts.visible), machine.visible.size);
+// Steps per second. Infinity means as many as fit into a frame.
+const SPEEDS = [1, 2, 5, 10, 30, 60, Infinity];
+// Computing time per frame, which keeps the page responsive.
+const FRAME_MS = 12;
+// How long the machine runs at full speed after a stroke.
+const HURRY_MS = 800;
+const SHOWN_FILTERS = 8;
+// Number of steps in the plot of the free energy.
+const SHOWN_ENERGIES = 200;
+
+const byId = (id) => document.getElementById(id);
+const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
+const say = (text) => (byId("status").textContent = text);
+
+let state;
+let running = false;
+let heldLabel = -1;
+let energies = [];
+let unit = 0;
+const known = new Uint8Array(machine.visible.size); // 1 where a pixel is kept
+const cursor = { row: rows >> 1, column: columns >> 1 };
+
+function split(array, length) {
+  return Array.from({ length: array.length / length }, (_, n) => array.subarray(n * length, (n + 1) * length));
+}
+
+// -- running the machine -----------------------------------------------------------------------------------------------
+
+function stepOnce() {
+  machine.step(state, {
+    known, heldLabel, beta: 1 / byId("temperature").valueAsNumber, sampled: chosen("method") === "gibbs",
+  });
+}
+
+// Starts from a chain of training if there is one, because noise takes long to become a picture. If a class is chosen,
+// the chain is of that class.
+function newSample() {
+  const rowsOf = starts?.map((_, n) => n).filter((n) => heldLabel < 0 || model.starts.labels[n] === heldLabel) ?? [];
+  const from = rowsOf[Math.floor(Math.random() * rowsOf.length)];
+  const label = machine.label && from !== undefined ? oneHot(model.starts.labels[from], machine.label.size) : null;
+  known.fill(0);
+  state = machine.start(starts?.[from], label);
+  for (let n = 0; n < 20; n++) stepOnce(); // move away from the stored chain
+  energies = [];
+  draw();
+}
+
+// Called after a stroke. The candidates are the picture and the stored chains, each with the kept pixels inserted. The
+// machine continues from the most probable one, because a picture that does not fit the stroke would adapt slowly.
+function nearest() {
+  const candidates = [state.x, ...(starts ?? [])].map((x) => x.map((value, i) => (known[i] ? state.x[i] : value)));
+  const held = heldLabel < 0 ? null : oneHot(heldLabel, machine.label.size);
+  const costs = candidates.map((x) => machine.freeEnergy(x, held));
+  const best = costs.indexOf(Math.min(...costs));
+  const label = machine.label && (held ?? machine.label.sample(machine.labelProbabilities(candidates[best])));
+  state = machine.start(candidates[best], label);
+  hurry = performance.now() + HURRY_MS;
+  setRunning(true);
+  say(`The model keeps ${sum(known)} pixels and draws the other ${known.length - sum(known)}.`);
+}
+
+function setRunning(on) {
+  running = on;
+  byId("run").textContent = on ? "Pause" : "Run";
+  if (on) schedule();
+}
+
+// At most one frame is scheduled: pausing and resuming within a frame must not start a second animation loop.
+let waiting = false;
+function schedule() {
+  if (!waiting) requestAnimationFrame(frame);
+  waiting = true;
+}
+
+// Number of steps that are due.
+let due = 0;
+// Time until which the machine runs at full speed.
+let hurry = 0;
+// Time of the previous frame.
+let before = null;
+function frame(now) {
+  waiting = false;
+  if (!running) return (before = null);
+  const speed = now < hurry ? Infinity : SPEEDS[byId("speed").valueAsNumber];
+  due = speed === Infinity ? Infinity : Math.min(due, 1) + (speed * Math.min(now - (before ?? now), 1000)) / 1000;
+  before = now;
+  const end = performance.now() + FRAME_MS;
+  let stepped = false;
+  while (due >= 1 && performance.now() < end) {
+    stepOnce();
+    due -= 1;
+    stepped = true;
+  }
+  if (stepped) draw();
+  schedule();
+}
+
+// -- drawing the state -------------------------------------------------------------------------------------------------
+
+let colors;
+function readColors() {
+  const style = getComputedStyle(document.documentElement);
+  const rgb = (name) => style.getPropertyValue(`--${name}`).match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
+  const names = ["paper", "ink", "kept-blank", "kept", "dark", "light", "kept-dark", "kept-light"];
+  names.push("glow", "off", "on", "positive", "negative", "middle", "accent");
+  colors = Object.fromEntries(names.map((name) => [name, rgb(name)]));
+}
+
+const mix = (from, to, share) => from.map((part, i) => part + (to[i] - part) * Math.min(Math.max(share, 0), 1));
+
+// Paints an array onto a canvas, and returns the size of an entry in pixels of the canvas.
+function paint(canvas, height, width, colorOf) {
+  const scale = Math.max(1, Math.floor(560 / Math.max(height, width)));
+  if (canvas.width !== width * scale || canvas.height !== height * scale) {
+    canvas.width = width * scale;
+    canvas.height = height * scale;
+  }
+  const pixels = new ImageData(width, height);
+  for (let i = 0; i < height * width; i++) {
+    pixels.data.set(colorOf(i), 4 * i);
+    pixels.data[4 * i + 3] = 255;
+  }
+  const small = new OffscreenCanvas(width, height);
+  small.getContext("2d").putImageData(pixels, 0, 0);
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  context.drawImage(small, 0, 0, canvas.width, canvas.height);
+  return scale;
+}
+
+function outline(canvas, scale, row, column) {
+  const context = canvas.getContext("2d");
+  context.strokeStyle = `rgb(${colors.glow})`;
+  context.lineWidth = Math.max(2, scale / 6);
+  context.strokeRect(column * scale, row * scale, scale, scale);
+}
+
+// Colors of the lowest and the highest value, for free and for kept pixels. Binary pictures are ink on paper.
+const SHADES = machine.visible.kind === "bernoulli"
+  ? [["paper", "ink"], ["kept-blank", "kept"]] : [["dark", "light"], ["kept-dark", "kept-light"]];
+
+function drawPicture() {
+  const shown = byId("probabilities").checked ? state.mean : state.x;
+  const scale = paint(byId("picture"), rows, columns, (i) => {
+    const share = (shown[i] - low) / (high - low);
+    const [from, to] = SHADES[known[i]];
+    return mix(colors[from], colors[to], share);
+  });
+  if (byId("picture").matches(":focus-visible")) outline(byId("picture"), scale, cursor.row, cursor.column);
+}
+
+// A hidden layer that is not a matrix is shown as an approximately square one.
+const hiddenShape = model.hidden.shape;
+const hiddenColumns = hiddenShape.length === 2 ? hiddenShape[1] : Math.ceil(Math.sqrt(machine.hidden.size));
+const hiddenRows = Math.ceil(machine.hidden.size / hiddenColumns);
+
+function drawHidden() {
+  const binary = machine.hidden.kind === "bernoulli";
+  const scale = paint(byId("hidden"), hiddenRows, hiddenColumns, (i) => {
+    const activity = state.hidden[i] ?? 0;
+    if (binary) return mix(colors.off, colors.on, activity);
+    return mix(colors.middle, activity < 0 ? colors.negative : colors.positive, Math.abs(activity) / 3);
+  });
+  outline(byId("hidden"), scale, Math.floor(unit / hiddenColumns), unit % hiddenColumns);
+}
+
+function drawFilter(canvas, number) {
+  const filter = machine.filter(number);
+  const largest = filter.reduce((most, weight) => Math.max(most, Math.abs(weight)), 1e-12);
+  paint(canvas, rows, columns, (i) =>
+    mix(colors.middle, filter[i] < 0 ? colors.negative : colors.positive, Math.abs(filter[i]) / largest));
+}
+
+function drawUnit() {
+  drawFilter(byId("filter"), unit);
+  const row = Math.floor(unit / hiddenColumns) + 1;
+  const column = (unit % hiddenColumns) + 1;
+  const place = hiddenShape.length === 2 ? `${row}, ${column}` : unit + 1;
+  byId("unit").textContent = `Filter of unit ${place}, with activity ${state.hidden[unit].toFixed(2)}`;
+}
+
+// Shows the filters of the units with the largest fields. They are updated rarely, since each needs a pass down.
+let stripDue = 0;
+function drawStrip() {
+  if (performance.now() < stripDue) return;
+  stripDue = performance.now() + 700;
+  const field = machine.hiddenField(state.x, state.label);
+  const best = [...field.keys()].sort((a, b) => field[b] - field[a]).slice(0, SHOWN_FILTERS);
+  [...byId("strip").children].forEach((button, n) => {
+    if (button.dataset.unit === String(best[n])) return;
+    button.dataset.unit = best[n];
+    button.setAttribute("aria-label", `Select hidden unit ${best[n] + 1}`);
+    drawFilter(button.firstChild, best[n]);
+  });
+}
+
+function drawEnergy() {
+  const energy = machine.freeEnergy(state.x);
+  energies = [...energies, energy].slice(-SHOWN_ENERGIES);
+  byId("energy").textContent = energy.toFixed(1).replace("-", "−");
+  const canvas = byId("trace");
+  const ratio = devicePixelRatio || 1;
+  canvas.width = canvas.clientWidth * ratio;
+  canvas.height = canvas.clientHeight * ratio;
+  const least = Math.min(...energies);
+  const most = Math.max(...energies);
+  const context = canvas.getContext("2d");
+  context.strokeStyle = `rgb(${colors.accent})`;
+  context.lineWidth = 2 * ratio;
+  context.lineJoin = "round";
+  context.beginPath();
+  energies.forEach((value, n) => {
+    const height = (value - least) / (most - least || 1);
+    context.lineTo(2 + ((canvas.width - 4) * n) / (SHOWN_ENERGIES - 1), (1 - 0.84 * height - 0.08) * canvas.height);
+  });
+  context.stroke();
+}
+
+function drawLabels() {
+  if (!machine.label) return;
+  const shares = machine.labelProbabilities(state.x);
+  [...byId("labels").children].forEach((button, n) => {
+    button.setAttribute("aria-pressed", n === heldLabel);
+    button.querySelector("small").textContent = `${Math.round(100 * shares[n])}%`;
+    button.querySelector("i").style.width = `${100 * shares[n]}%`;
+  });
+}
+
+function draw() {
+  drawPicture();
+  drawHidden();
+  drawUnit();
+  drawStrip();
+  drawEnergy();
+  drawLabels();
+}
+
+// -- painting ----------------------------------------------------------------------------------------------------------
+
+function stamp(row, column) {
+  const brush = chosen("brush");
+  const radius = byId("width").valueAsNumber / 2;
+  // The center of a brush of even width lies between pixels.
+  for (let r = Math.ceil(row - radius); r < row + radius; r++) {
+    for (let c = Math.ceil(column - radius); c < column + radius; c++) {
+      if (r < 0 || c < 0 || r >= rows || c >= columns) continue;
+      const i = r * columns + c;
+      known[i] = brush === "free" ? 0 : 1;
+      if (known[i]) state.x[i] = state.mean[i] = brush === "high" ? high : low;
+    }
+  }
+}
+
+function line(from, to) {
+  const length = Math.max(1, Math.ceil(2 * Math.hypot(to.row - from.row, to.column - from.column)));
+  for (let n = 0; n <= length; n++) {
+    const share = n / length;
+    stamp(from.row + share * (to.row - from.row), from.column + share * (to.column - from.column));
+  }
+  state.hidden = machine.hiddenMean(state.x, state.label);
+  draw();
+}
+
+function place(canvas, event, height, width) {
+  const box = canvas.getBoundingClientRect();
+  return {
+    row: ((event.clientY - box.top) / box.height) * height - 0.5,
+    column: ((event.clientX - box.left) / box.width) * width - 0.5,
+  };
+}
+
+let last = null; // the previous position of the pointer while it paints, otherwise null
+byId("picture").addEventListener("pointerdown", (event) => {
+  event.target.setPointerCapture(event.pointerId);
+  last = place(event.target, event, rows, columns);
+  line(last, last);
+});
+byId("picture").addEventListener("pointermove", (event) => {
+  if (!last) return;
+  const here = place(event.target, event, rows, columns);
+  line(last, here);
+  last = here;
+});
+for (const name of ["pointerup", "pointercancel"]) {
+  byId("picture").addEventListener(name, () => {
+    last = null;
+    nearest();
+  });
+}
+
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const within = (value, length) => Math.min(Math.max(value, 0), length - 1);
+
+byId("picture").addEventListener("keydown", (event) => {
+  const move = ARROWS[event.key];
+  if (!move && event.key !== " ") return;
+  event.preventDefault();
+  const from = { ...cursor };
+  if (move) {
+    cursor.row = within(cursor.row + move[0], rows);
+    cursor.column = within(cursor.column + move[1], columns);
+  }
+  if (event.key === " " || event.shiftKey) {
+    line(from, cursor);
+    nearest();
+  } else {
+    drawPicture();
+    say(`Row ${cursor.row + 1}, column ${cursor.column + 1}`);
+  }
+});
+for (const name of ["focus", "blur"]) byId("picture").addEventListener(name, drawPicture);
+
+// -- the other controls ------------------------------------------------------------------------------------------------
+
+function chooseUnit(number) {
+  unit = within(number, machine.hidden.size);
+  drawHidden();
+  drawUnit();
+}
+
+byId("hidden").addEventListener("pointerdown", (event) => {
+  const { row, column } = place(event.target, event, hiddenRows, hiddenColumns);
+  chooseUnit(Math.round(row) * hiddenColumns + Math.round(column));
+});
+byId("hidden").addEventListener("keydown", (event) => {
+  const move = ARROWS[event.key];
+  if (!move) return;
+  event.preventDefault();
+  chooseUnit(unit + move[0] * hiddenColumns + move[1]);
+  say(byId("unit").textContent);
+});
+
+byId("run").addEventListener("click", () => setRunning(!running));
+byId("step").addEventListener("click", () => {
+  setRunning(false);
+  stepOnce();
+  draw();
+});
+byId("new").addEventListener("click", () => {
+  newSample();
+  say("New sample. All pixels are free.");
+});
+byId("keep").addEventListener("click", () => {
+  known.fill(1);
+  // Real-valued pixels keep the means if these are shown. Binary pixels cannot be probabilities, so they keep samples.
+  if (machine.visible.kind !== "bernoulli" && byId("probabilities").checked) state.x.set(state.mean);
+  document.querySelector('input[name="brush"][value="free"]').checked = true;
+  state.mean = Float64Array.from(state.x);
+  draw();
+  say("All pixels are kept. Free some with the brush, and the model fills them in.");
+});
+byId("free").addEventListener("click", () => {
+  known.fill(0);
+  document.querySelector('input[name="brush"][value="high"]').checked = true;
+  draw();
+  say("All pixels are free.");
+});
+byId("probabilities").addEventListener("change", drawPicture);
+
+function holdLabel(number) {
+  heldLabel = heldLabel === number ? -1 : number;
+  if (heldLabel >= 0 && !known.some(Boolean)) newSample(); // nothing is kept, so start from a picture of the class
+  else draw();
+  setRunning(true);
+  say(heldLabel < 0 ? "Any class." : `Only class ${model.label.classes[heldLabel]}.`);
+}
+
+(model.label?.classes ?? []).forEach((name, number) => {
+  const button = document.createElement("button");
+  button.append(name, document.createElement("small"), document.createElement("i"));
+  button.addEventListener("click", () => holdLabel(number));
+  byId("labels").append(button);
+});
+
+for (let n = 0; n < Math.min(SHOWN_FILTERS, machine.hidden.size); n++) {
+  const button = document.createElement("button");
+  button.append(document.createElement("canvas"));
+  button.addEventListener("click", () => chooseUnit(Number(button.dataset.unit)));
+  byId("strip").append(button);
+}
+
+const SHOWN = {
+  width: (value) => `${value} px`,
+  speed: (value) => (SPEEDS[value] === Infinity ? "max" : SPEEDS[value]),
+  temperature: (value) => Number(value).toFixed(2),
+};
+for (const [id, text] of Object.entries(SHOWN)) {
+  const show = () => (byId(id).nextElementSibling.textContent = text(byId(id).value));
+  byId(id).addEventListener("input", show);
+  show();
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  readColors();
+  stripDue = 0;
+  for (const button of byId("strip").children) delete button.dataset.unit;
+  draw();
+});
+
+readColors();
+newSample();
+unit = Number(byId("strip").firstChild.dataset.unit);
+draw();
+setRunning(!matchMedia("(prefers-reduced-motion: reduce)").matches);

@@ -1,0 +1,424 @@
+"""`PhotoDenoiser`, an estimator that learns to remove noise from photographs, and functions that use shipped weights.
+
+Gaussian noise is removed from gray images, or from the three channels of color images together in a space of opponent
+colors. JPEG artifacts are removed from luminance. Salt-and-pepper noise is replaced by the median of uncorrupted
+neighbors, which the stages then improve.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+from torch.nn import functional as F
+
+from mvrbm.devices import resolve_device
+from mvrbm.extras import require
+from mvrbm.saving import register
+from mvrbm.validation import choice, number, whole_number
+from mvrbm.vision.color import LUMINANCE_GAIN, OPPONENT, luminance
+from mvrbm.vision.degradation import (
+    Degradation,
+    SimulatedJpeg,
+    SimulatedNoise,
+    SimulatedSalt,
+    Simulation,
+    as_channels,
+    estimate_noise,
+    estimate_salt,
+    jpeg_steps,
+    median_of_uncorrupted,
+)
+from mvrbm.vision.denoising import NOISES
+from mvrbm.vision.images import Array, check_image, to_dtype, white
+from mvrbm.vision.shipped import shipped_stages
+from mvrbm.vision.stage_estimator import StageEstimator
+from mvrbm.vision.stage_training import TrainingStep, training_images
+from mvrbm.vision.stages import Progress, StageSequence
+
+# Largest alternating pattern that is taken for noise, as a fraction of the noise level.
+_MOST_ALTERNATION = 0.1
+# Side of the squares over which alternating patterns are averaged.
+_ALTERNATION_WINDOW = 25
+# Noise may take floats this far below black and above white: seven standard deviations of 75 of 255.
+_FARTHEST = 2.0
+
+
+class _Kind(NamedTuple):
+    """Default architecture of the stages for one kind of noise."""
+
+    patch: tuple[int, ...]
+    stride: tuple[int, ...]
+    hidden_shape: tuple[int, int]
+    rank: int
+    simulation: type[Simulation]
+    channels: int = 1
+    coded: bool = True
+    mask: bool = False
+    crop: int = 72  # side of the crops to train with
+
+
+_KINDS = {
+    "gray": _Kind((16, 12, 12, 8), (4, 3, 3, 2), (8, 16), 14, SimulatedNoise),
+    "color": _Kind((12, 12, 8), (3, 3, 2), (8, 16), 9, SimulatedNoise, channels=3),
+    "jpeg": _Kind((12, 8), (3, 2), (8, 16), 16, SimulatedJpeg),
+    "salt": _Kind((8, 8), (2, 2), (8, 16), 12, SimulatedSalt, coded=False, mask=True, crop=64),
+}
+#: Kinds of noise that a :class:`PhotoDenoiser` can remove.
+KINDS = tuple(_KINDS)
+
+_STEPS = (
+    TrainingStep("divergence", n_samples=160, n_epochs=1, batch_size=8, learning_rate=2e-3),
+    TrainingStep("images", n_samples=2000, n_epochs=6, batch_size=8, learning_rate=2e-3, averaging=0.99),
+)
+
+
+def jpeg_level(quality: int) -> float:
+    """Return the level of JPEG artifacts for a quality: a quarter of the mean quantization step, relative to white."""
+    return 0.25 * float(jpeg_steps(quality).mean()) / 255
+
+
+@register("PhotoDenoiser")
+@dataclass(eq=False, repr=False)
+class PhotoDenoiser(StageEstimator):
+    """Removes one kind of noise from photographs by symmetric stages.
+
+    The default architecture is that of the weights that come with the package.
+
+    Parameters
+    ----------
+    kind : {"color", "gray", "salt", "jpeg"}
+        Kind of noise: Gaussian noise on RGB or on gray images, salt-and-pepper noise, or JPEG artifacts.
+    patch, stride : sequence of int, optional
+        Side of a patch and pixels from one patch to the next, one per stage. The stride divides the side of a patch.
+    hidden_shape : (int, int), optional
+        Shape of the hidden layer of each stage, of which there are eight times as many units.
+    rank : int, optional
+        Number of Kronecker products in each coupling.
+    floor : float
+        Value, as a fraction of white, added to the scale of each patch.
+    steps : sequence of TrainingStep, optional
+        Training steps of `fit`. Default: contrastive divergence, and then backpropagation on crops of images.
+    random_state : int, RandomState or None
+        Random seed.
+    device : str
+        Device; ``"auto"`` selects a GPU if there is one.
+
+    Attributes
+    ----------
+    stages_ : StageSequence
+        The trained stages.
+    history_ : list of dict
+        Metrics of every epoch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mvrbm.vision import PhotoDenoiser
+    >>> noisy = np.random.default_rng(0).normal(128, 10, (40, 40)).astype(np.uint8)
+    >>> model = PhotoDenoiser.pretrained("gray", device="cpu")
+    >>> bool(model.denoise(noisy).std() < 0.5 * noisy.std())
+    True
+    """
+
+    kind: str = "color"
+    _: KW_ONLY
+    patch: Sequence[int] | None = None
+    stride: Sequence[int] | None = None
+    hidden_shape: tuple[int, int] | None = None
+    rank: int | None = None
+    floor: float = 0.005
+    steps: Sequence[TrainingStep] | None = None
+    random_state: Any = 0
+    device: str | torch.device = "auto"
+
+    stages_: StageSequence = field(init=False)
+    history_: list[dict[str, float]] = field(init=False)
+
+    @property
+    def _color(self) -> bool:  # type: ignore[override]
+        return self.kind == "color"
+
+    def check(self) -> None:
+        """Raise ValueError for invalid parameters."""
+        choice(self.kind, "kind", KINDS)
+        patches, strides = self._sides()
+        if len(patches) != len(strides):
+            raise ValueError(f"patch and stride must have one entry per stage, got {len(patches)} and {len(strides)}")
+        for patch, stride in zip(patches, strides, strict=True):
+            whole_number(patch, "patch")
+            whole_number(stride, "stride", 1, patch)
+        if self.rank is not None:
+            whole_number(self.rank, "rank")
+        number(self.floor, "floor", 0, 1, exclude_low=True)
+        for step in self.training_steps:
+            step.check()
+
+    def _sides(self) -> tuple[Sequence[int], Sequence[int]]:
+        kind = _KINDS[self.kind]
+        return self.patch or kind.patch, self.stride or kind.stride
+
+    @property
+    def training_steps(self) -> tuple[TrainingStep, ...]:
+        """Training steps of `fit`: the parameter `steps`, or its default."""
+        return _STEPS if self.steps is None else tuple(self.steps)
+
+    def _shapes(self) -> list[dict[str, Any]]:
+        kind = _KINDS[choice(self.kind, "kind", KINDS)]
+        same: dict[str, Any] = {
+            "channels": kind.channels,
+            "mask": kind.mask,
+            "floor": float(self.floor),
+            "hidden": tuple(self.hidden_shape or kind.hidden_shape),
+            "rank": int(kind.rank if self.rank is None else self.rank),
+            "coded": kind.coded,
+        }
+        return [
+            {**same, "patch": int(patch), "stride": int(stride)} for patch, stride in zip(*self._sides(), strict=True)
+        ]
+
+    def fit(self, images: Any, y: Any = None, *, checkpoints: Any = None, force: bool = False) -> Self:
+        """Learn from clean images, to which `fit` adds noise.
+
+        Parameters
+        ----------
+        images : sequence of arrays (H, W), (H, W, 3) or (H, W, 4), or path
+            Clean images in bytes, 16-bit integers or floats from 0 to 1, each of any size, or a folder of pictures.
+            Alpha is ignored.
+        y : None
+            Ignored.
+        checkpoints : path, optional
+            Folder to save to after every epoch and to resume from.
+        force : bool
+            Whether to resume from checkpoints of other images or settings, which otherwise raises an error.
+        """
+        self.check()
+        arrays = training_images(images)
+        self.stages_ = self._new_symmetric(self._shapes(), self._seeds(1)[0])
+        self.history_ = []
+        self._train(arrays, self.training_steps, self.simulation(), _KINDS[self.kind].crop, checkpoints, force)
+        return self
+
+    def simulation(self) -> Simulation:
+        """Return the degradation that the stages learn to undo."""
+        return _KINDS[self.kind].simulation()
+
+    @classmethod
+    def pretrained(cls, kind: str = "color", *, device: Any = "auto") -> Self:
+        """Return a denoiser with the weights that come with the package."""
+        model = cls(choice(kind, "kind", KINDS), device=device)
+        model.stages_ = copy.deepcopy(shipped_stages(kind, resolve_device(device)))
+        model.history_ = []
+        return model
+
+    def denoise(self, image: Any, *, level: float | None = None, progress: Progress | None = None) -> Array:
+        """Remove noise from a photograph.
+
+        Parameters
+        ----------
+        image : array (H, W), (H, W, 3) or (H, W, 4)
+            Gray, RGB or RGBA, in bytes, 16-bit integers or floats from 0 to 1. Alpha stays unchanged. A gray denoiser
+            treats the channels of a color image one by one; a color denoiser requires a color image.
+        level : float, optional
+            Standard deviation of Gaussian noise as a fraction of white. Default: estimated by :func:`estimate_noise`.
+            For JPEG artifacts, the result of :func:`jpeg_level`, which is required. Not used for salt-and-pepper noise.
+        progress : callable, optional
+            Called with the number of finished parts and their total.
+
+        Returns
+        -------
+        array like `image`
+            The clean image, of the same shape and type.
+        """
+        check_is_fitted(self)
+        array = check_photograph(image, _FARTHEST if self.kind in ("gray", "color") else 0.0)
+        if level is not None:
+            if self.kind == "salt":
+                raise ValueError(f"level must be left out for salt and pepper on photographs, got {level}")
+            number(level, "level, as a fraction of white (0.098 for 25 of 255),", 0, 1, exclude_low=True)
+        if self.kind == "jpeg":
+            if level is None:
+                raise ValueError("level is required for JPEG artifacts: see jpeg_level")
+            return self._remove_jpeg(array, level, progress)
+        pixels = as_channels(array).to(self.stages_.device)
+        if self.kind == "salt":
+            clean = torch.cat([self._remove_salt(channel[None], progress) for channel in pixels])
+        else:
+            sigma = estimate_noise(array) if level is None else level
+            clean = self._remove_noise(pixels, sigma, progress) if sigma > 0 else pixels
+        found = to_dtype(clean.cpu().numpy().transpose(1, 2, 0), array.dtype)
+        return found[..., 0] if array.ndim == 2 else np.concatenate([found, array[..., 3:]], 2)
+
+    def _remove_noise(self, pixels: Tensor, sigma: float, progress: Progress | None) -> Tensor:
+        """Remove Gaussian noise from channels (c, h, w)."""
+        if self.kind == "gray":
+            channels = [self.stages_.run_mirrored(channel[None], level=sigma, progress=progress) for channel in pixels]
+            return _without_alternation(torch.cat(channels), sigma)
+        if len(pixels) != 3:
+            raise ValueError("image must be RGB or RGBA for a denoiser of kind 'color', got a gray image")
+        opponent = torch.from_numpy(OPPONENT).to(pixels)
+        mixed = torch.einsum("dc,chw->dhw", opponent, pixels)
+        found = self.stages_.run_mirrored(mixed, level=sigma, progress=progress)
+        return torch.einsum("dc,dhw->chw", opponent, _without_alternation(found, sigma))
+
+    def _remove_salt(self, channel: Tensor, progress: Progress | None) -> Tensor:
+        """Replace black and white pixels of one channel (1, h, w)."""
+        mask = ((channel <= 0) | (channel >= 1)).float()
+        if not mask.any():
+            return channel
+        start = median_of_uncorrupted(channel[None], mask[None])[0]
+        return self.stages_.run_mirrored(start, mask=mask, progress=progress)
+
+    def _remove_jpeg(self, image: Array, level: float, progress: Progress | None) -> Array:
+        colors = image if image.ndim == 2 else image[..., :3]
+        pixels = colors.astype(np.float32) / np.float32(white(image.dtype))
+        before = luminance(pixels)
+        start = torch.from_numpy(np.ascontiguousarray(before))[None].to(self.stages_.device)
+        after = self.stages_.run_mirrored(start, level=level, progress=progress)[0].cpu().numpy()
+        if image.ndim == 2:
+            return to_dtype(after, image.dtype)
+        pixels += np.float32(LUMINANCE_GAIN) * (after - before)[..., None]
+        return np.concatenate([to_dtype(pixels, image.dtype), image[..., 3:]], 2)
+
+
+def check_photograph(image: Any, noise: float = 0.0) -> Array:
+    """Return a gray, RGB or RGBA image as an array, or raise ValueError; see :func:`check_image`."""
+    array = check_image(image, unit_range=True, noise=noise)
+    if array.ndim == 3 and array.shape[2] not in (3, 4):
+        raise ValueError(f"image must be gray, RGB or RGBA, got {array.shape[2]} channels")
+    return array
+
+
+def _without_alternation(pixels: Tensor, sigma: float) -> Tensor:
+    """Remove weak patterns that alternate from pixel to pixel from images (c, h, w), as far as noise explains them.
+
+    The derivatives of a stage are differences between every other pixel, so that stages cannot see such patterns.
+    """
+    down, across = (1 - 2 * (torch.arange(size, device=pixels.device) % 2) for size in pixels.shape[1:])
+    weights = pixels.new_tensor([0.25, 0.5, 0.25])  # a mean without alternating patterns
+    around = F.pad(pixels[:, None], (1, 1, 1, 1), mode="replicate")
+    fine = pixels - F.conv2d(around, torch.outer(weights, weights)[None, None])[:, 0]
+    limit = _MOST_ALTERNATION * sigma
+    side = _ALTERNATION_WINDOW
+    for signs in (down[:, None], across[None], torch.outer(down, across)):
+        size = F.avg_pool2d((fine * signs).clamp(-limit, limit), side, 1, side // 2, count_include_pad=False)
+        pixels = pixels - size * signs
+    return pixels
+
+
+def denoise_photograph(
+    image: Any,
+    *,
+    noise: str | None = None,
+    level: float | None = None,
+    device: Any = "auto",
+    progress: Progress | None = None,
+) -> Array:
+    """Remove noise from a photograph with the weights that come with the package.
+
+    Parameters
+    ----------
+    image : array (H, W), (H, W, 3) or (H, W, 4)
+        Gray, RGB or RGBA, in bytes, 16-bit integers or floats from 0 to 1. Alpha stays unchanged.
+    noise : {"gaussian", "salt-and-pepper"}, optional
+        Kind of noise. Salt and pepper are the pixels that are exactly black or white in each channel. Default:
+        salt-and-pepper if :func:`estimate_salt` finds any and `level` is not given, otherwise Gaussian.
+    level : float, optional
+        Standard deviation of Gaussian noise as a fraction of white. Default: estimated. Not used for salt-and-pepper
+        noise.
+    device : str
+        Device; ``"auto"`` selects a GPU if there is one.
+    progress : callable, optional
+        Called with the number of finished parts and their total.
+
+    Returns
+    -------
+    array like `image`
+        The clean image, of the same shape and type.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mvrbm.vision import denoise_photograph
+    >>> noisy = np.random.default_rng(0).normal(128, 10, (40, 40)).astype(np.uint8)
+    >>> bool(denoise_photograph(noisy, device="cpu").std() < 0.5 * noisy.std())
+    True
+    """
+    array = check_photograph(image, _FARTHEST)
+    if noise is None:
+        noise = "salt-and-pepper" if level is None and estimate_salt(array) else "gaussian"
+    if choice(noise, "noise", NOISES) == "salt-and-pepper":
+        # Floats with noise may exceed black and white.
+        array = np.clip(array, 0, white(array.dtype)) if array.dtype.kind == "f" else array
+        return PhotoDenoiser.pretrained("salt", device=device).denoise(array, level=level, progress=progress)
+    kind = "gray" if array.ndim == 2 else "color"
+    return PhotoDenoiser.pretrained(kind, device=device).denoise(array, level=level, progress=progress)
+
+
+def repair_photograph(image: Any, mask: Any, *, device: Any = "auto", progress: Progress | None = None) -> Array:
+    """Fill scratches or text on a photograph by biharmonic interpolation, improved by the shipped stages.
+
+    Parameters
+    ----------
+    image : array (H, W), (H, W, 3) or (H, W, 4)
+        Gray, RGB or RGBA, in bytes, 16-bit integers or floats from 0 to 1. Alpha stays unchanged.
+    mask : array (H, W)
+        Missing pixels: True, or more than half of white.
+    device : str
+        Device; ``"auto"`` selects a GPU if there is one.
+    progress : callable, optional
+        Called with the number of finished parts and their total.
+
+    Returns
+    -------
+    array like `image`
+        The repaired image, of the same shape and type. Pixels outside the mask are unchanged.
+    """
+    array = check_image(image, unit_range=True)
+    given = np.asarray(mask)
+    if given.shape != array.shape[:2]:
+        raise ValueError(f"mask must be an array of the image's size, {array.shape[:2]}, got shape {given.shape}")
+    missing = given if given.dtype == bool else given > white(given.dtype) / 2
+    if missing.all():
+        raise ValueError("mask must leave some pixels of the image, got one that is missing everywhere")
+    colors = array[..., None] if array.ndim == 2 else array[..., :3]
+    inpaint = require("skimage.restoration", "repairing a photograph", "data").inpaint_biharmonic
+    pixels = colors.astype(np.float32) / np.float32(white(array.dtype))
+    start = inpaint(pixels, missing, split_into_regions=True, channel_axis=-1).astype(np.float32)
+    where = resolve_device(device)
+    stages = shipped_stages("salt", where)
+    holes = torch.from_numpy(missing.astype(np.float32))[None].to(where)
+    channels = torch.from_numpy(np.ascontiguousarray(start.transpose(2, 0, 1))).to(where)
+    filled = torch.cat([stages.run_mirrored(each[None], mask=holes, progress=progress) for each in channels])
+    found = np.where(missing[..., None], to_dtype(filled.cpu().numpy().transpose(1, 2, 0), array.dtype), colors)
+    return found[..., 0] if array.ndim == 2 else np.concatenate([found, array[..., 3:]], 2)
+
+
+def clean_photograph(
+    image: Any,
+    degradation: Degradation,
+    *,
+    strength: float = 1.0,
+    device: Any = "auto",
+    progress: Progress | None = None,
+) -> Array:
+    """Remove JPEG artifacts and then noise from a photograph with the weights that come with the package.
+
+    `degradation` is the result of :func:`estimate_degradation`. `strength` scales the estimated levels; 0 removes
+    nothing.
+    """
+    array = check_image(image, unit_range=True)
+    number(strength, "strength", 0, 4)
+    if degradation.quality is not None and strength > 0:
+        level = min(1.0, strength * jpeg_level(degradation.quality))
+        array = PhotoDenoiser.pretrained("jpeg", device=device).denoise(array, level=level, progress=progress)
+    if degradation.noise * strength > 0:
+        level = min(1.0, strength * degradation.noise)
+        array = denoise_photograph(array, level=level, device=device, progress=progress)
+    return array

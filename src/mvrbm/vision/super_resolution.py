@@ -1,0 +1,493 @@
+"""`SuperResolver`, an estimator that learns from photographs to enlarge other photographs.
+
+Luminance and alpha are enlarged by stages (:mod:`mvrbm.vision.stages`), chroma by bicubic interpolation.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
+
+from mvrbm.devices import resolve_device
+from mvrbm.errors import StorageError
+from mvrbm.machine import BoltzmannMachine
+from mvrbm.models import multimodal_mvrbm
+from mvrbm.saving import ESTIMATOR, load, read_machine, register, write_machine
+from mvrbm.training.callbacks import Callback, Checkpoint, ProgressBar
+from mvrbm.training.trainer import Trainer
+from mvrbm.units import Gaussian
+from mvrbm.updates.recipe import Recipe, as_recipe
+from mvrbm.validation import choice, number, whole_number
+from mvrbm.vision.back_projection import back_project
+from mvrbm.vision.color import LUMINANCE_GAIN, luminance
+from mvrbm.vision.degradation import SimulatedReduction
+from mvrbm.vision.images import Array, check_image, to_dtype, turned, turned_back, white
+from mvrbm.vision.resampling import SCALES, enlarge_rows
+from mvrbm.vision.shipped import shipped_stages
+from mvrbm.vision.stage_estimator import StageEstimator
+from mvrbm.vision.stage_training import Patches, TrainingStep, cut_patches, training_images
+from mvrbm.vision.stages import DERIVATIVES, HIGH, ORIENTATIONS, MachineStage, Progress, Stage, StageSequence
+
+# Rows of an enlarged image whose colors are computed together.
+_ROWS_AT_ONCE = 256
+# Limit for cycles of mean field and rounds of back-projection, both of which converge after a few.
+_MOST_ROUNDS = 1000
+# Side of the crops to train with, in low-resolution pixels.
+_CROP = 32
+# Sides of the patches of the shipped stages, in low-resolution pixels.
+_PATCHES = (5, 4, 4)
+# Hidden shape and rank of the shipped stages, by scale.
+_SIZES = {2: ((7, 8), 40), 3: ((8, 8), 32), 4: ((8, 8), 25)}
+# Patch, hidden shape and rank of the paper's machine.
+_PAPER = (15, (20, 20), 1)
+
+_PATCH_STEP = TrainingStep("patches", n_samples=100_000, n_epochs=15, batch_size=512, learning_rate=3e-3)
+#: Training steps of the default configuration.
+DEFAULT_STEPS = (
+    TrainingStep("divergence", n_samples=160, n_epochs=1, batch_size=8, learning_rate=2e-3),
+    _PATCH_STEP,
+    TrainingStep("images", n_samples=2000, n_epochs=6, batch_size=8, learning_rate=2e-3, averaging=0.99),
+)
+
+#: Parameters of :class:`SuperResolver` by the name of a configuration. ``"stages"``, the default, has the architecture
+#: of the weights that come with the package. ``"paper"`` is the machine of the paper, trained by contrastive divergence
+#: alone. ``"fine-tuned"`` is a larger machine, trained by contrastive divergence and then by backpropagation.
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "stages": {},
+    "paper": {"symmetric": False},
+    "fine-tuned": {"patch": 10, "hidden_shape": (24, 24), "rank": 16, "symmetric": False, "steps": (_PATCH_STEP,)},
+}
+
+
+@register("SuperResolver")
+@dataclass(eq=False, repr=False)
+class SuperResolver(StageEstimator):
+    r"""Enlarges images by Boltzmann machines of patches.
+
+    The image is enlarged by bicubic interpolation, and stages correct it one after another. A stage sees patches of
+    the image. A patch is five Gaussian matrices: X, the true patch minus the given one, and the derivatives Z1 to Z4 of
+    the given one along x, y, xx and yy, all divided by the root mean square of the derivatives. They share a hidden
+    layer Y,
+
+    .. math:: E = \sum_m \Big[\frac{\lVert X_m - B_m\rVert^2}{2 s_m^2} - \langle Y, U_m X_m V_m^\top\rangle\Big]
+              - \langle C, Y\rangle .
+
+    X starts at zero. One cycle of mean field updates Y and then X, and the corrections X of overlapping patches are
+    averaged. After each stage, back-projection makes the result consistent with the low-resolution image.
+
+    By default there are three stages, whose hidden units are tied under flips and rotations, as in the weights that
+    come with the package. With ``symmetric=False`` there is one stage with a plain multimodal MVRBM; its defaults are
+    the setting of the paper. See `mvrbm.vision.super_resolution.CONFIGURATIONS`.
+
+    Parameters
+    ----------
+    scale : {2, 3, 4}
+        Factor by which each side is enlarged.
+    patch : int or sequence of int, optional
+        Sides of the patches in pixels of the enlarged image, one per stage. Default: 5, 4 and 4 low-resolution pixels,
+        or one stage with 15 if `symmetric` is False. Must be multiples of the stride if `symmetric` is True.
+    hidden_shape : (int, int), optional
+        Shape of the hidden layer of each stage. If `symmetric` is True, there are eight times as many units. Default:
+        that of the shipped weights, or (20, 20) if `symmetric` is False.
+    rank : int, optional
+        Number of Kronecker products in each coupling. Default: that of the shipped weights, or 1 if `symmetric` is
+        False.
+    symmetric : bool
+        Whether to tie the hidden units under the eight flips and rotations of a patch.
+    stride : int, optional
+        Pixels from one patch to the next. Default: the scale.
+    back_projection : int
+        Rounds of back-projection after each stage.
+    cycles : int
+        Cycles of mean field. Must be 1 if `symmetric` is True.
+    floor : float
+        Value, as a fraction of white, added to the scale of each patch, so that noise in flat patches is not amplified.
+    n_patches : int
+        Number of patches for contrastive divergence with `recipe`. Used if `symmetric` is False.
+    n_epochs, batch_size, learning_rate : int, int, float, optional
+        Epochs, patches per update and learning rate of this contrastive divergence. Default: those of the recipe.
+    recipe : str or Recipe
+        ``"default"``, ``"paper"``, or a :class:`~mvrbm.training.Recipe`. Used if `symmetric` is False.
+    steps : sequence of TrainingStep, optional
+        Further training steps of `fit`. Default: contrastive divergence, single patches and then crops of images if
+        `symmetric` is True, otherwise none.
+    random_state : int, RandomState or None
+        Random seed.
+    device : str
+        Device; ``"auto"`` selects a GPU if there is one.
+    verbose : int
+        Whether to show progress.
+
+    Attributes
+    ----------
+    stages_ : StageSequence
+        The trained stages.
+    history_ : list of dict
+        Metrics of every epoch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mvrbm.vision import SuperResolver, TrainingStep
+    >>> image = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
+    >>> model = SuperResolver(patch=4, hidden_shape=(2, 2), rank=1, steps=[TrainingStep(n_samples=8)], device="cpu")
+    >>> model.fit([image]).upscale(image).shape
+    (80, 80)
+    """
+
+    scale: int = 2
+    patch: int | Sequence[int] | None = None
+    hidden_shape: tuple[int, int] | None = None
+    rank: int | None = None
+    _: KW_ONLY
+    symmetric: bool = True
+    stride: int | None = None
+    back_projection: int = 20
+    cycles: int = 1
+    floor: float = 0.005
+    n_patches: int = 10_000
+    n_epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    recipe: str | Recipe = "default"
+    steps: Sequence[TrainingStep] | None = None
+    random_state: Any = 0
+    device: str | torch.device = "auto"
+    verbose: int = 0
+
+    stages_: StageSequence = field(init=False)
+    history_: list[dict[str, float]] = field(init=False)
+
+    # -- parameters ---------------------------------------------------------------------------------
+
+    @property
+    def machine_(self) -> BoltzmannMachine:
+        """The machine of a model with ``symmetric=False``."""
+        check_is_fitted(self)
+        if self.symmetric:
+            raise AttributeError("symmetric stages have no plain machine: see stages_")
+        return cast("MachineStage", self._first()).machine
+
+    @property
+    def _augment(self) -> bool:  # type: ignore[override]
+        return not self.symmetric  # symmetric stages see all flips and rotations anyway
+
+    def check(self) -> None:
+        """Raise ValueError for invalid parameters."""
+        choice(self.scale, "scale", SCALES)
+        for patch in self._sides():
+            whole_number(patch, "patch")
+            if self._stride() > patch:
+                raise ValueError(f"stride must be at most the patch's side, {patch}, got {self._stride()}")
+        whole_number(self._size()[1], "rank")
+        whole_number(self.n_patches, "n_patches")
+        whole_number(self.cycles, "cycles", 1, 1 if self.symmetric else _MOST_ROUNDS)
+        whole_number(self.back_projection, "back_projection", 0, _MOST_ROUNDS)
+        number(self.floor, "floor", 0, 1, exclude_low=True)
+        if not self.symmetric and len(self._sides()) != 1:
+            raise ValueError(f"patch must be one number if symmetric is False, got {self.patch}")
+        for step in self.training_steps:
+            step.check()
+            if step.objective == "divergence" and not self.symmetric:
+                raise ValueError("objective must be 'patches' or 'images' if symmetric is False, got 'divergence'")
+
+    def _sides(self) -> tuple[int, ...]:
+        if self.patch is None:
+            return tuple(side * self.scale for side in _PATCHES) if self.symmetric else (_PAPER[0],)
+        return tuple(self.patch) if isinstance(self.patch, Sequence) else (self.patch,)
+
+    def _size(self) -> tuple[tuple[int, int], int]:
+        """Return the hidden shape and the rank."""
+        hidden, rank = _SIZES[self.scale] if self.symmetric else _PAPER[1:]
+        return self.hidden_shape or hidden, rank if self.rank is None else self.rank
+
+    def _stride(self) -> int:
+        return whole_number(self.scale if self.stride is None else self.stride, "stride")
+
+    @property
+    def training_steps(self) -> tuple[TrainingStep, ...]:
+        """Training steps of `fit`: the parameter `steps`, or its default."""
+        if self.steps is not None:
+            return tuple(self.steps)
+        return DEFAULT_STEPS if self.symmetric else ()
+
+    def _shapes(self) -> list[dict[str, Any]]:
+        hidden, rank = self._size()
+        same: dict[str, Any] = {"channels": 1, "stride": self._stride(), "mask": False, "floor": float(self.floor)}
+        same |= {"hidden": tuple(hidden), "rank": int(rank), "coded": False}
+        return [{**same, "patch": int(side)} for side in self._sides()]
+
+    def _new_machine(self) -> BoltzmannMachine:
+        (side,) = self._sides()
+        hidden, rank = self._size()
+        visible = {name: Gaussian((side, side)) for name in (HIGH, *DERIVATIVES)}
+        return multimodal_mvrbm(visible, hidden, rank).to(resolve_device(self.device))
+
+    def use_machine(self, machine: BoltzmannMachine) -> Self:
+        """Use a trained machine instead of fitting one. Requires ``symmetric=False``."""
+        self.check()
+        self.stages_ = StageSequence([MachineStage(machine, self._stride(), float(self.floor), self.cycles)])
+        self.stages_.to(machine.like.device)
+        self.history_ = []
+        return self
+
+    # -- training -----------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        images: Any,
+        y: Any = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        checkpoints: Any = None,
+        force: bool = False,
+    ) -> Self:
+        """Learn from high-resolution images.
+
+        Parameters
+        ----------
+        images : sequence of arrays (H, W), (H, W, 3) or (H, W, 4), or path
+            Bytes, 16-bit integers or floats from 0 to 1, each of any size, or a folder of pictures. `fit` computes the
+            low-resolution images from them. Alpha is ignored.
+        y : None
+            Ignored.
+        callbacks : sequence of Callback
+            Callbacks of contrastive divergence with a recipe; see :mod:`mvrbm.training`.
+        checkpoints : path, optional
+            Folder to save to after every epoch and to resume from.
+        force : bool
+            Whether to resume from checkpoints of other images or settings, which otherwise raises an error.
+        """
+        self.check()
+        arrays = training_images(images)
+        if self.symmetric:
+            self.stages_ = self._new_symmetric(self._shapes(), self._seeds(1)[0])
+            self.history_ = []
+        else:
+            self._fit_machine(arrays, callbacks, None if checkpoints is None else Path(checkpoints) / "fit", force)
+        self._train(arrays, self.training_steps, self.simulation(), _CROP * self.scale, checkpoints, force)
+        return self
+
+    def fine_tune(self, images: Any, step: TrainingStep, *, checkpoints: Any = None, force: bool = False) -> Self:
+        """Continue training a fitted model by one more step.
+
+        Parameters
+        ----------
+        images : sequence of arrays or path
+            High-resolution images; see `fit`.
+        step : TrainingStep
+            Settings of the step.
+        checkpoints, force : path, bool, optional
+            See `fit`.
+        """
+        check_is_fitted(self)
+        self.check()
+        arrays = training_images(images)
+        self._train(arrays, [step], self.simulation(), _CROP * self.scale, checkpoints, force)
+        return self
+
+    def simulation(self) -> SimulatedReduction:
+        """Return the degradation that the stages learn to undo."""
+        return SimulatedReduction(self.scale, self.back_projection)
+
+    def _fit_machine(
+        self, images: Sequence[Array], callbacks: Sequence[Callback], folder: Path | None, force: bool
+    ) -> None:
+        """Train a plain machine by contrastive divergence."""
+        cut_seed, seed = self._seeds(2)
+        machine = self._new_machine()
+        stage = MachineStage(machine, self._stride(), float(self.floor), self.cycles)
+        patches = self._cut(images, stage, self.n_patches, cut_seed, False)
+        data = {name: layer.numpy() for name, layer in patches.layers(stage.cpu()).items()}
+        machine.to(resolve_device(self.device))
+        given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
+        changes = {name: value for name, value in given.items() if value is not None}
+        recipe = dataclasses.replace(as_recipe(self.recipe), **changes)
+        shown = [*callbacks, ProgressBar()] if self.verbose else list(callbacks)
+        trainer = Trainer(machine, recipe, callbacks=shown, seed=seed)
+        if folder is not None:
+            trainer.callbacks = [*shown, Checkpoint(folder)]
+            trainer.resume(folder, force=force)
+        trainer.fit(data, initialize=True)
+        self.use_machine(machine)
+        self.history_ = list(trainer.history)
+        trainer.raise_if_interrupted()
+
+    def patch_layers(self, images: Any, n: int, seed: int = 0) -> dict[str, torch.Tensor]:
+        """Cut up to `n` random patches from images, and return the five visible layers of the first stage.
+
+        Each layer is a tensor (n, p, p). Requires a fitted model.
+        """
+        check_is_fitted(self)
+        stage = copy.deepcopy(self._first()).cpu()
+        return self._cut(training_images(images), stage, n, seed, False).layers(stage)
+
+    def _cut_patches(self, images: Sequence[Array], n: int, seed: int, augment: bool) -> Patches:
+        return self._cut(images, self._first(), n, seed, augment)
+
+    def _cut(self, images: Sequence[Array], stage: Stage, n: int, seed: int, augment: bool) -> Patches:
+        # Patches with little detail teach nothing about detail.
+        return cut_patches(images, self.scale, stage, n, flat=2 * float(self.floor), augment=augment, seed=seed)
+
+    # -- enlarging ----------------------------------------------------------------------------------
+
+    def upscale(self, image: Any, *, self_ensemble: bool = False, progress: Progress | None = None) -> Array:
+        """Enlarge an image.
+
+        Parameters
+        ----------
+        image : array (H, W), (H, W, 3) or (H, W, 4)
+            Gray, RGB or RGBA, in bytes, 16-bit integers or floats from 0 to 1. Luminance and alpha are enlarged by the
+            model, chroma by bicubic interpolation. Colors of fully transparent pixels are ignored.
+        self_ensemble : bool
+            Whether to average over the eight flips and rotations of the image, which takes eight times as long. It has
+            no effect on symmetric stages.
+        progress : callable, optional
+            Called with the number of finished parts and their total.
+
+        Returns
+        -------
+        array (H * scale, W * scale, ...)
+            The enlarged image, of the same type.
+        """
+        check_is_fitted(self)
+        image = check_image(image, unit_range=True)
+        if image.ndim == 3 and image.shape[2] not in (3, 4):
+            raise ValueError(f"image must be gray, RGB or RGBA, got {image.shape[2]} channels")
+        top = np.float32(white(image.dtype))
+        if image.ndim == 3 and image.shape[2] == 4:
+            return self._upscale_transparent(image, self_ensemble, progress)
+        blocks = (image[first : first + _ROWS_AT_ONCE] for first in range(0, len(image), _ROWS_AT_ONCE))
+        low = np.concatenate([luminance(block.astype(np.float32) / top) for block in blocks])
+        high = self.upscale_luminance(low, self_ensemble=self_ensemble, progress=progress)
+        if image.ndim == 2:
+            return to_dtype(high, image.dtype)
+        out = np.empty((*high.shape, 3), image.dtype)
+        for first in range(0, len(out), _ROWS_AT_ONCE):
+            rows = slice(first, min(first + _ROWS_AT_ONCE, len(out)))
+            block = enlarge_rows(image, self.scale, rows) / top
+            # Adding the same value to R, G and B changes luminance and keeps chroma.
+            block += np.float32(LUMINANCE_GAIN) * (high[rows] - luminance(block))[..., None]
+            out[rows] = to_dtype(block, image.dtype)
+        return out
+
+    def _upscale_transparent(self, image: Array, self_ensemble: bool, progress: Progress | None) -> Array:
+        """Enlarge an RGBA image so that, shown on white, it equals the enlarged image shown on white."""
+        top = np.float32(white(image.dtype))
+        alpha = image[..., 3].astype(np.float32) / top
+        on_white = 1 - alpha[..., None] * (1 - image[..., :3].astype(np.float32) / top)
+        parts = [on_white] if alpha.min() == 1 else [on_white, alpha]
+        large = []
+        for which, part in enumerate(parts):
+
+            def report(done: int, total: int, which: int = which) -> None:
+                if progress is not None:
+                    progress(which * total + done, len(parts) * total)
+
+            large.append(self.upscale(part, self_ensemble=self_ensemble, progress=report))
+        colors = large[0]
+        # The smallest alpha with which some color gives the picture on white.
+        least = 1 - colors.min(2, keepdims=True)
+        shown = np.ones_like(colors[..., :1]) if len(parts) == 1 else np.maximum(large[1][..., None], least)
+        colors -= 1
+        np.divide(colors, shown, out=colors, where=shown > 0)
+        return to_dtype(np.concatenate([colors + 1, shown], 2), image.dtype)
+
+    def upscale_luminance(
+        self, low: Array, *, self_ensemble: bool = False, progress: Progress | None = None
+    ) -> NDArray[np.float32]:
+        """Enlarge luminance (h, w), with white at 1, without rounding or clipping."""
+        check_is_fitted(self)
+        turns = ORIENTATIONS if self_ensemble and not self.symmetric else 1
+        height, width = low.shape
+        total = np.zeros((height * self.scale, width * self.scale), np.float32)
+        for turn in range(turns):
+
+            def report(done: int, parts: int, turn: int = turn) -> None:
+                if progress is not None:
+                    progress(turn * parts + done, turns * parts)
+
+            total += turned_back(self._enlarge(np.ascontiguousarray(turned(low, turn), np.float32), report), turn)
+        total /= np.float32(turns)
+        return total
+
+    def _enlarge(self, low: NDArray[np.float32], progress: Progress) -> NDArray[np.float32]:
+        """Enlarge luminance (h, w), with white at 1, in one orientation."""
+        small = torch.from_numpy(low).to(next(self.stages_.parameters()))
+        bicubic = small.new_empty(len(low) * self.scale, low.shape[1] * self.scale)
+        for first in range(0, len(bicubic), _ROWS_AT_ONCE):
+            rows = slice(first, min(first + _ROWS_AT_ONCE, len(bicubic)))
+            bicubic[rows] = torch.from_numpy(np.ascontiguousarray(enlarge_rows(low, self.scale, rows))).to(bicubic)
+
+        def consistent(image: torch.Tensor) -> torch.Tensor:
+            return back_project(small, image[0], self.scale, self.back_projection)[None]
+
+        found = self.stages_.run(bicubic[None], consistent, progress=progress)[0]
+        result: NDArray[np.float32] = found.float().cpu().numpy()
+        return result
+
+    # -- files --------------------------------------------------------------------------------------
+
+    @classmethod
+    def pretrained(cls, scale: int | None = None, folder: Any = None, *, device: Any = "auto") -> SuperResolver:
+        """Load a trained model.
+
+        Parameters
+        ----------
+        scale : {2, 3, 4}, optional
+            Required scale. Default: the scale of the saved model, or 2 without a folder.
+        folder : path, optional
+            Folder of a saved model. Default: the weights that come with the package.
+        device : str
+            Device to compute on.
+        """
+        if folder is None:
+            model = cls(choice(2 if scale is None else scale, "scale", SCALES), device=device)
+            model.stages_ = copy.deepcopy(shipped_stages(f"x{model.scale}", resolve_device(device)))
+            model.history_ = []
+            return model
+        loaded = load(folder, device)
+        if not isinstance(loaded, SuperResolver):
+            raise StorageError(f"{folder} does not hold a {cls.__name__}")
+        if scale is not None and loaded.scale != scale:
+            raise StorageError(f"{folder} is a model for scale {loaded.scale}, not for {scale}")
+        return loaded
+
+    @classmethod
+    def from_folder(cls, folder: Path, config: Mapping[str, Any], device: str | torch.device) -> Self:
+        """Load a model from a folder with this config. Called by :func:`mvrbm.load`."""
+        described = config[ESTIMATOR]
+        if "symmetric" not in described["params"]:  # models of versions 0.1 and 0.2 are plain machines
+            params = {**described["params"], "symmetric": False}
+            config = {**config, ESTIMATOR: {**described, "params": params}}
+        return super().from_folder(folder, config, device)
+
+    def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
+        if self.symmetric:
+            super()._write(folder, extra)
+        else:
+            write_machine(self.machine_, folder, extra)
+
+    def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
+        self.check()
+        if self.symmetric:
+            super()._restore(folder, described)
+            return
+        machine = read_machine(folder).to(resolve_device(self.device))
+        (side,) = self._sides()
+        found = {name: (unit.name, unit.shape) for name, unit in machine.layers.items()}
+        wanted = dict.fromkeys((HIGH, *DERIVATIVES), (Gaussian.name, (side, side)))
+        if found != wanted or machine.hidden.shape != self._size()[0]:
+            raise ValueError(f"its layers are {found} and {machine.hidden.shape}")
+        if any(link.matrix_factors() is None for link in machine.links.values()):
+            raise ValueError("its couplings are not Kronecker products of two matrices")
+        self.use_machine(machine)

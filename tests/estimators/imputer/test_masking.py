@@ -1,0 +1,33 @@
+"""Masks of entries to show: random entries and boxes, or the entries that are known in other samples."""
+
+import numpy as np
+import torch
+
+from mvrbm import RandomSource
+from mvrbm.estimators.imputer.masking import hold_out, masks_like_missing, random_masks
+
+
+def test_masks_show_random_entries_and_boxes():
+    masks = random_masks(2000, (8, 8), RandomSource(0), torch.empty(0))
+    assert 0.35 < float(masks.float().mean()) < 0.65
+    halves = masks.all(1) | ~masks.any(1)  # columns shown or hidden as a whole
+    assert float(halves.all(1).float().mean()) > 0.02
+    assert random_masks(10, (7,), RandomSource(0), torch.empty(0)).shape == (10, 7)
+
+
+def test_masks_show_what_is_known_in_other_rows_and_more_of_every_second_row():
+    known = torch.rand(2000, 50, generator=torch.Generator().manual_seed(0)) < 0.3
+    shown = masks_like_missing(known, torch.arange(2000).roll(1), (50,), RandomSource(0))
+    assert bool(shown[known.roll(1, 0)].all())
+    more = (shown & ~known.roll(1, 0)).sum(1) / (~known.roll(1, 0)).sum(1)
+    assert 0.45 < (more == 0).double().mean() < 0.57
+    # In the other rows, the share of additional entries is uniform between 0 and 1.
+    np.testing.assert_allclose(np.quantile(more[more > 0], (0.1, 0.5, 0.9)), (0.1, 0.5, 0.9), atol=0.07)
+
+
+def test_held_out_entries_are_known_ones_of_some_samples():
+    known = torch.rand(1000, 6, generator=torch.Generator().manual_seed(0)) < 0.7
+    samples = hold_out(torch.zeros(1000, 6), known, (6,), RandomSource(0))
+    assert torch.equal(samples.known, known)
+    assert not bool((samples.shown & samples.held).any())
+    assert 100 < len(samples.with_held_entries().x) <= 200  # of a fifth of the samples, some have no hidden entry
