@@ -425,13 +425,8 @@ class Trainer:
         """Start the persistent chains at the samples of all processes, so that their number makes no difference."""
         negative = self.recipe.negative
         samples = {name: torch.cat(self.world.gather(array)) for name, array in data.items()}
-        for name, chain in negative.start(self.machine, samples, self.state.start_numbers()).items():
-            if chain.ndim:
-                by_chain = chain.movedim(negative.chain_axis, 0)
-                own = by_chain[self.world.part_of(len(by_chain))].movedim(0, negative.chain_axis)
-                self.state.chains[name] = own.contiguous()
-            else:
-                self.state.chains[name] = chain
+        chains = negative.start(self.machine, samples, self.state.start_numbers())
+        self.state.chains.update(negative.share_of_chains(chains, self.world))
 
     def _synchronize(self, backend: UpdateBackend) -> None:
         """Write everything that the backend keeps to the state, and continue as a resumed training run would."""

@@ -55,6 +55,18 @@ class NegativePhase(ABC):
         """Return the negative phase of one process among several, which advances its part of the chains."""
         return self
 
+    def share_of_chains(self, chains: Chains, world: World) -> Chains:
+        """Return this process's part of the chains of all processes."""
+        found = {}
+        for name, chain in chains.items():
+            if chain.ndim:
+                by_chain = chain.movedim(self.chain_axis, 0)
+                own = by_chain[world.part_of(len(by_chain))]
+                found[name] = own.movedim(0, self.chain_axis).clone(memory_format=torch.contiguous_format)
+            else:
+                found[name] = chain.clone()
+        return found
+
     def turn(self, chains: Chains) -> int:
         """Return the swap parity of the next `draw`: 0, or 1 at every second exchange of tempered chains."""
         return 0
@@ -175,7 +187,7 @@ class TemperedPCD(_Persistent):
 
     def turn(self, chains: Chains) -> int:
         """Return which pairs of temperatures the next exchange begins with."""
-        return int(chains[TURN])
+        return int(chains[TURN]) if chains else 0
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
         """Start the chains of all temperatures at the same states."""

@@ -16,7 +16,7 @@ from mvrbm.updates.gradient import WHOLE, Centering, Share
 from mvrbm.updates.negative import Chains
 
 # Numbers of the first draws of an update that do not advance the chains. Each purpose has a separate range of draws.
-_DRAWS_OF_MISSING = 1 << 24
+DRAWS_OF_MISSING = 1 << 24
 _DRAWS_OF_STARTS = 2 << 24
 
 
@@ -85,7 +85,7 @@ class TrainState:
 
     def missing_numbers(self, share: Share = WHOLE) -> RandomSource:
         """Return the random numbers that draw missing entries of the data at the next update."""
-        return self.rng.at_step(self.update, draw=_DRAWS_OF_MISSING, first_row=share.first_sample)
+        return self.rng.at_step(self.update, draw=DRAWS_OF_MISSING, first_row=share.first_sample)
 
     def momentum_of(self, name: str, parameter: Tensor) -> Tensor:
         """Return the momentum of a parameter, which starts at zero."""

@@ -399,11 +399,9 @@ class StoredRun:
             shapes = {name: (*negative.chain_shape, *unit.shape) for name, unit in layers}
         if chains or (self.plain["update"] and turn is not None):
             check_tensors(chains, shapes, "chains")
-        state.chains = {}
-        for name, chain in chains.items():
-            by_chain = chain.movedim(negative.chain_axis, 0)
-            own = by_chain[run.world.part_of(len(by_chain))].movedim(0, negative.chain_axis)
-            state.chains[name] = own.to(state.machine.like.device, copy=True, memory_format=torch.contiguous_format)
+        device = state.machine.like.device
+        own = negative.share_of_chains(chains, run.world)
+        state.chains = {name: chain.to(device) for name, chain in own.items()}
         if turn is not None:
             state.chains[TURN] = turn.clone()
 
