@@ -1,4 +1,4 @@
-"""Training shared among real processes on the loopback address."""
+"""Training with several processes on the loopback address."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def run(*command):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What four processes and two of them left behind; made once, although tests are spread over workers."""
+    """The files that several processes wrote, created once for all workers of pytest."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     with FileLock(f"{folder}.lock"):
@@ -75,8 +75,8 @@ def test_several_learn_what_one_learns(folder, name, size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
-def test_every_sample_of_the_shards_is_seen_once_a_pass(folder, size):
-    # Fifteen samples, batches of seven in parts of 1 or 2, or 3 and 4: as many steps as the slowest needs.
+def test_every_sample_of_the_shards_occurs_once_per_epoch(folder, size):
+    # The processes themselves check the samples.
     assert json.loads((folder / f"shards-{size}.json").read_text())["updates"] > 0
 
 
@@ -100,14 +100,14 @@ def test_one_process_resumes_the_tempered_chains_of_two(folder):
 
 
 @pytest.mark.slow
-def test_a_sweep_spreads_its_models(folder):
+def test_a_sweep_distributes_its_models(folder):
     found, alone = json.loads((folder / "sweep.json").read_text()), swept()
     assert found["best"] == alone.best_params_
     np.testing.assert_allclose(found["scores"], [candidate.score for candidate in alone.candidates_], rtol=1e-9)
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_made_up_for(tmp_path):
+def test_processes_restart_after_one_is_killed(tmp_path):
     launch = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "2"]
     launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.2"]
     run(*launch, JOBS, "killed", str(tmp_path))
@@ -124,7 +124,7 @@ def test_a_killed_process_is_made_up_for(tmp_path):
 
 
 @pytest.mark.slow
-def test_nobody_waits_forever(folder):
+def test_a_process_does_not_wait_forever(folder):
     assert 1 < json.loads((folder / "alone.json").read_text())["seconds"] < 50  # patience: 2
 
 
@@ -134,7 +134,7 @@ def said(folder, name):
 
 
 @pytest.mark.slow
-def test_an_unreadable_shard_is_refused_in_one_line(folder):
+def test_an_unreadable_shard_is_one_line_of_error(folder):
     codes, _, errors = said(folder, "unreadable")
     assert 0 not in codes
     (line,) = (line for line in "".join(errors).splitlines() if line.startswith("error:"))
@@ -143,7 +143,7 @@ def test_an_unreadable_shard_is_refused_in_one_line(folder):
 
 
 @pytest.mark.slow
-def test_estimators_and_the_command_line_need_no_change_but_the_launch(folder):
+def test_estimators_and_the_command_line_only_need_torchrun(folder):
     codes, outputs, errors = said(folder, "command")
     assert codes == (0, 0)
     assert "".join(outputs).count("by-command: MVRBM") == 1
@@ -152,6 +152,6 @@ def test_estimators_and_the_command_line_need_no_change_but_the_launch(folder):
         assert float(load(folder / name).machine_.links["visible"].factors[0].detach().norm()) > 0.1
 
 
-def test_too_few_samples_or_chains_for_the_processes_are_refused():
+def test_fewer_chains_than_processes_are_an_error():
     with pytest.raises(ValueError, match="n_chains must be at least the number of processes, 8, got 6"):
         TemperedPCD(6, 3).share(World(0, 8))

@@ -1,4 +1,4 @@
-"""The loop of backpropagation: early stopping, averaging, learning rate and weight decay."""
+"""Gradient descent by backpropagation: early stopping, averaging, learning rate, weight decay and random numbers."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def settings(**changes):
     return default._replace(**changes)
 
 
-def test_early_stopping_restores_the_best_pass():
+def test_early_stopping_ends_with_the_best_epoch():
     module, loss, _ = quadratic()
     scores = iter([(0.5, 0.2), (0.3, 0.9), (0.3, 0.4), (0.3, 0.5), (0.4, 0.1), (0.1, 0.0)])
     weights = []
@@ -39,7 +39,7 @@ def test_early_stopping_restores_the_best_pass():
         return next(scores)
 
     history = descend(module, [], loss, torch.ones(4), settings(patience=2), RandomSource(0), score)
-    assert [row["validation_error"] for row in history] == [0.5, 0.3, 0.3, 0.3, 0.4]  # two passes after the third
+    assert [row["validation_error"] for row in history] == [0.5, 0.3, 0.3, 0.3, 0.4]  # two epochs after the third
     assert float(module.weight.detach()) == weights[2] != weights[-1]
 
 
@@ -80,3 +80,22 @@ def test_the_rate_falls_along_a_cosine_and_decay_pulls_weights_alone():
     descend(module, [module.weight], flat, torch.ones(4), settings(weight_decay=0.5, n_epochs=1), RandomSource(0))
     assert float(module.weight.detach()) == pytest.approx(1 - 0.1 * 0.5)
     assert float(module.bias.detach()) == 1
+
+
+def test_random_numbers_of_the_loss_depend_on_the_update_alone():
+    """Sources of the loss advance by one step per update, however many numbers each update draws."""
+    source, expected = RandomSource(4), RandomSource(4)
+    module = torch.nn.Linear(1, 1, bias=False)
+    seen = []
+
+    def loss(rows):
+        for _ in range(1 + len(seen) % 2):
+            drawn = source.uniform((2,), torch.empty(0))
+        seen.append(drawn)
+        return module.weight.sum() * 0
+
+    descend(module, [], loss, torch.ones(4), settings(n_epochs=2, batch_size=2), RandomSource(0), draws_from=(source,))
+    assert len(seen) == 4
+    for update, drawn in enumerate(seen):
+        numbers = expected.at_step(update, draw=update % 2)
+        assert torch.equal(drawn, numbers.uniform((2,), torch.empty(0)))
