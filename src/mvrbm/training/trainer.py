@@ -185,6 +185,11 @@ class Trainer:
         return self._numbers.order
 
     @property
+    def kept_backend(self) -> EpochBackend | None:
+        """The GPU backend that the next `fit` can use again, None if there is none."""
+        return _kept_backend.get(self.state)
+
+    @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C or SIGTERM ended the last `fit`; see :meth:`raise_if_interrupted`."""
         return self._interrupt is not None
@@ -278,7 +283,13 @@ class Trainer:
         if kept is not None and kept.continues_with([settings], [self.state], [source]):
             return kept
         del kept
-        return choose_backend([settings], [self.state], [source], threads)
+        return self._choose_backend([settings], [self.state], [source], threads)
+
+    def _choose_backend(
+        self, settings: Sequence[UpdateSettings], states: Sequence[TrainState], sources: Sequence[Source], threads: int
+    ) -> UpdateBackend | EpochBackend:
+        """Return a new backend. Tests override this method."""
+        return choose_backend(settings, states, sources, threads)
 
     def _fit_by_batches(self, backend: UpdateBackend, source: Source) -> None:
         """Train with a backend that computes one update at a time."""
