@@ -1,9 +1,9 @@
-"""What the processes of test_distributed.py do.
+"""The work of the processes that test_distributed.py starts.
 
     python distributed_jobs.py 2:equal,sweep 4:equal 2:alone:3 FOLDER  # processes, jobs, and seconds of patience
     torchrun ... distributed_jobs.py killed FOLDER
 
-The first imports everything once for all its processes, which is most of their time.
+The first command imports everything once for all its processes, because imports take most of their time.
 """
 
 import contextlib
@@ -16,40 +16,27 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from enumeration import Written
 from mvrbm import MVRBM, BoltzmannMachine, cli
 from mvrbm.couplings import CP, Dense, Kronecker
 from mvrbm.distributed import World
 from mvrbm.estimators.sweep import Sweep
 from mvrbm.io.shards import Shards
-from mvrbm.random import RandomSource
 from mvrbm.saving import write_tensors
 from mvrbm.training import CD, PCD, Checkpoint, Monitor, Recipe, TemperedPCD, Trainer
 from mvrbm.units import Bernoulli, Categorical, Gaussian
 
-BATCH, SAMPLES, PASSES = 20, 100, 6  # 30 updates
-
-
-class Common(RandomSource):
-    """The numbers of one process for a whole batch, of which each of several takes its own."""
-
-    def __init__(self, seed, world):
-        super().__init__(seed)
-        self.world = world
-
-    def uniform(self, shape, like):
-        return self._own(super().uniform((shape[0] * self.world.size, *shape[1:]), like))
-
-    def normal(self, shape, like):
-        return self._own(super().normal((shape[0] * self.world.size, *shape[1:]), like))
-
-    def _own(self, draw):
-        return draw[self.world.part_of(len(draw))].clone()
+BATCH = 20
+# The last batch of an epoch is short.
+SAMPLES = 95
+N_EPOCHS = 6
+N_UPDATES = 30
 
 
 def gray(n, *shape, seed=0):
@@ -69,71 +56,89 @@ PAPER = Recipe(batch_size=BATCH, learning_rate=0.05, bias_learning_rate=None, we
 OWN = Recipe(batch_size=BATCH)
 FULL = dataclasses.replace(OWN, centering="full")
 
-#: name: (machine, data, recipe, how). The first three go by plain products, the others the general way.
+
+def with_gaps(x, seed=5):
+    """Samples of which a fifth of the entries is missing."""
+    missing = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < 0.2
+    return torch.where(missing, torch.nan, x)
+
+
+class Case(NamedTuple):
+    """A training run that has the same result with any number of processes."""
+
+    machine: Callable[[], BoltzmannMachine]
+    recipe: Recipe
+    data: dict[str, torch.Tensor] = {"visible": gray(SAMPLES, 6, 5)}  # noqa: RUF012
+    trainer: dict[str, Any] = {}  # noqa: RUF012
+    fit: dict[str, Any] = {}  # noqa: RUF012
+
+
+def bits():
+    return BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1))
+
+
+def reals(rank=2):
+    return BoltzmannMachine(Gaussian((6, 5)), Bernoulli((4, 3)), Kronecker(rank))
+
+
+def labeled():
+    layers = {"visible": Gaussian((6, 5)), "label": Categorical(3)}
+    return BoltzmannMachine(layers, Bernoulli((2, 3)), {"visible": Kronecker(1), "label": Dense()})
+
+
+GAPS = {"visible": with_gaps(gray(SAMPLES, 6, 5))}
+
+# Neither 7 nor 5 chains can be divided evenly by 2, 3 or 4 processes.
 CASES = {
-    "bernoulli": (lambda: BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1)), {}, PAPER, {}),
-    "gaussian": (lambda: BoltzmannMachine(Gaussian((6, 5)), Bernoulli((4, 3)), Kronecker(2)), {}, OWN, {}),
-    "PCD": (
-        lambda: BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1)), {},
-        dataclasses.replace(OWN, negative=PCD(BATCH, 2)), {},
+    "bernoulli": Case(bits, PAPER),
+    "gaussian": Case(reals, OWN),
+    "PCD": Case(bits, dataclasses.replace(OWN, negative=PCD(BATCH, 2))),
+    "PCD, uneven": Case(bits, dataclasses.replace(OWN, negative=PCD(7, 2))),
+    "PCD, uneven, reals": Case(reals, dataclasses.replace(FULL, negative=PCD(7))),
+    "PCD, uneven, autograd": Case(bits, dataclasses.replace(FULL, negative=PCD(7)), trainer={"backend": "reference"}),
+    "more chains than samples": Case(bits, dataclasses.replace(OWN, negative=PCD(50))),
+    "tempered, uneven": Case(bits, dataclasses.replace(OWN, negative=TemperedPCD(5, 4, 2))),
+    "tempered, reals": Case(reals, dataclasses.replace(OWN, negative=TemperedPCD(5, 3))),
+    "missing entries": Case(bits, OWN, GAPS, fit={"nan_is_missing": True}),
+    "missing entries, PCD, centered": Case(
+        bits, dataclasses.replace(FULL, negative=PCD(7)), GAPS, fit={"nan_is_missing": True}
     ),
-    "autograd": (lambda: BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1)), {}, FULL,
-                 {"backend": "reference"}),
-    "CP, centered": (lambda: BoltzmannMachine(Bernoulli((6, 5)), Bernoulli(7), CP(3)), {}, FULL, {}),
-    "labels": (
-        lambda: BoltzmannMachine(
-            {"visible": Gaussian((6, 5)), "label": Categorical(3)}, Bernoulli((2, 3)),
-            {"visible": Kronecker(1), "label": Dense()},
-        ),
-        {"label": one_hot(SAMPLES, 3)}, FULL, {"optimizer": lambda groups: torch.optim.Adam(groups, lr=0.01)},
+    "autograd": Case(bits, FULL, trainer={"backend": "reference"}),
+    "CP, centered": Case(lambda: BoltzmannMachine(Bernoulli((6, 5)), Bernoulli(7), CP(3)), FULL),
+    "labels": Case(
+        labeled,
+        FULL,
+        {"visible": gray(SAMPLES, 6, 5), "label": one_hot(SAMPLES, 3)},
+        trainer={"optimizer": lambda groups: torch.optim.Adam(groups, lr=0.01)},
     ),
-}  # fmt: skip
+}
 
 
 def train_case(name, world):
-    make, more, recipe, how = CASES[name]
-    machine = make().double()
-    trainer = Trainer(machine, recipe, seed=3, world=world, **how)
-    trainer.state.rng = Common(8, world)
-    trainer.fit({"visible": gray(SAMPLES, 6, 5), **more}, PASSES, initialize=True)
-    assert trainer.update == 30
+    case = CASES[name]
+    machine = case.machine().double()
+    trainer = Trainer(machine, case.recipe, seed=3, world=world, **case.trainer)
+    trainer.fit(case.data, N_EPOCHS, **case.fit)
+    assert trainer.update == N_UPDATES
     return {f"{name}/{key}": value for key, value in machine.state_dict().items()}
 
 
 def equal(folder, world):
-    """Train every case, with numbers that do not depend on how many share the work."""
+    """Train every case."""
     found = {}
     for name in CASES:
         found |= train_case(name, world)
     if world.is_main:
         write_tensors(found, folder / f"equal-{world.size}.safetensors")
-    # To the bit the same on every process.
+    # The parameters have the same bits on every process.
     for value in found.values():
         first = value.clone()
         world.broadcast([first])
         assert torch.equal(first, value)
 
 
-def likelihood(seed, world):
-    """Exact log-likelihood of small patterns after training, with streams of one's own."""
-    rng = np.random.default_rng(0)
-    rows = np.repeat(np.eye(3), 3, axis=0)[rng.integers(9, size=200)]
-    x = torch.from_numpy(np.stack([np.outer(row, np.ones(3)) for row in rows]))
-    machine = BoltzmannMachine(Bernoulli((3, 3)), Bernoulli((3, 3)), Kronecker(2)).double()
-    Trainer(machine, Recipe(batch_size=20, learning_rate=0.05), seed=seed, world=world).fit(x, 25, initialize=True)
-    with torch.no_grad():
-        written = Written(machine)
-        return float(-written.free_energy({"visible": x[:50]}).mean() - written.log_partition())
-
-
-def statistics(folder, world):
-    values = [likelihood(seed, world) for seed in range(5)]
-    if world.is_main:
-        (folder / f"likelihood-{world.size}.json").write_text(json.dumps(values))
-
-
 class Seen(Monitor):
-    """Writes down the samples that this process was given in the first pass."""
+    """Records the samples that this process gets in the first epoch."""
 
     def __init__(self):
         self.every, self.rows = 1, []
@@ -150,7 +155,7 @@ class Seen(Monitor):
 
 
 def shards(folder, world):
-    """Every sample is seen once a pass, whatever the shards' lengths; all know the same number of updates."""
+    """Every sample occurs once per epoch, for shards of any lengths, and all processes make as many updates."""
     for name in ("unequal", "two"):
         machine = BoltzmannMachine(Gaussian((2, 2)), Bernoulli((2, 2)), Kronecker(1)).double()
         seen = Seen()
@@ -167,7 +172,7 @@ def shards(folder, world):
 
 
 def loaders(folder, world):
-    """Loaders that end at different times; a rank without any batch at the end goes along."""
+    """Loaders that end at different times. A process without data takes part until all have ended."""
     mine = gray(13 + 20 * world.rank, 6, 5, seed=world.rank)
     batches = list(mine.split(10))
     machine = BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1)).double()
@@ -196,7 +201,7 @@ def long_training(checkpoints, world, *, kill=None):
 
 
 def killed(folder, world):
-    """One of two dies in the middle of the first attempt; the second goes on from the last checkpoint."""
+    """One of two processes dies in the middle of the first attempt. The second attempt resumes the last checkpoint."""
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     with (folder / f"attempts-{world.rank}").open("a") as file:
         file.write(f"{attempt}\n")
@@ -209,7 +214,7 @@ def killed(folder, world):
 
 
 def tempered(folder, world):
-    """Leave a checkpoint with tempered chains for others to go on from."""
+    """Write a checkpoint with tempered chains, for one process to resume."""
     machine = BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1)).double()
     recipe = dataclasses.replace(OWN, negative=TemperedPCD(6, 3))
     trainer = Trainer(machine, recipe, seed=4, world=world, callbacks=[Checkpoint(folder / "tempered")])
@@ -223,7 +228,7 @@ def swept():
 
 
 def sweep(folder, world):
-    """Each trains its own candidates; all know all scores and have the best."""
+    """Each process trains its candidates. All processes get all scores and the best model."""
     found = swept()
     assert [candidate.estimator is not None for candidate in found.candidates_] == [
         number % world.size == world.rank for number in range(3)
@@ -238,7 +243,7 @@ def sweep(folder, world):
 
 
 def corners(folder, world):
-    """Wishes of one process, passes taken up in their middle, and batches that one of them has nothing of."""
+    """A stop that one process requests, resuming within an epoch, and batches without samples for some process."""
 
     class Enough(Monitor):
         def __init__(self):
@@ -251,10 +256,10 @@ def corners(folder, world):
             if trainer.update == 3 and trainer.world.rank == 1:
                 trainer.stop = True
 
-    trainer = Trainer(CASES["bernoulli"][0]().double(), OWN, seed=1, world=world, callbacks=[Enough()])
+    trainer = Trainer(bits().double(), OWN, seed=1, world=world, callbacks=[Enough()])
     trainer.fit(gray(SAMPLES, 6, 5), 4, initialize=True)
-    assert trainer.update == 4  # the wish came after the third was agreed on
-    # Shards whose rows do not divide evenly, taken up after an update of the second pass.
+    assert trainer.update == 3  # all processes agree after every batch
+    # Shards whose rows do not divide evenly, resumed within the second epoch.
     ends = []
     for attempt in range(2):
         machine = BoltzmannMachine(Gaussian((2, 2)), Bernoulli((2, 2)), Kronecker(1)).double()
@@ -272,15 +277,15 @@ def corners(folder, world):
     assert all(torch.equal(ends[0][key], value) for key, value in ends[1].items())
     # One sample in the last batch; two samples for two processes.
     for negative, n in [(TemperedPCD(4, 3), 21), (PCD(4), 21), (PCD(4), 1), (CD(1), 1)]:
-        machine = CASES["bernoulli"][0]().double()
+        machine = bits().double()
         trainer = Trainer(machine, dataclasses.replace(FULL, negative=negative), seed=1, world=world)
         trainer.fit(gray(n, 6, 5), 2, initialize=True)
         assert trainer.update == 2 * -(-n // BATCH)
-        machine = CASES["bernoulli"][0]().double()
+        machine = bits().double()
         Trainer(machine, dataclasses.replace(OWN, negative=negative), seed=1, world=world).fit(
             gray(n, 6, 5), 2, initialize=True
         )
-    # What is measured on different samples is one number for all.
+    # Metrics of different samples are averaged over the processes.
     trainer = Trainer(machine, OWN, seed=1, world=world, callbacks=[Monitor(gray(9, 6, 5, seed=world.rank))])
     trainer.fit(gray(SAMPLES, 6, 5), 1, initialize=True)
     errors = world.gather(torch.tensor([trainer.history[-1]["reconstruction_error"]], dtype=torch.float64))
@@ -288,7 +293,7 @@ def corners(folder, world):
 
 
 def alone(folder, world):
-    """A process that the others do not answer gives up."""
+    """A process gives up if the others do not answer."""
     if world.is_main:
         began = time.monotonic()
         try:
@@ -302,13 +307,13 @@ def alone(folder, world):
 
 
 def estimator(folder, world):
-    """Nothing but the launch says that there are several."""
+    """Train an estimator in several processes, without any other change to the program."""
     x = gray(200, 6, 5).numpy()
     MVRBM((4, 3), n_epochs=5, batch_size=20, random_state=None).fit(x).save(folder / "by-estimator")
 
 
 def run_command(name, data, folder, world, *arguments):
-    """Run the command line, and write down its exit code, output and errors."""
+    """Run the command line, and store its exit code, output and errors."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = cli.main(["train", str(folder / data), "--out", str(folder / f"by-{name}"), *arguments])
     (folder / f"{name}-{world.rank}.json").write_text(json.dumps([code, out.getvalue(), err.getvalue()]))
@@ -319,14 +324,14 @@ def command(folder, world):
 
 
 def unreadable(folder, world):
-    """Both processes end if one of them cannot read its shard."""
+    """Both processes fail if one of them cannot read its shard."""
     run_command("unreadable", "unreadable", folder, world, "--hidden", "2x2")
 
 
 JOBS = {
     job.__name__: job
     for job in (
-        equal, statistics, shards, loaders, killed, tempered, sweep, corners, alone, estimator, command, unreadable
+        equal, shards, loaders, killed, tempered, sweep, corners, alone, estimator, command, unreadable
     )
 }  # fmt: skip
 
@@ -338,7 +343,7 @@ def work(names, folder):
 
 
 def start(size, names, folder, patience):
-    """Start processes with the variables that torchrun sets, and wait for them."""
+    """Start processes with the environment variables of torchrun, and wait for them."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     children = []

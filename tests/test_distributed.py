@@ -1,4 +1,4 @@
-"""Training shared among real processes on the loopback address."""
+"""Training with several processes on the loopback address."""
 
 import json
 import os
@@ -13,12 +13,10 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 import mvrbm
-from distributed_jobs import CASES, gray, likelihood, long_training, swept, train_case
-from mvrbm import BoltzmannMachine, load
-from mvrbm.couplings import Kronecker
+from distributed_jobs import CASES, SAMPLES, bits, gray, long_training, swept, train_case
+from mvrbm import load
 from mvrbm.distributed import World
 from mvrbm.training import Recipe, TemperedPCD, Trainer
-from mvrbm.units import Bernoulli
 
 HERE = Path(__file__).parent
 JOBS = str(HERE / "distributed_jobs.py")
@@ -36,7 +34,7 @@ def run(*command):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What four processes and two of them left behind; made once, although tests are spread over workers."""
+    """The files that several processes wrote, created once for all workers of pytest."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     with FileLock(f"{folder}.lock"):
@@ -57,14 +55,15 @@ def leave_behind(folder):
     (folder / "unreadable").mkdir()
     np.save(folder / "unreadable" / "0.npy", np.zeros((5, 4, 4)))
     (folder / "unreadable" / "1.npy").write_bytes(b"\x93NUMPY nonsense")
-    two = "2:equal,statistics,shards,loaders,tempered,sweep,corners,estimator,command"
-    run(JOBS, two, "4:equal,shards,loaders", "2:unreadable", "2:alone:2", str(folder))
+    two = "2:equal,shards,loaders,tempered,sweep,corners,estimator,command"
+    run(JOBS, two, "3:equal", "4:shards,loaders", "2:unreadable", "2:alone:2", str(folder))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_several_learn_what_one_learns(folder, name, size):
+    """Only the rounding of sums depends on the number of processes."""
     alone = train_case(name, World())
     shared = load_file(folder / f"equal-{size}.safetensors")
     moved = 0.0
@@ -75,47 +74,40 @@ def test_several_learn_what_one_learns(folder, name, size):
 
 
 @pytest.mark.slow
-def test_likelihood_is_the_same_on_average(folder):
-    shared = np.array(json.loads((folder / "likelihood-2.json").read_text()))
-    alone = np.array([likelihood(seed, World()) for seed in range(5)])
-    difference = shared - alone  # by seed: they start alike
-    error = difference.std(ddof=1) / np.sqrt(5)
-    # Eight standard errors of five differences: a false alarm in some thousand.
-    assert abs(difference.mean()) < 8 * error
-    assert np.abs(difference).max() < 0.5
-    assert shared.std() > 0.3  # seeds make more of a difference than processes
-    assert len(set(shared)) == 5  # streams of one's own, by seed
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
-def test_every_sample_of_the_shards_is_seen_once_a_pass(folder, size):
-    # Fifteen samples, batches of seven in parts of 1 or 2, or 3 and 4: as many steps as the slowest needs.
+def test_every_sample_of_the_shards_occurs_once_per_epoch(folder, size):
+    # The processes themselves check the samples.
     assert json.loads((folder / f"shards-{size}.json").read_text())["updates"] > 0
 
 
 @pytest.mark.slow
-def test_tempered_chains_of_two_processes_are_gone_on_with_by_one(folder):
-    machine = BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 3)), Kronecker(1)).double()
-    recipe = Recipe(batch_size=20, negative=TemperedPCD(6, 3))
-    trainer = Trainer(machine, recipe, seed=4)
+def test_one_process_resumes_the_tempered_chains_of_two(folder):
+    def new_trainer():
+        recipe = Recipe(batch_size=20, negative=TemperedPCD(6, 3))
+        return Trainer(bits().double(), recipe, seed=4)
+
+    x = gray(SAMPLES, 6, 5)
+    trainer = new_trainer()
     assert trainer.resume(folder / "tempered")
-    trainer.fit(gray(100, 6, 5), 2, initialize=True)  # nothing left to do
+    trainer.fit(x, 2)  # both epochs are done
     assert trainer.update == 10
     assert trainer.state.chains["visible"].shape[:2] == (3, 6)
-    trainer.fit(gray(100, 6, 5), 3, initialize=True)
+    trainer.fit(x, 3)
     assert trainer.update == 15
+    alone = new_trainer().fit(x, 3)
+    for name, value in alone.machine.state_dict().items():
+        torch.testing.assert_close(trainer.machine.state_dict()[name], value, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.slow
-def test_a_sweep_spreads_its_models(folder):
+def test_a_sweep_distributes_its_models(folder):
     found, alone = json.loads((folder / "sweep.json").read_text()), swept()
     assert found["best"] == alone.best_params_
     np.testing.assert_allclose(found["scores"], [candidate.score for candidate in alone.candidates_], rtol=1e-9)
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_made_up_for(tmp_path):
+def test_processes_restart_after_one_is_killed(tmp_path):
     launch = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "2"]
     launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.2"]
     run(*launch, JOBS, "killed", str(tmp_path))
@@ -127,10 +119,12 @@ def test_a_killed_process_is_made_up_for(tmp_path):
     trainer = long_training(tmp_path / "checkpoints", World())
     assert trainer.update == 30
     assert trainer.state.chains["visible"].shape[0] == 30
+    for key, value in long_training(None, World()).machine.state_dict().items():
+        torch.testing.assert_close(killed[key], value, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.slow
-def test_nobody_waits_forever(folder):
+def test_a_process_does_not_wait_forever(folder):
     assert 1 < json.loads((folder / "alone.json").read_text())["seconds"] < 50  # patience: 2
 
 
@@ -140,7 +134,7 @@ def said(folder, name):
 
 
 @pytest.mark.slow
-def test_an_unreadable_shard_is_refused_in_one_line(folder):
+def test_an_unreadable_shard_is_one_line_of_error(folder):
     codes, _, errors = said(folder, "unreadable")
     assert 0 not in codes
     (line,) = (line for line in "".join(errors).splitlines() if line.startswith("error:"))
@@ -149,7 +143,7 @@ def test_an_unreadable_shard_is_refused_in_one_line(folder):
 
 
 @pytest.mark.slow
-def test_estimators_and_the_command_line_need_no_change_but_the_launch(folder):
+def test_estimators_and_the_command_line_only_need_torchrun(folder):
     codes, outputs, errors = said(folder, "command")
     assert codes == (0, 0)
     assert "".join(outputs).count("by-command: MVRBM") == 1
@@ -158,6 +152,6 @@ def test_estimators_and_the_command_line_need_no_change_but_the_launch(folder):
         assert float(load(folder / name).machine_.links["visible"].factors[0].detach().norm()) > 0.1
 
 
-def test_too_few_samples_or_chains_for_the_processes_are_refused():
+def test_fewer_chains_than_processes_are_an_error():
     with pytest.raises(ValueError, match="n_chains must be at least the number of processes, 8, got 6"):
         TemperedPCD(6, 3).share(World(0, 8))

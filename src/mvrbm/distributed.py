@@ -1,7 +1,7 @@
-"""The processes that train one machine together, and their communication.
+"""Communication between processes that train one machine together.
 
-``torchrun`` starts them and gives each its rank; they communicate through `torch.distributed`: gloo on CPUs, NCCL on
-GPUs. A single process is a world of size one, without communication. Only tensors are sent.
+``torchrun`` starts the processes and assigns their ranks. They exchange tensors through `torch.distributed`, with gloo
+on CPUs and NCCL on GPUs. A single process is a world of size one, which does not communicate.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ from mvrbm.io.formats import first_line
 
 __all__ = ["DistributedError", "World"]
 
-#: Seconds that a process waits for the others before it gives up, unless the environment variable is set.
-_PATIENCE, _PATIENCE_VARIABLE = 600.0, "MVRBM_TIMEOUT"
+# Default timeout of communication in seconds, and the environment variable that overrides it.
+_TIMEOUT = 600.0
+_TIMEOUT_VARIABLE = "MVRBM_TIMEOUT"
+# Largest length of a text that is sent, in bytes.
 _LONGEST_MESSAGE = 4096
-_JOINED = "MVRBM_JOINED"  # holds the number of the process that joined
-_FAREWELL = 0.2  # seconds
+# Environment variable with the ID of the process that joined the process group. Its child processes do not join.
+_JOINED = "MVRBM_JOINED"
+# Seconds that a process waits after leaving the process group, for the threads of gloo.
+_FAREWELL = 0.2
 
 _SINGLE: ContextVar[bool] = ContextVar("mvrbm_single_process", default=False)
 
 
 @contextlib.contextmanager
 def single_process() -> Iterator[None]:
-    """Make this process a world of size one within the context."""
+    """Make this process a world of size one inside the context."""
     token = _SINGLE.set(True)
     try:
         yield
@@ -48,14 +52,14 @@ def single_process() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class World:
-    """The processes that share a training run: this one's number, and how many they are."""
+    """The processes that share a training run: the rank of this process, and their number."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
     def here(cls) -> World:
-        """Return the world of this process, and join it if ``torchrun`` started the process."""
+        """Return the world of this process. If ``torchrun`` started the process, it joins the process group first."""
         if not dist.is_available() or _SINGLE.get():
             return cls()
         if not dist.is_initialized():
@@ -66,34 +70,42 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and messages for all."""
+        """Whether this process writes files and messages on behalf of all processes."""
         return self.rank == 0
 
     def part_of(self, n: int) -> slice:
-        """Return this process's part of `n` items: as many as the others have, or one more."""
+        """Return this process's part of `n` items. The sizes of the parts differ by at most one."""
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over all processes, with the same bits on all of them."""
+        """Replace a tensor by its sum over all processes. The result has the same bits on all of them."""
         if self.size > 1:
             dist.all_reduce(tensor)
+
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        """Return, for each flag, whether it is set on any process."""
+        if self.size == 1:
+            return list(flags)
+        counts = torch.tensor([int(flag) for flag in flags], device=_message_device())
+        dist.all_reduce(counts)
+        return [count > 0 for count in counts.tolist()]
 
     def sum(self, number: float) -> float:
         """Return the sum of a number over all processes."""
         return float(torch.cat(self.gather(torch.tensor([number], dtype=torch.float64))).sum())
 
     def broadcast_int(self, number: int) -> int:
-        """Return the main process's number."""
+        """Return the number of the main process."""
         return number if self.size == 1 else int(self.gather(torch.tensor([number]))[0])
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by the main process's."""
+        """Replace tensors by those of the main process."""
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all processes, by rank. Their first axes may differ in length."""
+        """Return the tensors of all processes in the order of their ranks. Their first axes may differ in length."""
         if self.size == 1:
             return [tensor]
         where = _message_device()
@@ -108,14 +120,14 @@ class World:
         return [part[: int(one)].to(tensor.device) for part, one in zip(gathered, lengths, strict=True)]
 
     def broadcast_text(self, text: str) -> str:
-        """Return the main process's text."""
+        """Return the text of the main process."""
         return _decoded(self.gather(_encoded(text))[0])
 
     @contextlib.contextmanager
     def raise_together(self, *errors: type[Exception]) -> Iterator[None]:
-        """Raise on all processes if the context fails with one of these errors on any of them, with the same message.
+        """Raise an error on all processes if the context raises one of these errors on any process.
 
-        Otherwise the other processes would wait for the one that failed until they time out.
+        Otherwise the other processes would wait for the failed process until they time out.
         """
         problem: Exception | None = None
         try:
@@ -127,12 +139,12 @@ class World:
         if first is not None:
             if problem is None or first != self.rank:
                 problem = DistributedError(f"process {first} of {self.size}: {messages[first]}")
-            problem.said_by_main = not self.is_main  # type: ignore[attr-defined]  # one message is enough
+            problem.said_by_main = not self.is_main  # type: ignore[attr-defined]  # one process prints the message
             raise problem
 
 
 def _launched() -> bool:
-    """Return whether torchrun started this process itself, and not its parent (as with joblib's workers)."""
+    """Return whether torchrun started this process, and not its parent, as for the workers of joblib."""
     me = str(os.getpid())
     child = multiprocessing.parent_process() is not None or os.environ.get(_JOINED, me) != me
     named = "RANK" in os.environ and "MASTER_ADDR" in os.environ
@@ -140,31 +152,32 @@ def _launched() -> bool:
 
 
 def _join() -> None:
-    patience = os.environ.get(_PATIENCE_VARIABLE, str(_PATIENCE))
+    seconds = os.environ.get(_TIMEOUT_VARIABLE, str(_TIMEOUT))
     try:
-        timeout = datetime.timedelta(seconds=float(patience))
+        timeout = datetime.timedelta(seconds=float(seconds))
     except ValueError:
-        raise ValueError(f"{_PATIENCE_VARIABLE} must be a number of seconds, got {patience!r}") from None
+        raise ValueError(f"{_TIMEOUT_VARIABLE} must be a number of seconds, got {seconds!r}") from None
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     try:
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
-    except (RuntimeError, ValueError) as error:  # a port in use, an address that does not answer, a missing variable
+    except (RuntimeError, ValueError) as error:
+        # The port is in use, the address does not answer, or an environment variable is missing.
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise DistributedError(f"the processes cannot meet at {where}: {first_line(error)}") from error
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-        # After a restart torchrun provides the same store, with the addresses of processes that have ended. On one
-        # machine all have been restarted equally often; on several, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps.
+        # After a restart, torchrun provides the same store, with the addresses of processes that have ended. On one
+        # machine, all processes have the same restart count. On several, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps.
         store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
     os.environ[_JOINED] = str(os.getpid())
-    atexit.register(leave)  # otherwise communication threads end the process with an error
+    atexit.register(leave)  # otherwise the communication threads crash the process when it ends
 
 
 def _message_device() -> str:
-    """Return the device for small messages: the CPU, which gloo can send from."""
+    """Return the device for small messages: the CPU, if gloo is available."""
     return "cpu" if "gloo" in str(dist.get_backend_config()) else "cuda"
 
 
@@ -177,10 +190,10 @@ def _decoded(tensor: Tensor) -> str:
 
 
 def leave() -> None:
-    """Leave the process group, so that no process waits for one that has ended."""
-    failed = hasattr(sys, "last_value")  # then other processes may be in the middle of a message
+    """Leave the process group, so that no other process waits for this one."""
+    failed = hasattr(sys, "last_value")  # other processes may then be in the middle of a message
     if dist.is_available() and dist.is_initialized() and not failed:
         dist.destroy_process_group()
-        # Gloo's threads release the last tensors a moment later, for which they need the interpreter; if it has ended
-        # by then they abort the process (pytorch/pytorch#179291). There is no event to wait for.
+        # The threads of gloo release the last tensors a moment later, for which they need the interpreter. If it has
+        # ended by then, they abort the process (pytorch/pytorch#179291). There is no event to wait for.
         time.sleep(_FAREWELL)

@@ -28,6 +28,8 @@ _MOST_NUMBERS = 2**22
 # Largest number of Lanczos iterations, and the relative change at which they stop.
 _LANCZOS_STEPS = 200
 _LANCZOS_TOLERANCE = 1e-7
+# Relative difference between sums of parameters that rounding on another device can explain.
+_SAME_SIZE = 1e-9
 
 
 class BoltzmannMachine(nn.Module):
@@ -101,16 +103,17 @@ class BoltzmannMachine(nn.Module):
         self.visible = nn.ModuleDict(layers)
         self.hidden = hidden
         self.couplings = nn.ModuleDict({name: links[name] for name in layers})
+        self._initial_size = self._parameter_size()
         self.check_bounded()
 
     # -- parts ------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def layers(self) -> dict[str, Unit]:
         """The visible units by name."""
         return {name: cast(Unit, unit) for name, unit in self.visible.items()}
 
-    @property
+    @functools.cached_property
     def links(self) -> dict[str, Coupling]:
         """The couplings by the name of their visible layer."""
         return {name: cast(Coupling, coupling) for name, coupling in self.couplings.items()}
@@ -119,6 +122,18 @@ class BoltzmannMachine(nn.Module):
     def n_parameters(self) -> int:
         """Number of learned parameters: biases, variances and factors."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the parameters are still those of the constructor: not trained, loaded, or set by the user."""
+        return math.isclose(self._initial_size, self._parameter_size(), rel_tol=_SAME_SIZE)
+
+    @torch.no_grad()
+    def _parameter_size(self) -> float:
+        """Return the sum of the absolute values of all parameters, NaN for parameters without values (meta tensors)."""
+        if self.like.is_meta:
+            return math.nan
+        return sum(float(p.abs().sum(dtype=torch.float64)) for p in self.parameters())
 
     @property
     def like(self) -> Tensor:

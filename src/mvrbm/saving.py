@@ -2,7 +2,7 @@
 
 Folders are written atomically, and nothing is ever pickled. Loading checks the format and its version, and the names,
 shapes and dtypes of all tensors, before it builds a model. Classes that can be saved register their loaders with
-:func:`register`, so that this module does not import them. :mod:`mvrbm.training.checkpoint` writes checkpoints of
+:func:`register`, so that this module does not import them. :mod:`mvrbm.training.checkpoints` writes checkpoints of
 training runs, and :mod:`mvrbm.export` writes other formats.
 """
 

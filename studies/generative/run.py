@@ -181,7 +181,7 @@ def _chains(trainer: Trainer) -> dict[str, Tensor]:
     for name in trainer.machine.layers:
         if name in trainer.state.chains:
             chains = trainer.state.chains[name].cpu()
-            chains = chains[-1] if trainer.negative.chain_axis == 1 else chains
+            chains = chains[-1] if trainer.recipe.negative.chain_axis == 1 else chains
             whole = bool((chains == chains.round()).all())
             found[f"chains.{name}"] = chains.to(torch.uint8) if whole else chains
     return found

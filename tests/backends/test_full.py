@@ -13,7 +13,7 @@ from mvrbm import BoltzmannMachine
 from mvrbm.couplings import CP, Dense, Kronecker
 from mvrbm.data.sources import as_source
 from mvrbm.training import CD, PCD, TemperedPCD, Trainer
-from mvrbm.training.group import fit_together
+from mvrbm.training import fit_together
 from mvrbm.units import Bernoulli, Categorical, Gaussian
 
 if importlib.util.find_spec("triton") is None:

@@ -315,5 +315,5 @@ def test_a_mapped_file_that_is_truncated_is_an_error_not_the_end_of_the_process(
     np.save(tmp_path / "data" / "part.npy", np.zeros((5000, 2, 2), np.float32))
     trainer = Trainer(mvrbm((2, 2), (2, 2)), Recipe(batch_size=100), callbacks=[Truncate()])
     with pytest.raises(ValueError, match=r"part.npy.* has been truncated: it has 5,000 bytes, and had 80,128"):
-        trainer.fit(tmp_path / "data" if shards else tmp_path / "data" / "part.npy", 3)
-    assert trainer.broken
+        trainer.fit(tmp_path / "data" if shards else tmp_path / "data" / "part.npy", 3, initialize=False)
+    assert trainer.failed

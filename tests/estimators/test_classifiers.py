@@ -15,8 +15,7 @@ from mvrbm import MVRBM, ClassificationMVRBM, DeepMVRBM, DeepMVRBMClassifier, De
 from mvrbm.errors import StorageError
 from mvrbm.estimators import Layer
 from mvrbm.estimators.network import virtual_adversarial_loss
-from mvrbm.training import DivergenceError
-from mvrbm.training.backprop import Replayed
+from mvrbm.training import DivergenceError, backprop
 
 FAST = {"n_epochs": 8, "batch_size": 20, "learning_rate": 0.02, "random_state": 0}
 WITHOUT_NOISE = {"dropout": 0.0, "perturbation": 0.0}  # of which a sample twice would get two draws
@@ -150,7 +149,7 @@ def test_replayed_updates_are_the_updates(digits, labels, monkeypatch):
         random_state=0, device="cuda",
     )  # fmt: skip
     replayed = make().fit(digits, labels)
-    monkeypatch.setattr(Replayed, "_EAGER_UPDATES", math.inf)
+    monkeypatch.setattr(backprop, "_EAGER_UPDATES", math.inf)
     launched = make().fit(digits, labels)
     np.testing.assert_allclose(replayed.predict_proba(digits), launched.predict_proba(digits), atol=1e-3)
     assert replayed.history_[-1]["loss"] == pytest.approx(launched.history_[-1]["loss"], rel=1e-3)

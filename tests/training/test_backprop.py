@@ -1,11 +1,11 @@
-"""The loop of backpropagation: early stopping, averaging, learning rate and weight decay."""
+"""Gradient descent by backpropagation: early stopping, averaging, learning rate, weight decay and random numbers."""
 
 import numpy as np
 import pytest
 import torch
 
 from mvrbm import RandomSource
-from mvrbm.training.backprop import Plan, descend
+from mvrbm.training.backprop import DescentSettings, descend
 
 
 def quadratic(n=4):
@@ -22,12 +22,14 @@ def quadratic(n=4):
     return module, loss, seen
 
 
-def plan(**changes):
-    return Plan(n_epochs=6, batch_size=9, learning_rate=0.1, weight_decay=0.0, schedule="constant", averaging=0.0,
-                patience=None)._replace(**changes)  # fmt: skip
+def settings(**changes):
+    default = DescentSettings(
+        n_epochs=6, batch_size=9, learning_rate=0.1, weight_decay=0.0, schedule="constant", averaging=0.0, patience=None
+    )
+    return default._replace(**changes)
 
 
-def test_early_stopping_restores_the_best_pass():
+def test_early_stopping_ends_with_the_best_epoch():
     module, loss, _ = quadratic()
     scores = iter([(0.5, 0.2), (0.3, 0.9), (0.3, 0.4), (0.3, 0.5), (0.4, 0.1), (0.1, 0.0)])
     weights = []
@@ -36,8 +38,8 @@ def test_early_stopping_restores_the_best_pass():
         weights.append(float(module.weight.detach()))
         return next(scores)
 
-    history = descend(module, [], loss, torch.ones(4), plan(patience=2), RandomSource(0), score)
-    assert [row["validation_error"] for row in history] == [0.5, 0.3, 0.3, 0.3, 0.4]  # two passes after the third
+    history = descend(module, [], loss, torch.ones(4), settings(patience=2), RandomSource(0), score)
+    assert [row["validation_error"] for row in history] == [0.5, 0.3, 0.3, 0.3, 0.4]  # two epochs after the third
     assert float(module.weight.detach()) == weights[2] != weights[-1]
 
 
@@ -45,7 +47,7 @@ def test_averaging_is_a_running_mean_and_is_what_is_scored():
     module, loss, seen = quadratic()
     scored = []
     score = lambda: (scored.append(float(module.weight.detach())), (1 / len(scored), 0.0))[1]  # noqa: E731
-    descend(module, [], loss, torch.ones(4), plan(averaging=0.5), RandomSource(0), score)
+    descend(module, [], loss, torch.ones(4), settings(averaging=0.5), RandomSource(0), score)
     visited = [*seen[1:]]  # after updates 1 to 5; the sixth is not seen
     mean, means = 0.0, []
     for number, weight in enumerate(visited, start=1):
@@ -64,7 +66,7 @@ def test_the_rate_falls_along_a_cosine_and_decay_pulls_weights_alone():
             [],
             lambda rows, loss=loss: 100 * loss(rows),
             torch.ones(4),
-            plan(schedule=schedule),
+            settings(schedule=schedule),
             RandomSource(0),
         )
         steps = np.diff([*seen, float(module.weight.detach())])
@@ -75,6 +77,25 @@ def test_the_rate_falls_along_a_cosine_and_decay_pulls_weights_alone():
     with torch.no_grad():
         module.weight.fill_(1), module.bias.fill_(1)
     flat = lambda rows: 0 * (module.weight.sum() + module.bias.sum())  # noqa: E731
-    descend(module, [module.weight], flat, torch.ones(4), plan(weight_decay=0.5, n_epochs=1), RandomSource(0))
+    descend(module, [module.weight], flat, torch.ones(4), settings(weight_decay=0.5, n_epochs=1), RandomSource(0))
     assert float(module.weight.detach()) == pytest.approx(1 - 0.1 * 0.5)
     assert float(module.bias.detach()) == 1
+
+
+def test_random_numbers_of_the_loss_depend_on_the_update_alone():
+    """Sources of the loss advance by one step per update, however many numbers each update draws."""
+    source, expected = RandomSource(4), RandomSource(4)
+    module = torch.nn.Linear(1, 1, bias=False)
+    seen = []
+
+    def loss(rows):
+        for _ in range(1 + len(seen) % 2):
+            drawn = source.uniform((2,), torch.empty(0))
+        seen.append(drawn)
+        return module.weight.sum() * 0
+
+    descend(module, [], loss, torch.ones(4), settings(n_epochs=2, batch_size=2), RandomSource(0), draws_from=(source,))
+    assert len(seen) == 4
+    for update, drawn in enumerate(seen):
+        numbers = expected.at_step(update, draw=update % 2)
+        assert torch.equal(drawn, numbers.uniform((2,), torch.empty(0)))

@@ -1,4 +1,4 @@
-"""`mvrbm.load` of a checkpoint is a trainer that continues bit for bit, as one that resumes does."""
+"""`mvrbm.load` of a checkpoint returns a trainer that resumes bit for bit."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def build(negative=CD(1), callbacks=(), **how):  # noqa: B008
 
 @pytest.fixture
 def checkpoints(tmp_path, request):
-    """A run with a checkpoint of every update, four of them per epoch."""
+    """A run with a checkpoint after every update, four per epoch."""
     negative = getattr(request, "param", CD(1))
     whole = build(negative, [Checkpoint(tmp_path, every=1, keep=99)]).fit(bits(), N_EPOCHS, initialize=True)
     assert len(list(tmp_path.iterdir())) == whole.update == 12
@@ -32,7 +32,7 @@ def checkpoints(tmp_path, request):
 
 
 class EveryBatch(Callback):
-    """Reads the state after every update, as the checkpoints did: parameters around offsets are rounded there."""
+    """Reads the state after every update, as the checkpoints did, because that rounds centered parameters."""
 
     every_batch = True
 
@@ -44,13 +44,12 @@ def continued(path, **how):
 
 
 def assert_same(left, right):
+    assert (left.state.rng.key, left.order_rng.key) == (right.state.rng.key, right.order_rng.key)
     assert (left.epoch, left.state.batch, left.update) == (right.epoch, right.state.batch, right.update)
     for one, other in (
         (left.machine.state_dict(), right.machine.state_dict()),
         (left.state.momenta, right.state.momenta),
         (left.state.chains, right.state.chains),
-        (left.state.rng.state_dict(), right.state.rng.state_dict()),
-        (left.order_rng.state_dict(), right.order_rng.state_dict()),
     ):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], value) for key, value in other.items())

@@ -1,5 +1,6 @@
-"""The trainer: what it does with batches, gaps, optimizers, interruptions and runaway rates, and that it learns."""
+"""The trainer: batches, missing entries, optimizers, interruptions and divergence, and that machines learn."""
 
+import copy
 import dataclasses
 import itertools
 import os
@@ -14,22 +15,10 @@ from torch.optim import lr_scheduler
 from torch.utils.data import IterableDataset
 
 from enumeration import Written, every_combination
-from mvrbm import (
-    CP,
-    MPO,
-    Bernoulli,
-    BoltzmannMachine,
-    Categorical,
-    Dense,
-    Gaussian,
-    Kronecker,
-    RandomSource,
-    Recorder,
-    Replay,
-)
+from mvrbm import CP, MPO, Bernoulli, BoltzmannMachine, Categorical, Dense, Gaussian, Kronecker, RandomSource
 from mvrbm.models import documents, mvrbm, rbm, replicated_softmax
 from mvrbm.sampling import gibbs, mean_field
-from mvrbm.saving import read_tensors
+from mvrbm.saving import read_machine, read_tensors, write_machine
 from mvrbm.training import (
     CD,
     PCD,
@@ -44,19 +33,19 @@ from mvrbm.training import (
 )
 from mvrbm.updates.gradient import contrast_by_autograd
 
-# With fresh seeds each check of a right sampler would fail once in ten thousand runs; the seeds are fixed.
+# Probability that a check of a correct sampler fails with a new seed. The seeds are fixed.
 FALSE_ALARM = 1e-4
 
 
 def patterns(n, shape, seed=0, kinds=4, flip=0.05):
-    """Binary samples of a few kinds, some of their bits turned round."""
+    """Binary samples of a few patterns, with some flipped bits."""
     rng = np.random.default_rng(seed)
     kind = rng.random((kinds, *shape)) < 0.5
     return (kind[rng.integers(kinds, size=n)] ^ (rng.random((n, *shape)) < flip)).astype(np.float32)
 
 
 def waves(n, shape, seed=0):
-    """Real samples of a few directions, of location 3 and scale 2."""
+    """Real-valued samples that vary in a few directions, with location 3 and scale 2."""
     rng = np.random.default_rng(seed)
     basis = rng.standard_normal((4, *shape))
     noise = 0.3 * rng.standard_normal((n, *shape))
@@ -103,7 +92,7 @@ def test_same_seed_gives_the_same_machine(negative):
     assert not torch.equal(ends[0]["hidden.bias"], ends[2]["hidden.bias"])
 
 
-def test_global_generators_are_left_alone():
+def test_global_generators_do_not_change():
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(patterns(30, (2, 2))))
     for data in (patterns(30, (2, 2)), dataset):
@@ -124,7 +113,7 @@ def test_analytic_and_autograd_training_agree(recipe):
         torch.testing.assert_close(value, ends[1][name], rtol=1e-9, atol=1e-9)
 
 
-def test_wrong_settings_are_refused():
+def test_invalid_settings_are_errors():
     machine = mvrbm((2, 2), (2, 2))
     with pytest.raises(ValueError, match=r"recipe must be one of .*'default', 'generative', 'paper'.* got 'papers'"):
         Trainer(machine, "papers")
@@ -162,7 +151,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_any_optimizer_is_given_the_gradient_and_no_more(kind):
-    """The same updates by a plain loop: replayed draws, autograd, and an optimizer of its own."""
+    """The same updates by a plain loop: the same random numbers, autograd, and another optimizer."""
     recipe = Recipe(
         batch_size=10,
         weight_decay=0.02,
@@ -178,15 +167,15 @@ def test_any_optimizer_is_given_the_gradient_and_no_more(kind):
     trainer.fit(x, 0, initialize=True)
     other = mvrbm((3, 3), (2, 2)).double()
     other.load_state_dict(machine.state_dict())
-    trainer.state.rng, trainer.order_rng = Recorder(trainer.state.rng), Recorder(trainer.order_rng)
     trainer.fit(x, 4, initialize=True)
     factors, biases = list(other.couplings.parameters()), [other.layers["visible"].bias, other.hidden.bias]
     optimizer = OPTIMIZERS[kind]([{"params": factors, "weight_decay": 0.02}, {"params": biases, "weight_decay": 0.0}])
-    replay = Replay(trainer.state.rng.draws)
-    for order in trainer.order_rng.draws:
-        for rows in order.split(10):
+    update = 0
+    for epoch in range(4):
+        for rows in trainer.order_rng.at_step(epoch).permutation(40).split(10):
             batch = {"visible": x[rows]}
-            chain = gibbs(other, batch, 1, replay).visible
+            chain = gibbs(other, batch, 1, trainer.state.rng.at_step(update)).visible
+            update += 1
             gradient = contrast_by_autograd(other, batch, chain)
             for name, parameter in other.named_parameters():
                 parameter.grad = gradient[name]
@@ -217,7 +206,7 @@ SCHEDULERS = [
 
 
 @pytest.mark.parametrize(("_", "scheduler", "expected"), SCHEDULERS)
-def test_schedulers_step_after_every_pass(_, scheduler, expected):
+def test_schedulers_step_after_every_epoch(_, scheduler, expected):
     rates = Rates()
     trainer = Trainer(
         mvrbm((2, 2), (2, 2)), Recipe(learning_rate=0.2, batch_size=10), scheduler=scheduler, callbacks=[rates]
@@ -251,7 +240,7 @@ def test_plateau_scheduler_follows_the_monitor():
 
 
 class Spy(Trainer):
-    """Keeps what every update was given."""
+    """Records the arguments of every update."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -264,7 +253,7 @@ class Spy(Trainer):
 
 @pytest.mark.parametrize("source", ["array", "loader"])
 @pytest.mark.parametrize(("n", "sizes"), [(60, [20, 20, 20]), (53, [20, 20, 13]), (7, [7])])
-def test_every_sample_of_a_pass_counts_once_and_the_same(source, n, sizes):
+def test_every_sample_counts_once_and_equally_in_an_epoch(source, n, sizes):
     x = torch.arange(n, dtype=torch.float32)[:, None] / n
     data = x if source == "array" else torch.utils.data.DataLoader(x, batch_size=20, shuffle=True)
     trainer = Spy(rbm(1, 2), Recipe(batch_size=20))
@@ -280,7 +269,7 @@ def test_every_sample_of_a_pass_counts_once_and_the_same(source, n, sizes):
     assert trainer.epoch == 2
 
 
-def test_n_iter_counts_passes_of_earlier_calls():
+def test_n_epochs_includes_the_epochs_of_earlier_calls():
     x = patterns(20, (2, 2))
     in_one, in_three = mvrbm((2, 2), (2, 2)), mvrbm((2, 2), (2, 2))
     Trainer(in_one, Recipe(batch_size=8)).fit(x, 4, initialize=True)
@@ -291,12 +280,61 @@ def test_n_iter_counts_passes_of_earlier_calls():
     assert Trainer(mvrbm((2, 2), (2, 2)), Recipe(n_epochs=3)).fit(x, initialize=True).epoch == 3
 
 
-def test_machine_is_taken_as_it_is_when_asked():
+def test_initialize_overrides_the_default():
     machine = mvrbm((3, 3), (2, 2), seed=9)
     start = parameters(machine)
-    Trainer(machine).fit(patterns(20, (3, 3)), 0)
+    Trainer(machine).fit(patterns(20, (3, 3)), 0, initialize=False)
     assert_equal(parameters(machine), start)
     Trainer(machine).fit(patterns(20, (3, 3)), 0, initialize=True)
+    assert not torch.equal(machine.layers["visible"].bias, start["visible.visible.bias"])
+
+
+def trained(machine):
+    return Trainer(machine).fit(patterns(20, (3, 3)), 1).machine
+
+
+def loaded(machine):
+    other = mvrbm((3, 3), (2, 2))
+    other.load_state_dict(machine.state_dict())
+    return other
+
+
+def with_a_bias(machine):
+    with torch.no_grad():
+        machine.hidden.bias[1, 1] = 0.1
+    return machine
+
+
+def with_other_factors(machine):
+    with torch.no_grad():
+        machine.links["visible"].factors[0].mul_(2)
+    return machine
+
+
+def saved_and_read(machine, folder):
+    write_machine(machine, folder)
+    return read_machine(folder)
+
+
+@pytest.mark.parametrize("change", [trained, loaded, with_a_bias, with_other_factors, saved_and_read])
+def test_only_new_machines_are_initialized_by_default(tmp_path, change):
+    x = patterns(20, (3, 3))
+    machine = mvrbm((3, 3), (2, 2), seed=9)
+    machine = change(machine, tmp_path) if change is saved_and_read else change(machine)
+    start = parameters(machine)
+    Trainer(machine).fit(x, 0)
+    assert_equal(parameters(machine), start)
+
+
+@pytest.mark.parametrize("convert", [lambda m: m, lambda m: m.double(), copy.deepcopy])
+def test_new_machines_are_initialized_by_default(convert):
+    x = patterns(20, (3, 3))
+    machine = convert(mvrbm((3, 3), (2, 2), seed=9))
+    asked = convert(mvrbm((3, 3), (2, 2), seed=9))
+    start = parameters(machine)
+    Trainer(machine).fit(x, 0)
+    Trainer(asked).fit(x, 0, initialize=True)
+    assert_equal(parameters(machine), parameters(asked))
     assert not torch.equal(machine.layers["visible"].bias, start["visible.visible.bias"])
 
 
@@ -311,11 +349,11 @@ def test_default_starts_at_the_log_odds_with_small_hidden_fields():
     assert 0.1 < float(field.std()) < 0.6
 
 
-# -- the guard --------------------------------------------------------------------------------------------
+# -- divergence --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("recipe", "rate"), [("paper", 1e20), ("paper", 1e38), ("default", 1e38)])
-def test_runaway_is_stopped_with_a_finite_machine_and_a_good_checkpoint(tmp_path, recipe, rate):
+def test_divergence_leaves_a_finite_machine_and_good_checkpoints(tmp_path, recipe, rate):
     recipe = dataclasses.replace(RECIPES[recipe], learning_rate=rate, batch_size=10)
     x = patterns(100, (4, 4))
     machine = mvrbm((4, 4), (3, 3))
@@ -329,10 +367,10 @@ def test_runaway_is_stopped_with_a_finite_machine_and_a_good_checkpoint(tmp_path
     assert "Lower the learning rate (now 1e+" in message
     assert "weight_decay" in message
     assert all(bool(torch.isfinite(p).all()) for p in machine.parameters())
-    assert trainer.broken
+    assert trainer.failed
     written = sorted(tmp_path.iterdir())
     assert [path.name for path in written] == [f"update-{u:09d}" for u in range(1, trainer.update + 1)]
-    # They are complete, although numbers of that size are not loaded.
+    # The checkpoints are complete, although parameters of that size cannot be loaded.
     stored = [read_tensors(path / "model.safetensors") for path in written]
     if stored:
         assert_equal({name: stored[-1][name] for name in names}, dict(machine.named_parameters()))
@@ -362,7 +400,7 @@ def test_gradient_that_is_not_finite_names_its_parameter():
     )
 
 
-def test_gaussian_layers_that_pull_without_limit_are_found():
+def test_an_unbounded_energy_of_gaussian_layers_is_an_error():
     machine = BoltzmannMachine(Gaussian(4), Gaussian(3), Dense())
     recipe = Recipe(learning_rate=0.4, normalized=False, momentum=0.9, batch_size=5)
     with pytest.raises(DivergenceError, match=r"update \d+"):
@@ -374,7 +412,7 @@ def test_gaussian_layers_that_pull_without_limit_are_found():
 
 @dataclasses.dataclass(frozen=True)
 class Witness(CD):
-    """CD that keeps the data it was given: after unknown entries have been drawn."""
+    """CD that records its data, in which the missing entries have been drawn."""
 
     seen: list = dataclasses.field(default_factory=list, hash=False, compare=False)
 
@@ -384,7 +422,7 @@ class Witness(CD):
 
 
 def completed(machine, data, missing_steps, **how):
-    """What the trainer takes for data, the machine hardly moving."""
+    """The data after missing entries have been drawn, with a machine that hardly changes."""
     witness = Witness()
     recipe = Recipe(learning_rate=1e-12, bias_learning_rate=1e-12, batch_size=5000, negative=witness, balance=False)
     Trainer(machine, recipe, missing_steps=missing_steps, seed=1).fit(data, 1, **how)
@@ -401,7 +439,7 @@ def strong(machine, seed):
 
 
 def chi_square(found, states, log_weights):
-    """p-value of rows being draws from states with these log-weights."""
+    """The p-value of the hypothesis that rows are draws from states with these log-weights."""
     weights = torch.softmax(log_weights, 0).detach().numpy()
     counts = np.array([int((found == state).all(1).sum()) for state in states])
     assert counts.sum() == len(found)
@@ -410,7 +448,7 @@ def chi_square(found, states, log_weights):
 
 @pytest.mark.parametrize("marked", ["mask", "nan"])
 def test_unknown_bits_are_drawn_given_the_known_ones(marked):
-    machine = strong(mvrbm((2, 3), (2, 2)), 7)
+    machine = strong(mvrbm((2, 3), (2, 2)), 5)
     n = 4000
     x = np.zeros((n, 2, 3))
     x[:, 0, 0], x[:, 1, 2] = 1, 1
@@ -431,7 +469,7 @@ def test_unknown_bits_are_drawn_given_the_known_ones(marked):
         [torch.logsumexp(terms.logs[(terms.states[:, :6][:, ~flat] == state).all(1)], 0) for state in states]
     )
     assert chi_square(found[:, ~flat], states, logs) > FALSE_ALARM
-    # The test can fail: independent bits of the right means are not the right distribution.
+    # The test has power: it rejects independent bits with the right means.
     means = found[:, ~flat].mean(0)
     apart = (torch.from_numpy(np.random.default_rng(0).random((n, 3))) < means).double()
     assert chi_square(apart, states, logs) < FALSE_ALARM
@@ -476,7 +514,7 @@ def test_unknown_reals_have_the_conditional_mean_and_variance():
     assert stats.kstest(score, "norm").pvalue > FALSE_ALARM
 
 
-def test_gaps_are_refused_unless_they_are_announced():
+def test_nan_is_an_error_unless_it_marks_missing_entries():
     x = patterns(20, (2, 2))
     x[3, 1, 1] = np.nan
     with pytest.raises(ValueError, match="NaN"):
@@ -491,7 +529,7 @@ def test_gaps_are_refused_unless_they_are_announced():
         )
 
 
-def test_entries_that_are_never_known_do_no_harm():
+def test_entries_may_be_missing_in_every_sample():
     for unit, x in [
         (Bernoulli((3, 3)), patterns(50, (3, 3))),
         (Gaussian((3, 3), learn_variance=True), waves(50, (3, 3))),
@@ -511,8 +549,8 @@ def pair_moments(machine):
 
 
 @pytest.mark.slow
-def test_correlations_are_learned_through_gaps():
-    """Six bits, in pairs that agree nine times in ten, four in ten entries unknown."""
+def test_correlations_are_learned_from_incomplete_samples():
+    """Six bits in pairs that agree with probability 0.9, with 40 % of the entries missing."""
     rng = np.random.default_rng(0)
     left = rng.random((2000, 3)) < [0.3, 0.5, 0.7]
     x = np.concatenate([left, left ^ (rng.random(left.shape) < 0.1)], 1).astype(np.float64)
@@ -521,7 +559,7 @@ def test_correlations_are_learned_through_gaps():
 
     def learned(data, **how):
         machine = rbm(6, 6).double()
-        # The last quarter at a tenth of the rate: what is left is the error of what was learned, not of its last steps.
+        # The last quarter has a tenth of the rate, so that the error of the last steps is small.
         trainer = Trainer(
             machine,
             Recipe(negative=PCD(100), batch_size=50, learning_rate=0.5, centering="full"),
@@ -531,13 +569,13 @@ def test_correlations_are_learned_through_gaps():
         trainer.fit(data, 40, **how, initialize=True)
         return pair_moments(machine).numpy()
 
-    through_gaps = np.abs(learned(x, mask=known) - truth).max()
+    incomplete = np.abs(learned(x, mask=known) - truth).max()
     zero_filled = np.abs(learned(np.where(known, x, 0)) - truth).max()
-    assert through_gaps < 0.06
+    assert incomplete < 0.06
     assert zero_filled > 0.2
 
 
-def test_padding_stays_and_trains():
+def test_padding_is_kept_in_training():
     rng = np.random.default_rng(0)
     topics = rng.dirichlet(np.full(6, 0.3), 2)
     counts = np.stack([rng.multinomial(rng.integers(1, 6), topics[i % 2]) for i in range(200)])
@@ -560,7 +598,7 @@ def test_padding_stays_and_trains():
             Trainer(machine, Recipe(batch_size=50, negative=negative)).fit(words, 2, initialize=True)
 
 
-def test_a_shared_bias_does_not_run_away():
+def test_a_shared_bias_is_stable():
     x = 3 + np.random.default_rng(0).standard_normal((400, 12, 12)).astype(np.float32)
     unit = Gaussian((12, 12), bias_shape=(1, 1), learn_variance=True)
     Trainer(BoltzmannMachine(unit, Bernoulli((6, 6)), Kronecker())).fit(x, 30, initialize=True)
@@ -575,7 +613,7 @@ def test_moments_of_large_values_do_not_cancel():
     np.testing.assert_allclose(machine.layers["visible"].scale.detach(), x.std(0), rtol=1e-4)
 
 
-def test_data_that_can_be_gone_through_once_is_refused():
+def test_data_that_can_be_iterated_only_once_is_an_error():
     class Once(IterableDataset):
         def __init__(self):
             self.items = iter(np.float32(patterns(20, (2, 2))))
@@ -623,7 +661,7 @@ def test_ctrl_c_finishes_the_batch_and_saves(tmp_path, at):
     assert interrupted.update == at
     assert signal.getsignal(signal.SIGINT) is former
     assert (tmp_path / f"{at}" / f"update-{at:09d}").is_dir()
-    # Another process goes on from the checkpoint, this one from where it is: both end like an undisturbed run.
+    # A new trainer resumes the checkpoint, and this one continues. Both end like an uninterrupted run.
     elsewhere = mvrbm((3, 3), (2, 2))
     resumed = Trainer(
         elsewhere, Recipe(batch_size=10, negative=PCD(8)), scheduler=lambda o: lr_scheduler.StepLR(o, 1, 0.5)
@@ -683,10 +721,15 @@ def test_learning_is_under_way_within_a_hundred_updates(order, units):
     unit, data = (Bernoulli, patterns) if units == "bernoulli" else (Gaussian, waves)
     x = data(1000, visible)
     machine = BoltzmannMachine(unit(visible), Bernoulli(hidden), Kronecker(4))
-    Trainer(machine).fit(x, 0, initialize=True)
-    assert reconstruction(machine, x) > 0.95 * spread(x)
-    Trainer(machine).fit(x, 10, initialize=True)
-    assert reconstruction(machine, x) < 0.8 * spread(x)
+    errors = []
+    for seed in range(5):
+        Trainer(machine, seed=seed).fit(x, 0, initialize=True)
+        assert reconstruction(machine, x) > 0.95 * spread(x)
+        Trainer(machine, seed=seed).fit(x, 10, initialize=True)
+        errors.append(reconstruction(machine, x) / spread(x))
+    # Over 20 seeds, bits of orders 3 and 4 have mean errors of 0.71 and 0.81, with standard deviations of 0.05 and
+    # 0.06. The errors of the other cases are lower. The limits are at least three standard errors of five runs above.
+    assert np.mean(errors) < (0.9 if order == 4 else 0.8)
 
 
 class Norms(Callback):
@@ -730,7 +773,7 @@ def test_defaults_are_stable_for_the_other_couplings(coupling):
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_steps_shrink_with_learned_variances(backend):
-    """One hidden unit explains the data, so that variances fall far below the data's; fixed rates diverge."""
+    """One hidden unit explains the data, so that variances fall far below those of the data. Fixed rates diverge."""
     rng = np.random.default_rng(0)
     signs = np.sign(rng.standard_normal((2000, 1)))
     x = signs @ rng.standard_normal((1, 64)) + 0.05 * rng.standard_normal((2000, 64))

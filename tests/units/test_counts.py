@@ -83,7 +83,7 @@ def test_each_length_has_its_own_distribution():
         log_likelihood(machine_of(), documents)
     with pytest.raises(ValueError, match="takes documents of 2 words, got one of 1"):
         log_likelihood(machine_of(length=2), documents)
-    with pytest.raises(ValueError, match="documents have lengths of their own: use CD"):
+    with pytest.raises(ValueError, match="documents differ in length: use CD"):
         Trainer(machine_of(), Recipe(negative=PCD(2), n_epochs=1)).fit(documents)
     with pytest.raises(ValueError, match="more than 4096"):
         Counts(100, length=9).alternatives(torch.zeros(1, 100), 0, (torch.zeros(1), torch.zeros(1)))

@@ -1,4 +1,7 @@
-"""The recipe `paper` is Algorithm 1: the same numbers as a plain-NumPy transcription that is fed the same draws."""
+"""The recipe `paper` is Algorithm 1: the same parameters as a plain NumPy transcription with the same random numbers.
+
+The random numbers are transcribed in NumPy too, from the documentation of `mvrbm.random.philox`.
+"""
 
 import dataclasses
 
@@ -6,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from mvrbm import Bernoulli, BoltzmannMachine, Dense, Recorder
+from mvrbm import Bernoulli, BoltzmannMachine, Dense
 from mvrbm.backends.reference import own_step
 from mvrbm.models import mvrbm
-from mvrbm.training import CD, RECIPES, Trainer
+from mvrbm.training import CD, RECIPES, Callback, Trainer
 
 
 def sigmoid(m):
@@ -19,9 +22,9 @@ def sigmoid(m):
 def algorithm_1(X, U, V, T, orders, uniforms, *, alpha=0.05, beta=0.01, gamma=0.5, b=100, K=1):
     """Algorithm 1 line by line, one sample at a time, with (14) to (17) for the slopes.
 
-    `orders` are the T random divisions of the data, `uniforms` the numbers that states are drawn with: first
-    those of all Y of a batch, then those of all X, and so on. Where b does not divide N, the slopes of the
-    last batch are sums over fewer samples, still divided by b: each sample counts the same.
+    `orders` are the T random divisions of the data. `uniforms` are the numbers that states are drawn with: an array
+    for all Y of a batch, then one for all X, and so on; a short batch uses the first numbers of each. Where b does not
+    divide N, the slopes of the last batch are sums over fewer samples, still divided by b: each sample counts the same.
     """
     U, V = U.copy(), V.copy()
     B, C = np.zeros(X.shape[1:]), np.zeros((U.shape[0], V.shape[0]))
@@ -34,9 +37,9 @@ def algorithm_1(X, U, V, T, orders, uniforms, *, alpha=0.05, beta=0.01, gamma=0.
             Xk = list(batch)
             for _ in range(K):
                 draws = next(uniforms)
-                Yk = [(u < sigmoid(U @ x @ V.T + C)).astype(float) for u, x in zip(draws, Xk, strict=True)]
+                Yk = [(u < sigmoid(U @ x @ V.T + C)).astype(float) for u, x in zip(draws, Xk, strict=False)]
                 draws = next(uniforms)
-                Xk = [(u < sigmoid(U.T @ y @ V + B)).astype(float) for u, y in zip(draws, Yk, strict=True)]
+                Xk = [(u < sigmoid(U.T @ y @ V + B)).astype(float) for u, y in zip(draws, Yk, strict=False)]
             pairs = list(zip(batch, Xk, strict=True))
             sU = sum(-sigmoid(U @ x @ V.T + C) @ V @ x.T + sigmoid(U @ k @ V.T + C) @ V @ k.T for x, k in pairs)
             sV = sum(-sigmoid(U @ x @ V.T + C).T @ U @ x + sigmoid(U @ k @ V.T + C).T @ U @ k for x, k in pairs)
@@ -56,17 +59,51 @@ def data(n, shape, seed=5):
     return (patterns[rng.integers(3, size=n)] ^ (rng.random((n, *shape)) < 0.1)).astype(float)
 
 
-def recorded(machine, recipe, n_epochs, X, start=None, **kwargs):
-    """Train, and return the trainer with all that it drew."""
-    trainer = Trainer(machine, recipe, seed=11, **kwargs)
-    trainer.state.rng, trainer.order_rng = Recorder(trainer.state.rng), Recorder(trainer.order_rng)
-    if start is not None:
-        with torch.no_grad():
-            for factor, value in zip(machine.links["visible"].factors, start, strict=True):
-                factor.copy_(torch.from_numpy(value)[None])
-    trainer.fit(X, n_epochs, initialize=start is None)
-    orders = [draw.numpy() for draw in trainer.order_rng.draws]
-    return orders, [draw.numpy() for draw in trainer.state.rng.draws]
+def philox(counter, key):
+    """Philox 4x32 with ten rounds: four words per counter, from a key of 64 bits."""
+    c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in np.broadcast_arrays(*counter))
+    mask = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    k0, k1 = key & 0xFFFFFFFF, key >> 32
+    for _ in range(10):
+        product0 = np.uint64(0xD2511F53) * c0
+        product1 = np.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = (
+            (product1 >> half) ^ c1 ^ np.uint64(k0),
+            product1 & mask,
+            (product0 >> half) ^ c3 ^ np.uint64(k1),
+            product0 & mask,
+        )
+        k0 = (k0 + 0x9E3779B9) % 2**32
+        k1 = (k1 + 0xBB67AE85) % 2**32
+    return c0, c1, c2, c3
+
+
+def uniforms(key, n, shape, update, draw):
+    """Numbers of n samples (n, rows, columns): four neighboring columns share a counter."""
+    rows, columns = shape
+    sample, row, column = np.meshgrid(np.arange(n), np.arange(rows), np.arange(columns), indexing="ij")
+    words = np.stack(philox((row * -(-columns // 4) + column // 4, sample, update, draw), key))
+    word = np.take_along_axis(words, (column % 4)[None], 0)[0]
+    return ((word >> np.uint64(9)).astype(float) + 0.5) / 2**23
+
+
+def order_of(key, n, epoch):
+    """The order of n samples: they are sorted by keys of 40 bits."""
+    high, low, _, _ = philox((np.arange(n), 0, epoch, 0), key)
+    return np.argsort((high << np.uint64(8)) | (low >> np.uint64(24)), kind="stable")
+
+
+def test_philox_has_the_published_numbers():
+    """Known answers of the authors' implementation, Random123."""
+    assert [int(word) for word in philox((0, 0, 0, 0), 0)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    ones = 0xFFFFFFFF
+    assert [int(word) for word in philox((ones, ones, ones, ones), 2**64 - 1)] == [
+        0x408F276D,
+        0x41C83B0E,
+        0xA20BC7C6,
+        0x6D5451FD,
+    ]
 
 
 CASES = [  # samples, size of a batch, steps of CD, standard deviation of the factors at the start
@@ -86,12 +123,19 @@ def test_preset_paper_makes_the_updates_of_algorithm_1(_, n, b, K, std, backend)
     U, V = std * rng.standard_normal((3, 4)), std * rng.standard_normal((2, 5))
     recipe = dataclasses.replace(RECIPES["paper"], batch_size=b, negative=CD(K))
     machine = mvrbm((4, 5), (3, 2)).double()
+    with torch.no_grad():
+        for factor, value in zip(machine.links["visible"].factors, (U, V), strict=True):
+            factor.copy_(torch.from_numpy(value)[None])
     passes = 6
-    orders, uniforms = recorded(machine, recipe, passes, X, start=(U, V), backend=backend)
-    assert len(orders) == passes
-    assert len(uniforms) == passes * -(-n // b) * 2 * K
+    trainer = Trainer(machine, recipe, seed=11, backend=backend).fit(X, passes)
+    orders = [order_of(trainer.order_rng.key, n, epoch) for epoch in range(passes)]
+    numbers = []
+    for update in range(passes * -(-n // b)):
+        for draw in range(2 * K):
+            shape = (3, 2) if draw % 2 == 0 else (4, 5)  # those of Y, then those of X
+            numbers.append(uniforms(trainer.state.rng.key, min(b, n), shape, update, draw))
     size = min(b, n)  # one batch that is not full is not a short one: nothing else is there to compare it with
-    U, V, B, C = algorithm_1(X, U, V, passes, orders, uniforms, b=size, K=K)
+    U, V, B, C = algorithm_1(X, U, V, passes, orders, numbers, b=size, K=K)
     factors = machine.links["visible"].factors
     for learned, expected in [(factors[0][0], U), (factors[1][0], V), (machine.layers["visible"].bias, B)]:
         np.testing.assert_allclose(learned.detach().numpy(), expected, rtol=0, atol=1e-12)
@@ -100,11 +144,21 @@ def test_preset_paper_makes_the_updates_of_algorithm_1(_, n, b, K, std, backend)
     assert np.abs(B).max() > 1e-2
 
 
-def test_order_is_drawn_anew_for_every_pass():
-    machine = mvrbm((2, 2), (2, 2)).double()
-    orders, _ = recorded(machine, RECIPES["paper"], 3, data(50, (2, 2)))
+def test_order_is_new_in_every_epoch():
+    class Rows(Callback):
+        def __init__(self):
+            self.orders = {}
+
+        def on_batch_end(self, trainer, batch):
+            self.orders.setdefault(trainer.epoch, []).extend(batch.visible["visible"].flatten().tolist())
+
+    rows = Rows()
+    x = np.arange(50)[:, None, None] / 64
+    trainer = Trainer(mvrbm((1, 1), (2, 2)).double(), "paper", callbacks=[rows]).fit(x, 3)
+    orders = [[int(64 * value) for value in order] for order in rows.orders.values()]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert len({tuple(order) for order in orders}) == 3
+    assert orders == [order_of(trainer.order_rng.key, 50, epoch).tolist() for epoch in range(3)]
 
 
 def test_preset_paper_holds_the_numbers_of_the_paper():
@@ -135,7 +189,7 @@ def test_preset_paper_starts_small_and_decays_the_factors_alone(coupled):
     before = {name: p.detach().clone() for name, p in machine.named_parameters()}
     for value in (0.0, 1.0):
         gradient = {name: torch.full_like(p, value) for name, p in machine.named_parameters()}
-        own_step(trainer.state, gradient, trainer.task(), 1.0, 0)
+        own_step(trainer.state, gradient, trainer.update_settings(), 1.0, 0)
     for name, parameter in machine.named_parameters():
         decay = 0.01 if name.startswith("couplings.") else 0.0
         first = before[name] - 0.05 * decay * before[name]

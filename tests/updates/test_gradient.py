@@ -13,7 +13,7 @@ from mvrbm.backends.reference import gradient_of
 from mvrbm.models import mvrbm
 from mvrbm.training import Recipe, Trainer
 from mvrbm.updates import step as rule
-from mvrbm.updates.gradient import Centering, contrast, contrast_by_autograd
+from mvrbm.updates.gradient import Centering, Share, contrast, contrast_by_autograd
 from tables import CONNECTED, MACHINES, full_matrix, generator, machine_named, random_states
 
 # With a tied bias the offsets' fields cannot be made up for exactly, unless they are tied in the same way.
@@ -391,8 +391,8 @@ def test_gradients_of_several_processes_have_the_order_of_the_parameters(learn):
     trainer = Trainer(machine, Recipe(learning_rate=0.1))
     source = trainer.prepare(torch.randn(5, 3), initialize=True)
     batch = next(iter(source.batches(5, trainer.order_rng))).visible
-    task = dataclasses.replace(trainer.task(), n_processes=2, all_reduce=lambda flat: None)
+    settings = dataclasses.replace(trainer.update_settings(), n_processes=2, all_reduce=lambda flat: None)
     for part in (batch, {name: array[:0] for name, array in batch.items()}):
         with torch.no_grad():
-            found = gradient_of(trainer.state, task, part, (1.0, 1.0))
+            found = gradient_of(trainer.state, settings, part, Share())
         assert list(found) == list(trainer.state.learned)

@@ -109,7 +109,7 @@ def test_a_linear_decay_ends_with_the_epochs_of_fit(planned_epochs, planned):
     trainer = Trainer(small_machine(), Recipe(batch_size=10, linear_decay=True), seed=0)
     trainer.planned_epochs = planned_epochs
     trainer.fit(torch.rand(35, 3, 4), 3, initialize=True)
-    assert trainer.task().recipe.planned_updates == planned
+    assert trainer.update_settings().recipe.planned_updates == planned
     assert trainer.recipe.planned_updates is None
 
 
@@ -172,7 +172,7 @@ def bits(n=30):
 def test_training_with_a_huge_rate_is_an_error_even_where_all_numbers_are_finite(backend):
     class Ended(Callback):
         def on_train_end(self, trainer):
-            self.broken = trainer.broken
+            self.failed = trainer.failed
 
     ended = Ended()
     recipe = Recipe(learning_rate=1e9, batch_size=10)
@@ -181,10 +181,10 @@ def test_training_with_a_huge_rate_is_an_error_even_where_all_numbers_are_finite
         trainer.fit(bits(), 2, initialize=True)
     assert trainer.update == 6
     assert all(bool(torch.isfinite(p).all()) for p in trainer.machine.parameters())
-    assert trainer.broken
-    assert ended.broken
+    assert trainer.failed
+    assert ended.failed
     fine = Trainer(small_machine(), Recipe(batch_size=10), backend=backend).fit(bits(), 2, initialize=True)
-    assert not fine.broken
+    assert not fine.failed
 
 
 # -- the beginning ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.models import multimodal_mvrbm
 from mvrbm.random import RandomSource
 from mvrbm.training import Monitor
-from mvrbm.training.backprop import Plan, descend
+from mvrbm.training.backprop import DescentSettings, descend
 from mvrbm.units import Bernoulli
 from mvrbm.vision import (
     SuperResolver,
@@ -717,7 +717,8 @@ def test_the_loss_of_images_is_that_of_the_enlarged_crops(rounds):
 def test_a_descent_goes_down_and_leaves_what_does_not_learn():
     machine, _, loss, weights = a_patch_loss(1, 2)
     before = {name: each.clone() for name, each in machine.state_dict().items()}
-    history = descend(machine, [], loss, weights, Plan(30, 12, 0.01, 0.0, "cosine", 0.0, None), RandomSource(0))
+    settings = DescentSettings(30, 12, 0.01, 0.0, "cosine", 0.0, None)
+    history = descend(machine, [], loss, weights, settings, RandomSource(0))
     assert history[-1]["loss"] < 0.85 * history[0]["loss"]
     changed = {name for name, each in machine.state_dict().items() if not torch.equal(each, before[name])}
     assert not any("log_variance" in name for name in changed)

@@ -20,7 +20,7 @@ def info(model_folder: ModelFolder, as_json: AsJson = False) -> None:
     import mvrbm
     from mvrbm.hub import find
     from mvrbm.saving import read_config
-    from mvrbm.training.checkpoint import newest
+    from mvrbm.training.checkpoints import newest
 
     place = find(model_folder)
     folder = newest(place) or place  # the newest checkpoint, if the folder holds checkpoints

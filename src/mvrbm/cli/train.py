@@ -171,7 +171,7 @@ def _check_layers(hidden: opt.Shape | None, init: Path | None, **layers: Any) ->
 def _check_outputs(out: Path, log: Path | None, checkpoints: Path | None, force: bool) -> bool:
     """Raise ValueError for outputs that cannot be written. Returns whether there is a checkpoint to resume from."""
     from mvrbm.io.atomic import check_folder, check_output
-    from mvrbm.training.checkpoint import newest
+    from mvrbm.training.checkpoints import newest
 
     # If torchrun has restarted this process, the existing files come from the previous attempt.
     force = force or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

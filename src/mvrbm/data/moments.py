@@ -1,4 +1,4 @@
-"""Mean and variance of every entry of the data: from sums, and merged over processes."""
+"""Mean and variance of every entry of the data, computed from sums and merged over processes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Moments:
 
 
 def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor) -> Moments:
-    """Return moments from sums over known entries; entries that are never known get the mean moments of the others."""
+    """Return moments from sums over known entries. Entries that are never known get the average moments of the rest."""
     known = counts.clamp(min=1)
     shift = total / known
     variance = (squares / known - shift**2).clamp(min=0)
@@ -34,7 +34,7 @@ def moments_of(total: Tensor, squares: Tensor, counts: Tensor, *, origin: Tensor
 
 
 def merge_moments(moments: Mapping[str, Moments], world: World) -> dict[str, Moments]:
-    """Return the moments of the samples of all processes."""
+    """Return the moments over the samples of all processes."""
     if world.size == 1:
         return dict(moments)
     merged = {}

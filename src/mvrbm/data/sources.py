@@ -1,6 +1,7 @@
 """Sources of batches: arrays in memory or on disk, shards, PyTorch datasets and loaders.
 
-Bytes become floats batch by batch; the data is never copied as a whole. File formats are in :mod:`mvrbm.io`.
+A source converts bytes to floats batch by batch, so it never copies the whole data. File formats are in
+:mod:`mvrbm.io`.
 """
 
 import functools
@@ -12,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,27 +28,43 @@ from mvrbm.io.shards import Rows, Shards, is_folder_of_shards
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
-# Samples that the initial moments are computed from; more would change them by less than a percent.
+# Number of samples for the initial moments. More samples would change the moments by less than a percent.
 _MOMENT_SAMPLES = 2**15
-# Entries whose digest is computed within a second.
+# Number of entries that can be hashed within a second.
 _DIGEST_ENTRIES = 2**27
-# Entries, and samples, that are checked together before training: a few copies of them are in memory at once.
-_ENTRIES_AT_ONCE, _SAMPLES_AT_ONCE = 2**19, 1024
-_AHEAD = 3  # batches that are read before they are needed
+# Limits of the batches that `head` yields, in entries and in samples. A few copies of a batch are in memory at once.
+_ENTRIES_AT_ONCE = 2**19
+_SAMPLES_AT_ONCE = 1024
+# Number of batches that the reader thread prefetches.
+_AHEAD = 3
 _EMPTY = "the data is empty: at least one sample is needed"
 
-# Arrays of any kind by layer.
+# Arrays of any type by layer.
 Arrays = Mapping[str, Any]
-# Numbers of samples, (n,).
+# Indices of samples, (n,).
 _Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Batch(NamedTuple):
-    """Samples of every visible layer, and which of their entries are known."""
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one update on this process, and which of their entries are known.
 
-    visible: dict[str, Tensor]  # each (n, *layer shape)
-    known: dict[str, Tensor]  # boolean, for the layers that have missing entries
-    total: int = 0  # samples of this update on all processes
+    Parameters
+    ----------
+    visible : dict of str to Tensor
+        Samples of every visible layer, each (n, *layer shape).
+    known : dict of str to Tensor
+        Boolean masks, (n, *layer shape), of the layers that may have missing entries.
+    total : int
+        Number of samples of this update on all processes.
+    first : int
+        Position of this process's first sample among all samples of the update.
+    """
+
+    visible: dict[str, Tensor]
+    known: dict[str, Tensor]
+    total: int = 0
+    first: int = 0
 
     def __len__(self) -> int:
         """Return the number of samples on this process."""
@@ -54,60 +72,63 @@ class Batch(NamedTuple):
 
 
 class Source(ABC):
-    """Data for a machine that can be iterated any number of times. NaN marks a missing entry, or is an error."""
+    """Data for a machine, which can be iterated any number of times.
 
-    #: Number of samples, None if it is not known before an epoch ends.
+    With `nan_is_missing`, NaN marks a missing entry. Otherwise NaN is an error.
+    """
+
+    #: Number of samples, None if it is unknown until an epoch ends.
     n_samples: int | None
-    #: Whether an epoch can be resumed in the middle, with the same batches.
+    #: Whether training can resume in the middle of an epoch, with the same batches.
     resumable = True
-    #: Whether every process reads all of the data, and takes its part of each batch.
+    #: Whether every process can read all samples, and takes its part of each batch.
     common = True
-    #: Whether reading takes long enough to be done in a thread of its own.
+    #: Whether reading is slow enough to deserve a separate thread.
     slow = False
 
     def __init__(self, machine: BoltzmannMachine, *, nan_is_missing: bool = False) -> None:
         self.machine, self.nan_is_missing = machine, nan_is_missing
         self.world = World()
-        #: Whether batches are checked. The trainer turns this off after the first complete epoch.
+        #: Whether to check the values of batches. Turned off as soon as every sample has been checked.
         self.check = True
 
     @abstractmethod
     def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of one epoch, in a new order drawn from `rng`, without the first `start` of them."""
+        """Yield the batches of one epoch in an order drawn from `rng`, skipping the first `start` batches."""
 
     @abstractmethod
     def head(self, count: int) -> Iterator[Batch]:
-        """Yield up to about `count` samples, evenly spaced where possible, the same ones every time."""
+        """Yield about `count` samples in batches, evenly spaced where possible, the same samples at every call."""
 
     def first_look(self) -> None:
-        """Read the first samples, so that data that cannot be read is reported before training begins."""
+        """Read one sample, so that unreadable data raises an error before training begins."""
         next(self.head(1), None)
 
     @property
     def digest(self) -> str | None:
-        """A digest of the data in its order; None where the data may be another one every time."""
+        """A hash of all samples in their order, None if the samples may differ between epochs."""
         return None
 
     @property
     def whole(self) -> Arrays:
-        """The arrays themselves by layer, if there are any and no entry is missing; otherwise empty."""
+        """The arrays by layer. Empty if the data is not in arrays or has missing entries."""
         arrays, known = self.with_masks
         return {} if known or self.nan_is_missing else arrays
 
     @property
     def with_masks(self) -> tuple[Arrays, Arrays]:
-        """The arrays by layer, if there are any, and where they are known, for layers with a mask."""
+        """The arrays by layer, and the masks of known entries of layers with a mask. Empty for data not in arrays."""
         return {}, {}
 
     def check_all(self) -> None:
-        """Check every sample now, if that has not been done: for paths that read the arrays themselves."""
+        """Check every sample, unless that has been done, for backends that read the arrays themselves."""
         if self.check:
             for _ in self.head(2**62):
                 pass
             self.check = False
 
     def n_batches(self, batch_size: int) -> int | None:
-        """Return the number of batches per epoch, None if it is not known."""
+        """Return the number of batches per epoch, None if it is unknown."""
         return None if self.n_samples is None else -(-self.n_samples // batch_size)
 
     def full_batch(self, batch_size: int) -> int:
@@ -115,9 +136,10 @@ class Source(ABC):
         return batch_size if self.n_samples is None else min(batch_size, self.n_samples)
 
     def moments(self) -> dict[str, Moments]:
-        """Return mean and variance of every entry, over a bounded number of samples."""
+        """Return the mean and the variance of every entry, over a bounded number of samples."""
         sums: dict[str, list[Tensor]] = {}
-        origins: dict[str, Tensor] = {}  # sums are of deviations from here, so that large values do not cancel
+        # Sums are of deviations from the origins, so that large values do not cancel.
+        origins: dict[str, Tensor] = {}
         for batch in self.head(_MOMENT_SAMPLES):
             for name, array in batch.visible.items():
                 x, known = array.double().cpu(), batch.known.get(name)
@@ -135,13 +157,14 @@ class Source(ABC):
         own = {name: moments_of(*parts, origin=origins[name]) for name, parts in sums.items()}
         if self.common:
             return own
-        for name, unit in self.machine.layers.items():  # other processes may have all samples
+        # A process without samples takes part in the merge with a count of zero.
+        for name, unit in self.machine.layers.items():
             zero = torch.zeros(unit.shape, dtype=torch.float64)
             own.setdefault(name, Moments(zero, zero, 0))
         return merge_moments(own, self.world)
 
-    def _batch(self, raw: Arrays, known: Arrays, total: int | None = None) -> Batch:
-        """Return raw data as checked tensors of the machine's dtype and device."""
+    def _batch(self, raw: Arrays, known: Arrays, total: int | None = None, first: int = 0) -> Batch:
+        """Convert raw data to checked tensors with the machine's dtype and device."""
         masks = {name: torch.as_tensor(mask, device=self.machine.like.device) for name, mask in known.items()}
         if any(mask.dtype != torch.bool for mask in masks.values()):
             raise ValueError("masks must be boolean, True where the value is known")
@@ -151,21 +174,30 @@ class Source(ABC):
             if self.nan_is_missing:
                 _leave_out_nan(masks, name, array)
             if name in masks:
-                array = torch.where(masks[name], array, unit.some_state())  # the trainer draws these entries later
+                # A valid placeholder: the trainer draws these entries later.
+                array = torch.where(masks[name], array, unit.some_state())
             visible[name] = array
         n = len(next(iter(visible.values())))
-        # Shapes are always checked: a loader may deliver others later. Another process may have the whole batch.
+        # Shapes are checked in every batch, because a loader may change them. Other processes may have all samples.
         layers = self.machine.as_layers(visible, check=n > 0, values=self.check)
-        return Batch(layers, masks, n if total is None else total)
+        return Batch(layers, masks, n if total is None else total, first)
 
     def empty_batch(self, total: int) -> Batch:
-        """Return an empty batch, for an update whose samples other processes have."""
+        """Return an empty batch, for an update whose samples are all on other processes."""
         layers = self.machine.layers.items()
         return Batch({name: self.machine.like.new_zeros(0, *unit.shape) for name, unit in layers}, {}, total)
 
 
+class BatchRows(NamedTuple):
+    """The rows of one update that one process reads; `total` and `first` are those of :class:`Batch`."""
+
+    rows: _Rows
+    total: int
+    first: int
+
+
 class RowSource(Source):
-    """Samples that can be read in any order, by their row numbers."""
+    """Samples that can be read in any order, by their indices."""
 
     def __init__(self, machine: BoltzmannMachine, n_samples: int, *, nan_is_missing: bool = False) -> None:
         super().__init__(machine, nan_is_missing=nan_is_missing)
@@ -182,22 +214,26 @@ class RowSource(Source):
         entries = sum(math.prod(unit.shape) for unit in self.machine.layers.values())
         size = max(1, min(_SAMPLES_AT_ONCE, _ENTRIES_AT_ONCE // entries))
         pieces = (rows[first : first + size] for first in range(0, len(rows), size))
-        return self._load((piece, len(piece)) for piece in pieces)
+        return self._load(BatchRows(piece, len(piece), 0) for piece in pieces)
 
-    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[_Rows, int]]:
-        """Yield the rows of this process in each batch of an epoch, and the number of rows of all processes."""
+    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[BatchRows]:
+        """Yield this process's rows of each batch of an epoch."""
         order = rng.permutation(self.n_samples).numpy()
-        for first in range(start * batch_size, self.n_samples, batch_size):
-            rows = order[first : first + batch_size]
-            yield rows[self.world.part_of(len(rows))], len(rows)
+        for begin in range(start * batch_size, self.n_samples, batch_size):
+            rows = order[begin : begin + batch_size]
+            own = self.world.part_of(len(rows))
+            yield BatchRows(rows[own], len(rows), own.start)
 
     @abstractmethod
-    def _load(self, parts: Iterable[tuple[_Rows, int]]) -> Iterator[Batch]:
-        """Yield a batch for each of some rows, with its number of samples on all processes."""
+    def _load(self, parts: Iterable[BatchRows]) -> Iterator[Batch]:
+        """Yield the batches of some rows."""
 
 
 class ArraySource(RowSource):
-    """Arrays or tensors by layer, in memory or memory-mapped: anything with `len`, `shape` and indexing."""
+    """Arrays or tensors by layer, in memory or memory-mapped.
+
+    An array can be of any type that has `len`, `shape` and indexing.
+    """
 
     def __init__(
         self, machine: BoltzmannMachine, arrays: Arrays, known: Arrays, *, nan_is_missing: bool = False
@@ -221,7 +257,7 @@ class ArraySource(RowSource):
 
     @functools.cached_property
     def digest(self) -> str | None:
-        """A digest of all samples, or of many evenly spaced ones where reading all would take long."""
+        """A hash of all samples, or of many evenly spaced samples if reading all of them would take long."""
         if any(getattr(array, "may_change", False) for array in self.arrays.values()):
             return None
         found = hashlib.sha256()
@@ -231,42 +267,52 @@ class ArraySource(RowSource):
                 found.update(tensor.cpu().contiguous().numpy().data)
         return found.hexdigest()
 
-    def _load(self, parts: Iterable[tuple[_Rows, int]]) -> Iterator[Batch]:
-        for rows, total in parts:
+    def moments(self) -> dict[str, Moments]:
+        found = super().moments()
+        if self.common and self.n_samples <= _MOMENT_SAMPLES:
+            self.check = False  # every sample has been read and checked
+        return found
+
+    def _load(self, parts: Iterable[BatchRows]) -> Iterator[Batch]:
+        for rows, total, first in parts:
             visible = {name: _take(array, rows) for name, array in self.arrays.items()}
-            yield self._batch(visible, {name: _take(mask, rows) for name, mask in self.known.items()}, total)
+            known = {name: _take(mask, rows) for name, mask in self.known.items()}
+            yield self._batch(visible, known, total, first)
 
 
 class ShardSource(ArraySource):
-    """A folder of shards. Each process reads its own contiguous range of rows, and no others."""
+    """A folder of shards. Each process reads only its contiguous range of rows."""
 
     common = False
 
-    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[tuple[_Rows, int]]:
-        """Yield batches of this process's rows, as many as the other processes have."""
-        world, ranges = self.world, self._ranges(batch_size)
-        part, first, count = ranges[world.rank]
-        order = first + rng.stream(world.size, world.rank).permutation(count).numpy()
-        for number in range(start, self.n_batches(batch_size) or 0):
-            here = [max(0, min(size, count - number * size)) for size, _, count in ranges]
-            yield order[number * part : number * part + here[world.rank]], sum(here)
+    def _parts(self, batch_size: int, rng: RandomSource, start: int) -> Iterator[BatchRows]:
+        """Yield batches of this process's rows. All processes have the same number of batches."""
+        world = self.world
+        ranges = self._ranges(batch_size)
+        size, rows = ranges[world.rank]
+        order = rows.start + rng.stream(world.size, world.rank).permutation(len(rows)).numpy()
+        for number in range(start, self.n_batches(batch_size)):
+            counts = [max(0, min(part, len(own) - number * part)) for part, own in ranges]
+            begin = number * size
+            own_rows = order[begin : begin + counts[world.rank]]
+            yield BatchRows(own_rows, sum(counts), sum(counts[: world.rank]))
 
-    def _ranges(self, batch_size: int) -> list[tuple[int, int, int]]:
-        """Return, for each process, its part of a batch, its first row, and its number of rows in proportion."""
+    def _ranges(self, batch_size: int) -> list[tuple[int, range]]:
+        """Return, for each process, its number of samples per batch and a proportional range of rows."""
         found = []
         for rank in range(self.world.size):
             part = range(batch_size)[World(rank, self.world.size).part_of(batch_size)]
-            first, end = (self.n_samples * edge // batch_size for edge in (part.start, part.stop))
-            found.append((len(part), first, end - first))
+            rows = range(self.n_samples * part.start // batch_size, self.n_samples * part.stop // batch_size)
+            found.append((len(part), rows))
         return found
 
-    def n_batches(self, batch_size: int) -> int | None:
+    def n_batches(self, batch_size: int) -> int:
         """Return the number of batches of the process that has the most."""
-        return max(-(-count // size) for size, _, count in self._ranges(batch_size))
+        return max(-(-len(rows) // size) for size, rows in self._ranges(batch_size))
 
 
 class DatasetSource(RowSource):
-    """A map-style PyTorch dataset whose items are arrays, mappings by layer, or tuples that begin with the array."""
+    """A map-style PyTorch dataset. Its items are arrays, mappings by layer, or tuples that begin with the array."""
 
     slow = True
 
@@ -274,19 +320,23 @@ class DatasetSource(RowSource):
         super().__init__(machine, len(dataset), nan_is_missing=nan_is_missing)  # type: ignore[arg-type]
         self.dataset = dataset
 
-    def _load(self, parts: Iterable[tuple[_Rows, int]]) -> Iterator[Batch]:
+    def _load(self, parts: Iterable[BatchRows]) -> Iterator[Batch]:
         parts = list(parts)
-        # A loader draws a seed even without workers: not from the global generator.
-        sampler = [rows.tolist() for rows, _ in parts if len(rows)]
+        sampler = [part.rows.tolist() for part in parts if len(part.rows)]
+        # Even without workers a loader draws a seed. A separate generator leaves the global one alone.
         items = iter(DataLoader(self.dataset, batch_sampler=sampler, generator=torch.Generator()))
-        for rows, total in parts:
-            yield self._batch(layers_of(next(items), self.machine), {}, total) if len(rows) else self.empty_batch(total)
+        for rows, total, first in parts:
+            if len(rows):
+                yield self._batch(layers_of(next(items), self.machine), {}, total, first)
+            else:
+                yield self.empty_batch(total)
 
 
 class LoaderSource(Source):
-    """A loader, or any other iterable of batches that can be iterated more than once, in its own order."""
+    """A loader, or another iterable of batches that can be iterated more than once. It decides on the order."""
 
-    resumable = common = False
+    resumable = False
+    common = False
     slow = True
     n_samples = None
 
@@ -295,7 +345,7 @@ class LoaderSource(Source):
         self.loader = loader
 
     def first_look(self) -> None:
-        """Do nothing: a loader may deliver its first batch only once."""
+        """Do nothing, because some loaders deliver their first batch only once."""
 
     def n_batches(self, batch_size: int) -> int | None:
         try:
@@ -304,7 +354,7 @@ class LoaderSource(Source):
             return None
 
     def full_batch(self, batch_size: int) -> int:
-        """Return 1: the size of the loader's batches is not known before they come."""
+        """Return 1, because the batch size of a loader is unknown until it delivers a batch."""
         return 1
 
     def batches(self, batch_size: int, rng: RandomSource, start: int = 0) -> Iterator[Batch]:
@@ -323,21 +373,21 @@ class LoaderSource(Source):
 def as_source(
     data: Any, machine: BoltzmannMachine, *, mask: Any = None, nan_is_missing: bool = False, batch_size: int = 100
 ) -> Source:
-    """Return a source for data of any kind.
+    """Return a source of batches for data of any supported type.
 
     Parameters
     ----------
     data, mask, nan_is_missing
-        See :meth:`mvrbm.training.Trainer.fit`. A mask goes with arrays only.
+        See :meth:`mvrbm.training.Trainer.fit`. Only arrays can have a mask.
     machine : BoltzmannMachine
-        The machine that the data is for.
+        The machine to train.
     batch_size : int
-        Batch size of iterable datasets, which are divided into batches here.
+        Batch size of iterable datasets.
     """
     if isinstance(data, Source):
         return data
     if mask is not None and isinstance(data, DataLoader | Dataset):
-        raise ValueError("a mask goes with arrays: let the dataset mark missing entries as NaN instead")
+        raise ValueError("only arrays can have a mask: let the dataset mark missing entries as NaN instead")
     if isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size=batch_size)
     if isinstance(data, DataLoader):
@@ -347,7 +397,7 @@ def as_source(
     arrays = {name: _as_array(part) for name, part in layers_of(data, machine).items()}
     if any(isinstance(array, Rows) for array in arrays.values()):
         if mask is not None:
-            raise ValueError("a mask goes with arrays: mark missing entries of shards as NaN instead")
+            raise ValueError("only arrays can have a mask: mark missing entries of shards as NaN instead")
         return ShardSource(machine, arrays, {}, nan_is_missing=nan_is_missing)
     masks = {}
     if isinstance(mask, Mapping):
@@ -361,7 +411,7 @@ def as_source(
 
 
 def masks_of(source: Source) -> dict[str, Tensor]:
-    """Return which entries of a source's arrays are known, (n, *layer shape), for layers that may have missing ones."""
+    """Return the masks of known entries, (n, *layer shape), of the layers that may have missing entries."""
     arrays, given = source.with_masks
     data = {name: torch.as_tensor(array) for name, array in arrays.items()}
     known = {name: torch.as_tensor(mask) for name, mask in given.items()}
@@ -372,21 +422,21 @@ def masks_of(source: Source) -> dict[str, Tensor]:
 
 
 def _leave_out_nan(known: dict[str, Tensor], name: str, array: Tensor) -> None:
-    """Let a layer's mask leave out the entries of its data that are NaN, if there are any."""
+    """Exclude entries that are NaN from the mask of a layer. Adds a mask only if some entry is NaN."""
     there = ~torch.isnan(array)
     if not bool(there.all()):
         known[name] = known[name].to(there.device) & there if name in known else there
 
 
 def layers_of(item: Any, machine: BoltzmannMachine) -> dict[str, Any]:
-    """Return an item or batch by layer name: a mapping as it is, a tuple's first element, or the array itself."""
+    """Return an item or batch as a mapping by layer name. The first element of a tuple is the array."""
     names = list(machine.layers)
     if isinstance(item, Mapping):
         if missing := set(names) - set(item):
             raise ValueError(f"the data lacks layers {sorted(missing)}, it has {sorted(item)}")
         return {name: item[name] for name in names}
     if isinstance(item, tuple | list) and len(names) == 1 and len(item) and hasattr(item[0], "shape"):
-        item = item[0]  # the rest is a label
+        item = item[0]  # the other elements are labels
     if len(names) > 1:
         raise ValueError(f"this machine has visible layers {names}: give data as a mapping from these names")
     return {names[0]: item}
@@ -402,12 +452,13 @@ def _take(array: Any, rows: _Rows) -> Tensor:
     if isinstance(array, Tensor):
         # Five times as fast as indexing, which copies entry by entry.
         return array.index_select(0, torch.as_tensor(rows, device=array.device))
-    check_mapped(array)
+    if type(array) is not np.ndarray or array.base is not None:
+        check_mapped(array)
     return torch.from_numpy(np.ascontiguousarray(array[rows]))
 
 
 def read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the same batches, reading the next ones in a thread of its own."""
+    """Yield the same batches, prefetched by a reader thread."""
     with ThreadPoolExecutor(1, "mvrbm-reader") as reader:
         ahead = deque(reader.submit(next, batches, None) for _ in range(_AHEAD))
         try:

@@ -36,7 +36,7 @@ _MATCHING_STEPS = 200
 def kept_chains(trainer: Trainer) -> Chains:
     """Return up to 100 persistent chains of a trainer, by layer. Empty if it has no persistent chains."""
     chains = {name: trainer.state.chains[name] for name in trainer.machine.layers if name in trainer.state.chains}
-    if trainer.negative.chain_axis:
+    if trainer.recipe.negative.chain_axis:
         # The first axis counts temperatures. The last one is the temperature of the model.
         chains = {name: array[-1] for name, array in chains.items()}
     return {name: array[:MOST_CHAINS].detach().cpu() for name, array in chains.items()}

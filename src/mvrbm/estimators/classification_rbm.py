@@ -35,7 +35,7 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.sampling import label_log_posterior, label_scores, sample
 from mvrbm.saving import read_machine, register, write_machine
-from mvrbm.training.backprop import Plan, descend
+from mvrbm.training.backprop import DescentSettings, descend
 from mvrbm.training.callbacks import Callback, Checkpoint
 from mvrbm.training.trainer import Trainer
 from mvrbm.units import Categorical, Unit
@@ -207,7 +207,7 @@ class ClassificationMVRBM(ArrayClassifier):
         given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
         return dataclasses.replace(as_recipe(self.recipe), **without_none(given))
 
-    def _fit_posterior(self, data: Labeled, plan: Plan, seed: int, checkpoints: Any, force: bool) -> None:
+    def _fit_posterior(self, data: Labeled, plan: DescentSettings, seed: int, checkpoints: Any, force: bool) -> None:
         """Train by backpropagation of the discriminative or the hybrid loss."""
         machine = self.machine_
         start_rng, order_rng, chain_rng = RandomSource(seed, device=data.weights.device).split(3)
@@ -226,7 +226,8 @@ class ClassificationMVRBM(ArrayClassifier):
                     data.weights,
                     plan,
                     order_rng,
-                    checkpoint=stored_descent(checkpoints, self, plan, data, (chain_rng,), force),
+                    draws_from=(chain_rng,),
+                    checkpoint=stored_descent(checkpoints, self, plan, data, force),
                 )
         finally:
             for parameter in frozen:

@@ -17,7 +17,7 @@ from mvrbm.estimators.inputs import VISIBLE, ArrayInput
 from mvrbm.estimators.labels import classes_from, describe_classes
 from mvrbm.estimators.persistence import SavedEstimator
 from mvrbm.progress import report
-from mvrbm.training.backprop import Plan
+from mvrbm.training.backprop import DescentSettings
 from mvrbm.units import Unit
 from mvrbm.updates.recipe import Recipe
 
@@ -47,12 +47,12 @@ class ClassifierParameters:
     random_state: Any = None
     device: str | torch.device = "auto"
 
-    def _plan(self, n: int, learning_rate: Any, patience: int | None = None) -> Plan:
+    def _plan(self, n: int, learning_rate: Any, patience: int | None = None) -> DescentSettings:
         """Return the checked settings of backpropagation on `n` samples."""
         batch_size = self.batch_size
         if batch_size is None:
             batch_size = min(max(n // _BATCHES_PER_EPOCH, _SMALLEST_BATCH), _LARGEST_BATCH)
-        plan = Plan(
+        plan = DescentSettings(
             n_epochs=_FEWEST_EPOCHS if self.n_epochs is None else self.n_epochs,
             batch_size=batch_size,
             learning_rate=learning_rate,

@@ -147,7 +147,6 @@ class FineTunedClassifier(ArrayClassifier):
         train, held_out = self._split(data, split_rng)
         self.network_ = self._initial_network(machines, train, unlabeled, stack, start_rng, checkpoints, force)
         loss = self._new_loss(train, unlabeled, plan.batch_size, dropped, dropout_rng, perturbation_rng)
-        draws = (dropout_rng, perturbation_rng)
         folder = None if checkpoints is None else Path(checkpoints) / "tuning"
         bar = _progress_bar(plan.n_epochs) if self.verbose else contextlib.nullcontext()
         with sensible_threads(self.network_.stack[0], plan.batch_size), bar:
@@ -159,8 +158,9 @@ class FineTunedClassifier(ArrayClassifier):
                 plan,
                 order_rng,
                 None if held_out is None else lambda: self._error_and_loss(held_out),
-                draws_from=draws,
-                checkpoint=stored_descent(folder, self, plan, data, draws, force),
+                draws_from=(dropout_rng, perturbation_rng),
+                capturable=True,
+                checkpoint=stored_descent(folder, self, plan, data, force),
             )
         return self
 

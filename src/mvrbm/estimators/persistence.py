@@ -23,10 +23,9 @@ from mvrbm.distributed import World
 from mvrbm.errors import RecipeWarning, StorageError
 from mvrbm.estimators.parameters import Layer
 from mvrbm.hub import ModelCard, push_to_hub, write_card
-from mvrbm.random import RandomSource
 from mvrbm.saving import ESTIMATOR, replace_model
-from mvrbm.training.backprop import Plan
-from mvrbm.training.descent import Descent, digest_of
+from mvrbm.training.backprop import DescentSettings
+from mvrbm.training.checkpoints import DescentCheckpoint, digest_of
 from mvrbm.updates.recipe import Recipe
 from mvrbm.validation import whole_number
 
@@ -175,12 +174,11 @@ def restore_names(estimator: Any, names: Any) -> None:
 
 
 def stored_descent(
-    folder: Any, estimator: Any, plan: Plan, data: Sequence[Tensor], sources: Sequence[RandomSource], force: bool
-) -> Descent | None:
+    folder: Any, estimator: Any, plan: DescentSettings, data: Sequence[Tensor], force: bool
+) -> DescentCheckpoint | None:
     """Return the checkpoint of an estimator that is trained by backpropagation, or None if `folder` is None.
 
     The parameters of the estimator, the settings of training and a digest of the data identify the training run.
-    `sources` are the random sources that the loss draws from.
     """
     if folder is None:
         return None
@@ -189,5 +187,5 @@ def stored_descent(
     }
     if not isinstance(estimator.random_state, int | np.integer):
         params["random_state"] = None  # drawn, not chosen: any seed may resume the run
-    identity = {**params, "plan": repr(plan), "data": digest_of(*data)}
-    return Descent(Path(folder), identity, sources, force)
+    identity = {**params, "plan": plan.identity(), "data": digest_of(*data)}
+    return DescentCheckpoint(Path(folder), identity, force)

@@ -104,12 +104,24 @@ class RandomSource:
         found._first_row = first_row
         return found
 
+    def from_row(self, first_row: int) -> RandomSource:
+        """Return a source of the same step and the same next draw whose draws begin at another row."""
+        return self.at_step(self._step, draw=self._draw, first_row=first_row)
+
     def next_step(self) -> None:
         """Continue with the numbers of the next step. If the step is a tensor, increment it in place."""
         if isinstance(self._step, Tensor):
             self._step.add_(1)
         else:
             self._step += 1
+        self._draw = 0
+
+    def go_to(self, step: int) -> None:
+        """Continue with the numbers of a step. A step on a GPU stays there."""
+        if isinstance(self._step, Tensor):
+            self._step.fill_(step)
+        else:
+            self._step = step
         self._draw = 0
 
     def step_on(self, device: torch.device) -> None:

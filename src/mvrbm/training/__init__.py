@@ -1,8 +1,8 @@
-"""Training: the trainer, its recipes, negative phases, data sources, callbacks and checkpoints.
+"""Training: the loop over epochs and batches, callbacks, and checkpoints.
 
-The model does not depend on this package. A recipe holds settings, a :class:`TrainState` holds what updates change,
-paths compute updates, and :class:`Trainer` is the loop. Fine-tuning by backpropagation is in
-:mod:`mvrbm.training.backprop`.
+:class:`Trainer` is the loop. A :class:`Recipe` holds the settings, and a :class:`TrainState` everything that changes;
+both are defined in :mod:`mvrbm.updates`, together with the update rule and the negative phases. Backends
+(:mod:`mvrbm.backends`) compute the updates. Fine-tuning by backpropagation is in :mod:`mvrbm.training.backprop`.
 """
 
 from mvrbm.errors import DivergenceError
@@ -15,10 +15,10 @@ from mvrbm.training.callbacks import (
     Monitor,
     ProgressBar,
     TensorBoard,
+    TrainingRun,
 )
-from mvrbm.training.group import fit_together
-from mvrbm.training.loading import load_checkpoint
-from mvrbm.training.trainer import Trainer
+from mvrbm.training.together import fit_together
+from mvrbm.training.trainer import Trainer, load_checkpoint
 from mvrbm.updates.negative import CD, PCD, NegativePhase, TemperedPCD
 from mvrbm.updates.recipe import RECIPES, Recipe
 from mvrbm.updates.state import TrainState
@@ -41,6 +41,7 @@ __all__ = [
     "TensorBoard",
     "TrainState",
     "Trainer",
+    "TrainingRun",
     "fit_together",
     "load_checkpoint",
 ]

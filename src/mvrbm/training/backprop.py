@@ -1,10 +1,13 @@
-"""Gradient descent on a loss by backpropagation: one loop for classifiers and for super-resolution.
+"""Gradient descent on a loss by backpropagation, for classifiers and for super-resolution.
 
-Contrastive divergence is not here: see :class:`~mvrbm.training.Trainer`.
+Training by contrastive divergence is in :class:`~mvrbm.training.Trainer`.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -16,21 +19,42 @@ from mvrbm.errors import DivergenceError
 from mvrbm.interrupt import finish_on_interrupt
 from mvrbm.progress import report
 from mvrbm.random import RandomSource
-from mvrbm.training.descent import Descent
+from mvrbm.training.checkpoints import DescentCheckpoint
 from mvrbm.validation import choice, number, whole_number
 
-__all__ = ["Loss", "Plan", "Replayed", "Score", "assign", "descend"]
+__all__ = ["DescentSettings", "Loss", "Score", "assign", "descend"]
 
-#: From row numbers (m,) to the weighted sum of their losses, a scalar.
+#: Maps row numbers (m,) to the weighted sum of their losses, a scalar.
 Loss = Callable[[Tensor], Tensor]
-#: Error rate and cross-entropy of held-out samples.
+#: Returns the error rate and the cross-entropy of held-out samples.
 Score = Callable[[], tuple[float, float]]
 
-_UPDATES_UNCHECKED = 200  # reading the loss back means waiting for the device
+# Number of updates between checks for divergence on a GPU, because reading the loss waits for the device.
+_UPDATES_UNCHECKED = 200
+# Number of updates before one is captured as a CUDA graph. They create the optimizer's state.
+_EAGER_UPDATES = 3
 
 
-class Plan(NamedTuple):
-    """Settings of a descent."""
+class DescentSettings(NamedTuple):
+    """Settings of a descent.
+
+    Parameters
+    ----------
+    n_epochs : int
+        Number of epochs.
+    batch_size : int
+        Number of samples per update.
+    learning_rate : float
+        Initial learning rate.
+    weight_decay : float
+        Weight decay of AdamW.
+    schedule : {"cosine", "constant"}
+        Whether the learning rate decays to zero along half a cosine, or stays constant.
+    averaging : float
+        Decay of a running average of the parameters, which replaces them in the end. 0 disables it.
+    patience : int, optional
+        Number of epochs without a better score after which the descent stops.
+    """
 
     n_epochs: int
     batch_size: int
@@ -41,7 +65,7 @@ class Plan(NamedTuple):
     patience: int | None
 
     def check(self) -> None:
-        """Raise ValueError for settings that make no sense."""
+        """Raise ValueError for invalid settings."""
         whole_number(self.n_epochs, "n_epochs", 0)
         whole_number(self.batch_size, "batch_size")
         number(self.learning_rate, "learning_rate", exclude_low=True)
@@ -51,233 +75,349 @@ class Plan(NamedTuple):
         if self.patience is not None:
             whole_number(self.patience, "patience")
 
+    def identity(self) -> str:
+        """Return a text that identifies the settings in checkpoints, in the form of version 0.2."""
+        return "Plan(" + ", ".join(f"{name}={value!r}" for name, value in self._asdict().items()) + ")"
+
+    def rate_at(self, update: int, n_updates: int) -> float:
+        """Return the learning rate of an update, of `n_updates` in total."""
+        if self.schedule == "constant":
+            return self.learning_rate
+        return self.learning_rate * (1 + math.cos(math.pi * update / n_updates)) / 2
+
 
 def descend(
     module: nn.Module,
     decaying: Sequence[nn.Parameter],
     loss: Loss,
     weights: Tensor,
-    plan: Plan,
+    settings: DescentSettings,
     rng: RandomSource,
     score: Score | None = None,
     *,
-    draws_from: Sequence[RandomSource] | None = None,
-    checkpoint: Descent | None = None,
+    draws_from: Sequence[RandomSource] = (),
+    capturable: bool = False,
+    checkpoint: DescentCheckpoint | None = None,
 ) -> list[dict[str, float]]:
     r"""Minimize a loss with AdamW, in place.
 
-    An update follows the gradient of :math:`\sum w_i \ell_i / (\bar w m)` over a batch, `m` being the size of a full
-    batch: every sample counts by its weight, in short batches too. With the cosine schedule the learning rate decays to
-    zero along half a cosine. Within an epoch nothing waits for the device.
+    An update follows the gradient of :math:`\sum w_i \ell_i / (\bar w m)` over a batch, where `m` is the size of a full
+    batch. Every sample therefore counts by its weight, in short batches too.
 
-    `loss` goes from row numbers (m,) to the weighted sum of losses, and `weights` (n,) are those of the samples. Weight
-    decay applies to the parameters `decaying`; `rng` draws the order of samples. With a `score`, the module ends with
-    the parameters of the epoch that was best in error rate, then in cross-entropy, and descent stops after
-    `plan.patience` epochs without a better one. `draws_from` are the sources that the loss draws from; if they are
-    given, the loss must not read numbers back: on a GPU an update is captured as a CUDA graph and replayed.
+    Parameters
+    ----------
+    module : Module
+        The module to train.
+    decaying : sequence of Parameter
+        Parameters with weight decay.
+    loss : callable
+        Maps row numbers (m,) to the weighted sum of their losses.
+    weights : Tensor (n,)
+        Weights of the samples.
+    settings : DescentSettings
+        Settings.
+    rng : RandomSource
+        Source of the order of the samples. Epoch `e` uses the numbers of step `e`.
+    score : callable, optional
+        Returns the error rate and the cross-entropy of held-out samples after every epoch. The module ends with the
+        parameters of the epoch with the lowest error rate, or the lowest cross-entropy among equal error rates.
+    draws_from : sequence of RandomSource
+        Sources that the loss draws from. They advance by one step per update.
+    capturable : bool
+        Whether the loss reads nothing back from a GPU, so that updates can be replayed as a CUDA graph.
+    checkpoint : DescentCheckpoint, optional
+        Where to store the descent after every epoch, and to resume it from.
 
-    With a `checkpoint`, the state after every epoch is stored there, and the descent continues from there.
+    Returns
+    -------
+    list of dict
+        The loss and the scores of every epoch.
 
-    Return one row per epoch: its loss, and the scores. Ctrl-C and SIGTERM end the descent after an update: then it
-    raises KeyboardInterrupt or :class:`~mvrbm.interrupt.Terminated`, and the module has the parameters so far.
+    Notes
+    -----
+    Ctrl-C or SIGTERM end the descent after the current update. It then raises KeyboardInterrupt or
+    :class:`~mvrbm.interrupt.Terminated`, and the module keeps the parameters so far.
     """
-    learned = [p for p in module.parameters() if p.requires_grad]
-    with_decay = {id(p) for p in decaying}
-    groups = [
-        {"params": [p for p in learned if id(p) in with_decay], "weight_decay": plan.weight_decay},
-        {"params": [p for p in learned if id(p) not in with_decay], "weight_decay": 0.0},
-    ]
-    device, n = weights.device, len(weights)
-    on_gpu, full = device.type == "cuda", min(plan.batch_size, n)
-    rate = torch.tensor(plan.learning_rate, device=device) if on_gpu else plan.learning_rate
-    groups = [group for group in groups if group["params"]]
-    optimizer = torch.optim.AdamW(groups, lr=rate, fused=on_gpu or None, capturable=on_gpu)
-    scale = 1 / (full * float(weights.mean()))
-    sum_of_losses = torch.zeros((), dtype=weights.dtype, device=device)
-
-    def step(rows: Tensor) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        value = loss(rows)
-        (value * scale).backward()
-        optimizer.step()
-        sum_of_losses.add_(value.detach())
-
-    replayed = None if draws_from is None or not on_gpu else Replayed(step, full, device, draws_from)
-    n_batches = -(-n // full)
-    total, update, unchecked = plan.n_epochs * n_batches, 0, 0
-    average = _average_of(module, plan.averaging) if plan.averaging else None
-    history: list[dict[str, float]] = []
-    losses: list[Tensor] = []
-    before = [p.detach().clone() for p in learned]
-    best, best_state, best_epoch = (math.inf, math.inf), None, 0
-    first = 1
-    if checkpoint is not None and (found_state := checkpoint.load(_shapes(learned, optimizer), rng)) is not None:
-        plain, tensors = found_state
-        first, update, best_epoch, history = plain["epoch"] + 1, plain["update"], plain["best_epoch"], plain["history"]
-        with checkpoint.reading():
-            best, losses = (plain["best"][0], plain["best"][1]), list(tensors["losses"].to(device))
-            best_state = _restore(tensors, learned, before, optimizer, average)
+    descent = _Descent(module, decaying, loss, weights, settings, draws_from)
+    if checkpoint is not None:
+        descent.restore(checkpoint)
+    updates = _CapturedUpdate(descent, weights.device) if capturable and descent.on_gpu else descent.update
     interrupts: list[type[BaseException]] = []
     with finish_on_interrupt(interrupts.append):
-        for epoch in range(first, plan.n_epochs + 1):
+        first = descent.progress.epoch + 1
+        for epoch in range(first, settings.n_epochs + 1):
             if checkpoint is not None and epoch > first:
-                done = {"epoch": epoch - 1, "update": update, "best": best, "best_epoch": best_epoch}
-                tensors = _tensors(learned, before, optimizer, average, best_state)
-                checkpoint.save({**done, "history": history}, {**tensors, "losses": torch.stack(losses)}, rng)
-            sum_of_losses.zero_()
-            for rows in rng.permutation(n).to(device).split(full):
-                decay = (1 + math.cos(math.pi * update / total)) / 2 if plan.schedule == "cosine" else 1.0
-                for group in optimizer.param_groups:
-                    if on_gpu:
-                        group["lr"].fill_(plan.learning_rate * decay)
-                    else:
-                        group["lr"] = plan.learning_rate * decay
-                (replayed if replayed is not None and len(rows) == full else step)(rows)
-                update += 1
-                if average is not None:
-                    average.update_parameters(module)
-                if interrupts:
-                    break
+                descent.save(checkpoint)
+            order = rng.at_step(epoch).permutation(len(weights)).to(weights.device)
+            descent.run_epoch(order, updates, lambda: bool(interrupts))
             if interrupts:
                 break
-            losses.append(sum_of_losses / weights.sum())
-            unchecked += n_batches
-            if not on_gpu or unchecked >= _UPDATES_UNCHECKED or epoch == plan.n_epochs:
-                unchecked = 0
-                _check(losses[-1], epoch, plan, learned, before)
-            history.append({"epoch": epoch, "loss": math.nan})
-            report("epochs")
-            if score is None:
-                continue
-            own = [p.detach().clone() for p in learned]
-            if average is not None:
-                assign(learned, _values(average))
-            try:
-                found = score()
-                if found < best:
-                    best, best_epoch = found, epoch
-                    best_state = [p.detach().clone() for p in learned]
-            finally:
-                assign(learned, own)
-            history[-1] |= {"validation_error": found[0], "validation_loss": found[1]}
-            if plan.patience is not None and epoch - best_epoch >= plan.patience:
-                _check(losses[-1], epoch, plan, learned, before)
+            if score is not None and descent.stops_after(score):
                 break
-    final = best_state if best_state is not None or average is None else _values(average)
-    if final is not None:
-        assign(learned, final)
-    for row, mean in zip(history, losses, strict=True):
-        row["loss"] = float(mean)
+    descent.finish()
     if interrupts:
         raise interrupts[0]
-    return history
+    return descent.progress.history
 
 
-def _groups(
-    learned: Sequence[Tensor], before: Sequence[Tensor], average: AveragedModel | None, best: Sequence[Tensor] | None
-) -> dict[str, Sequence[Tensor]]:
-    """Return the tensors of a descent that are shaped as the parameters, by what they are."""
-    means = [] if average is None else _values(average)
-    return {"learned": learned, "before": before, "average": means, "best": best or []}
+@dataclass
+class _Progress:
+    """What a descent stores in a checkpoint in addition to the parameters and the optimizer."""
+
+    epoch: int = 0
+    update: int = 0
+    best: tuple[float, float] = (math.inf, math.inf)
+    best_epoch: int = 0
+    best_parameters: list[Tensor] | None = None
+    history: list[dict[str, float]] = field(default_factory=list)
+    # Mean loss of every epoch, on the device.
+    losses: list[Tensor] = field(default_factory=list)
 
 
-def _tensors(
-    learned: Sequence[Tensor],
-    before: Sequence[Tensor],
-    optimizer: torch.optim.Optimizer,
-    average: AveragedModel | None,
-    best: Sequence[Tensor] | None,
-) -> dict[str, Tensor]:
-    """Return the state of a descent as named tensors."""
-    groups = _groups(learned, before, average, best)
-    found = {f"{name}.{index}": part for name, group in groups.items() for index, part in enumerate(group)}
-    for index, entries in optimizer.state_dict()["state"].items():
-        found |= {f"optimizer.{index}.{name}": value for name, value in entries.items()}
-    return found if average is None else {**found, "n_averaged": average.n_averaged}
+class _Descent:
+    """The parameters, the optimizer and the progress of a descent; see :func:`descend` for the arguments."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        decaying: Sequence[nn.Parameter],
+        loss: Loss,
+        weights: Tensor,
+        settings: DescentSettings,
+        draws_from: Sequence[RandomSource],
+    ) -> None:
+        self.progress = _Progress()
+        self.on_gpu = weights.is_cuda
+        self.batch_size = min(settings.batch_size, len(weights))
+        self._module = module
+        self._loss = loss
+        self._settings = settings
+        self._sources = draws_from
+        self._learned = [p for p in module.parameters() if p.requires_grad]
+        self._before = [p.detach().clone() for p in self._learned]
+        self._optimizer = _optimizer(self._learned, decaying, settings, weights.device)
+        self._average = _average_of(module, settings.averaging) if settings.averaging else None
+        self._n_batches = -(-len(weights) // self.batch_size)
+        self._total_weight = weights.sum()
+        self._scale = 1 / (self.batch_size * float(weights.mean()))
+        self._sum_of_losses = torch.zeros((), dtype=weights.dtype, device=weights.device)
+        self._unchecked = 0
+        for source in draws_from:
+            if self.on_gpu:
+                source.step_on(weights.device)
+            source.go_to(0)
+
+    # -- updates ----------------------------------------------------------------------------------
+
+    def update(self, rows: Tensor) -> None:
+        """Make one update. Everything in it can be captured in a CUDA graph, if the loss can."""
+        self._optimizer.zero_grad(set_to_none=True)
+        value = self._loss(rows)
+        (value * self._scale).backward()
+        self._optimizer.step()
+        self._sum_of_losses.add_(value.detach())
+        for source in self._sources:
+            source.next_step()
+
+    def run_epoch(self, order: Tensor, update: Callable[[Tensor], None], stopped: Callable[[], bool]) -> None:
+        """Make the updates of one epoch, unless `stopped` returns True after one of them."""
+        progress = self.progress
+        self._sum_of_losses.zero_()
+        for rows in order.split(self.batch_size):
+            self._set_rate()
+            # A captured update has full batches.
+            (update if len(rows) == self.batch_size else self.update)(rows)
+            progress.update += 1
+            if self._average is not None:
+                self._average.update_parameters(self._module)
+            if stopped():
+                return
+        progress.epoch += 1
+        progress.losses.append(self._sum_of_losses / self._total_weight)
+        progress.history.append({"epoch": progress.epoch, "loss": math.nan})
+        self._unchecked += self._n_batches
+        last = progress.epoch == self._settings.n_epochs
+        if not self.on_gpu or self._unchecked >= _UPDATES_UNCHECKED or last:
+            self._check()
+        report("epochs")
+
+    def _set_rate(self) -> None:
+        rate = self._settings.rate_at(self.progress.update, self._settings.n_epochs * self._n_batches)
+        for group in self._optimizer.param_groups:
+            if self.on_gpu:
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def _check(self) -> None:
+        """Raise DivergenceError if the loss is not finite. The module then gets back its initial parameters."""
+        self._unchecked = 0
+        if not math.isfinite(float(self.progress.losses[-1])):
+            assign(self._learned, self._before)
+            rate = self._settings.learning_rate
+            raise DivergenceError(f"epoch {self.progress.epoch}: the loss is not finite. Lower learning_rate={rate:g}")
+
+    def stops_after(self, score: Score) -> bool:
+        """Score the parameters, or their average, and return whether the descent stops early."""
+        progress = self.progress
+        current = [p.detach().clone() for p in self._learned]
+        if self._average is not None:
+            assign(self._learned, _values(self._average))
+        try:
+            found = score()
+            if found < progress.best:
+                progress.best = found
+                progress.best_epoch = progress.epoch
+                progress.best_parameters = [p.detach().clone() for p in self._learned]
+        finally:
+            assign(self._learned, current)
+        progress.history[-1] |= {"validation_error": found[0], "validation_loss": found[1]}
+        patience = self._settings.patience
+        if patience is None or progress.epoch - progress.best_epoch < patience:
+            return False
+        self._check()
+        return True
+
+    def finish(self) -> None:
+        """Set the final parameters, and complete the history."""
+        final = self.progress.best_parameters
+        if final is None and self._average is not None:
+            final = _values(self._average)
+        if final is not None:
+            assign(self._learned, final)
+        for row, mean in zip(self.progress.history, self.progress.losses, strict=True):
+            row["loss"] = float(mean)
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def _named(self) -> dict[str, Sequence[Tensor]]:
+        """Return the tensors that have the shapes of the parameters, by purpose."""
+        return {
+            "learned": self._learned,
+            "before": self._before,
+            "average": [] if self._average is None else _values(self._average),
+            "best": self.progress.best_parameters or [],
+        }
+
+    def save(self, checkpoint: DescentCheckpoint) -> None:
+        """Store the descent after an epoch."""
+        progress = self.progress
+        tensors = {f"{name}.{index}": p for name, group in self._named().items() for index, p in enumerate(group)}
+        for index, entries in self._optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in entries.items()}
+        if self._average is not None:
+            tensors["n_averaged"] = self._average.n_averaged
+        tensors["losses"] = torch.stack(progress.losses)
+        plain = {
+            "epoch": progress.epoch,
+            "update": progress.update,
+            "best": progress.best,
+            "best_epoch": progress.best_epoch,
+            "history": progress.history,
+        }
+        checkpoint.save(plain, tensors)
+
+    def restore(self, checkpoint: DescentCheckpoint) -> None:
+        """Restore a stored descent, if there is one."""
+        found = checkpoint.load(self._shapes())
+        if found is None:
+            return
+        plain, tensors = found
+        with checkpoint.damage_as_storage_error():
+            self._restore_tensors(tensors)
+            best = [
+                tensors[f"best.{index}"].to(p) for index, p in enumerate(self._learned) if f"best.{index}" in tensors
+            ]
+            self.progress = _Progress(
+                epoch=plain["epoch"],
+                update=plain["update"],
+                best=(plain["best"][0], plain["best"][1]),
+                best_epoch=plain["best_epoch"],
+                best_parameters=best or None,
+                history=plain["history"],
+                losses=list(tensors["losses"].to(self._sum_of_losses.device)),
+            )
+        for source in self._sources:
+            source.go_to(self.progress.update)
+
+    def _restore_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, group in self._named().items():
+            for index, part in enumerate(group):
+                part.detach().copy_(tensors[f"{name}.{index}"])
+        if self._average is not None:
+            self._average.n_averaged.copy_(tensors["n_averaged"])
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer."):
+                _, position, key = name.split(".")
+                state.setdefault(int(position), {})[key] = tensor
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _shapes(self) -> dict[str, Any]:
+        """Return the shapes of all tensors that `save` may store. None accepts any shape."""
+        found: dict[str, Any] = {"n_averaged": (), "losses": None}
+        for name in self._named():
+            found |= {f"{name}.{index}": p.shape for index, p in enumerate(self._learned)}
+        for index, p in enumerate(p for group in self._optimizer.param_groups for p in group["params"]):
+            start = f"optimizer.{index}"
+            found |= {f"{start}.step": (), f"{start}.exp_avg": p.shape, f"{start}.exp_avg_sq": p.shape}
+        return found
 
 
-def _shapes(learned: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the shapes of the tensors that :func:`_tensors` names; None stands for any."""
-    names = ("learned", "before", "average", "best")
-    found: dict[str, Any] = {f"{name}.{index}": p.shape for name in names for index, p in enumerate(learned)}
-    for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-        start = f"optimizer.{index}"
-        found |= {f"{start}.step": (), f"{start}.exp_avg": p.shape, f"{start}.exp_avg_sq": p.shape}
-    return {**found, "n_averaged": (), "losses": None}
+class _CapturedUpdate:
+    """Makes updates of full batches by replaying a CUDA graph, after the first updates."""
+
+    def __init__(self, descent: _Descent, device: torch.device) -> None:
+        self._update = descent.update
+        self._rows = torch.zeros(descent.batch_size, dtype=torch.long, device=device)
+        self._eager: float = _EAGER_UPDATES
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, rows: Tensor) -> None:
+        """Make the update of a full batch."""
+        self._rows.copy_(rows)
+        if self._graph is None and self._eager <= 0:
+            self._graph = capture(lambda: self._update(self._rows), what="this network")
+            if self._graph is None:
+                self._eager = math.inf
+        if self._graph is None:
+            self._eager -= 1
+            self._update(self._rows)
+        else:
+            self._graph.replay()
 
 
-def _restore(
-    tensors: Mapping[str, Tensor],
-    learned: Sequence[nn.Parameter],
-    before: Sequence[Tensor],
-    optimizer: torch.optim.Optimizer,
-    average: AveragedModel | None,
-) -> list[Tensor] | None:
-    """Set a descent to a stored state, and return its best parameters so far."""
-    for name, group in _groups(learned, before, average, None).items():
-        for index, part in enumerate(group):
-            part.detach().copy_(tensors[f"{name}.{index}"])
-    if average is not None:
-        average.n_averaged.copy_(tensors["n_averaged"])
-    state: dict[int, dict[str, Tensor]] = {}
-    for name in (name for name in tensors if name.startswith("optimizer.")):
-        _, place, key = name.split(".")
-        state.setdefault(int(place), {})[key] = tensors[name]
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    best = [tensors[f"best.{index}"].to(p) for index, p in enumerate(learned) if f"best.{index}" in tensors]
-    return best or None
-
-
-def _check(loss: Tensor, epoch: int, plan: Plan, learned: Sequence[nn.Parameter], before: Sequence[Tensor]) -> None:
-    """Raise DivergenceError for a loss that is not finite; the parameters are then as they were at the start."""
-    if not math.isfinite(float(loss)):
-        assign(learned, before)
-        raise DivergenceError(f"epoch {epoch}: the loss is not finite. Lower learning_rate={plan.learning_rate:g}")
+def _optimizer(
+    learned: Sequence[nn.Parameter], decaying: Sequence[nn.Parameter], settings: DescentSettings, device: torch.device
+) -> torch.optim.AdamW:
+    """Return AdamW for the learned parameters. On a GPU, its learning rate is a tensor that CUDA graphs read."""
+    with_decay = {id(p) for p in decaying}
+    groups = [
+        {"params": [p for p in learned if id(p) in with_decay], "weight_decay": settings.weight_decay},
+        {"params": [p for p in learned if id(p) not in with_decay], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if device.type == "cuda":
+        rate = torch.tensor(settings.learning_rate, device=device)
+        return torch.optim.AdamW(groups, lr=rate, fused=True, capturable=True)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate)
 
 
 def _average_of(module: nn.Module, averaging: float) -> AveragedModel:
-    """Return a running mean of the parameters: over few updates at first, over more and more up to `averaging`."""
+    """Return a running average of the parameters. Its decay rises over the first updates, up to `averaging`."""
 
     def average(means: Sequence[Tensor], values: Sequence[Tensor], count: Tensor | int) -> None:
         weight = max(1 - averaging, 1 / (1 + int(count) / 10))
         torch._foreach_lerp_(tuple(means), tuple(values), weight)
 
     averaged = AveragedModel(module, multi_avg_fn=average)
-    averaged.update_parameters(module)  # the first call copies
+    averaged.update_parameters(module)  # the first call copies the parameters
     return averaged
 
 
 def _values(average: AveragedModel) -> list[Tensor]:
     return [p.detach() for p in average.module.parameters() if p.requires_grad]
-
-
-class Replayed:
-    """An update of a full batch, from row numbers (batch_size,), as a CUDA graph.
-
-    The first updates are made launch by launch, which creates the optimizer's state; then one is captured.
-    """
-
-    _EAGER_UPDATES = 3
-
-    def __init__(
-        self, step: Callable[[Tensor], None], batch_size: int, device: torch.device, draws_from: Sequence[RandomSource]
-    ) -> None:
-        self._step, self._sources = step, draws_from
-        self._rows = torch.zeros(batch_size, dtype=torch.long, device=device)
-        self._eager: float = self._EAGER_UPDATES
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self, rows: Tensor) -> None:
-        """Make the update for these rows."""
-        self._rows.copy_(rows)
-        if self._graph is None and self._eager <= 0:
-            self._graph = capture(lambda: self._step(self._rows), self._sources, what="this network")
-            self._eager = self._eager if self._graph is not None else math.inf
-        if self._graph is None:
-            self._eager -= 1
-            self._step(self._rows)
-        else:
-            self._graph.replay()
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
-"""Optimizers and schedulers of `torch.optim` that a user gives to the trainer, instead of the recipe's own steps."""
+"""Optimizers and schedulers of `torch.optim` that replace the recipe's update rule."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -11,66 +11,81 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState, is_factor
 
-#: Makes an optimizer from parameter groups.
+#: Builds an optimizer from parameter groups.
 OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
-#: Makes a scheduler from an optimizer.
+#: Builds a scheduler from an optimizer.
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 
-#: What makes the optimizer and the scheduler of a training run, if the user gave them.
-Factories = tuple[OptimizerFactory | None, SchedulerFactory | None]
+class OptimizerSettings:
+    """The user's choice of an optimizer and a scheduler.
 
+    Parameters
+    ----------
+    optimizer : callable, optional
+        Builds the optimizer from parameter groups: factors first, biases second.
+    scheduler : callable, optional
+        Builds the scheduler from the optimizer. Without an optimizer, it schedules SGD with the recipe's settings.
+    plateau_metric : str
+        Name of the logged metric that `ReduceLROnPlateau` follows.
 
-def build_optimizer(
-    state: TrainState, recipe: Recipe, factories: Factories
-) -> tuple[Optimizer | None, LRScheduler | None]:
-    """Build the optimizer and the scheduler that were given; None where steps follow the recipe.
-
-    A scheduler without an optimizer schedules SGD with the recipe's learning rates, momentum and weight decay.
+    Attributes
+    ----------
+    description : list of str or None
+        Settings of the optimizer and the scheduler when they were built, by which checkpoints identify them.
     """
-    make_optimizer, make_scheduler = factories
-    if make_optimizer is None and make_scheduler is None:
-        return None, None
-    factors: dict[str, Any] = {"params": [p for name, p in state.learned.items() if is_factor(name)]}
-    others = {"params": [p for name, p in state.learned.items() if not is_factor(name)], "weight_decay": 0.0}
-    # A factory decides on the learning rate, and on a weight decay unless the recipe has one. Biases never decay.
-    if recipe.weight_decay:
-        factors["weight_decay"] = recipe.weight_decay
-    if make_optimizer is None:
-        rate = recipe.learning_rate
-        groups = [{**factors, "lr": rate}, {**others, "lr": recipe.bias_learning_rate or rate}]
-        optimizer: Optimizer = SGD(groups, momentum=recipe.momentum)
-    else:
-        optimizer = make_optimizer([factors, others])
-    return optimizer, None if make_scheduler is None else make_scheduler(optimizer)
+
+    def __init__(
+        self,
+        optimizer: OptimizerFactory | None = None,
+        scheduler: SchedulerFactory | None = None,
+        plateau_metric: str = "reconstruction_error",
+    ) -> None:
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._plateau_metric = plateau_metric
+        self.description: list[str] | None = None
+
+    def build(self, state: TrainState, recipe: Recipe) -> None:
+        """Build the optimizer and the scheduler for the parameters of a state."""
+        factors: dict[str, Any] = {"params": [p for name, p in state.learned.items() if is_factor(name)]}
+        others = {"params": [p for name, p in state.learned.items() if not is_factor(name)], "weight_decay": 0.0}
+        # A weight decay of the recipe overrides the factory's. Biases never decay.
+        if recipe.weight_decay:
+            factors["weight_decay"] = recipe.weight_decay
+        if self._optimizer is None:
+            rate = recipe.learning_rate
+            groups = [{**factors, "lr": rate}, {**others, "lr": recipe.bias_learning_rate or rate}]
+            state.optimizer = SGD(groups, momentum=recipe.momentum)
+        else:
+            state.optimizer = self._optimizer([factors, others])
+        if self._scheduler is not None:
+            state.scheduler = self._scheduler(state.optimizer)
+        self.description = _describe(state.optimizer, state.scheduler)
+
+    def step_scheduler(self, state: TrainState) -> None:
+        """Let the scheduler, if there is one, set the learning rates of the current epoch."""
+        if isinstance(state.scheduler, ReduceLROnPlateau):
+            metric = self._plateau_metric
+            values = [row[metric] for row in state.history if metric in row]
+            if not values:
+                raise ValueError(f"no callback logs '{metric}': add a Monitor callback for ReduceLROnPlateau to follow")
+            state.scheduler.step(values[-1])
+        elif state.scheduler is not None:
+            state.scheduler.step()
 
 
-def step_scheduler(scheduler: LRScheduler | None, history: Sequence[Mapping[str, float]], metric: str) -> None:
-    """Let a scheduler, if there is one, change the learning rates; `ReduceLROnPlateau` follows a metric."""
-    if isinstance(scheduler, ReduceLROnPlateau):
-        values = [row[metric] for row in history if metric in row]
-        if not values:
-            raise ValueError(f"no callback logs '{metric}': add a Monitor callback for ReduceLROnPlateau to follow")
-        scheduler.step(values[-1])
-    elif scheduler is not None:
-        scheduler.step()
-
-
-def describe_steps(optimizer: Optimizer | None, scheduler: LRScheduler | None) -> list[str] | None:
-    """Describe an optimizer and a scheduler that have just been built, with their settings."""
-    if optimizer is None:
-        return None
+def _describe(optimizer: Optimizer, scheduler: LRScheduler | None) -> list[str]:
     groups = [
         {key: _plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
     ]
-    state = {} if scheduler is None else {key: _plain(value) for key, value in scheduler.state_dict().items()}
-    return [f"{type(optimizer).__name__} {groups}", f"{type(scheduler).__name__} {state}"]
+    settings = {} if scheduler is None else {key: _plain(value) for key, value in scheduler.state_dict().items()}
+    return [f"{type(optimizer).__name__} {groups}", f"{type(scheduler).__name__} {settings}"]
 
 
 def _plain(value: Any) -> Any:
-    """Return a number, a text or a sequence as it is, the kind of anything else, such as a function."""
+    """Return numbers, texts and sequences unchanged, and the type name of anything else, such as a function."""
     if isinstance(value, Tensor):
         return value.tolist()
-    return (
-        value if isinstance(value, bool | int | float | str | list | tuple | Counter | None) else type(value).__name__
-    )
+    plain = value is None or isinstance(value, bool | int | float | str | list | tuple | Counter)
+    return value if plain else type(value).__name__

@@ -1,8 +1,8 @@
 """The gradient of contrastive divergence, and its centered form.
 
-Contrastive divergence is the gradient of ``mean F(data) - mean F(chain)``, the chain held constant.
-:func:`contrast_by_autograd` is that line and the reference; :func:`contrast` computes the same from the layers'
-statistics, which is faster. The step that follows is in :mod:`mvrbm.updates.step`.
+Contrastive divergence is the gradient of ``mean F(data) - mean F(chain)``, with the chain held constant.
+:func:`contrast_by_autograd` differentiates this expression and is the reference. :func:`contrast` computes the same
+gradient from the layers' statistics, which is faster. The step that follows it is in :mod:`mvrbm.updates.step`.
 """
 
 from collections.abc import Callable
@@ -16,21 +16,21 @@ from mvrbm.sampling import Layers
 
 #: Gradients by the parameters' names, as in `named_parameters`.
 Gradient = dict[str, Tensor]
-# Replaces a tensor by its sum over all processes.
+#: Replaces a tensor by its sum over all processes.
 Reduce = Callable[[Tensor], None]
 
 
 @dataclass(frozen=True)
 class Share:
-    """The part of an update that one of several processes computes. By default, the whole update.
+    """The part of an update that one process computes. By default, it is the whole update.
 
     Parameters
     ----------
     data, chains : float
-        Fractions of the samples and of the chains of all processes.
+        This process's fractions of all samples and of all chains.
     first_sample, first_chain : int
-        Positions of this process's first sample in the batch, and of its first chain among all chains. Random numbers
-        follow from them, so that they do not depend on the number of processes.
+        Positions of this process's first sample in the batch, and of its first chain among all chains. They determine
+        the random numbers, which therefore do not depend on the number of processes.
     """
 
     data: float = 1.0
@@ -44,7 +44,7 @@ WHOLE = Share()
 
 
 def contrast_by_autograd(machine: BoltzmannMachine, data: Layers, chain: Layers, share: Share = WHOLE) -> Gradient:
-    """Return the gradient of mean F(data) - mean F(chain), or this process's part of it: the reference."""
+    """Return the gradient of mean F(data) - mean F(chain), or this process's part of it, by autograd."""
     with torch.enable_grad():
         of_data, of_chain = machine.free_energy(data, check=False), machine.free_energy(chain, check=False)
         difference = _share(of_data, share.data) - _share(of_chain, share.chains)
@@ -54,7 +54,7 @@ def contrast_by_autograd(machine: BoltzmannMachine, data: Layers, chain: Layers,
 
 
 def _share(values: Tensor, share: float) -> Tensor:
-    """Return a fraction of the mean over samples, 0 for no samples."""
+    """Return a fraction of the mean over samples, or 0 if there are no samples."""
     mean = values.mean(0) if len(values) else values.sum(0)
     return mean if share == 1 else share * mean
 
@@ -75,36 +75,52 @@ def contrast(
     ]
     if not sides:
         return {name: torch.zeros_like(p) for name, p in machine.named_parameters() if p.requires_grad}
-    # The gradient is a weighted sum over samples: both sides go into one, the chain's with a minus sign.
+    # The gradient is a weighted sum over samples. One sum covers both sides, with negative weights for the chain.
     weights = torch.cat([field.new_full((len(field),), weight) for _, field, weight in sides])
     field = torch.cat([field for _, field, _ in sides])
     seen = {name: torch.cat([states[name] for states, _, _ in sides]) for name in machine.layers}
     mean = machine.hidden.mean(field)
     gradient = machine.unit_gradient(seen, field, mean, weights)
     hidden = machine.hidden.statistic(mean)
-    weighed = hidden * (len(hidden) * weights).reshape(-1, *[1] * (hidden.ndim - 1))  # statistics are averaged
+    # The statistics of couplings are averages over samples.
+    weighted = hidden * (len(hidden) * weights).reshape(-1, *[1] * (hidden.ndim - 1))
     for name, unit in machine.layers.items():
-        for key, part in machine.links[name].statistics(unit.statistic(seen[name]), weighed).items():
-            gradient[f"couplings.{name}.{key}"] = part.contiguous()  # ranks may share memory
+        for key, part in machine.links[name].statistics(unit.statistic(seen[name]), weighted).items():
+            gradient[f"couplings.{name}.{key}"] = part.contiguous()  # the ranks of a coupling may share memory
     return gradient
 
 
 class Centering:
-    r"""Learning from deviations: :math:`\langle T_h - \lambda, W (T - \mu)\rangle` not :math:`\langle T_h, W T\rangle`.
+    r"""Centered learning, with the interaction :math:`\langle T_h - \lambda, W (T - \mu)\rangle`.
 
-    The model is the same with other biases; its gradient is better conditioned, since a change of `W` no longer
-    changes every mean. The offsets are `center`, (1, *layer shape) for each visible layer: the data's mean, or zero for
-    a layer that is not centered; and with `follow_hidden` a running mean of the hidden layer, over all processes.
+    It describes the same models as :math:`\langle T_h, W T\rangle`, with different biases. The centered gradient is
+    better conditioned, because a change of `W` no longer changes every mean.
+
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The machine.
+    center : mapping of str to Tensor
+        Offsets of the visible layers, each (1, *layer shape): the mean of the data, or zero for a layer that is not
+        centered.
+    follow_hidden : bool
+        Whether the offset of the hidden layer is a running mean over the data. Otherwise it is zero.
+    all_reduce : callable, optional
+        Replaces a tensor by its sum over all processes.
     """
 
+    # Decay of the running mean of the hidden layer per update.
     _DECAY = 0.99
 
     def __init__(
         self, machine: BoltzmannMachine, center: Layers, *, follow_hidden: bool = True, all_reduce: Reduce | None = None
     ) -> None:
-        self.machine, self.follow_hidden, self._all_reduce = machine, follow_hidden, all_reduce
+        self.machine = machine
+        self.follow_hidden = follow_hidden
+        self._all_reduce = all_reduce
         self.center = {name: array.to(machine.like) for name, array in center.items()}
-        self.hidden: Tensor | None = None  # running mean of T_h over the data, (1, *hidden shape)
+        #: Running mean of T_h over the data, (1, *hidden shape). None before the first update.
+        self.hidden: Tensor | None = None
 
     def apply(
         self,
@@ -115,7 +131,7 @@ class Centering:
         chain_field: Tensor,
         share: Share = WHOLE,
     ) -> None:
-        """Turn the gradients of couplings, and of statistics, into those of the centered form, in place."""
+        """Convert the gradients of couplings and of statistics to the centered form, in place."""
         hidden = self.machine.hidden
         on_data = _share(hidden.statistic(hidden.mean(data_field)), share.data)[None]
         on_chain = _share(hidden.statistic(hidden.mean(chain_field)), share.chains)[None]
@@ -126,21 +142,21 @@ class Centering:
             seen, drawn = unit.statistic(data[name]), unit.statistic(chain[name])
             shift = _share(seen, share.data) - _share(drawn, share.chains)
             link = self.machine.links[name]
-            # <t h> - mu <h> - <t> lambda: two products of single arrays instead of whole batches of deviations.
+            # <t h> - mu <h> - <t> lambda takes two products of single arrays instead of a batch of deviations.
             by_hidden = link.statistics(offset, on_data - on_chain)
             by_visible = link.statistics(shift[None], self._offset())
             for key in by_hidden:
                 gradient[f"couplings.{name}.{key}"] -= by_hidden[key] + by_visible[key]
             if unit.learns_statistic:
-                # The hidden bias also follows changes of T, so its gradient is that of deviations too.
+                # The hidden bias also compensates for changes of T.
                 towards = link.to_visible(on_data - on_chain)
                 for key, part in unit.statistic_gradient(self.center[name], towards).items():
                     gradient[f"visible.{name}.{key}"] -= part
 
     def advance(self, on_data: Tensor) -> Tensor:
-        """Continue the running mean of the hidden layer with its mean over this process's data, (1, *hidden shape).
+        """Update the running mean of the hidden layer, and return it.
 
-        It returns the running mean, which is the offset from now on.
+        `on_data` is this process's share of the mean over the data, (1, *hidden shape).
         """
         everywhere = on_data.clone()
         if self._all_reduce is not None:
@@ -150,12 +166,12 @@ class Centering:
         return self.hidden
 
     def fields(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the fields of the offsets on both sides, for the present `W`."""
+        """Return the fields of the offsets on the hidden layer and on the visible layers, for the current `W`."""
         towards = {name: link.to_visible(self._offset()) for name, link in self.machine.links.items()}
         return self.machine.hidden_field(self.center), towards
 
     def follow(self, before: tuple[Tensor, dict[str, Tensor]]) -> None:
-        """Compensate in the biases for what a change of `W` since `before` did to the fields of the offsets."""
+        """Adjust the biases to the change of the offsets' fields since `before`, which `fields` returned."""
         hidden_after, visible_after = self.fields()
         self.machine.hidden.absorb((before[0] - hidden_after)[0])
         for name, unit in self.machine.layers.items():

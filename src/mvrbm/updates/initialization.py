@@ -1,4 +1,4 @@
-"""The start of training: initial parameters from the data's moments, offsets, and a safe learning rate."""
+"""Initialization of a training run: initial parameters from the data's moments, offsets, and a safe learning rate."""
 
 import math
 import warnings
@@ -8,19 +8,71 @@ import torch
 from torch import Tensor
 
 from mvrbm.data.moments import Moments
+from mvrbm.devices import one_thread
+from mvrbm.distributed import World
 from mvrbm.errors import ConstantDataWarning
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
+from mvrbm.updates.gradient import Centering
 from mvrbm.updates.recipe import Recipe
+from mvrbm.updates.state import TrainState
 
-# Chosen on held-out training digits of MNIST and on patches of photographs: sizes 4x4 to 128x128, orders 1 to 4,
-# ranks 1 to 16. The tables are in docs/learning.md.
-_RATE, _LARGEST_RATE, _FIELD_SPREAD = 3.0, 0.5, 0.3
-# Mean squared distance of samples from their mean below which there is little to couple, and weights start smaller.
+# The next three constants were chosen on held-out training digits of MNIST and on patches of photographs, for sizes
+# 4x4 to 128x128, orders 1 to 4, and ranks 1 to 16. The tables are in docs/learning.md.
+# Learning rate as a multiple of the inverse curvature.
+_RATE = 3.0
+# Upper limit of the computed learning rate.
+_LARGEST_RATE = 0.5
+# Initial standard deviation of the hidden fields.
+_FIELD_SPREAD = 0.3
+# Mean squared distance of samples from their mean below which the data hardly varies, and weights start smaller.
 _LEAST_POWER = 0.1
-# A layer of constant entries is as certain as after this many samples.
+# Number of samples that determine the biases of a constant layer.
 _CERTAIN_COUNT = 1000
-_NAMED = 8  # constant entries in a warning
+# Number of constant entries that a warning lists.
+_NAMED = 8
+
+
+@one_thread()
+def prepare_state(
+    state: TrainState,
+    recipe: Recipe,
+    moments: Mapping[str, Moments],
+    rng: RandomSource,
+    world: World,
+    *,
+    initialize_machine: bool,
+) -> None:
+    """Set everything in the state of a new training run that depends on the data.
+
+    Parameters
+    ----------
+    state : TrainState
+        The state. Its learning rate and its offsets are set.
+    recipe : Recipe
+        Settings of the training run.
+    moments : mapping of str to Moments
+        Moments of the data by layer.
+    rng : RandomSource
+        Source of the initial factors.
+    world : World
+        The processes that share the training run.
+    initialize_machine : bool
+        Whether to set the machine's parameters to initial values.
+    """
+    machine = state.machine
+    if initialize_machine:
+        if world.is_main:
+            warn_of_constants(machine, moments)
+        initialize(machine, recipe, moments, rng)
+        machine.check_bounded()
+    state.learning_rate = recipe.learning_rate
+    if state.learning_rate is None:
+        state.learning_rate = safe_rate(machine, recipe, moments)
+    center = offsets(machine, recipe, moments)
+    follow_hidden = recipe.centering == "full"
+    if follow_hidden or any(bool(offset.any()) for offset in center.values()):
+        state.centering = Centering(machine, center, follow_hidden=follow_hidden, all_reduce=world.all_reduce)
 
 
 @torch.no_grad()
@@ -35,20 +87,20 @@ def initialize(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
             unit.bias.zero_()
     machine.hidden.bias.zero_()
     power = _power(machine, moments, None)
-    # Without variance there is nothing to couple: weights that gave the usual spread would be huge.
+    # Data that hardly varies would need huge weights for the usual spread.
     spread = _FIELD_SPREAD * min(1.0, power / _LEAST_POWER)
     std = recipe.std if recipe.std is not None else spread / math.sqrt(power)
     for link in machine.links.values():
         link.initialize(rng, std, factor_std=recipe.factor_std)
     if recipe.centering != "none":
-        # Hidden fields start around zero, however far from zero the data is.
+        # The hidden bias compensates for the mean of the data, so that hidden fields start around zero.
         machine.hidden.absorb(-machine.hidden_field(offsets(machine, recipe, moments))[0])
 
 
 def warn_of_constants(machine: BoltzmannMachine, moments: Mapping[str, Moments]) -> None:
-    """Warn if half of the entries of a layer or more are constant. Fewer are usual, such as the margins of images."""
+    """Warn if at least half of the entries of a layer are constant. Fewer are common, such as the margins of images."""
     for name, unit in machine.layers.items():
-        # A site of categories is constant if it has one category only.
+        # A categorical site is constant if only one of its categories occurs.
         sites = unit.site_shape or (1,)
         constant = (moments[name].variance == 0).reshape(*sites, -1).all(-1)
         places = torch.nonzero(constant).tolist()
@@ -57,15 +109,15 @@ def warn_of_constants(machine: BoltzmannMachine, moments: Mapping[str, Moments])
             some = ", ".join(shown) + (", ..." if len(places) > _NAMED else "")
             what = "all" if len(places) == constant.numel() else f"{len(places)} of {constant.numel()}"
             warnings.warn(
-                f"{what} entries of layer '{name}' are constant in the data ({some}): the model learns their "
-                "value, and nothing else of them",
+                f"{what} entries of layer '{name}' are constant in the data ({some}): the model can only learn their "
+                "values",
                 ConstantDataWarning,
                 stacklevel=2,
             )
 
 
 def offsets(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> dict[str, Tensor]:
-    """Return the offset of every visible layer: the mean of the layers that are centered, zero for the others."""
+    """Return the offset of every visible layer: the mean of a centered layer, zero for other layers."""
     center = {}
     for name, unit in machine.layers.items():
         mean = moments[name].mean[None].to(machine.like)
@@ -76,23 +128,24 @@ def offsets(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Mom
 
 @torch.no_grad()
 def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> float:
-    r"""Return a learning rate for `W` that is neither too small to learn nor so large that training diverges.
+    r"""Return a learning rate for `W` that is large enough to learn and small enough not to diverge.
 
-    The likelihood's curvature along a row of `W` is at most the variance of a hidden unit times that of
-    its input, :math:`v_h \sum \mathrm{E}\, T(x)^2` around the offset; along a column, :math:`v_v` times the
-    variance of all hidden units, :math:`v_h K`. A step is safe up to about the inverse of their sum.
+    Along a row of `W`, the curvature of the likelihood is at most the variance of a hidden unit times the second moment
+    of its input around the offset, :math:`v_h \sum \mathrm{E}\, T(x)^2`. Along a column, it is at most :math:`v_v`
+    times the variance of all hidden units, :math:`v_h K`. Steps up to about the inverse of the sum are safe.
     """
     hidden, power = machine.hidden, _power(machine, moments, offsets(machine, recipe, moments), most=recipe.normalized)
-    if power < _LEAST_POWER:  # the data hardly varies, but chains do
+    if power < _LEAST_POWER:
+        # The data hardly varies, but the chains do.
         power = sum(unit.fluctuation * math.prod(unit.shape) for unit in machine.layers.values())
     rows = hidden.fluctuation * power
     visible_fluctuation = max(unit.fluctuation for unit in machine.layers.values())
     columns = visible_fluctuation * hidden.fluctuation * math.prod(hidden.shape)
-    # Where T is bounded, units saturate, and the curvature is far below its bound.
+    # Units with a bounded statistic saturate, so that the curvature is far below its bound.
     ends = [end for unit in (hidden, *machine.layers.values()) for end in unit.statistic_bounds()]
     factor = recipe.rate_factor * _RATE
     if not all(map(math.isfinite, ends)):
-        # Beyond the bound only for the short time before the rate decays.
+        # Only a decaying rate may exceed the bound, for a short time.
         factor = 1.0 if recipe.rate_decay is None else _RATE
     return min(_LARGEST_RATE, factor / (rows + columns))
 
@@ -106,8 +159,8 @@ def _power(
 ) -> float:
     """Return the mean square of the statistic around an offset (default: the mean), summed over all entries.
 
-    With `most`, layers that learn their variance count at most 1 per entry: what is more divides their steps, see
-    :func:`mvrbm.updates.step.gains_of`.
+    With `most`, a layer that learns its variance contributes at most 1 per entry, because
+    :func:`mvrbm.updates.step.gains_of` divides its steps by the excess.
     """
     total = 0.0
     for name, unit in machine.layers.items():

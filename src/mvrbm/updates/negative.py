@@ -1,12 +1,13 @@
 """Negative phases, which sample the model's side of the gradient: CD, persistent CD, and tempered persistent CD.
 
-A phase is settings only. The chains that it keeps between updates are a plain dictionary of tensors in the state of the
-training run. Sampling from a trained model is in :mod:`mvrbm.sampling`.
+A negative phase holds settings only. The chains that it keeps between updates are a dictionary of tensors in
+:class:`~mvrbm.updates.state.TrainState`. To sample from a trained model, see :mod:`mvrbm.sampling`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
@@ -22,21 +23,22 @@ from mvrbm.validation import whole_number
 #: Chains between updates, by the name of their layer.
 Chains = dict[str, Tensor]
 
-TURN = "exchange.turn"  # no layer can have a name with a dot
+#: Entry of the chains that holds the swap parity of tempered chains. No layer can have a name with a dot.
+TURN = "exchange.turn"
 
 
 @dataclass(frozen=True)
 class NegativePhase(ABC):
-    """What the chains do at an update."""
+    """How the chains move at an update."""
 
-    #: The axis of the arrays in `chains` along which the chains are counted.
+    #: The axis of the arrays in `chains` that counts the chains.
     chain_axis: ClassVar[int] = 0
-    #: Whether `draw` launches the same work every time but the first, without reading a number back from a GPU.
+    #: Whether every `draw` except the first launches the same work and reads nothing back from a GPU.
     capturable: ClassVar[bool] = False
 
     @property
     def chain_shape(self) -> tuple[int, ...]:
-        """The leading axes of the arrays in `chains`; empty where none are kept between updates."""
+        """The leading axes of the arrays in `chains`. Empty if no chains are kept between updates."""
         return ()
 
     def __post_init__(self) -> None:
@@ -49,26 +51,38 @@ class NegativePhase(ABC):
         """Gibbs steps per update."""
         raise NotImplementedError
 
-    def share(self, world: World) -> tuple[NegativePhase, float | None]:
-        """Return the phase of one of several processes, and its fraction of all chains; None: as for the data."""
-        return self, None
+    def share(self, world: World) -> NegativePhase:
+        """Return the negative phase of one process among several, which advances its part of the chains."""
+        return self
+
+    def share_of_chains(self, chains: Chains, world: World) -> Chains:
+        """Return this process's part of the chains of all processes."""
+        found = {}
+        for name, chain in chains.items():
+            if chain.ndim:
+                by_chain = chain.movedim(self.chain_axis, 0)
+                own = by_chain[world.part_of(len(by_chain))]
+                found[name] = own.movedim(0, self.chain_axis).clone(memory_format=torch.contiguous_format)
+            else:
+                found[name] = chain.clone()
+        return found
 
     def turn(self, chains: Chains) -> int:
-        """Return which kind of work the next `draw` does, where kinds take turns."""
+        """Return the swap parity of the next `draw`: 0, or 1 at every second exchange of tempered chains."""
         return 0
 
-    def pass_turn(self, chains: Chains) -> None:  # noqa: B027  (one kind of work has no turns)
-        """Count a `draw` that was replayed: its work has been done, but the turn has not been counted."""
+    def pass_turn(self, chains: Chains) -> None:  # noqa: B027  (without exchanges there is no parity)
+        """Advance the swap parity after a graph replay, which repeats the work of `draw` but not its Python code."""
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
-        """Return the chains before the first update; empty where none are kept between updates."""
+        """Return the chains before the first update. Empty if no chains are kept between updates."""
         return {}
 
     @abstractmethod
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        """Return the visible states that stand for the model, each (m, *layer shape).
+        """Return visible states that represent the model, each (m, *layer shape).
 
         Parameters
         ----------
@@ -77,19 +91,19 @@ class NegativePhase(ABC):
         batch : mapping of str to Tensor
             The data of this update, without missing entries.
         masks : mapping of str to Tensor or None
-            Entries that do not exist in the batch (padding).
+            Entries of the batch that are padding.
         field : Tensor (n, *hidden shape)
             Hidden field of the batch.
         rng : RandomSource
-            Source of the draws.
+            Source of random numbers.
         chains : dict
-            The chains kept from the last update, or those that `start` returned. Changed in place.
+            The chains of the previous update, or of `start`. Changed in place.
         """
 
 
 @dataclass(frozen=True)
 class CD(NegativePhase):
-    """Contrastive divergence: chains of `steps` Gibbs steps that start at the data at every update."""
+    """Contrastive divergence: at every update, chains of `steps` Gibbs steps start at the data."""
 
     capturable: ClassVar[bool] = True
 
@@ -98,7 +112,7 @@ class CD(NegativePhase):
     def draw(
         self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
     ) -> dict[str, Tensor]:
-        hidden = machine.hidden.sample(field, rng)  # from the field of the batch
+        hidden = machine.hidden.sample(field, rng)  # the first half step reuses the field of the batch
         state = draw_visible(machine, machine.visible_fields(hidden), batch, rng, masks)
         for _ in range(self.steps - 1):
             state = gibbs_step(machine, state, rng, masks).visible
@@ -107,7 +121,7 @@ class CD(NegativePhase):
 
 @dataclass(frozen=True)
 class _Persistent(NegativePhase):
-    """Chains that continue from update to update, from the first batch on."""
+    """Chains that start at the first batch and continue from update to update."""
 
     n_chains: int = 100
 
@@ -115,20 +129,20 @@ class _Persistent(NegativePhase):
     def chain_shape(self) -> tuple[int, ...]:
         return (self.n_chains,)
 
-    def share(self, world: World) -> tuple[NegativePhase, float | None]:
+    def share(self, world: World) -> NegativePhase:
+        return replace(self, n_chains=len(self._chains_of(world)))
+
+    def _chains_of(self, world: World) -> range:
+        """Return the numbers of the chains that a process advances."""
         if self.n_chains < world.size:
             raise ValueError(f"n_chains must be at least the number of processes, {world.size}, got {self.n_chains}")
-        own = len(range(self.n_chains)[world.part_of(self.n_chains)])
-        return replace(self, n_chains=own), own / self.n_chains
+        return range(self.n_chains)[world.part_of(self.n_chains)]
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
-        """Start at the samples of a batch, each as often as needed, or at draws from the biases if it has none."""
+        """Start chain `c` at sample `c % n` of a batch of `n` samples."""
         n = len(next(iter(batch.values())))
-        if n:
-            rows = torch.arange(self.n_chains) % n
-            return {name: array[rows.to(array.device)] for name, array in batch.items()}
-        fields = {name: machine.like.new_zeros(self.n_chains, *unit.shape) for name, unit in machine.layers.items()}
-        return {name: unit.sample(fields[name], rng) for name, unit in machine.layers.items()}
+        rows = torch.arange(self.n_chains) % n
+        return {name: array[rows.to(array.device)] for name, array in batch.items()}
 
 
 @dataclass(frozen=True)
@@ -153,7 +167,7 @@ class PCD(_Persistent):
 
 @dataclass(frozen=True)
 class TemperedPCD(_Persistent):
-    """Persistent chains at `n_temperatures` temperatures that exchange states; the coldest stand for the model."""
+    """Persistent chains at `n_temperatures` temperatures that exchange states. The coldest represent the model."""
 
     chain_axis: ClassVar[int] = 1
     capturable: ClassVar[bool] = True
@@ -164,6 +178,12 @@ class TemperedPCD(_Persistent):
     @property
     def chain_shape(self) -> tuple[int, ...]:
         return self.n_temperatures, self.n_chains
+
+    def share(self, world: World) -> NegativePhase:
+        if world.size == 1:
+            return self
+        chains = self._chains_of(world)
+        return _TemperedShare(len(chains), self.n_temperatures, self.steps, self.n_chains, chains.start)
 
     def turn(self, chains: Chains) -> int:
         """Return which pairs of temperatures the next exchange begins with."""
@@ -192,11 +212,64 @@ class TemperedPCD(_Persistent):
         return {name: array.clone() for name, array in coldest.items()}
 
 
+@dataclass(frozen=True)
+class _TemperedShare(TemperedPCD):
+    """Tempered chains of one process, with the random numbers that a single process would draw for these chains."""
+
+    #: Number of chains of all processes, and the number of this process's first chain among them.
+    n_chains_of_all: int = 0
+    first_chain: int = 0
+
+    def draw(
+        self, machine: BoltzmannMachine, batch: Layers, masks: Masks, field: Tensor, rng: RandomSource, chains: Chains
+    ) -> dict[str, Tensor]:
+        numbers = _SharedNumbers(rng.from_row(0), self)
+        return super().draw(machine, batch, masks, field, numbers, chains)
+
+
+class _SharedNumbers(RandomSource):
+    """Draws the random numbers of the tempered chains of all processes, and returns those of one process."""
+
+    def __init__(self, numbers: RandomSource, share: _TemperedShare) -> None:
+        super().__init__()
+        self._all = numbers
+        self._share = share
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return self._own(self._all.uniform(self._shape_of_all(shape), like), shape)
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return self._own(self._all.normal(self._shape_of_all(shape), like), shape)
+
+    def next_step(self) -> None:
+        self._all.next_step()
+
+    def step_on(self, device: torch.device) -> None:
+        self._all.step_on(device)
+
+    def split(self, count: int) -> list[RandomSource]:
+        return [_SharedNumbers(part, self._share) for part in self._all.split(count)]
+
+    def _by_rows(self, shape: Sequence[int]) -> bool:
+        """Return whether draws have one row per temperature and chain. Draws of exchanges are (pairs, chains)."""
+        return shape[0] == self._share.n_temperatures * self._share.n_chains
+
+    def _shape_of_all(self, shape: Sequence[int]) -> tuple[int, ...]:
+        n = self._share.n_chains_of_all
+        return (self._share.n_temperatures * n, *shape[1:]) if self._by_rows(shape) else (shape[0], n)
+
+    def _own(self, drawn: Tensor, shape: Sequence[int]) -> Tensor:
+        share = self._share
+        own = slice(share.first_chain, share.first_chain + share.n_chains)
+        if not self._by_rows(shape):
+            return drawn[:, own].contiguous()
+        by_temperature: Tensor = drawn.unflatten(0, (share.n_temperatures, share.n_chains_of_all))
+        return by_temperature[:, own].flatten(0, 1)
+
+
 def _check_equal_lengths(machine: BoltzmannMachine, masks: Masks) -> None:
-    # A model of documents has one log Z per length: chains of other lengths than the batch's would bias it.
+    # A model of documents has one log Z per length: chains with other lengths than the batch would bias the gradient.
     if any(unit.own_lengths for unit in machine.layers.values()):
-        raise ValueError(
-            "persistent chains keep their lengths, but documents have lengths of their own: use CD instead"
-        )
+        raise ValueError("persistent chains keep their lengths, but documents differ in length: use CD instead")
     if any(mask is not None and bool(mask.any()) for mask in masks.values()):
         raise ValueError("persistent chains keep their lengths, but the data has rows of padding: use CD instead")

@@ -1,4 +1,4 @@
-"""Recipes: the settings of a training run, and the named ones: `default`, `generative` and `paper`."""
+"""Settings of a training run, and the named recipes `default`, `generative` and `paper`."""
 
 from __future__ import annotations
 
@@ -20,43 +20,44 @@ class Recipe:
     Parameters
     ----------
     n_epochs : int
-        Number of epochs: how often training goes through the data.
+        Number of epochs, that is, of passes through the data.
     batch_size : int
-        Samples per update. The last batch of an epoch may be shorter; its gradient is weighted in proportion.
+        Number of samples per update. The last batch of an epoch may be shorter, and has a proportional weight.
     learning_rate : float, optional
-        Step size of `W`, or of the factors themselves if not `normalized`. Default: computed from the layers' sizes and
-        the data's variance; see :func:`mvrbm.updates.initialization.safe_rate`.
+        Step size of `W`, or of the factors if `normalized` is False. Default: computed from the sizes of the layers and
+        the variance of the data; see :func:`mvrbm.updates.initialization.safe_rate`.
     rate_factor : float
-        Multiplies a learning rate that is computed, if all units have bounded statistics (Bernoulli, categorical).
+        Multiplies the computed learning rate if all units have bounded statistics (Bernoulli, categorical).
     bias_learning_rate : float, optional
-        Step size of biases and variances. None: `learning_rate`.
+        Step size of biases and variances. None stands for `learning_rate`.
     momentum : float
-        Fraction of the last step that is kept.
+        Momentum.
     weight_decay : float
-        L2 penalty of the factors only.
+        L2 penalty of the factors. Biases have none.
     negative : NegativePhase
-        What the chains do.
+        How the chains move: `CD`, `PCD` or `TemperedPCD`.
     std : float, optional
-        Standard deviation of the entries of the initial `W`. Default: hidden fields start with a spread of 0.3.
+        Initial standard deviation of the entries of `W`. Default: hidden fields start with a standard deviation of 0.3.
     factor_std : float, optional
-        Standard deviation of the initial factors themselves, instead of `std`.
+        Initial standard deviation of the entries of the factors, instead of `std`.
     bias_from_data : bool
-        Whether the visible units start at the data's moments (log-odds, or location and scale).
+        Whether the visible units start at the moments of the data (log-odds, or location and scale).
     centering : {"location", "full", "none"}
-        Which layers' factors learn from deviations from the mean, with the biases adjusted: those whose zero has no
-        meaning (Gaussian layers), all layers including the hidden one, or none.
+        Which layers are centered, that is, enter the gradient of the factors as deviations from their mean:
+        ``"location"`` for layers with an arbitrary zero (Gaussian layers), ``"full"`` for all layers including the
+        hidden one.
     rate_decay : int, optional
-        Number of updates after which the learning rate has decayed to 1 / sqrt(2) of its initial value; it decays as
-        1 / sqrt(1 + update / rate_decay). None: constant. Not used if the trainer has an optimizer or a scheduler.
+        The learning rate decays as 1 / sqrt(1 + update / rate_decay). None stands for no such decay. Ignored if the
+        trainer has an optimizer or a scheduler.
     linear_decay : bool
-        Whether the learning rate also falls linearly, to zero after `planned_updates`.
+        Whether the learning rate also falls linearly to zero, over `planned_updates` updates.
     planned_updates : int, optional
-        Number of updates at which a linear decay ends. Default: all updates that :meth:`Trainer.fit` has to make,
-        earlier calls included; data of unknown length does not make the rate fall linearly, nor does `partial_fit`.
+        Number of updates after which a linear decay ends. Default: the total number of updates of :meth:`Trainer.fit`.
+        Without it, there is no linear decay for data of unknown length, and none in `partial_fit`.
     normalized : bool
-        Whether each factor's gradient is divided by how much the other factors amplify it.
+        Whether to divide the gradient of each factor by its gain: the squared amplification by the other factors.
     balance : bool
-        Whether the factors are rescaled to equal norms after every epoch, which leaves `W` unchanged.
+        Whether to rescale the factors to equal norms after every epoch, which does not change `W`.
     """
 
     n_epochs: int = 10
@@ -66,7 +67,7 @@ class Recipe:
     bias_learning_rate: float | None = 0.05
     momentum: float = 0.5
     weight_decay: float = 0.0
-    negative: NegativePhase = CD(1)  # noqa: RUF009  (frozen settings; chains are in the state)
+    negative: NegativePhase = CD(1)  # noqa: RUF009  (immutable settings)
     std: float | None = None
     factor_std: float | None = None
     bias_from_data: bool = True
@@ -78,8 +79,9 @@ class Recipe:
     balance: bool = True
 
     def __post_init__(self) -> None:
+        # Converts NumPy numbers, which JSON cannot store, to Python numbers.
         checked: dict[str, Any] = {
-            "n_epochs": whole_number(self.n_epochs, "n_epochs", 0),  # NumPy's numbers are not JSON's
+            "n_epochs": whole_number(self.n_epochs, "n_epochs", 0),
             "batch_size": whole_number(self.batch_size, "batch_size"),
             "momentum": number(self.momentum, "momentum", 0, 1),
             "weight_decay": number(self.weight_decay, "weight_decay"),
@@ -101,9 +103,10 @@ class Recipe:
             object.__setattr__(self, name, value)
 
     def config(self) -> dict[str, Any]:
-        """Return the settings as plain values, which :meth:`from_config` takes.
+        """Return the settings as JSON values for :meth:`from_config`.
 
-        Settings that version 0.1 did not have are left out where they have their defaults: it can read the rest.
+        Settings that version 0.1 did not have are omitted if they have their default values, so that it can read the
+        rest.
         """
         found = {**asdict(self), "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
         added = {"rate_factor": 1.0, "linear_decay": False, "planned_updates": None}
@@ -111,16 +114,16 @@ class Recipe:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Recipe:
-        """Return the recipe of some plain values. Values written by versions 0.1 and 0.2 are accepted."""
+        """Return the recipe with settings that :meth:`config` returned, also in versions 0.1 and 0.2."""
         plain = {_FORMER_NAMES.get(key, key): value for key, value in config.items()}
         negative = dict(plain.pop("negative"))
         kinds = {kind.__name__: kind for kind in (CD, PCD, TemperedPCD)}
         return cls(**plain, negative=kinds[negative.pop("kind")](**negative))
 
 
-#: `default`: safe for every unit, order, rank and size; for features. `generative`: for likelihood and samples, by
-#: persistent chains and a large rate that falls to zero over the planned updates. `paper`: Algorithm 1 as printed;
-#: factors start from N(0, 0.01^2), which the paper does not specify, and one of its iterations is one epoch.
+#: `default` learns features, and is safe for every unit, order, rank and size. `generative` maximizes the likelihood,
+#: with persistent chains and a large learning rate that falls to zero over the planned updates. `paper` is Algorithm 1
+#: as printed: factors start from N(0, 0.01^2), which the paper does not specify, and one iteration is one epoch.
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
     "generative": Recipe(

@@ -1,7 +1,7 @@
-r"""The update rule, once: normalization, weight decay, momentum, learning rates, divergence.
+"""The update rule: normalization, weight decay, momentum, learning rates, and checks for divergence.
 
-Every path that computes updates in Python calls these functions. The Triton kernels (`_step` in
-:mod:`mvrbm.backends.cuda.per_sample_kernels`) and the C code (`step`) fuse this rule and are tested equal to it.
+All backends in Python call these functions. The Triton kernels and the C code fuse the same rule, and tests compare
+them with it.
 """
 
 import itertools
@@ -18,23 +18,26 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.memory import check_memory
 from mvrbm.updates.recipe import Recipe
 
-#: A parameter, its momentum, and the rate at which the one follows the other.
+#: A parameter, its momentum, and its learning rate.
 Move = tuple[Tensor, Tensor, float | Tensor]
 
-# Where all other factors are zero, any finite step will do.
+# Lower limit of gains, which keeps steps finite if all other factors are zero.
 SMALLEST_GAIN = 1e-12
-# A product of factors of this size saturates every unit. Training recovers from large bursts: only its result counts.
-LARGEST_FACTOR, LARGEST_WEIGHT = 1e6, 1e7
+# Largest entry of a factor, and largest product of the factors' largest entries, at the end of training. Larger ones
+# saturate every unit. Training can recover from larger values on the way.
+LARGEST_FACTOR = 1e6
+LARGEST_WEIGHT = 1e7
 
 
 def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
     r"""Return the learning rates of factors and biases: :math:`\eta (1 - t / T) / \sqrt{1 + t / \text{rate\_decay}}`.
 
-    The number `t` of the update counts from 0; `T` is the number of planned updates of a recipe with linear decay,
-    otherwise infinite. The rates of a tensor are tensors, which a CUDA graph can compute.
+    The number `t` of the update counts from 0. `T` is the number of planned updates of a recipe with linear decay, and
+    infinite for other recipes. For a tensor `update`, the rates are tensors, which a CUDA graph can compute.
     """
     rate = float(recipe.learning_rate or 0.0)
-    bias_rate, slowness = recipe.bias_learning_rate or rate, recipe.rate_decay or math.inf
+    bias_rate = recipe.bias_learning_rate or rate
+    slowness = recipe.rate_decay or math.inf
     planned = (recipe.planned_updates if recipe.linear_decay else None) or math.inf
     if isinstance(update, Tensor):
         decays = (1 + update / slowness).rsqrt() * (1 - update / planned).clamp(min=0)
@@ -44,25 +47,32 @@ def learning_rates(recipe: Recipe, update: int | Tensor) -> tuple[float, float] 
 
 
 def normalize(gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Divide gradients by their gains, in place, so that steps have equal effects on `W`."""
+    """Divide gradients by their gains in place, so that the learning rate is the step size of `W`."""
     for gradient, gain in gradients:
         gradient.div_(gain)
 
 
 def safe_gain(gain: Tensor) -> Tensor:
-    """Return a gain that gradients can be divided by."""
+    """Return a gain with a lower limit, by which gradients can be divided."""
     return gain.clamp(min=SMALLEST_GAIN)
 
 
 def gains_of(
     machine: BoltzmannMachine, gradient: Mapping[str, Tensor], powers: Mapping[str, Tensor] | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    r"""Return the gradients of a machine's parameters with the gains that couplings and units report for them.
+    r"""Return the gradients of a machine's parameters together with their gains.
 
-    `powers`, for layers that learn their variance, are mean squares of the data's deviations :math:`T(x) - \mu`. Rates
-    are safe for a power of at most 1, as it usually is at the start. A learned variance becomes smaller than the
-    data's, so that :math:`T(x) = x / s` grows, and the curvature along a row of `W` in proportion to its square: gains
-    grow with it.
+    Parameters
+    ----------
+    machine : BoltzmannMachine
+        The machine, whose couplings and units define the gains.
+    gradient : mapping of str to Tensor
+        Gradients by the parameters' names.
+    powers : mapping of str to Tensor, optional
+        Mean squares of the data's deviations :math:`T(x) - \mu`, for layers that learn their variance. The learning
+        rate is safe for powers of at most 1, as they usually are initially. When a learned variance becomes smaller
+        than that of the data, :math:`T(x) = x / s` grows, and the curvature along a row of `W` grows with its square.
+        The gains are therefore multiplied by powers above 1.
     """
     powers = powers or {}
     found = {f"hidden.{key}": gain for key, gain in machine.hidden.gains().items()}
@@ -91,12 +101,13 @@ def step(
     Parameters
     ----------
     gradients, momenta : list of Tensor
-        Normalized gradients, and momenta of the same shapes.
+        Normalized gradients, and the corresponding momenta.
     factors : iterable of (Tensor, Tensor)
-        Parameters of the couplings with their gradients: weight decay applies to these alone.
+        Parameters of the couplings with their gradients. Weight decay applies only to these.
     moves : iterable of (Tensor, Tensor, float)
-        Parameters, momenta and learning rates. Tensors may be views, and several moves may share a parameter: flat
-        parameters move at the rate of the biases, then the factors among them by the difference to their own.
+        Parameters, momenta and learning rates. Tensors may be views, and several moves may change the same parameter.
+        For example, all flat parameters can move at the rate of the biases, and then the factors among them by the
+        difference between the two rates.
     recipe : Recipe
         Momentum and weight decay.
     """
@@ -106,7 +117,7 @@ def step(
         torch._foreach_add_(parts, parameters, alpha=recipe.weight_decay)
     torch._foreach_mul_(momenta, recipe.momentum)
     torch._foreach_add_(momenta, gradients)
-    # One launch for all neighbors that move at the same rate.
+    # One launch for consecutive moves with the same rate.
     for _, group in itertools.groupby(moves, key=lambda move: id(move[2])):
         parameters, followed, rates = zip(*group, strict=True)
         if isinstance(rates[0], Tensor):
@@ -117,14 +128,14 @@ def step(
 
 @one_thread()
 def balance(machine: BoltzmannMachine, recipe: Recipe) -> None:
-    """Rescale the factors of each coupling to equal norms if the recipe asks for it, which leaves `W` unchanged."""
+    """Rescale the factors of each coupling to equal norms, if the recipe asks for it. `W` does not change."""
     if recipe.balance:
         for link in machine.links.values():
             link.balance()
 
 
 def fail(recipe: Recipe, update: int, what: str = "a parameter", rate: float | None = None) -> NoReturn:
-    """Raise the error of a training run whose parameters are not finite at, or soon after, an update."""
+    """Raise DivergenceError because `what` is not finite after an update."""
     rate = recipe.learning_rate if rate is None else rate
     raise DivergenceError(
         f"update {update}: {what} is not finite. Lower the learning rate (now {rate:g}), raise weight_decay, or use "
@@ -138,7 +149,7 @@ def first_not_finite(named: Mapping[str, Tensor]) -> str:
 
 
 def check_size(machine: BoltzmannMachine, recipe: Recipe, update: int) -> None:
-    """Raise DivergenceError if training has ended with factors so large that no unit can respond to its data."""
+    """Raise DivergenceError if the factors are so large that every unit is saturated."""
     for name, link in machine.links.items():
         sizes = sorted(float(p.detach().abs().max()) for p in link.parameters())
         if sizes[-1] > LARGEST_FACTOR or math.prod(sizes) > LARGEST_WEIGHT:
@@ -149,14 +160,14 @@ def check_size(machine: BoltzmannMachine, recipe: Recipe, update: int) -> None:
 
 
 def check_training_memory(machine: BoltzmannMachine, batch_size: int) -> None:
-    """Raise MemoryLimitError if training needs more memory than there is: the least that any path needs."""
+    """Raise MemoryLimitError if the arrays that every backend needs do not fit into memory."""
     visible = sum(math.prod(unit.shape) for unit in machine.layers.values())
-    # Parameters, momenta and gradients; and states and fields of a batch.
+    # Parameters, momenta and gradients, and the states and fields of a batch.
     numbers = 3 * machine.n_parameters + 2 * batch_size * visible
     check_hidden_memory(machine.hidden.shape, batch_size, machine.like, numbers)
 
 
 def check_hidden_memory(shape: tuple[int, ...], batch_size: int, like: Tensor, more: int = 0) -> None:
-    """Raise MemoryLimitError if states and fields of a hidden layer, and `more` numbers, do not fit into memory."""
+    """Raise MemoryLimitError if the states and fields of a hidden layer, and `more` numbers, do not fit into memory."""
     what = f"training a hidden layer of shape {shape} with batches of {batch_size}"
     check_memory(more + 2 * batch_size * math.prod(shape), what, like)

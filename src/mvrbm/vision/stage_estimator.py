@@ -94,13 +94,15 @@ class StageEstimator(SavedEstimator):
             objective = divergence_loss if step.objective == "divergence" else image_loss
             loss, weights = objective(self.stages_, simulation, crops, noise)
         data = (*self.stages_.parameters(), *(torch.as_tensor(np.asarray(image, np.float32)) for image in images))
-        kept = stored_descent(folder, self, plan, data, (noise,), force)
+        kept = stored_descent(folder, self, plan, data, force)
         order = RandomSource(order_seed, device=device)
         product = torch.bfloat16 if device.type == "cuda" else torch.float32
         try:
             for stage in self.stages_:
                 stage.product = product
-            rows = descend(self.stages_, [], loss, weights, plan, order, draws_from=(noise,), checkpoint=kept)
+            rows = descend(
+                self.stages_, [], loss, weights, plan, order, draws_from=(noise,), capturable=True, checkpoint=kept
+            )
         finally:
             for stage in self.stages_:
                 stage.product = torch.float32

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mvrbm.random import RandomSource
-from mvrbm.training.backprop import Loss, Plan
+from mvrbm.training.backprop import DescentSettings, Loss
 from mvrbm.validation import choice, whole_number
 from mvrbm.vision.color import luminance
 from mvrbm.vision.degradation import Simulation
@@ -62,11 +62,11 @@ class TrainingStep:
     learning_rate: float = 1e-3
     averaging: float = 0.0
 
-    def check(self) -> Plan:
+    def check(self) -> DescentSettings:
         """Return the settings of the descent, or raise ValueError if they are invalid."""
         choice(self.objective, "objective", OBJECTIVES)
         whole_number(self.n_samples, "n_samples")
-        plan = Plan(self.n_epochs, self.batch_size, self.learning_rate, 0.0, "cosine", self.averaging, None)
+        plan = DescentSettings(self.n_epochs, self.batch_size, self.learning_rate, 0.0, "cosine", self.averaging, None)
         plan.check()
         return plan
 

@@ -24,7 +24,7 @@ from mvrbm.estimators.imputer.scaling import Scaling
 from mvrbm.estimators.imputer.selection import Report, weighted_error
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
-from mvrbm.training.backprop import Plan, descend
+from mvrbm.training.backprop import DescentSettings, descend
 from mvrbm.units import Bernoulli, Gaussian, make_unit
 
 # Standard deviation of the initial hidden fields, from each layer below.
@@ -181,7 +181,7 @@ class CorrectionTrainer:
     def _train_one(self, filled: str, n_epochs: int) -> tuple[float, Correction]:
         x = self.samples.x
         correction = Correction.new(x.shape[1], self.hidden, self.n_hidden, filled, self.rng, x)
-        plan = Plan(
+        plan = DescentSettings(
             n_epochs=n_epochs,
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,

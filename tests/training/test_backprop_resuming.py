@@ -1,4 +1,4 @@
-"""Backpropagation, and what is made of several steps, resumes bit for bit where it was stopped."""
+"""Estimators that are trained by backpropagation, or in several stages, resume bit for bit."""
 
 import json
 
@@ -70,7 +70,7 @@ def test_resumes_bit_for_bit(tmp_path, monkeypatch, fit, at):
         assert torch.equal(one, other)
 
 
-def test_another_descent_is_resumed_by_force_only(tmp_path):
+def test_another_descent_is_resumed_only_with_force(tmp_path):
     shallow(checkpoints=tmp_path)
     with pytest.raises(StorageError, match=r"another training run: the data has other values.*force=True"):
         shallow(1 - X, checkpoints=tmp_path)
@@ -80,7 +80,7 @@ def test_another_descent_is_resumed_by_force_only(tmp_path):
         shallow(1 - X, checkpoints=tmp_path, force=True)
 
 
-def test_damage_is_one_error(tmp_path):
+def test_damaged_files_are_errors(tmp_path):
     shallow(checkpoints=tmp_path)
     path = tmp_path / "tuning" / "descent.json"
     content = json.loads(path.read_text())

@@ -1,0 +1,165 @@
+"""Epochs that a backend computes as a whole: orders of the samples, and what the loop stores and loads."""
+
+import numpy as np
+import pytest
+import torch
+
+from mvrbm import Bernoulli, BoltzmannMachine, Kronecker, RandomSource
+from mvrbm.backends.base import EpochBackend
+from mvrbm.data.sources import as_source
+from mvrbm.models import mvrbm
+from mvrbm.training import Callback, Recipe, Trainer, fit_together, trainer
+from mvrbm.training.epochs import EpochLoop, EpochOrders
+from mvrbm.updates.state import TrainState
+
+CPU = torch.device("cpu")
+
+
+def bits(n=35, seed=0):
+    return (np.random.default_rng(seed).random((n, 3, 3)) < 0.4).astype(np.float32)
+
+
+# -- orders -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 7, 1000, 2**16, 2**17 + 1])
+def test_orders_are_those_of_single_epochs(n):
+    rng = RandomSource(3)
+    orders = EpochOrders(rng, n, CPU)
+    for epoch in (0, 1, 2, 17, 5, 6):
+        assert torch.equal(orders.of_epoch(epoch), rng.at_step(epoch).permutation(n))
+
+
+def test_one_sort_serves_several_short_epochs(monkeypatch):
+    sorts = []
+    permutations = RandomSource.permutations
+
+    def counted(self, n, first_step, count, device="cpu"):
+        sorts.append((first_step, count))
+        return permutations(self, n, first_step, count, device)
+
+    monkeypatch.setattr(RandomSource, "permutations", counted)
+    short, long = EpochOrders(RandomSource(0), 100, CPU), EpochOrders(RandomSource(0), 2**16, CPU)
+    for epoch in range(20):
+        short.of_epoch(epoch)
+    assert sorts == [(0, 16), (16, 16)]
+    sorts.clear()
+    for epoch in range(3):
+        long.of_epoch(epoch)
+    assert sorts == [(0, 2), (2, 2)]
+
+
+# -- the loop ---------------------------------------------------------------------------------------------
+
+
+class Recorder(EpochBackend):
+    """A backend that records its calls, and adds 1 to the hidden bias at every update once it stores."""
+
+    def __init__(self, n_samples=35, batch_size=10, stops=False):
+        self.n_samples = n_samples
+        self.batch_size = batch_size
+        self.stops = stops
+        self.calls = []
+        self.orders = []
+
+    def epoch(self, states, orders, stopped):
+        self.calls.append("epoch")
+        self.orders.append(orders.clone())
+        n_batches = -(-self.n_samples // self.batch_size)
+        made = 1 if self.stops and stopped() else n_batches - states[0].batch
+        for state in states:
+            state.update += made
+        return made
+
+    def store(self, states):
+        self.calls.append("store")
+        for state in states:
+            with torch.no_grad():
+                state.machine.hidden.bias.fill_(state.update)
+        return [False] * len(states)
+
+    def load(self, states):
+        self.calls.append("load")
+
+    def balance(self, states):
+        self.calls.append("balance")
+
+
+def chosen(monkeypatch, backend):
+    """Let trainers use a backend."""
+    monkeypatch.setattr(trainer, "choose_backend", lambda *arguments: backend)
+    return backend
+
+
+def test_parameters_are_stored_at_the_end_only_if_nobody_reads_them(monkeypatch):
+    backend = chosen(monkeypatch, Recorder())
+    run = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=10)).fit(bits(), 3)
+    assert backend.calls == ["epoch", "balance", "epoch", "balance", "epoch", "store"]
+    assert (run.epoch, run.state.batch, run.update) == (3, 0, 12)
+    assert bool((run.machine.hidden.bias == 12).all())
+    expected = [run.order_rng.at_step(epoch).permutation(35) for epoch in range(3)]
+    assert all(torch.equal(found[0], order) for found, order in zip(backend.orders, expected, strict=True))
+
+
+def test_callbacks_read_stored_parameters_and_may_change_them(monkeypatch):
+    class Reader(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_epoch_end(self, trainer):
+            self.seen.append(float(trainer.machine.hidden.bias.detach().max()))
+
+    backend, reader = chosen(monkeypatch, Recorder()), Reader()
+    Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=10, balance=False), callbacks=[reader]).fit(bits(), 2)
+    assert backend.calls == ["epoch", "store", "load", "epoch", "store"]
+    assert reader.seen == [4, 8]
+
+
+def test_a_stop_within_an_epoch_stores_and_continues_there(monkeypatch):
+    class Stop(Callback):
+        def on_epoch_begin(self, trainer):
+            trainer.stop = trainer.epoch == 1 and trainer.state.batch == 0
+
+    backend = chosen(monkeypatch, Recorder(stops=True))
+    run = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=10), callbacks=[Stop()]).fit(bits(), 3)
+    assert (run.epoch, run.state.batch, run.update) == (1, 1, 5)
+    assert bool((run.machine.hidden.bias == 5).all())
+    run.fit(bits(), 3)
+    assert (run.epoch, run.state.batch, run.update) == (3, 0, 12)
+    assert backend.calls.count("epoch") == 4
+
+
+def test_a_loop_runs_several_states_with_their_orders():
+    machines = [BoltzmannMachine(Bernoulli((3, 3)), Bernoulli((2, 2)), Kronecker(), seed=seed) for seed in (0, 1)]
+    states = [TrainState(machine, RandomSource(seed)) for seed, machine in enumerate(machines)]
+    rngs = [RandomSource(5), RandomSource(6)]
+    backend = Recorder()
+    loop = EpochLoop(backend, states, [as_source(bits(), machines[0])] * 2, rngs)
+    loop.load()
+    loop.run(lambda: False)
+    assert not loop.stored
+    loop.load()  # does nothing, because the backend is ahead of the states
+    assert backend.calls == ["load", "epoch"]
+    assert [state.batch for state in states] == [4, 4]
+    assert torch.equal(backend.orders[0], torch.stack([rng.at_step(0).permutation(35) for rng in rngs]))
+    assert loop.store() == [False, False]
+    assert loop.stored
+
+
+# -- several trainers -------------------------------------------------------------------------------------
+
+
+def test_trainers_without_common_kernels_train_alone():
+    """Each ends like a trainer that trains by itself, and one that diverges does not disturb the others."""
+    x = bits()
+    seeds = (0, 1)
+    trainers = [Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=10, n_epochs=3), seed=seed) for seed in seeds]
+    hopeless = Recipe(batch_size=10, n_epochs=3, learning_rate=1e9)
+    trainers.insert(1, Trainer(mvrbm((3, 3), (2, 2)), hopeless))
+    outcomes = fit_together(trainers, [x] * 3)
+    assert [outcome.diverged for outcome in outcomes] == [False, True, False]
+    assert all(outcome.seconds > 0 for outcome in outcomes)
+    for seed, together in zip(seeds, trainers[::2], strict=True):
+        alone = Trainer(mvrbm((3, 3), (2, 2)), Recipe(batch_size=10, n_epochs=3), seed=seed).fit(x)
+        for name, value in alone.machine.state_dict().items():
+            assert torch.equal(together.machine.state_dict()[name], value)

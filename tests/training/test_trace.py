@@ -1,0 +1,45 @@
+"""The path of one update through the package stays short enough to follow."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import mvrbm
+from mvrbm.models import mvrbm as machine_of
+from mvrbm.training import Trainer
+
+PACKAGE = Path(mvrbm.__file__).parent
+
+
+def files_called(work):
+    """Return the files of the package whose functions a callable calls, relative to the package."""
+    found = set()
+
+    def record(frame, event, argument):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            found.add(path.relative_to(PACKAGE).as_posix())
+
+    sys.setprofile(record)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def outside_backends(files):
+    return sorted(path for path in files if not path.startswith("backends/"))
+
+
+def test_an_epoch_of_one_update_passes_through_few_files():
+    x = (np.random.default_rng(0).random((100, 28, 28)) < 0.5).astype(np.float32)
+    Trainer(machine_of((28, 28), (25, 25))).fit(x, 1)  # loads the compiled code, which happens once per process
+    trainer = Trainer(machine_of((28, 28), (25, 25)))
+    first = files_called(lambda: trainer.fit(x, 1))
+    again = files_called(lambda: trainer.fit(x, 2))
+    assert trainer.update == 2
+    # The first call also initializes the machine from the moments of the data.
+    assert len(outside_backends(first)) <= 21, outside_backends(first)
+    assert len(outside_backends(again)) <= 17, outside_backends(again)
