@@ -48,7 +48,7 @@ def measure(*, only: str = "", device: str = "auto") -> dict[str, Any]:
 
 def _row(workload: workloads.Workload, device: str) -> dict[str, Any]:
     trainers, source = workloads.prepared(workload, device)
-    settings = trainers[0].task()
+    settings = trainers[0].update_settings()
     reasons = unsupported_reasons(settings, trainers[0].state, source)
     fastest = next(name for name, reason in reasons.items() if reason is None)
     chosen = kernel_backend(settings, trainers[0].state, source, workload.models) or fastest

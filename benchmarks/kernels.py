@@ -85,8 +85,8 @@ def _path(
         trainer.prepare(images, initialize=True)
     states = [trainer.state for trainer in trainers]
     if precision is None:
-        return GraphBackend(trainers[0].task(), states[0], sources[0]), states
-    tasks = [trainer.task() for trainer in trainers]
+        return GraphBackend(trainers[0].update_settings(), states[0], sources[0]), states
+    tasks = [trainer.update_settings() for trainer in trainers]
     return PerSampleBackend(tasks, states, sources * len(trainers), precision=precision), states
 
 

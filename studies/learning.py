@@ -31,7 +31,7 @@ from mvrbm.errors import StorageError
 from mvrbm.likelihood import log_likelihood
 from mvrbm.models import mvrbm
 from mvrbm.sampling import mean_field
-from mvrbm.training import CD, PCD, Callback, Checkpoint, Recipe, TemperedPCD, Trainer
+from mvrbm.training import CD, PCD, Callback, Checkpoint, Recipe, TemperedPCD, Trainer, TrainingRun
 from studies.arguments import Command, Options, add_parts, add_study_options
 from studies.baselines import nearest_neighbor_error
 from studies.data import all_photographs, digits, subset
@@ -63,7 +63,7 @@ class Norms(Callback):
     def __init__(self) -> None:
         self.values: list[list[float]] = []
 
-    def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
+    def on_batch_end(self, trainer: TrainingRun, batch: Any) -> None:
         factors = [p for name, p in trainer.machine.named_parameters() if name.startswith("couplings.")]
         self.values.append([float(factor.detach().norm()) for factor in factors])
 
@@ -77,11 +77,11 @@ class Norms(Callback):
 class At(Callback):
     """Call a function after some updates."""
 
-    def __init__(self, updates: Sequence[int], function: Callable[[Trainer], None]) -> None:
+    def __init__(self, updates: Sequence[int], function: Callable[[TrainingRun], None]) -> None:
         self.updates = set(updates)
         self.function = function
 
-    def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
+    def on_batch_end(self, trainer: TrainingRun, batch: Any) -> None:
         if trainer.update in self.updates:
             self.function(trainer)
 
@@ -116,7 +116,7 @@ def defaults(settings: Settings, place: Place) -> Outcome:
     row: dict[str, Any] = {"subset": seed, "raw": raw}
     norms = Norms()
 
-    def measure(trainer: Trainer) -> None:
+    def measure(trainer: TrainingRun) -> None:
         here = features(trainer.machine, images)
         there = features(trainer.machine, data.test)
         error = nearest_neighbor_error(here, labels, there, data.test_labels)
@@ -181,7 +181,7 @@ def grid(settings: Settings, place: Place) -> Outcome:
     row: dict[str, Any] = {key: settings[key] for key in ("unit", "visible", "hidden", "rank", "seed")}
     norms = Norms()
 
-    def measure(trainer: Trainer) -> None:
+    def measure(trainer: TrainingRun) -> None:
         row[f"error at {trainer.update}"] = relative_error(trainer.machine, sample)
 
     callbacks = [norms, At([100, updates], measure)]
@@ -195,7 +195,7 @@ def grid(settings: Settings, place: Place) -> Outcome:
     row["rate"] = trainer.recipe.learning_rate
     row["seconds"] = time.perf_counter() - began
     if unit == "gaussian":
-        row["least standard deviation"] = 1 / float(machine.layers["visible"].inverse_scale().detach().max())
+        row["least standard deviation"] = 1 / float(machine.layers["visible"].inverse_scale.detach().max())
     return Outcome(row)
 
 
@@ -284,7 +284,7 @@ def likelihood(settings: Settings, place: Place) -> Outcome:
     )
     curve: dict[str, float] = {}
 
-    def measure(trainer: Trainer) -> None:
+    def measure(trainer: TrainingRun) -> None:
         curve[str(trainer.update)] = float(log_likelihood(machine, states).mean())
 
     epochs = UPDATES // 11 + 1
@@ -335,7 +335,7 @@ def memory(settings: Settings, place: Place) -> Outcome:
         peak = 0.0
 
         class Watch(Callback):
-            def on_batch_end(self, trainer: Trainer, batch: Any) -> None:
+            def on_batch_end(self, trainer: TrainingRun, batch: Any) -> None:
                 nonlocal peak
                 if trainer.update % 50 == 0:
                     peak = max(peak, anonymous_memory())

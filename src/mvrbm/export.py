@@ -200,7 +200,7 @@ class _MachineModule(nn.Module):
         for below, machine in zip([first, *others][-2::-1], others[::-1], strict=True):
             # The visible units of a machine can exceed the bounds of the hidden units below.
             means = machine.visible_mean(hidden, check=False)
-            hidden = next(iter(means.values())).clamp(*below.hidden.statistic_bounds())
+            hidden = next(iter(means.values())).clamp(*below.hidden.statistic_bounds)
         visible = first.visible_mean(hidden, check=False).values()
         outputs = tuple(mean.flatten(1) if self.rows else mean for mean in visible)
         return outputs if len(outputs) > 1 else outputs[0]

@@ -324,7 +324,7 @@ class BoltzmannMachine(nn.Module):
             largest = float(torch.linalg.eigvalsh(gram(identity))[-1])
         else:
             # A vector of ones is orthogonal to the leading eigenvector if the columns of factors have mean zero.
-            largest = _largest_eigenvalue(gram, RandomSource(0, device=self.like.device).normal((1, size), self.like))
+            largest = _largest_eigenvalue(gram, RandomSource(0).normal((1, size), self.like))
         return float(np.sqrt(max(largest, 0.0)))
 
     @property

@@ -34,7 +34,7 @@ from mvrbm.io.atomic import replace_file
 from mvrbm.likelihood import log_likelihood, log_partition_interval
 from mvrbm.sampling import gibbs, independent_sample
 from mvrbm.saving import read_tensors
-from mvrbm.training import Callback, Recipe, Trainer
+from mvrbm.training import Callback, Recipe, Trainer, TrainingRun
 from mvrbm.units import Unit
 from studies.baselines.judge import Judge, adversarial_accuracy, verdicts
 from studies.data import gray_digits, parts
@@ -125,14 +125,14 @@ class _Clock(Callback):
         self.seconds = 0.0
         self._began = 0.0
 
-    def on_train_begin(self, trainer: Trainer) -> None:
+    def on_train_begin(self, trainer: TrainingRun) -> None:
         self._began = time.perf_counter()
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
+    def on_epoch_end(self, trainer: TrainingRun) -> None:
         if time.perf_counter() - self._began > self.chunk:
             trainer.stop = True
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         _synchronize(trainer.machine.like.device)
         self.seconds += time.perf_counter() - self._began
 
@@ -336,7 +336,7 @@ def log_z(
         `chains`, `steps` and `seed` of the annealing. If the interval is wide, more chains are used.
     """
     for times in (1, _MORE_CHAINS):
-        rng = RandomSource(settings["seed"], device=machine.like.device)
+        rng = RandomSource(settings["seed"])
         n_chains = times * settings["chains"]
         n_steps = settings["steps"]
         found = log_partition_interval(machine, rng, n_chains=n_chains, n_steps=n_steps, init=chains, center=center)
@@ -490,7 +490,7 @@ def sample_quality(model: BoltzmannMachine, chains: Mapping[str, Tensor], settin
     """Draw samples of any machine of digits, and judge them. The settings are those of :func:`samples`."""
     device = model.like.device
     n = settings["n"]
-    rng = RandomSource(settings["seed"], device=device)
+    rng = RandomSource(settings["seed"])
     start = _starts(model, settings["start"], n, chains, rng)
     began = time.perf_counter()
     drawn = []
@@ -531,7 +531,7 @@ def conditional(settings: Settings, place: Place) -> Outcome:
     each = settings["each"]
     model: BoltzmannMachine = place.store.machine_of(settings["model"], str(device))
     network = _stored_judge(settings, place)
-    rng = RandomSource(settings["seed"], device=device)
+    rng = RandomSource(settings["seed"])
     labels = np.repeat(np.arange(_CLASSES), each)
     images: dict[int, dict[str, list[Array]]] = {steps: {"draws": [], "means": []} for steps in settings["steps"]}
     for digit in range(_CLASSES):

@@ -83,7 +83,7 @@ def _validate(model: SuperResolver | PhotoDenoiser, name: str, crops: Sequence[A
     inner = slice(first, first + side)
     truth: Tensor = torch.from_numpy(np.stack(arrays)[:, inner, inner]).permute(0, 3, 1, 2) / 255
     truth = truth.to(model.stages_.device)
-    rng = RandomSource(1, device=truth.device)
+    rng = RandomSource(1)
     rows = {}
     for level in LEVELS.get(name, (None,)):
         found, start, _ = errors_after_stages(model.stages_, model.simulation(), truth, rng, level)

@@ -253,7 +253,7 @@ def generative_report(
     """
     data, others = machine.as_layers(unseen), machine.as_layers(seen)
     energies = machine.free_energy(data)
-    rng = RandomSource(seed, device=machine.like.device)
+    rng = RandomSource(seed)
     order = rng.permutation(len(energies)).to(machine.like.device)
     mismatched = machine.free_energy({**data, HIGH: data[HIGH][order.roll(1)[order.argsort()]]})
     begun = {name: layer[:n_chains] for name, layer in data.items()}

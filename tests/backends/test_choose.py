@@ -16,7 +16,7 @@ def prepared(link=None, **how):
     machine = BoltzmannMachine(Bernoulli((6, 5)), Bernoulli((4, 7) if link is None else 7), link or Kronecker(2))
     trainer = Trainer(machine, **how)
     source = trainer.prepare(torch.rand(20, 6, 5), initialize=True)
-    return [trainer.task()], [trainer.state], [source]
+    return [trainer.update_settings()], [trainer.state], [source]
 
 
 def test_every_backend_says_why_it_cannot_compute_a_training_run():

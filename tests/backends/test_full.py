@@ -12,8 +12,7 @@ import torch
 from mvrbm import BoltzmannMachine
 from mvrbm.couplings import CP, Dense, Kronecker
 from mvrbm.data.sources import as_source
-from mvrbm.training import CD, PCD, TemperedPCD, Trainer
-from mvrbm.training import fit_together
+from mvrbm.training import CD, PCD, TemperedPCD, Trainer, fit_together
 from mvrbm.units import Bernoulli, Categorical, Gaussian
 
 if importlib.util.find_spec("triton") is None:
@@ -143,7 +142,7 @@ def test_entries_that_are_nan_are_missing_as_those_that_a_mask_leaves_out():
         trainer = Trainer(machine_of(*case[:3]), case[3], seed=5)
         source = as_source({"x0": how.pop("data")}, trainer.machine, **how)
         trainer.prepare(source, initialize=True)
-        path = FullMatrixBackend([trainer.task()], [trainer.state], [source])
+        path = FullMatrixBackend([trainer.update_settings()], [trainer.state], [source])
         path.epoch([trainer.state], torch.arange(N, device=DEVICE)[None], never)
         path.store([trainer.state])
         return everything(trainer)
@@ -198,7 +197,7 @@ def test_machines_that_train_together_train_as_by_themselves(name, masked):
     def trained(seeds):
         pairs = [prepared(CASES[name], seed, masked=masked) for seed in seeds]
         states, sources = [trainer.state for trainer, _ in pairs], [source for _, source in pairs]
-        path = FullMatrixBackend([trainer.task() for trainer, _ in pairs], states, sources)
+        path = FullMatrixBackend([trainer.update_settings() for trainer, _ in pairs], states, sources)
         assert path.epoch(states, torch.arange(N, device=DEVICE).expand(len(seeds), -1), never) == 2
         assert path.store(states) == [False] * len(seeds)
         return [everything(trainer) for trainer, _ in pairs]
@@ -216,7 +215,7 @@ def test_labels_are_drawn_with_their_probabilities():
     trainer, source = prepared(case, recipe=recipe, n=8)  # one update per epoch
     unit = trainer.machine.layers["x0"]
     unit.bias.data.copy_(torch.randn(3, 5, generator=torch.Generator().manual_seed(0)))
-    path = FullMatrixBackend([trainer.task()], [trainer.state], [source])
+    path = FullMatrixBackend([trainer.update_settings()], [trainer.state], [source])
     counts = torch.zeros(3, 5)
     for _ in range(2):
         path.epoch([trainer.state], torch.arange(8, device=DEVICE)[None], never)
@@ -254,24 +253,24 @@ def test_a_path_continues_with_other_data(name):
     tempered = len(CASES[name][3].negative.chain_shape) > 1
     first, second = (prepared(CASES[name], n=8)[0] for _ in range(2))
     sources = [as_source(data_for(first.machine, 8, seed), first.machine) for seed in (3, 4)]
-    path = kind([first.task()], [first.state], sources[:1])
+    path = kind([first.update_settings()], [first.state], sources[:1])
     order = torch.arange(8, device=DEVICE)[None]
     path.epoch([first.state], order, never)
     path.store([first.state])
     assert first.negative.turn(first.state.chains) == int(tempered)  # after three steps
-    other = kind([second.task()], [second.state], sources[:1])
+    other = kind([second.update_settings()], [second.state], sources[:1])
     other.epoch([second.state], order, never)
     other.store([second.state])
-    assert path.continues_with([first.task()], [first.state], sources[1:])
+    assert path.continues_with([first.update_settings()], [first.state], sources[1:])
     path.epoch([first.state], order, never)
     path.store([first.state])
-    new = kind([second.task()], [second.state], sources[1:])
+    new = kind([second.update_settings()], [second.state], sources[1:])
     new.epoch([second.state], order, never)
     new.store([second.state])
     for key, value in everything(second).items():
         torch.testing.assert_close(everything(first)[key], value, rtol=1e-4, atol=1e-5)
     longer = as_source(data_for(first.machine, 28), first.machine)
-    assert not path.continues_with([first.task()], [first.state], [longer])
+    assert not path.continues_with([first.update_settings()], [first.state], [longer])
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -279,7 +278,7 @@ def test_what_tempered_kernels_are_not_for():
     def reason(visible, layer, link, *chains):
         recipe = with_chains(DEFAULT, *chains, kind=TemperedPCD) if chains else DEFAULT
         trainer, source = prepared([[visible], layer, [link], recipe])
-        return unsupported_reason(trainer.task(), trainer.state, source)
+        return unsupported_reason(trainer.update_settings(), trainer.state, source)
 
     assert reason(picture, hidden, Kronecker(3), 4) is None
     assert reason(picture, hidden, Kronecker(3)) is None
@@ -319,7 +318,7 @@ def test_what_full_matrices_are_not_for():
         trainer = Trainer(machine_of(visible, layer, links), recipe, **how)
         source = as_source(data_for(trainer.machine, 20), trainer.machine)
         trainer.prepare(source, initialize=True)
-        return unsupported_reason(trainer.task(), trainer.state, source)
+        return unsupported_reason(trainer.update_settings(), trainer.state, source)
 
     assert reason([picture], [Kronecker(3)]) is None
     cube = {"visible": [lambda: Bernoulli((3, 2, 4))], "layer": lambda: Bernoulli((2, 2, 3))}
@@ -345,7 +344,7 @@ def test_what_full_matrices_are_not_for():
     trainer = Trainer(frozen, DEFAULT)
     source = as_source(data_for(frozen, 20), frozen)
     trainer.prepare(source, initialize=True)
-    assert "frozen" in unsupported_reason(trainer.task(), trainer.state, source)
+    assert "frozen" in unsupported_reason(trainer.update_settings(), trainer.state, source)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +373,7 @@ def test_the_rule_that_chooses_kernels():
     def chosen(links, negative=DEFAULT.negative, visible=(picture,)):
         case = [visible, hidden, links, dataclasses.replace(DEFAULT, negative=negative)]
         trainer, source = prepared(case)
-        return kernel_backend(trainer.task(), trainer.state, source, 1)
+        return kernel_backend(trainer.update_settings(), trainer.state, source, 1)
 
     assert chosen([Kronecker(2)]) == "per_sample"
     assert chosen([Kronecker(9)]) == "full_matrix"

@@ -265,7 +265,7 @@ def test_epochs_allow_tensor_cores_unless_they_have_to_be_exact():
         machine = classic().to(DEVICE)
         trainer = Trainer(machine, recipe)
         source = trainer.prepare(data_for(machine, 8), initialize=True)
-        path = graphs.GraphBackend(trainer.task(), trainer.state, source, exact=exact)
+        path = graphs.GraphBackend(trainer.update_settings(), trainer.state, source, exact=exact)
         path.epoch([trainer.state], torch.arange(8)[None], lambda: False)
     assert seen == [True, False]
 
@@ -394,7 +394,7 @@ def test_graphs_report_what_they_cannot_do(name):
     machine = classic().to(DEVICE)
     trainer = Trainer(machine, recipe, **how)
     source = as_source(data_for(machine, 36), machine, **with_data)
-    assert reason in graphs.not_capturable_reason(trainer.task(), trainer.state, source)
+    assert reason in graphs.not_capturable_reason(trainer.update_settings(), trainer.state, source)
 
 
 def test_data_that_would_fill_the_device_stays_where_it_is(monkeypatch):
@@ -411,11 +411,11 @@ def test_a_gpu_takes_graphs_where_there_are_no_kernels_and_captures_them():
     machine = BoltzmannMachine({"x": Bernoulli((5, 6))}, Bernoulli(7), {"x": CP(3)}).to(DEVICE)
     source = as_source(data_for(machine, 36), machine)
     trainer = Trainer(machine, DEFAULT)
-    task, state = trainer.task(), trainer.state
+    task, state = trainer.update_settings(), trainer.state
     assert triton.unsupported_reason(task, state, source) is not None
     assert graphs.unsupported_reason(task, state, source) is None
     trainer.prepare(source, initialize=True)
-    path = choose_backend([trainer.task()], [state], [source], 1)
+    path = choose_backend([trainer.update_settings()], [state], [source], 1)
     assert isinstance(path, graphs.GraphBackend)
     for _ in range(2):
         assert path.epoch([state], trainer.order_rng.permutation(36, DEVICE)[None], lambda: False) == 5

@@ -82,7 +82,9 @@ def prepared(layers, hidden, ranks, recipe=DEFAULT, n=20):
 def kernels(trainers, sources, precision=None):
     """Return the backend of the kernels for prepared trainers, and the states that it works on."""
     states = [trainer.state for trainer in trainers]
-    return PerSampleBackend([trainer.task() for trainer in trainers], states, sources, precision=precision), states
+    return PerSampleBackend(
+        [trainer.update_settings() for trainer in trainers], states, sources, precision=precision
+    ), states
 
 
 def small():
@@ -207,7 +209,7 @@ def test_programs_share_samples_so_that_no_wave_is_nearly_empty(rows, models, sa
 def test_wide_matrices_are_left_to_products_of_whole_batches():
     for width, reason in ((64, None), (65, "it has matrices wider than 64")):
         trainer, source = prepared({"x": lambda width=width: B((width, 3))}, lambda: B((4, 4)), [1])
-        assert unsupported_reason(trainer.task(), trainer.state, source) == reason
+        assert unsupported_reason(trainer.update_settings(), trainer.state, source) == reason
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_wide_matrices_are_left_to_products_of_whole_batches():
 @pytest.mark.usefixtures("interpreted")
 def test_small_kernels_are_for_what_fits_shared_memory(shape, rank, unit, reason):
     trainer, source = prepared({"x": lambda: unit(shape)}, lambda: B((25, 25)), [rank])
-    found = unsupported_reason(trainer.task(), trainer.state, source)
+    found = unsupported_reason(trainer.update_settings(), trainer.state, source)
     assert found is None if reason is None else reason in found
 
 
@@ -246,7 +248,7 @@ def test_small_kernels_are_for_what_fits_shared_memory(shape, rank, unit, reason
 @pytest.mark.usefixtures("interpreted")
 def test_small_kernels_take_one_label_next_to_one_small_matrix(layers, hidden, ranks, supported):
     trainer, source = prepared(layers, lambda: B(hidden), ranks)
-    assert (unsupported_reason(trainer.task(), trainer.state, source) is None) is supported
+    assert (unsupported_reason(trainer.update_settings(), trainer.state, source) is None) is supported
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -255,10 +257,10 @@ def test_a_path_does_not_continue_with_data_that_it_cannot_read():
     machine = trainer.machine
     x = data_for(machine, 12)["x"]
     path, states = kernels([trainer], [source])
-    assert path.continues_with([trainer.task()], states, [as_source(x.flip(0), machine)])
+    assert path.continues_with([trainer.update_settings()], states, [as_source(x.flip(0), machine)])
     masked = as_source(x, machine, mask=torch.ones(12, 6, 5, dtype=torch.bool))
     for other in (masked, as_source(x / 255, machine, nan_is_missing=True), as_source(DataLoader(x), machine)):
-        assert not path.continues_with([trainer.task()], states, [other])
+        assert not path.continues_with([trainer.update_settings()], states, [other])
 
 
 @pytest.mark.parametrize("name", ["paper", "default"])

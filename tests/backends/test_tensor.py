@@ -102,7 +102,7 @@ def test_machines_that_train_together_train_as_by_themselves():
     def trained(seeds):
         pairs = [prepared(case, seed, n=10) for seed in seeds]
         states, sources = [trainer.state for trainer, _ in pairs], [source for _, source in pairs]
-        path = TensorBackend([trainer.task() for trainer, _ in pairs], states, sources)
+        path = TensorBackend([trainer.update_settings() for trainer, _ in pairs], states, sources)
         assert path.epoch(states, torch.arange(10, device=DEVICE).expand(len(seeds), -1), never) == 2
         path.balance(states)
         assert path.store(states) == [False] * len(seeds)
@@ -117,10 +117,10 @@ def reason(visible, layer, recipe=DEFAULT, link=None):
     trainer = Trainer(machine_of(visible, layer, [link or Kronecker(1)] * len(visible)), recipe)
     source = as_source(data_for(trainer.machine, 20), trainer.machine)
     trainer.prepare(source, initialize=True)
-    assert (kernel_backend(trainer.task(), trainer.state, source, 1) == "tensor") == (
-        unsupported_reason(trainer.task(), trainer.state, source) is None
+    assert (kernel_backend(trainer.update_settings(), trainer.state, source, 1) == "tensor") == (
+        unsupported_reason(trainer.update_settings(), trainer.state, source) is None
     )
-    return unsupported_reason(trainer.task(), trainer.state, source)
+    return unsupported_reason(trainer.update_settings(), trainer.state, source)
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -127,7 +127,7 @@ def by_kernels(
 ):  # fmt: skip
     """Train by a backend of kernels, and return the trainer. `series` is the number of updates per graph."""
     trainer, source, _ = trainer_for(case, unchanged, masked, n)
-    path = backend([trainer.task()], [trainer.state], [source], precision=precision)
+    path = backend([trainer.update_settings()], [trainer.state], [source], precision=precision)
     path.updates_per_graph = series or path.updates_per_graph
     adjust(path)
     change(trainer.machine)

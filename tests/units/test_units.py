@@ -331,7 +331,7 @@ def test_the_first_name_of_a_row_builds_the_unit(name):
 @torch.no_grad()
 def test_inverse_scale_is_that_of_the_statistic(variant, shape):
     unit = unit_named(variant, shape)
-    torch.testing.assert_close(unit.inverse_scale(), unit.statistic(torch.ones(shape).double()), **TOLERANCE)
+    torch.testing.assert_close(unit.inverse_scale, unit.statistic(torch.ones(shape).double()), **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", unit_names())
@@ -395,7 +395,7 @@ def test_decode_lists_every_value(variant):
     values = unit.decode(torch.arange(levels)[:, None])
     expected = UNITS[unit.name].site_values(3)
     torch.testing.assert_close(values.reshape(levels, -1), expected)
-    assert unit.statistic_bounds() == (0.0, float(expected.max()))
+    assert unit.statistic_bounds == (0.0, float(expected.max()))
 
 
 @pytest.mark.parametrize(("variant", "shape"), EVERY)
@@ -404,7 +404,7 @@ def test_middle_takes_no_side(variant, shape):
     alone = unit.mean(torch.zeros(1, *shape)).flatten()  # there is no middle of infinitely many values
     for entries, values in every_site(unit):
         expected = values.mean(0) if math.isfinite(unit.levels) else alone[entries]
-        torch.testing.assert_close(unit.middle().flatten()[entries], expected.detach(), **TOLERANCE)
+        torch.testing.assert_close(unit.middle.flatten()[entries], expected.detach(), **TOLERANCE)
 
 
 def test_padding_is_absent_only_where_units_are_padded():

@@ -190,7 +190,7 @@ def unsupported_reason(
         return "it has units other than Bernoulli, Gaussian and categorical units with one bias per entry"
     if machine.hidden.sampled_as == "categorical" or machine.hidden.learns_statistic:
         return "its hidden units are neither Bernoulli units nor Gaussian units with fixed variances"
-    if any(unit.absent(unit.some_state()[None]) is not None for unit in units):
+    if any(unit.absent(unit.some_state[None]) is not None for unit in units):
         return "its layers are padded"
     if not all(unit.bias.requires_grad for unit in units):
         return "some of its biases are frozen"

@@ -49,7 +49,7 @@ class Packing:
         if state.centering is not None:
             center = state.centering.center
             self._center = torch.cat([center[layer.name].reshape(-1) for layer in layout.layers])
-        self._hidden_scale = machine.hidden.inverse_scale()
+        self._hidden_scale = machine.hidden.inverse_scale
         self._measure(machine)
 
     def set_inverse_scales(self, inverse_scales: Mapping[str, Tensor]) -> None:
@@ -144,9 +144,7 @@ class Packing:
 
     def _measure(self, machine: BoltzmannMachine) -> None:
         """Take over the scales of a machine's layers."""
-        self.set_inverse_scales(
-            {layer.name: machine.layers[layer.name].inverse_scale() for layer in self.layout.layers}
-        )
+        self.set_inverse_scales({layer.name: machine.layers[layer.name].inverse_scale for layer in self.layout.layers})
 
     def _bias_scales(self) -> dict[str, Tensor]:
         """Return the scales of the biases, by their names."""

@@ -175,7 +175,7 @@ class Source(ABC):
                 _leave_out_nan(masks, name, array)
             if name in masks:
                 # A valid placeholder: the trainer draws these entries later.
-                array = torch.where(masks[name], array, unit.some_state())
+                array = torch.where(masks[name], array, unit.some_state)
             visible[name] = array
         n = len(next(iter(visible.values())))
         # Shapes are checked in every batch, because a loader may change them. Other processes may have all samples.

@@ -114,7 +114,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
         self._saved_chains = {}
 
     def _rng(self) -> RandomSource:
-        return RandomSource(seed_of(self.random_state), device=self.machine_.like.device)
+        return RandomSource(seed_of(self.random_state))
 
     def _warn_of_recipe(self) -> None:
         """Warn, once per model, if it was trained with a recipe that leads to poor samples."""

@@ -73,7 +73,7 @@ def batches(
                 mask = known[name][rows].to(tensor.device)
                 if unit.entry_modes and not bool((mask == mask[..., :1]).all()):
                     raise ValueError(f"the mask of layer '{name}' must show one-hot rows entirely or not at all")
-                tensor = torch.where(mask, tensor, unit.some_state())
+                tensor = torch.where(mask, tensor, unit.some_state)
             if check:
                 unit.check(tensor, name)
             batch[name] = tensor

@@ -200,7 +200,7 @@ class ClassificationMVRBM(ArrayClassifier):
         self.n_epochs_ = trainer.epoch
         self.n_updates_ = trainer.update
         trainer.raise_if_interrupted()
-        match_labels(trainer, LABEL, labels.mean(0), RandomSource(seed, device=data.weights.device))
+        match_labels(trainer, LABEL, labels.mean(0), RandomSource(seed))
 
     def _recipe(self) -> Recipe:
         """Return the recipe of generative training, with the settings that have their own parameter replaced."""
@@ -210,7 +210,7 @@ class ClassificationMVRBM(ArrayClassifier):
     def _fit_posterior(self, data: Labeled, plan: DescentSettings, seed: int, checkpoints: Any, force: bool) -> None:
         """Train by backpropagation of the discriminative or the hybrid loss."""
         machine = self.machine_
-        start_rng, order_rng, chain_rng = RandomSource(seed, device=data.weights.device).split(3)
+        start_rng, order_rng, chain_rng = RandomSource(seed).split(3)
         self._initialize(data, start_rng)
         decaying = [p for link in machine.links.values() for p in link.parameters() if p.requires_grad]
         # p(k | X) does not depend on the parameters of the visible units.
@@ -327,7 +327,7 @@ class ClassificationMVRBM(ArrayClassifier):
         """
         check_is_fitted(self)
         machine = self.machine_
-        rng = RandomSource(seed_of(self.random_state), device=machine.like.device)
+        rng = RandomSource(seed_of(self.random_state))
         known = None
         if label is None:
             n = 1 if n is None else whole_number(n, "n")

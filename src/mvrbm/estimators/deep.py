@@ -238,7 +238,7 @@ class DeepMVRBM(SingleLayerRBM):
 
     def _as_hidden(self, values: Tensor, number: int) -> Tensor:
         """Clamp visible values of machine `number` to the range of the hidden layer below."""
-        return values.clamp(*self.machines_[number - 1].hidden.statistic_bounds()) if number else values
+        return values.clamp(*self.machines_[number - 1].hidden.statistic_bounds) if number else values
 
     # -- samples ----------------------------------------------------------------------------------
 

@@ -142,7 +142,7 @@ class FineTunedClassifier(ArrayClassifier):
         whole_number(self.pretraining, "pretraining", 0)
         machines = self._new_machines(data)
         dropped = self._dropped_shares(len(machines))
-        rng = RandomSource(seed_of(self.random_state), device=data.weights.device)
+        rng = RandomSource(seed_of(self.random_state))
         start_rng, split_rng, order_rng, dropout_rng, perturbation_rng = rng.split(5)
         train, held_out = self._split(data, split_rng)
         self.network_ = self._initial_network(machines, train, unlabeled, stack, start_rng, checkpoints, force)

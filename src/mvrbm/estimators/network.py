@@ -156,7 +156,7 @@ def virtual_adversarial_loss(
     ----------
     Miyato, Maeda, Koyama and Ishii, "Virtual adversarial training", IEEE TPAMI 41 (2019).
     """
-    scale = 1 / network.stack[0].layers[VISIBLE].inverse_scale()
+    scale = 1 / network.stack[0].layers[VISIBLE].inverse_scale
     with torch.no_grad():
         here = log_softmax(network(x), 1)
 

@@ -184,14 +184,14 @@ def _sum_over_discrete_layers(
         ones = torch.zeros(len(sites), math.prod(unit.shape)).to(machine.like)
         ones[torch.arange(len(sites)), sites] = 1
         columns.append(machine.links[name].to_hidden(ones.reshape(-1, *unit.shape)).flatten(1).T)
-        scale = 1 / unit.inverse_scale()
+        scale = 1 / unit.inverse_scale
         location.append((unit.bias / scale).reshape(-1)[sites])
         log_widths.append(torch.log(scale).reshape(-1)[sites].sum())
         zeroed = fixed[name].clone().reshape(1, -1)
         zeroed[:, sites] = 0
         at_zero[name] = zeroed.reshape(1, *unit.shape)
     w, b = torch.cat(columns, 1).to(like), torch.cat(location).to(like)
-    hidden_scale = (1 / hidden.inverse_scale()).reshape(-1).to(like)
+    hidden_scale = (1 / hidden.inverse_scale).reshape(-1).to(like)
     c = (hidden.bias.expand(hidden.shape).reshape(-1) / hidden_scale).to(like)
     precision = torch.eye(n_hidden, dtype=like.dtype, device=like.device) - w @ w.T
     chol = torch.linalg.cholesky(precision)

@@ -178,7 +178,7 @@ def _site_columns(machine: BoltzmannMachine, name: str, site: int) -> tuple[Tens
     one = machine.like.new_zeros((size, unit.n_sites, size))
     one[torch.arange(size), site, torch.arange(size)] = 1
     columns = machine.links[name].to_hidden(one.reshape(size, *unit.shape))  # (entries, *hidden shape)
-    return columns, unit.inverse_scale().reshape(unit.n_sites, size)[site]
+    return columns, unit.inverse_scale.reshape(unit.n_sites, size)[site]
 
 
 def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, site: int) -> tuple[Tensor, Tensor]:
@@ -187,7 +187,7 @@ def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, 
     if math.isfinite(unit.levels):
         return field.new_zeros(n), field.new_zeros(n)
     column, _ = _site_columns(machine, name, site)  # (1, *hidden shape)
-    low, high = machine.hidden.statistic_bounds()
+    low, high = machine.hidden.statistic_bounds
     if math.isfinite(low) and math.isfinite(high):
         ends = torch.stack([column * low, column * high]).flatten(1)
         return ends.amin(0).sum().expand(n), ends.amax(0).sum().expand(n)

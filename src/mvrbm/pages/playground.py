@@ -123,7 +123,7 @@ def _describe(unit: Unit, link: Coupling | None = None) -> dict[str, Any]:
             "kind": unit.name,
             "shape": list(unit.shape),
             "bias": _encode(unit.bias.expand(unit.shape)),
-            "scale": _encode(1 / unit.inverse_scale()),
+            "scale": _encode(1 / unit.inverse_scale),
         }
         if link is not None:
             steps = link.contractions()
@@ -142,7 +142,7 @@ def _gray_range(unit: Unit, chains: Tensor | None) -> list[float]:
     if chains is not None:
         return [float(end) for end in np.quantile(chains.cpu().numpy(), [0.005, 0.995])]
     bias = unit.bias.detach().cpu()
-    scale = 1 / unit.inverse_scale().cpu()
+    scale = 1 / unit.inverse_scale.cpu()
     return [float((bias - 2 * scale).min()), float((bias + 2 * scale).max())]
 
 

@@ -60,7 +60,7 @@ class RandomSource:
     True
     """
 
-    def __init__(self, seed: int = 0, *, device: str | torch.device = "cpu") -> None:
+    def __init__(self, seed: int = 0) -> None:
         if not 0 <= int(seed) < _MAX_SEED:
             raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, got {seed}")
         self._entropy = int(seed)

@@ -151,7 +151,7 @@ def start_chains(
             known = masks[name]
             broken = ~torch.isfinite(layers[name])
             broken = broken if known is None else broken & ~known
-            layers[name] = torch.where(broken, unit.some_state(), layers[name])
+            layers[name] = torch.where(broken, unit.some_state, layers[name])
     return machine.as_layers(layers, check=check), masks
 
 

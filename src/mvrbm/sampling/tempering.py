@@ -44,7 +44,7 @@ class TemperedPath:
         self.machine = machine
         with torch.no_grad():
             if center is None:
-                center = {name: unit.middle()[None] for name, unit in machine.layers.items()}
+                center = {name: unit.middle[None] for name, unit in machine.layers.items()}
             center = machine.as_layers(center, values=False)
             if any(len(array) != 1 for array in center.values()):
                 raise ValueError("center must be one visible state: each layer of shape (1, *layer shape)")

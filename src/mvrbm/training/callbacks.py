@@ -272,7 +272,7 @@ class Monitor(Periodic):
             found = log_likelihood_interval(machine, data, RandomSource(0), n_steps=self.annealing_steps, init=start)
             row["log_likelihood"] = found.mean
             row |= {"log_likelihood_lower": found.lower, "log_likelihood_upper": found.upper}
-        low, high = machine.hidden.statistic_bounds()
+        low, high = machine.hidden.statistic_bounds
         if high - low < float("inf"):
             mean = machine.hidden.statistic(machine.hidden_mean(data, check=False))
             row["dead"] = float((mean < low + 0.01).all(0).double().mean())

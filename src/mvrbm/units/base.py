@@ -161,6 +161,7 @@ class Unit(nn.Module, ABC):
         """Return the statistic `T(x)` that enters couplings. It is linear, so `T` of a mean is the mean of `T`."""
         return x
 
+    @property
     def inverse_scale(self) -> Tensor:
         r"""Return :math:`1 / s` of every entry, where :math:`T(x) = x / s`: (\*shape)."""
         return torch.ones_like(self.bias).detach().expand(self.shape)
@@ -273,10 +274,12 @@ class Unit(nn.Module, ABC):
         r"""Return n samples of valid data (n, \*shape), for tests and for tracing."""
         return self.sample(self.bias.new_zeros((n, *self.shape)), rng).detach()
 
+    @property
     def some_state(self) -> Tensor:
         r"""Return a valid state (\*shape), as a placeholder for entries that have not been drawn yet."""
         return torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)
 
+    @property
     def middle(self) -> Tensor:
         r"""Return the midpoint of the values of every entry, or its mean if they are infinitely many: (\*shape)."""
         zero = torch.zeros(self.shape, dtype=self.bias.dtype, device=self.bias.device)
@@ -304,6 +307,7 @@ class Unit(nn.Module, ABC):
         field that can act on it, (n,) each; zeros if a site has finitely many values.
         """
 
+    @property
     def statistic_bounds(self) -> tuple[float, float]:
         """Lowest and highest value of `T(x)`."""
         return self.data_range

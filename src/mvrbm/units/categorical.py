@@ -93,9 +93,10 @@ class Categorical(Unit):
                 + ("" if self.padded else ", or build the units with padded=True if such rows are padding")
             )
 
+    @property
     def some_state(self) -> Tensor:
         """Return the first category in every row."""
-        state = super().some_state()
+        state = super().some_state
         state[..., 0] = 1
         return state
 

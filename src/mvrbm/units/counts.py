@@ -70,6 +70,7 @@ class Counts(Unit):
         """The largest variance of a count; of one word, for documents of any length."""
         return (self.length or 1) / 4
 
+    @property
     def statistic_bounds(self) -> tuple[float, float]:
         """Return the lowest and the highest count."""
         return 0.0, math.inf if self.length is None else float(self.length)
@@ -134,15 +135,17 @@ class Counts(Unit):
         lengths = torch.full(field.shape[:-1], self.length or 10, device=field.device)
         return self._draw(field, lengths, rng).detach()
 
+    @property
     def some_state(self) -> Tensor:
         """Return documents of the first word alone; empty ones if any length will do."""
-        state = super().some_state()
+        state = super().some_state
         state[..., 0] = self.length or 0
         return state
 
+    @property
     def middle(self) -> Tensor:
         """Return documents in which every word is equally frequent."""
-        return torch.full_like(super().some_state(), (self.length or 0) / self.shape[-1])
+        return torch.full_like(super().some_state, (self.length or 0) / self.shape[-1])
 
     def decode(self, digits: Tensor) -> Tensor:
         """Return the documents of the given length, numbered as the combinations of their words."""

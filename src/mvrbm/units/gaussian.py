@@ -100,6 +100,7 @@ class Gaussian(Unit):
         """Return x / s."""
         return x / self.scale
 
+    @property
     def inverse_scale(self) -> Tensor:
         """Return 1 / s of every entry."""
         return torch.exp(-0.5 * self._log_variance().detach()).expand(self.shape)

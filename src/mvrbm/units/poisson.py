@@ -75,7 +75,7 @@ class Poisson(Unit):
     @property
     def fluctuation(self) -> float:
         """The largest rate without a field: no bound holds in all fields."""
-        return float(self.middle().max())
+        return float(self.middle.max())
 
     def gains(self) -> dict[str, Tensor]:
         """A step of the bias moves the mean by rate times that, and the entries' spread is the root of the rate."""
@@ -98,7 +98,7 @@ class Poisson(Unit):
 
     def unsupported_reason(self, other: Unit) -> str | None:
         """Return that the energy is unbounded next to an unbounded layer."""
-        if not other.has_energy or all(math.isfinite(bound) for bound in other.statistic_bounds()):
+        if not other.has_energy or all(math.isfinite(bound) for bound in other.statistic_bounds):
             return None
         return (
             f"the energy of Poisson units is unbounded next to {type(other).__name__} units: "

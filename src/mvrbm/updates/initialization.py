@@ -142,7 +142,7 @@ def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, M
     visible_fluctuation = max(unit.fluctuation for unit in machine.layers.values())
     columns = visible_fluctuation * hidden.fluctuation * math.prod(hidden.shape)
     # Units with a bounded statistic saturate, so that the curvature is far below its bound.
-    ends = [end for unit in (hidden, *machine.layers.values()) for end in unit.statistic_bounds()]
+    ends = [end for unit in (hidden, *machine.layers.values()) for end in unit.statistic_bounds]
     factor = recipe.rate_factor * _RATE
     if not all(map(math.isfinite, ends)):
         # Only a decaying rate may exceed the bound, for a short time.

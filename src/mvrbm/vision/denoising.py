@@ -202,7 +202,7 @@ def denoise(
     steps = whole_number(steps, "steps")
     burn_in = whole_number(burn_in, "burn_in", 0)
     request = _Request(model, images, noise, level, stride, values)
-    rng = RandomSource(seed, device=request.machine.like.device)
+    rng = RandomSource(seed)
     how: dict[str, Any] = {"rounds": steps, "burn_in": burn_in, "rng": rng} if gibbs else {"rounds": rounds}
     infer = functools.partial(posterior_mean, request.machine, request.observation)
     with sensible_threads(request.machine, request.patches_at_once):

@@ -82,7 +82,7 @@ class StageEstimator(SavedEstimator):
         plan = step.check()
         cut_seed, order_seed, noise_seed = seeds
         device = self.stages_.device
-        noise = RandomSource(noise_seed, device=device)
+        noise = RandomSource(noise_seed)
         if step.objective == "patches":
             patches = self._cut_patches(images, step.n_samples, cut_seed, self._augment)
             loss, weights = patch_loss(self._first(), patches, next(self.stages_.parameters()).detach())
@@ -95,7 +95,7 @@ class StageEstimator(SavedEstimator):
             loss, weights = objective(self.stages_, simulation, crops, noise)
         data = (*self.stages_.parameters(), *(torch.as_tensor(np.asarray(image, np.float32)) for image in images))
         kept = stored_descent(folder, self, plan, data, force)
-        order = RandomSource(order_seed, device=device)
+        order = RandomSource(order_seed)
         product = torch.bfloat16 if device.type == "cuda" else torch.float32
         try:
             for stage in self.stages_:

@@ -56,7 +56,7 @@ class FullSignature:
         first = machines[0]
         ranks = {name: max(factor_rank(machine.links[name]) for machine in machines) for name in first.layers}
         run = RunShape.of(settings, sources)
-        scales = [[machine.layers[name].inverse_scale() for name in first.layers] for machine in machines]
+        scales = [[machine.layers[name].inverse_scale for name in first.layers] for machine in machines]
         same_scales = all(torch.equal(one, other) for own in scales for one, other in zip(own, scales[0], strict=True))
         centering = states[0].centering
         return cls(

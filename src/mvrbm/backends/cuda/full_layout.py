@@ -222,11 +222,11 @@ class FullPacking:
         for layer in layout.layers:
             places = layer.places().to(device)
             self._places[f"visible.{layer.name}.bias"] = layout.visible_bias + places
-            self._scales[f"visible.{layer.name}.bias"] = machine.layers[layer.name].inverse_scale().flatten()
+            self._scales[f"visible.{layer.name}.bias"] = machine.layers[layer.name].inverse_scale.flatten()
             if layer.learns_variance:
                 self._places[f"visible.{layer.name}.log_variance"] = layout.variances + places
         self._places["hidden.bias"] = layout.hidden_bias + layout.hidden_places().to(device)
-        self._scales["hidden.bias"] = machine.hidden.inverse_scale().flatten()
+        self._scales["hidden.bias"] = machine.hidden.inverse_scale.flatten()
         self.columns = {layer.name: layer.places().to(device) for layer in layout.layers}
 
     def scale(self, layer: str) -> Tensor:

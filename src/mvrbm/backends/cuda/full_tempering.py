@@ -63,7 +63,7 @@ class Tempering:
     def load_middle(self, state: TrainState, packing: FullPacking) -> None:
         """Compute the center of all states of a machine."""
         for name, columns in packing.columns.items():
-            self.buffers.middle[columns] = state.machine.layers[name].middle().flatten()
+            self.buffers.middle[columns] = state.machine.layers[name].middle.flatten()
 
     def load(self, recipes: Sequence[Recipe], states: Sequence[TrainState]) -> None:
         """Take over the turns of exchanges, which follow from the number of updates."""

@@ -233,7 +233,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         """Return `n` copies of data with missing entries drawn given the known ones, for multiple imputation."""
         check_is_fitted(self)
         whole_number(n, "n")
-        rng = RandomSource(seed_of(self.random_state), device=self.machine_.like.device)
+        rng = RandomSource(seed_of(self.random_state))
 
         def drawn(x: Tensor, known: Tensor) -> Tensor:
             return self._predictor.draw(x, known, self._calibration, rng)

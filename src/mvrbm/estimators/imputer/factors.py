@@ -60,7 +60,7 @@ class Factors:
         ((name, unit),) = machine.layers.items()
         with torch.no_grad():
             weights = machine.links[name].dense().reshape(machine.hidden.bias.numel(), -1).double()
-            scale = 1 / unit.inverse_scale().reshape(-1).double()
+            scale = 1 / unit.inverse_scale.reshape(-1).double()
             left, size, right = torch.linalg.svd(weights, full_matrices=False)
             # For entries divided by `scale`, the precision is I - W'W, and the mean solves x = b + W'y, y = c + W x.
             bias = unit.bias.expand(unit.shape).reshape(-1).double() / scale
