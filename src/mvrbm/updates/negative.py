@@ -139,10 +139,13 @@ class _Persistent(NegativePhase):
         return range(self.n_chains)[world.part_of(self.n_chains)]
 
     def start(self, machine: BoltzmannMachine, batch: Layers, rng: RandomSource) -> Chains:
-        """Start chain `c` at sample `c % n` of a batch of `n` samples."""
+        """Start chain `c` at sample `c % n` of a batch of `n` samples, or at a draw from the biases without samples."""
         n = len(next(iter(batch.values())))
-        rows = torch.arange(self.n_chains) % n
-        return {name: array[rows.to(array.device)] for name, array in batch.items()}
+        if n:
+            rows = torch.arange(self.n_chains) % n
+            return {name: array[rows.to(array.device)] for name, array in batch.items()}
+        fields = {name: machine.like.new_zeros(self.n_chains, *unit.shape) for name, unit in machine.layers.items()}
+        return {name: unit.sample(fields[name], rng) for name, unit in machine.layers.items()}
 
 
 @dataclass(frozen=True)
