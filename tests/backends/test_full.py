@@ -307,7 +307,7 @@ def test_a_resumed_run_with_tempered_chains_continues_as_planned(tmp_path):
     second = trainer()
     assert second.resume(tmp_path)
     second.fit(data, 3)
-    assert isinstance(second._last_path, FullMatrixBackend)
+    assert isinstance(second.kept_backend, FullMatrixBackend)
     for key, value in everything(planned).items():
         torch.testing.assert_close(everything(second)[key], value, rtol=1e-4, atol=1e-5)
 

@@ -75,7 +75,7 @@ def data_for(machine, n):
 class Graphed(Trainer):
     """Takes graphs where it would not take them by itself: on a CPU."""
 
-    def _choose_path(self, tasks, states, sources, threads):
+    def _choose_backend(self, tasks, states, sources, threads):
         assert graphs.not_capturable_reason(tasks[0], states[0], sources[0]) is None
         return graphs.GraphBackend(tasks[0], states[0], sources[0])
 
@@ -83,14 +83,14 @@ class Graphed(Trainer):
 class Exact(Trainer):
     """Uses graphs, without tensor cores."""
 
-    def _choose_path(self, tasks, states, sources, threads):
+    def _choose_backend(self, tasks, states, sources, threads):
         return graphs.GraphBackend(tasks[0], states[0], sources[0], exact=True)
 
 
 class Plain(Trainer):
     """Takes no fast path."""
 
-    def _choose_path(self, tasks, states, sources, threads):
+    def _choose_backend(self, tasks, states, sources, threads):
         return ReferenceBackend(tasks[0])
 
 
@@ -133,7 +133,7 @@ def test_steps_in_two_launches_are_those_of_the_rule(name):
     make, recipe, _ = CASES[name]
     recipe = dataclasses.replace(recipe, linear_decay=True, rate_decay=7, centering="none")
     plain, graphed = (train(kind, (make, recipe, None), dtype=torch.float32) for kind in (Plain, Exact))
-    assert graphed._last_path._fused is not None
+    assert graphed.kept_backend._fused is not None
     assert_same(graphed, plain, rtol=2e-3, atol=1e-5)
 
 
@@ -165,8 +165,8 @@ class Replayed:
 @pytest.mark.parametrize("name", ["dense, tempered", "tempered, 3 steps and Adam", "dense, PCD"])
 def test_replays_take_turns_as_updates_do(name, monkeypatch):
     class Replaying(Graphed):
-        def _choose_path(self, tasks, states, sources, threads):
-            path = super()._choose_path(tasks, states, sources, threads)
+        def _choose_backend(self, tasks, states, sources, threads):
+            path = super()._choose_backend(tasks, states, sources, threads)
             monkeypatch.setattr(path, "_capturing", True)
             monkeypatch.setattr(graphs, "capture", lambda work, what: Replayed(work, self.state))
             self.path = path
@@ -275,9 +275,9 @@ class Counting(Graphed):
 
     built = 0
 
-    def _choose_path(self, tasks, states, sources, threads):
+    def _choose_backend(self, tasks, states, sources, threads):
         self.built += 1
-        return super()._choose_path(tasks, states, sources, threads)
+        return super()._choose_backend(tasks, states, sources, threads)
 
 
 @pytest.mark.parametrize(
@@ -305,12 +305,12 @@ def test_the_path_of_one_trainer_is_kept_at_a_time():
         return Counting(machine, DEFAULT, seed=5).fit(data_for(machine, 36), 1, initialize=True)
 
     first, second = trained(), trained()
-    assert first._last_path is None
-    assert second._last_path is not None
+    assert first.kept_backend is None
+    assert second.kept_backend is not None
     second.fit(data_for(second.machine, 36), 2)
     first.fit(data_for(first.machine, 36), 2)
     assert (first.built, second.built) == (2, 1)
-    assert second._last_path is None
+    assert second.kept_backend is None
 
 
 def test_a_new_path_is_built_where_the_old_one_does_not_fit():
