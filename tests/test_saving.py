@@ -523,13 +523,13 @@ def test_tables_are_filled_in_the_same_by_a_loaded_imputer(imputer, table, tmp_p
 
 DAMAGED_IMPUTERS = [
     ("shape", {"low": torch.zeros(5, dtype=torch.float64)}, r"'low' should be of shape \(6,\), is of shape \(5,\)"),
-    ("dtype", {"center": torch.zeros(6)}, "'center' should be torch.float64, is torch.float32"),
+    ("dtype", {"centre": torch.zeros(6)}, "'centre' should be torch.float64, is torch.float32"),
     (
         "not finite",
         {"high": torch.full((6,), torch.inf, dtype=torch.float64)},
         "'high' has entries that are not finite",
     ),
-    ("too large", {"center": torch.full((6,), 1e200, dtype=torch.float64)}, "'center' is too large"),
+    ("too large", {"centre": torch.full((6,), 1e200, dtype=torch.float64)}, "'centre' is too large"),
     ("negative", {"scale": torch.full((6,), -1.0, dtype=torch.float64)}, "'center' and 'scale' do not fit"),
     ("tiny", {"scale": torch.full((6,), 1e-320, dtype=torch.float64)}, "'center' and 'scale' do not fit"),
 ]

@@ -257,7 +257,7 @@ def test_a_path_continues_with_other_data(name):
     order = torch.arange(8, device=DEVICE)[None]
     path.epoch([first.state], order, never)
     path.store([first.state])
-    assert first.negative.turn(first.state.chains) == int(tempered)  # after three steps
+    assert first.recipe.negative.turn(first.state.chains) == int(tempered)  # after three steps
     other = kind([second.update_settings()], [second.state], sources[:1])
     other.epoch([second.state], order, never)
     other.store([second.state])

@@ -365,7 +365,7 @@ def test_tables_and_plots_of_the_committed_results(device, recipe, tmp_path, cap
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ("nonsense", 2, "unknown command 'nonsense': choose from speed, workloads, kernels"),
+        ("nonsense", 2, "unknown command 'nonsense': choose from speed, workloads, backends, kernels"),
         ("--sizes 28", 1, "expected a size such as 28x28:25x25"),
         ("--ranks 1,x", 2, "argument --ranks: expected a whole number, got 'x'"),
         ("--contestants me", 1, "contestants must be some of"),
