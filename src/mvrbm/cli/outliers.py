@@ -13,7 +13,7 @@ _MAPS_HELP = (
     "next to its map, the most unusual samples first."
 )
 _SHARE_HELP = "Fraction of outliers in the training data."
-_SHARE_DEFAULT = "Tukey's fence separates outliers"
+_SHARE_DEFAULT = "an automatic threshold separates outliers"
 # Number of the most unusual samples that are listed.
 _MOST_SHOWN = 10
 

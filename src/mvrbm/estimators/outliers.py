@@ -44,8 +44,9 @@ _MAP_PARTS = 8
 _MAP_ROUNDS = 4
 # Largest number of training samples from which the threshold is computed.
 _MOST_REFERENCES = 1000
-# Tukey's fence: distance of the threshold from the first quartile, in interquartile ranges.
-_FENCE = 1.5
+# Distance of the automatic threshold below the median training score, in units of the distance between the median and
+# the lowest tenth. Scores have a long lower tail, in which fences from the quartiles would report normal samples.
+_FENCE = 2.5
 
 
 @register("MVRBMOutlierDetector")
@@ -72,7 +73,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         Shape of a sample if the input has shape (n, n_features). Default: a row is a vector.
     contamination : "auto" or float
         Fraction of outliers in the training data, above 0 and at most 0.5, which determines the threshold `offset_`.
-        ``"auto"`` is Tukey's fence: 1.5 interquartile ranges below the first quartile of the training scores.
+        ``"auto"`` places the threshold 2.5 times as far below the median training score as the 10th percentile is.
     block_shape : tuple of int, optional
         Shape of the blocks that are hidden. Default: a seventh of each axis, or single entries for rows.
     n_masks : int
@@ -160,8 +161,8 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         """Return the threshold for the scores of training samples."""
         if self.contamination != "auto":
             return float(np.percentile(scores, 100 * self.contamination))
-        low, high = np.percentile(scores, (25, 75))
-        return float(low - _FENCE * (high - low))
+        low, median = np.percentile(scores, (10, 50))
+        return float(median - _FENCE * (median - low))
 
     def _check_parameters(self) -> None:
         if self.contamination != "auto":
