@@ -85,7 +85,7 @@ def pseudo_log_likelihood(
 
 
 def _estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor) -> Tensor:
-    """Estimate the pseudo-log-likelihood of each sample from the sites at `places`, which are indices over all layers."""
+    """Estimate the pseudo-log-likelihood of each sample from the sites with the given indices over all layers."""
     field = machine.hidden_field(layers)
     means = machine.visible_fields(machine.hidden.mean(field))
     ends = list(itertools.accumulate((unit.n_sites for unit in machine.layers.values()), initial=0))

@@ -127,7 +127,9 @@ class Counts(Unit):
             )
         if self.length is not None and bool((lengths := x.sum(-1)).ne(self.length).any()):
             other = int(lengths[lengths != self.length][0])
-            raise ValueError(f"layer '{layer}' requires documents of {self.length} words, got one with {other} words")
+            raise ValueError(
+                f"layer '{layer}' requires documents of length {self.length}, got a document of length {other}"
+            )
 
     def example(self, n: int, rng: RandomSource) -> Tensor:
         """Return n documents of the given length, or of 10 words if `length` is None."""
