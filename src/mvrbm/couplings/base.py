@@ -149,7 +149,7 @@ class Coupling(nn.Module, ABC):
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters that are learned."""
+        """Number of learned parameters."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def config(self) -> dict[str, Any]:

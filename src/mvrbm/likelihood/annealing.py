@@ -49,7 +49,10 @@ class AnnealedEstimate:
 
     @property
     def bound(self) -> float:
-        """Mean of the log-weights. In expectation, it is at most log Z for forward runs, at least log Z for reverse."""
+        """Mean of the log-weights.
+
+        In expectation, the mean is a lower bound on log Z for forward runs and an upper bound for reverse runs.
+        """
         return float(self.log_weights.mean())
 
     @property

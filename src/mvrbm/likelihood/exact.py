@@ -158,7 +158,10 @@ def _visible_states(
 
 
 def clamped_log_normalizer(machine: BoltzmannMachine, fields: Layers, fixed: Layers, known: Masks) -> Tensor:
-    """Sum the log-normalizers of the visible layers, with known sites fixed at their values. Return shape (m,)."""
+    """Sum the log-normalizers of the visible layers, with known sites fixed at their values.
+
+    The result has shape (m,).
+    """
     total = machine.like.new_zeros(())
     for name, unit in machine.layers.items():
         sites = unit.site_log_normalizer(fields[name])

@@ -101,7 +101,7 @@ def _estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor) -> Tens
 
 
 def _log_probabilities(unit: Unit, x: Tensor, field: Tensor) -> Tensor:
-    """Return the log-probability of each site given the field, or 0 for padding, of shape (n, sites)."""
+    """Return the log-probability of each site given the field, or 0 for padding: (n, *shape) -> (n, sites)."""
     found = unit.statistic(x) * field
     if unit.entry_modes:
         found = found.sum(-1)
@@ -111,7 +111,7 @@ def _log_probabilities(unit: Unit, x: Tensor, field: Tensor) -> Tensor:
 
 
 def _log_conditionals(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, sites: Tensor) -> Tensor:
-    """Return log p(site | all other sites), summed over the given sites, of shape (n,)."""
+    """Sum log p(site | all other sites) over the given sites, for each sample. The result has shape (n,)."""
     if machine.layers[name].sampled_as == "bernoulli":
         return _binary_log_conditionals(machine, layers, field, name, sites)
     each = [_site_log_conditional(machine, layers, field, name, site) for site in sites.tolist()]
@@ -121,7 +121,7 @@ def _log_conditionals(machine: BoltzmannMachine, layers: Layers, field: Tensor, 
 def _binary_log_conditionals(
     machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, sites: Tensor
 ) -> Tensor:
-    """Return log p(site | all other sites), summed over the given binary sites, of shape (n,)."""
+    """Sum log p(site | all other sites) over the given binary sites, for each sample. The result has shape (n,)."""
     unit, hidden, n = machine.layers[name], machine.hidden, len(field)
     n_hidden = math.prod(hidden.shape)
     total, sites = field.new_zeros(n), sites.to(field.device)
@@ -155,7 +155,7 @@ def _log_odds(hidden: Unit, field: Tensor, columns: Tensor, x: Tensor) -> Tensor
 
 
 def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, site: int) -> Tensor:
-    """Return log p(site | all other sites) for each sample, or 0 for padding, of shape (n,)."""
+    """Return log p(site | all other sites) for each sample, or 0 for padding. The result has shape (n,)."""
     unit = machine.layers[name]
     x = layers[name].reshape(-1, unit.n_sites, *unit.entry_shape)
     n = len(x)

@@ -52,10 +52,10 @@ def _energies(field, base, bias, betas, pull, out, n, WIDTH: tl.constexpr, PER_S
 
 
 def draw(field: Tensor, base: Tensor, bias: Tensor, beta: Tensor, numbers: Tensor) -> Tensor:
-    r"""Sample binary entries, which are 1 where a uniform random number is below the mean, of shape (n, \*shape).
+    r"""Sample binary entries, which are 1 where a uniform random number is below the mean.
 
-    `field` and `numbers` have shape (n, \*shape). `base` has shape (1, \*shape), and `bias` broadcasts to that shape.
-    `beta` has shape (n,) or (1,).
+    `field`, `numbers` and the result have shape (n, \*shape). `base` has shape (1, \*shape), and `bias` broadcasts to
+    that shape. `beta` has shape (n,) or (1,).
     """
     field, out = field.contiguous(), torch.empty_like(field, memory_format=torch.contiguous_format)
     grid = (-(-out.numel() // _BLOCK),)
@@ -67,9 +67,10 @@ def draw(field: Tensor, base: Tensor, bias: Tensor, beta: Tensor, numbers: Tenso
 
 
 def energies(field: Tensor, base: Tensor, bias: Tensor, betas: Tensor, pull: Tensor) -> Tensor:
-    r"""Compute (beta - 1) pull minus the log-normalizer of binary entries at several temperatures, of shape (k, n).
+    r"""Compute (beta - 1) pull minus the log-normalizer of binary entries at several temperatures.
 
-    `betas` has shape (k, n) or (k, 1), and `pull` has shape (n,). For the other arguments, see :func:`draw`.
+    `betas` has shape (k, n) or (k, 1), and `pull` has shape (n,). The result has shape (k, n). For the other arguments,
+    see :func:`draw`.
     """
     out = torch.empty(len(betas), len(field), dtype=field.dtype, device=field.device)
     _energies[(out.numel(),)](

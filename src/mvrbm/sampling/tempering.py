@@ -72,10 +72,11 @@ class TemperedPath:
         return functools.reduce(operator.add, pulls)
 
     def energies(self, betas: Tensor, field: Tensor, pull: Tensor) -> Tensor:
-        """Compute free energies at several temperatures, of shape (k, n), without the energy of the visible units.
+        """Compute free energies at several temperatures, without the energy of the visible units.
 
         `betas` contains inverse temperatures, of shape (k, n) or (k, 1). The states are specified by their hidden
-        field at beta = 1, of shape (n, *hidden shape), and their :meth:`pull`, of shape (n,).
+        field at beta = 1, of shape (n, *hidden shape), and their :meth:`pull`, of shape (n,). The result has shape
+        (k, n).
         """
         hidden = self.machine.hidden
         if (kernels := _kernels(hidden, field)) is not None:

@@ -184,7 +184,7 @@ class ProgressBar(Reporter):
 
 
 class EpochLines(Reporter):
-    """Prints one line per epoch to standard error. Suitable for log files and pipes, unlike a progress bar."""
+    """Callback that prints one line per epoch to standard error. Unlike a progress bar, it suits log files and pipes."""
 
     def on_epoch_end(self, trainer: TrainingRun) -> None:
         error = trainer.history[-1].get("reconstruction_error") if trainer.history else None
@@ -193,7 +193,7 @@ class EpochLines(Reporter):
 
 
 class Monitor(Periodic):
-    """Computes and logs training metrics.
+    """Callback that computes and logs training metrics.
 
     Parameters
     ----------
@@ -307,7 +307,7 @@ def _reconstruction_error(trainer: TrainingRun, data: dict[str, Tensor]) -> floa
 
 
 class CSVLog(Reporter):
-    """Writes the metrics to a CSV file. A resumed training run appends to the same file."""
+    """Callback that writes the metrics to a CSV file. A resumed training run continues the same file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -333,7 +333,10 @@ class CSVLog(Reporter):
 
 
 class TensorBoard(Reporter):
-    """Writes the metrics as TensorBoard scalars. Requires the `tensorboard` package and a callback that logs."""
+    """Callback that writes the metrics as TensorBoard scalars.
+
+    It requires the `tensorboard` package and a callback that logs metrics.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -355,7 +358,7 @@ class TensorBoard(Reporter):
 
 
 class EarlyStopping(Callback):
-    """Stops training when a metric stops improving. Requires a callback that logs the metric.
+    """Callback that stops training when a metric stops improving. It requires a callback that logs the metric.
 
     Parameters
     ----------
@@ -403,7 +406,7 @@ class EarlyStopping(Callback):
 
 
 class Checkpoint(Periodic):
-    """Saves checkpoints at regular intervals, and when training ends or is interrupted.
+    """Callback that saves checkpoints at regular intervals, and when training ends or is interrupted.
 
     Parameters
     ----------

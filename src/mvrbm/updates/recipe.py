@@ -49,8 +49,8 @@ class Recipe:
         ``"location"`` centers layers with an arbitrary origin (Gaussian layers). ``"full"`` centers all layers,
         including the hidden layer.
     rate_decay : int, optional
-        Time scale of the learning rate decay, which is 1 / sqrt(1 + update / rate_decay). If None, the learning rate
-        does not decay in this way. Ignored if the trainer has an optimizer or a scheduler.
+        Time scale, in updates, of the learning rate decay 1 / sqrt(1 + update / rate_decay). If None, this decay is
+        disabled. Ignored if the trainer has an optimizer or a scheduler.
     linear_decay : bool
         Whether to also decrease the learning rate linearly to zero over `planned_updates` updates.
     planned_updates : int, optional
