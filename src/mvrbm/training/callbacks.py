@@ -184,7 +184,7 @@ class ProgressBar(Reporter):
 
 
 class EpochLines(Reporter):
-    """Callback that prints one line per epoch to standard error. Unlike a progress bar, it suits log files and pipes."""
+    """Callback that prints one line per epoch to standard error. Unlike a progress bar, it suits log files."""
 
     def on_epoch_end(self, trainer: TrainingRun) -> None:
         error = trainer.history[-1].get("reconstruction_error") if trainer.history else None
