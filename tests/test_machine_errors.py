@@ -182,7 +182,7 @@ REFUSED = [  # (what, the call, what the message has to say)
     (
         "half a row known",
         lambda: gibbs(labeled(), labels(ONE_HOT), 1, RandomSource(0), mask={"words": ONE_HOT.bool()}),
-        ["'words'", "same for all entries of a one-hot row"],
+        ["'words'", "same for all entries in a one-hot row"],
     ),
     (
         "one mask for two layers",
@@ -285,7 +285,7 @@ REFUSED = [  # (what, the call, what the message has to say)
     (
         "falling temperatures",
         lambda: ParallelTempering(image(), 2, [1.0, 0.5], rng=RandomSource(0)),
-        ["betas", "increase"],
+        ["betas", "increasing"],
     ),
     ("one temperature", lambda: ParallelTempering(image(), 2, [1.0], rng=RandomSource(0)), ["betas", "at least two"]),
     (
@@ -298,8 +298,8 @@ REFUSED = [  # (what, the call, what the message has to say)
     ("a seed too large", lambda: RandomSource(2**63), ["seed", "0 to 2**63"]),
     ("no stream", lambda: RandomSource(0).split(0), ["count", "at least 1", "0"]),
     # documents
-    ("half a word", lambda: documents(torch.tensor([[0.5, 1.0]])), ["whole numbers", "(1, 2)"]),
-    ("fewer words than none", lambda: documents(torch.tensor([[-1, 1]])), ["whole numbers"]),
+    ("half a word", lambda: documents(torch.tensor([[0.5, 1.0]])), ["nonnegative integers", "(1, 2)"]),
+    ("fewer words than none", lambda: documents(torch.tensor([[-1, 1]])), ["nonnegative integers"]),
     ("counts of one document", lambda: documents(torch.tensor([1, 2])), ["(n, n_words)", "(2,)"]),
     ("a document too long", lambda: documents(torch.tensor([[4, 1]]), n_rows=3), ["5 words", "n_rows = 3"]),
 ]

@@ -1,4 +1,4 @@
-"""Functions that build the named models, each a choice of units and couplings."""
+"""Functions that build named models. Each model is a choice of units and couplings."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,16 +14,16 @@ __all__ = ["cp_rbm", "documents", "multimodal_mvrbm", "mvrbm", "rbm", "replicate
 
 
 def rbm(n_visible: int, n_hidden: int, *, seed: int | RandomSource = 0) -> BoltzmannMachine:
-    r"""Classic RBM, :math:`E = -y^\top W x - b^\top x - c^\top y`."""
+    r"""Build a classic RBM, :math:`E = -y^\top W x - b^\top x - c^\top y`."""
     return BoltzmannMachine(Bernoulli(n_visible), Bernoulli(n_hidden), Dense(), seed=seed)
 
 
 def mvrbm(
     visible_shape: Sequence[int], hidden_shape: Sequence[int], rank: int = 1, *, seed: int | RandomSource = 0
 ) -> BoltzmannMachine:
-    r"""MVRBM, :math:`E = -\langle Y, U X V^\top\rangle - \langle B, X\rangle - \langle C, Y\rangle`.
+    r"""Build an MVRBM, :math:`E = -\langle Y, U X V^\top\rangle - \langle B, X\rangle - \langle C, Y\rangle`.
 
-    With shapes of another order than 2 it is the TV-RBM,
+    For shapes whose order is not 2, the model is the TV-RBM,
     :math:`E = -\langle Y, X \times_1 U_1 \cdots \times_D U_D\rangle - \langle B, X\rangle - \langle C, Y\rangle`.
     """
     return BoltzmannMachine(Bernoulli(visible_shape), Bernoulli(hidden_shape), Kronecker(rank), seed=seed)
@@ -32,7 +32,7 @@ def mvrbm(
 def multimodal_mvrbm(
     visible: Mapping[str, Unit], hidden_shape: Sequence[int], rank: int = 1, *, seed: int | RandomSource = 0
 ) -> BoltzmannMachine:
-    r"""Multimodal MVRBM: modalities, by name, that share one hidden layer.
+    r"""Build a multimodal MVRBM, in which all modalities share one hidden layer.
 
     :math:`E = \sum_m [\varepsilon_m(X_m) - \langle Y, U_m T_m(X_m) V_m^\top\rangle] - \langle C, Y\rangle`.
     """
@@ -43,7 +43,7 @@ def multimodal_mvrbm(
 def cp_rbm(
     visible_shape: Sequence[int], n_hidden: int, rank: int = 1, *, seed: int | RandomSource = 0
 ) -> BoltzmannMachine:
-    r"""TvRBM of Nguyen et al. (2015): a visible array, a hidden vector, weights of CP rank R.
+    r"""Build the TvRBM of Nguyen et al. (2015), with a visible array, a hidden vector and weights of CP rank R.
 
     .. math::
 
@@ -54,14 +54,14 @@ def cp_rbm(
 
 
 def replicated_softmax(n_rows: int, n_words: int, n_topics: int, *, seed: int | RandomSource = 0) -> BoltzmannMachine:
-    r"""Replicated softmax RBM: documents of up to `n_rows` words over `n_topics` binary topics.
+    r"""Build a replicated softmax RBM for documents of up to `n_rows` words, with `n_topics` binary topics.
 
-    :math:`E = -\sum_{d} (V x_d + b)^\top [y, 1] - \langle c, y\rangle`, the rows :math:`x_d` one-hot, with
-    weights and bias shared by all of them.
+    The energy is :math:`E = -\sum_{d} (V x_d + b)^\top [y, 1] - \langle c, y\rangle`. The rows :math:`x_d` are one-hot,
+    and all rows share the same weights and bias.
 
     A shorter document ends in rows of zeros, which the model ignores. Salakhutdinov and Hinton multiply the hidden bias
-    by the length D of the document; here this needs no parameter, because a constant added to every column of V adds D
-    times that constant to the field.
+    by the length D of the document. This requires no separate parameter here, because a constant added to every column
+    of V adds D times that constant to the field.
     """
     words = Categorical((n_rows, n_words), bias_shape=(1, n_words), padded=True)
     coupling = Kronecker(summed_modes=(0,))
@@ -76,21 +76,23 @@ def documents(counts: Tensor, n_rows: int | None = None) -> Tensor:
     counts : Tensor (n, n_words)
         Number of occurrences of each word in each document.
     n_rows : int, optional
-        Number of rows. Default: the number of words of the longest document.
+        Number of rows per document. Default: the number of words in the longest document.
 
     Returns
     -------
     Tensor (n, n_rows, n_words)
-        One row per word, then rows of zeros. The model does not depend on the order of words.
+        One row per word, followed by rows of zeros. The model does not depend on the order of the words.
     """
     counts = torch.as_tensor(counts)
     if counts.ndim != 2 or bool((counts < 0).any()) or bool((counts != counts.round()).any()):
-        raise ValueError(f"counts must be whole numbers of shape (n, n_words), got shape {tuple(counts.shape)}")
+        raise ValueError(
+            f"counts must be nonnegative integers of shape (n, n_words), got an array of shape {tuple(counts.shape)}"
+        )
     whole = counts.long()
     longest = int(whole.sum(1).max())
     n_rows = max(longest, 1) if n_rows is None else n_rows
     if longest > n_rows:
-        raise ValueError(f"the longest document has {longest} words, more than n_rows = {n_rows}")
+        raise ValueError(f"the longest document has {longest} words, which is more than n_rows = {n_rows}")
     ends = whole.cumsum(1)  # row d contains the first word whose cumulative count exceeds d
     rows = torch.arange(n_rows)[None, :, None]
     starts = (ends - whole)[:, None, :]

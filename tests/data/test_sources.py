@@ -246,7 +246,7 @@ ONE_LAYER_ERRORS = [
     ("one mode too few", bits(shape=(12,)), {}, r"expects arrays of shape \(n, 3, 4\)"),
     ("mode of another size", bits(shape=(3, 5)), {}, "mode 2 has 5 entries instead of 4"),
     ("shape in a dataset", Items(bits(shape=(4, 3)), lambda item: item), {}, "mode 1 has 4 entries instead of 3"),
-    ("values of reals", 3 * bits(), {}, "takes values from 0 to 1, got 0 to 3"),
+    ("values of reals", 3 * bits(), {}, "require values from 0 to 1, got 0 to 3"),
     ("infinite", np.full((5, 3, 4), np.inf), {}, "NaN or infinite"),
     ("name", {"image": bits()}, {}, r"lacks layers \['visible'\], it has \['image'\]"),
     (

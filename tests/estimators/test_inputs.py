@@ -331,7 +331,7 @@ def test_every_method_checks_its_values_once(call, model, digits, monkeypatch):
     monkeypatch.setattr(Bernoulli, "check", lambda unit, x, layer: (checked.append(len(x)), check(unit, x, layer)))
     call(model, digits[:50])
     assert checked == [50]
-    with pytest.raises(ValueError, match="takes values from 0 to 1"):
+    with pytest.raises(ValueError, match="require values from 0 to 1"):
         call(model, digits[:50] + 1)
 
 

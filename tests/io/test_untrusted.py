@@ -170,7 +170,7 @@ def test_gaussian_layers_that_are_too_large_to_check_raise(tmp_path):
         ("visible.visible.log_variance", -200.0, "standard deviation of layer 'visible' is too large"),
         ("visible.visible.bias", 1e30, "bias in standard deviations of layer 'visible' is too large"),
         ("hidden.bias", -1e30, "bias of layer 'hidden' is too large"),
-        ("couplings.visible.factors.0", 1e30, "coupling of layer 'visible' is too large"),
+        ("couplings.visible.factors.0", 1e30, "coupling for layer 'visible' is too large"),
     ],
 )
 def test_parameters_that_are_too_large_raise(model, tensor, value, message):

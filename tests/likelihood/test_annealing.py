@@ -345,7 +345,7 @@ def test_errors_say_what_was_given():
     wrong = {
         "n_chains must be a whole number of at least 2, got 1": {"n_chains": 1, "n_steps": 10},
         "n_steps must be a whole number of at least 1, got 0": {"n_chains": 5, "n_steps": 0},
-        "a mask needs clamp": {"mask": torch.ones(8, dtype=torch.bool)},
+        "mask requires clamp": {"mask": torch.ones(8, dtype=torch.bool)},
         "clamp must be one visible state": {"clamp": state},
     }
     for message, arguments in wrong.items():

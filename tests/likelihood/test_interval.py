@@ -189,7 +189,7 @@ def test_tempering_keeps_known_entries():
     assert torch.equal(cold["image"][:, mask["image"]], start["image"][:, mask["image"]])
     assert not torch.equal(cold["image"], start["image"])
     assert not torch.equal(cold["depth"], start["depth"])
-    with pytest.raises(ValueError, match="a mask needs init"):
+    with pytest.raises(ValueError, match="mask requires init"):
         ParallelTempering(machine, 40, 4, rng=RandomSource(2), mask=mask)
 
 

@@ -940,10 +940,10 @@ def test_errors_say_what_was_given():
         ),
         "burn_in must be a whole number of at least 0": lambda: conditional_mean(machine, start, mask, rng, burn_in=-1),
         "n must be a whole number of at least 1, got 0": lambda: sample(machine, 0, 1, rng),
-        "a mask needs init": lambda: sample(machine, 3, 1, rng, mask=mask),
-        "init must have n = 4 states, got 3": lambda: sample(machine, 4, 1, rng, init=start),
+        "mask requires init": lambda: sample(machine, 3, 1, rng, mask=mask),
+        "init must contain n = 4 states, got 3": lambda: sample(machine, 4, 1, rng, init=start),
         "n_chains must be a whole number of at least 1, got 0": lambda: ParallelTempering(machine, 0, rng=rng),
-        "init must have n_chains = 4 states, got 3": lambda: ParallelTempering(machine, 4, rng=rng, init=start),
+        "init must contain n_chains = 4 states, got 3": lambda: ParallelTempering(machine, 4, rng=rng, init=start),
     }
     for message, call in wrong.items():
         with pytest.raises(ValueError, match=message):
@@ -952,5 +952,5 @@ def test_errors_say_what_was_given():
 
 @pytest.mark.parametrize("betas", [1, [1.0], [0.5, 0.9], [0.5, 0.5, 1.0], [1.0, 0.0], [[0.0, 1.0]]])
 def test_ladders_must_increase_to_1(betas):
-    with pytest.raises(ValueError, match="betas must be at least two numbers that increase"):
+    with pytest.raises(ValueError, match="betas must be at least two increasing numbers"):
         ParallelTempering(DISCRETE["binary"](), 3, betas, rng=RandomSource(0))

@@ -251,7 +251,7 @@ def test_early_stopping_waits_as_long_as_it_should(values, patience, larger, sto
 
 def test_early_stopping_names_what_is_logged():
     callbacks = [Monitor(bits(), pseudo_sites=0), EarlyStopping("loss")]
-    with pytest.raises(ValueError, match=r"follows 'loss', but only \[.*'reconstruction_error'"):
+    with pytest.raises(ValueError, match=r"monitors 'loss', but only \[.*'reconstruction_error'"):
         Trainer(mvrbm((3, 3), (2, 2)), callbacks=callbacks).fit(bits(), 1, initialize=True)
     with pytest.raises(ValueError, match="patience"):
         EarlyStopping(patience=0)

@@ -355,7 +355,9 @@ def test_the_newest_checkpoint_has_the_largest_number(tmp_path):
 def test_a_new_run_does_not_write_into_the_folder_of_another(tmp_path):
     trained(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(ValueError, match="holds checkpoints of an earlier training run: resume it, or choose another"):
+    with pytest.raises(
+        ValueError, match="contains checkpoints from an earlier training run: resume that run, or choose another"
+    ):
         trained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
@@ -481,7 +483,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path):
                 try:
                     again.fit(bits(), 1, initialize=True)
                 except StorageError as error:
-                    os._exit(7 if "another process writes checkpoints" in str(error) else 8)
+                    os._exit(7 if "another process is writing checkpoints" in str(error) else 8)
                 os._exit(9)
             self.code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 

@@ -232,7 +232,7 @@ def test_plateau_scheduler_follows_the_monitor():
     )
     trainer.fit(x, 6, initialize=True)
     np.testing.assert_allclose(rates.rates, [0.1, 0.1, 0.1, 0.01, 0.001, 0.001], rtol=1e-9)
-    with pytest.raises(ValueError, match="no callback logs 'reconstruction_error': add a Monitor"):
+    with pytest.raises(ValueError, match="requires the metric 'reconstruction_error': add a Monitor"):
         Trainer(mvrbm((2, 2), (2, 2)), scheduler=plateau).fit(x, 2, initialize=True)
 
 
@@ -523,7 +523,7 @@ def test_nan_is_an_error_unless_it_marks_missing_entries():
     rows = np.zeros((5, 2, 3))
     rows[:3, :, 0] = rows[3:, :, 2] = 1
     rows[0, 0, 1] = np.nan
-    with pytest.raises(ValueError, match="must be the same for all entries of a one-hot row"):
+    with pytest.raises(ValueError, match="must be the same for all entries in a one-hot row"):
         Trainer(BoltzmannMachine(Categorical((2, 3)), Bernoulli(2), Dense())).fit(
             rows, 1, nan_is_missing=True, initialize=True
         )

@@ -74,7 +74,7 @@ def test_what_needs_an_energy_is_refused_in_one_line(what, shape):
 
 
 def test_rectified_data_must_not_be_negative():
-    with pytest.raises(ValueError, match="takes values from 0 upwards, got -1"):
+    with pytest.raises(ValueError, match="require nonnegative values, got -1"):
         BoltzmannMachine(Rectified(2), Bernoulli(2), Dense()).hidden_mean(torch.tensor([[1.0, -1.0]]))
 
 

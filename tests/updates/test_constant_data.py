@@ -28,7 +28,7 @@ CONSTANT = [
 @pytest.mark.parametrize(("_", "unit", "X", "size"), CONSTANT, ids=[row[0] for row in CONSTANT])
 def test_constants_are_learned(_, unit, X, size, recipe):
     model = MVRBM((4, 4), visible=unit, recipe=recipe, n_epochs=20, random_state=0)
-    with pytest.warns(ConstantDataWarning, match=r"all entries of layer 'visible' are constant .*\(0, 0\), \(0, 1\)"):
+    with pytest.warns(ConstantDataWarning, match=r"all entries in layer 'visible' are constant .*\(0, 0\), \(0, 1\)"):
         model.fit(X)
     assert np.abs(model.reconstruct(X) - X).max() < 0.02 * size
     samples = model.sample(50, steps=20)
@@ -46,7 +46,7 @@ def test_rare_entries_are_learned_as_rare():
 def test_entries_that_are_constant_are_named():
     X = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     X[:, [1, 3]] = 7
-    with pytest.warns(ConstantDataWarning, match=r"2 of 4 entries of layer 'visible' are .* \(1, 3\)"):
+    with pytest.warns(ConstantDataWarning, match=r"2 of 4 entries in layer 'visible' are .* \(1, 3\)"):
         RBM(3, visible="gaussian", n_epochs=1).fit(X)
 
 
@@ -64,5 +64,5 @@ def test_a_site_is_constant_if_it_has_one_category_only():
         warnings.simplefilter("error")
         MVRBM((2, 2), visible="categorical", n_epochs=1).fit(X)
     X[:, 1:] = np.eye(9)[4]
-    with pytest.warns(ConstantDataWarning, match=r"2 of 3 entries of layer 'visible' .*\(1, 2\)"):
+    with pytest.warns(ConstantDataWarning, match=r"2 of 3 entries in layer 'visible' .*\(1, 2\)"):
         MVRBM((2, 2), visible="categorical", n_epochs=1).fit(X)

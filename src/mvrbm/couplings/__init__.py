@@ -1,7 +1,8 @@
-"""Couplings: structured linear maps from a visible array to the hidden array, and their adjoints. No probability here.
+"""Couplings: structured linear maps from a visible array to the hidden array, and their adjoints.
 
-A new coupling is one file in this folder, one line below and one row in ``tests/tables.py``. The class registers
-itself under its `name`, so that estimators, the command line and saved models accept it.
+Couplings know nothing about probability. To add a coupling, write one file in this folder, import it below and add a
+row to ``tests/tables.py``. The class registers itself under its `name`, which makes it available to estimators, the
+command line and saved models.
 """
 
 from mvrbm.couplings.base import COUPLINGS as COUPLINGS

@@ -1,4 +1,4 @@
-"""The base classes of all couplings, the registry that builds one by its name, and helpers for factors."""
+"""Base classes for couplings, the registry that builds a coupling by name, and helpers for factors."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from mvrbm.memory import check_memory
 from mvrbm.random import RandomSource
 from mvrbm.validation import choice, whole_number
 
-#: Default standard deviation of the initial entries of `W`.
+#: Default standard deviation for the initial entries of `W`.
 DEFAULT_STD = 0.01
 
-#: Classes of couplings by their names on the command line and in files.
+#: Coupling classes, keyed by their names on the command line and in files.
 COUPLINGS: dict[str, type[Coupling]] = {}
 
 
 class Coupling(nn.Module, ABC):
-    r"""A linear map :math:`W` from the shape of a visible layer to that of the hidden layer.
+    r"""Base class for a linear map :math:`W` from a visible layer to the hidden layer.
 
-    A coupling is built without shapes, ``Kronecker(rank=2)``. The machine connects it to its layers, which creates and
-    draws its parameters. A coupling that is already connected keeps its parameters.
+    A coupling is constructed without shapes, as in ``Kronecker(rank=2)``. The machine then connects the coupling to its
+    layers, which creates and initializes the parameters. A coupling that is already connected keeps its parameters.
 
-    Only :meth:`dense` forms the full :math:`W`.
+    Only :meth:`dense` computes the full :math:`W`.
     """
 
-    #: Name on the command line and in files. A class that defines a name is registered under it.
+    #: Name on the command line and in files. Every class that defines a name is registered under that name.
     name: ClassVar[str]
     visible_shape: tuple[int, ...]
     hidden_shape: tuple[int, ...]
-    #: Whether the only parameter is the full matrix, (hidden entries, visible entries).
+    #: Whether the only parameter is the full matrix, of shape (hidden entries, visible entries).
     is_full: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -48,7 +48,7 @@ class Coupling(nn.Module, ABC):
         if "name" in cls.__dict__:
             COUPLINGS[cls.name] = cls
 
-    def __init__(self) -> None:  # unlike nn.Module, no arbitrary arguments: `config` reads this signature
+    def __init__(self) -> None:  # `config` reads this signature; that of nn.Module takes any arguments
         super().__init__()
 
     @property
@@ -63,38 +63,38 @@ class Coupling(nn.Module, ABC):
         rng: RandomSource | None = None,
         std: float = DEFAULT_STD,
     ) -> Coupling:
-        """Create the parameters for these shapes and draw them, from `rng` or the stream of seed 0."""
+        """Create the parameters for these shapes and initialize them randomly. If `rng` is None, seed 0 is used."""
         self.allocate(visible_shape, hidden_shape)
         self.initialize(rng or RandomSource(0), std)
         return self
 
     def allocate(self, visible_shape: Sequence[int], hidden_shape: Sequence[int]) -> None:
-        """Check that the shapes fit this kind of coupling and create its parameters, without drawing them."""
+        """Validate the shapes and create the parameters without initializing them."""
         if self.connected:
-            raise ValueError(f"{self.name} coupling is already connected, {self._arrow()}")
+            raise ValueError(f"the {self.name} coupling is already connected ({self._arrow()})")
         visible_shape, hidden_shape = tuple(visible_shape), tuple(hidden_shape)
-        with torch.device("meta"):  # shapes without memory
+        with torch.device("meta"):  # counts the parameters without allocating memory
             self._allocate(visible_shape, hidden_shape)
         numbers = sum(parameter.numel() for parameter in self.parameters())
-        check_memory(numbers, f"a {self.name} coupling of {visible_shape} to {hidden_shape}")
+        check_memory(numbers, f"a {self.name} coupling from {visible_shape} to {hidden_shape}")
         self._allocate(visible_shape, hidden_shape)
         self.visible_shape, self.hidden_shape = visible_shape, hidden_shape
 
     @abstractmethod
     def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
-        """Check the shapes and create the parameters."""
+        """Validate the shapes and create the parameters."""
 
     @abstractmethod
     def _factor_std(self, std: float) -> float:
-        """Return the standard deviation of the parameters that gives the entries of `W` standard deviation `std`."""
+        """Return the standard deviation for the parameters that gives the entries of `W` standard deviation `std`."""
 
     @torch.no_grad()
     def initialize(self, rng: RandomSource, std: float = DEFAULT_STD, *, factor_std: float | None = None) -> None:
-        """Draw the parameters so that the entries of `W` have standard deviation `std`.
+        """Initialize the parameters randomly so that the entries of `W` have standard deviation `std`.
 
-        The gradient of each factor is proportional to the other factors, so all factors start at the same scale: zero
-        is a saddle point, which factors with standard deviation `std` themselves would leave only slowly. `factor_std`
-        sets the standard deviation of the parameters themselves instead.
+        All factors start at the same scale, because the gradient of each factor is proportional to the other factors.
+        Zero is a saddle point, and training would leave it only slowly if the factors themselves had standard deviation
+        `std`. If `factor_std` is given, it is used as the standard deviation of the parameters instead.
         """
         factor_std = self._factor_std(std) if factor_std is None else factor_std
         for parameter in self.parameters():
@@ -103,32 +103,33 @@ class Coupling(nn.Module, ABC):
 
     @abstractmethod
     def to_hidden(self, x: Tensor) -> Tensor:
-        r"""Return :math:`W x`: (n, \*visible_shape) -> (n, \*hidden_shape)."""
+        r"""Compute :math:`W x`: (n, \*visible_shape) -> (n, \*hidden_shape)."""
 
     @abstractmethod
     def to_visible(self, y: Tensor) -> Tensor:
-        r"""Return :math:`W^\top y`: (n, \*hidden_shape) -> (n, \*visible_shape)."""
+        r"""Compute :math:`W^\top y`: (n, \*hidden_shape) -> (n, \*visible_shape)."""
 
     @abstractmethod
     def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        r"""Return the gradient of :math:`-\langle y, W x\rangle`, averaged over the batch, for each learned parameter.
+        r"""Compute the gradient of :math:`-\langle y, W x\rangle` with respect to each learned parameter.
 
-        The arrays are x (n, \*visible_shape) and y (n, \*hidden_shape).
+        The gradient is averaged over the batch. `x` has shape (n, \*visible_shape) and `y` has shape
+        (n, \*hidden_shape).
         """
 
     @property
     @abstractmethod
     def operations(self) -> int:
-        """Number of multiplications of `to_hidden`, and of `to_visible`, per sample."""
+        """Number of multiplications per sample in `to_hidden`, which is the same in `to_visible`."""
 
     @abstractmethod
     def dense(self) -> Tensor:
-        r"""Return the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
+        r"""Compute the full :math:`W`, of shape (\*hidden_shape, \*visible_shape)."""
 
     def from_dense_gradient(self, gradient: Tensor) -> dict[str, Tensor]:
-        r"""Return the gradient for each learned parameter from that for :math:`W`, (\*hidden_shape, \*visible_shape).
+        r"""Convert a gradient for :math:`W` to gradients for the learned parameters.
 
-        It is the adjoint of the derivative of :meth:`dense`.
+        `gradient` has shape (\*hidden_shape, \*visible_shape). This is the adjoint of the derivative of :meth:`dense`.
         """
         learned = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
         with torch.enable_grad():
@@ -137,10 +138,10 @@ class Coupling(nn.Module, ABC):
 
     @abstractmethod
     def gains(self) -> dict[str, Tensor]:
-        """Return an upper bound of the squared amplification of a step of each parameter in `W`, in spectral norm.
+        """Return an upper bound on the squared effect on `W` of a unit step in each parameter, in spectral norm.
 
-        Dividing each gradient by its gain gives steps of equal effect on `W`, however large the other factors are:
-        training neither stalls where they are small nor diverges where they have grown.
+        Dividing each gradient by its gain gives all steps the same effect on `W`, regardless of the size of the other
+        factors. Training then neither stalls when the other factors are small nor diverges when they are large.
         """
 
     def balance(self) -> None:
@@ -148,35 +149,39 @@ class Coupling(nn.Module, ABC):
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters that are learned."""
+        """Number of learned parameters."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build this coupling again, which are attributes of the same names."""
+        """Return the constructor arguments of this coupling, read from the attributes of the same names."""
         found = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def copy_without_shapes(self) -> Coupling:
-        """Return a new coupling with the same arguments, which is not connected yet."""
+        """Return a new, unconnected coupling with the same constructor arguments."""
         return type(self)(**self.config())
 
     def mode_factors(self) -> list[Tensor] | None:
-        """Return factors (R, K_d, I_d) if `W` is a sum of R Kronecker products of learned matrices, else None.
+        """Return one factor of shape (R, K_d, I_d) per mode if `W` is a sum of R learned Kronecker products.
 
-        There is one factor per mode. A full matrix is a single factor, of layers with all modes in one.
+        A full matrix is a single factor between flattened layers. For any other coupling, return None.
         """
         return None
 
     def matrix_factors(self) -> tuple[Tensor, Tensor] | None:
-        r"""Return U (R, K, I), V (R, L, J) if :math:`W X = \sum_r U_r X V_r^\top` and both are learned, else None."""
+        r"""Return `U` (R, K, I) and `V` (R, L, J) if :math:`W X = \sum_r U_r X V_r^\top` and both are learned.
+
+        Otherwise, return None.
+        """
         factors = self.mode_factors() or []
         return (factors[0], factors[1]) if len(factors) == 2 else None
 
     def contractions(self) -> list[tuple[str, Tensor]]:
-        """Return :meth:`to_hidden` as steps of an array without the axis of samples and a factor, for other languages.
+        """Return :meth:`to_hidden` for a single sample as a sequence of `einsum` steps, for export to other languages.
 
-        A step is an equation of `einsum`, of the array and the factor, and the factor. The steps in reverse order, each
-        with its input and its output exchanged, are :meth:`to_visible`. Default: one step, by the full `W`.
+        Each step consists of an `einsum` equation and a factor. The operands of the equation are the current array,
+        which has no sample axis, and the factor. To obtain :meth:`to_visible`, reverse the order of the steps and swap
+        the input and output of each equation. The default implementation returns one step with the full `W`.
         """
         visible = string.ascii_uppercase[: len(self.visible_shape)]
         hidden = string.ascii_lowercase[: len(self.hidden_shape)]
@@ -186,7 +191,7 @@ class Coupling(nn.Module, ABC):
         return " -> ".join("x".join(map(str, shape)) for shape in (self.visible_shape, self.hidden_shape))
 
     def extra_repr(self) -> str:
-        """Arguments and, once connected, shapes and number of parameters."""
+        """Return the arguments and, once connected, the shapes and the number of parameters."""
         parts = [f"{key}={value}" for key, value in self.config().items() if value != []]
         if self.connected:
             parts.append(f"{self._arrow()}, {self.n_parameters:,} parameters")
@@ -194,13 +199,14 @@ class Coupling(nn.Module, ABC):
 
 
 def make_coupling(description: str | Mapping[str, Any]) -> Coupling:
-    """Build a coupling, not yet connected, from its description.
+    """Build an unconnected coupling from a description.
 
     Parameters
     ----------
     description : str or mapping
-        A name with the first argument of the class, such as ``"kronecker:8"``, ``"mpo:2,3"`` or ``"dense"``; or
-        what saved models contain, ``{"coupling": "kronecker", "rank": 8}``.
+        Either a name, optionally followed by the first argument of the class, such as ``"kronecker:8"``,
+        ``"mpo:2,3"`` or ``"dense"``, or a mapping in the format of saved models, such as
+        ``{"coupling": "kronecker", "rank": 8}``.
 
     Examples
     --------
@@ -212,7 +218,9 @@ def make_coupling(description: str | Mapping[str, Any]) -> Coupling:
         options: dict[str, Any] = {}
         numbers = re.split("[,x]", text) if text else []
         if not all(number.isdecimal() for number in numbers):
-            raise ValueError(f"coupling must be a name and whole numbers, such as kronecker:8, got {description!r}")
+            raise ValueError(
+                f"coupling must be a name, optionally followed by integers, such as kronecker:8, got {description!r}"
+            )
         sizes = [int(number) for number in numbers]
         arguments = [sizes[0] if len(sizes) == 1 else sizes] if sizes else []
     else:
@@ -222,31 +230,32 @@ def make_coupling(description: str | Mapping[str, Any]) -> Coupling:
     try:
         return kind(*arguments, **options)
     except TypeError as error:
-        raise ValueError(f"coupling {description!r} has an argument that {kind.__name__} does not take") from error
+        raise ValueError(f"coupling {description!r} has an argument that {kind.__name__} does not accept") from error
 
 
 def same_order(kind: str, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> int:
-    """Return the number of modes of both shapes, or raise ValueError if they differ."""
+    """Return the common number of modes of both shapes. Raise ValueError if the numbers differ."""
     if len(visible_shape) != len(hidden_shape):
         raise ValueError(
-            f"{kind} coupling needs as many hidden as visible modes, got visible {visible_shape} and "
-            f"hidden {hidden_shape}: add modes of size 1 to the shorter one, or use a Dense coupling"
+            f"{kind} coupling requires the same number of hidden and visible modes, got visible shape {visible_shape} "
+            f"and hidden shape {hidden_shape}: add modes of size 1 to the shorter shape, or use a Dense coupling"
         )
     return len(visible_shape)
 
 
 def one_or_each(value: int | Sequence[int], name: str) -> int | tuple[int, ...]:
-    """Return a rank that is one whole number for all modes, or one per mode."""
+    """Validate a rank, which is one integer for all modes or a sequence with one integer per mode."""
     if isinstance(value, Sequence):
         return tuple(whole_number(each, name) for each in value)
     return whole_number(value, name)
 
 
 def squared_norms(matrices: Tensor) -> Tensor:
-    """Return a close upper bound of the squared spectral norm of matrices (..., k, i): (...).
+    """Compute a tight upper bound on the squared spectral norm of each matrix: (..., k, i) -> (...).
 
-    It is the Schatten 8-norm, which takes two small products, without iteration or state. It exceeds the spectral norm
-    by some ten percent, where the Frobenius norm can exceed it by a factor of the root of the rank.
+    The bound is the squared Schatten 8-norm, which takes two small matrix products and requires no iteration or state.
+    The Schatten 8-norm exceeds the spectral norm by about ten percent. The Frobenius norm can exceed the spectral norm
+    by a factor of the square root of the rank.
     """
     if (kernels := _norm_kernels(matrices)) is not None:
         found: Tensor = kernels.squared_norms(matrices.detach())
@@ -258,7 +267,7 @@ def squared_norms(matrices: Tensor) -> Tensor:
 
 
 def _norm_kernels(matrices: Tensor) -> ModuleType | None:
-    """Return the Triton kernel of `squared_norms` for a stack of small matrices on a GPU, None for others."""
+    """Return the Triton kernels if they support these matrices (a stack of small matrices on a GPU), else None."""
     usable = matrices.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     if not usable or matrices.dtype != torch.float32 or matrices.ndim != 3 or torch.is_grad_enabled():
         return None
@@ -271,30 +280,33 @@ def _norm_kernels(matrices: Tensor) -> ModuleType | None:
 
 @torch.no_grad()
 def equalize_norms(factors: Sequence[Tensor], keep: int | None) -> None:
-    """Scale factors in place to equal norms, slice by slice along the mode `keep`, without changing their product."""
+    """Rescale factors in place to equal norms, without changing their product.
+
+    Each slice along the mode `keep` is rescaled separately.
+    """
     others = [[mode for mode in range(factor.ndim) if mode != keep] for factor in factors]
     logs = [torch.linalg.vector_norm(factor, dim=dim).log() for factor, dim in zip(factors, others, strict=True)]
     target = torch.stack(logs).mean(0)
     for factor, log in zip(factors, logs, strict=True):
-        # The product of a slice of zeros is zero whatever the scales.
+        # If a slice is zero, the product is zero for any scale.
         scale = torch.where(torch.isfinite(target), torch.exp(target - log), torch.ones_like(log))
         factor.mul_(scale.reshape([-1 if mode == keep else 1 for mode in range(factor.ndim)]))
 
 
 class Chain(Coupling):
-    r"""A map that applies one small factor per mode, one mode after another.
+    r"""Base class for a map that applies one small factor per mode, one mode at a time.
 
-    The intermediate states have shape (n, bond, m_1 .. m_D), where a mode has its visible size before its factor is
-    applied and its hidden size afterwards. The states on the way from either end also give all gradients, with
-    2 (D - 1) products instead of D (D - 1).
+    The intermediate states have shape (n, bond, m_1 .. m_D). Each mode has its visible size before its factor is
+    applied and its hidden size afterwards. Gradients reuse the intermediate states of both directions, so all gradients
+    together take 2 (D - 1) products instead of D (D - 1).
     """
 
     factors: nn.ParameterList
-    #: Subscripts of a factor: k is its hidden and i its visible mode, the first and the last are its bonds.
+    #: Subscripts of a factor: k is the hidden mode and i the visible mode. The other subscripts are bonds.
     _subscripts: ClassVar[str]
-    #: The order in which `to_hidden` applies the factors, chosen when connected; `to_visible` reverses it.
+    #: Order in which `to_hidden` applies the factors, chosen by `allocate`. `to_visible` uses the reverse order.
     _order: list[int]
-    #: The subscripts of the bond before and after a factor in that order.
+    #: Subscripts of the bonds before and after a factor in that order.
     _bonds: tuple[str, str]
 
     def to_hidden(self, x: Tensor) -> Tensor:
@@ -317,17 +329,17 @@ class Chain(Coupling):
         return gradients
 
     def _pair(self, equation: str, x: Tensor, y: Tensor, mode: int) -> Tensor:
-        """Return the sum of products of states on both sides of a factor, over everything but its own indices."""
+        """Multiply the states on both sides of a factor and sum over all indices that the factor does not have."""
         return torch.einsum(equation, x, y)
 
     def _apply_factor(self, equation: str, state: Tensor, mode: int, *, to_hidden: bool) -> Tensor:
-        """Return the state after a factor."""
+        """Apply the factor of one mode to the state."""
         return torch.einsum(equation, state, self.factors[mode])
 
     def _walk(
         self, array: Tensor, modes: Sequence[int], change: str, bonds: tuple[str, str], whole: bool = True
     ) -> list[Tensor]:
-        """Return the states before and after each factor; the last state of a whole walk has no bond."""
+        """Return the states before and after each factor. If `whole` is True, the last state has no bond."""
         old, new = change[0], change[1]
         states = [array.unsqueeze(1)]
         for step, mode in enumerate(modes, start=1):
@@ -348,11 +360,11 @@ class Chain(Coupling):
 
     @property
     def operations(self) -> int:
-        """One per entry of the state and matching entry of the factor, at each mode."""
+        """Number of multiplications: at each mode, one per entry of the state and matching entry of the factor."""
         return self._count(self._order, self.visible_shape, self.hidden_shape)
 
     def _count(self, order: Sequence[int], visible_shape: Sequence[int], hidden_shape: Sequence[int]) -> int:
-        """Return the number of multiplications of `to_hidden` if it applied the factors in some order."""
+        """Return the number of multiplications in `to_hidden` if the factors are applied in the given order."""
         sizes, total = list(visible_shape), 0
         for mode in order:
             total += math.prod(sizes) * self.factors[mode].numel() // visible_shape[mode]

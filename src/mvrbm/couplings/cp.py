@@ -1,4 +1,4 @@
-"""CP couplings: weights that are canonical polyadic tensors, for hidden vectors."""
+"""CP couplings: weights in canonical polyadic form, for hidden vectors."""
 
 import functools
 import math
@@ -12,20 +12,23 @@ from mvrbm.validation import whole_number
 
 
 class CP(Coupling):
-    r"""Rank-R tensor with a hidden vector: :math:`W_{k, i_1 \dots i_D} = \sum_r A_{kr} B^1_{i_1 r} \cdots B^D_{i_D r}`.
+    r"""Weights in canonical polyadic (CP) form with rank :math:`R`, for a hidden vector.
 
-    The weights of TvRBM (Nguyen et al. 2015).
+    .. math:: W_{k, i_1 \dots i_D} = \sum_{r=1}^R A_{kr} B^1_{i_1 r} \cdots B^D_{i_D r}
+
+    This is the weight tensor of the TvRBM (Nguyen et al. 2015).
 
     Parameters
     ----------
     rank : int
-        Number of terms.
+        Number of terms :math:`R`.
 
     Attributes
     ----------
-    hidden_factor : Parameter (K, R)
+    hidden_factor : Parameter
+        Factor :math:`A` of the hidden layer, of shape (K, R).
     visible_factors : ParameterList
-        One per visible mode, of shape (I_d, R).
+        One factor :math:`B^d` per visible mode, of shape (I_d, R).
 
     Examples
     --------
@@ -46,7 +49,7 @@ class CP(Coupling):
     def _allocate(self, visible_shape: tuple[int, ...], hidden_shape: tuple[int, ...]) -> None:
         if len(hidden_shape) != 1:
             raise ValueError(
-                f"CP coupling needs a hidden vector, got hidden shape {hidden_shape}: "
+                f"CP coupling requires a hidden vector, got hidden shape {hidden_shape}: "
                 f"use ({math.prod(hidden_shape)},), or a Kronecker coupling for hidden arrays"
             )
         self.hidden_factor = nn.Parameter(torch.zeros(hidden_shape[0], self.rank))
@@ -56,11 +59,11 @@ class CP(Coupling):
         return float((std / math.sqrt(self.rank)) ** (1 / (1 + len(self.visible_factors))))
 
     def to_hidden(self, x: Tensor) -> Tensor:
-        r"""Return :math:`W x`: (n, \*visible_shape) -> (n, K)."""
+        r"""Compute :math:`W x`: (n, \*visible_shape) -> (n, K)."""
         return self._project(x, skip=None) @ self.hidden_factor.T
 
     def to_visible(self, y: Tensor) -> Tensor:
-        r"""Return :math:`W^\top y`: (n, K) -> (n, \*visible_shape)."""
+        r"""Compute :math:`W^\top y`: (n, K) -> (n, \*visible_shape)."""
         modes = self._letters
         terms = ",".join(f"{mode}r" for mode in modes)
         return torch.einsum(f"nr,{terms}->n{modes}", y @ self.hidden_factor, *self.visible_factors)
@@ -74,7 +77,10 @@ class CP(Coupling):
         return gradients
 
     def _project(self, x: Tensor, skip: int | None) -> Tensor:
-        """Contract x with the factors of all modes: (n, r), or of all but one: (n, i, r)."""
+        """Contract `x` with the factors of all modes except `skip`.
+
+        The result has shape (n, r) if `skip` is None, and (n, i, r) otherwise.
+        """
         state, modes, has_rank = x, self._letters, ""
         for letter, factor in zip(self._letters, self.visible_factors, strict=True):
             if skip is None or letter != self._letters[skip]:
@@ -97,21 +103,21 @@ class CP(Coupling):
 
     @property
     def operations(self) -> int:
-        """One per visible entry and term at the first mode, fewer at the others."""
+        """Number of multiplications: one per visible entry and term at the first mode, and fewer at later modes."""
         total = sum(math.prod(self.visible_shape[mode:]) for mode in range(len(self.visible_shape)))
         return self.rank * (total + self.hidden_shape[0])
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the sum over all terms of the product of the squared norms of the other factors."""
+        """Return, for each factor, the product of the squared norms of the other factors, summed over all terms."""
         norms = {name: (factor**2).sum(0) for name, factor in self.named_parameters()}
         others = {name: [norms[other] for other in norms if other != name] for name in norms}
         return {name: functools.reduce(torch.mul, parts).sum() for name, parts in others.items()}
 
     def dense(self) -> Tensor:
-        r"""Return the full :math:`W`, of shape (K, \*visible_shape)."""
-        like = self.hidden_factor  # made on its device: a CUDA graph copies nothing from the CPU
+        r"""Compute the full :math:`W`, of shape (K, \*visible_shape)."""
+        like = self.hidden_factor  # create `eye` on this device, because a CUDA graph cannot copy from the CPU
         return self.to_visible(torch.eye(len(like), dtype=like.dtype, device=like.device))
 
     def balance(self) -> None:
-        """Give the factors of each term equal norms."""
+        """Rescale the factors of each term to equal norms."""
         equalize_norms([self.hidden_factor, *self.visible_factors], keep=1)

@@ -1,4 +1,4 @@
-"""Dense couplings: weights that are a full matrix."""
+"""Dense couplings: a full weight matrix."""
 
 import math
 
@@ -9,7 +9,9 @@ from mvrbm.couplings.base import Coupling
 
 
 class Dense(Coupling):
-    r"""The full matrix: :math:`\langle y, W x\rangle = \mathrm{vec}(y)^\top W \mathrm{vec}(x)`, the classic RBM.
+    r"""Full weight matrix, as in the classic RBM.
+
+    .. math:: \langle y, W x\rangle = \mathrm{vec}(y)^\top W \mathrm{vec}(x)
 
     Examples
     --------
@@ -40,16 +42,16 @@ class Dense(Coupling):
         return (y.flatten(1) @ self.weight).reshape(-1, *self.visible_shape)
 
     def statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        r"""Gradient of :math:`-\langle y, W x\rangle`: minus the batch mean of :math:`y x^\top`."""
+        r"""Compute the gradient of :math:`-\langle y, W x\rangle`, the negative batch mean of :math:`y x^\top`."""
         return {"weight": (y.flatten(1) / -len(x)).T @ x.flatten(1)}
 
     @property
     def operations(self) -> int:
-        """One per weight."""
+        """Number of multiplications: one per weight."""
         return self.weight.numel()
 
     def gains(self) -> dict[str, Tensor]:
-        """One: the weight is `W`."""
+        """Return 1, because the weight is `W` itself."""
         return {"weight": self.weight.new_ones(())}
 
     def mode_factors(self) -> list[Tensor] | None:

@@ -14,20 +14,21 @@ from mvrbm.validation import whole_number
 class Kronecker(Chain):
     r"""Sum of :math:`R` Kronecker products, :math:`W = \sum_r U_1^r \otimes \dots \otimes U_D^r`.
 
-    Rank 1 and order 2 is the paper's bilinear map, :math:`W X = U X V^\top`; rank 1 and any order is its tensor form,
-    :math:`W X = X \times_1 U_1 \times_2 \dots \times_D U_D`. At full rank :math:`W` is any matrix.
+    With rank 1 and order 2, this is the paper's bilinear map, :math:`W X = U X V^\top`. With rank 1 and any order, it
+    is the tensor form of that map, :math:`W X = X \times_1 U_1 \times_2 \dots \times_D U_D`. At full rank, :math:`W`
+    can be any matrix.
 
     Parameters
     ----------
     rank : int
-        Number of products.
+        Number of Kronecker products.
     summed_modes : sequence of int
-        Modes that are summed over instead of weighted: their factor is frozen at ones.
+        Modes to sum over without weights. The factors of these modes are fixed at ones.
 
     Attributes
     ----------
     factors : ParameterList
-        One factor per mode, `factors[d]` of shape (R, K_d, I_d). For matrices these are `U` and `V`.
+        One factor per mode. `factors[d]` has shape (R, K_d, I_d). For matrices, the factors are `U` and `V`.
 
     Examples
     --------
@@ -54,7 +55,7 @@ class Kronecker(Chain):
         order = same_order("Kronecker", visible_shape, hidden_shape)
         if any(not 0 <= mode < order for mode in self.summed_modes) or len(self.summed_modes) == order:
             raise ValueError(
-                f"summed_modes must be in 0..{order - 1} and not be all modes, got {list(self.summed_modes)}"
+                f"summed_modes must be in 0..{order - 1} and must not include all modes, got {list(self.summed_modes)}"
             )
         self.factors = nn.ParameterList(
             nn.Parameter(
@@ -63,15 +64,15 @@ class Kronecker(Chain):
             )
             for mode in range(order)
         )
-        # To apply mode a before mode b is cheaper exactly if 1/I_a - 1/K_a < 1/I_b - 1/K_b, so sorting gives the
-        # cheapest order, and its reverse is the cheapest order for the adjoint.
+        # Applying mode a before mode b is cheaper if and only if 1/I_a - 1/K_a < 1/I_b - 1/K_b, so sorting gives the
+        # cheapest order. The reverse is the cheapest order for the adjoint.
         self._order = sorted(range(order), key=lambda d: 1 / visible_shape[d] - 1 / hidden_shape[d])
 
     def _factor_std(self, std: float) -> float:
         free = len(self.factors) - len(self.summed_modes)
         return float((std / math.sqrt(self.rank)) ** (1 / free))
 
-    # A single term is applied by products of the arrays as they are; `einsum` would copy them to move modes.
+    # For a single term, plain matrix products avoid the copies that `einsum` makes to permute modes.
 
     def _apply_factor(self, equation: str, state: Tensor, mode: int, *, to_hidden: bool) -> Tensor:
         if self.rank > 1:
@@ -88,7 +89,7 @@ class Kronecker(Chain):
 
     def _pair(self, equation: str, x: Tensor, y: Tensor, mode: int) -> Tensor:
         (before, i, after), k = _around(x, mode), y.shape[mode + 2]
-        # One product per sample and a sum, where that moves less memory than gathering the mode of all samples.
+        # Use one product per sample and a sum if this moves less memory than permuting the mode to the end.
         if self.rank > 1 or 1 < after < k * i / (k + i):
             return super()._pair(equation, x, y, mode)
         x, y = x.reshape(before, i, after), y.reshape(before, k, after)
@@ -96,7 +97,7 @@ class Kronecker(Chain):
         return product[None]
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the sum over all terms of the product of the squared norms of the other factors."""
+        """Return, for each factor, the product of the squared norms of the other factors, summed over all terms."""
         norms = [squared_norms(factor) for factor in self.factors]  # (R,) each
         gains = {}
         for mode, factor in enumerate(self.factors):
@@ -106,7 +107,7 @@ class Kronecker(Chain):
         return gains
 
     def dense(self) -> Tensor:
-        # With modes ordered k_1, i_1, .., k_D, i_D it is a sum of outer products: one product of two matrices.
+        # With modes ordered k_1, i_1, .., k_D, i_D, W is a sum of outer products, which is one matrix product.
         *others, last = [factor.flatten(1) for factor in self.factors]  # (R, K_d I_d) each
         others = others or [last.new_ones(self.rank, 1)]
         first = functools.reduce(lambda left, right: (left[:, :, None] * right[:, None]).flatten(1), others)
@@ -116,14 +117,14 @@ class Kronecker(Chain):
         return product.permute(*range(0, 2 * order, 2), *range(1, 2 * order, 2))
 
     def mode_factors(self) -> list[Tensor] | None:
-        """Return all factors, unless some modes are summed over."""
+        """Return all factors, or None if some modes are summed over."""
         return list(self.factors) if all(factor.requires_grad for factor in self.factors) else None
 
     def balance(self) -> None:
-        """Give the learned factors of each term equal norms."""
+        """Rescale the learned factors of each term to equal norms."""
         equalize_norms([factor for factor in self.factors if factor.requires_grad], keep=0)
 
 
 def _around(state: Tensor, mode: int) -> tuple[int, int, int]:
-    """Return the sizes before, at and after a mode of a state (n, 1, m_1 .. m_D)."""
+    """Return the total sizes before, at and after a mode in a state of shape (n, 1, m_1 .. m_D)."""
     return math.prod(state.shape[: mode + 2]), state.shape[mode + 2], math.prod(state.shape[mode + 3 :])

@@ -1,4 +1,4 @@
-"""MPO couplings: weights that are matrix-product operators."""
+"""MPO couplings: weights in the form of a matrix-product operator."""
 
 import functools
 import math
@@ -13,18 +13,18 @@ from mvrbm.couplings.base import Chain, equalize_norms, one_or_each, same_order,
 class MPO(Chain):
     r"""Matrix-product operator: :math:`W_{k_1 \dots k_D, i_1 \dots i_D} = G_1[k_1, i_1] \cdots G_D[k_D, i_D]`.
 
-    Each :math:`G_d[k, i]` is a matrix of size (bond d-1, bond d); the outer bonds are 1. At order 2 it is a sum of
-    Kronecker products, whose number is the bond.
+    Each :math:`G_d[k, i]` is a matrix of shape (bond d-1, bond d). The outer bonds have size 1. At order 2, an MPO is a
+    sum of Kronecker products, and the number of products is the bond size.
 
     Parameters
     ----------
     bond : int or sequence of int
-        Size of the bonds between neighboring modes, one number or one per bond.
+        Size of the bonds between neighboring modes: one integer for all bonds, or one per bond.
 
     Attributes
     ----------
     factors : ParameterList
-        One core per mode, `factors[d]` of shape (bond d-1, K_d, I_d, bond d).
+        One core per mode. `factors[d]` has shape (bond d-1, K_d, I_d, bond d).
 
     Examples
     --------
@@ -45,7 +45,7 @@ class MPO(Chain):
         order = same_order("MPO", visible_shape, hidden_shape)
         inner = (self.bond,) * (order - 1) if isinstance(self.bond, int) else self.bond
         if len(inner) != order - 1:
-            raise ValueError(f"order {order} has {order - 1} bonds between its modes, got bond={list(inner)}")
+            raise ValueError(f"MPO coupling of order {order} has {order - 1} bonds, got bond={list(inner)}")
         widths = (1, *inner, 1)
         self.factors = nn.ParameterList(
             nn.Parameter(torch.zeros(widths[d], hidden_shape[d], visible_shape[d], widths[d + 1])) for d in range(order)
@@ -58,8 +58,8 @@ class MPO(Chain):
         return float((std / math.sqrt(paths)) ** (1 / len(self.factors)))
 
     def gains(self) -> dict[str, Tensor]:
-        """Return bounds from the squared norms of the products of all cores to the left and to the right."""
-        # Norms multiply along a path of bonds and add where paths meet; the sum is squared.
+        """Return bounds computed from the norms of the products of all cores to the left and to the right."""
+        # Norms multiply along a path of bonds and add where paths meet. The sum is then squared.
         norms = [squared_norms(core.permute(0, 3, 1, 2)).sqrt() for core in self.factors]  # (bond, bond) each
         gains = {}
         for mode in range(len(norms)):
@@ -77,5 +77,5 @@ class MPO(Chain):
         return product.permute(*range(0, 2 * order, 2), *range(1, 2 * order, 2))
 
     def balance(self) -> None:
-        """Give all cores equal norms."""
+        """Rescale all cores to equal norms."""
         equalize_norms(list(self.factors), keep=None)

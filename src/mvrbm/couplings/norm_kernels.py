@@ -1,4 +1,4 @@
-"""A Triton kernel for the norms of small matrices: one launch instead of several."""
+"""Triton kernel that computes the norms of small matrices in a single launch."""
 
 # mypy: ignore-errors
 import os
@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Largest side of a Gram matrix: larger products take longer with one program than with the libraries.
+#: Maximum side of a Gram matrix. For larger products, PyTorch is faster than one Triton program per matrix.
 LARGEST_SIDE = 128
-# Side of a tile of a product.
+# Side of a tile in the matrix products.
 _TILE = 64
 
 
@@ -18,7 +18,10 @@ def _squared_norms(
     matrices, gram, norms, matrix_stride, row_stride, column_stride, SIDE: tl.constexpr, LENGTH: tl.constexpr,
     TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the squared Schatten 8-norm of matrix (SIDE, LENGTH) number `program`, with its Gram matrix in memory."""
+    """Compute the squared Schatten 8-norm of one matrix of shape (SIDE, LENGTH) per program.
+
+    The Gram matrix is stored in global memory.
+    """
     number = tl.program_id(0)
     matrices += number.to(tl.int64) * matrix_stride
     gram += number.to(tl.int64) * (SIDE * SIDE)
@@ -60,13 +63,13 @@ def _squared_norms(
                     mask=(columns < SIDE)[:, None] & (others < SIDE)[None, :], other=0.0,
                 )  # fmt: skip
                 tile = tl.dot(left, right, acc=tile, input_precision=PRECISION)
-            # Tiles below the diagonal stand for those above it as well.
+            # By symmetry, each tile below the diagonal counts twice.
             total += tl.sum(tile * tile) * tl.where(i == j, 1.0, 2.0)
     tl.store(norms + number, tl.sqrt(tl.sqrt(total)))
 
 
 def squared_norms(matrices: Tensor) -> Tensor:
-    """Return the squared Schatten 8-norms of matrices (n, k, i) of float32: (n,)."""
+    """Compute the squared Schatten 8-norms of float32 matrices: (n, k, i) -> (n,)."""
     count, height, width = matrices.shape
     matrix_stride, row_stride, column_stride = matrices.stride()
     side, length = height, width

@@ -1,4 +1,4 @@
-"""Tucker couplings: one factor per visible mode, followed by a full core."""
+"""Tucker couplings: one factor per visible mode, followed by a dense core."""
 
 import math
 from collections.abc import Sequence
@@ -12,26 +12,27 @@ from mvrbm.couplings.kronecker import Kronecker
 
 
 class Tucker(Coupling):
-    r"""Core and one factor per visible mode.
+    r"""Weights in Tucker form: a core tensor and one factor per visible mode.
 
     .. math:: W_{k, i_1 .. i_D} = \sum_{r_1 .. r_D} G_{k, r_1 .. r_D} B^1_{r_1 i_1} \cdots B^D_{r_D i_D}
 
     The factors :math:`B^d` (:math:`R_d \times I_d`) compress each mode of the visible array. The core :math:`G` is a
-    full matrix from the compressed array to the hidden layer, which may have any shape. At full rank :math:`W` is any
-    matrix; :class:`CP` is the special case of a core :math:`G_{k, r_1 .. r_D}` that is zero unless all :math:`r` agree.
+    full matrix from the compressed array to the hidden layer, which may have any shape. At full rank, :math:`W` can be
+    any matrix. :class:`CP` is the special case in which :math:`G_{k, r_1 .. r_D}` is zero unless all :math:`r_d` are
+    equal.
 
     Parameters
     ----------
     rank : int or sequence of int
-        Size :math:`R_d` of the compressed modes, one number or one per visible mode. A mode of fewer entries keeps
-        its size.
+        Sizes :math:`R_d` of the compressed modes: one integer for all modes, or one per visible mode. A visible mode
+        that is smaller than its rank keeps its size.
 
     Attributes
     ----------
     compression : Kronecker
-        The map of the factors; `compression.factors[d]` has shape (1, R_d, I_d).
+        Coupling that applies the factors. `compression.factors[d]` has shape (1, R_d, I_d).
     core : Dense
-        The map of the core; `core.weight` has shape (hidden size, R_1 .. R_D together).
+        Coupling that applies the core. `core.weight` has shape (hidden size, R_1 * ... * R_D).
 
     Examples
     --------
@@ -51,7 +52,7 @@ class Tucker(Coupling):
         ranks = (self.rank,) * len(visible_shape) if isinstance(self.rank, int) else self.rank
         if len(ranks) != len(visible_shape):
             raise ValueError(
-                f"Tucker coupling needs one rank per visible mode, got rank={list(ranks)} for shape {visible_shape}"
+                f"Tucker coupling requires one rank per visible mode, got rank={list(ranks)} for shape {visible_shape}"
             )
         compressed = tuple(min(pair) for pair in zip(ranks, visible_shape, strict=True))
         self.compression, self.core = Kronecker(), Dense()
@@ -75,11 +76,11 @@ class Tucker(Coupling):
 
     @property
     def operations(self) -> int:
-        """Those of the compression, and one per entry of the core."""
+        """Number of multiplications in the compression, plus one per entry of the core."""
         return self.compression.operations + self.core.operations
 
     def gains(self) -> dict[str, Tensor]:
-        """Return the product of the squared norms of the core and of the other factors."""
+        """Return, for the core and each factor, the product of the squared norms of all the others."""
         core = squared_norms(self.core.weight)
         gains = {f"compression.{key}": core * gain for key, gain in self.compression.gains().items()}
         factors = [squared_norms(factor[0]) for factor in self.compression.factors]
@@ -93,5 +94,5 @@ class Tucker(Coupling):
         return [*self.compression.contractions(), *self.core.contractions()]
 
     def balance(self) -> None:
-        """Give the core and all factors equal norms."""
+        """Rescale the core and all factors to equal norms."""
         equalize_norms([self.core.weight, *self.compression.factors], keep=None)

@@ -1,4 +1,4 @@
-"""Annealed importance sampling: estimates of log Z, forward and reverse, with their standard errors."""
+"""Annealed importance sampling: forward and reverse estimates of log Z with standard errors."""
 
 import math
 from dataclasses import dataclass, field
@@ -26,17 +26,18 @@ from mvrbm.validation import whole_number
 
 @dataclass(frozen=True)
 class AnnealedEstimate:
-    r"""An estimate of log Z from chains of one direction.
+    r"""Estimate of log Z from chains annealed in one direction.
 
     Attributes
     ----------
     log_z : float
-        The estimate. Forward, it is the logarithm of the mean weight, whose expectation is exactly Z; reverse, minus
-        the logarithm of the mean inverse weight, whose expectation is exactly 1 / Z.
+        Estimate of log Z. For forward runs, this is the logarithm of the mean weight, whose expectation is exactly Z.
+        For reverse runs, it is minus the logarithm of the mean inverse weight, whose expectation is exactly 1 / Z.
     standard_error : float
-        Standard error, from the variance of the weights, or of the inverse weights.
+        Standard error of the estimate, computed from the variance of the weights (or of the inverse weights for
+        reverse runs).
     effective_samples : float
-        Effective number of equal weights; if it is near 1, the standard error itself is unreliable.
+        Effective sample size of the weights. If it is close to 1, the standard error itself is unreliable.
     log_weights : Tensor (n_chains,)
         Logarithms of the weights.
     """
@@ -48,12 +49,15 @@ class AnnealedEstimate:
 
     @property
     def bound(self) -> float:
-        """Mean of the log-weights: at most log Z in expectation if forward, at least log Z if reverse."""
+        """Mean of the log-weights.
+
+        In expectation, the mean is a lower bound on log Z for forward runs and an upper bound for reverse runs.
+        """
         return float(self.log_weights.mean())
 
     @property
     def bound_error(self) -> float:
-        """Standard error of the bound. Unlike that of the estimate, a few large weights do not dominate it."""
+        """Standard error of the bound. Unlike `standard_error`, it is not dominated by a few large weights."""
         return float(self.log_weights.std()) / math.sqrt(len(self.log_weights))
 
 
@@ -73,16 +77,17 @@ def annealed_importance_sampling(
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model.
+        Model whose log Z is estimated.
     rng : RandomSource
-        Source of the draws.
+        Random source for the chains.
     n_chains : int
-        Number of chains; the standard error is inversely proportional to its square root.
+        Number of chains. The standard error is inversely proportional to the square root of this number.
     n_steps : int
-        Number of temperatures; more of them reduce the variance of the weights.
+        Number of temperatures. More temperatures reduce the variance of the weights.
     center : mapping of str to Tensor, optional
-        See :class:`~mvrbm.sampling.TemperedPath`. With a center in one of several modes, chains that end in another
-        mode are rare and have large weights, and the standard error is too small: see :func:`log_partition_interval`.
+        See :class:`~mvrbm.sampling.TemperedPath`. If the center lies in one of several modes, chains that end in
+        another mode are rare and have large weights. The standard error is then too small. See
+        :func:`log_partition_interval`.
     clamp, mask : optional
         See :func:`~mvrbm.likelihood.log_partition`.
 
@@ -110,22 +115,24 @@ def reverse_annealed_importance_sampling(
 ) -> AnnealedEstimate:
     """Estimate log Z by annealing chains from samples of the machine back to independent units.
 
-    The estimate and its bound hold as far as the samples at the start are in equilibrium.
+    The estimate and the bound are valid only if the initial samples are in equilibrium.
 
     Parameters
     ----------
     machine, rng, n_steps, center, clamp, mask
         See :func:`annealed_importance_sampling`.
     n_chains : int
-        Number of chains, without `init`.
+        Number of chains. Ignored if `init` is given.
     init : Tensor or mapping of str to Tensor, optional
-        States that are near equilibrium, one for each chain: the persistent chains of training, samples of a
-        :class:`~mvrbm.sampling.ParallelTempering` or training data. Default: parallel tempering from independent draws.
+        States close to equilibrium, one per chain, such as the persistent chains from training, samples from
+        :class:`~mvrbm.sampling.ParallelTempering`, or training data. If None, parallel tempering from independent
+        samples is used.
     burn_in : int, optional
-        Gibbs steps from `init`, or steps of parallel tempering, before the annealing. Default: `n_steps`.
+        Number of burn-in steps before annealing: Gibbs steps from `init`, or parallel tempering steps if `init` is
+        None. Default: `n_steps`.
     n_temperatures : int
-        Number of temperatures of the parallel tempering; without `init`, burning in takes so many times the work of the
-        annealing.
+        Number of temperatures for parallel tempering. If `init` is None, each burn-in step costs about as much as
+        `n_temperatures` annealing steps.
 
     Returns
     -------
@@ -143,7 +150,7 @@ def reverse_annealed_importance_sampling(
 
 
 class _Annealing:
-    """The setup that both directions share: temperatures, log Z at beta = 0, and clamped entries."""
+    """Setup shared by both directions: temperatures, log Z at beta = 0, and clamped entries."""
 
     def __init__(
         self,
@@ -158,7 +165,7 @@ class _Annealing:
         self.machine, self.center = machine, center
         self.fixed, self.known = as_clamp(machine, clamp, mask)
         self.path = TemperedPath(multiplied_out(machine), center)
-        # At beta = 0 the layers are independent, so log Z is a sum over layers.
+        # At beta = 0, the layers are independent, so log Z is a sum over layers.
         log_z_base = clamped_log_normalizer(machine, self.path.visible_base, self.fixed, self.known)
         self.log_z_base = (log_z_base + machine.hidden.log_normalizer(self.path.hidden_base)).double()
         self.betas = torch.linspace(0, 1, n_steps + 1, dtype=torch.float64).to(machine.like)
@@ -167,7 +174,7 @@ class _Annealing:
         return self._estimate(self._log_ratios(self.base_states(n_chains, rng), self.betas, rng), 1)
 
     def reverse(self, start: Layers, rng: RandomSource) -> AnnealedEstimate:
-        # The chains run from Z to the base's Z, so the expectation of the inverse weights is known.
+        # The chains run from the machine to beta = 0, so the inverse weights have a known expectation.
         return self._estimate(self._log_ratios(start, self.betas.flip(0), rng), -1)
 
     def _estimate(self, log_ratios: Tensor, sign: int) -> AnnealedEstimate:
@@ -180,11 +187,11 @@ class _Annealing:
         return AnnealedEstimate(float(log_z), float(error), float(effective), log_weights.cpu())
 
     def base_states(self, n_chains: int, rng: RandomSource) -> dict[str, Tensor]:
-        """Draw states at beta = 0."""
+        """Sample states at beta = 0."""
         return self._hold(self.path.base_sample(n_chains, rng))
 
     def tempered(self, n_chains: int, steps: int, n_temperatures: int, rng: RandomSource) -> dict[str, Tensor]:
-        """Draw states of the machine by parallel tempering, from independent states at every temperature."""
+        """Sample states of the machine by parallel tempering, starting from samples at beta = 0."""
         masks = {name: held for name, held in self._masks(n_chains).items() if held is not None}
         chains = ParallelTempering(
             self.machine, n_chains, n_temperatures, rng=rng, init=self.base_states(n_chains, rng),
@@ -209,15 +216,15 @@ class _Annealing:
         }
 
     def _hold(self, states: Layers) -> dict[str, Tensor]:
-        """Return states with the known entries set to the clamped values."""
+        """Set the known entries of the states to their clamped values."""
         n_chains = len(next(iter(states.values())))
         fixed = {name: array.expand(n_chains, *array.shape[1:]) for name, array in self.fixed.items()}
         return keep_known(fixed, states, self._masks(n_chains))
 
     def _log_ratios(self, start: Layers, betas: Tensor, rng: RandomSource) -> Tensor:
-        """Anneal chains and return log-ratios, whose mean ratio estimates the last Z over the first.
+        """Anneal chains and return one log-ratio per chain. The mean ratio estimates the last Z over the first Z.
 
-        Gibbs steps of the visible layers are reversible, so the same steps serve both directions.
+        Gibbs steps on the visible layers are reversible, so both directions use the same steps.
         """
         path, layers = self.path, copies(start)
         n_chains = len(next(iter(layers.values())))
@@ -227,7 +234,10 @@ class _Annealing:
         position = torch.zeros(1, dtype=torch.int64, device=betas.device)
 
         def weigh() -> tuple[Tensor, Tensor]:
-            """Update the ratios for the next two temperatures. Return the hidden field and the second one."""
+            """Update the ratios for the next pair of temperatures.
+
+            Return the hidden field and the second inverse temperature.
+            """
             pair = ladder.index_select(0, position).T  # (2, 1)
             field = path.machine.hidden_field(layers)
             here, there = path.energies(pair, field, path.pull(layers))

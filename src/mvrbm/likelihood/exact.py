@@ -1,4 +1,7 @@
-"""Exact log Z: enumeration of the side with fewer states, and the closed form of two Gaussian sides."""
+"""Exact computation of log Z, by enumerating the states of the smaller side, or in closed form for Gaussian layers.
+
+The two sides are the hidden layer and the visible layers.
+"""
 
 import itertools
 import math
@@ -11,33 +14,39 @@ from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.sampling import Layers, Masks
 from mvrbm.units.base import Unit, sum_sites
 
+#: Maximum number of states to enumerate.
 MOST_STATES = 2**25
-_CHUNK_ENTRIES = 2**22  # numbers in memory at once during enumeration: 32 MB in float64
-_LARGEST_SOLVE = 4096  # entries of a Gaussian hidden layer that is integrated out by one matrix
+# Maximum number of entries in memory at once during enumeration (32 MB in float64).
+_CHUNK_ENTRIES = 2**22
+# Maximum number of entries in a Gaussian hidden layer that is integrated out with one matrix factorization.
+_LARGEST_SOLVE = 4096
 
 
 @torch.no_grad()
 def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, mask: Visible | None = None) -> Tensor:
-    r"""Compute :math:`\log Z` exactly: enumerate the side with fewer states and sum the other side in closed form.
+    r"""Compute :math:`\log Z` exactly.
+
+    The states of either the hidden layer or the visible layers are enumerated, whichever are fewer. The other layers
+    are summed in closed form.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model.
+        Model whose log Z is computed.
     clamp : Tensor or mapping of str to Tensor, optional
-        One visible state, each layer (1, *layer shape), whose known entries are fixed.
+        One visible state, with each layer of shape (1, *layer shape). The known entries of this state are fixed.
     mask : Tensor or mapping of str to Tensor, optional
-        True where an entry of `clamp` is known; padding always is.
+        True where an entry of `clamp` is known. Padding is always known.
 
     Returns
     -------
     Tensor
-        A scalar, in float64.
+        Scalar of type float64.
 
     Raises
     ------
     ValueError
-        If the smaller side has more than 2^25 states.
+        If both the hidden layer and the visible layers have more than 2^25 states.
     """
     machine.check_bounded()
     fixed, known = as_clamp(machine, clamp, mask)
@@ -63,20 +72,20 @@ def log_partition(machine: BoltzmannMachine, *, clamp: Visible | None = None, ma
 def as_clamp(
     machine: BoltzmannMachine, clamp: Visible | None, mask: Visible | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
-    """Return one visible state and the mask of its fixed entries, both by layer."""
+    """Return the clamped visible state and the mask of its fixed entries, both by layer name."""
     if clamp is None:
         if mask is not None:
-            raise ValueError("a mask needs clamp: it marks which of its entries are known")
+            raise ValueError("mask requires clamp, because the mask marks which entries of clamp are known")
         zeros = {name: machine.like.new_zeros((1, *unit.shape)) for name, unit in machine.layers.items()}
         return zeros, dict.fromkeys(zeros)
     fixed = machine.as_layers(clamp)
     if any(len(array) != 1 for array in fixed.values()):
-        raise ValueError("clamp must be one visible state: each layer of shape (1, *layer shape)")
+        raise ValueError("clamp must be one visible state, with each layer of shape (1, *layer shape)")
     return fixed, machine.as_masks(mask, fixed)
 
 
 def site_mask(unit: Unit, mask: Tensor) -> Tensor:
-    """Convert a mask of entries to a mask of sites."""
+    """Convert a mask over entries to a mask over sites."""
     return mask[..., 0] if unit.entry_modes else mask
 
 
@@ -88,7 +97,7 @@ def _free_sites(unit: Unit, mask: Tensor | None) -> Tensor:
 
 
 def _bits(unit: Unit, n_sites: int) -> float:
-    """Return the binary logarithm of the number of states of some sites."""
+    """Return the base-2 logarithm of the number of states of `n_sites` sites."""
     return n_sites * math.log2(unit.levels) if n_sites else 0.0
 
 
@@ -96,8 +105,8 @@ def _check_reach(bits: float) -> None:
     """Raise ValueError if 2**bits states are too many to enumerate."""
     if bits > math.log2(MOST_STATES):
         raise ValueError(
-            f"exact log Z would sum 2^{bits:.0f} states, more than the 2^{math.log2(MOST_STATES):.0f} allowed: "
-            "use annealed_importance_sampling instead"
+            f"exact log Z would require a sum over 2^{bits:.0f} states, but the maximum is "
+            f"2^{math.log2(MOST_STATES):.0f}: use annealed_importance_sampling instead"
         )
 
 
@@ -112,7 +121,10 @@ class _LogSum:
 
 
 def _states(machine: BoltzmannMachine, unit: Unit, sites: Tensor, base: Tensor) -> Iterator[Tensor]:
-    """Yield all states of some sites of a layer, with the others as in `base` (1, *shape), in pieces (m, *shape)."""
+    """Yield all states of the given sites of a layer, in chunks of shape (m, *shape).
+
+    The other sites have their values in `base`, of shape (1, *shape).
+    """
     if len(sites) == 0:
         yield base
         return
@@ -131,8 +143,8 @@ def _states(machine: BoltzmannMachine, unit: Unit, sites: Tensor, base: Tensor) 
 def _visible_states(
     machine: BoltzmannMachine, fixed: Layers, free: dict[str, Tensor], skip: list[str]
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield all joint states of the visible layers in pieces; skipped layers stay at `fixed`."""
-    # The layer with the most states is enumerated in pieces, the others one state at a time.
+    """Yield all joint states of the visible layers in chunks. Skipped layers have their values in `fixed`."""
+    # Enumerate the layer with the most states in chunks, and the other layers one state at a time.
     names = [name for name in machine.layers if name not in skip]
     names.sort(key=lambda name: _bits(machine.layers[name], len(free[name])))
     *others, last = names or [skip[0]]
@@ -146,7 +158,10 @@ def _visible_states(
 
 
 def clamped_log_normalizer(machine: BoltzmannMachine, fields: Layers, fixed: Layers, known: Masks) -> Tensor:
-    """Return the sum of the log-normalizers of the visible layers, where fixed sites have one value: (m,)."""
+    """Sum the log-normalizers of the visible layers, with known sites fixed at their values.
+
+    The result has shape (m,).
+    """
     total = machine.like.new_zeros(())
     for name, unit in machine.layers.items():
         sites = unit.site_log_normalizer(fields[name])
@@ -162,11 +177,11 @@ def clamped_log_normalizer(machine: BoltzmannMachine, fields: Layers, fixed: Lay
 def _sum_over_discrete_layers(
     machine: BoltzmannMachine, fixed: Layers, known: Masks, free: dict[str, Tensor], reals: list[str]
 ) -> Tensor:
-    r"""Return log Z of a machine with Gaussian visible and hidden layers, whose joint integral has a closed form.
+    r"""Compute log Z for a machine with Gaussian visible and hidden layers, whose joint integral has a closed form.
 
-    Measured in standard deviations, the free Gaussian entries :math:`t = x / s` and the hidden :math:`u = y / s_h` have
-    energy :math:`|t - b|^2 / 2 + |u - c|^2 / 2 - u^\top (W t + g)`, where `g` is the field of all other entries. The
-    integral over `t` leaves a Gaussian over `u` with precision :math:`A = I - W W^\top`.
+    In units of standard deviations, the free Gaussian entries :math:`t = x / s` and the hidden entries
+    :math:`u = y / s_h` have the energy :math:`|t - b|^2 / 2 + |u - c|^2 / 2 - u^\top (W t + g)`, where `g` is the field
+    from all other entries. Integrating over `t` gives a Gaussian over `u` with precision :math:`A = I - W W^\top`.
     """
     hidden = machine.hidden
     others = {name: sites for name, sites in free.items() if name not in reals}
@@ -174,8 +189,8 @@ def _sum_over_discrete_layers(
     n_hidden = math.prod(hidden.shape)
     if n_hidden > _LARGEST_SOLVE:
         raise ValueError(
-            f"exact log Z of Gaussian layers would solve with a {n_hidden} x {n_hidden} matrix, more than "
-            f"{_LARGEST_SOLVE} allowed: use annealed_importance_sampling instead"
+            f"exact log Z for Gaussian layers would require factorizing a {n_hidden} x {n_hidden} matrix, but the "
+            f"maximum size is {_LARGEST_SOLVE}: use annealed_importance_sampling instead"
         )
     like = machine.like.double()
     columns, location, log_widths, at_zero = [], [], [], dict(fixed)
@@ -207,7 +222,7 @@ def _sum_over_discrete_layers(
         other = machine.hidden_field(layers).flatten(1).to(like)
         pull = c + other + w @ b
         solved = torch.cholesky_solve(pull.T, chol).T
-        # The own energy of the integrated entries, here at zero, is b^2 / 2, which their integral cancels.
+        # `own_energy` includes b^2 / 2 for the integrated entries, which are zero here. The integral cancels this term.
         own = machine.own_energy(layers).to(like) - 0.5 * (b @ b)
         total.add(constant + 0.5 * (pull * solved).sum(1) - own)
     return total.value

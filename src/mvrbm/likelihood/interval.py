@@ -1,4 +1,4 @@
-"""Interval estimates of log Z: forward and reverse annealed importance sampling combined."""
+"""Interval estimates of log Z that combine forward and reverse annealed importance sampling."""
 
 import math
 from dataclasses import dataclass
@@ -14,21 +14,23 @@ from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.random import RandomSource
 from mvrbm.sampling import Layers
 
-_ERRORS = 2.0  # standard errors on either side
-_MOST_ERRORS = 3.0  # by which estimates of the same number may differ
+# Half-width of the interval, in standard errors.
+_ERRORS = 2.0
+# Maximum difference between consistent estimates, in standard errors.
+_MOST_ERRORS = 3.0
 
 
 @dataclass(frozen=True)
 class LogPartitionInterval:
-    """Estimates of log Z from both directions.
+    """Forward and reverse estimates of log Z.
 
-    Forward runs miss modes that their chains do not find, which makes log Z too small and likelihoods too good; reverse
-    runs start in these modes and make it too large. Estimates that agree are evidence for both.
+    If the chains of a forward run miss a mode, the estimate of log Z is too small and likelihoods are too high. Reverse
+    runs start in the modes and tend to overestimate log Z. If the two estimates agree, both are more credible.
 
     Attributes
     ----------
     forward, reverse : AnnealedEstimate
-        The estimates, with their errors and weights.
+        Estimates with their standard errors and weights.
     """
 
     forward: AnnealedEstimate
@@ -36,9 +38,9 @@ class LogPartitionInterval:
 
     @property
     def log_z(self) -> float:
-        """Minimum-variance estimate from the weights of both directions, by Bennett's acceptance ratio."""
+        """Minimum-variance estimate from the weights of both directions, using Bennett's acceptance ratio."""
         forward, reverse = self.forward.log_weights, self.reverse.log_weights
-        shift = math.log(len(forward) / len(reverse))  # the estimate is the root of an equation, minus this
+        shift = math.log(len(forward) / len(reverse))  # subtracted from the root found below
         low, high = (float(limit) for limit in torch.cat([forward, reverse]).aminmax())
         low, high = low - abs(shift), high + abs(shift)
         for _ in range(64):  # bisection
@@ -49,12 +51,12 @@ class LogPartitionInterval:
 
     @property
     def lower(self) -> float:
-        """Lower end of the interval: the smaller estimate minus two standard errors."""
+        """Lower end of the interval: the smaller of the two estimates, each minus two standard errors."""
         return min(run.log_z - _ERRORS * run.standard_error for run in (self.forward, self.reverse))
 
     @property
     def upper(self) -> float:
-        """Upper end of the interval: the larger estimate plus two standard errors."""
+        """Upper end of the interval: the larger of the two estimates, each plus two standard errors."""
         return max(run.log_z + _ERRORS * run.standard_error for run in (self.forward, self.reverse))
 
     @property
@@ -64,9 +66,10 @@ class LogPartitionInterval:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Bounds by Jensen's inequality: mean log-weights of both directions, with two standard errors of the means.
+        """Lower and upper bounds from Jensen's inequality, extended by two standard errors.
 
-        They are wider than the interval, and do not depend on errors of estimates that few weights dominate.
+        The bounds are the mean log-weights of the two directions. They are wider than the interval, but do not rely on
+        standard errors that a few large weights can dominate.
         """
         forward, reverse = self.forward, self.reverse
         return forward.bound - _ERRORS * forward.bound_error, reverse.bound + _ERRORS * reverse.bound_error
@@ -91,23 +94,24 @@ def log_partition_interval(
     clamp: Visible | None = None,
     mask: Visible | None = None,
 ) -> LogPartitionInterval:
-    """Estimate log Z from both sides, by forward and by reverse annealed importance sampling.
+    """Estimate an interval for log Z by forward and reverse annealed importance sampling.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model.
+        Model whose log Z is estimated.
     rng : RandomSource
-        Source of the draws.
+        Random source for the chains.
     n_chains, n_steps : int
-        Number of chains and of temperatures of each direction. More chains shrink the errors, more steps shrink these
-        and the distance of the bounds.
+        Number of chains and number of temperatures in each direction. More chains reduce the standard errors. More
+        steps reduce both the standard errors and the gap between the bounds.
     init, burn_in, n_temperatures : optional
-        Start of the reverse run, which must be in equilibrium, see :func:`reverse_annealed_importance_sampling`. The
-        best are the persistent chains of training: tempering from independent draws may miss the same modes as the
-        forward run, and both then agree on a log Z that is too small.
+        Initial states for the reverse run, which must be in equilibrium. See
+        :func:`reverse_annealed_importance_sampling`. The persistent chains from training are the best choice. Tempering
+        from independent samples may miss the same modes as the forward run, and both estimates of log Z are then too
+        small.
     center : mapping of str to Tensor, optional
-        See :class:`~mvrbm.sampling.TemperedPath`; the mean of the data is a good one.
+        See :class:`~mvrbm.sampling.TemperedPath`. The mean of the data is a good choice.
     clamp, mask : optional
         See :func:`log_partition`.
 

@@ -1,7 +1,8 @@
-"""Masked prediction: the error of predicting each entry from the others, and the error that the model expects.
+"""Masked prediction: errors in predicting each entry from the others, compared with the errors the model expects.
 
-Free energies and likelihoods mostly measure one dominant property: pictures with little ink are likely under any
-model of pictures. Hiding blocks of entries and predicting them from the rest compares a sample with itself.
+Free energies and likelihoods are often dominated by a single property of the data. For example, images with few dark
+pixels are likely under any image model. Predicting masked blocks of entries from the rest of the sample avoids this
+problem.
 """
 
 import math
@@ -18,28 +19,28 @@ from mvrbm.sampling import keep_known, multiplied_out
 def block_masks(
     shape: Sequence[int], block: Sequence[int], rng: RandomSource, *, parts: int = 2, rounds: int = 5
 ) -> Tensor:
-    r"""Return masks that hide blocks of entries, each entry in equally many of them.
+    r"""Generate masks that hide blocks of entries. Every entry is hidden by the same number of masks.
 
     Parameters
     ----------
     shape, block : sequence of int
-        Shape of the masks and of one block.
+        Shape of the masks and shape of one block.
     rng : RandomSource
-        Source of the positions of the blocks and of their assignment to masks.
+        Random source for the positions of the blocks and their assignment to masks.
     parts : int
-        Each mask hides one of so many parts of all blocks.
+        Number of parts that the blocks are divided into. Each mask hides one part.
     rounds : int
-        Number of times that each entry is hidden.
+        Number of masks that hide each entry.
 
     Returns
     -------
     Tensor
-        Boolean, (rounds * parts, \*shape), True where an entry is known.
+        Boolean masks of shape (rounds * parts, \*shape), True where an entry is known.
     """
     found = []
     for _ in range(rounds):
         counts = [size // step + 2 for size, step in zip(shape, block, strict=True)]
-        # A permutation, not independent draws: all parts have the same number of blocks.
+        # A permutation gives all parts the same number of blocks, unlike independent random assignments.
         part = (rng.permutation(math.prod(counts)) % parts).reshape(counts).cpu()
         for axis, (size, step) in enumerate(zip(shape, block, strict=True)):
             first = int(rng.permutation(step)[0])
@@ -52,22 +53,22 @@ def block_masks(
 def masked_errors(
     machine: BoltzmannMachine, visible: Tensor, masks: Tensor, *, observed: Tensor | None = None, steps: int = 10
 ) -> tuple[Tensor, Tensor]:
-    r"""Predict the hidden entries of each mask, and return the squared errors and the variances that the model expects.
+    r"""Predict the masked entries for each mask and return the squared errors and the model's predicted variances.
 
-    Hidden entries are predicted by a mean-field fixed point that starts at the means without a field. The error of an
-    entry is the squared deviation of its statistic from the prediction. Errors and variances are averaged over the
-    masks that hide the entry, each (n, \*layer shape).
+    Masked entries are predicted by mean-field iteration, starting from the means at zero field. The error of an entry
+    is the squared difference between its statistic and the prediction. Errors and variances are averaged over all masks
+    that hide the entry. Both results have shape (n, \*layer shape).
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model, with one visible layer.
+        Model with one visible layer.
     visible : Tensor
-        Data (n, \*layer shape).
+        Data of shape (n, \*layer shape).
     masks : Tensor
-        Boolean, (m, \*site shape), True where an entry is known.
+        Boolean masks of shape (m, \*site shape), True where an entry is known.
     observed : Tensor, optional
-        Boolean, (n, \*layer shape), False where the data has no value; both results are zero there.
+        Boolean mask of shape (n, \*layer shape), False where the data is missing. Both results are zero there.
     steps : int
         Number of mean-field steps.
     """

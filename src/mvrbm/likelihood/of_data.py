@@ -1,4 +1,4 @@
-"""Log-likelihood of data, given log Z or a function that computes it."""
+"""Log-likelihood of data, given log Z or a function that computes log Z."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,8 @@ from mvrbm.likelihood.interval import LogPartitionInterval, log_partition_interv
 from mvrbm.machine import BoltzmannMachine, Visible
 from mvrbm.random import RandomSource
 
-_ROWS = 4096  # samples at once
+# Number of samples per batch.
+_ROWS = 4096
 
 
 @torch.no_grad()
@@ -27,13 +28,13 @@ def log_likelihood(
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model.
+        Model to evaluate.
     visible : Tensor or mapping of str to Tensor
-        Data, each layer (n, *layer shape).
+        Data. Each layer has shape (n, *layer shape).
     log_z : float, or function
-        log Z itself, or a function that computes it: :func:`log_partition`, or for instance
-        ``functools.partial(annealed_importance_sampling, rng=RandomSource(0))``. It is called once, or once for each
-        pattern of padding, because each has its own log Z.
+        Value of log Z, or a function that computes it, such as :func:`log_partition` or
+        ``functools.partial(annealed_importance_sampling, rng=RandomSource(0))``. The function is called once or, for
+        padded data, once per padding pattern, because each pattern has its own log Z.
 
     Returns
     -------
@@ -45,29 +46,30 @@ def log_likelihood(
     for name, unit in machine.layers.items():
         absent = unit.absent(layers[name])
         if absent is not None and bool((absent != absent[:1]).any()):
-            raise ValueError("samples of unequal length have no common log_z: pass a function that computes it")
+            raise ValueError("samples of unequal length have no common log_z: pass a function that computes log_z")
     return -machine.free_energy(layers, check=False) - log_z
 
 
 @dataclass(frozen=True)
 class LikelihoodInterval:
-    """Mean log-likelihood of data in nats per sample, from both sides.
+    """Interval estimate of the mean log-likelihood of data, in nats per sample.
 
-    The interval is that of log Z, which is the same for all samples; it does not contain the error of the mean over a
-    finite number of samples.
+    The interval reflects the uncertainty in log Z, which is the same for all samples. It does not include the sampling
+    error of the mean over a finite number of samples.
 
     Attributes
     ----------
     mean : float
-        By the estimate of log Z from both directions.
+        Mean log-likelihood, using the estimate of log Z from both directions.
     forward, reverse : float
-        By the estimate of each direction. The forward one is what is usually published.
+        Mean log-likelihood, using the estimate of log Z from one direction. Published results usually report the
+        forward estimate.
     lower, upper : float
-        Ends of the interval, see :class:`LogPartitionInterval`.
+        Ends of the interval. See :class:`LogPartitionInterval`.
     bounds : tuple of float
-        Ends of the wider interval by mean log-weights.
+        Ends of the wider interval based on mean log-weights.
     values : Tensor (n,)
-        Log-likelihood of each sample, whose mean is `mean`.
+        Log-likelihood of each sample. The mean of these values is `mean`.
     """
 
     mean: float
@@ -90,18 +92,18 @@ class LikelihoodInterval:
 def log_likelihood_interval(
     machine: BoltzmannMachine, visible: Visible, rng: RandomSource, **options: Any
 ) -> LikelihoodInterval:
-    """Estimate the mean log-likelihood of data from both sides.
+    """Estimate an interval for the mean log-likelihood of data.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model.
+        Model to evaluate.
     visible : Tensor or mapping of str to Tensor
-        Data, each layer (n, *layer shape).
+        Data. Each layer has shape (n, *layer shape).
     rng : RandomSource
-        Source of the draws.
+        Random source for the chains.
     **options
-        See :func:`log_partition_interval`. The center is the mean of the data by default.
+        See :func:`log_partition_interval`. By default, `center` is the mean of the data.
 
     Returns
     -------
@@ -127,7 +129,10 @@ def _value(found: Tensor | AnnealedEstimate | LogPartitionInterval) -> Tensor:
 
 
 def _log_likelihoods(machine: BoltzmannMachine, visible: Visible, log_z: Callable[..., Tensor]) -> Tensor:
-    """Return -F(x) - log Z, where each pattern of padding has its own log Z or several, (k,): (n,) or (n, k)."""
+    """Compute -F(x) - log Z, using a separate log Z for each padding pattern.
+
+    The result has shape (n,), or (n, k) if `log_z` returns k estimates.
+    """
     layers = machine.as_layers(visible)
     count = len(next(iter(layers.values())))
     pieces = [{name: x[first : first + _ROWS] for name, x in layers.items()} for first in range(0, count, _ROWS)]

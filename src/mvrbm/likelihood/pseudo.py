@@ -1,4 +1,4 @@
-"""Pseudo-likelihood: the probability of each site given all other sites."""
+"""Pseudo-likelihood: the product of the probabilities of each site given all other sites."""
 
 import itertools
 import math
@@ -16,8 +16,10 @@ from mvrbm.sampling import Layers
 from mvrbm.units.base import Unit
 from mvrbm.validation import whole_number
 
-_MOST_WEIGHTS = 2**22  # weights of sites in memory at once
-_MOST_FIELDS = 2**22  # hidden fields in memory at once
+# Maximum number of weights in memory at once.
+_MOST_WEIGHTS = 2**22
+# Maximum number of hidden field entries in memory at once.
+_MOST_FIELDS = 2**22
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,9 @@ class PseudoLikelihood:
     Attributes
     ----------
     values : Tensor (n,)
-        The sums, scaled to all sites if only some were visited.
+        Pseudo-log-likelihood of each sample, estimated if only some sites were visited.
     sites, total_sites : int
-        Number of visited sites and number of all sites.
+        Number of visited sites and total number of sites.
     """
 
     values: Tensor
@@ -46,27 +48,29 @@ class PseudoLikelihood:
 def pseudo_log_likelihood(
     machine: BoltzmannMachine, visible: Visible, *, n_sites: int | None = None, seed: int = 0, check: bool = True
 ) -> PseudoLikelihood:
-    """Compute the pseudo-log-likelihood of each sample. The result is deterministic.
+    """Compute the pseudo-log-likelihood of each sample. The result is deterministic for a given seed.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model.
+        Model to evaluate.
     visible : Tensor or mapping of str to Tensor
-        Data, each layer (n, *layer shape). A gray Bernoulli entry is an average over ones and zeros.
+        Data. Each layer has shape (n, *layer shape). A gray Bernoulli entry is treated as an average over ones and
+        zeros.
     n_sites : int, optional
-        Number of sites to visit. Default: all, which is exact. With fewer it is an unbiased estimate; see Notes.
+        Number of sites to visit. If None, all sites are visited and the result is exact. With fewer sites, the result
+        is an unbiased estimate (see Notes).
     seed : int
-        Seed of the choice of sites, which depends on nothing else but the visible layers.
+        Seed for the choice of sites. The choice depends only on the seed and the shapes of the visible layers.
     check : bool
-        Whether to check the data.
+        Whether to validate the data.
 
     Notes
     -----
     The estimate starts from the log-probability of every site given the means of the hidden layer, which takes one
-    reconstruction. At `n_sites` sites, one drawn from each of as many equal parts of all sites, it computes how much
-    the exact conditional differs, and scales the sum of these differences to all sites. Its expectation over seeds is
-    the exact value.
+    reconstruction. The sites are then divided into `n_sites` equal parts, and one site is drawn from each part. For
+    these sites, the difference from the exact conditional log-probability is computed. The sum of the differences is
+    scaled to the number of all sites and added. The expectation of the estimate over seeds is the exact value.
     """
     layers = machine.as_layers(visible, check=check)
     all_sites = sum(unit.n_sites for unit in machine.layers.values())
@@ -81,7 +85,7 @@ def pseudo_log_likelihood(
 
 
 def _estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor) -> Tensor:
-    """Estimate the pseudo-log-likelihood of each sample from some sites, which are numbered across all layers."""
+    """Estimate the pseudo-log-likelihood of each sample from the sites with the given indices over all layers."""
     field = machine.hidden_field(layers)
     means = machine.visible_fields(machine.hidden.mean(field))
     ends = list(itertools.accumulate((unit.n_sites for unit in machine.layers.values()), initial=0))
@@ -97,17 +101,17 @@ def _estimate(machine: BoltzmannMachine, layers: Layers, places: Tensor) -> Tens
 
 
 def _log_probabilities(unit: Unit, x: Tensor, field: Tensor) -> Tensor:
-    """Return the log-probability of each site in a field, 0 for padding: (n, sites)."""
+    """Return the log-probability of each site given the field, or 0 for padding: (n, *shape) -> (n, sites)."""
     found = unit.statistic(x) * field
     if unit.entry_modes:
         found = found.sum(-1)
-    found.sub_(unit.site_energy(x)).sub_(unit.site_log_normalizer(field))  # in place: new memory takes longer
+    found.sub_(unit.site_energy(x)).sub_(unit.site_log_normalizer(field))  # in place, to avoid allocations
     absent = unit.absent(x)
     return (found if absent is None else found.masked_fill(site_mask(unit, absent), 0)).reshape(len(x), -1)
 
 
 def _log_conditionals(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, sites: Tensor) -> Tensor:
-    """Return the sum over some sites of log p(site | all other sites) of each sample: (n,)."""
+    """Sum log p(site | all other sites) over the given sites, for each sample. The result has shape (n,)."""
     if machine.layers[name].sampled_as == "bernoulli":
         return _binary_log_conditionals(machine, layers, field, name, sites)
     each = [_site_log_conditional(machine, layers, field, name, site) for site in sites.tolist()]
@@ -117,7 +121,7 @@ def _log_conditionals(machine: BoltzmannMachine, layers: Layers, field: Tensor, 
 def _binary_log_conditionals(
     machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, sites: Tensor
 ) -> Tensor:
-    """Return the sum over binary sites of log p(site | all other sites) of each sample: (n,)."""
+    """Sum log p(site | all other sites) over the given binary sites, for each sample. The result has shape (n,)."""
     unit, hidden, n = machine.layers[name], machine.hidden, len(field)
     n_hidden = math.prod(hidden.shape)
     total, sites = field.new_zeros(n), sites.to(field.device)
@@ -138,9 +142,10 @@ def _binary_log_conditionals(
 
 
 def _log_odds(hidden: Unit, field: Tensor, columns: Tensor, x: Tensor) -> Tensor:
-    """Return the contribution of the hidden layer to the log-odds of sites.
+    """Return the contribution of the hidden layer to the log-odds of the sites.
 
-    The weights have shape (sites, hidden), and the values (sites, n).
+    `columns` contains the weights of the sites, of shape (sites, hidden). `x` contains their values, of shape
+    (sites, n).
     """
     values = x.T[..., None]  # (n, sites, 1)
     shape = (-1, *hidden.shape)
@@ -150,7 +155,7 @@ def _log_odds(hidden: Unit, field: Tensor, columns: Tensor, x: Tensor) -> Tensor
 
 
 def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, site: int) -> Tensor:
-    """Return log p(site | all other sites) of each sample, 0 for padding: (n,)."""
+    """Return log p(site | all other sites) for each sample, or 0 for padding. The result has shape (n,)."""
     unit = machine.layers[name]
     x = layers[name].reshape(-1, unit.n_sites, *unit.entry_shape)
     n = len(x)
@@ -172,7 +177,7 @@ def _site_log_conditional(machine: BoltzmannMachine, layers: Layers, field: Tens
 
 
 def _site_columns(machine: BoltzmannMachine, name: str, site: int) -> tuple[Tensor, Tensor]:
-    """Return the hidden field of a unit statistic for each entry of a site, and the statistic of a unit value."""
+    """Return the hidden field from a unit statistic in each entry of a site, and the statistic of a unit value."""
     unit = machine.layers[name]
     size = math.prod(unit.entry_shape)
     one = machine.like.new_zeros((size, unit.n_sites, size))
@@ -182,7 +187,7 @@ def _site_columns(machine: BoltzmannMachine, name: str, site: int) -> tuple[Tens
 
 
 def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, site: int) -> tuple[Tensor, Tensor]:
-    """Return the lowest and highest likely field on a site with infinitely many values: (n,) each."""
+    """Return the lowest and highest likely fields on a site with infinitely many values, each of shape (n,)."""
     unit, n = machine.layers[name], len(field)
     if math.isfinite(unit.levels):
         return field.new_zeros(n), field.new_zeros(n)
@@ -191,8 +196,8 @@ def _reach(machine: BoltzmannMachine, layers: Layers, field: Tensor, name: str, 
     if math.isfinite(low) and math.isfinite(high):
         ends = torch.stack([column * low, column * high]).flatten(1)
         return ends.amin(0).sum().expand(n), ends.amax(0).sum().expand(n)
-    # An unbounded hidden layer is Gaussian, and then the entry given all others is Gaussian as well: its field is
-    # normal, with a mean and a variance that include the effect of the entry on itself.
+    # An unbounded hidden layer is Gaussian, so the conditional distribution of the entry is Gaussian too. The field on
+    # the entry is normal, and its mean and variance include the effect of the entry on itself.
     statistic = unit.statistic(layers[name]).reshape(n, -1)[:, site].reshape(-1, *([1] * (field.ndim - 1)))
     without = machine.hidden.statistic(machine.hidden.mean(field - column * statistic))
     pull = (without * column).flatten(1).sum(1)

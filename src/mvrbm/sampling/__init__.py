@@ -1,6 +1,6 @@
-"""Markov chains: block Gibbs sampling with known entries clamped, mean field, and parallel tempering.
+"""Markov chains: block Gibbs sampling with clamped entries, mean-field inference, and parallel tempering.
 
-Masks are True where a value is known; known entries never change. The chains that training uses are in
+Masks are True where a value is known. Known entries never change. The chains used in training are in
 :mod:`mvrbm.updates.negative`.
 """
 

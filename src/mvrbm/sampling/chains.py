@@ -1,4 +1,4 @@
-"""Block Gibbs sampling with known entries clamped, mean field, and conditional means."""
+"""Block Gibbs sampling with clamped entries, mean-field inference, and conditional means."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from mvrbm.random import RandomSource
 from mvrbm.sampling.labels import draw_labels, loose_labels
 from mvrbm.validation import whole_number
 
-# Couplings are multiplied out to full matrices of at most so many entries on a GPU, where one large product is faster
-# than several small ones; on the CPU, of at most so many times the multiplications of the coupling itself.
+# Maximum number of entries in a full matrix that replaces a coupling on a GPU, where one large product is faster than
+# several small ones.
 _LARGEST_ON_GPU = 2**23
+# Maximum number of entries in a full matrix that replaces a coupling on a CPU, relative to the number of
+# multiplications in the coupling.
 _WORTH_MULTIPLYING = 2.5
 
 Layers = Mapping[str, Tensor]
@@ -28,7 +30,7 @@ Masks = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True)
 class State:
-    """Visible arrays by name, and the hidden array given which they were drawn, with its fields on them."""
+    """Visible arrays by name, the hidden array that they were sampled from, and the fields on the visible layers."""
 
     visible: dict[str, Tensor]  # each (n, *layer shape)
     hidden: Tensor  # (n, *hidden shape)
@@ -36,14 +38,14 @@ class State:
 
 
 class Drawn(Protocol):
-    """A layer that can be drawn in a field: a unit, or a unit at another temperature."""
+    """Layer that can be sampled given a field: a unit, or a unit at another temperature."""
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor: ...
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor: ...
 
 
 class Fields(Protocol):
-    """What a Gibbs step needs: a machine, or a machine at another temperature."""
+    """Interface required for a Gibbs step: a machine, or a machine at another temperature."""
 
     @property
     def layers(self) -> Mapping[str, Drawn]: ...
@@ -64,29 +66,29 @@ def gibbs(
     mean: bool = False,
     check: bool = True,
 ) -> State:
-    """Run block Gibbs chains, one from each of the given states.
+    """Run one block Gibbs chain from each of the given states.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model.
+        Model to sample from.
     visible : Tensor or mapping of str to Tensor
-        Initial states, each layer (n, *layer shape).
+        Initial states. Each layer has shape (n, *layer shape).
     steps : int
-        Number of full steps: hidden, then visible.
+        Number of full steps. Each step samples the hidden layer, then the visible layers.
     rng : RandomSource
-        Source of the draws.
+        Random source for the samples.
     mask : Tensor or mapping of str to Tensor, optional
         True where the value is known and must not change. Padding never changes.
     mean : bool
-        Whether to return the means of the unknown visible entries given the last hidden arrays, instead of draws.
+        Whether to return the means of the unknown visible entries given the last hidden state, instead of samples.
     check : bool
-        Whether to check the arguments.
+        Whether to validate the arguments.
 
     Returns
     -------
     State
-        Final states; the hidden array is the one given which the visible arrays were drawn.
+        Final states. The visible arrays were sampled given the hidden array.
     """
     whole_number(steps, "steps")
     layers, masks = start_chains(machine, visible, mask, check=check)
@@ -101,13 +103,13 @@ def gibbs(
 
 
 def _stepper(machine: BoltzmannMachine, states: Layers, masks: Masks) -> Callable[[RandomSource], State]:
-    """Return a function that makes a Gibbs step from the states; unknown labels are drawn with the hidden layer."""
+    """Return a function that takes a Gibbs step from the states, sampling unknown labels with the hidden layer."""
     fast, labels = multiplied_out(machine), loose_labels(machine, masks)
     return lambda rng: gibbs_step(fast, draw_labels(fast, states, labels, rng, masks), rng, masks)
 
 
 def multiplied_out(machine: BoltzmannMachine) -> BoltzmannMachine:
-    """Return the same machine with the full matrices of its couplings, or itself where these would be slower."""
+    """Return an equivalent machine with dense couplings, or the machine itself if dense couplings would be slower."""
     sizes = {name: math.prod((*unit.shape, *machine.hidden.shape)) for name, unit in machine.layers.items()}
     gpu = machine.like.device.type == "cuda"
     small = all(
@@ -120,7 +122,7 @@ def multiplied_out(machine: BoltzmannMachine) -> BoltzmannMachine:
     for name, link in machine.links.items():
         full[name].allocate(link.visible_shape, link.hidden_shape)
         full[name].weight = torch.nn.Parameter(link.dense().reshape(-1, math.prod(link.visible_shape)), False)
-    # A copy that shares the units. The constructor would check again that the energy is bounded, which takes time.
+    # Bypass the constructor, which would spend time checking again that the energy is bounded. The units are shared.
     twin = BoltzmannMachine.__new__(BoltzmannMachine)
     torch.nn.Module.__init__(twin)
     twin.visible, twin.hidden, twin.couplings = machine.visible, machine.hidden, torch.nn.ModuleDict(full)
@@ -128,12 +130,12 @@ def multiplied_out(machine: BoltzmannMachine) -> BoltzmannMachine:
 
 
 def copies(layers: Layers) -> dict[str, Tensor]:
-    """Return copies, which steps can change in place."""
+    """Return contiguous copies, which sampling steps can modify in place."""
     return {name: array.clone(memory_format=torch.contiguous_format) for name, array in layers.items()}
 
 
 def write(values: Layers, states: Layers) -> None:
-    """Copy values into states."""
+    """Copy values into states in place."""
     for name, state in states.items():
         state.copy_(values[name])
 
@@ -141,12 +143,15 @@ def write(values: Layers, states: Layers) -> None:
 def start_chains(
     machine: BoltzmannMachine, visible: Visible, mask: Visible | None, *, check: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
-    """Return checked states and masks by layer. Unknown entries may be NaN; they start at any valid state."""
+    """Return validated states and masks by layer.
+
+    Unknown entries may be NaN or infinite. Such entries are replaced by a valid state.
+    """
     layers = machine.as_layers(visible, check=check, values=False)
     masks = machine.as_masks(mask, layers)
     if mask is not None:
         if not any(known is not None and bool(known.any()) for known in masks.values()):
-            raise ValueError("no entry is known: the mask is False everywhere; pass mask=None to clamp no entry")
+            raise ValueError("no entry is known because mask is False everywhere: pass mask=None to clamp no entries")
         for name, unit in machine.layers.items():
             known = masks[name]
             broken = ~torch.isfinite(layers[name])
@@ -157,20 +162,20 @@ def start_chains(
 
 @torch.no_grad()
 def gibbs_step(fields: Fields, visible: Layers, rng: RandomSource, masks: Masks) -> State:
-    """Sample hidden given visible, then the unknown entries of visible given hidden, without checks."""
+    """Sample the hidden layer, then the unknown visible entries given the hidden layer, without validation."""
     hidden = fields.hidden.sample(fields.hidden_field(visible), rng)
     towards = fields.visible_fields(hidden)
     return State(draw_visible(fields, towards, visible, rng, masks), hidden, towards)
 
 
 def draw_visible(model: Fields, fields: Layers, visible: Layers, rng: RandomSource, masks: Masks) -> dict[str, Tensor]:
-    """Sample the unknown entries of visible in the given fields."""
+    """Sample the unknown visible entries given the fields."""
     drawn = {name: unit.redraw(visible[name], fields[name], rng) for name, unit in model.layers.items()}
     return keep_known(visible, drawn, masks)
 
 
 def keep_known(known: Layers, other: Layers, masks: Masks) -> dict[str, Tensor]:
-    """Return `other` with the entries where a mask is True taken from `known`."""
+    """Return `other`, with entries from `known` where the mask is True."""
     return {
         name: array if masks[name] is None else torch.where(masks[name], known[name], array)  # type: ignore[arg-type]
         for name, array in other.items()
@@ -179,7 +184,7 @@ def keep_known(known: Layers, other: Layers, masks: Masks) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def independent_sample(machine: BoltzmannMachine, n: int, rng: RandomSource) -> dict[str, Tensor]:
-    """Sample n states of each visible layer without a field, as random initial states of chains."""
+    """Sample n states for each visible layer at zero field, as random initial states for chains."""
     n = whole_number(n, "n")
     return {name: unit.sample(machine.like.new_zeros((n, *unit.shape)), rng) for name, unit in machine.layers.items()}
 
@@ -196,29 +201,29 @@ def sample(
     mean: bool = False,
     check: bool = True,
 ) -> State:
-    """Draw n states by block Gibbs sampling, from given or random initial states.
+    """Sample n states by block Gibbs sampling, from given or random initial states.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model.
+        Model to sample from.
     n, steps : int
-        Number of chains and of Gibbs steps.
+        Number of chains and number of Gibbs steps.
     rng : RandomSource
-        Source of the draws.
+        Random source for the samples.
     init : Tensor or mapping of str to Tensor, optional
-        n initial states. Default: independent draws of all entries.
+        `n` initial states. If None, all entries are sampled independently.
     mask : Tensor or mapping of str to Tensor, optional
         True where `init` is known and must not change. Requires `init`.
     mean : bool
-        Whether to return the means of the unknown visible entries given the last hidden arrays, instead of draws.
+        Whether to return the means of the unknown visible entries given the last hidden state, instead of samples.
     check : bool
-        Whether to check the shapes and values of `init`.
+        Whether to validate the shapes and values of `init`.
     """
     machine.check_bounded()
     if init is None:
         if mask is not None:
-            raise ValueError("a mask needs init: it marks which of its entries are known")
+            raise ValueError("mask requires init, because the mask marks which entries of init are known")
         layers = independent_sample(machine, n, rng)
     else:
         layers, _ = start_chains(machine, init, mask, check=check)
@@ -227,25 +232,25 @@ def sample(
 
 
 def check_count(layers: Layers, n: int, name: str) -> None:
-    """Raise ValueError if there are not n states."""
+    """Raise ValueError if the number of states is not n."""
     given = len(next(iter(layers.values())))
     if given != n:
-        raise ValueError(f"init must have {name} = {n} states, got {given}")
+        raise ValueError(f"init must contain {name} = {n} states, got {given}")
 
 
 def mean_field(
     machine: BoltzmannMachine, visible: Visible, steps: int, *, mask: Visible | None = None, check: bool = True
 ) -> dict[str, Tensor]:
-    """Pass means up and down instead of samples. With one step it is the paper's reconstruction.
+    """Run mean-field updates, which propagate means instead of samples. One step is the paper's reconstruction.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model.
+        Model to use.
     visible : Tensor or mapping of str to Tensor
         Initial states.
     steps : int
-        Number of passes up and down.
+        Number of updates of the hidden layer and the visible layers.
     mask, check : optional
         See :func:`gibbs`.
     """
@@ -268,24 +273,24 @@ def conditional_mean(
     burn_in: int = 20,
     check: bool = True,
 ) -> dict[str, Tensor]:
-    """Estimate the mean of the unknown entries given the known ones, by clamped Gibbs sampling.
+    """Estimate the mean of the unknown entries given the known entries, by clamped Gibbs sampling.
 
-    It averages the visible means given each hidden sample, which vary less than visible samples.
+    The estimate averages the visible means given each hidden sample, which vary less than visible samples.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model.
+        Model to sample from.
     visible : Tensor or mapping of str to Tensor
-        Known values; initial values of the other entries.
+        Values of the known entries, and initial values of the unknown entries.
     mask : Tensor or mapping of str to Tensor
         True where the value is known.
     rng : RandomSource
-        Source of the draws.
+        Random source for the samples.
     steps, burn_in : int
-        Number of steps to average over, and before these.
+        Number of steps to average over, and number of burn-in steps before them.
     check : bool
-        Whether to check the shapes and values of `visible`.
+        Whether to validate the shapes and values of `visible`.
     """
     whole_number(steps, "steps")
     whole_number(burn_in, "burn_in", 0)

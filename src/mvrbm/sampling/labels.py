@@ -1,8 +1,8 @@
-"""Label layers (one one-hot row per sample): their exact distribution with the hidden layer summed out.
+"""Label layers (one one-hot row per sample) and their exact distribution, with the hidden layer summed out.
 
-A Gibbs step draws the label given the hidden layer, which still encodes the previous label, so labels rarely change.
-Drawn from this distribution instead, just before the hidden layer is drawn, they do: the label and the hidden layer
-are then drawn together, given the other layers.
+A Gibbs step samples the label given the hidden layer. The hidden layer still encodes the previous label, so labels
+rarely change. To avoid this, labels are sampled from their exact distribution just before the hidden layer is sampled.
+The label and the hidden layer are then sampled jointly, given the other layers.
 """
 
 from __future__ import annotations
@@ -18,31 +18,37 @@ from torch import Tensor
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
-# Largest number of classes that are summed one by one. More would take longer than the rest of a Gibbs step.
+# Maximum number of classes to sum over one at a time. More classes would take longer than the rest of a Gibbs step.
 _MOST_CLASSES = 64
+# Number of fixed-point iterations for the label bias.
 _MATCHING_STEPS = 1000
 
 
 def label_log_posterior(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str = "label") -> Tensor:
-    r"""Exact :math:`\log p(\text{label} = k \mid X)` of a machine that has the label as a layer: (n, n_labels).
+    r"""Compute the exact :math:`\log p(\text{label} = k \mid X)` in a machine with a label layer.
 
-    Given `X`, the free energies of the labels differ only in their bias and in their contribution to the hidden field,
+    Given `X`, the free energies of the labels differ only in the label bias and in the contribution of the label to the
+    hidden field,
 
-    .. math:: \log p(k \mid X) = b_k + A_h\Big(\sum_m W_m T_m(X_m) + D_k\Big) - \log \sum_{k'} \exp(\dots),
+    .. math:: \log p(k \mid X) = b_k + A_h\Big(\sum_m W_m T_m(X_m) + D_k\Big) - \log \sum_{k'} \exp(\dots).
 
-    so the field of the other layers is computed once, and :math:`D_k`, the column of label `k`, is added to it. `label`
-    is the name of a Categorical layer of one row; `visible` holds the other layers, (n, \*layer shape), not checked.
+    The field of the other layers is computed only once, and :math:`D_k`, the column for label `k`, is added to it.
+    `label` is the name of a Categorical layer with one row. `visible` contains the other layers, each of shape
+    (n, \*layer shape), and is not validated. The result has shape (n, n_labels).
     """
     return torch.log_softmax(label_scores(machine, visible, label), 1)
 
 
 def label_scores(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str = "label") -> Tensor:
-    """Negative free energy of data with each label, without the own energy of the data: (n, n_labels)."""
+    """Compute the negative free energy of data with each label, of shape (n, n_labels).
+
+    The energy of the data alone, which does not depend on the label, is left out.
+    """
     return _label_fields(machine, visible, label) - machine.layers[label].energy(_every(machine, label))
 
 
 def _label_fields(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str) -> Tensor:
-    """Log-normalizer of the hidden layer with each label: (n, n_labels)."""
+    """Compute the log-normalizer of the hidden layer for each label, of shape (n, n_labels)."""
     hidden, parts = (
         machine.hidden,
         [
@@ -63,11 +69,14 @@ def _every(machine: BoltzmannMachine, label: str) -> Tensor:
 
 
 def loose_labels(machine: BoltzmannMachine, masks: Mapping[str, Tensor | None]) -> list[str]:
-    """Return the label layers that :func:`draw_labels` should draw: layers with unknown labels and few classes."""
+    """Return the names of the label layers to sample with :func:`draw_labels`.
+
+    These layers have unknown labels and few classes.
+    """
     if not machine.hidden.has_energy or len(machine.layers) < 2:
         return []
     one_row = {name: unit for name, unit in machine.layers.items() if unit.entry_modes == 1 == len(unit.shape)}
-    labels = [name for name, unit in one_row.items() if unit.levels == unit.shape[0]]  # not counts of many words
+    labels = [name for name, unit in one_row.items() if unit.levels == unit.shape[0]]  # exclude word counts
     few = {name: masks[name] for name in labels if machine.layers[name].shape[0] <= _MOST_CLASSES}
     return [name for name, known in few.items() if known is None or not bool(known.all())]
 
@@ -80,7 +89,7 @@ def draw_labels(
     rng: RandomSource,
     masks: Mapping[str, Tensor | None],
 ) -> dict[str, Tensor]:
-    """Draw the unknown labels given all other layers, one label layer after another, and return the visible states."""
+    """Sample the unknown labels given all other layers, one label layer at a time, and return the visible states."""
     states = dict(visible)
     for name in labels:
         drawn, known = machine.layers[name].sample(_label_fields(machine, states, name), rng), masks[name]
@@ -90,11 +99,12 @@ def draw_labels(
 
 @torch.no_grad()
 def match_label_shares(machine: BoltzmannMachine, visible: Mapping[str, Tensor], label: str, shares: Tensor) -> None:
-    r"""Set the bias of a label layer such that the model has labels with given probabilities, (n_labels,).
+    r"""Set the bias of a label layer so that the marginal label probabilities of the model are `shares`.
 
-    `visible` are draws of the other layers, each given a label, with labels in these shares. Such draws do not depend
-    on the bias, so the fixed point of the mean posterior is the maximum-likelihood bias (it is the estimate of Bennett,
-    and of Shirts and Chodera, of the classes' partition functions).
+    `shares` has shape (n_labels,). `visible` contains samples of the other layers, each given a label, with the labels
+    in these proportions. Such samples do not depend on the bias, so the fixed point of the mean posterior is the
+    maximum-likelihood bias. It corresponds to the estimator of the classes' partition functions by Bennett, and by
+    Shirts and Chodera.
     """
     unit, fields = machine.layers[label], _label_fields(machine, visible, label)
     target = shares.clamp(min=1e-6).log()

@@ -1,7 +1,7 @@
-"""Triton kernels for binary layers at a temperature: draws, and free energies at several temperatures.
+"""Triton kernels for tempered binary layers: sampling, and free energies at several temperatures.
 
-A layer at inverse temperature beta is in the field base + beta (field - base). Each kernel replaces several launches of
-PyTorch, which would take longer than the work itself.
+The field on a layer at inverse temperature beta is base + beta (field - base). Each kernel replaces several PyTorch
+kernels, whose launch overhead would exceed the computation time.
 """
 
 # mypy: ignore-errors
@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Entries per program.
+# Number of entries per program.
 _BLOCK = 1024
 
 
-# Do not specialize on the number of samples: another number would compile a new kernel, which a graph cannot capture.
+# Do not specialize on the number of samples. A new number would compile a new kernel, which CUDA graphs cannot capture.
 @triton.jit(do_not_specialize=["total"])
 def _draw(field, base, bias, beta, numbers, out, total, WIDTH: tl.constexpr, PER_SAMPLE: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
@@ -37,7 +37,7 @@ def softplus(x):
 @triton.jit(do_not_specialize=["n"])
 def _energies(field, base, bias, betas, pull, out, n, WIDTH: tl.constexpr, PER_SAMPLE: tl.constexpr,
               BLOCK: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0)  # numbers the pairs of a temperature and a sample
+    row = tl.program_id(0)  # index of a (temperature, sample) pair
     sample = row % n
     beta = tl.load(betas + row) if PER_SAMPLE else tl.load(betas + row // n)
     total = tl.zeros([BLOCK], tl.float32)
@@ -52,9 +52,10 @@ def _energies(field, base, bias, betas, pull, out, n, WIDTH: tl.constexpr, PER_S
 
 
 def draw(field: Tensor, base: Tensor, bias: Tensor, beta: Tensor, numbers: Tensor) -> Tensor:
-    r"""Draw binary entries where uniform numbers are below their mean: (n, \*shape).
+    r"""Sample binary entries, which are 1 where a uniform random number is below the mean.
 
-    Field and numbers are (n, \*shape), base (1, \*shape), the bias broadcasts to this, beta is (n,) or (1,).
+    `field`, `numbers` and the result have shape (n, \*shape). `base` has shape (1, \*shape), and `bias` broadcasts to
+    that shape. `beta` has shape (n,) or (1,).
     """
     field, out = field.contiguous(), torch.empty_like(field, memory_format=torch.contiguous_format)
     grid = (-(-out.numel() // _BLOCK),)
@@ -66,9 +67,10 @@ def draw(field: Tensor, base: Tensor, bias: Tensor, beta: Tensor, numbers: Tenso
 
 
 def energies(field: Tensor, base: Tensor, bias: Tensor, betas: Tensor, pull: Tensor) -> Tensor:
-    r"""Return (beta - 1) pull minus the log-normalizer of binary entries, at several temperatures: (k, n).
+    r"""Compute (beta - 1) pull minus the log-normalizer of binary entries at several temperatures.
 
-    Betas are (k, n) or (k, 1), pull is (n,), the others are as for :func:`draw`.
+    `betas` has shape (k, n) or (k, 1), and `pull` has shape (n,). The result has shape (k, n). For the other arguments,
+    see :func:`draw`.
     """
     out = torch.empty(len(betas), len(field), dtype=field.dtype, device=field.device)
     _energies[(out.numel(),)](

@@ -20,24 +20,24 @@ from mvrbm.validation import whole_number
 
 
 class TemperedPath:
-    r"""Machines between independent units (:math:`\beta = 0`) and the machine itself (:math:`\beta = 1`).
+    r"""Path of machines from independent units (:math:`\beta = 0`) to the given machine (:math:`\beta = 1`).
 
-    With offsets :math:`\mu_m = T_m(x_m)` and :math:`\lambda = T_h(y)` at a center (x, y),
+    With offsets :math:`\mu_m = T_m(x_m)` and :math:`\lambda = T_h(y)` at a center (x, y), the energies are
 
     .. math::
 
         E_\beta = \sum_m \varepsilon_m + \varepsilon_h - \sum_m \beta \langle T_h, W_m T_m\rangle
                   - (1 - \beta) \big(\langle T_h, W_m \mu_m\rangle + \langle \lambda, W_m T_m\rangle\big).
 
-    At :math:`\beta = 0` the layers are independent, in the mean field of the center.
+    At :math:`\beta = 0`, the layers are independent, in the mean field of the center.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The machine at :math:`\beta = 1`.
+        Machine at :math:`\beta = 1`.
     center : mapping of str to Tensor, optional
-        A visible state, each layer (1, *layer shape). Default: the middle of the values that every unit can have,
-        which prefers none of several modes of the distribution.
+        Visible state, with each layer of shape (1, *layer shape). If None, the midpoint of each unit's possible values
+        is used, which does not favor any mode of the distribution.
     """
 
     def __init__(self, machine: BoltzmannMachine, center: Layers | None = None) -> None:
@@ -47,24 +47,24 @@ class TemperedPath:
                 center = {name: unit.middle[None] for name, unit in machine.layers.items()}
             center = machine.as_layers(center, values=False)
             if any(len(array) != 1 for array in center.values()):
-                raise ValueError("center must be one visible state: each layer of shape (1, *layer shape)")
-            # Fields at beta = 0, on the hidden layer and on each visible layer: (1, *shape)
+                raise ValueError("center must be one visible state, with each layer of shape (1, *layer shape)")
+            # Fields on the hidden layer and on each visible layer at beta = 0, each of shape (1, *shape)
             self.hidden_base = machine.hidden_field(center)
             self.visible_base = machine.visible_fields(machine.hidden.mean(self.hidden_base))
 
     def at(self, beta: float | Tensor) -> Tempered:
-        """Return the machine at an inverse temperature: one number, or one per sample, shape (n,)."""
+        """Return the machine at an inverse temperature, which is one number or a tensor of shape (n,)."""
         return Tempered(self, beta)
 
     def base_sample(self, n: int, rng: RandomSource) -> dict[str, Tensor]:
-        """Draw n independent visible states at beta = 0."""
+        """Sample n independent visible states at beta = 0."""
         return {
             name: unit.sample(self.visible_base[name].expand(n, *unit.shape), rng)
             for name, unit in self.machine.layers.items()
         }
 
     def pull(self, visible: Layers) -> Tensor:
-        r"""Return :math:`\sum_m \langle T_m(x_m), f_m\rangle` of visible states in the fields at beta = 0: (n,)."""
+        r"""Compute :math:`\sum_m \langle T_m(x_m), f_m\rangle`, of shape (n,), for the fields :math:`f` at beta = 0."""
         pulls = [
             unit.statistic(visible[name]).flatten(1) @ self.visible_base[name].flatten()
             for name, unit in self.machine.layers.items()
@@ -72,10 +72,11 @@ class TemperedPath:
         return functools.reduce(operator.add, pulls)
 
     def energies(self, betas: Tensor, field: Tensor, pull: Tensor) -> Tensor:
-        """Return free energies at several temperatures, without the own energy of the visible layers: (k, n).
+        """Compute free energies at several temperatures, without the energy of the visible units.
 
-        The inverse temperatures are (k, n) or (k, 1), the states are given by their hidden field in the machine,
-        (n, *hidden shape), and their pull, (n,).
+        `betas` contains inverse temperatures, of shape (k, n) or (k, 1). The states are specified by their hidden
+        field at beta = 1, of shape (n, *hidden shape), and their :meth:`pull`, of shape (n,). The result has shape
+        (k, n).
         """
         hidden = self.machine.hidden
         if (kernels := _kernels(hidden, field)) is not None:
@@ -86,12 +87,12 @@ class TemperedPath:
         return (betas - 1) * pull - sums
 
     def between(self, base: Tensor, field: Tensor, beta: Tensor) -> Tensor:
-        """Return the field at an inverse temperature, given those at 0 and 1; `beta` has the leading axes."""
+        """Interpolate between the fields at beta = 0 and beta = 1. `beta` has the leading axes of the result."""
         return torch.lerp(base, field, beta.reshape(*beta.shape, *([1] * (base.ndim - 1))))
 
 
 def _kernels(unit: Unit, field: Tensor) -> ModuleType | None:
-    """Return the Triton kernels for a tempered layer, or None if they cannot draw this unit or run on this device."""
+    """Return the Triton kernels for a tempered layer, or None if they do not support the unit, dtype or device."""
     on_gpu = field.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     return _triton() if on_gpu and unit.sampled_as == "bernoulli" and field.dtype == torch.float32 else None
 
@@ -106,13 +107,13 @@ def _triton() -> ModuleType | None:
 
 
 class TemperedLayer:
-    """A layer at one inverse temperature, (1,), or at one per sample, (n,)."""
+    """Layer at one inverse temperature, of shape (1,), or at one per sample, of shape (n,)."""
 
     def __init__(self, path: TemperedPath, unit: Unit, base: Tensor, beta: Tensor) -> None:
         self._path, self._unit, self._base, self._beta = path, unit, base, beta
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Sample in the field interpolated between beta = 0 and the given field: (n, *shape) -> (n, *shape)."""
+        """Sample given the field interpolated between beta = 0 and `field`: (n, *shape) -> (n, *shape)."""
         if (kernels := _kernels(self._unit, field)) is not None:
             numbers = rng.uniform(field.shape, field)
             drawn: Tensor = kernels.draw(field, self._base, self._unit.bias, self._beta, numbers)
@@ -120,14 +121,15 @@ class TemperedLayer:
         return self._unit.sample(self._path.between(self._base, field, self._beta), rng)
 
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
-        """Sample in the field. Tempered layers have samples of one length, so `x` is not used."""
+        """Sample given the field. All samples in tempered layers have the same length, so `x` is not used."""
         return self.sample(field, rng)
 
 
 class Tempered:
-    """A machine on a :class:`TemperedPath`, at one inverse temperature or one per sample.
+    """Machine on a :class:`TemperedPath`, at one inverse temperature or one per sample.
 
-    Its fields are those of the machine; its layers are drawn in the fields at its temperature.
+    The field methods are the same as in the machine at beta = 1. The layers apply the temperature when they are
+    sampled.
     """
 
     def __init__(self, path: TemperedPath, beta: float | Tensor) -> None:
@@ -142,46 +144,48 @@ class Tempered:
         }
 
     def free_energy(self, visible: Layers) -> Tensor:
-        """Free energy of visible states, shape (n,)."""
+        """Compute the free energy of visible states, of shape (n,)."""
         path = self._path
         tempered = path.energies(self._beta[None], path.machine.hidden_field(visible), path.pull(visible))[0]
         return path.machine.own_energy(visible) + tempered
 
 
 def _repeated(layers: Layers, times: int) -> dict[str, Tensor]:
-    """Repeat all samples `count` times."""
+    """Repeat all samples `times` times along the first axis."""
     return {name: array.repeat(times, *([1] * (array.ndim - 1))) for name, array in layers.items()}
 
 
 class ParallelTempering:
-    """Parallel tempering: chains at several temperatures exchange states, so that cold chains move between modes.
+    """Parallel tempering, in which chains at several temperatures exchange states.
 
-    One step is a Gibbs step of every chain, followed by a proposal to exchange the states of neighboring
-    temperatures, accepted by the Metropolis rule on free energies. The pairs alternate between steps.
+    The exchanges let cold chains move between modes. In each step, every chain takes a Gibbs step, and neighboring
+    temperatures then propose to exchange states. The Metropolis rule accepts or rejects each proposal based on the free
+    energies. Successive steps alternate between even and odd pairs of temperatures.
 
     Parameters
     ----------
     machine : BoltzmannMachine
-        The model.
+        Model to sample from.
     n_chains : int
         Number of independent sets of chains.
     betas : sequence of float, or int
-        Inverse temperatures in increasing order up to 1, or their number, evenly spaced from 0 to 1.
+        Inverse temperatures in increasing order up to 1. An int is the number of temperatures, evenly spaced from 0
+        to 1.
     rng : RandomSource
-        Source of all draws, including the initial states.
+        Random source for all samples, including the initial states.
     init : Tensor or mapping of str to Tensor, optional
-        n_chains initial states of the chains at every temperature. Default: exact draws at beta = 0.
+        `n_chains` initial states, used at every temperature. If None, initial states are sampled exactly at beta = 0.
     mask : Tensor or mapping of str to Tensor, optional
         True where `init` is known and must not change. Requires `init`.
     center : mapping of str to Tensor, optional
         See :class:`TemperedPath`.
     check : bool
-        Whether to check `init` and that the energy is bounded.
+        Whether to validate `init` and check that the energy is bounded.
 
     Attributes
     ----------
     visible : dict of str to Tensor
-        States of all chains, each layer (temperatures, n_chains, *layer shape), coldest last.
+        States of all chains, with the coldest chains last. Each layer has shape (temperatures, n_chains, *layer shape).
     """
 
     def __init__(
@@ -196,7 +200,7 @@ class ParallelTempering:
         center: Layers | None = None,
         check: bool = True,
     ) -> None:
-        # A ladder of evenly spaced temperatures is made on the device. Inside a CUDA graph the CPU cannot read a list.
+        # Create evenly spaced temperatures on the device, because a CUDA graph cannot copy a list from the CPU.
         like = machine.like
         if isinstance(betas, int):
             ladder = torch.linspace(0, 1, max(betas, 1), dtype=torch.float64, device=like.device)
@@ -206,7 +210,9 @@ class ParallelTempering:
             valid = ladder.ndim == 1 and len(ladder) >= 2 and bool(ladder[0] >= 0 and ladder[-1] == 1)
             valid = valid and not bool((ladder.diff() <= 0).any())
         if not valid:
-            raise ValueError(f"betas must be at least two numbers that increase from 0 or more to 1, got {betas}")
+            raise ValueError(
+                f"betas must be at least two increasing numbers, the first at least 0 and the last 1, got {betas}"
+            )
         ladder = ladder.to(dtype=like.dtype, device=like.device)
         whole_number(n_chains, "n_chains")
         if check:
@@ -217,7 +223,7 @@ class ParallelTempering:
         self._known: dict[str, Tensor] | None = None  # each (temperatures * n_chains, *layer shape)
         if init is None:
             if mask is not None:
-                raise ValueError("a mask needs init: it marks which of its entries are known")
+                raise ValueError("mask requires init, because the mask marks which entries of init are known")
             start = TemperedPath(machine, self.center).base_sample(n_chains * len(ladder), rng)
         else:
             layers = machine.as_layers(init, check=check)
@@ -231,17 +237,20 @@ class ParallelTempering:
 
     @property
     def acceptance(self) -> Tensor:
-        """Fraction of accepted exchanges so far, for each pair of neighboring temperatures."""
+        """Fraction of exchanges accepted so far, for each pair of neighboring temperatures."""
         share: Tensor = self._accepted / self._offers.clamp(min=1)
         return share.cpu()
 
     @torch.no_grad()
     def step(self, count: int = 1) -> dict[str, Tensor]:
-        """Take steps and return the visible states of the coldest chains, each (n_chains, *layer shape)."""
-        # The path is built at every call, because the machine may have changed since the last one.
+        """Take `count` steps and return the visible states of the coldest chains.
+
+        Each layer has shape (n_chains, *layer shape).
+        """
+        # Rebuild the path in every call, because the machine may have changed since the last call.
         path = TemperedPath(multiplied_out(self.machine), self.center)
         self.visible = copies(self.visible)
-        flat = {name: array.flatten(0, 1) for name, array in self.visible.items()}  # the same memory
+        flat = {name: array.flatten(0, 1) for name, array in self.visible.items()}  # shares memory with `self.visible`
         tempered = path.at(self.betas.repeat_interleave(next(iter(self.visible.values())).shape[1]))
         masks = self.machine.as_masks(self._known, flat)
 
@@ -253,16 +262,16 @@ class ParallelTempering:
         return {name: array[-1].clone() for name, array in self.visible.items()}
 
     def _exchange(self, path: TemperedPath, rng: RandomSource) -> None:
-        """Propose to exchange the states of every second pair of neighboring temperatures."""
+        """Propose to exchange states between every second pair of neighboring temperatures."""
         first, pairs = self.turn, (len(self.betas) - self.turn) // 2
         self.turn = 1 - self.turn
         if not pairs:
             return
-        # Slices of neighbors are views, so that nothing is read back from the device: (pairs, 2, n_chains, ...)
+        # Slices are views, so nothing is read back from the device. Each has shape (pairs, 2, n_chains, ...).
         two = {name: array[first : first + 2 * pairs].unflatten(0, (pairs, 2)) for name, array in self.visible.items()}
         flat = {name: array.flatten(0, 2) for name, array in two.items()}
         betas = self.betas[first : first + 2 * pairs].reshape(pairs, 2, 1).expand(next(iter(two.values())).shape[:3])
-        # The own energy of a state is the same at both temperatures.
+        # The energy of the visible units is the same at both temperatures, so it cancels.
         both = torch.stack([betas.flatten(), betas.flip(1).flatten()])
         stay, move = (
             path.energies(both, path.machine.hidden_field(flat), path.pull(flat)).unflatten(1, betas.shape).sum(2)

@@ -1,6 +1,6 @@
-"""Gradient descent on a loss by backpropagation, for classifiers and for super-resolution.
+"""Gradient descent with backpropagation, for classifiers and super-resolution.
 
-Training by contrastive divergence is in :class:`~mvrbm.training.Trainer`.
+For training with contrastive divergence, see :class:`~mvrbm.training.Trainer`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from mvrbm.validation import choice, number, whole_number
 
 __all__ = ["DescentSettings", "Loss", "Score", "assign", "descend"]
 
-#: Maps row numbers (m,) to the weighted sum of their losses, a scalar.
+#: Function that maps sample indices, of shape (m,), to the weighted sum of their losses (a scalar).
 Loss = Callable[[Tensor], Tensor]
-#: Returns the error rate and the cross-entropy of held-out samples.
+#: Function that returns the error rate and the cross-entropy on held-out samples.
 Score = Callable[[], tuple[float, float]]
 
-# Number of updates between checks for divergence on a GPU, because reading the loss waits for the device.
+# Number of updates between checks for divergence on a GPU. Checks are rare because reading the loss synchronizes with
+# the device.
 _UPDATES_UNCHECKED = 200
-# Number of updates before one is captured as a CUDA graph. They create the optimizer's state.
+# Number of eager updates before an update is captured as a CUDA graph. They create the optimizer's state.
 _EAGER_UPDATES = 3
 
 
 class DescentSettings(NamedTuple):
-    """Settings of a descent.
+    """Settings for gradient descent.
 
     Parameters
     ----------
@@ -47,13 +48,14 @@ class DescentSettings(NamedTuple):
     learning_rate : float
         Initial learning rate.
     weight_decay : float
-        Weight decay of AdamW.
+        Weight decay coefficient for AdamW.
     schedule : {"cosine", "constant"}
-        Whether the learning rate decays to zero along half a cosine, or stays constant.
+        Learning rate schedule: cosine decay to zero, or a constant learning rate.
     averaging : float
-        Decay of a running average of the parameters, which replaces them in the end. 0 disables it.
+        Decay rate for an exponential moving average of the parameters, which replaces the parameters at the end. If 0,
+        averaging is disabled.
     patience : int, optional
-        Number of epochs without a better score after which the descent stops.
+        Number of epochs without a better score after which training stops. If None, training does not stop early.
     """
 
     n_epochs: int
@@ -76,11 +78,11 @@ class DescentSettings(NamedTuple):
             whole_number(self.patience, "patience")
 
     def identity(self) -> str:
-        """Return a text that identifies the settings in checkpoints, in the form of version 0.2."""
+        """Return a string that identifies the settings in checkpoints, in the format of version 0.2."""
         return "Plan(" + ", ".join(f"{name}={value!r}" for name, value in self._asdict().items()) + ")"
 
     def rate_at(self, update: int, n_updates: int) -> float:
-        """Return the learning rate of an update, of `n_updates` in total."""
+        """Return the learning rate for one of `n_updates` updates."""
         if self.schedule == "constant":
             return self.learning_rate
         return self.learning_rate * (1 + math.cos(math.pi * update / n_updates)) / 2
@@ -99,44 +101,45 @@ def descend(
     capturable: bool = False,
     checkpoint: DescentCheckpoint | None = None,
 ) -> list[dict[str, float]]:
-    r"""Minimize a loss with AdamW, in place.
+    r"""Train a module in place by minimizing a loss with AdamW.
 
-    An update follows the gradient of :math:`\sum w_i \ell_i / (\bar w m)` over a batch, where `m` is the size of a full
-    batch. Every sample therefore counts by its weight, in short batches too.
+    Each update uses the gradient of :math:`\sum w_i \ell_i / (\bar w m)` over a batch, where `m` is the size of a full
+    batch. The effect of each sample is therefore proportional to its weight, even in a smaller last batch.
 
     Parameters
     ----------
     module : Module
-        The module to train.
+        Module to train.
     decaying : sequence of Parameter
-        Parameters with weight decay.
+        Parameters that weight decay applies to.
     loss : callable
-        Maps row numbers (m,) to the weighted sum of their losses.
+        Function that maps sample indices, of shape (m,), to the weighted sum of their losses.
     weights : Tensor (n,)
         Weights of the samples.
     settings : DescentSettings
-        Settings.
+        Training settings.
     rng : RandomSource
-        Source of the order of the samples. Epoch `e` uses the numbers of step `e`.
+        Random source for the order of the samples. Epoch `e` uses the random numbers of step `e`.
     score : callable, optional
-        Returns the error rate and the cross-entropy of held-out samples after every epoch. The module ends with the
-        parameters of the epoch with the lowest error rate, or the lowest cross-entropy among equal error rates.
+        Function that returns the error rate and the cross-entropy on held-out samples. It is called after every epoch.
+        The final parameters are those from the epoch with the lowest error rate. Ties are resolved by the lowest
+        cross-entropy.
     draws_from : sequence of RandomSource
-        Sources that the loss draws from. They advance by one step per update.
+        Random sources used by the loss. They advance by one step per update.
     capturable : bool
-        Whether the loss reads nothing back from a GPU, so that updates can be replayed as a CUDA graph.
+        Whether updates can be captured as a CUDA graph. This requires a loss that never reads values back from the GPU.
     checkpoint : DescentCheckpoint, optional
-        Where to store the descent after every epoch, and to resume it from.
+        Checkpoint that is saved after every epoch. If it already exists, training resumes from it.
 
     Returns
     -------
     list of dict
-        The loss and the scores of every epoch.
+        Loss and scores for each epoch.
 
     Notes
     -----
-    Ctrl-C or SIGTERM end the descent after the current update. It then raises KeyboardInterrupt or
-    :class:`~mvrbm.interrupt.Terminated`, and the module keeps the parameters so far.
+    Ctrl-C and SIGTERM stop training after the current update. The function then raises KeyboardInterrupt or
+    :class:`~mvrbm.interrupt.Terminated`, and the module keeps the parameters reached so far.
     """
     descent = _Descent(module, decaying, loss, weights, settings, draws_from)
     if checkpoint is not None:
@@ -162,7 +165,7 @@ def descend(
 
 @dataclass
 class _Progress:
-    """What a descent stores in a checkpoint in addition to the parameters and the optimizer."""
+    """Training progress that is stored in checkpoints along with the parameters and the optimizer state."""
 
     epoch: int = 0
     update: int = 0
@@ -170,12 +173,12 @@ class _Progress:
     best_epoch: int = 0
     best_parameters: list[Tensor] | None = None
     history: list[dict[str, float]] = field(default_factory=list)
-    # Mean loss of every epoch, on the device.
+    # Mean loss for each epoch, stored on the device.
     losses: list[Tensor] = field(default_factory=list)
 
 
 class _Descent:
-    """The parameters, the optimizer and the progress of a descent; see :func:`descend` for the arguments."""
+    """Parameters, optimizer and progress of a training run. See :func:`descend` for the arguments."""
 
     def __init__(
         self,
@@ -210,7 +213,7 @@ class _Descent:
     # -- updates ----------------------------------------------------------------------------------
 
     def update(self, rows: Tensor) -> None:
-        """Make one update. Everything in it can be captured in a CUDA graph, if the loss can."""
+        """Run one update. The update can be captured in a CUDA graph if the loss can."""
         self._optimizer.zero_grad(set_to_none=True)
         value = self._loss(rows)
         (value * self._scale).backward()
@@ -220,12 +223,12 @@ class _Descent:
             source.next_step()
 
     def run_epoch(self, order: Tensor, update: Callable[[Tensor], None], stopped: Callable[[], bool]) -> None:
-        """Make the updates of one epoch, unless `stopped` returns True after one of them."""
+        """Run the updates of one epoch. Return early if `stopped` returns True after an update."""
         progress = self.progress
         self._sum_of_losses.zero_()
         for rows in order.split(self.batch_size):
             self._set_rate()
-            # A captured update has full batches.
+            # The captured update only supports full batches.
             (update if len(rows) == self.batch_size else self.update)(rows)
             progress.update += 1
             if self._average is not None:
@@ -250,7 +253,7 @@ class _Descent:
                 group["lr"] = rate
 
     def _check(self) -> None:
-        """Raise DivergenceError if the loss is not finite. The module then gets back its initial parameters."""
+        """Restore the initial parameters and raise DivergenceError if the loss is not finite."""
         self._unchecked = 0
         if not math.isfinite(float(self.progress.losses[-1])):
             assign(self._learned, self._before)
@@ -258,7 +261,7 @@ class _Descent:
             raise DivergenceError(f"epoch {self.progress.epoch}: the loss is not finite. Lower learning_rate={rate:g}")
 
     def stops_after(self, score: Score) -> bool:
-        """Score the parameters, or their average, and return whether the descent stops early."""
+        """Score the parameters, or their moving average if enabled, and return whether to stop early."""
         progress = self.progress
         current = [p.detach().clone() for p in self._learned]
         if self._average is not None:
@@ -279,7 +282,7 @@ class _Descent:
         return True
 
     def finish(self) -> None:
-        """Set the final parameters, and complete the history."""
+        """Set the final parameters and fill in the losses in the history."""
         final = self.progress.best_parameters
         if final is None and self._average is not None:
             final = _values(self._average)
@@ -291,7 +294,7 @@ class _Descent:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def _named(self) -> dict[str, Sequence[Tensor]]:
-        """Return the tensors that have the shapes of the parameters, by purpose."""
+        """Return all lists of tensors that have the shapes of the parameters, by purpose."""
         return {
             "learned": self._learned,
             "before": self._before,
@@ -300,7 +303,7 @@ class _Descent:
         }
 
     def save(self, checkpoint: DescentCheckpoint) -> None:
-        """Store the descent after an epoch."""
+        """Save the training run to a checkpoint after an epoch."""
         progress = self.progress
         tensors = {f"{name}.{index}": p for name, group in self._named().items() for index, p in enumerate(group)}
         for index, entries in self._optimizer.state_dict()["state"].items():
@@ -318,7 +321,7 @@ class _Descent:
         checkpoint.save(plain, tensors)
 
     def restore(self, checkpoint: DescentCheckpoint) -> None:
-        """Restore a stored descent, if there is one."""
+        """Restore the training run from a checkpoint, if one exists."""
         found = checkpoint.load(self._shapes())
         if found is None:
             return
@@ -355,7 +358,7 @@ class _Descent:
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _shapes(self) -> dict[str, Any]:
-        """Return the shapes of all tensors that `save` may store. None accepts any shape."""
+        """Return the expected shapes of all tensors that `save` may store. None matches any shape."""
         found: dict[str, Any] = {"n_averaged": (), "losses": None}
         for name in self._named():
             found |= {f"{name}.{index}": p.shape for index, p in enumerate(self._learned)}
@@ -366,7 +369,7 @@ class _Descent:
 
 
 class _CapturedUpdate:
-    """Makes updates of full batches by replaying a CUDA graph, after the first updates."""
+    """Full-batch update that is replayed as a CUDA graph after a few eager updates."""
 
     def __init__(self, descent: _Descent, device: torch.device) -> None:
         self._update = descent.update
@@ -375,7 +378,7 @@ class _CapturedUpdate:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, rows: Tensor) -> None:
-        """Make the update of a full batch."""
+        """Run the update for one full batch."""
         self._rows.copy_(rows)
         if self._graph is None and self._eager <= 0:
             self._graph = capture(lambda: self._update(self._rows), what="this network")
@@ -391,7 +394,7 @@ class _CapturedUpdate:
 def _optimizer(
     learned: Sequence[nn.Parameter], decaying: Sequence[nn.Parameter], settings: DescentSettings, device: torch.device
 ) -> torch.optim.AdamW:
-    """Return AdamW for the learned parameters. On a GPU, its learning rate is a tensor that CUDA graphs read."""
+    """Create AdamW for the learned parameters. On a GPU, the learning rate is a tensor that CUDA graphs can read."""
     with_decay = {id(p) for p in decaying}
     groups = [
         {"params": [p for p in learned if id(p) in with_decay], "weight_decay": settings.weight_decay},
@@ -405,7 +408,7 @@ def _optimizer(
 
 
 def _average_of(module: nn.Module, averaging: float) -> AveragedModel:
-    """Return a running average of the parameters. Its decay rises over the first updates, up to `averaging`."""
+    """Return a moving average of the parameters. The decay rate rises to `averaging` over the first updates."""
 
     def average(means: Sequence[Tensor], values: Sequence[Tensor], count: Tensor | int) -> None:
         weight = max(1 - averaging, 1 / (1 + int(count) / 10))
@@ -422,6 +425,6 @@ def _values(average: AveragedModel) -> list[Tensor]:
 
 @torch.no_grad()
 def assign(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-    """Copy values into parameters."""
+    """Copy values into parameters in place."""
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)

@@ -1,4 +1,4 @@
-"""Callbacks: progress, metrics, logs, early stopping and checkpoints. The names of the hooks follow skorch."""
+"""Callbacks for progress reports, metrics, logging, early stopping and checkpoints. Hook names follow skorch."""
 
 from __future__ import annotations
 
@@ -28,103 +28,106 @@ from mvrbm.validation import whole_number
 
 
 class TrainingRun(Protocol):
-    """The part of a :class:`~mvrbm.training.Trainer` that callbacks use."""
+    """Interface of :class:`~mvrbm.training.Trainer` that callbacks use."""
 
     state: TrainState
     world: World
-    #: Number of epochs after which `fit` returns, including the epochs of earlier calls.
+    #: Number of epochs after which `fit` returns, including epochs from earlier calls.
     n_epochs: int
-    #: Number of updates per epoch, None if it is unknown.
+    #: Number of updates per epoch, or None if unknown.
     batches_per_epoch: int | None
-    #: Set to True to end training after the current batch.
+    #: Set to True to stop training after the current batch.
     stop: bool
-    #: Whether `fit` was ended by an error.
+    #: Whether `fit` ended with an error.
     failed: bool
 
     @property
     def machine(self) -> BoltzmannMachine:
-        """The machine."""
+        """Machine that is being trained."""
 
     @property
     def epoch(self) -> int:
-        """Number of finished epochs."""
+        """Number of completed epochs."""
 
     @property
     def update(self) -> int:
-        """Number of finished updates."""
+        """Number of completed updates."""
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """Metrics that callbacks have logged."""
+        """Metrics logged by callbacks."""
 
     @property
     def callbacks(self) -> list[Callback]:
-        """All callbacks of the run."""
+        """All callbacks in this run."""
 
     def log(self, row: dict[str, float]) -> None:
-        """Add metrics to the history, and pass them to the callbacks."""
+        """Add metrics to the history and pass them to the callbacks."""
 
     def save(self, folder: str | os.PathLike[str], keep: int = 2) -> Path:
-        """Write a checkpoint into a folder of checkpoints."""
+        """Write a checkpoint to a checkpoint folder."""
 
 
 class Callback:
-    """Base class of callbacks. Its hooks do nothing."""
+    """Base class for callbacks. All hooks do nothing by default."""
 
-    #: Whether the trainer calls it after all other callbacks.
+    #: Whether the trainer calls this callback after all others.
     comes_last: ClassVar[bool] = False
-    #: Whether only the main process calls it.
+    #: Whether only the main process calls this callback.
     main_process_only: ClassVar[bool] = False
-    #: Whether it may log metrics. Callbacks that follow metrics require a callback that does.
+    #: Whether this callback may log metrics. Callbacks that monitor metrics require at least one that logs them.
     logs: ClassVar[bool] = True
 
     @property
     def every_batch(self) -> bool:
-        """Whether it needs every batch. If no callback does, the backend may compute whole epochs, which is faster."""
+        """Whether this callback must be called for every batch.
+
+        If no callback requires this, the backend may process whole epochs at once, which is faster.
+        """
         own = [getattr(hook, "__func__", None) for hook in (self.on_batch_begin, self.on_batch_end)]
         return own != [Callback.on_batch_begin, Callback.on_batch_end]
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
-        """Called before the first batch of `fit`."""
+        """Called before the first batch in `fit`."""
 
     def on_train_end(self, trainer: TrainingRun) -> None:
-        """Called when `fit` ends, also after an error."""
+        """Called when `fit` ends, even after an error."""
 
     def on_epoch_begin(self, trainer: TrainingRun) -> None:
-        """Called before every epoch."""
+        """Called before each epoch."""
 
     def on_epoch_end(self, trainer: TrainingRun) -> None:
-        """Called after every complete epoch."""
+        """Called after each complete epoch."""
 
     def on_batch_begin(self, trainer: TrainingRun, batch: Batch) -> None:
-        """Called before every update."""
+        """Called before each update."""
 
     def on_batch_end(self, trainer: TrainingRun, batch: Batch) -> None:
-        """Called after every update."""
+        """Called after each update."""
 
     def on_log(self, trainer: TrainingRun, row: dict[str, float]) -> None:
-        """Called after metrics were added to the history."""
+        """Called after metrics are added to the history."""
 
     def for_layer(self, number: int) -> Callback:
-        """Return the callback for one machine of a stack."""
+        """Return the callback to use for one machine in a stack."""
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to store in a checkpoint, as JSON values."""
+        """Return the callback's state as JSON-serializable values, to be stored in checkpoints."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
+        """Restore a state returned by :meth:`state_dict`."""
 
 
 class Periodic(Callback):
-    """Base class of callbacks that act every few updates, or after every epoch."""
+    """Base class for callbacks that run every few updates or after every epoch."""
 
     def __init__(self, every: int | None) -> None:
         self.every = None if every is None else whole_number(every, "every")
 
     def act(self, trainer: TrainingRun) -> None:
-        """Do the work of the callback."""
+        """Perform the callback's action."""
 
     @property
     def every_batch(self) -> bool:
@@ -140,19 +143,19 @@ class Periodic(Callback):
 
 
 class Reporter(Callback):
-    """Base class of callbacks that show or write metrics on the main process."""
+    """Base class for callbacks that display or write metrics in the main process."""
 
     main_process_only = True
     logs = False
 
 
 class ProgressBar(Reporter):
-    """A progress bar on standard error, with the latest metrics.
+    """Progress bar on standard error that shows the latest metrics.
 
-    It shows the remaining time if the number of batches per epoch is known.
+    The bar also shows the remaining time if the number of batches per epoch is known.
     """
 
-    # Without other callbacks that need every batch, the bar moves at the end of each epoch.
+    # Unless another callback requires every batch, the bar is updated once per epoch.
     every_batch = False
 
     def __init__(self, file: TextIO | None = None) -> None:
@@ -181,7 +184,7 @@ class ProgressBar(Reporter):
 
 
 class EpochLines(Reporter):
-    """Prints one line per epoch to standard error, for log files and pipes, where a progress bar is unreadable."""
+    """Callback that prints one line per epoch to standard error. Unlike a progress bar, it suits log files."""
 
     def on_epoch_end(self, trainer: TrainingRun) -> None:
         error = trainer.history[-1].get("reconstruction_error") if trainer.history else None
@@ -190,34 +193,36 @@ class EpochLines(Reporter):
 
 
 class Monitor(Periodic):
-    """Measures and logs the progress of training.
+    """Callback that computes and logs training metrics.
 
     Parameters
     ----------
     data : array or mapping of arrays
-        Training samples to measure on. A few hundred are enough.
+        Training samples to compute the metrics on. A few hundred samples are enough.
     validation : array or mapping of arrays, optional
-        About as many held-out samples.
+        Held-out samples, about as many as in `data`.
     every : int, optional
-        Number of updates between measurements. Default: measure after every epoch.
+        Number of updates between measurements. If None, metrics are computed after every epoch.
     pseudo_sites : int
-        Number of sites for the pseudo-likelihood. With 0, it is not computed.
+        Number of sites used to estimate the pseudo-likelihood. If 0, the pseudo-likelihood is not computed.
     annealing_steps : int
-        Number of temperatures, such as 1000, for the log-likelihood by annealed importance sampling. With 0, it is not
-        computed.
+        Number of temperatures, such as 1000, used to estimate the log-likelihood by annealed importance sampling. If 0,
+        the log-likelihood is not computed.
 
     Notes
     -----
-    The metrics are, per sample:
+    The following metrics are logged. Errors, log-likelihoods and free energies are averaged over samples.
 
     - `reconstruction_error`: squared error after one mean-field update.
-    - `pseudo_log_likelihood`.
-    - `log_likelihood`, with `log_likelihood_lower` and `log_likelihood_upper`: see
-      :func:`~mvrbm.likelihood.log_likelihood_interval`. Reverse annealing starts at 100 of the training samples.
-    - `dead` and `saturated`: fractions of hidden units whose mean is below 0.01, or above 0.99, for every sample.
-    - `validation_error`, with validation data: reconstruction error of the held-out samples.
-    - `free_energy_gap`, with validation data: mean free energy of held-out samples minus that of training samples. It
-      rises when the model begins to overfit. The log-likelihood of held-out data is lower by this gap.
+    - `pseudo_log_likelihood`: pseudo-log-likelihood of the training samples.
+    - `log_likelihood`, `log_likelihood_lower` and `log_likelihood_upper`: interval estimate of the log-likelihood. See
+      :func:`~mvrbm.likelihood.log_likelihood_interval`. Reverse annealing starts from 100 of the training samples.
+    - `dead` and `saturated`: fractions of hidden units whose mean is below 0.01, or above 0.99, for all samples. Only
+      logged for hidden units with bounded values.
+    - `validation_error`: reconstruction error on the held-out samples. Requires `validation`.
+    - `free_energy_gap`: mean free energy of the held-out samples minus the mean free energy of the training samples.
+      Requires `validation`. The gap grows when the model begins to overfit. The mean log-likelihood of the held-out
+      samples is lower than that of the training samples by this gap.
     """
 
     def __init__(
@@ -240,13 +245,14 @@ class Monitor(Periodic):
 
     @classmethod
     def on(cls, samples: Any, known: Any = None, *, n_samples: int = 500, **options: Any) -> Monitor:
-        """Return a monitor that measures on up to `n_samples` evenly spaced samples (n, ...) without missing entries.
+        """Create a monitor from up to `n_samples` evenly spaced samples without missing entries.
 
-        `known` is True where an entry is known (default: everywhere). The other options are those of the class.
+        `samples` has shape (n, ...). `known` is True where an entry is known. If `known` is None, all entries are
+        known. Other options are passed to the constructor.
         """
         complete = np.arange(len(samples)) if known is None else np.flatnonzero(known.reshape(len(known), -1).all(1))
         if not len(complete):
-            raise ValueError("a Monitor needs at least one sample without missing entries")
+            raise ValueError("Monitor requires at least one sample without missing entries")
         places = np.linspace(0, len(complete) - 1, min(len(complete), n_samples)).astype(int)
         return cls(samples[complete[np.unique(places)]], **options)
 
@@ -287,7 +293,7 @@ class Monitor(Periodic):
 
 def _require_metrics(trainer: TrainingRun, name: str) -> None:
     if not any(callback.logs for callback in trainer.callbacks):
-        raise ValueError(f"{name} has no metrics to follow: add a Monitor callback")
+        raise ValueError(f"{name} requires logged metrics: add a Monitor callback")
 
 
 def _all_of(data: Any, trainer: TrainingRun) -> dict[str, Tensor]:
@@ -301,14 +307,14 @@ def _reconstruction_error(trainer: TrainingRun, data: dict[str, Tensor]) -> floa
 
 
 class CSVLog(Reporter):
-    """Writes the metrics to a CSV file. A resumed training run appends to the same file."""
+    """Callback that writes the metrics to a CSV file. A resumed training run continues the same file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._names: list[str] = []
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
-        """Write the history, and drop rows of updates after the checkpoint that training resumes from."""
+        """Rewrite the file from the history, which drops rows logged after the checkpoint that is being resumed."""
         self.path.unlink(missing_ok=True)
         self._names = []
         for row in trainer.history:
@@ -327,7 +333,10 @@ class CSVLog(Reporter):
 
 
 class TensorBoard(Reporter):
-    """Writes the metrics as TensorBoard scalars. Requires the package `tensorboard` and a callback that logs."""
+    """Callback that writes the metrics as TensorBoard scalars.
+
+    It requires the `tensorboard` package and a callback that logs metrics.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -349,16 +358,16 @@ class TensorBoard(Reporter):
 
 
 class EarlyStopping(Callback):
-    """Stops training when a metric no longer improves. Requires a callback that logs the metric.
+    """Callback that stops training when a metric stops improving. It requires a callback that logs the metric.
 
     Parameters
     ----------
     metric : str
-        Name of the metric; see :class:`Monitor`.
+        Name of the metric to monitor. See :class:`Monitor`.
     patience : int
         Number of measurements without improvement after which training stops.
     larger_is_better : bool
-        Whether larger values are better.
+        Whether larger values of the metric are better.
     """
 
     logs = False
@@ -371,13 +380,13 @@ class EarlyStopping(Callback):
         self.best: float | None = None
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
-        """Check that a callback logs metrics. A run that was stopped early does not continue when it is resumed."""
+        """Check that a callback logs metrics. Stop immediately if the resumed run was already stopped early."""
         _require_metrics(trainer, "EarlyStopping")
         trainer.stop = trainer.stop or self.waited >= self.patience
 
     def on_log(self, trainer: TrainingRun, row: dict[str, float]) -> None:
         if self.metric not in row:
-            raise ValueError(f"EarlyStopping follows '{self.metric}', but only {sorted(row)} are logged")
+            raise ValueError(f"EarlyStopping monitors '{self.metric}', but only {sorted(row)} are logged")
         value = row[self.metric]
         sign = 1 if self.larger_is_better else -1
         if self.best is None or sign * value > sign * self.best:
@@ -397,16 +406,16 @@ class EarlyStopping(Callback):
 
 
 class Checkpoint(Periodic):
-    """Saves checkpoints regularly, and when training ends or is interrupted.
+    """Callback that saves checkpoints at regular intervals, and when training ends or is interrupted.
 
     Parameters
     ----------
     folder : path
-        Folder of the checkpoints; see :mod:`mvrbm.training.checkpoints.runs`.
+        Checkpoint folder. See :mod:`mvrbm.training.checkpoints.runs`.
     every : int, optional
-        Number of updates between checkpoints. Default: save after every epoch.
+        Number of updates between checkpoints. If None, a checkpoint is saved after every epoch.
     keep : int
-        Number of checkpoints to keep.
+        Number of most recent checkpoints to keep.
     """
 
     comes_last = True
@@ -419,13 +428,14 @@ class Checkpoint(Periodic):
         self._lock = contextlib.ExitStack()
 
     def on_train_begin(self, trainer: TrainingRun) -> None:
-        """Lock the folder. Raise StorageError if it holds checkpoints of another training run."""
+        """Lock the folder. Raise StorageError if the folder contains checkpoints from another training run."""
         with trainer.world.raise_together(StorageError):
             if not trainer.world.is_main:
                 return
             if trainer.update == 0 and any(self.folder.glob("update-*")):
                 raise StorageError(
-                    f"{self.folder} holds checkpoints of an earlier training run: resume it, or choose another folder"
+                    f"{self.folder} contains checkpoints from an earlier training run: resume that run, or choose "
+                    "another folder"
                 )
             self._lock.close()
             try:
@@ -433,7 +443,8 @@ class Checkpoint(Periodic):
                 self._lock.enter_context(lock(self.folder))
             except BlockingIOError:
                 raise StorageError(
-                    f"another process writes checkpoints to {self.folder}: wait for it, or choose another folder"
+                    f"another process is writing checkpoints to {self.folder}: wait for it to finish, or choose "
+                    "another folder"
                 ) from None
             except OSError as error:
                 raise StorageError(f"{self.folder} cannot be written: {error.strerror or error}") from error
@@ -445,7 +456,7 @@ class Checkpoint(Periodic):
         trainer.save(self.folder, self.keep)
 
     def on_train_end(self, trainer: TrainingRun) -> None:
-        """Save the final state, unless training failed, and unlock the folder."""
+        """Save the final state unless training failed, then unlock the folder."""
         try:
             if trainer.update > 0 and not trainer.failed:
                 self.act(trainer)
@@ -454,5 +465,5 @@ class Checkpoint(Periodic):
 
 
 def layer_folder(folder: str | os.PathLike[str], number: int) -> Path:
-    """Return the folder for the checkpoints of one machine of a stack."""
+    """Return the checkpoint folder for one machine in a stack."""
     return Path(folder) / f"layer-{number}"

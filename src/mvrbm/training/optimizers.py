@@ -1,4 +1,4 @@
-"""Optimizers and schedulers of `torch.optim` that replace the recipe's update rule."""
+"""Support for `torch.optim` optimizers and schedulers, which replace the recipe's update rule."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,28 +11,29 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState, is_factor
 
-#: Builds an optimizer from parameter groups.
+#: Function that builds an optimizer from parameter groups.
 OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
-#: Builds a scheduler from an optimizer.
+#: Function that builds a scheduler from an optimizer.
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 
 class OptimizerSettings:
-    """The user's choice of an optimizer and a scheduler.
+    """User-specified optimizer and scheduler.
 
     Parameters
     ----------
     optimizer : callable, optional
-        Builds the optimizer from parameter groups: factors first, biases second.
+        Function that builds the optimizer from two parameter groups, the factors and the biases.
     scheduler : callable, optional
-        Builds the scheduler from the optimizer. Without an optimizer, it schedules SGD with the recipe's settings.
+        Function that builds the scheduler from the optimizer. If `optimizer` is None, the scheduler is applied to SGD
+        with the recipe's settings.
     plateau_metric : str
-        Name of the logged metric that `ReduceLROnPlateau` follows.
+        Name of the logged metric that `ReduceLROnPlateau` monitors.
 
     Attributes
     ----------
     description : list of str or None
-        Settings of the optimizer and the scheduler when they were built, by which checkpoints identify them.
+        Initial settings of the optimizer and the scheduler, used to identify them in checkpoints.
     """
 
     def __init__(
@@ -47,10 +48,10 @@ class OptimizerSettings:
         self.description: list[str] | None = None
 
     def build(self, state: TrainState, recipe: Recipe) -> None:
-        """Build the optimizer and the scheduler for the parameters of a state."""
+        """Build the optimizer and the scheduler for the parameters in a training state."""
         factors: dict[str, Any] = {"params": [p for name, p in state.learned.items() if is_factor(name)]}
         others = {"params": [p for name, p in state.learned.items() if not is_factor(name)], "weight_decay": 0.0}
-        # A weight decay of the recipe overrides the factory's. Biases never decay.
+        # The recipe's weight decay takes precedence over the optimizer's own. Weight decay never applies to biases.
         if recipe.weight_decay:
             factors["weight_decay"] = recipe.weight_decay
         if self._optimizer is None:
@@ -64,12 +65,12 @@ class OptimizerSettings:
         self.description = _describe(state.optimizer, state.scheduler)
 
     def step_scheduler(self, state: TrainState) -> None:
-        """Let the scheduler, if there is one, set the learning rates of the current epoch."""
+        """Advance the scheduler, if there is one, to set the learning rates for the current epoch."""
         if isinstance(state.scheduler, ReduceLROnPlateau):
             metric = self._plateau_metric
             values = [row[metric] for row in state.history if metric in row]
             if not values:
-                raise ValueError(f"no callback logs '{metric}': add a Monitor callback for ReduceLROnPlateau to follow")
+                raise ValueError(f"ReduceLROnPlateau requires the metric '{metric}': add a Monitor callback to log it")
             state.scheduler.step(values[-1])
         elif state.scheduler is not None:
             state.scheduler.step()
@@ -84,7 +85,7 @@ def _describe(optimizer: Optimizer, scheduler: LRScheduler | None) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers, texts and sequences unchanged, and the type name of anything else, such as a function."""
+    """Return numbers, strings and sequences unchanged, tensors as lists, and the type name of any other value."""
     if isinstance(value, Tensor):
         return value.tolist()
     plain = value is None or isinstance(value, bool | int | float | str | list | tuple | Counter)

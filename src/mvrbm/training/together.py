@@ -1,4 +1,4 @@
-"""Train several machines of the same shapes together, which share the kernels of one GPU."""
+"""Joint training of several machines of the same shapes, using shared kernels on one GPU."""
 
 import time
 from collections.abc import Hashable, Sequence
@@ -15,11 +15,11 @@ from mvrbm.updates.step import check_size
 
 
 class Outcome(NamedTuple):
-    """How the training of one of several machines ended."""
+    """Training outcome for one of several machines."""
 
     #: Whether training diverged.
     diverged: bool
-    #: This machine's share of the time.
+    #: This machine's share of the training time, in seconds.
     seconds: float
 
 
@@ -29,16 +29,16 @@ def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize
     Parameters
     ----------
     trainers : sequence of Trainer
-        One trainer per machine. Trainers with callbacks train alone.
+        One trainer per machine. Trainers with callbacks are run separately.
     data : sequence
-        The data of each trainer. Pass the same object for trainers that share their data.
+        Data for each trainer. Pass the same object to trainers that share data.
     initialize : bool, optional
-        Whether training starts from new parameters; see :meth:`Trainer.fit`.
+        Whether to start training from newly initialized parameters. See :meth:`Trainer.fit`.
 
     Returns
     -------
     list of Outcome
-        For each machine, whether training diverged, and its share of the time in seconds.
+        For each machine, whether training diverged, and the machine's share of the training time in seconds.
     """
     groups: dict[Hashable, list[int]] = {}
     for index, (trainer, samples) in enumerate(zip(trainers, data, strict=True)):
@@ -58,7 +58,7 @@ def fit_together(trainers: Sequence[Trainer], data: Sequence[Any], *, initialize
 
 
 def _group_key(trainer: Trainer, samples: Any, index: int) -> Hashable:
-    """Return what training runs must have in common to train together. A run that must train alone has its index."""
+    """Return a key that is equal for runs that can be trained together. The key of other runs is their index."""
     source = as_source(samples, trainer.machine)
     kernels = kernel_backend(trainer.update_settings(), trainer.state, source, 1)
     if kernels is None or trainer.callbacks:
@@ -76,7 +76,7 @@ def _group_key(trainer: Trainer, samples: Any, index: int) -> Hashable:
 
 
 def _fit_alone(trainer: Trainer, samples: Any, initialize: bool | None) -> bool:
-    """Train one machine, and return whether training diverged."""
+    """Train one machine and return whether training diverged."""
     try:
         trainer.fit(samples, initialize=initialize)
     except DivergenceError:
@@ -86,7 +86,7 @@ def _fit_alone(trainer: Trainer, samples: Any, initialize: bool | None) -> bool:
 
 
 def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialize: bool | None) -> list[bool]:
-    """Train machines of the same shapes together, and return which of them diverged."""
+    """Train machines of the same shapes together and return, for each machine, whether training diverged."""
     sources = [trainers[0].prepare(data[0], initialize=initialize)]
     for trainer, samples in zip(trainers[1:], data[1:], strict=True):
         same = samples is data[0]
@@ -95,7 +95,7 @@ def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialize: boo
     settings = [trainer.update_settings() for trainer in trainers]
     states = [trainer.state for trainer in trainers]
     backend = choose_backend(settings, states, sources, threads=1)
-    assert isinstance(backend, EpochBackend)  # the kernels of the group's key
+    assert isinstance(backend, EpochBackend)  # guaranteed by `_group_key`
     loop = EpochLoop(backend, states, sources, [trainer.order_rng for trainer in trainers])
     diverged = [False] * len(trainers)
     interrupts: list[type[BaseException]] = []
@@ -117,7 +117,7 @@ def _fit_group(trainers: Sequence[Trainer], data: Sequence[Any], initialize: boo
 
 
 def _is_too_large(trainer: Trainer) -> bool:
-    """Return whether training ended with an energy that is unbounded, or with factors that saturate every unit."""
+    """Return whether training ended with an unbounded energy, or with factors so large that all units saturate."""
     try:
         trainer.machine.check_bounded()
         check_size(trainer.machine, trainer.recipe, trainer.update)

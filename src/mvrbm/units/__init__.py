@@ -1,7 +1,7 @@
-"""Units: what the entries of one layer are. A unit is the distribution of one layer, whatever the others are.
+"""Units: the distribution of the entries in one layer. A unit does not depend on the other layers.
 
-A new unit is one file in this folder, one line below and one row in ``tests/tables.py``. The class registers itself
-under its `name`, so that estimators, the command line and saved models accept it.
+To add a unit, write one file in this folder, import it below and add a row to ``tests/tables.py``. The class registers
+itself under its `name`, which makes it available to estimators, the command line and saved models.
 """
 
 from mvrbm.units.base import UNITS as UNITS

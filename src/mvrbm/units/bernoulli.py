@@ -11,15 +11,15 @@ from mvrbm.units.base import Alternatives, Unit
 class Bernoulli(Unit):
     r"""Binary entries: energy :math:`-\langle b, x\rangle`, so :math:`p(x = 1 \mid f) = \sigma(b + f)`.
 
-    Data may have gray values in [0, 1], which are interpreted as the probability of a one. Likelihoods are then those
-    of binary data.
+    Data may contain gray values in [0, 1], which are interpreted as the probability that the entry is 1. Likelihoods
+    are then likelihoods of binary data.
 
     Parameters
     ----------
     shape : int or sequence of int
         Shape of the layer.
     bias_shape : sequence of int, optional
-        Shape of the bias, which is broadcast to `shape`. Default: `shape`.
+        Shape of the bias, which must broadcast to `shape`. Default: `shape`.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class Bernoulli(Unit):
         return softplus(self.bias + field)
 
     def mean(self, field: Tensor) -> Tensor:
-        """Return the probability of a one."""
+        """Return the probability that each entry is 1."""
         return torch.sigmoid(self.bias + field)
 
     def statistic_variance(self, field: Tensor) -> Tensor:
@@ -60,13 +60,13 @@ class Bernoulli(Unit):
         return mean * (1 - mean)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Return 1 where a uniform number is below the mean."""
+        """Return 1 where a uniform random number is below the mean, and 0 elsewhere."""
         mean = self.mean(field)
-        return rng.uniform(mean.shape, mean).lt_(mean.detach())  # in place: the dtype stays
+        return rng.uniform(mean.shape, mean).lt_(mean.detach())  # in place, which preserves the dtype
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set the bias to the log-odds of the data; one pseudo-count of each value keeps them finite."""
+        """Set the bias to the log-odds of the data. One pseudo-count per value keeps the log-odds finite."""
         count *= self.n_sharing
         self.bias.copy_(torch.logit((self._pool(mean) * count + 1) / (count + 2)))
 
@@ -75,23 +75,23 @@ class Bernoulli(Unit):
         if not x.numel():
             return
         low, high = (float(end) for end in x.detach().aminmax())
-        if not (low >= 0 and high <= 1):  # also for NaN, which the next line reports
+        if not (low >= 0 and high <= 1):  # also true for NaN, which the next line reports
             super().check(x, layer)
             raise ValueError(
-                f"layer '{layer}' has Bernoulli units and takes values from 0 to 1, got {low:g} to {high:g}: "
-                "rescale the data (bytes: divide by 255), or use Gaussian units"
+                f"layer '{layer}' has Bernoulli units, which require values from 0 to 1, got {low:g} to {high:g}: "
+                "rescale the data (divide byte values by 255), or use Gaussian units"
             )
 
     def example(self, n: int, rng: RandomSource) -> Tensor:
-        """Return uniform gray values."""
+        """Return uniformly distributed gray values."""
         return rng.uniform((n, *self.shape), self.bias)
 
     def decode(self, digits: Tensor) -> Tensor:
-        """Return the digits, which are the values."""
+        """Convert the digits, which already are the values, to the layer's dtype."""
         return digits.to(self.bias.dtype)
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return zero and one; a gray value is an average of both."""
+        """Return 0 and 1. A gray value is a weighted average of the two."""
         shares = torch.stack([1 - value, value])
         values = torch.stack([torch.zeros_like(value), torch.ones_like(value)])
         return Alternatives(values, torch.zeros_like(shares), shares)

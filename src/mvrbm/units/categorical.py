@@ -10,16 +10,19 @@ from mvrbm.units.base import Alternatives, Unit
 
 
 class Categorical(Unit):
-    r"""One-hot along the last mode: energy :math:`-\langle b, x\rangle`, :math:`p(x \mid f) = \mathrm{softmax}(b + f)`.
+    r"""Categorical entries, one-hot along the last mode.
+
+    The energy is :math:`-\langle b, x\rangle`, so :math:`p(x \mid f) = \mathrm{softmax}(b + f)`.
 
     Parameters
     ----------
     shape : int or sequence of int
-        Shape of the layer; the last size is the number of categories.
+        Shape of the layer. The last size is the number of categories.
     bias_shape : sequence of int, optional
-        Shape of the bias, which is broadcast to `shape`.
+        Shape of the bias, which must broadcast to `shape`. Default: `shape`.
     padded : bool
-        Whether rows of zeros are padding, as at the end of a short document. Otherwise they are an error.
+        Whether to treat rows of zeros as padding, as at the end of a short document. If False, such rows raise an
+        error.
 
     Examples
     --------
@@ -44,15 +47,15 @@ class Categorical(Unit):
 
     @property
     def levels(self) -> float:
-        """The number of categories."""
+        """Number of categories."""
         return self.shape[-1]
 
     def site_energy(self, x: Tensor) -> Tensor:
-        """Return -<b, x> of each row."""
+        """Return -<b, x> for each row."""
         return -(self.bias * x).sum(-1)
 
     def site_log_normalizer(self, field: Tensor) -> Tensor:
-        """Return log sum exp(b + f) of each row."""
+        """Return log sum exp(b + f) for each row."""
         return torch.logsumexp(self.bias + field, dim=-1)
 
     def mean(self, field: Tensor) -> Tensor:
@@ -65,16 +68,16 @@ class Categorical(Unit):
         return mean * (1 - mean)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Invert the distribution function at one uniform number per row."""
+        """Sample by inverting the cumulative distribution function at one uniform random number per row."""
         mean = self.mean(field)
         below = rng.uniform(mean.shape[:-1], mean)[..., None] >= mean.cumsum(-1)
-        # The last sum can be slightly below 1 because of rounding.
+        # Rounding can leave the last cumulative sum slightly below 1.
         category = below.sum(-1).clamp_(max=self.shape[-1] - 1)
         return torch.nn.functional.one_hot(category, self.shape[-1]).to(mean.dtype)
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set the bias to the log-frequencies, with one pseudo-count of each category."""
+        """Set the bias to the log-frequencies of the categories, with one pseudo-count per category."""
         self.bias.copy_(torch.log(self._pool(mean) * count * self.n_sharing + 1))
 
     def check(self, x: Tensor, layer: str) -> None:
@@ -89,27 +92,27 @@ class Categorical(Unit):
             what = "only zeros" if bool((row == 0).all()) else f"sum {float(row.sum()):g}"
             raise ValueError(
                 f"layer '{layer}' expects one-hot rows of {self.shape[-1]} categories, but row {first[1:]} of sample "
-                f"{first[0]} has {what}: encode the data with one 1 per row"
+                f"{first[0]} has {what}: each row must contain exactly one 1"
                 + ("" if self.padded else ", or build the units with padded=True if such rows are padding")
             )
 
     @property
     def some_state(self) -> Tensor:
-        """Return the first category in every row."""
+        """State with the first category in every row."""
         state = super().some_state
         state[..., 0] = 1
         return state
 
     def absent(self, x: Tensor) -> Tensor | None:
-        """Return True in rows of zeros, if the units are padded."""
+        """Return a mask that is True in rows of zeros, or None if the units are not padded."""
         return (x == 0).all(-1, keepdim=True).expand(x.shape) if self.padded else None
 
     def decode(self, digits: Tensor) -> Tensor:
-        """Return one-hot rows; the digits are the categories."""
+        """Return one-hot rows. Each digit is the index of a category."""
         return torch.nn.functional.one_hot(digits, self.shape[-1]).to(self.bias.dtype)
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return every category."""
+        """Return all categories."""
         categories = torch.eye(self.shape[-1], dtype=value.dtype, device=value.device)
         shares = value.T  # (k, n)
         values = categories[:, None].expand(-1, len(value), -1)

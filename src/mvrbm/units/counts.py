@@ -1,4 +1,4 @@
-"""Counts of words: documents as bags of words, each with its length."""
+"""Count units: bag-of-words documents, each with its own length."""
 
 import itertools
 import math
@@ -11,30 +11,30 @@ from mvrbm.random import RandomSource
 from mvrbm.units.base import Alternatives, Unit
 from mvrbm.validation import whole_number
 
-# Largest number of possible documents that a conditional distribution sums over.
+# Maximum number of possible documents to sum over in a conditional distribution.
 _MOST_VALUES = 4096
 
 
 class Counts(Unit):
-    r"""Word counts along the last mode: a document of :math:`D` words that are drawn from one distribution.
+    r"""Word counts along the last mode, for a document of :math:`D` words drawn from one distribution.
 
     The energy is :math:`-\langle b, x\rangle - \log (D! / \prod_k x_k!)`, so that :math:`x \mid f` is multinomial: `D`
     independent draws from :math:`\mathrm{softmax}(b + f)`. With Bernoulli hidden units this is the replicated softmax
     of Salakhutdinov and Hinton, "Replicated softmax: an undirected topic model", NeurIPS (2009).
 
-    Documents of different lengths are different models that share their parameters: each length has its own
-    :math:`\log Z`. Gibbs steps keep the length of every document, so that samples, conditional distributions and
-    contrastive divergence need no `length`. Everything that has no document to take the length from needs one:
-    :meth:`sample`, :meth:`log_normalizer`, likelihoods and annealing.
+    Each document length defines a separate model with its own :math:`\log Z`. All lengths share the same parameters.
+    Gibbs steps preserve the length of each document, so Gibbs sampling, conditional distributions and contrastive
+    divergence do not require `length`. Computations that do not start from a document do require it: :meth:`sample`,
+    :meth:`log_normalizer`, likelihoods and annealing.
 
     Parameters
     ----------
     shape : int or sequence of int
-        Shape of the layer; the last size is the number of words in the vocabulary.
+        Shape of the layer. The last size is the number of words in the vocabulary.
     bias_shape : sequence of int, optional
-        Shape of the bias, which is broadcast to `shape`.
+        Shape of the bias, which must broadcast to `shape`. Default: `shape`.
     length : int, optional
-        Number of words in every document. Default: each document has its own length, which may be 0.
+        Number of words in every document. If None, each document has its own length, which may be 0.
 
     Examples
     --------
@@ -62,50 +62,50 @@ class Counts(Unit):
 
     @property
     def levels(self) -> float:
-        """The number of documents of the given length; infinite for documents of any length."""
+        """Number of distinct documents of the given length (infinite if `length` is None)."""
         return math.inf if self.length is None else math.comb(self.length + self.shape[-1] - 1, self.length)
 
     @property
     def fluctuation(self) -> float:
-        """The largest variance of a count; of one word, for documents of any length."""
+        """Largest possible variance of a count. If `length` is None, this is the variance per word."""
         return (self.length or 1) / 4
 
     @property
     def statistic_bounds(self) -> tuple[float, float]:
-        """Return the lowest and the highest count."""
+        """Lowest and highest counts."""
         return 0.0, math.inf if self.length is None else float(self.length)
 
     def site_energy(self, x: Tensor) -> Tensor:
-        """Return -<b, x> - log (D! / prod x!) of each document."""
+        """Return -<b, x> - log (D! / prod x!) for each document."""
         return (torch.lgamma(x + 1) - self.bias * x).sum(-1) - torch.lgamma(x.sum(-1) + 1)
 
     def site_log_normalizer(self, field: Tensor) -> Tensor:
-        """Return D log sum exp(b + f) of each document."""
+        """Return D log sum exp(b + f) for each document."""
         return self._given_length() * torch.logsumexp(self.bias + field, dim=-1)
 
     def mean(self, field: Tensor) -> Tensor:
-        """Return the expected counts; of one word, which are its probabilities, for documents of any length."""
+        """Return the expected counts, or the probability of each word if `length` is None."""
         return (self.length or 1) * torch.softmax(self.bias + field, dim=-1)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Draw documents of the given length."""
+        """Sample documents of the given length."""
         return self._draw(field, torch.full(field.shape[:-1], self._given_length(), device=field.device), rng)
 
     def redraw(self, x: Tensor, field: Tensor, rng: RandomSource) -> Tensor:
-        """Draw documents of the lengths of `x`.
+        """Sample documents with the same lengths as the documents in `x`.
 
-        Counts need not be whole: a document of 7.4 words is drawn as 7 words that count 7.4 / 7 each.
+        Counts need not be integers. For a document of 7.4 words, 7 words are sampled and each counts as 7.4 / 7.
         """
         lengths = x.sum(-1)
         n_words = torch.where(lengths > 0, lengths.round().clamp(min=1), 0.0)
         return self._draw(field, n_words, rng) * (lengths / n_words.clamp(min=1))[..., None]
 
     def _draw(self, field: Tensor, lengths: Tensor, rng: RandomSource) -> Tensor:
-        """Invert the distribution function at one uniform number per word."""
+        """Sample by inverting the cumulative distribution function at one uniform random number per word."""
         ends = torch.softmax((self.bias + field).flatten(0, -2).double(), dim=-1).cumsum(-1)
         documents = torch.arange(len(ends), device=field.device)
         of_word = torch.repeat_interleave(documents, lengths.flatten().long())
-        # The distribution functions of all documents one above the other: one search serves all words.
+        # Offset the cumulative distribution of each document by its index, so that one search handles all words.
         ladder = ends / ends[:, -1:] + documents[:, None]
         level = of_word + rng.uniform(of_word.shape, field).double()
         found = torch.searchsorted(ladder.flatten(), level, right=True)
@@ -113,57 +113,59 @@ class Counts(Unit):
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set the bias to the logarithms of the words' frequencies, with one pseudo-count of each word."""
+        """Set the bias to the log-frequencies of the words, with one pseudo-count per word."""
         self.bias.copy_(torch.log_softmax(torch.log(self._pool(mean) * count * self.n_sharing + 1), -1))
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Raise ValueError for values below 0; with a `length`, also for fractions and documents of other lengths."""
+        """Raise ValueError for negative values and, if `length` is set, for fractions and other document lengths."""
         super().check(x, layer)
         bad = x < 0 if self.length is None else (x < 0) | (x != x.round())
         if bool(bad.any()):
-            what = "numbers" if self.length is None else "whole numbers"
+            what = "numbers" if self.length is None else "integers"
             raise ValueError(
-                f"layer '{layer}' has Counts units and takes {what} from 0 upwards, got {float(x.detach()[bad][0]):g}"
+                f"layer '{layer}' has Counts units, which require nonnegative {what}, got {float(x.detach()[bad][0]):g}"
             )
         if self.length is not None and bool((lengths := x.sum(-1)).ne(self.length).any()):
             other = int(lengths[lengths != self.length][0])
-            raise ValueError(f"layer '{layer}' takes documents of {self.length} words, got one of {other}")
+            raise ValueError(
+                f"layer '{layer}' requires documents of length {self.length}, got a document of length {other}"
+            )
 
     def example(self, n: int, rng: RandomSource) -> Tensor:
-        """Return n documents of the given length, or of 10 words each."""
+        """Return n documents of the given length, or of 10 words if `length` is None."""
         field = self.bias.new_zeros((n, *self.shape))
         lengths = torch.full(field.shape[:-1], self.length or 10, device=field.device)
         return self._draw(field, lengths, rng).detach()
 
     @property
     def some_state(self) -> Tensor:
-        """Return documents of the first word alone; empty ones if any length will do."""
+        """Documents that repeat the first word, or empty documents if `length` is None."""
         state = super().some_state
         state[..., 0] = self.length or 0
         return state
 
     @property
     def middle(self) -> Tensor:
-        """Return documents in which every word is equally frequent."""
+        """Documents in which all words are equally frequent."""
         return torch.full_like(super().some_state, (self.length or 0) / self.shape[-1])
 
     def decode(self, digits: Tensor) -> Tensor:
-        """Return the documents of the given length, numbered as the combinations of their words."""
+        """Return the documents of the given length with these indices, ordered as combinations of words."""
         return self._every()[digits.cpu()].to(self.bias)
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return every document of the given length."""
+        """Return all documents of the given length."""
         if self.levels > _MOST_VALUES:
             raise ValueError(
-                f"the distribution of a whole document given the others would sum over {self.levels:g} documents, "
-                f"more than {_MOST_VALUES}: use ReplicatedSoftmax.perplexity, which predicts words one by one"
+                f"the conditional distribution of a document would sum over {self.levels:g} documents, but the maximum "
+                f"is {_MOST_VALUES}: use ReplicatedSoftmax.perplexity, which predicts one word at a time"
             )
         every = self._every().to(value)
         shares = (every[:, None] == value).all(-1).to(value.dtype)  # (a, n)
         return Alternatives(every[:, None].expand(-1, *value.shape), torch.zeros_like(shares), shares)
 
     def _every(self) -> Tensor:
-        """Return all documents of the given length: (levels, n_words)."""
+        """Return all documents of the given length, as an array of shape (levels, n_words)."""
         words = torch.tensor(
             list(itertools.combinations_with_replacement(range(self.shape[-1]), self._given_length())),
             dtype=torch.int64,
@@ -173,7 +175,7 @@ class Counts(Unit):
     def _given_length(self) -> int:
         if self.length is None:
             raise ValueError(
-                "documents of unequal length have no common distribution: build Counts units with a length, "
-                "or start chains at documents, whose lengths they keep"
+                "documents of unequal length have no common distribution: pass length to Counts, "
+                "or start the chains from documents, whose lengths are preserved"
             )
         return self.length

@@ -12,14 +12,14 @@ from mvrbm.random import RandomSource
 from mvrbm.units.base import Alternatives, Unit, average
 from mvrbm.validation import choice
 
-# Variances are at least a hundredth of the median variance of the layer: constant and almost constant entries
-# must not be divided by almost zero.
+# Minimum variance, relative to the median variance of the layer. It avoids division by nearly zero for constant and
+# nearly constant entries.
 _SMALLEST_RELATIVE_VARIANCE = 1e-2
-# Variance of entries that are all constant, relative to the largest square of their values.
+# Variance used if all entries are constant, relative to the largest squared mean.
 _CONSTANT_RELATIVE_VARIANCE = 1e-6
 
-# With nodes half a standard deviation apart, the trapezoidal rule is exact to about exp(-2 (2 pi)^2) = 5e-35 for
-# mixtures of Gaussians of that width. The density at the ends is below exp(-50).
+# With nodes half a standard deviation apart, the trapezoidal rule has a relative error of about
+# exp(-2 (2 pi)^2) = 5e-35 for mixtures of Gaussians of that width. The density at both ends is below exp(-50).
 _NODE_SPACING = 0.5
 _NODE_MARGIN = 10.0
 _MOST_NODES = 4096
@@ -28,19 +28,20 @@ _MOST_NODES = 4096
 class Gaussian(Unit):
     r"""Real entries: energy :math:`\sum (x - b)^2 / 2 s^2`, so :math:`x \mid f \sim N(b + s f, s^2)`.
 
-    Couplings act on :math:`T(x) = x / s`, so that weights have no unit: if the data is measured in another unit, only
-    `b` and `s` change.
+    Couplings act on :math:`T(x) = x / s`, so the weights are dimensionless. If the data is rescaled, only `b` and `s`
+    change.
 
     Parameters
     ----------
     shape : int or sequence of int
         Shape of the layer.
     bias_shape : sequence of int, optional
-        Shape of bias and variance, which are broadcast to `shape`.
+        Shape of the bias and the variance, which must broadcast to `shape`. Default: `shape`.
     learn_variance : bool, "axes" or "one"
-        Whether the log-variances are learned: one per entry (True), the sum of one per index of each axis, such as one
-        per row and one per column (``"axes"``), or one for all entries (``"one"``). Otherwise there is one per entry,
-        which stays at 0, or at the value that :meth:`initialize_from` took from the data.
+        Whether to learn the log-variances. If True, each entry has its own log-variance. If ``"axes"``, each
+        log-variance is a sum of one parameter per axis, such as one for the row and one for the column. If ``"one"``,
+        all entries share one log-variance. If False, each entry has a fixed log-variance, which is 0 unless
+        :meth:`initialize_from` sets it from the data.
 
     Examples
     --------
@@ -63,7 +64,7 @@ class Gaussian(Unit):
     stacked_as = "gaussian"
     sampled_as: str | None = "gaussian"
     levels = math.inf
-    fluctuation = 1.0  # the statistic is measured in standard deviations
+    fluctuation = 1.0  # because the statistic is measured in standard deviations
 
     def __init__(
         self, shape: int | Sequence[int], *, bias_shape: Sequence[int] | None = None, learn_variance: bool | str = False
@@ -71,7 +72,7 @@ class Gaussian(Unit):
         super().__init__(shape, bias_shape=bias_shape)
         if isinstance(learn_variance, str):
             choice(learn_variance, "learn_variance", ("axes", "one"))
-            self.sampled_as = None  # the backends have one variance per entry
+            self.sampled_as = None  # the fast backends require one variance per entry
         self.learn_variance = learn_variance
         sizes, order = self.bias_shape, len(self.bias_shape)
         shapes = {"log_variance": (1,) * order if learn_variance == "one" else sizes}
@@ -82,18 +83,18 @@ class Gaussian(Unit):
         self._variance_names = tuple(shapes)
 
     def _log_variance(self) -> Tensor:
-        """Return the log-variances, the sum of their parameters, in the shape of the bias or one that broadcasts."""
+        """Return the sum of the log-variance parameters, in a shape that broadcasts to the bias shape."""
         parts: list[Tensor] = [self.get_parameter(name) for name in self._variance_names]
         return functools.reduce(torch.add, parts)
 
     def _to_variances(self, gradient: Tensor) -> dict[str, Tensor]:
-        """Return gradients by the parameters of the log-variances from that by the log-variance of each entry."""
+        """Convert the gradient for each entry's log-variance to gradients for the log-variance parameters."""
         tied = self._tie(gradient)
         return {name: tied.sum_to_size(self.get_parameter(name).shape) for name in self._variance_names}
 
     @property
     def scale(self) -> Tensor:
-        """Standard deviation of each entry, in the shape of the bias, or one for all."""
+        """Standard deviations, in the shape of the bias, or a single one if all entries share it."""
         return torch.exp(0.5 * self._log_variance())
 
     def statistic(self, x: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class Gaussian(Unit):
 
     @property
     def inverse_scale(self) -> Tensor:
-        """Return 1 / s of every entry."""
+        """Inverse standard deviation 1 / s for each entry."""
         return torch.exp(-0.5 * self._log_variance().detach()).expand(self.shape)
 
     def site_energy(self, x: Tensor) -> Tensor:
@@ -119,11 +120,11 @@ class Gaussian(Unit):
         return self.bias + self.scale * field
 
     def statistic_variance(self, field: Tensor) -> Tensor:
-        """Return 1: the statistic is measured in standard deviations."""
+        """Return 1, because the statistic is measured in standard deviations."""
         return torch.ones_like(field)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Return the mean plus s times a normal number."""
+        """Return the mean plus s times a standard normal random number."""
         mean = self.mean(field)
         return mean + self.scale * rng.normal(mean.shape, mean)
 
@@ -150,7 +151,7 @@ class Gaussian(Unit):
         return self._to_variances((0.5 * self.statistic(x) * field).sum(0)) if self.learn_variance else {}
 
     def gains(self) -> dict[str, Tensor]:
-        """Return gains that measure the bias in standard deviations."""
+        """Return gains for which a step in the bias is measured in standard deviations."""
         gains = {"bias": self.n_sharing / self.scale**2}
         for name in self._variance_names if self.learn_variance else ():
             if (sharing := math.prod(self.shape) // self.get_parameter(name).numel()) > 1:
@@ -169,7 +170,7 @@ class Gaussian(Unit):
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Take location and scale from the data, which may be in any unit."""
+        """Set the location and scale from the data, which may be on any scale."""
         center = self._pool(mean)
         spread = self._pool(variance + (mean - center) ** 2)
         varying = spread[spread > 0]
@@ -179,19 +180,19 @@ class Gaussian(Unit):
             floor = _CONSTANT_RELATIVE_VARIANCE * ((mean**2).max() or spread.new_tensor(1.0))
         self.bias.copy_(center)
         spread = torch.maximum(spread, floor)
-        for name in self._variance_names:  # each takes the spread that the earlier ones left
+        for name in self._variance_names:  # each parameter accounts for the variance that earlier ones did not
             own = self.get_parameter(name)
             mean_spread = spread.sum_to_size(own.shape) * (own.numel() / spread.numel())
-            own.copy_(torch.log(mean_spread))  # moments may be on another device
+            own.copy_(torch.log(mean_spread))  # `copy_`, because the moments may be on another device
             spread = spread / mean_spread
 
     @torch.no_grad()
     def absorb(self, field: Tensor) -> None:
-        """Add s times a constant field to the bias."""
+        """Absorb a constant field into the bias by adding s times the field."""
         self.bias.add_(self._pool(self.scale * field))
 
     def alternatives(self, value: Tensor, site: int, reach: tuple[Tensor, Tensor]) -> Alternatives:
-        """Return the nodes of the trapezoidal rule over all likely values, and the value itself."""
+        """Return trapezoidal-rule nodes that cover all likely values, followed by the value itself."""
         bias = self.bias.expand(self.shape).reshape(-1)[site]
         scale = self.scale.expand(self.shape).reshape(-1)[site]
         low, high = reach[0] - _NODE_MARGIN, reach[1] + _NODE_MARGIN  # in standard deviations
@@ -199,7 +200,7 @@ class Gaussian(Unit):
         if wanted > _MOST_NODES:
             raise ValueError(
                 f"the likely values of a Gaussian entry span {float((high - low).max()):.0f} standard deviations, "
-                f"more than {_MOST_NODES} nodes can cover: the weights are too large to integrate over"
+                f"too many for {_MOST_NODES} quadrature nodes: the weights are too large for numerical integration"
             )
         steps = torch.linspace(0, 1, wanted + 1, dtype=value.dtype, device=value.device)[:, None]
         nodes = bias + scale * (low + (high - low) * steps)  # (a, n)

@@ -1,4 +1,4 @@
-"""Rectified units: noisy rectified linear entries, which can be sampled but have no exact distribution."""
+"""Rectified units: noisy rectified linear entries, which can be sampled but have no energy function."""
 
 import math
 from typing import NoReturn
@@ -13,29 +13,29 @@ from mvrbm.units.base import Alternatives, Unit
 class Rectified(Unit):
     r"""Noisy rectified linear entries: :math:`x = \max(0, t + \sqrt{\sigma(t)}\,\varepsilon)`, :math:`t = b + f`.
 
-    After Nair and Hinton, "Rectified linear units improve restricted Boltzmann machines", ICML (2010);
-    :math:`\varepsilon` is standard normal. Such an entry approximates the number of active units among infinitely
-    many binary copies with the same weights and the biases :math:`b - \tfrac12, b - \tfrac32, \dots`
+    Here :math:`\varepsilon` is standard normal. The units were introduced by Nair and Hinton, "Rectified linear units
+    improve restricted Boltzmann machines", ICML (2010). Each entry approximates the number of active units among
+    infinitely many binary copies with the same weights and with biases :math:`b - \tfrac12, b - \tfrac32, \dots`
 
-    :meth:`mean` is the exact mean of :meth:`sample`, with :math:`s^2 = \sigma(t)`
+    :meth:`mean` is the exact mean of :meth:`sample`. With :math:`s^2 = \sigma(t)`, the mean is
 
     .. math:: \mathrm{E}[x \mid f] = t\, \Phi(t / s) + s\, \varphi(t / s),
 
-    which is close to :math:`\max(0, t)` except near zero. Samples, Gibbs steps, means and contrastive divergence work
+    which is close to :math:`\max(0, t)` except near zero. Sampling, Gibbs steps, means and contrastive divergence work
     as for all other units.
 
-    The samples follow no exponential family, so there is no energy that both conditional distributions would belong
-    to: the stationary distribution of Gibbs chains is unknown, and contrastive divergence is not the gradient of a
-    function. Free energies, likelihoods, :math:`\log Z`, annealing, tempering and ``backend="reference"``, which
-    differentiates free energies, raise ValueError. Entries have no upper bound: next to Gaussian units training can
-    diverge, which the trainer reports.
+    The samples do not follow an exponential family, so no joint energy function is consistent with both conditional
+    distributions. The stationary distribution of Gibbs chains is therefore unknown, and contrastive divergence is not
+    the gradient of a function. Free energies, likelihoods, :math:`\log Z`, annealing and tempering raise ValueError, as
+    does ``backend="reference"``, which differentiates free energies. Entries have no upper bound, so training can
+    diverge if these units are coupled with Gaussian units. The trainer reports divergence.
 
     Parameters
     ----------
     shape : int or sequence of int
         Shape of the layer.
     bias_shape : sequence of int, optional
-        Shape of the bias, which is broadcast to `shape`. Default: `shape`.
+        Shape of the bias, which must broadcast to `shape`. Default: `shape`.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class Rectified(Unit):
     field_spread = math.sqrt(2)
     stacked_as = "gaussian"
     has_energy = False
-    fluctuation = 1.0  # the variance of an entry far above zero
+    fluctuation = 1.0  # variance of an entry far above zero
 
     @property
     def levels(self) -> float:
@@ -66,21 +66,21 @@ class Rectified(Unit):
         self._no_distribution()
 
     def mean(self, field: Tensor) -> Tensor:
-        """Return the mean of max(0, u) for normal u with mean t and variance sigma(t)."""
+        """Return the mean of max(0, u), where u is normal with mean t and variance sigma(t)."""
         total = self.bias + field
         scale = self._scale(total)
         ratio = total / scale
         density = torch.exp(-0.5 * ratio**2) / math.sqrt(2 * math.pi)
         below: Tensor = torch.special.ndtr(ratio)
-        # Far below zero the two terms cancel except for rounding.
+        # Far below zero, the two terms cancel and rounding can make their sum slightly negative.
         return (total * below + scale * density).clamp(min=0)
 
     def activation(self, field: Tensor) -> Tensor:
-        """Return max(0, b + f), the rectified linear unit of neural networks."""
+        """Return max(0, b + f), the standard rectified linear activation."""
         return torch.relu(self.bias + field)
 
     def sample(self, field: Tensor, rng: RandomSource) -> Tensor:
-        """Return max(0, t + sqrt(sigma(t)) times a normal number)."""
+        """Return max(0, t + sqrt(sigma(t)) z) for standard normal random numbers z."""
         total = self.bias + field
         return (total + self._scale(total) * rng.normal(total.shape, total)).clamp(min=0)
 
@@ -90,18 +90,18 @@ class Rectified(Unit):
 
     @torch.no_grad()
     def initialize_from(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Set the bias to the mean of the data, which is the mean of the units far above zero."""
+        """Set the bias to the mean of the data. Far above zero, the mean of an entry equals its bias."""
         self.bias.copy_(self._pool(mean))
 
     def check(self, x: Tensor, layer: str) -> None:
-        """Raise ValueError for values below zero."""
+        """Raise ValueError for negative values."""
         super().check(x, layer)
         low = float(x.detach().min())
         if low < 0:
-            raise ValueError(f"layer '{layer}' has Rectified units and takes values from 0 upwards, got {low:g}")
+            raise ValueError(f"layer '{layer}' has Rectified units, which require nonnegative values, got {low:g}")
 
     def _no_distribution(self) -> NoReturn:
         raise ValueError(
-            "Rectified units have no exact distribution, hence no energy, free energy, likelihood, log Z, annealing "
-            "or tempering: use Bernoulli or Gaussian units for these"
+            "Rectified units have no exact distribution, so energies, free energies, likelihoods, log Z, annealing "
+            "and tempering are not available: use Bernoulli or Gaussian units instead"
         )

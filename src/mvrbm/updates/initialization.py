@@ -1,4 +1,4 @@
-"""Initialization of a training run: initial parameters from the data's moments, offsets, and a safe learning rate."""
+"""Initialization of a training run: initial parameters, centering offsets and a safe learning rate from the data."""
 
 import math
 import warnings
@@ -17,19 +17,19 @@ from mvrbm.updates.gradient import Centering
 from mvrbm.updates.recipe import Recipe
 from mvrbm.updates.state import TrainState
 
-# The next three constants were chosen on held-out training digits of MNIST and on patches of photographs, for sizes
-# 4x4 to 128x128, orders 1 to 4, and ranks 1 to 16. The tables are in docs/learning.md.
+# The next three constants were tuned on held-out MNIST training digits and on photograph patches, for sizes from 4x4 to
+# 128x128, orders 1 to 4, and ranks 1 to 16. The results are in docs/learning.md.
 # Learning rate as a multiple of the inverse curvature.
 _RATE = 3.0
-# Upper limit of the computed learning rate.
+# Upper limit on the computed learning rate.
 _LARGEST_RATE = 0.5
 # Initial standard deviation of the hidden fields.
 _FIELD_SPREAD = 0.3
-# Mean squared distance of samples from their mean below which the data hardly varies, and weights start smaller.
+# Total variance below which the data is considered nearly constant. The initial weights are then smaller.
 _LEAST_POWER = 0.1
-# Number of samples that determine the biases of a constant layer.
+# Minimum sample count assumed when initializing the biases of a constant layer.
 _CERTAIN_COUNT = 1000
-# Number of constant entries that a warning lists.
+# Maximum number of constant entries to list in a warning.
 _NAMED = 8
 
 
@@ -43,22 +43,22 @@ def prepare_state(
     *,
     initialize_machine: bool,
 ) -> None:
-    """Set everything in the state of a new training run that depends on the data.
+    """Set all data-dependent values in the state of a new training run.
 
     Parameters
     ----------
     state : TrainState
-        The state. Its learning rate and its offsets are set.
+        Training state. Its learning rate and centering offsets are set in place.
     recipe : Recipe
-        Settings of the training run.
+        Training settings.
     moments : mapping of str to Moments
-        Moments of the data by layer.
+        Moments of the data for each layer.
     rng : RandomSource
-        Source of the initial factors.
+        Random source for the initial factors.
     world : World
-        The processes that share the training run.
+        Processes that take part in the training run.
     initialize_machine : bool
-        Whether to set the machine's parameters to initial values.
+        Whether to initialize the parameters of the machine.
     """
     machine = state.machine
     if initialize_machine:
@@ -77,7 +77,7 @@ def prepare_state(
 
 @torch.no_grad()
 def initialize(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments], rng: RandomSource) -> None:
-    """Set every parameter to its initial value."""
+    """Initialize all parameters of the machine."""
     for name, unit in machine.layers.items():
         if recipe.bias_from_data:
             seen = moments[name]
@@ -87,20 +87,23 @@ def initialize(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, 
             unit.bias.zero_()
     machine.hidden.bias.zero_()
     power = _power(machine, moments, None)
-    # Data that hardly varies would need huge weights for the usual spread.
+    # Nearly constant data would require huge weights to reach the usual spread.
     spread = _FIELD_SPREAD * min(1.0, power / _LEAST_POWER)
     std = recipe.std if recipe.std is not None else spread / math.sqrt(power)
     for link in machine.links.values():
         link.initialize(rng, std, factor_std=recipe.factor_std)
     if recipe.centering != "none":
-        # The hidden bias compensates for the mean of the data, so that hidden fields start around zero.
+        # The hidden bias compensates for the mean of the data, so that hidden fields are initially close to zero.
         machine.hidden.absorb(-machine.hidden_field(offsets(machine, recipe, moments))[0])
 
 
 def warn_of_constants(machine: BoltzmannMachine, moments: Mapping[str, Moments]) -> None:
-    """Warn if at least half of the entries of a layer are constant. Fewer are common, such as the margins of images."""
+    """Warn if at least half of the entries in a layer are constant.
+
+    Smaller numbers of constant entries are common, such as the margins of images.
+    """
     for name, unit in machine.layers.items():
-        # A categorical site is constant if only one of its categories occurs.
+        # A categorical site is constant if only one category occurs.
         sites = unit.site_shape or (1,)
         constant = (moments[name].variance == 0).reshape(*sites, -1).all(-1)
         places = torch.nonzero(constant).tolist()
@@ -109,7 +112,7 @@ def warn_of_constants(machine: BoltzmannMachine, moments: Mapping[str, Moments])
             some = ", ".join(shown) + (", ..." if len(places) > _NAMED else "")
             what = "all" if len(places) == constant.numel() else f"{len(places)} of {constant.numel()}"
             warnings.warn(
-                f"{what} entries of layer '{name}' are constant in the data ({some}): the model can only learn their "
+                f"{what} entries in layer '{name}' are constant in the data ({some}): the model can only learn their "
                 "values",
                 ConstantDataWarning,
                 stacklevel=2,
@@ -117,7 +120,7 @@ def warn_of_constants(machine: BoltzmannMachine, moments: Mapping[str, Moments])
 
 
 def offsets(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> dict[str, Tensor]:
-    """Return the offset of every visible layer: the mean of a centered layer, zero for other layers."""
+    """Return the centering offset for each visible layer: the mean if the layer is centered, and zero otherwise."""
     center = {}
     for name, unit in machine.layers.items():
         mean = moments[name].mean[None].to(machine.like)
@@ -128,24 +131,25 @@ def offsets(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Mom
 
 @torch.no_grad()
 def safe_rate(machine: BoltzmannMachine, recipe: Recipe, moments: Mapping[str, Moments]) -> float:
-    r"""Return a learning rate for `W` that is large enough to learn and small enough not to diverge.
+    r"""Compute a learning rate for `W` that is large enough for fast learning but small enough to prevent divergence.
 
     Along a row of `W`, the curvature of the likelihood is at most the variance of a hidden unit times the second moment
-    of its input around the offset, :math:`v_h \sum \mathrm{E}\, T(x)^2`. Along a column, it is at most :math:`v_v`
-    times the variance of all hidden units, :math:`v_h K`. Steps up to about the inverse of the sum are safe.
+    of its input around the offset, :math:`v_h \sum \mathrm{E}\, T(x)^2`. Along a column, the curvature is at most
+    :math:`v_v` times the variance of all hidden units, :math:`v_h K`. Learning rates up to about the inverse of the sum
+    of the two bounds are safe.
     """
     hidden, power = machine.hidden, _power(machine, moments, offsets(machine, recipe, moments), most=recipe.normalized)
     if power < _LEAST_POWER:
-        # The data hardly varies, but the chains do.
+        # The chains vary even if the data is nearly constant.
         power = sum(unit.fluctuation * math.prod(unit.shape) for unit in machine.layers.values())
     rows = hidden.fluctuation * power
     visible_fluctuation = max(unit.fluctuation for unit in machine.layers.values())
     columns = visible_fluctuation * hidden.fluctuation * math.prod(hidden.shape)
-    # Units with a bounded statistic saturate, so that the curvature is far below its bound.
+    # Units with bounded statistics saturate, so the actual curvature is far below the bound.
     ends = [end for unit in (hidden, *machine.layers.values()) for end in unit.statistic_bounds]
     factor = recipe.rate_factor * _RATE
     if not all(map(math.isfinite, ends)):
-        # Only a decaying rate may exceed the bound, for a short time.
+        # Otherwise, the learning rate may exceed the bound only for a short time, while it decays.
         factor = 1.0 if recipe.rate_decay is None else _RATE
     return min(_LARGEST_RATE, factor / (rows + columns))
 
@@ -157,10 +161,10 @@ def _power(
     *,
     most: bool = False,
 ) -> float:
-    """Return the mean square of the statistic around an offset (default: the mean), summed over all entries.
+    """Return the mean square of the statistic around an offset, summed over all entries.
 
-    With `most`, a layer that learns its variance contributes at most 1 per entry, because
-    :func:`mvrbm.updates.step.gains_of` divides its steps by the excess.
+    If `offset` is None, the mean is used. If `most` is True, a layer that learns its variance contributes at most 1 per
+    entry, because :func:`mvrbm.updates.step.gains_of` divides the steps of such a layer by the excess.
     """
     total = 0.0
     for name, unit in machine.layers.items():

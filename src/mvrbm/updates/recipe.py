@@ -1,4 +1,4 @@
-"""Settings of a training run, and the named recipes `default`, `generative` and `paper`."""
+"""Training settings, and the named recipes `default`, `generative` and `paper`."""
 
 from __future__ import annotations
 
@@ -9,55 +9,59 @@ from typing import Any
 from mvrbm.updates.negative import CD, PCD, NegativePhase, TemperedPCD
 from mvrbm.validation import choice, number, whole_number
 
-# Names of settings in versions 0.1 and 0.2.
+# Settings whose names differ in versions 0.1 and 0.2, mapped to their current names.
 _FORMER_NAMES = {"n_iter": "n_epochs", "centring": "centering", "normalised": "normalized"}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a training run.
+    """Training settings.
 
     Parameters
     ----------
     n_epochs : int
-        Number of epochs, that is, of passes through the data.
+        Number of epochs (passes over the data).
     batch_size : int
-        Number of samples per update. The last batch of an epoch may be shorter, and has a proportional weight.
+        Number of samples per update. The last batch in an epoch may be smaller. Its weight is proportional to its size.
     learning_rate : float, optional
-        Step size of `W`, or of the factors if `normalized` is False. Default: computed from the sizes of the layers and
-        the variance of the data; see :func:`mvrbm.updates.initialization.safe_rate`.
+        Learning rate for `W`, or for the factors if `normalized` is False. If None, the learning rate is computed from
+        the sizes of the layers and the variance of the data. See :func:`mvrbm.updates.initialization.safe_rate`.
     rate_factor : float
-        Multiplies the computed learning rate if all units have bounded statistics (Bernoulli, categorical).
+        Factor by which the computed learning rate is multiplied if all units have bounded statistics, as Bernoulli and
+        Categorical units do.
     bias_learning_rate : float, optional
-        Step size of biases and variances. None stands for `learning_rate`.
+        Learning rate for biases and variances. If None, `learning_rate` is used.
     momentum : float
-        Momentum.
+        Momentum coefficient.
     weight_decay : float
-        L2 penalty of the factors. Biases have none.
+        L2 penalty on the factors. Biases are not penalized.
     negative : NegativePhase
-        How the chains move: `CD`, `PCD` or `TemperedPCD`.
+        Sampling method for the negative phase: `CD`, `PCD` or `TemperedPCD`.
     std : float, optional
-        Initial standard deviation of the entries of `W`. Default: hidden fields start with a standard deviation of 0.3.
+        Initial standard deviation of the entries of `W`. If None, `std` is chosen so that hidden fields initially have
+        a standard deviation of 0.3.
     factor_std : float, optional
-        Initial standard deviation of the entries of the factors, instead of `std`.
+        Initial standard deviation of the entries of the factors. Cannot be combined with `std`.
     bias_from_data : bool
-        Whether the visible units start at the moments of the data (log-odds, or location and scale).
+        Whether to initialize the visible units from the moments of the data (log-odds, or location and scale).
     centering : {"location", "full", "none"}
-        Which layers are centered, that is, enter the gradient of the factors as deviations from their mean:
-        ``"location"`` for layers with an arbitrary zero (Gaussian layers), ``"full"`` for all layers including the
-        hidden one.
+        Layers to center. In the gradient for the factors, the mean of a centered layer is subtracted from its values.
+        ``"location"`` centers layers with an arbitrary origin (Gaussian layers). ``"full"`` centers all layers,
+        including the hidden layer.
     rate_decay : int, optional
-        The learning rate decays as 1 / sqrt(1 + update / rate_decay). None stands for no such decay. Ignored if the
-        trainer has an optimizer or a scheduler.
+        Time scale, in updates, of the learning rate decay 1 / sqrt(1 + update / rate_decay). If None, this decay is
+        disabled. Ignored if the trainer has an optimizer or a scheduler.
     linear_decay : bool
-        Whether the learning rate also falls linearly to zero, over `planned_updates` updates.
+        Whether to also decrease the learning rate linearly to zero over `planned_updates` updates.
     planned_updates : int, optional
-        Number of updates after which a linear decay ends. Default: the total number of updates of :meth:`Trainer.fit`.
-        Without it, there is no linear decay for data of unknown length, and none in `partial_fit`.
+        Number of updates after which the linear decay ends. If None, the total number of updates in
+        :meth:`Trainer.fit` is used. In that case, there is no linear decay for data of unknown length or in
+        `partial_fit`.
     normalized : bool
-        Whether to divide the gradient of each factor by its gain: the squared amplification by the other factors.
+        Whether to divide the gradient for each factor by its gain, a bound on the squared effect of a step in that
+        factor on `W`.
     balance : bool
-        Whether to rescale the factors to equal norms after every epoch, which does not change `W`.
+        Whether to rescale the factors to equal norms after every epoch. Rescaling does not change `W`.
     """
 
     n_epochs: int = 10
@@ -79,7 +83,7 @@ class Recipe:
     balance: bool = True
 
     def __post_init__(self) -> None:
-        # Converts NumPy numbers, which JSON cannot store, to Python numbers.
+        # Convert NumPy numbers, which JSON cannot store, to Python numbers.
         checked: dict[str, Any] = {
             "n_epochs": whole_number(self.n_epochs, "n_epochs", 0),
             "batch_size": whole_number(self.batch_size, "batch_size"),
@@ -93,7 +97,7 @@ class Recipe:
         if not isinstance(self.negative, NegativePhase):
             raise ValueError(f"negative must be CD(...), PCD(...) or TemperedPCD(...), got {self.negative!r}")
         if self.std is not None and self.factor_std is not None:
-            raise ValueError("give std or factor_std, not both")
+            raise ValueError("std and factor_std cannot both be set")
         choice(self.centering, "centering", ("location", "full", "none"))
         if self.rate_decay is not None and self.rate_decay < 1:
             raise ValueError(f"rate_decay must be at least 1, got {self.rate_decay}")
@@ -103,10 +107,10 @@ class Recipe:
             object.__setattr__(self, name, value)
 
     def config(self) -> dict[str, Any]:
-        """Return the settings as JSON values for :meth:`from_config`.
+        """Return the settings as JSON-serializable values for :meth:`from_config`.
 
-        Settings that version 0.1 did not have are omitted if they have their default values, so that it can read the
-        rest.
+        Settings that version 0.1 does not support are omitted if they have their default values, so that version 0.1
+        can read the result.
         """
         found = {**asdict(self), "negative": {"kind": type(self.negative).__name__, **asdict(self.negative)}}
         added = {"rate_factor": 1.0, "linear_decay": False, "planned_updates": None}
@@ -114,16 +118,17 @@ class Recipe:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Recipe:
-        """Return the recipe with settings that :meth:`config` returned, also in versions 0.1 and 0.2."""
+        """Create a recipe from the result of :meth:`config`, including results from versions 0.1 and 0.2."""
         plain = {_FORMER_NAMES.get(key, key): value for key, value in config.items()}
         negative = dict(plain.pop("negative"))
         kinds = {kind.__name__: kind for kind in (CD, PCD, TemperedPCD)}
         return cls(**plain, negative=kinds[negative.pop("kind")](**negative))
 
 
-#: `default` learns features, and is safe for every unit, order, rank and size. `generative` maximizes the likelihood,
-#: with persistent chains and a large learning rate that falls to zero over the planned updates. `paper` is Algorithm 1
-#: as printed: factors start from N(0, 0.01^2), which the paper does not specify, and one iteration is one epoch.
+#: Named recipes. `default` learns features and is stable for all units, orders, ranks and sizes. `generative` maximizes
+#: the likelihood with persistent chains and a large learning rate that decreases to zero over the planned updates.
+#: `paper` is Algorithm 1 as published, with one epoch per iteration. The paper does not specify how the factors are
+#: initialized, so they are drawn from N(0, 0.01^2).
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
     "generative": Recipe(
@@ -148,7 +153,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def as_recipe(recipe: str | Recipe) -> Recipe:
-    """Return a recipe from its name, or the recipe itself."""
+    """Return the recipe with the given name. A Recipe is returned unchanged."""
     if isinstance(recipe, Recipe):
         return recipe
     if recipe not in RECIPES:
