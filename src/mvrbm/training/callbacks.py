@@ -411,7 +411,7 @@ class Checkpoint(Periodic):
     Parameters
     ----------
     folder : path
-        Checkpoint folder. See :mod:`mvrbm.training.checkpoints.runs`.
+        Checkpoint folder. See :mod:`mvrbm.training.checkpoints`.
     every : int, optional
         Number of updates between checkpoints. If None, a checkpoint is saved after every epoch.
     keep : int

@@ -239,7 +239,7 @@ class Trainer:
             Whether NaN marks a missing entry. Otherwise NaN raises ValueError.
         initialize : bool, optional
             Whether the first call of `fit` sets the machine's parameters from the data and the recipe. By default, it
-            does so if the machine is new (:attr:`BoltzmannMachine.is_new`): a machine that was trained or loaded, or
+            does so if the machine is new (:attr:`mvrbm.BoltzmannMachine.is_new`): a machine that was trained or loaded, or
             whose parameters you have set, keeps its parameters.
 
         Returns
