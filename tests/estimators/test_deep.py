@@ -254,7 +254,7 @@ def test_what_stacks_do_not_do_is_refused(stack, digits):
         lambda: stack.partial_fit(X, mask=X > 0),
         lambda: stack.sample(5, init=X, mask=X > 0),
     ):
-        with pytest.raises(ValueError, match=r"^mask must be None|^X must have no unknown entries"):
+        with pytest.raises(ValueError, match=r"^mask must be None|^X must not have unknown entries"):
             call()
     with pytest.raises(ValueError, match=r"layer must lie in -3\.\.2, got 3"):
         stack.transform(X, layer=3)

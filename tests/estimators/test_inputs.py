@@ -165,7 +165,7 @@ REFUSED = [
     (
         "mask of an unknown modality",
         lambda: MMVRBM(n_epochs=1).fit({"a": IMAGES}, mask={"b": IMAGES > 0}),
-        "mask names",
+        "mask has modalities",
     ),
     (
         "hidden rows of another size",
