@@ -187,7 +187,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
 
 def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannMachine], message: str) -> None:
-    """Raise ValueError with the given message unless the machines agree in everything but parameter values and dtype."""
+    """Raise ValueError with the given message if machines differ in more than parameter values and dtype."""
     configs = [{**machine_config(machine), "dtype": None} for machine in machines]
     other_configs = [{**machine_config(machine), "dtype": None} for machine in others]
     if configs != other_configs:
