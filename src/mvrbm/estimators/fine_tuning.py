@@ -262,7 +262,8 @@ class FineTunedClassifier(ArrayClassifier):
         layers = list(self.dropout) if isinstance(self.dropout, Sequence) else [self.dropout] * count
         if len(layers) != count:
             raise ValueError(
-                f"dropout must be a single number or one number per layer ({count} layers), got {self.dropout!r}"
+                f"dropout must be a single number or a sequence with one number per layer (length {count}), got "
+                f"{self.dropout!r}"
             )
         if self.perturbation != "auto":
             number(self.perturbation, "perturbation")

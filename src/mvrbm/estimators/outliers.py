@@ -80,7 +80,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         Number of masks. It must be even, because masks come in pairs: the second mask of a pair hides the blocks that
         the first mask shows.
     n_epochs : int, optional
-        Number of epochs. Default: the number of epochs in 3,000 updates.
+        Number of epochs. Default: enough epochs for 3,000 updates.
     batch_size, learning_rate, recipe : optional
         See :class:`MVRBM`.
     random_state : int, RandomState or None

@@ -143,7 +143,7 @@ class Sweep:
         number(self.validation_fraction, "validation_fraction", 0, 1, exclude_low=True)
         n_held = max(1, round(self.validation_fraction * n))
         if n_held >= n:
-            raise ValueError(f"{n} samples are too few to hold out {n_held} of them")
+            raise ValueError(f"too few samples: cannot hold out {n_held} of {n}")
         order = np.random.default_rng(self.random_state).permutation(n)
         return np.sort(order[n_held:]), np.sort(order[:n_held])
 
