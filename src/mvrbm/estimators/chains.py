@@ -90,7 +90,7 @@ def initial_states(machine: BoltzmannMachine, n: int, init: str | None, chains: 
     if init is not None:
         choice(init, "init", _INITS)
     if init == "chains" and not chains:
-        raise ValueError("init='chains' requires a model that was trained with persistent chains")
+        raise ValueError("the model has no chains to start from, because it was not trained with persistent chains")
     noise = independent_sample(machine, n, rng)
     if init == "noise" or not chains:
         return noise

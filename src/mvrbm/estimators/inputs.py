@@ -160,7 +160,7 @@ class ArrayInput:
 def _without_wrapper(X: Any) -> Any:
     """Convert tensors to arrays. Wrap PyTorch datasets so that samples are read on demand."""
     if isinstance(X, IterableDataset):
-        raise ValueError("X must be a map-style dataset (with __len__ and __getitem__), got an IterableDataset")
+        raise ValueError("X must be a map-style dataset (with len() and indexing), got an IterableDataset")
     if isinstance(X, Tensor):
         return X.detach().cpu().numpy()
     return DatasetRows(X) if isinstance(X, Dataset) else X

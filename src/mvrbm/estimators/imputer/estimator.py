@@ -380,7 +380,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
 
 def _check_machines(machines: Sequence[BoltzmannMachine], shape: tuple[int, ...]) -> None:
-    """Raise StorageError unless the machines are a linear model, optionally with a correction, for this sample shape."""
+    """Raise StorageError unless the machines are a linear model, optionally with a correction, for this shape."""
     linear, *others = machines
     if [unit.gaussian for unit in (linear.hidden, *linear.layers.values())] != [True, True]:
         raise StorageError(f"an imputer requires a machine with two Gaussian layers, got {linear}")

@@ -176,8 +176,8 @@ def _floats(X: Any, column: int, values: Array) -> Array:
         return values.astype(float)
     except (TypeError, ValueError):
         raise ValueError(
-            f"column {_name(X, column)!r} has non-numeric values: {values[:3].tolist()!r}. If the column is categorical, "
-            "add it to categorical_features"
+            f"column {_name(X, column)!r} has non-numeric values: {values[:3].tolist()!r}. If the column is "
+            "categorical, add it to categorical_features"
         ) from None
 
 
