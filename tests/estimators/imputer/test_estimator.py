@@ -180,7 +180,7 @@ def test_nothing_known_and_columns_in_another_order_are_one_clear_error():
     imputer = MVRBMImputer(n_epochs=1, random_state=0).fit(frame)
     with pytest.raises(ValueError, match="must be in the same order"):
         imputer.transform(frame[["color", "size"]])
-    with pytest.raises(ValueError, match=r"does not have: \['nowhere'\]"):
+    with pytest.raises(ValueError, match=r"not in the data: \['nowhere'\]"):
         MVRBMImputer(categorical_features=["nowhere"]).fit(frame)
 
 
