@@ -62,7 +62,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
             Training data. For Bernoulli units, byte data is scaled to [0, 1] batch by batch.
         y : None
             Ignored. Present for API consistency by convention.
-        mask : boolean array of the shape of X or of one sample, optional
+        mask : boolean array with the shape of X or of one sample, optional
             Mask that is True for known entries. During training, unknown entries and NaN entries are sampled from the
             model.
         callbacks : sequence of Callback

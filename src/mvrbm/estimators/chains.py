@@ -34,7 +34,7 @@ _MATCHING_STEPS = 200
 
 
 def kept_chains(trainer: Trainer) -> Chains:
-    """Return up to 100 of the trainer's persistent chains by layer, or an empty dict if it has none."""
+    """Return up to 100 of the trainer's persistent chains by layer, or an empty dict if the trainer has none."""
     chains = {name: trainer.state.chains[name] for name in trainer.machine.layers if name in trainer.state.chains}
     if trainer.recipe.negative.chain_axis:
         # The first axis indexes the temperatures. The last temperature is the model's own.
@@ -49,7 +49,7 @@ def write_chains(chains: Chains, folder: Path) -> None:
 
 
 def read_chains(folder: Path, machine: BoltzmannMachine) -> Chains:
-    """Load a machine's chains from a model folder, or return an empty dict if there are none."""
+    """Load a machine's chains from a model folder. Return an empty dict if the folder contains no chains."""
     path = folder / CHAINS
     if not path.is_file():
         return {}

@@ -145,9 +145,9 @@ class ClassificationMVRBM(ArrayClassifier):
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features)
             Training data.
-        y : array (n,) or (n, n_classes)
+        y : array of shape (n,) or (n, n_classes)
             Class labels, as numbers, strings or one-hot rows.
-        sample_weight : array (n,), optional
+        sample_weight : array of shape (n,), optional
             Weight of each sample. Generative training requires equal weights.
         callbacks : sequence of Callback
             Callbacks to use in generative training.
@@ -328,7 +328,7 @@ class ClassificationMVRBM(ArrayClassifier):
         -------
         X : array of shape (n, \*visible_shape) or (n, n_features)
             Samples.
-        y : array (n,)
+        y : array of shape (n,)
             Labels of the samples.
         """
         check_is_fitted(self)

@@ -81,7 +81,7 @@ class MVRBMClassifier(FineTunedClassifier):
 
     Attributes
     ----------
-    classes_ : array (n_classes,)
+    classes_ : array of shape (n_classes,)
         The class labels, sorted.
     network_ : StructuredNetwork
         The fitted network.

@@ -221,13 +221,13 @@ class DeepMVRBM(SingleLayerRBM):
         return filters.detach().cpu().numpy()
 
     def _up(self, x: Tensor, count: int) -> Tensor:
-        """Pass means up through the lowest `count` machines."""
+        """Pass means upward through the lowest `count` machines."""
         for machine in self.machines_[:count]:
             x = machine.hidden_mean(x, check=False)
         return x
 
     def _down(self, hidden: Tensor, count: int, stop: int = 0, rng: RandomSource | None = None) -> Tensor:
-        """Pass means (or samples, if `rng` is given) down from machine `count` - 1 to machine `stop`."""
+        """Pass means (or samples, if `rng` is given) downward from machine `count` - 1 to machine `stop`."""
         for number in reversed(range(stop, count)):
             machine = self.machines_[number]
             if rng is None:

@@ -51,7 +51,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
 
     @torch.no_grad()
     def reconstruct(self, X: Any, *, steps: int = 1) -> Any:
-        """Reconstruct the data: compute the hidden means, then the visible means, and repeat `steps` times."""
+        """Reconstruct the data by computing the hidden means and then the visible means, `steps` times."""
         check_is_fitted(self)
         reconstructed = (mean_field(self.machine_, batch, steps, check=False) for batch in self._batches(X))
         return self._to_user(joined(reconstructed), like=X)

@@ -60,7 +60,7 @@ class FineTuningLoss:
     unlabeled: Tensor | None  # unlabeled samples to perturb instead of the labeled samples
     unlabeled_batch_size: int
     certainty: float
-    weight_of_batch: float  # total weight of a full batch of labeled samples
+    weight_of_batch: float  # mean total weight of a full batch of labeled samples
     dropout_rng: RandomSource
     perturbation_rng: RandomSource
 
@@ -122,9 +122,9 @@ class FineTunedClassifier(ArrayClassifier):
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features)
             Training data. For Bernoulli units, byte data is scaled to [0, 1] batch by batch.
-        y : array (n,)
+        y : array of shape (n,)
             Class labels of any sortable type.
-        sample_weight : array (n,), optional
+        sample_weight : array of shape (n,), optional
             Weight of each sample in fine-tuning. Pretraining ignores the weights.
         unlabeled : array like X, optional
             Unlabeled samples. Pretraining uses these samples instead of `X`. If `perturbation` is positive, virtual

@@ -73,7 +73,7 @@ class GenerationMixin(BaseRBM):
         ----------
         X : array
             Data. NaN entries are unknown.
-        mask : boolean array of the shape of X or of one sample, optional
+        mask : boolean array with the shape of X or of one sample, optional
             Mask that is True for known entries. If None, all entries that are not NaN are known.
         steps : int
             Number of Gibbs steps to average over.

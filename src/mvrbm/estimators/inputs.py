@@ -73,7 +73,7 @@ class ArrayInput:
             raise ValueError(f"y must have at least two classes, got only one class: {classes.tolist()}")
         weights = _check_sample_weight(sample_weight, samples, dtype=np.float64, ensure_non_negative=True)
         if not weights.sum() > 0:
-            raise ValueError("sample_weight must be positive for at least one sample, got only zeros")
+            raise ValueError("sample_weight must be positive for at least one sample, but all weights are zero")
         dtype = model_dtype({VISIBLE: samples})
         check_values({VISIBLE: samples}, {VISIBLE: unit_named(self.visible, samples.shape[1:]).to(dtype)})
         self.classes_ = classes
@@ -106,7 +106,7 @@ class ArrayInput:
         return rows.reshape(len(rows), *self.visible_shape_), labels
 
     def _check_stored_rows(self, X: Rows, y: Any, *, reset: bool) -> tuple[Rows, Any]:
-        """Validate samples on disk, which scikit-learn cannot do, and labels in memory."""
+        """Validate labels in memory, and samples on disk, which scikit-learn cannot validate."""
         labels = None if isinstance(y, str) else validate_data(self, "no_validation", y)
         if labels is not None:
             check_consistent_length(X, labels)
@@ -148,7 +148,7 @@ class ArrayInput:
         return {"as_arrays": self._takes_arrays, "feature_names": saved_names(self)}
 
     def _restore_input(self, unit: Unit, described: Mapping[str, Any]) -> None:
-        """Restore the attributes that `_read` learns from a saved description."""
+        """Restore the attributes set by `_read`, using a saved description."""
         if not is_named(unit, self.visible):
             raise ValueError(f"visible is {self.visible!r:.100}, but the saved model has {unit.name} units")
         self.visible_shape_ = unit.shape

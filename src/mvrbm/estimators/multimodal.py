@@ -156,7 +156,7 @@ class MMVRBM(ArrayRBM):
     # -- prediction -------------------------------------------------------------------------------
 
     def predict(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
-        """Predict the modalities that `X` omits from the others.
+        """Predict the modalities missing from `X`, given the others.
 
         Parameters
         ----------
@@ -180,7 +180,7 @@ class MMVRBM(ArrayRBM):
         return found if len(found) > 1 else next(iter(found.values()))
 
     def predict_proba(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
-        """Predict class probabilities of shape (n, n_classes) for the labels that `X` omits. See :meth:`predict`."""
+        """Return class probabilities of shape (n, n_classes) for labels missing from `X`. See :meth:`predict`."""
         means = self._predicted_means(X, steps, burn_in)
         found = {name: array for name, array in means.items() if name in self._labels}
         if not found:
@@ -189,7 +189,7 @@ class MMVRBM(ArrayRBM):
 
     @torch.no_grad()
     def _predicted_means(self, X: Any, steps: int, burn_in: int) -> dict[str, Array]:
-        """Return the means of the modalities that `X` omits, given the others."""
+        """Return the means of the modalities missing from `X`, given the others."""
         check_is_fitted(self)
         machine = self.machine_
         given = {name: part for name, part in by_modality(X).items() if part is not None}
@@ -291,7 +291,7 @@ class MMVRBM(ArrayRBM):
 
 
 def _is_label(unit: Unit) -> bool:
-    """Return whether a layer is a label, that is, has a single one-hot row per sample."""
+    """Return whether a layer is a label (a single one-hot row per sample)."""
     return unit.entry_modes == 1 == len(unit.shape)
 
 

@@ -30,9 +30,9 @@ def _make_class() -> type:
 
         Attributes
         ----------
-        decision_scores_ : array (n,)
+        decision_scores_ : array of shape (n,)
             Scores of the training data.
-        labels_ : array (n,)
+        labels_ : array of shape (n,)
             1 for outliers in the training data, 0 for all other samples.
         threshold_ : float
             Score threshold. Samples with higher scores are outliers.

@@ -63,9 +63,10 @@ class ScoringMixin(BaseRBM):
         """
         check_is_fitted(self)
         if len(self._machines) > 1:
-            raise ValueError("the likelihood of a stack of machines cannot be estimated: use score_samples")
+            raise ValueError("the likelihood of a stack cannot be estimated: use score_samples instead")
         layers = self._read_layers(X, reset=False)
-        data = joined(batches(layers, self.machine_.layers, check=False))  # `log_likelihood_interval` validates them
+        # `log_likelihood_interval` validates the values.
+        data = joined(batches(layers, self.machine_.layers, check=False))
         rows = np.linspace(0, n_samples(data) - 1, n_chains).astype(int)
         start = self.chains_ or {name: array[rows] for name, array in data.items()}
         return log_likelihood_interval(

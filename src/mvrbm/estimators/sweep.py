@@ -106,7 +106,7 @@ class Sweep:
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features)
             Training and validation data.
-        y : array (n,), optional
+        y : array of shape (n,), optional
             Labels to pass to `scoring`.
         checkpoints : path, optional
             Checkpoint folder. Each candidate is saved after each epoch, and training resumes from existing checkpoints.
@@ -191,7 +191,7 @@ class Sweep:
                 candidate.seconds = seconds
 
     def _share_estimator(self, best: int, world: World, X: Any) -> Any:
-        """Return the best estimator on every process."""
+        """Copy the best estimator to all processes and return it."""
         candidate = self.candidates_[best]
         if world.size == 1:
             return candidate.estimator

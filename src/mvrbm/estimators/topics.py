@@ -101,11 +101,11 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         The fitted machine.
     trainer_ : Trainer or None
         The most recent trainer, or None if the model was loaded.
-    components_ : array (n_components, n_features)
-        Weights. Entry (j, k) is the amount by which topic j raises the unnormalized log-probability of word k.
-    intercept_visible_ : array (n_features,)
+    components_ : array of shape (n_components, n_features)
+        Weights. Entry (j, k) is the amount that topic j adds to the unnormalized log-probability of word k.
+    intercept_visible_ : array of shape (n_features,)
         Biases of the words.
-    intercept_hidden_ : array (n_components,)
+    intercept_hidden_ : array of shape (n_components,)
         Biases of the topics.
     n_epochs_ : int
         Number of epochs that the model has been trained for.
@@ -153,7 +153,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
         Parameters
         ----------
-        X : sparse matrix or array (n, n_features)
+        X : sparse matrix or array of shape (n, n_features)
             Number of occurrences of each word in each document, such as the output of `CountVectorizer`. Sparse
             matrices are converted to dense arrays only one batch at a time.
         y : None
@@ -292,9 +292,9 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
         Parameters
         ----------
-        X : sparse matrix or array (n, n_features)
+        X : sparse matrix or array of shape (n, n_features)
             Documents.
-        observed : sparse matrix or array (n, n_features), optional
+        observed : sparse matrix or array of shape (n, n_features), optional
             Observed words from the same documents. These words are not scored. If None, a random half of the words in
             each document is observed and the other half is scored. The split is the same in every call.
         """
@@ -302,7 +302,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         words = self._counts(X, reset=False)
         known, scored = halves(words) if observed is None else (self._counts(observed, reset=False), words)
         if known.shape != scored.shape:
-            raise ValueError(f"observed must have the same shape as X, {scored.shape}, got {known.shape}")
+            raise ValueError(f"observed must have the same shape as X {scored.shape}, got {known.shape}")
         total = 0.0
         for rows, batch in self._batches(known):
             some = scored[rows].tocoo()
@@ -372,7 +372,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         restore_names(self, described["feature_names"])
 
     def __sklearn_tags__(self) -> Any:
-        """Declare to scikit-learn that X may be sparse, X must be nonnegative, and the output is float32."""
+        """Declare to scikit-learn that X may be sparse and must be nonnegative, and that the output is float32."""
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.input_tags.positive_only = True

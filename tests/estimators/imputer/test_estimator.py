@@ -191,5 +191,5 @@ def test_progress_says_which_error_it_is_and_what_was_chosen(capsys):
     ((tried, error),) = imputer.errors_.items()
     assert capsys.readouterr().err.splitlines() == [
         f"{tried}: error on hidden entries is {error:.4g} standard deviations",
-        "chosen: sample_axes=1, n_factors=1, no correction",
+        "selected: sample_axes=1, n_factors=1, no correction",
     ]

@@ -87,7 +87,7 @@ class Correction(nn.Module):
 
     @property
     def bounded(self) -> bool:
-        """Whether predictions lie between 0 and 1."""
+        """Whether predictions are restricted to the range 0 to 1."""
         return self.upper.layers["filled"].data_range == (0, 1)
 
     def forward(self, value: Tensor, known: Tensor, first: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class CorrectionTrainer:
     report: Report
 
     def train(self) -> tuple[float, Correction]:
-        """Train a correction and return its error and the correction.
+        """Train a correction. Return its error on held-out entries and the trained correction.
 
         Short trial runs determine the unit type of the layer `filled`.
         """
@@ -188,7 +188,7 @@ class CorrectionTrainer:
 
     @cached_property
     def _first_predictions(self) -> Tensor:
-        """Predictions of the linear model for the samples with held-out entries."""
+        """The linear model's predictions for the samples with held-out entries."""
         tested = self._tested
         return self.factors.conditional_mean(tested.x, tested.shown) if len(tested.x) else tested.x
 

@@ -172,7 +172,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         self._set_models(factors.machine(shape), correction, scaling)
         self._calibration = self._predictor.calibration(samples)
         used = "no correction" if correction is None else "a correction"
-        self._print(f"chosen: sample_axes={self.sample_axes_}, n_factors={self.n_factors_}, {used}")
+        self._print(f"selected: sample_axes={self.sample_axes_}, n_factors={self.n_factors_}, {used}")
         return self
 
     def _check_parameters(self) -> None:
@@ -296,7 +296,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         if reset:
             self._encoding = TableEncoding.of(X, self.categorical_features)
         elif self._encoding.categories:
-            validate_data(self, X, reset=False, skip_check_array=True)  # checks the order of the columns
+            validate_data(self, X, reset=False, skip_check_array=True)  # validates the order of the columns
         X, shape = self._encoding.to_numbers(X)
         checked = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         if reset:

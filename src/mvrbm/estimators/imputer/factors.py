@@ -42,11 +42,11 @@ class Factors:
 
     Parameters
     ----------
-    mean : Tensor (D,)
+    mean : Tensor of shape (D,)
         Mean :math:`\mu`.
-    loadings : Tensor (D, q)
+    loadings : Tensor of shape (D, q)
         Loadings :math:`L`, with one column per factor.
-    noise : Tensor (D,)
+    noise : Tensor of shape (D,)
         Noise variances :math:`\psi`.
     """
 
@@ -181,9 +181,9 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
 
     Parameters
     ----------
-    x : Tensor (n, D)
+    x : Tensor of shape (n, D)
         Data. Unknown entries may have any value except NaN.
-    known : Tensor (n, D)
+    known : Tensor of shape (n, D)
         Mask of the known entries.
     rank : int
         Number of factors.

@@ -27,11 +27,11 @@ class Samples:
 
     Parameters
     ----------
-    x : Tensor (n, D)
+    x : Tensor of shape (n, D)
         Values, with 0 for unknown entries.
-    shown : Tensor (n, D)
+    shown : Tensor of shape (n, D)
         Mask of the known entries that are not held out.
-    held : Tensor (n, D)
+    held : Tensor of shape (n, D)
         Mask of the known entries that are held out.
     """
 
@@ -83,9 +83,9 @@ def masks_like_missing(known: Tensor | None, others: Tensor, shape: tuple[int, .
 
     Parameters
     ----------
-    known : Tensor (n_samples, D), optional
+    known : Tensor of shape (n_samples, D), optional
         Masks of the known entries in all samples. If None, the masks are random.
-    others : Tensor (n,)
+    others : Tensor of shape (n,)
         Indices of the samples from which to take the masks.
     shape : tuple of int
         Shape of a sample.
@@ -94,8 +94,8 @@ def masks_like_missing(known: Tensor | None, others: Tensor, shape: tuple[int, .
 
     Notes
     -----
-    Only entries that are known in both samples can be shown, so a model would see fewer known entries than it sees when
-    it imputes. For this reason, about half of the masks also show a random fraction of the other entries.
+    Only entries that are known in both samples can be shown, so a model would see fewer known entries than during
+    imputation. To compensate, about half of the masks also show a random fraction of the other entries.
     """
     n = len(others)
     like = torch.empty(0)

@@ -18,7 +18,7 @@ class Scaling:
     low, high : Tensor
         Smallest and largest known value in each column of a table, or in all entries for data with more axes. If there
         are no known values, `low` is 1 and `high` is 0.
-    center, scale : Tensor (D,)
+    center, scale : Tensor of shape (D,)
         Location and scale of each entry in a sample, used to standardize the input to the correction.
     """
 

@@ -28,7 +28,7 @@ _BETTER = 0.995
 _NOISES = (1.0, 2.0, 4.0)
 # Maximum number of samples with missing entries to fit factors to.
 _MOST_FITTED = 10_000
-# If at least this fraction of the samples is complete, factors are fitted only to them, which is much faster.
+# Minimum fraction of complete samples for which factors are fitted to complete samples only, which is much faster.
 _MOSTLY_COMPLETE = 0.8
 
 #: Function called with a description and the error of each model that was tried.
