@@ -530,8 +530,8 @@ DAMAGED_IMPUTERS = [
         "'high' has entries that are not finite",
     ),
     ("too large", {"centre": torch.full((6,), 1e200, dtype=torch.float64)}, "'centre' is too large"),
-    ("negative", {"scale": torch.full((6,), -1.0, dtype=torch.float64)}, "'center' and 'scale' do not fit"),
-    ("tiny", {"scale": torch.full((6,), 1e-320, dtype=torch.float64)}, "'center' and 'scale' do not fit"),
+    ("negative", {"scale": torch.full((6,), -1.0, dtype=torch.float64)}, "'center' and 'scale' do not match"),
+    ("tiny", {"scale": torch.full((6,), 1e-320, dtype=torch.float64)}, "'center' and 'scale' do not match"),
 ]
 
 

@@ -279,7 +279,13 @@ MISTAKES = [
     ("a foreign config", change_config(format="other"), "sample model o.npy", 1, "not the description"),
     ("damaged config", lambda: write("model/config.json", b"{"), "info model", 1, "not valid JSON"),
     ("damaged description", change_config(estimator={"class": "MVRBM"}), "sample model o.npy", 1, "damaged"),
-    ("description of other units", change_visible, "sample model o.npy", 1, "'gaussian', but its units are bernoulli"),
+    (
+        "description of other units",
+        change_visible,
+        "sample model o.npy",
+        1,
+        "'gaussian', but the saved model has bernoulli units",
+    ),
     ("unknown class", change_config(estimator={"class": "X"}), "sample model o.npy", 1, "'X'"),
     ("truncated weights", cut_weights(200), "info model", 1, "truncated"),
     ("damaged weights", lambda: write("model/model.safetensors", bytes(2000)), "info model", 1, "damaged"),
@@ -559,7 +565,7 @@ def test_bytes_that_are_0_and_1_are_noted(mvrbm):
     np.save("bits.npy", STRIPES.astype(np.uint8))
     code, _, err = mvrbm("train", "bits.npy", "--hidden", "2x2", "--epochs", 1, "--out", "new", "--quiet")
     assert code == 0
-    assert err.startswith("note: bytes are divided by 255")
+    assert err.startswith("note: byte data is divided by 255")
     assert err.count("\n") == 1
 
 

@@ -58,7 +58,7 @@ def test_unlabeled_data_and_a_fitted_stack_are_where_it_starts(digits, labels):
     assert not np.array_equal(by_data.predict_proba(digits), without.predict_proba(digits))
     with pytest.raises(ValueError, match="stack must have the same layers"):
         MVRBMClassifier((6, 5), **settings).fit(digits, labels, stack=stack)
-    with pytest.raises(ValueError, match="samples of unlabeled must have the same shape"):
+    with pytest.raises(ValueError, match="samples in unlabeled must have the same shape"):
         make().fit(digits[:90], labels[:90], unlabeled=digits[:, :7])
     with pytest.raises(ValueError, match="unlabeled would have no effect"):
         MVRBMClassifier((6, 6), perturbation=0).fit(digits, labels, unlabeled=digits)
@@ -250,7 +250,7 @@ MISTAKES = [
     ({"learning_rate": 0.0}, "learning_rate must be positive"),
     ({"schedule": "linear"}, "schedule must be one of .*got 'linear'"),
     ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
-    ({"dropout": (0.1, 0.2)}, r"dropout must be one number, or one per layer \(1 in all\)"),
+    ({"dropout": (0.1, 0.2)}, r"dropout must be a single number or a sequence with one number per layer \(length 1\)"),
     ({"input_dropout": -0.1}, "input_dropout must be at least 0"),
     ({"averaging": 1.0}, "averaging must be at least 0 and below 1"),
     ({"weight_decay": -1.0}, "weight_decay must be at least 0"),
@@ -268,7 +268,7 @@ def test_mistakes_are_named(settings, message, digits, labels):
 
 
 def test_data_and_labels_are_checked(digits, labels):
-    with pytest.raises(ValueError, match="at least two classes, got one class"):
+    with pytest.raises(ValueError, match="at least two classes, got only one class"):
         MVRBMClassifier((3, 3)).fit(digits, np.ones(600))
     model = MVRBMClassifier((3, 3), n_epochs=1).fit(digits, labels)
     with pytest.raises(ValueError, match=r"samples must have shape \(8, 8\), got \(7, 8\)"):

@@ -228,12 +228,12 @@ def test_it_is_a_step_of_a_pipeline(digits):
 
 
 MISTAKES = [
-    ({"layers": ()}, "layers must be a sequence of at least one layer"),
-    ({"layers": 5}, "layers must be a sequence of at least one layer"),
+    ({"layers": ()}, "layers must be a nonempty sequence of layers"),
+    ({"layers": 5}, "layers must be a nonempty sequence of layers"),
     ({"layers": ((4, 4), 3)}, "layer 1: Kronecker coupling requires the same number of hidden"),
     ({"layers": (Layer((4, 4), 3),)}, "coupling of layer 0 must be a coupling such as Dense"),
     ({"layers": (Layer((4, 4), hidden="logistic"),)}, "hidden units of layer 0 must be one of"),
-    ({"layers": (Layer((4, 4), hidden="categorical"), (4, 4))}, "no machine can be stacked on categorical units"),
+    ({"layers": (Layer((4, 4), hidden="categorical"), (4, 4))}, "a machine cannot be stacked on categorical units"),
     ({"feed": "noise"}, "feed must be one of"),
     ({"backend": "fast"}, "backend must be"),
     ({"visible": "categorial"}, "visible must be one of"),
@@ -254,13 +254,13 @@ def test_what_stacks_do_not_do_is_refused(stack, digits):
         lambda: stack.partial_fit(X, mask=X > 0),
         lambda: stack.sample(5, init=X, mask=X > 0),
     ):
-        with pytest.raises(ValueError, match=r"^mask must be None|^X must have no unknown entries"):
+        with pytest.raises(ValueError, match=r"^mask must be None|^X must not have unknown entries"):
             call()
-    with pytest.raises(ValueError, match=r"layer must lie in -3\.\.2, got 3"):
+    with pytest.raises(ValueError, match=r"layer must be in the range -3 to 2, got 3"):
         stack.transform(X, layer=3)
     with pytest.raises(ValueError, match="hidden values"):
         stack.inverse_transform(np.zeros((2, 5)))
-    with pytest.raises(ValueError, match=r"which must lie in 0\.\.6"):
+    with pytest.raises(ValueError, match=r"which must be in the range 0 to 6"):
         stack.components([7])
 
 

@@ -146,7 +146,7 @@ REFUSED = [
     (
         "vectors for a matrix",
         lambda: MVRBM((3, 3)).fit(np.zeros((9, 24))),
-        "2 axes, but a sample has 1.*pass visible_shape if a row is an array",
+        "2 axes, but samples of shape .* have 1.*pass visible_shape if each row is a flattened array",
     ),
     ("rank 0", lambda: MVRBM(rank=0).fit(IMAGES), "rank must be a whole number"),
     ("batch size 0", lambda: MVRBM(batch_size=0).fit(IMAGES), "batch_size must be a whole number of at least 1"),
@@ -165,12 +165,12 @@ REFUSED = [
     (
         "mask of an unknown modality",
         lambda: MMVRBM(n_epochs=1).fit({"a": IMAGES}, mask={"b": IMAGES > 0}),
-        "mask names",
+        "mask has modalities",
     ),
     (
         "hidden rows of another size",
         lambda: MVRBM(n_epochs=1).fit(IMAGES).inverse_transform(np.ones((2, 12))),
-        "expected",
+        "hidden values must have shape",
     ),
     ("mask in which nothing is known", lambda: MVRBM(n_epochs=1).fit(IMAGES, mask=IMAGES > 9), "no entry is known"),
     (
@@ -201,17 +201,13 @@ REFUSED = [
     ("unknown hidden unit", lambda: MVRBM(hidden="logistic").fit(IMAGES), "hidden must be one of"),
     ("unknown coupling", lambda: MVRBM(coupling="svd:3").fit(IMAGES), "coupling must be one of"),
     ("a number as coupling", lambda: MVRBM(coupling=3).fit(IMAGES), "coupling must be a coupling such as Dense"),
-    (
-        "chains without persistence",
-        lambda: MVRBM(n_chains=5).fit(IMAGES),
-        "n_chains sets the number of persistent chains",
-    ),
+    ("chains without persistence", lambda: MVRBM(n_chains=5).fit(IMAGES), "n_chains requires persistent chains"),
     ("unknown negative phase", lambda: MVRBM(negative="gibbs").fit(IMAGES), "negative must be one of"),
     ("no Gibbs steps", lambda: MVRBM(gibbs_steps=0).fit(IMAGES), "steps"),
     ("unknown device", lambda: MVRBM(device="gpu").fit(IMAGES), "device must be 'auto', 'cpu', 'cuda'"),
-    ("a list for MMVRBM", lambda: MMVRBM().fit([IMAGES]), "a dict or a tuple"),
+    ("a list for MMVRBM", lambda: MMVRBM().fit([IMAGES]), "a dict or tuple"),
     ("modality beyond [0, 1]", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES + 1}), "layer 'b'.*Gaussian units"),
-    ("unequal modalities", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES[:3]}), "same number of samples"),
+    ("unequal modalities", lambda: MMVRBM().fit({"a": IMAGES, "b": IMAGES[:3]}), "same, nonzero number of samples"),
 ]
 
 

@@ -55,7 +55,7 @@ def test_couplings_may_differ(halves):
     assert {name: part.shape for name, part in fitted.components_.items()} == {"left": (9, 32), "right": (9, 32)}
     assert fitted.intercept_visible_["left"].shape == (32,)
     assert fitted.intercept_hidden_.shape == (9,)
-    with pytest.raises(ValueError, match="coupling names modalities"):
+    with pytest.raises(ValueError, match="coupling has modalities"):
         MMVRBM(9, coupling={"left": CP(2)}, visible=kinds).fit(halves)
 
 
@@ -120,9 +120,9 @@ def test_what_is_left_out_is_predicted_from_the_rest(zoo, absent):
 
 
 def test_prediction_needs_something_given_and_something_left_out(zoo):
-    with pytest.raises(ValueError, match="but not all, got \\[\\]"):
+    with pytest.raises(ValueError, match=r"but not all of the modalities .*, got \[\]"):
         zoo.predict({})
-    with pytest.raises(ValueError, match="must omit a modality that is a label"):
+    with pytest.raises(ValueError, match="must omit at least one of the label modalities"):
         zoo.predict_proba({"animal": ["ant"], "place": [1]})
 
 
@@ -138,5 +138,5 @@ def test_unknown_labels_are_none_or_nan():
     masked = MMVRBM((2, 2), n_epochs=2, random_state=0).fit({"image": image, "animal": filled}, mask=mask)
     np.testing.assert_array_equal(fitted.components_["image"], masked.components_["image"])
     assert np.isfinite(fitted.transform({"image": image, "animal": animal})).all()
-    with pytest.raises(ValueError, match="no label of modality 'animal' is known"):
+    with pytest.raises(ValueError, match="modality 'animal' must have at least one known label"):
         MMVRBM((2, 2), n_epochs=1).fit({"image": image, "animal": np.full(40, None)})

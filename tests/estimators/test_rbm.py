@@ -51,7 +51,7 @@ def test_filters_are_outer_products(model):
     assert filters.shape == (30, 8, 8)
     np.testing.assert_allclose(filters[3 * 5 + 2], np.outer(U[3], V[2]), rtol=1e-5)
     np.testing.assert_array_equal(model.components([17, 2]), filters[[17, 2]])
-    with pytest.raises(ValueError, match=r"0\.\.29"):
+    with pytest.raises(ValueError, match=r"in the range 0 to 29"):
         model.components([30])
 
 
@@ -131,7 +131,7 @@ def test_samples_follow_the_seed_and_the_mask(model, digits):
     drawn = model.sample(5, steps=3, init=digits[:5], mask=mask)
     np.testing.assert_array_equal(drawn[:, :3], digits[:5, :3])
     assert set(np.unique(drawn[:, 3:])) <= {0.0, 1.0}
-    with pytest.raises(ValueError, match="needs init"):
+    with pytest.raises(ValueError, match="init is required when mask is given"):
         model.sample(5, mask=mask)
 
 
@@ -301,7 +301,7 @@ def test_weights_and_biases_as_of_bernoulli_rbm(model, digits, monkeypatch):
     assert not hasattr(MVRBM(), "components_")
     monkeypatch.setattr("mvrbm.estimators.features._LARGEST_DENSE", 30 * 64 - 1)
     assert not hasattr(model, "components_")
-    with pytest.raises(AttributeError, match="30 x 64 entries"):
+    with pytest.raises(AttributeError, match="of size 30 x 64"):
         model.components_  # noqa: B018
 
 
@@ -337,7 +337,7 @@ def test_warm_start_with_other_settings(digits):
     assert fitted.trainer_ is not trainer
     assert fitted.trainer_.recipe.negative == PCD(100)
     assert 0 < np.abs(fitted.components_ - before).max() < 0.2
-    with pytest.raises(ValueError, match="training cannot continue: the parameters describe another model"):
+    with pytest.raises(ValueError, match="training cannot continue: the parameters describe a different model"):
         fitted.set_params(rank=2).fit(digits)
     with pytest.raises(ValueError, match=r"samples must have shape \(8, 8\)"):
         fitted.set_params(rank=1).fit(digits[:, :7])

@@ -54,7 +54,7 @@ def test_those_that_diverge_do_not_stop_the_others():
 def test_invalid_validation_fractions_raise_errors():
     with pytest.raises(ValueError, match=r"validation_fraction must be positive and below 1, got 1\.5"):
         Sweep(MVRBM(), {"rank": [1]}, validation_fraction=1.5).fit(X)
-    with pytest.raises(ValueError, match="too few to hold 1 out"):
+    with pytest.raises(ValueError, match="cannot hold out 1 of 1"):
         Sweep(MVRBM(), {"rank": [1]}).fit(X[:1])
 
 

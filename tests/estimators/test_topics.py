@@ -129,9 +129,9 @@ ERRORS = [
     (lambda m: m.fit(-np.ones((2, 3))), "Negative values in data passed to X"),
     (lambda m: m.set_params(n_components=0).fit(documents()), "n_components"),
     (lambda m: m.set_params(learning_rate=0).fit(documents()), "learning_rate"),
-    (lambda m: m.fit(documents()).top_words(["a"]), "feature_names must have 24 names.* got 1"),
+    (lambda m: m.fit(documents()).top_words(["a"]), "feature_names must contain 24 names.* got 1"),
     (lambda m: m.fit(documents()).perplexity(documents(5), documents(4)), "observed must have the same shape as X"),
-    (lambda m: m.fit(documents()).perplexity(np.zeros((2, 24))), "X has no words"),
+    (lambda m: m.fit(documents()).perplexity(np.zeros((2, 24))), "X contains no words"),
 ]
 
 

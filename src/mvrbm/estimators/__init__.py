@@ -1,15 +1,15 @@
-"""The scikit-learn interface: estimators that take arrays and return arrays.
+"""Estimators with the scikit-learn interface. They take and return arrays.
 
-- `rbm`, `multimodal`, `deep`, `topics`: models of data.
+- `rbm`, `multimodal`, `deep`, `topics`: generative models.
 - `classifiers`, `classification_rbm`: classifiers.
-- `imputer`, `outliers`, `pyod`: missing entries and outliers.
-- `sweep`: one estimator with many settings.
-- `base`, `array_rbm`, `features`, `generation`, `scoring`: shared methods of the models.
-- `classifier_base`, `fine_tuning`, `network`: shared methods of the classifiers.
-- `inputs`, `batches`, `labels`: checks of the data, once per call.
-- `parameters`, `persistence`, `chains`: parameters, files and persistent chains.
+- `imputer`, `outliers`, `pyod`: imputation and outlier detection.
+- `sweep`: training of one estimator with many settings.
+- `base`, `array_rbm`, `features`, `generation`, `scoring`: methods shared by the generative models.
+- `classifier_base`, `fine_tuning`, `network`: methods shared by the classifiers.
+- `inputs`, `batches`, `labels`: validation of the data, once per call.
+- `parameters`, `persistence`, `chains`: parameters, model files and persistent chains.
 
-Machines are in :mod:`mvrbm.machine`, and training is in :mod:`mvrbm.training`.
+Machines are defined in :mod:`mvrbm.machine`. The training loop is in :mod:`mvrbm.training`.
 """
 
 from mvrbm.estimators.classification_rbm import ClassificationMVRBM

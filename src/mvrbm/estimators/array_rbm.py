@@ -1,6 +1,6 @@
-"""Training of estimators by contrastive divergence: `fit`, `partial_fit`.
+"""Train estimators by contrastive divergence: `fit`, `partial_fit`.
 
-An estimator checks the data, builds its machines and hands both to a :class:`~mvrbm.training.Trainer`.
+An estimator validates the data, builds its machines and passes both to a :class:`~mvrbm.training.Trainer`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,16 +29,16 @@ from mvrbm.validation import as_shape
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """Trainers and checked data: everything that a training run needs."""
+    """Trainers and validated data for a training run."""
 
     trainers: list[Trainer]  # one per machine
-    layers: dict[str, Any]  # data by layer, (n, *layer shape)
-    known: Mapping[str, Any] | None  # masks by layer; None if all entries are known
-    continues: bool  # whether the machines have been trained before
+    layers: dict[str, Any]  # one array per layer, of shape (n, *layer shape)
+    known: Mapping[str, Any] | None  # one mask per layer, or None if all entries are known
+    continues: bool  # whether the run continues to train existing machines
 
 
 class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
-    """Base class of the estimators of arrays; :class:`~mvrbm.MVRBM` documents its parameters and attributes."""
+    """Base class for models of arrays. See :class:`~mvrbm.MVRBM` for the parameters and attributes."""
 
     hidden_shape: Any
     coupling: Any
@@ -59,25 +59,25 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         Parameters
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features), Shards or Dataset
-            Training data. For Bernoulli units, bytes are scaled to [0, 1] batch by batch.
+            Training data. For Bernoulli units, byte data is scaled to [0, 1] batch by batch.
         y : None
-            Ignored. Present for compatibility with pipelines.
-        mask : boolean array of the shape of X or of one sample, optional
-            True where an entry is known. Unknown entries, and entries that are NaN, are sampled from the model during
-            training.
+            Ignored. Present for API consistency by convention.
+        mask : boolean array with the shape of X or of one sample, optional
+            Mask that is True for known entries. During training, unknown entries and NaN entries are sampled from the
+            model.
         callbacks : sequence of Callback
-            Callbacks of the trainer; see :mod:`mvrbm.training`.
+            Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
         resume : path, optional
-            Folder of checkpoints. Training continues from the newest checkpoint, if there is one.
+            Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
         force : bool
-            Whether to resume from a checkpoint that was saved with other data or settings, which otherwise raises an
-            error.
+            Whether to resume from a checkpoint even if it was saved with different data or settings. If False, such a
+            checkpoint raises an error.
 
         Notes
         -----
-        With ``warm_start=True``, a fitted or loaded model is trained for `n_epochs` more epochs. Otherwise `fit` trains
-        a new model. Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt or
-        SystemExit.
+        With ``warm_start=True``, `fit` trains a fitted or loaded model for `n_epochs` more epochs. Otherwise, `fit`
+        trains a new model. Ctrl-C and SIGTERM stop training after the current update and raise KeyboardInterrupt and
+        SystemExit, respectively.
         """
         recipe = self._recipe()
         continues = self.warm_start and hasattr(self, "machine_")
@@ -86,16 +86,16 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         return self
 
     def partial_fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
-        """Train for one more epoch on these data. See :meth:`fit` for the parameters."""
+        """Train for one more epoch on the given data. See :meth:`fit` for the parameters."""
         run = self._prepare_run(X, mask, self._recipe(), continues=hasattr(self, "machine_"))
         self._train_all(run, 1, open_ended=True)
         return self
 
     def prepare(self, X: Any, mask: Any = None) -> tuple[Trainer, dict[str, Any], Any]:
-        """Check data and build a new machine with its trainer, without training it.
+        """Validate the data and create a new machine and its trainer, without training the machine.
 
-        Returns the trainer, and data and mask by layer in the form that
-        :meth:`Trainer.fit <mvrbm.training.Trainer.fit>` takes.
+        Returns the trainer, the data by layer and the masks by layer. Pass the data and the masks to
+        :meth:`Trainer.fit <mvrbm.training.Trainer.fit>`.
         """
         run = self._prepare_run(X, mask, self._recipe(), continues=False)
         return run.trainers[0], run.layers, run.known
@@ -103,11 +103,11 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
     # -- machines ---------------------------------------------------------------------------------
 
     def _new_coupling(self, layer: str, units: Mapping[str, Unit]) -> Coupling:
-        """Return a new coupling of one of the layers, without shapes."""
+        """Create the coupling for one of the layers, without shapes."""
         return Kronecker(self.rank) if self.coupling is None else unconnected(self.coupling)
 
     def _new_machines(self, units: dict[str, Unit], batch_size: int) -> list[BoltzmannMachine]:
-        """Return new machines over visible units, to be trained with batches of this size."""
+        """Create machines with the given visible units. `batch_size` is the batch size used in training."""
         first = next(iter(units.values()))
         shape = first.shape if self.hidden_shape is None else as_shape(self.hidden_shape, "hidden_shape")
         links = {name: self._new_coupling(name, units) for name in units}
@@ -119,22 +119,25 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
     # -- training ---------------------------------------------------------------------------------
 
     def _prepare_run(self, X: Any, mask: Any, recipe: Recipe, *, continues: bool) -> PreparedRun:
-        """Check data and parameters, and set up the machines and their trainers.
+        """Validate the data and the parameters, and create the machines and their trainers.
 
-        The fitted model stays unchanged if the data or a parameter is invalid.
+        If the data or a parameter is invalid, the fitted model stays unchanged.
         """
         layers = self._read_layers(X, reset=not continues)
         known = known_entries(None if mask is None else self._masks_by_layer(mask), layers, every_layer=True)
         if known is not None and not self.learns_from_incomplete:
             raise ValueError(
-                "X must have no unknown entries (NaN, or False in a mask): fill them in first, for example with "
+                "X must not have unknown entries (NaN, or False in the mask): fill them in first, for example with "
                 "MVRBM.inpaint"
             )
         units = self._new_units(layers)
         check_values(layers, units, known)
         machines = self._new_machines(units, min(n_samples(layers), recipe.batch_size))
         if continues:
-            message = "training cannot continue: the parameters describe another model (warm_start=False trains it)"
+            message = (
+                "training cannot continue: the parameters describe a different model (use warm_start=False to train a "
+                "new model)"
+            )
             check_same(machines, self.machines_, message)
             trainers = self._trainers_to_continue(recipe) or self._new_trainers(self.machines_, recipe)
         else:
@@ -145,16 +148,16 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         return PreparedRun(trainers, layers, known, continues)
 
     def _trainers_to_continue(self, recipe: Recipe) -> list[Trainer] | None:
-        """Return the trainers of the model if they have the same settings except for the number of epochs."""
+        """Return the model's trainers, or None if any setting other than the number of epochs has changed."""
         for trainer in self.trainers_ or []:
             same_recipe = replace(trainer.requested_recipe, n_epochs=recipe.n_epochs) == recipe
             if trainer.backend != self.backend or not same_recipe:
                 return None
-            trainer.restart_epoch()  # an interrupted epoch belongs to other data
+            trainer.restart_epoch()  # an interrupted epoch may have used different data
         return self.trainers_
 
     def _new_trainers(self, machines: Sequence[BoltzmannMachine], recipe: Recipe) -> list[Trainer]:
-        """Return one trainer per machine, with seeds drawn from `random_state`."""
+        """Create one trainer per machine, with seeds drawn from `random_state`."""
         seeds = check_random_state(self.random_state).randint(2**31 - 1, size=len(machines)).tolist()
         trainers = [
             Trainer(machine, recipe, backend=self.backend, seed=seed)
@@ -162,7 +165,7 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         ]
         if not isinstance(self.random_state, int | np.integer):
             for trainer in trainers:
-                trainer.seed = None  # drawn, not chosen: checkpoints of any seed may be resumed
+                trainer.seed = None  # the user did not choose the seed, so checkpoints with any seed can be resumed
         return trainers
 
     def _train_all(
@@ -175,9 +178,9 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
         force: bool = False,
         open_ended: bool = False,
     ) -> None:
-        """Train the machines for `n_epochs` epochs, or until `n_epochs` epochs if a checkpoint is resumed.
+        """Train the machines for `n_epochs` more epochs, or up to epoch `n_epochs` when resuming from a checkpoint.
 
-        With `open_ended`, more calls may follow, so that the learning rate does not decay linearly to zero.
+        If `open_ended` is True, more calls may follow, so the learning rate does not decay linearly to zero.
         """
         (trainer,) = run.trainers
         trainer.planned_epochs = 0 if open_ended else None
@@ -188,11 +191,11 @@ class ArrayRBM(FeaturesMixin, GenerationMixin, ScoringMixin):
     def _train(
         self, trainer: Trainer, data: Any, n_epochs: int, known: Any, callbacks: Sequence[Callback], *, initialize: bool
     ) -> None:
-        """Train a machine until `n_epochs` epochs are done, and copy the counters and the history of its trainer."""
+        """Train a machine up to epoch `n_epochs` and copy the counters and the history from its trainer."""
         epochs_before = trainer.epoch
         updates_before = trainer.update
         trainer.callbacks = [*callbacks, *([ProgressBar()] if self.verbose else [])]
-        # Samples on disk have no mask: it would be as large as they are.
+        # Samples on disk have no mask, because it would take as much memory as the samples.
         on_disk = any(isinstance(part, Rows) for part in data.values())
         try:
             trainer.fit(data, n_epochs, mask=known, nan_is_missing=on_disk, initialize=initialize)

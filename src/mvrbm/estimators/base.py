@@ -1,8 +1,9 @@
-"""The base class of estimators that are trained by contrastive divergence: fitted machines, data access, files.
+"""Base class for estimators trained by contrastive divergence.
 
-Its public methods are defined by mixins, one module each: :mod:`~mvrbm.estimators.features` (`transform` and its
-relatives), :mod:`~mvrbm.estimators.generation` (`sample`, `inpaint`) and :mod:`~mvrbm.estimators.scoring`
-(`score_samples` and its relatives). :mod:`mvrbm.estimators.array_rbm` adds `fit`.
+The base class manages the fitted machines, data batches and model files. Mixins in separate modules define the public
+methods: :mod:`~mvrbm.estimators.features` (`transform` and related methods), :mod:`~mvrbm.estimators.generation`
+(`sample`, `inpaint`) and :mod:`~mvrbm.estimators.scoring` (`score_samples` and related methods).
+:mod:`mvrbm.estimators.array_rbm` adds `fit`.
 """
 
 from abc import abstractmethod
@@ -27,22 +28,23 @@ from mvrbm.saving import machine_config, read_machine, write_machine
 from mvrbm.training.trainer import Trainer
 from mvrbm.units import Unit
 
-# Gibbs steps that fill in missing entries (NaN) in methods other than `inpaint`: averaged over, and before that.
+# Number of Gibbs steps to average over when methods other than `inpaint` fill in missing entries (NaN).
 _FILL_STEPS = 100
+# Number of Gibbs steps to discard before averaging.
 _FILL_BURN_IN = 50
 
 
 class BaseRBM(TrainingParameters, SavedEstimator):
-    """Fitted machines and their training, access to data batch by batch, and files.
+    """Base class for estimators trained by contrastive divergence.
 
-    Subclasses define which layers the data has, by four hooks: `_read_layers`, `_new_units`, `_masks_by_layer` and
+    Subclasses define the visible layers by overriding four hooks: `_read_layers`, `_new_units`, `_masks_by_layer` and
     `_to_user`.
     """
 
-    #: Whether `fit` learns from data with unknown entries.
+    #: Whether `fit` accepts data with unknown entries.
     learns_from_incomplete: ClassVar[bool] = True
 
-    machines_: list[BoltzmannMachine]  # several for stacks, one for all other estimators
+    machines_: list[BoltzmannMachine]  # one machine, or several for stacks
     trainers_: list[Trainer] | None  # None after loading
     history_: list[dict[str, float]]
     n_epochs_: int
@@ -54,37 +56,37 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
     @abstractmethod
     def _read_layers(self, X: Any, *, reset: bool) -> dict[str, Any]:
-        """Check the shapes and dtypes of data, and return it by layer, each (n, *layer shape).
+        """Validate the shapes and dtypes of the data and return one array per layer, of shape (n, *layer shape).
 
-        With `reset`, the shapes are learned from the data. Otherwise the data must have the learned shapes.
+        If `reset` is True, the shapes are learned from the data. Otherwise, the data must have the learned shapes.
         """
 
     @abstractmethod
     def _new_units(self, layers: Mapping[str, Any]) -> dict[str, Unit]:
-        """Return new units for the layers of data, in the dtype of the model."""
+        """Create the units for the visible layers, in the model's dtype."""
 
     @abstractmethod
     def _masks_by_layer(self, mask: Any) -> Mapping[str, Any]:
-        """Return the masks that a user passed, by layer, without checking them."""
+        """Return the user's masks as a mapping from layer to mask, without validation."""
 
     @abstractmethod
     def _to_user(self, layers: Mapping[str, Tensor], like: Any = None) -> Any:
-        """Return layers in the form in which users pass data, or in the form of `like`."""
+        """Convert layers to the format of the user's input, or to the format of `like` if given."""
 
     def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
-        """Replace the unknown entries of a batch by their means given the known entries."""
+        """Replace the unknown entries in a batch by their means given the known entries."""
         return conditional_mean(self.machine_, batch, known, rng, steps=steps, burn_in=burn_in, check=False)
 
     # -- fitted machines --------------------------------------------------------------------------
 
     @property
     def machine_(self) -> BoltzmannMachine:
-        """The model. For stacks, the lowest machine."""
+        """The fitted machine. For stacks, the lowest machine."""
         return self.machines_[0]
 
     @property
     def trainer_(self) -> Trainer | None:
-        """The trainer of the model. None after loading."""
+        """The model's trainer, or None if the model was loaded."""
         return None if self.trainers_ is None else self.trainers_[0]
 
     @property
@@ -94,17 +96,20 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
     @property
     def chains_(self) -> Chains:
-        """Up to 100 persistent chains of training, by layer, from which `sample` starts. Empty if there are none."""
+        """Up to 100 persistent chains from training, by layer. `sample` starts from these chains.
+
+        The dict is empty if the model has no persistent chains.
+        """
         return self._saved_chains if self.trainers_ is None else kept_chains(self.trainers_[-1])
 
     @property
     def _machines(self) -> list[BoltzmannMachine]:
-        """The machines of a fitted model. Raises NotFittedError if there is none."""
+        """The fitted machines. Raises NotFittedError if the model is not fitted."""
         check_is_fitted(self)
         return self.machines_
 
     def _set_machines(self, machines: Sequence[BoltzmannMachine]) -> None:
-        """Make untrained machines the model."""
+        """Use new, untrained machines as the model and reset all training state."""
         self.machines_ = [machine.to(resolve_device(self.device)) for machine in machines]
         self.trainers_ = None
         self.history_ = []
@@ -117,14 +122,14 @@ class BaseRBM(TrainingParameters, SavedEstimator):
         return RandomSource(seed_of(self.random_state))
 
     def _warn_of_recipe(self) -> None:
-        """Warn, once per model, if it was trained with a recipe that leads to poor samples."""
-        if self.n_updates_:  # otherwise the parameters come from elsewhere
+        """Warn, once per model, if the model was trained with a recipe that leads to poor samples."""
+        if self.n_updates_:  # without updates, the parameters were not learned with this recipe
             self._warn_once(unsuited_reason(self.recipe, self._recipe()))
 
     # -- data, batch by batch ---------------------------------------------------------------------
 
     def _batches(self, X: Any) -> Iterator[dict[str, Tensor]]:
-        """Check data and yield it in batches, with missing entries filled in."""
+        """Validate the data and yield it in batches, with missing entries filled in."""
         return self._filled_batches(self._read_layers(X, reset=False))
 
     def _filled_batches(
@@ -134,7 +139,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
         steps: int = _FILL_STEPS,
         burn_in: int = _FILL_BURN_IN,
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield batches of data in which unknown entries, NaN included, are replaced by their conditional means."""
+        """Yield batches in which unknown entries, including NaN, are replaced by their conditional means."""
         if known is None and not self.learns_from_incomplete:
             return batches(layers, self.machine_.layers)
         rng = self._rng()
@@ -147,7 +152,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
     @torch.no_grad()
     def _map_batches(self, X: Any, compute: Callable[[dict[str, Tensor]], Tensor]) -> Array:
-        """Check data, apply a function to every batch, and return the results in one array."""
+        """Validate the data, apply a function to each batch, and concatenate the results."""
         layers = self._read_layers(X, reset=False)
         results = np.empty(0)
         first = 0
@@ -182,7 +187,7 @@ class BaseRBM(TrainingParameters, SavedEstimator):
 
 
 def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannMachine], message: str) -> None:
-    """Raise ValueError with this message if machines differ in anything but the values of parameters and the dtype."""
+    """Raise ValueError with the given message if machines differ in more than parameter values and dtype."""
     configs = [{**machine_config(machine), "dtype": None} for machine in machines]
     other_configs = [{**machine_config(machine), "dtype": None} for machine in others]
     if configs != other_configs:
@@ -190,10 +195,10 @@ def check_same(machines: Sequence[BoltzmannMachine], others: Sequence[BoltzmannM
 
 
 def to_array(tensor: Tensor) -> Array:
-    """Return a tensor as a NumPy array."""
+    """Convert a tensor to a NumPy array."""
     return tensor.detach().cpu().numpy()
 
 
 def as_rows(array: Array) -> Array:
-    """Flatten all axes but the first."""
+    """Flatten all axes except the first."""
     return array.reshape(len(array), -1)

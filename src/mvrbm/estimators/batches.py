@@ -1,7 +1,8 @@
-"""Cut checked arrays into batches of tensors: values, masks of known entries, and missing entries filled in.
+"""Split validated arrays into batches of tensors, with masks of known entries and with missing entries filled in.
 
-The shapes and dtypes of the arrays were checked when :mod:`mvrbm.estimators.inputs` read them. Their values are checked
-here, once: the units know which values they accept. The trainer checks the values of samples on disk batch by batch.
+:mod:`mvrbm.estimators.inputs` has already validated the shapes and dtypes of the arrays. This module validates their
+values, once, because the units know which values they accept. For samples on disk, the trainer validates the values
+batch by batch.
 """
 
 import math
@@ -18,20 +19,20 @@ from mvrbm.progress import report
 from mvrbm.units import Unit
 
 Array = NDArray[Any]
-#: Masks by layer, each (n, *layer shape): True where an entry is known.
+#: Masks by layer, each of shape (n, *layer shape). True marks known entries.
 Known = Mapping[str, Tensor]
 
-#: Number of samples per batch in all methods that process data batch by batch.
+#: Number of samples per batch in methods that process data in batches.
 ROWS_AT_ONCE = 1024
 
 
 def model_dtype(layers: Mapping[str, Any]) -> torch.dtype:
-    """Return the dtype of a model of these arrays: float64 if one of them is float64, otherwise float32."""
+    """Return the model dtype for the given data: float64 if any array is float64, otherwise float32."""
     return torch.float64 if any(array.dtype == np.float64 for array in layers.values()) else torch.float32
 
 
 def n_samples(layers: Mapping[str, Any]) -> int:
-    """Return the number of samples of data by layer."""
+    """Return the number of samples in the data."""
     return len(next(iter(layers.values())))
 
 
@@ -49,20 +50,20 @@ def batches(
     copy: bool = False,
     check: bool = True,
 ) -> Iterator[dict[str, Tensor]]:
-    r"""Yield batches of arrays (n, \*layer shape) as tensors with the dtype and the device of the units.
+    r"""Split arrays of shape (n, \*layer shape) into batches of tensors with the dtype and device of the units.
 
     Parameters
     ----------
     layers : mapping of str to array
-        The data. Layers without units are left out.
+        The data. Layers without units are omitted.
     units : mapping of str to Unit
-        Units of the layers, which convert the data and check its values.
+        Units of the layers. They convert the data and validate its values.
     known : mapping of str to Tensor, optional
         Masks of the known entries. All other entries are replaced by values that the units accept.
     copy : bool
-        Whether the tensors must not share memory with the arrays.
+        Whether to copy the data. If False, the tensors may share memory with the arrays.
     check : bool
-        Whether to check the values. False for data that has been checked before.
+        Whether to validate the values. Pass False for data that has already been validated.
     """
     for first in range(0, n_samples(layers), ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
@@ -72,7 +73,9 @@ def batches(
             if known is not None and name in known:
                 mask = known[name][rows].to(tensor.device)
                 if unit.entry_modes and not bool((mask == mask[..., :1]).all()):
-                    raise ValueError(f"the mask of layer '{name}' must show one-hot rows entirely or not at all")
+                    raise ValueError(
+                        f"the mask of layer '{name}' must mark each one-hot row as entirely known or entirely unknown"
+                    )
                 tensor = torch.where(mask, tensor, unit.some_state)
             if check:
                 unit.check(tensor, name)
@@ -81,7 +84,7 @@ def batches(
 
 
 def check_values(layers: Mapping[str, Any], units: Mapping[str, Unit], known: Known | None = None) -> None:
-    """Raise ValueError if a known entry has a value that its units do not accept. Does not read samples on disk."""
+    """Raise ValueError if the units do not accept the value of a known entry. Samples on disk are not read."""
     for name, unit in units.items():
         if isinstance(layers[name], Rows) or (layers[name].dtype == np.uint8 and _accepts_every_byte(unit)):
             continue
@@ -95,7 +98,7 @@ def _accepts_every_byte(unit: Unit) -> bool:
 
 
 def _as_tensor(array: Array, *, copy: bool) -> Tensor:
-    # PyTorch supports neither read-only tensors, nor negative strides, nor strides that are not multiples of an entry.
+    # PyTorch does not support read-only memory, negative strides, or strides that are not multiples of the item size.
     shareable = array.flags.writeable and all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
     return torch.from_numpy(np.array(array) if copy or not shareable else array)
 
@@ -106,9 +109,9 @@ def filled_batches(
     known: Known | None,
     fill: Callable[[dict[str, Tensor], dict[str, Tensor]], Mapping[str, Tensor]],
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield :func:`batches` in which `fill` has replaced all unknown entries, NaN included.
+    """Split data into :func:`batches` and use `fill` to replace all unknown entries, including NaN.
 
-    `fill` receives the samples with unknown entries and their masks, by layer, and returns complete samples.
+    `fill` takes the samples that have unknown entries and their masks, both by layer, and returns complete samples.
     """
     for first in range(0, n_samples(layers), ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
@@ -125,7 +128,7 @@ def filled_batches(
 def _fill_incomplete(
     batch: dict[str, Tensor], known: Known, fill: Callable[[dict[str, Tensor], dict[str, Tensor]], Mapping[str, Tensor]]
 ) -> None:
-    """Replace the samples of a batch that have unknown entries, in place."""
+    """Fill in the unknown entries of a batch in place."""
     known = {name: mask.to(batch[name].device) for name, mask in known.items()}
     incomplete = torch.stack([~mask.flatten(1).all(1) for mask in known.values()]).any(0)
     if not bool(incomplete.any()):
@@ -137,23 +140,25 @@ def _fill_incomplete(
 
 
 def masks(mask: Mapping[str, Any], layers: Mapping[str, Any], *, every_layer: bool | None = False) -> dict[str, Tensor]:
-    r"""Return masks of the known entries by layer, each (n, \*layer shape). NaN entries are unknown.
+    r"""Return a mask of the known entries for each layer, of shape (n, \*layer shape). NaN entries are unknown.
 
     Parameters
     ----------
     mask : mapping of str to boolean array
-        Masks with the shape of the data or of one sample, as arrays or as rows. Layers without a mask are known.
+        Masks with the shape of the data or of one sample, as arrays or as rows. Layers without a mask are entirely
+        known, except for NaN entries.
     layers : mapping of str to array
         The data.
     every_layer : bool, optional
-        Which layers must have a known entry: True for every layer, False for at least one layer, None for no layer.
+        Whether every layer must have a known entry. If False, at least one layer must have a known entry. If None,
+        there is no requirement.
     """
     if not set(mask) <= set(layers):
-        raise ValueError(f"mask names {sorted(mask)}, but the data has {sorted(layers)}")
+        raise ValueError(f"mask has modalities {sorted(mask)}, but the data has {sorted(layers)}")
     known = {name: _mask_of_layer(mask.get(name, np.True_), layer) for name, layer in layers.items()}
     found = [bool(part.any()) for part in known.values()]
     if every_layer is not None and not (all(found) if every_layer else any(found)):
-        raise ValueError("no entry is known: the mask is False, or the data is NaN, everywhere")
+        raise ValueError("no entry is known: every entry is NaN or masked out")
     return known
 
 
@@ -161,10 +166,12 @@ def _mask_of_layer(mask: Any, layer: Any) -> Tensor:
     shape = tuple(layer.shape)
     array = np.asarray(mask)
     if array.dtype != bool:
-        raise ValueError(f"mask must be boolean, True where the value is known, got {array.dtype}")
+        raise ValueError(f"mask must be boolean (True for known entries), got dtype {array.dtype}")
     features = math.prod(shape[1:])
     if array.shape not in ((), shape, shape[1:], (shape[0], features), (features,)):
-        raise ValueError(f"mask must have the shape of the data, {shape}, or of one sample, got {array.shape}")
+        raise ValueError(
+            f"mask must have the shape of the data {shape} or of one sample {shape[1:]}, got {array.shape}"
+        )
     arranged = array if array.ndim == 0 else array.reshape(-1, *shape[1:])
     known = np.broadcast_to(arranged, shape)
     return torch.from_numpy(known & ~np.isnan(layer) if has_nan(layer) else known.copy())
@@ -173,13 +180,13 @@ def _mask_of_layer(mask: Any, layer: Any) -> Tensor:
 def known_entries(
     mask: Mapping[str, Any] | None, layers: Mapping[str, Any], *, every_layer: bool | None = False
 ) -> dict[str, Tensor] | None:
-    """Return :func:`masks`, or None if no mask is given and no array has NaN. Does not read samples on disk."""
+    """Return :func:`masks`, or None if no mask is given and no array contains NaN. Samples on disk are not read."""
     if mask is None and not any(map(has_nan, layers.values())):
         return None
     return masks(mask or {}, layers, every_layer=every_layer)
 
 
 def has_nan(array: Any) -> bool:
-    """Return whether an array in memory has NaN."""
-    # The minimum is NaN if any entry is, and needs no temporary array.
+    """Return whether an in-memory array contains NaN."""
+    # The minimum is NaN if any entry is NaN, and computing it allocates no temporary array.
     return isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 0 and bool(np.isnan(array.min()))

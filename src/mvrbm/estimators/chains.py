@@ -1,7 +1,7 @@
-"""Initial states of the chains of `sample`: persistent chains of training, random states, and fixed labels.
+"""Initial states for `sample`: persistent chains from training, random states and fixed labels.
 
-Persistent chains have followed the model through its training, so they have mixed. Chains that start from noise can
-stay in improbable modes for a long time. Models keep up to 100 persistent chains, which are saved with them.
+Persistent chains have followed the model throughout training, so they have mixed. Chains that start from noise can stay
+in improbable modes for a long time. A model keeps up to 100 persistent chains, which are saved with the model.
 """
 
 from collections.abc import Mapping
@@ -20,51 +20,53 @@ from mvrbm.saving import CHAINS, read_tensors, write_tensors
 from mvrbm.training.trainer import Trainer
 from mvrbm.validation import choice
 
-#: States by layer, each (n, *layer shape).
+#: States by layer, each of shape (n, *layer shape).
 Chains = dict[str, Tensor]
 
-#: Largest number of chains that a model keeps. 100 binary chains of 28x28 pixels take 10 kB.
+#: Maximum number of chains that a model keeps. 100 binary chains of 28x28 pixels take 10 kB.
 MOST_CHAINS = 100
-# Values of the parameter `init` of `sample`.
+# Valid values for the parameter `init` of `sample`.
 _INITS = ("chains", "noise")
-# Number of samples from which `match_labels` estimates the probabilities of labels.
+# Number of samples that `match_labels` draws to estimate label probabilities.
 _MATCHING_SAMPLES = 500
-# Number of Gibbs steps of each of these samples.
+# Number of Gibbs steps per sample in `match_labels`.
 _MATCHING_STEPS = 200
 
 
 def kept_chains(trainer: Trainer) -> Chains:
-    """Return up to 100 persistent chains of a trainer, by layer. Empty if it has no persistent chains."""
+    """Return up to 100 of the trainer's persistent chains by layer, or an empty dict if the trainer has none."""
     chains = {name: trainer.state.chains[name] for name in trainer.machine.layers if name in trainer.state.chains}
     if trainer.recipe.negative.chain_axis:
-        # The first axis counts temperatures. The last one is the temperature of the model.
+        # The first axis indexes the temperatures. The last temperature is the model's own.
         chains = {name: array[-1] for name, array in chains.items()}
     return {name: array[:MOST_CHAINS].detach().cpu() for name, array in chains.items()}
 
 
 def write_chains(chains: Chains, folder: Path) -> None:
-    """Write chains to the folder of a model, binary layers with one bit per entry. Without chains, write nothing."""
+    """Save chains to a model folder. Binary layers use one bit per entry. If there are no chains, write nothing."""
     if chains:
         write_tensors({name: _packed(array) for name, array in chains.items()}, folder / CHAINS)
 
 
 def read_chains(folder: Path, machine: BoltzmannMachine) -> Chains:
-    """Read the chains of a machine from the folder of a model. Empty if there are none."""
+    """Load a machine's chains from a model folder. Return an empty dict if the folder contains no chains."""
     path = folder / CHAINS
     if not path.is_file():
         return {}
     stored = read_tensors(path)
     if set(stored) != set(machine.layers):
-        raise StorageError(f"{path} has chains of {sorted(stored)}, but the layers are {sorted(machine.layers)}")
+        raise StorageError(
+            f"{path} contains chains for layers {sorted(stored)}, but the model has layers {sorted(machine.layers)}"
+        )
     try:
         chains = {name: _unpacked(array, machine.layers[name].shape) for name, array in stored.items()}
         return dict(machine.as_layers({name: array.to(machine.like) for name, array in chains.items()}))
     except (ValueError, RuntimeError, IndexError) as error:
-        raise StorageError(f"{path} does not fit the model: {error}") from error
+        raise StorageError(f"{path} does not match the model: {error}") from error
 
 
 def _packed(array: Tensor) -> Tensor:
-    """Pack binary values into bits. Other values are returned unchanged."""
+    """Pack binary values into bits. Return arrays with other values unchanged."""
     if not bool(((array == 0) | (array == 1)).all()):
         return array
     return torch.from_numpy(np.packbits(array.flatten(1).numpy().astype(bool), axis=1))
@@ -76,19 +78,19 @@ def _unpacked(stored: Tensor, shape: tuple[int, ...]) -> Tensor:
     size = int(np.prod(shape))
     bits = np.unpackbits(stored.numpy(), axis=1)
     if not 0 <= bits.shape[1] - size < 8:
-        raise ValueError(f"{bits.shape[1]} bits per chain do not fit a layer of shape {shape}")
+        raise ValueError(f"{bits.shape[1]} bits per chain do not match a layer of shape {shape}")
     return torch.from_numpy(bits[:, :size].reshape(-1, *shape))
 
 
 def initial_states(machine: BoltzmannMachine, n: int, init: str | None, chains: Chains, rng: RandomSource) -> Chains:
-    """Return `n` initial states: the chains, repeated as needed, or noise.
+    """Return `n` initial states: either the chains, repeated as needed, or noise.
 
-    `init` is ``"chains"``, ``"noise"``, or None, which takes the chains if there are any and noise otherwise.
+    `init` is ``"chains"``, ``"noise"`` or None. If None, the chains are used if there are any, and noise otherwise.
     """
     if init is not None:
         choice(init, "init", _INITS)
     if init == "chains" and not chains:
-        raise ValueError("the model has no chains to start from: it was not trained with persistent chains")
+        raise ValueError("the model has no chains to start from, because it was not trained with persistent chains")
     noise = independent_sample(machine, n, rng)
     if init == "noise" or not chains:
         return noise
@@ -99,11 +101,11 @@ def initial_states(machine: BoltzmannMachine, n: int, init: str | None, chains: 
 def initial_states_with_labels(
     machine: BoltzmannMachine, labels: Mapping[str, Tensor], init: str | None, chains: Chains, rng: RandomSource
 ) -> tuple[Chains, Chains]:
-    """Return initial states with given labels, and masks that keep the labels fixed.
+    """Return initial states with the given labels, and masks that keep the labels fixed.
 
-    `labels` are class codes (n,) by layer. A state starts from a chain that has its labels, because chains of the joint
-    distribution that have some label are chains of the conditional distribution. If no chain has these labels, the
-    state starts from any chain.
+    `labels` contains class indices of shape (n,) for each label layer. If possible, a state starts from a chain with
+    the same labels: among samples from the joint distribution, the samples with given labels follow the conditional
+    distribution. If no chain has these labels, the state starts from another chain.
     """
     n = len(next(iter(labels.values())))
     start = initial_states(machine, n, init, chains, rng)
@@ -118,7 +120,7 @@ def initial_states_with_labels(
 
 
 def _take_chains_with_labels(start: Chains, labels: Mapping[str, Tensor], chains: Chains) -> None:
-    """Replace states, in place, by chains with the same labels, where there are such chains."""
+    """Replace states in place by chains with the same labels, where such chains exist."""
     labels_of_chains = torch.stack([chains[name].argmax(-1) for name in labels], 1)  # (chains, layers)
     wanted = torch.stack([codes.cpu() for codes in labels.values()], 1)  # (n, layers)
     for combination in wanted.unique(dim=0):
@@ -131,14 +133,14 @@ def _take_chains_with_labels(start: Chains, labels: Mapping[str, Tensor], chains
 
 
 def match_labels(trainer: Trainer, label: str, shares: Tensor, rng: RandomSource) -> None:
-    """Set the bias of a trained label layer so that the model generates labels as often as they occur in the data.
+    """Adjust the bias of a trained label layer so that the model generates labels with their frequencies in the data.
 
-    `shares` are the frequencies of the classes in the data, (n_classes,). The labels of persistent chains change
-    rarely, so training alone hardly learns the frequencies.
+    `shares` contains the class frequencies in the data, of shape (n_classes,). The labels of persistent chains rarely
+    change, so training alone barely learns these frequencies.
     """
     chains = kept_chains(trainer)
     machine = trainer.machine
-    # Several processes would set different biases.
+    # With several processes, each process would set a different bias.
     if not chains or not trainer.update or trainer.world.size > 1:
         return
     quantiles = (torch.arange(_MATCHING_SAMPLES) + 0.5) / _MATCHING_SAMPLES

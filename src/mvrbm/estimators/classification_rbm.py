@@ -1,4 +1,4 @@
-"""The classification RBM: the label is a visible layer of the machine, and p(label | data) is exact."""
+"""The classification RBM: the label is a visible layer of the machine, so p(label | data) can be computed exactly."""
 
 import dataclasses
 import math
@@ -42,11 +42,11 @@ from mvrbm.units import Categorical, Unit
 from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.validation import as_shape, choice, number, whole_number
 
-# Values of the parameter `mode`.
+# Valid values for the parameter `mode`.
 _MODES = ("discriminative", "generative", "hybrid")
-# Learning rate of Adam, if it is not given.
+# Learning rate for Adam if `learning_rate` is None.
 _LEARNING_RATE = 3e-3
-# Samples whose labels are scored together. Memory grows with their number times the number of labels.
+# Number of samples per batch when scoring labels. Memory use is proportional to this number times the number of labels.
 _ROWS_AT_ONCE = 256
 
 
@@ -60,45 +60,46 @@ class ClassificationMVRBM(ArrayClassifier):
         E(X, k, Y) = \varepsilon(X) - b_k - \langle C, Y\rangle - \langle Y, \textstyle\sum_r U_r T(X) V_r^\top\rangle
                      - \langle Y, D_k\rangle
 
-    The probabilities :math:`p(k \mid X)` are exact; see :func:`mvrbm.sampling.label_log_posterior`.
+    The probabilities :math:`p(k \mid X)` are exact. See :func:`mvrbm.sampling.label_log_posterior`.
 
     Parameters
     ----------
     hidden_shape : tuple of int, optional
         Shape of the hidden layer. Default: the shape of a sample.
     rank : int
-        Rank of the Kronecker coupling of the data.
+        Rank of the Kronecker coupling between the data and the hidden layer.
     coupling : Coupling or str, optional
-        Coupling of the data to use instead of ``Kronecker(rank)``, such as ``Dense()``. The label is always coupled by
+        Coupling to use for the data instead of ``Kronecker(rank)``, such as ``Dense()``. The label always uses
         ``Dense()``.
     mode : {"discriminative", "generative", "hybrid"}
-        The loss: :math:`-\log p(k \mid X)`, minimized by backpropagation; :math:`-\log p(X, k)`, by contrastive
-        divergence; or the first plus `blend` times the second.
+        Training objective. ``"discriminative"`` minimizes :math:`-\log p(k \mid X)` by backpropagation.
+        ``"generative"`` minimizes :math:`-\log p(X, k)` by contrastive divergence. ``"hybrid"`` minimizes the
+        discriminative loss plus `blend` times the generative loss.
     blend : float
-        Weight of the generative part of the hybrid loss.
+        Weight of the generative loss in hybrid mode.
     recipe : str or Recipe
-        Recipe of generative training.
+        Recipe for generative training.
     n_epochs, batch_size : int, optional
-        As for :class:`MVRBMClassifier`. For generative training, the default is the value of the recipe.
+        See :class:`MVRBMClassifier`. For generative training, the default is the recipe's value.
     learning_rate : float, optional
-        Initial learning rate. Default: 0.003 for Adam, or the value of the recipe for generative training.
+        Initial learning rate. Default: 0.003 for Adam, or the recipe's value for generative training.
     schedule, weight_decay, averaging
-        As for :class:`MVRBMClassifier`. Generative training does not use them.
+        See :class:`MVRBMClassifier`. Not used in generative training.
     visible, visible_shape, random_state, device
-        As for :class:`MVRBMClassifier`.
+        See :class:`MVRBMClassifier`.
 
     Attributes
     ----------
     machine_ : BoltzmannMachine
-        The model, with the layers ``"visible"`` and ``"label"``.
+        The fitted machine, with the layers ``"visible"`` and ``"label"``.
     classes_, visible_shape_, n_parameters_
-        As for :class:`MVRBMClassifier`.
+        See :class:`MVRBMClassifier`.
     history_ : list of dict
-        As for :class:`MVRBMClassifier`. After generative training, the metrics that callbacks logged.
+        See :class:`MVRBMClassifier`. After generative training, the metrics logged by callbacks.
     n_epochs_, n_updates_, interrupted_
-        As for :class:`MVRBM`, for generative training.
+        See :class:`MVRBM`. Only updated by generative training.
     chains_ : dict of str to Tensor
-        Up to 100 persistent chains of generative training, by layer, from which `sample` starts.
+        Up to 100 persistent chains from generative training, by layer. `sample` starts from these chains.
 
     Examples
     --------
@@ -144,17 +145,18 @@ class ClassificationMVRBM(ArrayClassifier):
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features)
             Training data.
-        y : array (n,) or (n, n_classes)
-            Labels: numbers, strings or one-hot rows.
-        sample_weight : array (n,), optional
+        y : array of shape (n,) or (n, n_classes)
+            Class labels, as numbers, strings or one-hot rows.
+        sample_weight : array of shape (n,), optional
             Weight of each sample. Generative training requires equal weights.
         callbacks : sequence of Callback
-            Callbacks of generative training.
+            Callbacks to use in generative training.
         checkpoints : path, optional
-            Folder in which to save the state after every epoch, and from which to resume.
+            Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes
+            from them.
         force : bool
-            Whether to resume from checkpoints that were saved with other data or settings, which otherwise raise an
-            error.
+            Whether to resume from checkpoints even if they were saved with different data or settings. If False, such
+            checkpoints raise an error.
         """
         choice(self.mode, "mode", _MODES)
         number(self.blend, "blend")
@@ -185,10 +187,10 @@ class ClassificationMVRBM(ArrayClassifier):
     ) -> None:
         """Train by contrastive divergence."""
         if bool((data.weights != data.weights[0]).any()):
-            raise ValueError("sample_weight must be equal for all samples in mode='generative': use another mode")
+            raise ValueError("mode='generative' requires equal sample weights: use another mode for unequal weights")
         trainer = Trainer(self.machine_, self._recipe(), seed=seed, callbacks=callbacks)
         if not isinstance(self.random_state, int | np.integer):
-            trainer.seed = None  # drawn, not chosen: checkpoints of any seed may be resumed
+            trainer.seed = None  # the user did not choose the seed, so checkpoints with any seed can be resumed
         if checkpoints is not None:
             trainer.callbacks = [*callbacks, Checkpoint(checkpoints)]
             trainer.resume(checkpoints, force=force)
@@ -203,17 +205,17 @@ class ClassificationMVRBM(ArrayClassifier):
         match_labels(trainer, LABEL, labels.mean(0), RandomSource(seed))
 
     def _recipe(self) -> Recipe:
-        """Return the recipe of generative training, with the settings that have their own parameter replaced."""
+        """Return the recipe for generative training, overridden by the individual training parameters."""
         given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
         return dataclasses.replace(as_recipe(self.recipe), **without_none(given))
 
     def _fit_posterior(self, data: Labeled, plan: DescentSettings, seed: int, checkpoints: Any, force: bool) -> None:
-        """Train by backpropagation of the discriminative or the hybrid loss."""
+        """Train by backpropagation with the discriminative or the hybrid loss."""
         machine = self.machine_
         start_rng, order_rng, chain_rng = RandomSource(seed).split(3)
         self._initialize(data, start_rng)
         decaying = [p for link in machine.links.values() for p in link.parameters() if p.requires_grad]
-        # p(k | X) does not depend on the parameters of the visible units.
+        # p(k | X) does not depend on the parameters of the visible units, so discriminative training freezes them.
         frozen = [p for p in self._unit.parameters() if p.requires_grad] if self.mode == "discriminative" else []
         try:
             for parameter in frozen:
@@ -234,7 +236,7 @@ class ClassificationMVRBM(ArrayClassifier):
                 parameter.requires_grad_(True)
 
     def _loss(self, data: Labeled, rows: Tensor, rng: RandomSource) -> Tensor:
-        """Return the weighted sum of the losses of some samples."""
+        """Return the weighted sum of the losses for the samples with the given row indices."""
         machine = self.machine_
         x = self._unit.from_data(data.samples[rows])
         codes = data.codes[rows]
@@ -252,7 +254,10 @@ class ClassificationMVRBM(ArrayClassifier):
 
     @torch.no_grad()
     def _initialize(self, data: Labeled, rng: RandomSource) -> None:
-        """Set visible units to the moments of the data, and weights so that hidden fields have mean 0 and spread 1."""
+        """Initialize the visible units from the moments of the data, and scale the weights.
+
+        The weights are scaled so that the hidden fields have mean 0 and standard deviation 1.
+        """
         machine = self.machine_
         share = data.weights / data.weights.sum()
         count = max(1, round(float(data.weights.sum())))
@@ -284,9 +289,9 @@ class ClassificationMVRBM(ArrayClassifier):
 
     @torch.no_grad()
     def free_energy(self, X: Any) -> Array:
-        """Return the free energy of each sample in nats, (n,), with the label summed out.
+        """Return the free energy of each sample in nats, as an array of shape (n,), with the label summed out.
 
-        It is minus the log-likelihood, minus log Z.
+        The free energy is the negative log-likelihood minus log Z.
         """
         check_is_fitted(self)
         pieces = []
@@ -306,24 +311,25 @@ class ClassificationMVRBM(ArrayClassifier):
         Parameters
         ----------
         n : int, optional
-            Number of samples. Default: 1, or one per label.
+            Number of samples. Default: one per label, or 1 if `label` is None.
         label : label or array of labels, optional
-            One of `classes_` for all samples, or one per sample. Labels stay fixed. Default: labels are sampled too.
+            One label from `classes_` for all samples, or one label per sample. Given labels stay fixed. If None, labels
+            are sampled too.
         steps : int
             Number of Gibbs steps per chain.
         init : {"chains", "noise"}, optional
-            Initial states: the persistent chains of training (chains with the same label, if there are any), or random
-            states. Default: the persistent chains if the model was trained with them.
+            Initial states: the persistent chains from training (chains with the same label, if there are any), or
+            random states. Default: the persistent chains if the model was trained with them, otherwise random states.
         mean : bool
-            Whether X are the means of the visible units given the last hidden sample, instead of samples. Labels that
-            are not fixed are then the most probable ones.
+            Whether to return the means of the visible units given the last hidden sample, instead of samples. Labels
+            that are not fixed are then the most probable labels.
 
         Returns
         -------
         X : array of shape (n, \*visible_shape) or (n, n_features)
             Samples.
-        y : array (n,)
-            Their labels.
+        y : array of shape (n,)
+            Labels of the samples.
         """
         check_is_fitted(self)
         machine = self.machine_
@@ -361,9 +367,9 @@ class ClassificationMVRBM(ArrayClassifier):
         if list(machine.layers) != [VISIBLE, LABEL]:
             raise StorageError(f"{folder}: the layers must be {[VISIBLE, LABEL]}, got {list(machine.layers)}")
         if machine.layers[LABEL].shape != (n_classes,) or machine.layers[LABEL].name != Categorical.name:
-            raise StorageError(f"{folder}: the label layer does not fit {n_classes} classes")
+            raise StorageError(f"{folder}: the label layer does not match {n_classes} classes")
         if not machine.hidden.has_energy:
-            raise StorageError(f"{folder}: class probabilities cannot be computed with {machine.hidden}")
+            raise StorageError(f"{folder}: class probabilities cannot be computed with hidden units {machine.hidden}")
         self.machine_ = machine.to(resolve_device(self.device))
         self.chains_ = read_chains(folder, self.machine_)
         self.interrupted_ = False

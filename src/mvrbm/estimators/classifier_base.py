@@ -1,4 +1,4 @@
-"""Parameters and methods that all classifiers share: labels in, labels and probabilities out."""
+"""Parameters and methods shared by all classifiers."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,19 +21,21 @@ from mvrbm.training.backprop import DescentSettings
 from mvrbm.units import Unit
 from mvrbm.updates.recipe import Recipe
 
-# Smallest number of epochs of backpropagation, if `n_epochs` is not given.
+# Minimum number of backpropagation epochs if `n_epochs` is None.
 _FEWEST_EPOCHS = 30
-# Smallest number of updates, if `n_epochs` is not given: few samples need more epochs.
+# Minimum number of updates if `n_epochs` is None. Small datasets require more epochs.
 _FEWEST_UPDATES = 1000
-# Range of the batch size, if it is not given: a fortieth of the samples.
-_SMALLEST_BATCH = 16
-_LARGEST_BATCH = 100
+# Target number of batches per epoch, which determines the batch size if `batch_size` is None.
 _BATCHES_PER_EPOCH = 40
+# Minimum batch size if `batch_size` is None.
+_SMALLEST_BATCH = 16
+# Maximum batch size if `batch_size` is None.
+_LARGEST_BATCH = 100
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ClassifierParameters:
-    """Parameters that all classifiers share; see :class:`~mvrbm.MVRBMClassifier`."""
+    """Parameters shared by all classifiers. See :class:`~mvrbm.MVRBMClassifier`."""
 
     visible: str = "bernoulli"
     visible_shape: Sequence[int] | None = None
@@ -48,7 +50,7 @@ class ClassifierParameters:
     device: str | torch.device = "auto"
 
     def _plan(self, n: int, learning_rate: Any, patience: int | None = None) -> DescentSettings:
-        """Return the checked settings of backpropagation on `n` samples."""
+        """Return validated settings for backpropagation on `n` samples."""
         batch_size = self.batch_size
         if batch_size is None:
             batch_size = min(max(n // _BATCHES_PER_EPOCH, _SMALLEST_BATCH), _LARGEST_BATCH)
@@ -68,7 +70,7 @@ class ClassifierParameters:
 
 
 class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEstimator):
-    """Base class of the classifiers, which take arrays or rows and return labels."""
+    """Base class for classifiers. Samples are arrays or rows of features."""
 
     classes_: Array
     history_: list[dict[str, float]]
@@ -76,18 +78,18 @@ class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEs
     @property
     @abstractmethod
     def _unit(self) -> Unit:
-        """The visible units, in the dtype and on the device of the model."""
+        """The visible units, with the model's dtype and device."""
 
     @abstractmethod
     def _log_probabilities(self, x: Tensor) -> Tensor:
-        """Return log-probabilities of the classes up to a constant per sample: (n, *shape) -> (n, n_classes)."""
+        """Return class log-probabilities up to a constant per sample: (n, *shape) -> (n, n_classes)."""
 
     def predict_proba(self, X: Any) -> Array:
-        """Return the probability of each class, (n, n_classes), in the order of `classes_`."""
+        """Return class probabilities of shape (n, n_classes), in the order of `classes_`."""
         return np.concatenate([torch.softmax(part, 1).cpu().numpy() for part in self._predictions(X)])
 
     def predict(self, X: Any) -> Array:
-        """Return the most probable label of each sample, (n,)."""
+        """Return the most probable label for each sample, as an array of shape (n,)."""
         codes = np.concatenate([part.argmax(1).cpu().numpy() for part in self._predictions(X)])
         labels: Array = self.classes_[codes]
         return labels
@@ -97,7 +99,7 @@ class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEs
         return [self._log_probabilities(batch) for batch in self._batches(X)]
 
     def _batches(self, X: Any) -> Iterator[Tensor]:
-        """Check data and yield it in batches."""
+        """Validate the data and yield it in batches."""
         check_is_fitted(self)
         for batch in batches({VISIBLE: self._read(X, reset=False)}, {VISIBLE: self._unit}):
             yield batch[VISIBLE]
@@ -107,9 +109,9 @@ class ArrayClassifier(ClassifierParameters, ArrayInput, ClassifierMixin, SavedEs
         return {**super()._description(), "classes": describe_classes(self.classes_), **self._describe_input()}
 
     def _restore_classes(self, described: Mapping[str, Any]) -> int:
-        """Set the classes from a saved description, and return their number."""
+        """Restore the classes from a saved description and return the number of classes."""
         self.classes_ = classes_from(described["classes"])
         self.history_ = []
         if len(self.classes_) < 2:
-            raise StorageError(f"a classifier needs at least two classes, got {self.classes_!r:.100}")
+            raise StorageError(f"a classifier must have at least two classes, got {self.classes_!r:.100}")
         return len(self.classes_)

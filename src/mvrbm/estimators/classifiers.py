@@ -1,7 +1,7 @@
-"""Classifiers that are trained by backpropagation: MVRBMClassifier (one layer) and DeepMVRBMClassifier (a stack).
+"""Classifiers trained by backpropagation: MVRBMClassifier (one layer) and DeepMVRBMClassifier (a stack).
 
-Training is in :mod:`mvrbm.estimators.fine_tuning`. The machine with the label as a visible layer is in
-:mod:`mvrbm.estimators.classification_rbm`.
+Training is implemented in :mod:`mvrbm.estimators.fine_tuning`. For the classifier with the label as a visible layer,
+see :mod:`mvrbm.estimators.classification_rbm`.
 """
 
 import math
@@ -13,81 +13,82 @@ from mvrbm.estimators.fine_tuning import FineTunedClassifier
 from mvrbm.estimators.parameters import Layer
 from mvrbm.saving import register
 
-# Smallest number of hidden units, if `hidden_shape` is not given.
+# Minimum number of hidden units if `hidden_shape` is None.
 _FEWEST_UNITS = 256
 
 
 @register("MVRBMClassifier")
 @dataclass(eq=False, repr=False)
 class MVRBMClassifier(FineTunedClassifier):
-    r"""An MVRBM with a softmax on top, trained by backpropagation.
+    r"""MVRBM with a softmax layer on top, trained by backpropagation.
 
     .. math:: p(\text{class} \mid X) = \mathrm{softmax}(A \,\mathrm{vec}\, a(\textstyle\sum_r U_r X V_r^\top + C) + d)
 
-    :math:`a` is the activation of the hidden units, such as the sigmoid or :math:`\max(0, \cdot)`.
+    Here, :math:`a` is the activation function of the hidden units, such as the sigmoid or :math:`\max(0, \cdot)`.
 
     Parameters
     ----------
     hidden_shape : tuple of int, optional
-        Shape of the hidden layer. Default: the shape of a sample, or a larger shape with at least 256 units.
+        Shape of the hidden layer. Default: the shape of a sample, enlarged if necessary to at least 256 units.
     rank : int, optional
-        Rank of the Kronecker coupling. Default: 16, or less where the full matrix would have fewer parameters.
+        Rank of the Kronecker coupling. Default: 16, or less if a full weight matrix would have fewer parameters.
     coupling : Coupling or str, optional
         Coupling to use instead of ``Kronecker(rank)``, such as ``Dense()``.
     hidden : str
-        Name of the hidden units, such as ``"rectified"`` or ``"bernoulli"``.
+        Type of the hidden units, such as ``"rectified"`` or ``"bernoulli"``.
     visible, visible_shape, random_state, device
-        As for :class:`~mvrbm.MVRBM`.
+        See :class:`~mvrbm.MVRBM`.
     pretraining : int
-        Number of epochs of contrastive divergence per layer before fine-tuning. With 0, fine-tuning starts from random
+        Number of epochs of contrastive divergence per layer before fine-tuning. If 0, fine-tuning starts from random
         weights.
     recipe : str or Recipe
-        Recipe of pre-training.
+        Recipe for pretraining.
     n_epochs : int, optional
-        Number of epochs of fine-tuning. Default: 30, or as many as 1,000 updates need.
+        Number of fine-tuning epochs. Default: 30, or more if 30 epochs would be fewer than 1,000 updates.
     batch_size : int, optional
-        Number of samples per update. Default: 100, or fewer if there are fewer than 4,000 samples.
+        Number of samples per update. Default: 100, or less if there are fewer than 4,000 samples.
     learning_rate : float
-        Initial learning rate of Adam.
+        Initial learning rate for Adam.
     schedule : {"cosine", "constant"}
-        Whether the learning rate falls to zero along half a cosine or stays constant.
+        Learning rate schedule: ``"cosine"`` anneals the learning rate to zero, and ``"constant"`` keeps it fixed.
     dropout : float or sequence of float
-        Fraction of the hidden units that each update drops, for all layers or per layer.
+        Fraction of hidden units to drop in each update, either for all layers or for each layer.
     input_dropout : float
-        Fraction of the entries of a sample that each update drops.
+        Fraction of the entries in a sample to drop in each update.
     weight_decay : float
-        Decoupled weight decay of the weights. Biases do not decay.
+        Decoupled weight decay for the weights. Biases do not decay.
     averaging : float
-        Decay of a moving average of the parameters, such as 0.999, which is used for predictions. 0: no average.
+        Decay rate for a moving average of the parameters, such as 0.999. Predictions use the average. 0 disables it.
     perturbation : float or "auto"
-        Strength of virtual adversarial training: the loss includes the change of the predictions (KL divergence) when
-        a sample moves by this distance in the direction in which they change most. Distances of Gaussian entries are
-        measured in standard deviations. 0 disables it. ``"auto"`` is 0.17 times the median distance from a sample to
-        the nearest sample of another class, which is 1.2 for digits of 28x28 pixels.
+        Perturbation distance for virtual adversarial training. The loss includes the change in the predictions (KL
+        divergence) when a sample moves by this distance in the direction in which the predictions change most.
+        Distances between Gaussian entries are measured in standard deviations. 0 disables virtual adversarial training.
+        ``"auto"`` uses 0.17 times the median distance from a sample to the nearest sample of another class (1.2 for
+        digits of 28x28 pixels).
     certainty : float
-        Weight of the entropy of the predictions at perturbed unlabeled samples. It moves class boundaries to regions
-        with few samples.
+        Weight of the entropy of the predictions for perturbed unlabeled samples. A positive weight moves class
+        boundaries to regions with few samples.
     unlabeled_batch_size : int
-        Number of unlabeled samples per update, if `fit` is given unlabeled samples and `perturbation` is positive.
+        Number of unlabeled samples per update. Used if `fit` receives unlabeled samples and `perturbation` is positive.
     early_stopping : bool
-        Whether to hold out some samples, stop when their error no longer improves, and keep the best parameters.
+        Whether to hold out some samples, stop when the error on them no longer improves, and keep the best parameters.
     validation_fraction : float
-        Fraction of the samples that early stopping holds out.
+        Fraction of the samples to hold out for early stopping.
     patience : int
         Number of epochs without improvement after which early stopping ends training.
     verbose : int
-        Whether to show progress bars of pre-training and fine-tuning.
+        Whether to show progress bars for pretraining and fine-tuning.
 
     Attributes
     ----------
-    classes_ : array (n_classes,)
-        The labels, sorted.
+    classes_ : array of shape (n_classes,)
+        The class labels, sorted.
     network_ : StructuredNetwork
-        The model.
+        The fitted network.
     stack_ : DeepMVRBM or None
-        The stack before fine-tuning. None without pre-training, and after loading.
+        The stack before fine-tuning, or None if there was no pretraining or the model was loaded.
     history_ : list of dict
-        Loss after every epoch, and error on held-out samples if there are any.
+        Loss after each epoch, and the error on held-out samples if early stopping is used.
     visible_shape_ : tuple of int
         Shape of a sample.
     n_parameters_ : int
@@ -111,7 +112,7 @@ class MVRBMClassifier(FineTunedClassifier):
 
     @property
     def layers(self) -> tuple[Layer]:
-        """The only hidden layer."""
+        """The hidden layer, in a tuple."""
         if self.hidden_shape is not None:
             return (Layer(self.hidden_shape, self.coupling),)
         shape = self.visible_shape_
@@ -122,21 +123,21 @@ class MVRBMClassifier(FineTunedClassifier):
 @register("DeepMVRBMClassifier")
 @dataclass(eq=False, repr=False)
 class DeepMVRBMClassifier(FineTunedClassifier):
-    r"""A stack of machines with a softmax on top, trained by backpropagation.
+    r"""Stack of machines with a softmax layer on top, trained by backpropagation.
 
     .. math:: Z_l = a(W_l Z_{l-1} + C_l), \qquad p(\text{class} \mid X) = \mathrm{softmax}(A \,\mathrm{vec}\, Z_L + d)
 
-    With ``Dense`` couplings and ``hidden="bernoulli"``, it is the classic fine-tuned deep belief network.
+    With ``Dense`` couplings and ``hidden="bernoulli"``, this model is the classic fine-tuned deep belief network.
 
     Parameters
     ----------
     layers : sequence
-        Hidden layers, lowest first. Each is a shape, None, or a :class:`~mvrbm.estimators.Layer`; see
-        :class:`~mvrbm.DeepMVRBM`.
+        Hidden layers, from the lowest to the highest. Each layer is a shape, None, or a
+        :class:`~mvrbm.estimators.Layer`. See :class:`~mvrbm.DeepMVRBM`.
     rank : int
-        Rank of the Kronecker couplings of layers that do not define a coupling.
+        Rank of the Kronecker couplings in layers that do not define a coupling.
     feed : {"mean", "sample"}
-        Training data of the machines above the first in pre-training; see :class:`~mvrbm.DeepMVRBM`.
+        Training data for the machines above the first during pretraining. See :class:`~mvrbm.DeepMVRBM`.
     hidden, visible, visible_shape, recipe, n_epochs, batch_size, learning_rate, schedule, dropout, input_dropout
         See :class:`~mvrbm.MVRBMClassifier`.
     weight_decay, averaging, perturbation, certainty, unlabeled_batch_size

@@ -1,6 +1,6 @@
 """Stacks of machines: the matrix-variate deep belief network.
 
-Classifiers with a stack and a softmax on top are in :mod:`mvrbm.estimators.classifiers`.
+For classifiers that add a softmax layer on top of a stack, see :mod:`mvrbm.estimators.classifiers`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from mvrbm.training.trainer import Trainer
 from mvrbm.units import Unit, make_unit
 from mvrbm.validation import as_shape, choice, whole_number
 
-# Values of the parameter `feed`.
+# Valid values for the parameter `feed`.
 _FEEDS = ("mean", "sample")
 
 
@@ -39,52 +39,53 @@ _FEEDS = ("mean", "sample")
 class DeepMVRBM(SingleLayerRBM):
     r"""Matrix-variate deep belief network: a stack of machines, each trained on the hidden layer of the one below.
 
-    With hidden layers :math:`Y_1, \dots, Y_L` above :math:`X = Y_0`, the top machine is a prior of :math:`Y_{L-1}`, and
-    the machines below generate downwards:
+    With hidden layers :math:`Y_1, \dots, Y_L` above :math:`X = Y_0`, the top machine is the prior for
+    :math:`Y_{L-1}`, and the machines below it generate downward:
 
     .. math:: p(X, Y_1, \dots, Y_{L-1}) = p_L(Y_{L-1}) \prod_{l < L} p_l(Y_{l-1} \mid Y_l)
 
-    Features are means that are passed upwards, :math:`\hat Y_l = \mathrm{E}_l[Y_l \mid \hat Y_{l-1}]`. With ``Dense``
-    couplings, the stack is the classic deep belief network of Hinton, Osindero and Teh (2006).
+    Features are the means passed upward through the stack,
+    :math:`\hat Y_l = \mathrm{E}_l[Y_l \mid \hat Y_{l-1}]`. With ``Dense`` couplings, the stack is the classic deep
+    belief network (Hinton, Osindero and Teh, 2006).
 
-    `hidden_maps`, `transform`, `inverse_transform`, `reconstruct` and `components` take the index of a hidden `layer`:
-    0 is the lowest layer and -1 the top layer. `sample` runs Gibbs sampling in the top machine and then samples once
-    downwards through each of the other machines. `inpaint` samples up and down through the whole stack, which is an
-    approximation.
+    `hidden_maps`, `transform`, `inverse_transform`, `reconstruct` and `components` take the index of a hidden `layer`,
+    where 0 is the lowest layer and -1 is the top layer. `sample` runs Gibbs sampling in the top machine and then
+    samples downward once through each of the other machines. `inpaint` samples up and down through the whole stack,
+    which is an approximation.
 
-    `fit` trains the machines one after another, lowest first, and calls the callbacks for each of them. Checkpoints of
-    machine `l` are in the folder `layer-l`. `fit` does not support masks.
+    `fit` trains the machines one after another, starting with the lowest, and calls the callbacks for each machine.
+    Checkpoints for machine `l` are saved in the folder `layer-l`. `fit` does not support masks.
 
     Parameters
     ----------
     layers : sequence
-        The hidden layers, lowest first. Each is a shape, None for the shape of the layer below, or a
-        :class:`~mvrbm.estimators.Layer` with its own coupling and units.
+        Hidden layers, from the lowest to the highest. Each layer is a shape, None for the shape of the layer below, or
+        a :class:`~mvrbm.estimators.Layer` with its own coupling and units.
     rank : int
-        Rank of the Kronecker couplings of layers that do not define a coupling.
+        Rank of the Kronecker couplings in layers that do not define a coupling.
     hidden : str
-        Name of the units of layers that do not define units, such as ``"bernoulli"`` or ``"rectified"``.
+        Unit type for layers that do not define one, such as ``"bernoulli"`` or ``"rectified"``.
     feed : {"mean", "sample"}
-        Training data of the machines above the first: the hidden means of the machine below, or samples of its hidden
-        units, which are drawn anew in every epoch.
+        Training data for the machines above the first: ``"mean"`` uses the hidden means of the machine below, and
+        ``"sample"`` draws new samples of its hidden units in each epoch.
     n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps
-        As for :class:`~mvrbm.MVRBM`, for every machine.
+        See :class:`~mvrbm.MVRBM`. These parameters apply to each machine.
     visible, visible_shape, warm_start, backend, random_state, device, verbose
-        As for :class:`~mvrbm.MVRBM`.
+        See :class:`~mvrbm.MVRBM`.
 
     Attributes
     ----------
     machines_ : list of BoltzmannMachine
-        The stack, lowest machine first. The visible layer of each machine has the shape and the units of the hidden
-        layer below, with Gaussian units in place of rectified ones.
+        The machines in the stack, from the lowest to the highest. The visible layer of each machine has the shape and
+        the unit type of the hidden layer below, except that rectified units are replaced by Gaussian units.
     trainers_ : list of Trainer or None
-        The trainers of the machines. None after loading.
+        The trainers of the machines, or None if the model was loaded.
     history_ : list of dict
-        Metrics that callbacks logged, with the index of the ``layer``.
+        Metrics logged by callbacks, with the layer index as ``layer``.
     n_epochs_ : int
-        Number of epochs that every machine has been trained for.
+        Number of epochs that each machine has been trained for.
     n_updates_ : int
-        Number of updates of all machines together.
+        Total number of updates over all machines.
 
     Examples
     --------
@@ -111,8 +112,8 @@ class DeepMVRBM(SingleLayerRBM):
         return build_stack(units[VISIBLE], self.layers, rank=self.rank, hidden=self.hidden)
 
     def prepare(self, X: Any, mask: Any = None) -> NoReturn:
-        """Raise ValueError: each machine of a stack has its own trainer and training data."""
-        raise ValueError("a stack has no single trainer: use fit")
+        """Raise ValueError, because each machine in a stack has its own trainer and training data."""
+        raise ValueError("prepare is not supported for stacks, because each machine has its own trainer: use fit")
 
     def _train_all(
         self,
@@ -154,20 +155,20 @@ class DeepMVRBM(SingleLayerRBM):
         rng: RandomSource,
         initialize: bool,
     ) -> None:
-        """Train one machine of the stack from epoch `first` to epoch `last`."""
-        # Samples differ from epoch to epoch. Data and means stay the same, so they need one call only.
+        """Train one machine in the stack from epoch `first` to epoch `last`."""
+        # Samples change from epoch to epoch. Data and means do not change, so one call trains for all epochs.
         fed_by_samples = number > 0 and self.feed == "sample"
         trainer.same_data = not fed_by_samples
         done = trainer.next_epoch
         for stop in range(first + 1, last + 1) if fed_by_samples else [last]:
-            # Random numbers of finished epochs are drawn again, so that a resumed run continues with the same ones.
+            # Draw the random numbers of finished epochs again, so that a resumed run continues the same sequence.
             data = self._training_data(run.layers, number, rng)
             if not fed_by_samples or stop > done or stop == last:
                 self._train(trainer, {VISIBLE: data}, stop, None, callbacks, initialize=initialize)
 
     @torch.no_grad()
     def _training_data(self, layers: Mapping[str, Any], number: int, rng: RandomSource) -> Any:
-        """Return the training data of machine `number`, (n, *its visible shape)."""
+        """Return the training data for machine `number`, of shape (n, *visible shape of the machine)."""
         if number == 0:
             return layers[VISIBLE]
         below = self.machines_[number - 1]
@@ -181,10 +182,10 @@ class DeepMVRBM(SingleLayerRBM):
     # -- features ---------------------------------------------------------------------------------
 
     def _count(self, layer: int) -> int:
-        """Return the number of machines up to and including that of a hidden layer."""
+        """Return the number of machines up to and including the given hidden layer."""
         size = len(self._machines)
         if not -size <= layer < size:
-            raise ValueError(f"layer must lie in {-size}..{size - 1}, got {layer}")
+            raise ValueError(f"layer must be in the range {-size} to {size - 1}, got {layer}")
         return layer % size + 1
 
     def hidden_maps(self, X: Any, layer: int = -1) -> Array:
@@ -212,7 +213,7 @@ class DeepMVRBM(SingleLayerRBM):
         return self._outward(torch.cat(pieces), like=X)
 
     def components(self, which: ArrayLike | None = None, layer: int = -1) -> Array:
-        r"""Return filters of a hidden layer, :math:`W_1^\top \cdots W_l^\top e_k`, as if all units were linear."""
+        r"""Return the filters of a hidden layer, :math:`W_1^\top \cdots W_l^\top e_k`, treating all units as linear."""
         *below, top = self.machines_[: self._count(layer)]
         filters = self._weights(top, which)[VISIBLE]
         for machine in reversed(below):
@@ -220,13 +221,13 @@ class DeepMVRBM(SingleLayerRBM):
         return filters.detach().cpu().numpy()
 
     def _up(self, x: Tensor, count: int) -> Tensor:
-        """Pass means up through the lowest `count` machines."""
+        """Pass means upward through the lowest `count` machines."""
         for machine in self.machines_[:count]:
             x = machine.hidden_mean(x, check=False)
         return x
 
     def _down(self, hidden: Tensor, count: int, stop: int = 0, rng: RandomSource | None = None) -> Tensor:
-        """Pass means, or samples if there is a random source, down from machine `count` - 1 to machine `stop`."""
+        """Pass means (or samples, if `rng` is given) downward from machine `count` - 1 to machine `stop`."""
         for number in reversed(range(stop, count)):
             machine = self.machines_[number]
             if rng is None:
@@ -237,7 +238,7 @@ class DeepMVRBM(SingleLayerRBM):
         return hidden
 
     def _as_hidden(self, values: Tensor, number: int) -> Tensor:
-        """Clamp visible values of machine `number` to the range of the hidden layer below."""
+        """Clamp visible values of machine `number` to the range of the hidden layer below it."""
         return values.clamp(*self.machines_[number - 1].hidden.statistic_bounds) if number else values
 
     # -- samples ----------------------------------------------------------------------------------
@@ -250,21 +251,21 @@ class DeepMVRBM(SingleLayerRBM):
     def _run_chains(
         self, n: int, steps: int, rng: RandomSource, start: Layers, known: Any, mean: bool
     ) -> dict[str, Tensor]:
-        """Run Gibbs sampling in the top machine, then sample once downwards through each of the others."""
+        """Run Gibbs sampling in the top machine, then sample downward once through each of the other machines."""
         if known is not None:
-            raise ValueError("mask must be None: chains of a stack run in its top machine; use inpaint instead")
+            raise ValueError("mask must be None, because sampling from a stack cannot fix entries: use inpaint instead")
         size = len(self.machines_)
         only_machine_gives_means = mean and size == 1
         top = sample(self.machines_[-1], n, steps, rng, init=start, mean=only_machine_gives_means, check=False)
         state = top.visible[VISIBLE]
-        # With `mean`, the lowest machine passes means instead of samples.
+        # If `mean` is True, the lowest machine returns means instead of samples.
         lowest_sampled = 1 if mean and size > 1 else 0
         state = self._down(self._as_hidden(state, size - 1), size - 1, lowest_sampled, rng)
         return {VISIBLE: self._down(state, lowest_sampled)}
 
     @torch.no_grad()
     def _fill_in(self, batch: Layers, known: Layers, rng: RandomSource, steps: int, burn_in: int) -> dict[str, Tensor]:
-        """Sample up and down through the stack, and average. Approximate, because the upward pass is."""
+        """Average over samples drawn up and down through the stack. The upward pass makes this an approximation."""
         bottom = self.machines_[0]
         unit = bottom.layers[VISIBLE]
         x = keep_known(batch, {VISIBLE: unit.sample(torch.zeros_like(batch[VISIBLE]), rng)}, known)[VISIBLE]
@@ -285,11 +286,11 @@ class DeepMVRBM(SingleLayerRBM):
     # -- scores -----------------------------------------------------------------------------------
 
     def score_samples(self, X: Any, *, exact: bool = False) -> Array:
-        r"""Return the log-probability of each sample given the reconstruction of the lowest hidden layer, (n,).
+        r"""Return the log-probability of each sample given the reconstructed lowest hidden layer, of shape (n,).
 
-        The score is :math:`\log p_1(X \mid \hat Y_1)`, where :math:`\hat Y_1` are means that were passed up through the
-        stack and back down. It measures reconstruction and is not a likelihood of the model. It is deterministic and
-        never estimated, so `exact` has no effect.
+        The score is :math:`\log p_1(X \mid \hat Y_1)`, where :math:`\hat Y_1` is obtained by passing means up through
+        the stack and back down. The score measures the quality of the reconstruction and is not a likelihood under the
+        model. It is deterministic and always exact, so `exact` has no effect.
         """
         size = len(self._machines)
         bottom = self.machine_
@@ -313,9 +314,12 @@ class DeepMVRBM(SingleLayerRBM):
 
 
 def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[BoltzmannMachine]:
-    """Build the machines of a stack above a visible layer, in its dtype. See :class:`DeepMVRBM` for the parameters."""
+    """Build the machines for a stack above a visible layer, with the dtype of that layer.
+
+    See :class:`DeepMVRBM` for the parameters.
+    """
     if isinstance(layers, str) or not isinstance(layers, Sequence) or len(layers) == 0:
-        raise ValueError(f"layers must be a sequence of at least one layer, lowest first, got {layers!r}")
+        raise ValueError(f"layers must be a nonempty sequence of layers, from lowest to highest, got {layers!r}")
     machines: list[BoltzmannMachine] = []
     for number, entry in enumerate(layers):
         layer = entry if isinstance(entry, Layer) else Layer(entry)
@@ -331,7 +335,7 @@ def build_stack(visible: Unit, layers: Any, *, rank: int, hidden: str) -> list[B
 
 
 def _as_data(hidden: Unit, number: int) -> Unit:
-    """Return the visible units of machine `number`, which stand for the hidden layer below it."""
+    """Return visible units for machine `number` that model the hidden layer below it."""
     if hidden.stacked_as is None:
-        raise ValueError(f"layer {number}: no machine can be stacked on {hidden.name} units")
+        raise ValueError(f"layer {number}: a machine cannot be stacked on {hidden.name} units")
     return make_unit(hidden.stacked_as, hidden.shape)

@@ -1,4 +1,4 @@
-"""Features of data and filters of hidden units: `transform`, `hidden_maps`, `reconstruct`, `components`."""
+"""Feature extraction and filters: `transform`, `hidden_maps`, `reconstruct`, `components`."""
 
 import math
 from collections.abc import Mapping
@@ -16,24 +16,27 @@ from mvrbm.estimators.batches import Array, joined
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.sampling import mean_field
 
-# Largest number of entries of the weight matrix that `components_` returns.
+# Maximum number of entries in the weight matrix returned by `components_`.
 _LARGEST_DENSE = 2**26
 
 
 class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
-    """Hidden means as features, and the parameters of the model as arrays."""
+    """Mixin for feature extraction and for access to the learned parameters as arrays."""
 
     def hidden_maps(self, X: Any) -> Array:
-        r"""Return the means of the hidden units as arrays, (n, \*hidden_shape). For Bernoulli units, probabilities."""
+        r"""Return the means of the hidden units as an array of shape (n, \*hidden_shape).
+
+        For Bernoulli units, the means are probabilities.
+        """
         check_is_fitted(self)
         return self._map_batches(X, lambda batch: self.machine_.hidden_mean(batch, check=False))
 
     def transform(self, X: Any) -> Array:
-        """Return the means of the hidden units as rows, (n, n_hidden)."""
+        """Return the means of the hidden units as an array of shape (n, n_hidden)."""
         return as_rows(self.hidden_maps(X))
 
     def inverse_transform(self, X: ArrayLike) -> Any:
-        """Return the means of the visible units given hidden values, which may be rows or arrays."""
+        """Return the means of the visible units given hidden values, either as rows or as arrays."""
         with torch.no_grad():
             return self._to_user(self.machine_.visible_mean(self._hidden_values(X, self._machines[-1])))
 
@@ -41,49 +44,53 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         values = np.array(X)
         shape = machine.hidden.shape
         if values.shape[1:] not in (shape, (math.prod(shape),)):
-            raise ValueError(f"expected (n, {math.prod(shape)}) or {('n', *shape)} hidden values, got {values.shape}")
+            raise ValueError(
+                f"hidden values must have shape (n, {math.prod(shape)}) or {('n', *shape)}, got {values.shape}"
+            )
         return torch.from_numpy(values).reshape(-1, *shape).to(machine.like)
 
     @torch.no_grad()
     def reconstruct(self, X: Any, *, steps: int = 1) -> Any:
-        """Pass data up to the hidden means and back down to the visible means, `steps` times."""
+        """Reconstruct the data by computing the hidden means and then the visible means, `steps` times."""
         check_is_fitted(self)
         reconstructed = (mean_field(self.machine_, batch, steps, check=False) for batch in self._batches(X))
         return self._to_user(joined(reconstructed), like=X)
 
     def components(self, which: ArrayLike | None = None) -> Any:
-        r"""Return filters: the weights of hidden units as visible arrays, (n, \*visible_shape).
+        r"""Return the weights of hidden units as filters, in an array of shape (n, \*visible_shape).
 
-        For several modalities, return a dict of such arrays. For the MVRBM, filter (k, l) is the outer product of row k
-        of U and row l of V.
+        With several modalities, return a dict of arrays by modality. For an MVRBM of rank 1, filter (k, l) is the outer
+        product of row k of U and row l of V.
 
         Parameters
         ----------
         which : array of int, optional
-            Indices of the hidden units, in row-major order. Default: all units.
+            Indices of the hidden units, in row-major order. Default: all hidden units.
         """
         weights = self._weights(self._machines[-1], which)
         return _one_or_all({name: to_array(filters) for name, filters in weights.items()})
 
     @torch.no_grad()
     def _weights(self, machine: BoltzmannMachine, which: ArrayLike | None) -> dict[str, Tensor]:
-        """Return the weights of some hidden units of a machine by layer, each (n, *layer shape)."""
+        """Return the weights of some hidden units by layer, each of shape (n, *layer shape)."""
         size = math.prod(machine.hidden.shape)
         if which is None:
             return {name: link.dense().reshape(size, *link.visible_shape) for name, link in machine.links.items()}
         indices = torch.as_tensor(np.asarray(which)).reshape(-1)
         if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= size):
-            raise ValueError(f"which must lie in 0..{size - 1}, got {int(indices.min())} to {int(indices.max())}")
+            raise ValueError(
+                f"which must be in the range 0 to {size - 1}, got {int(indices.min())} to {int(indices.max())}"
+            )
         chosen = torch.nn.functional.one_hot(indices, size).reshape(-1, *machine.hidden.shape).to(machine.like)
         return {name: link.to_visible(chosen) for name, link in machine.links.items()}
 
     @property
     def components_(self) -> Any:
-        """Weights as a matrix, (n_hidden, n_visible_features), of up to 67 million entries."""
+        """Weight matrix of shape (n_hidden, n_visible_features), with at most 67 million entries."""
         n_visible = sum(math.prod(unit.shape) for unit in self._machines[0].layers.values())
         if self._n_features_out * n_visible > _LARGEST_DENSE:
             size = f"{self._n_features_out:,} x {n_visible:,}"
-            raise AttributeError(f"components_ would be a matrix of {size} entries: use components(which) instead")
+            raise AttributeError(f"components_ would be a matrix of size {size}: use components(which) instead")
         filters = self.components()
         if isinstance(filters, dict):
             return {name: as_rows(part) for name, part in filters.items()}
@@ -91,13 +98,13 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
 
     @property
     def intercept_visible_(self) -> Any:
-        """Biases of the visible layer, (n_visible_features,). For Gaussian units, their location."""
+        """Biases of the visible layer, of shape (n_visible_features,). For Gaussian units, the locations."""
         layers = self._machines[0].layers
         return _one_or_all({name: to_array(unit.bias.expand(unit.shape).flatten()) for name, unit in layers.items()})
 
     @property
     def intercept_hidden_(self) -> Array:
-        """Biases of the hidden layer, (n_hidden,)."""
+        """Biases of the hidden layer, of shape (n_hidden,)."""
         hidden = self._machines[-1].hidden
         return to_array(hidden.bias.expand(hidden.shape).flatten())
 
@@ -106,7 +113,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
         return math.prod(self._machines[-1].hidden.shape)
 
     def __sklearn_tags__(self) -> Any:
-        """Tell scikit-learn that NaN is allowed, and that float32 input gives float32 output."""
+        """Declare NaN support and dtypes to scikit-learn. Float32 input gives float32 output."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self.learns_from_incomplete
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
@@ -114,5 +121,5 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRBM):
 
 
 def _one_or_all(layers: Mapping[str, Any]) -> Any:
-    """Return the value of the only layer, or a dict by layer if there are several."""
+    """Return the only value if there is one layer, or a dict of values by layer if there are several."""
     return dict(layers) if len(layers) > 1 else next(iter(layers.values()))

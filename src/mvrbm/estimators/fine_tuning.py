@@ -1,7 +1,7 @@
-"""Fine-tuning of stacks with a softmax on top: pre-training, the loss, early stopping.
+"""Pretraining and fine-tuning of stacks with a softmax layer on top, including the loss and early stopping.
 
-The network is defined in :mod:`mvrbm.estimators.network`, and the loop over batches in
-:mod:`mvrbm.training.backprop`. The estimators that users see are in :mod:`mvrbm.estimators.classifiers`.
+The network is defined in :mod:`mvrbm.estimators.network`, the training loop in :mod:`mvrbm.training.backprop`, and the
+public estimators in :mod:`mvrbm.estimators.classifiers`.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ from mvrbm.training.callbacks import Checkpoint
 from mvrbm.units import Unit
 from mvrbm.validation import number, whole_number
 
-# Largest rank, if it is not given.
+# Maximum rank if `rank` is None.
 _LARGEST_RANK = 16
-# The perturbation, if it is not given, relative to the median distance from a sample to the nearest other class.
+# Ratio of the automatic perturbation to the median distance from a sample to the nearest sample in another class.
 _RELATIVE_PERTURBATION = 0.17
 
-# Names of the softmax's tensors in files, and their names in the network.
+# Tensors of the softmax layer: name in files -> name in the network.
 _TOP = {"top.weight": "weight", "top.bias": "bias"}
 
 
@@ -50,17 +50,17 @@ _TOP = {"top.weight": "weight", "top.bias": "bias"}
 class FineTuningLoss:
     """Cross-entropy with dropout and, if `distance` is positive, virtual adversarial training.
 
-    Calling it with row numbers returns the weighted sum of the losses of these samples.
+    Calling the loss with row indices returns the weighted sum of the losses for these samples.
     """
 
     network: StructuredNetwork
     data: Labeled
-    dropped: Sequence[float]  # share of dropped entries: of the data, then of each layer
-    distance: float  # length of the adversarial perturbation; 0 for none
-    unlabeled: Tensor | None  # samples that are perturbed instead of the labeled ones
+    dropped: Sequence[float]  # dropout rates for the data and for each layer
+    distance: float  # length of the adversarial perturbation, or 0 for no perturbation
+    unlabeled: Tensor | None  # unlabeled samples to perturb instead of the labeled samples
     unlabeled_batch_size: int
     certainty: float
-    weight_of_batch: float  # total weight of a full batch of labeled samples
+    weight_of_batch: float  # mean total weight of a full batch of labeled samples
     dropout_rng: RandomSource
     perturbation_rng: RandomSource
 
@@ -81,7 +81,7 @@ class FineTuningLoss:
         return value + self.weight_of_batch * change.mean()
 
     def _drop(self, z: Tensor, layer: int) -> Tensor:
-        """Apply dropout to the data (layer -1) or to the activations of a layer."""
+        """Apply dropout to the data (layer -1) or to the activations in a layer."""
         share = self.dropped[layer + 1]
         if not share:
             return z
@@ -90,7 +90,7 @@ class FineTuningLoss:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class FineTunedClassifier(ArrayClassifier):
-    """Base class of stacks with a softmax on top. Subclasses define the parameters `layers` and `feed`."""
+    """Base class for stacks with a softmax layer on top. Subclasses define the parameters `layers` and `feed`."""
 
     hidden: str = "rectified"
     rank: int | None = 1
@@ -121,21 +121,22 @@ class FineTunedClassifier(ArrayClassifier):
         Parameters
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features)
-            Training data. For Bernoulli units, bytes are scaled to [0, 1] batch by batch.
-        y : array (n,)
-            Labels, of any type that can be sorted.
-        sample_weight : array (n,), optional
-            Weight of each sample in fine-tuning. Pre-training does not use weights.
+            Training data. For Bernoulli units, byte data is scaled to [0, 1] batch by batch.
+        y : array of shape (n,)
+            Class labels of any sortable type.
+        sample_weight : array of shape (n,), optional
+            Weight of each sample in fine-tuning. Pretraining ignores the weights.
         unlabeled : array like X, optional
-            Samples without labels. Pre-training uses them instead of `X`. With `perturbation`, predictions are also
-            made to change slowly around these samples.
+            Unlabeled samples. Pretraining uses these samples instead of `X`. If `perturbation` is positive, virtual
+            adversarial training perturbs these samples instead of `X`.
         stack : DeepMVRBM, optional
-            A fitted stack with the same layers, to use instead of pre-training. It is not modified.
+            Fitted stack with the same layers, to use instead of pretraining. It is not modified.
         checkpoints : path, optional
-            Folder in which to save the state after every epoch, and from which to resume.
+            Checkpoint folder. The state is saved after each epoch. If the folder contains checkpoints, training resumes
+            from them.
         force : bool
-            Whether to resume from checkpoints that were saved with other data or settings, which otherwise raise an
-            error.
+            Whether to resume from checkpoints even if they were saved with different data or settings. If False, such
+            checkpoints raise an error.
         """
         data = self._read_labeled(X, y, sample_weight, resolve_device(self.device))
         plan = self._plan(len(data.codes), self.learning_rate, self.patience if self.early_stopping else None)
@@ -167,19 +168,22 @@ class FineTunedClassifier(ArrayClassifier):
     # -- the network before fine-tuning -----------------------------------------------------------
 
     def _new_machines(self, data: Labeled) -> list[BoltzmannMachine]:
-        """Return the machines of the stack with parameters that are not yet set."""
+        """Create the machines for the stack, with uninitialized parameters."""
         unit = unit_named(self.visible, self.visible_shape_).to(data.weights.dtype)
         stack = self._new_stack()
         return build_stack(unit, stack.layers, rank=stack.rank, hidden=self.hidden)
 
     def _new_stack(self) -> DeepMVRBM:
-        """Return a stack for pre-training, not yet fitted."""
+        """Create an unfitted stack for pretraining."""
         shared = ("layers", "feed", "hidden", "visible", "visible_shape", "recipe", "random_state", "device", "verbose")
         settings = {name: getattr(self, name) for name in shared}
         return DeepMVRBM(n_epochs=self.pretraining, rank=self._rank(), **settings)
 
     def _rank(self) -> int:
-        """Return the rank of Kronecker couplings. By default, they have fewer parameters than the full matrix."""
+        """Return the rank of the Kronecker couplings.
+
+        The default rank is limited so that a coupling does not have more parameters than a full weight matrix.
+        """
         if self.rank is not None:
             return self.rank
         sizes = [size**2 for size in self.visible_shape_]
@@ -195,11 +199,11 @@ class FineTunedClassifier(ArrayClassifier):
         checkpoints: Any,
         force: bool,
     ) -> StructuredNetwork:
-        """Return the network from which fine-tuning starts: random, pre-trained, or with the machines of a stack."""
+        """Return the initial network for fine-tuning: random, pretrained, or with the machines of a fitted stack."""
         if unlabeled is not None and not self.perturbation and (not self.pretraining or fitted is not None):
             raise ValueError(
-                "unlabeled would have no effect: it is used for pre-training (pretraining of at least 1, and no stack) "
-                "or with a positive perturbation"
+                "unlabeled would have no effect: it requires pretraining (pretraining >= 1 and no stack) or a positive "
+                "perturbation"
             )
         n_classes = len(self.classes_)
         self.stack_ = None
@@ -210,10 +214,12 @@ class FineTunedClassifier(ArrayClassifier):
         if fitted is None:
             samples = data.samples.cpu().numpy() if unlabeled is None else unlabeled
             fitted = self._pretrained_stack(samples, checkpoints, force)
-            check_same(machines, fitted.machines_, "samples of unlabeled must have the same shape as samples of X")
+            check_same(machines, fitted.machines_, "samples in unlabeled must have the same shape as samples in X")
         else:
             check_is_fitted(fitted)
-            check_same(machines, fitted.machines_, "stack must have the same layers, units and couplings")
+            check_same(
+                machines, fitted.machines_, "stack must have the same layers, units and couplings as the classifier"
+            )
         self.stack_ = fitted
         copies = [copy.deepcopy(machine).to(data.weights) for machine in fitted.machines_]
         network = StructuredNetwork(copies, n_classes)
@@ -252,10 +258,13 @@ class FineTunedClassifier(ArrayClassifier):
         )
 
     def _dropped_shares(self, count: int) -> list[float]:
-        """Check the settings of regularization, and return the dropout of the data and of each of `count` layers."""
+        """Validate the regularization settings and return the dropout rates for the data and for each layer."""
         layers = list(self.dropout) if isinstance(self.dropout, Sequence) else [self.dropout] * count
         if len(layers) != count:
-            raise ValueError(f"dropout must be one number, or one per layer ({count} in all), got {self.dropout!r}")
+            raise ValueError(
+                f"dropout must be a single number or a sequence with one number per layer (length {count}), got "
+                f"{self.dropout!r}"
+            )
         if self.perturbation != "auto":
             number(self.perturbation, "perturbation")
         number(self.certainty, "certainty")
@@ -272,7 +281,7 @@ class FineTunedClassifier(ArrayClassifier):
         return _RELATIVE_PERTURBATION * class_distance(inputs, data.codes)
 
     def _unlabeled_samples(self, unlabeled: Any, device: torch.device) -> Tensor | None:
-        """Check samples without labels, and return them as a tensor."""
+        """Validate unlabeled samples and return them as a tensor."""
         if unlabeled is None:
             return None
         samples = self._read(unlabeled, reset=False)
@@ -280,28 +289,31 @@ class FineTunedClassifier(ArrayClassifier):
         return torch.from_numpy(np.array(samples)).to(device)
 
     def _decaying_parameters(self) -> list[torch.nn.Parameter]:
-        """Return the parameters that weight decay applies to: all weights, no biases."""
+        """Return the parameters subject to weight decay: all weights but no biases."""
         couplings = [p for link in self.network_.links for p in link.parameters() if p.requires_grad]
         return [*couplings, self.network_.weight]
 
     # -- early stopping ---------------------------------------------------------------------------
 
     def _split(self, data: Labeled, rng: RandomSource) -> tuple[Labeled, Labeled | None]:
-        """Hold out a fraction of the samples of each class for early stopping."""
+        """Hold out a fraction of the samples in each class for early stopping."""
         if not self.early_stopping:
             return data, None
         number(self.validation_fraction, "validation_fraction", 0, 1, exclude_low=True)
         n = len(data.codes)
         shuffled = rng.permutation(n).to(data.codes.device)
         by_class = shuffled[data.codes[shuffled].argsort(stable=True)]
-        # Evenly spaced positions in samples that are sorted by class take the same fraction of each class.
+        # The samples are sorted by class, so evenly spaced positions select the same fraction of each class.
         count = max(1, round(self.validation_fraction * n))
         places = ((torch.arange(count, device=by_class.device) + 0.5) * n / count).long()
         held = torch.zeros(n, dtype=torch.bool, device=by_class.device)
         held[by_class[places]] = True
         train, held_out = (Labeled(*(array[chosen] for array in data)) for chosen in (~held, held))
         if not (float(train.weights.sum()) > 0 and float(held_out.weights.sum()) > 0):
-            raise ValueError(f"early_stopping needs samples for training and for validation, got {n} in all")
+            raise ValueError(
+                f"early_stopping requires samples with positive weights for both training and validation, got {n} "
+                "samples in total"
+            )
         return train, held_out
 
     @torch.no_grad()
@@ -324,7 +336,7 @@ class FineTunedClassifier(ArrayClassifier):
         return logits
 
     def hidden_maps(self, X: Any) -> Array:
-        r"""Return the activations of the top hidden layer after fine-tuning, (n, \*shape of the layer)."""
+        r"""Return the activations of the top hidden layer after fine-tuning, of shape (n, \*hidden_shape)."""
         with torch.no_grad():
             return np.concatenate([self.network_.features(batch).cpu().numpy() for batch in self._batches(X)])
 
@@ -350,7 +362,7 @@ class FineTunedClassifier(ArrayClassifier):
 
 @contextlib.contextmanager
 def _progress_bar(n_epochs: int) -> Iterator[None]:
-    """Show a progress bar of the epochs of backpropagation."""
+    """Show a progress bar over the backpropagation epochs."""
     from tqdm import tqdm
 
     with tqdm(total=n_epochs, unit="epoch") as bar:

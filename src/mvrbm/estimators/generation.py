@@ -1,4 +1,4 @@
-"""Draw samples from a fitted model and fill in unknown entries: `sample`, `inpaint`."""
+"""Sampling from a fitted model and filling in unknown entries: `sample`, `inpaint`."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from mvrbm.validation import whole_number
 
 
 class GenerationMixin(BaseRBM):
-    """Samples of the model, and conditional means of unknown entries, by Gibbs sampling."""
+    """Mixin for sampling from the model and filling in unknown entries, by Gibbs sampling."""
 
     def sample(self, n: int = 1, *, steps: int = 1000, init: Any = None, mask: Any = None, mean: bool = False) -> Any:
         """Draw samples from the model by Gibbs sampling.
@@ -27,14 +27,14 @@ class GenerationMixin(BaseRBM):
         steps : int
             Number of Gibbs steps per chain.
         init : array or {"chains", "noise"}, optional
-            Initial states: `n` samples, the persistent chains of training (repeated as needed), or random states.
-            Default: the persistent chains if the model was trained with them, otherwise random states.
+            Initial states: an array of `n` samples, the persistent chains from training (repeated as needed), or random
+            states. Default: the persistent chains if the model was trained with them, otherwise random states.
         mask : boolean array, optional
-            True where an entry of `init` is known and must not change. Default: if `init` has NaN entries, all other
-            entries are known.
+            Mask that is True for the entries of `init` that are known and must not change. If None and `init` contains
+            NaN, all other entries are known.
         mean : bool
             Whether to return the means of the visible units given the last hidden sample, instead of samples. Means
-            give smoother pictures.
+            give smoother images.
         """
         check_is_fitted(self)
         whole_number(n, "n")
@@ -43,7 +43,9 @@ class GenerationMixin(BaseRBM):
         like = None
         if init is None or isinstance(init, str):
             if mask is not None:
-                raise ValueError("a mask needs init: it marks which entries of init are known")
+                raise ValueError(
+                    "init is required when mask is given, because the mask marks which entries of init are known"
+                )
             start = initial_states(self._machines[-1], n, init, self.chains_, rng)
         else:
             like = init
@@ -55,13 +57,13 @@ class GenerationMixin(BaseRBM):
             return self._to_user(self._run_chains(n, steps, rng, start, known, mean), like=like)
 
     def _states_from(self, layers: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Convert data to the initial states of the sampling chains."""
+        """Convert data to initial states for the sampling chains."""
         return layers
 
     def _run_chains(
         self, n: int, steps: int, rng: RandomSource, start: Layers, known: Any, mean: bool
     ) -> dict[str, Tensor]:
-        """Run `n` Gibbs chains from checked initial states, and return samples or means of the visible layers."""
+        """Run `n` Gibbs chains from validated initial states and return samples or means of the visible layers."""
         return sample(self.machine_, n, steps, rng, init=start, mask=known, mean=mean, check=False).visible
 
     def inpaint(self, X: Any, mask: Any = None, *, steps: int = 100, burn_in: int = 50) -> Any:
@@ -71,10 +73,12 @@ class GenerationMixin(BaseRBM):
         ----------
         X : array
             Data. NaN entries are unknown.
-        mask : boolean array of the shape of X or of one sample, optional
-            True where an entry is known. Default: where it is not NaN.
-        steps, burn_in : int
-            Number of Gibbs steps to average over, and number of steps before averaging starts.
+        mask : boolean array with the shape of X or of one sample, optional
+            Mask that is True for known entries. If None, all entries that are not NaN are known.
+        steps : int
+            Number of Gibbs steps to average over.
+        burn_in : int
+            Number of Gibbs steps before averaging starts.
         """
         check_is_fitted(self)
         whole_number(steps, "steps")

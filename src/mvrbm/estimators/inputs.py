@@ -1,7 +1,7 @@
-"""Read the data that users pass to estimators: check its shape and dtype, and return one array per layer.
+"""Read the data that users pass to estimators: validate its shape and dtype, and return one array per layer.
 
-Every public method reads its data here, exactly once. Values are checked when the arrays are cut into batches, in
-:mod:`mvrbm.estimators.batches`.
+Every public method reads its data with this module, exactly once. :mod:`mvrbm.estimators.batches` validates the values
+when it splits the arrays into batches.
 """
 
 import math
@@ -24,19 +24,19 @@ from mvrbm.io.shards import DatasetRows, Rows
 from mvrbm.units import Unit
 from mvrbm.validation import as_shape
 
-#: Name of the layer of estimators with one visible layer.
+#: Name of the visible layer in estimators with one visible layer.
 VISIBLE = "visible"
-#: Name of the layer of class labels.
+#: Name of the class label layer.
 LABEL = "label"
 
-# Floating-point dtypes that are kept. All others become float64.
+# Floating-point dtypes that are kept. Other dtypes are converted to float64.
 _DTYPES = [np.float64, np.float32]
 
 
 class ArrayInput:
-    """Mixin of estimators with one visible layer, which take samples as arrays or as rows of features."""
+    """Mixin for estimators with one visible layer. Samples are arrays or rows of features."""
 
-    #: Largest number of axes of a sample. None: no limit.
+    #: Maximum number of axes in a sample, or None for no limit.
     largest_order: ClassVar[int | None] = None
 
     visible: Any
@@ -48,32 +48,32 @@ class ArrayInput:
 
     @property
     def takes_arrays(self) -> bool:
-        """Whether the training data had the shape (n, *visible_shape), not (n, n_features)."""
+        """Whether the training data had shape (n, *visible_shape) rather than (n, n_features)."""
         return self._takes_arrays
 
     def _read(self, X: Any, *, reset: bool) -> Array:
-        r"""Check the shape and the dtype of samples, and return them as (n, \*visible_shape).
+        r"""Validate the shape and dtype of samples and return them as an array of shape (n, \*visible_shape).
 
-        With `reset`, the shape of a sample is learned from the data. Otherwise the data must have the learned shape.
+        If `reset` is True, the sample shape is learned from the data. Otherwise, the data must have the learned shape.
         """
         samples: Array = self._read_with(X, "no_validation", reset=reset)[0]
         return samples
 
     def _read_labeled(self, X: Any, y: Any, sample_weight: Any, device: torch.device) -> Labeled:
-        """Check training data with labels and weights, including its values. Learn the shape and the classes."""
+        """Validate training data, labels and weights, and learn the sample shape and the classes."""
         samples, labels = self._read_with(X, label_vector(y), reset=True)
-        samples = np.asarray(samples)  # reads samples on disk
+        samples = np.asarray(samples)  # loads samples from disk
         if has_nan(samples):
             raise ValueError(
-                "X contains NaN: fill in the missing entries first, or use MMVRBM with the labels as one modality"
+                "X contains NaN: fill in the missing entries first, or use MMVRBM with the labels as a modality"
             )
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"y must have at least two classes, got one class: {classes.tolist()}")
+            raise ValueError(f"y must have at least two classes, got only one class: {classes.tolist()}")
         weights = _check_sample_weight(sample_weight, samples, dtype=np.float64, ensure_non_negative=True)
         if not weights.sum() > 0:
-            raise ValueError("sample_weight must be positive for at least one sample, got only zeros")
+            raise ValueError("sample_weight must be positive for at least one sample, but all weights are zero")
         dtype = model_dtype({VISIBLE: samples})
         check_values({VISIBLE: samples}, {VISIBLE: unit_named(self.visible, samples.shape[1:]).to(dtype)})
         self.classes_ = classes
@@ -84,12 +84,12 @@ class ArrayInput:
         )
 
     def _read_with(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
-        """Check samples and labels; ``y="no_validation"`` stands for no labels."""
+        """Validate samples and labels. If ``y="no_validation"``, there are no labels."""
         X = _without_wrapper(X)
         given = X if hasattr(X, "ndim") else np.asarray(X)
         array_shape = tuple(given.shape[1:]) if given.ndim > 2 else None
         if array_shape is not None and len(given) == 0:
-            raise ValueError("the data is empty: at least one sample is needed")
+            raise ValueError("the data is empty: at least one sample is required")
         if array_shape is not None and not reset and array_shape != self.visible_shape_:
             raise ValueError(f"samples must have shape {self.visible_shape_}, got {array_shape}")
         if isinstance(X, Rows):
@@ -106,7 +106,7 @@ class ArrayInput:
         return rows.reshape(len(rows), *self.visible_shape_), labels
 
     def _check_stored_rows(self, X: Rows, y: Any, *, reset: bool) -> tuple[Rows, Any]:
-        """Check samples on disk, which scikit-learn cannot validate, and labels in memory."""
+        """Validate labels in memory, and samples on disk, which scikit-learn cannot validate."""
         labels = None if isinstance(y, str) else validate_data(self, "no_validation", y)
         if labels is not None:
             check_consistent_length(X, labels)
@@ -126,20 +126,20 @@ class ArrayInput:
                 f"visible_shape {shape} has {math.prod(shape)} entries, but samples have {n_features} features"
             )
         if self.largest_order is not None and len(shape) > self.largest_order:
-            raise ValueError(f"{type(self).__name__} takes matrices, got samples of shape {shape}: use TVRBM")
+            raise ValueError(f"{type(self).__name__} expects matrices, got samples of shape {shape}: use TVRBM")
         return shape
 
     def _warn_of_binary_bytes(self, rows: Any) -> None:
-        """Warn if bytes are all 0 or 1, but the units would divide them by 255."""
+        """Warn if all bytes are 0 or 1 but the units scale byte data, usually by 1 / 255."""
         if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.max() > 1:
             return
         scale = unit_named(self.visible, self.visible_shape_).byte_scale
         if scale != 1:
-            message = f"bytes are divided by {1 / scale:g}, but all of these are 0 or 1: pass them as floats"
+            message = f"byte data is divided by {1 / scale:g}, but all bytes are 0 or 1: pass them as floats"
             warnings.warn(message, stacklevel=5)
 
     def _outward(self, samples: Tensor, like: Any = None) -> Array:
-        """Return samples as arrays or as rows, in the form of `like`. Default: in the form of the training data."""
+        """Convert samples to arrays or rows, in the format of `like`, or of the training data if `like` is None."""
         array: Array = samples.detach().cpu().numpy()
         as_arrays = self._takes_arrays if like is None else np.ndim(like) > 2
         return array if as_arrays else array.reshape(len(array), -1)
@@ -148,9 +148,9 @@ class ArrayInput:
         return {"as_arrays": self._takes_arrays, "feature_names": saved_names(self)}
 
     def _restore_input(self, unit: Unit, described: Mapping[str, Any]) -> None:
-        """Set the attributes that `_read` would have learned, from a saved description."""
+        """Restore the attributes set by `_read`, using a saved description."""
         if not is_named(unit, self.visible):
-            raise ValueError(f"visible is {self.visible!r:.100}, but its units are {unit.name}")
+            raise ValueError(f"visible is {self.visible!r:.100}, but the saved model has {unit.name} units")
         self.visible_shape_ = unit.shape
         self.n_features_in_ = math.prod(unit.shape)
         self._takes_arrays = bool(described["as_arrays"])
@@ -158,25 +158,25 @@ class ArrayInput:
 
 
 def _without_wrapper(X: Any) -> Any:
-    """Return tensors as arrays, and PyTorch datasets as samples that are read on demand."""
+    """Convert tensors to arrays. Wrap PyTorch datasets so that samples are read on demand."""
     if isinstance(X, IterableDataset):
-        raise ValueError("X must be a map-style dataset, with len and items by number, got an IterableDataset")
+        raise ValueError("X must be a map-style dataset (with len() and indexing), got an IterableDataset")
     if isinstance(X, Tensor):
         return X.detach().cpu().numpy()
     return DatasetRows(X) if isinstance(X, Dataset) else X
 
 
 def by_modality(X: Any) -> dict[str, Any]:
-    """Return data by modality: a dict of arrays unchanged, a tuple of arrays with the names "0", "1", ..."""
+    """Return a dict of data by modality. The modalities of a tuple are named "0", "1", and so on."""
     if isinstance(X, Mapping):
         return dict(X)
     if isinstance(X, tuple):
         return {str(number): part for number, part in enumerate(X)}
-    raise ValueError(f"X must be a dict or a tuple of arrays, one per modality, got {type(X).__name__}")
+    raise ValueError(f"X must be a dict or tuple with one array per modality, got {type(X).__name__}")
 
 
 def read_modalities(X: Any, shapes: Mapping[str, tuple[int, ...]] | None) -> dict[str, Array]:
-    """Check the dtypes and shapes of modalities, and return them in the order of `shapes`.
+    """Validate the dtypes and shapes of the modalities and return them in the order of `shapes`.
 
     If `shapes` is None, samples may have any shape.
     """
@@ -187,11 +187,13 @@ def read_modalities(X: Any, shapes: Mapping[str, tuple[int, ...]] | None) -> dic
     for name in shapes or parts:
         array = np.asarray(parts[name])
         if array.ndim < 2:
-            raise ValueError(f"modality '{name}' must have at least 2 axes, samples along the first, got {array.shape}")
+            raise ValueError(
+                f"modality '{name}' must have at least 2 axes (the first indexes the samples), got shape {array.shape}"
+            )
         if shapes is not None and array.shape[1:] != shapes[name]:
             raise ValueError(f"samples of modality '{name}' must have shape {shapes[name]}, got {array.shape[1:]}")
         layers[name] = array if array.dtype in (np.uint8, *_DTYPES) else array.astype(np.float64)
     lengths = {name: len(array) for name, array in layers.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise ValueError(f"all modalities must have the same number of samples, at least one, got {lengths}")
+        raise ValueError(f"all modalities must have the same, nonzero number of samples, got {lengths}")
     return layers

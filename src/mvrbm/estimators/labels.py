@@ -1,4 +1,4 @@
-"""Class labels: their codes (0, 1, ...), one-hot rows, and how classes are saved."""
+"""Class labels: conversion to class indices and one-hot rows, and serialization."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,15 +13,15 @@ from mvrbm.io.untrusted import ALLOWANCE
 
 
 class Labeled(NamedTuple):
-    """Samples with their classes and weights."""
+    """Samples with class indices and weights."""
 
     samples: Tensor  # (n, *shape), bytes or floats
-    codes: Tensor  # (n,), the index of each sample's class
+    codes: Tensor  # (n,), class index of each sample
     weights: Tensor  # (n,)
 
 
 def label_vector(y: Any) -> Any:
-    """Convert one-hot rows (n, k) to the indices of the classes (n,). Other labels are returned unchanged."""
+    """Convert one-hot rows of shape (n, k) to class indices of shape (n,). Return other labels unchanged."""
     array = np.asarray(y)
     if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "biuf":
         return y
@@ -30,10 +30,10 @@ def label_vector(y: Any) -> Any:
 
 
 def label_codes(labels: Any, classes: Any, n: int | None) -> Tensor:
-    """Return the index of each label in `classes`, (n,).
+    """Return the index of each label in `classes`, as a tensor of shape (n,).
 
-    `labels` is one label for all samples, or one label per sample. A string also matches a class of another type that
-    is written the same way: ``"7"`` matches 7.
+    `labels` is one label for all samples, or one label per sample. A string also matches a class of another type with
+    the same string representation. For example, ``"7"`` matches 7.
     """
     given = np.asarray(labels)
     known = list(np.asarray(classes).tolist())
@@ -47,12 +47,12 @@ def label_codes(labels: Any, classes: Any, n: int | None) -> Tensor:
     if given.ndim == 0:
         return codes.expand(1 if n is None else n)
     if given.ndim != 1 or n not in (None, len(given)):
-        raise ValueError(f"label must be one label, or n = {n} labels, got an array of shape {given.shape}")
+        raise ValueError(f"label must be a single label or n = {n} labels, got an array of shape {given.shape}")
     return codes
 
 
 def describe_classes(classes: Array) -> dict[str, Any]:
-    """Return classes in a form that JSON can hold, from which :func:`classes_from` restores them."""
+    """Convert classes to a JSON-serializable description. Use :func:`classes_from` to restore the classes."""
     values = classes.tolist()
     kinds = {type(value) for value in values}
     if not kinds <= {bool, int, float, str}:
@@ -62,7 +62,7 @@ def describe_classes(classes: Array) -> dict[str, Any]:
 
 
 def classes_from(described: Mapping[str, Any]) -> Array:
-    """Return classes from their saved description."""
+    """Restore classes from their saved description."""
     dtype = np.dtype(str(described["dtype"]))
     values = list(described["values"])
     if dtype.kind not in "biufUO":

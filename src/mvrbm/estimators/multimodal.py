@@ -1,4 +1,4 @@
-"""The multimodal MVRBM: several arrays per sample share one hidden layer. Labels can be one of them."""
+"""The multimodal MVRBM: several arrays per sample share one hidden layer. A modality can be a label."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -33,25 +33,25 @@ class MMVRBM(ArrayRBM):
 
     .. math:: E = \sum_m [\varepsilon_m(X_m) - \langle Y, U_m X_m V_m^\top\rangle] - \langle C, Y\rangle
 
-    Data is a dict of arrays by modality. A tuple of arrays is accepted too; its modalities are named "0", "1", and so
-    on. A modality can also be a vector of labels (integers or strings, with None or NaN for unknown labels), or labels
-    as one-hot rows. It becomes a categorical layer with a ``Dense`` coupling, and `sample` can then generate samples
-    with a given label.
+    The data is a dict of arrays by modality, or a tuple of arrays, whose modalities are named "0", "1", and so on. A
+    modality can also be a vector of labels (integers or strings, with None or NaN for unknown labels) or an array of
+    one-hot rows. Such a modality becomes a categorical layer with a ``Dense`` coupling, and `sample` can then generate
+    samples with a given label.
 
-    `predict` predicts modalities from the others, and `inpaint` fills in unknown entries. `components_`,
-    `intercept_visible_` and `components` are dicts by modality.
+    `predict` predicts missing modalities from the others, and `inpaint` fills in unknown entries. `components_`,
+    `intercept_visible_` and `components` return dicts by modality.
 
     Parameters
     ----------
     hidden_shape : tuple of int, optional
         Shape of the hidden layer. Default: the shape of the first modality.
     rank : int
-        Rank of every coupling.
-    coupling : Coupling, str, or dict of these, optional
-        Couplings, the same kind for all modalities or one per modality. A dict may omit labels. Default:
+        Rank of the Kronecker couplings.
+    coupling : Coupling, str, or dict of str to Coupling or str, optional
+        Coupling for all modalities, or a dict with one coupling per modality. The dict may omit labels. Default:
         ``Kronecker(rank)``, and ``Dense()`` for labels.
     visible : str or dict of str to str
-        Names of the units, the same for all modalities or one per modality. A dict may omit labels.
+        Unit type for all modalities, or a dict with one unit type per modality. The dict may omit labels.
     hidden, n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
         See :class:`~mvrbm.MVRBM`.
     backend, random_state, device, verbose
@@ -62,11 +62,11 @@ class MMVRBM(ArrayRBM):
     modalities_ : list of str
         Names of the modalities.
     classes_ : dict of str to array
-        Classes of the modalities that are vectors of labels, by modality.
+        Classes of each modality that is a vector of labels.
 
     See Also
     --------
-    MVRBM : The same model with one modality, which documents all other parameters and attributes.
+    MVRBM : The same model with one modality. Documents all other parameters and attributes.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class MMVRBM(ArrayRBM):
         if reset:
             for name, labeled in known.items():
                 if not labeled.any():
-                    raise ValueError(f"no label of modality '{name}' is known")
+                    raise ValueError(f"modality '{name}' must have at least one known label")
             self.classes_: dict[str, Array] = {name: np.unique(y[known[name]]) for name, y in vectors.items()}
             one_hot = {name for name, part in parts.items() if np.ndim(label_vector(part)) == 1 < np.ndim(part)}
             self._label_names = set(vectors) | one_hot
@@ -118,7 +118,7 @@ class MMVRBM(ArrayRBM):
         return [name for name, unit in self.machine_.layers.items() if _is_label(unit)]
 
     def _classes(self, name: str) -> Array:
-        """Return the classes of a modality. One-hot rows have the classes 0, 1, ..."""
+        """Return the classes of a modality. For one-hot rows, the classes are 0, 1, and so on."""
         if name in self.classes_:
             return self.classes_[name]
         return np.arange(*self.machine_.layers[name].shape)
@@ -129,7 +129,7 @@ class MMVRBM(ArrayRBM):
         return {name: unit_named(kinds[name], array.shape[1:]).to(dtype) for name, array in layers.items()}
 
     def _kinds(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the names of the units by modality."""
+        """Return the unit type of each modality."""
         return _by_modality(self.visible, names, "visible", dict.fromkeys(self._label_names, "categorical"))
 
     def _new_coupling(self, layer: str, units: Mapping[str, Unit]) -> Coupling:
@@ -156,19 +156,21 @@ class MMVRBM(ArrayRBM):
     # -- prediction -------------------------------------------------------------------------------
 
     def predict(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
-        """Predict the modalities that `X` omits from the others.
+        """Predict the modalities missing from `X`, given the others.
 
         Parameters
         ----------
         X : dict or tuple of arrays
-            Some of the modalities. Modalities that are missing in a dict, or None, are predicted.
+            Some of the modalities. Modalities that are None or missing from a dict are predicted.
         steps, burn_in : int
-            As for :meth:`MVRBM.inpaint`. Not used for a single label, whose probabilities are exact.
+            See :meth:`MVRBM.inpaint`. Not used to predict a single label from complete modalities, because its
+            probabilities are computed exactly.
 
         Returns
         -------
         array, or dict of str to array if several modalities are predicted
-            For labels, the most probable class of each sample, (n,). For other modalities, the means, (n, *shape).
+            For labels, the most probable class of each sample, of shape (n,). For other modalities, the means, of shape
+            (n, *shape).
         """
         means = self._predicted_means(X, steps, burn_in)
         found = {
@@ -178,22 +180,22 @@ class MMVRBM(ArrayRBM):
         return found if len(found) > 1 else next(iter(found.values()))
 
     def predict_proba(self, X: Any, *, steps: int = 100, burn_in: int = 50) -> Any:
-        """Predict the probabilities of the labels that `X` omits, (n, n_classes); see :meth:`predict`."""
+        """Return class probabilities of shape (n, n_classes) for labels missing from `X`. See :meth:`predict`."""
         means = self._predicted_means(X, steps, burn_in)
         found = {name: array for name, array in means.items() if name in self._labels}
         if not found:
-            raise ValueError(f"X must omit a modality that is a label, one of {self._labels}, but has all of them")
+            raise ValueError(f"X must omit at least one of the label modalities {self._labels}")
         return found if len(found) > 1 else next(iter(found.values()))
 
     @torch.no_grad()
     def _predicted_means(self, X: Any, steps: int, burn_in: int) -> dict[str, Array]:
-        """Return the means of the modalities that X omits, given the others."""
+        """Return the means of the modalities missing from `X`, given the others."""
         check_is_fitted(self)
         machine = self.machine_
         given = {name: part for name, part in by_modality(X).items() if part is not None}
         absent = [name for name in machine.layers if name not in given]
         if not given or not absent:
-            raise ValueError(f"X must have some of the modalities {self.modalities_}, but not all, got {list(given)}")
+            raise ValueError(f"X must contain some but not all of the modalities {self.modalities_}, got {list(given)}")
         n = len(next(iter(given.values())))
         unknown = {name: np.broadcast_to(np.float32(np.nan), (n, *machine.layers[name].shape)) for name in absent}
         layers = self._read_layers({**given, **unknown}, reset=False)
@@ -224,19 +226,19 @@ class MMVRBM(ArrayRBM):
         Parameters
         ----------
         n : int, optional
-            Number of samples. Default: 1, or one per label.
-        label : label, array of labels, or dict of these, optional
-            Label of all samples, or one label per sample. If several modalities are labels, a dict by modality.
-            Default: labels are sampled too.
+            Number of samples. Default: one per label, or 1 if `label` is None.
+        label : label, array of labels, or dict of str to label or array of labels, optional
+            One label for all samples, or one label per sample. If several modalities are labels, pass a dict by
+            modality. Given labels stay fixed. If None, labels are sampled too.
         steps, init, mask, mean
-            As for :meth:`MVRBM.sample`. With `label`, `init` must be ``"chains"``, ``"noise"`` or None, and chains
-            start from persistent chains with the same label if there are any.
+            See :meth:`MVRBM.sample`. If `label` is given, `init` must be ``"chains"``, ``"noise"`` or None, and
+            sampling starts from persistent chains with the same label if there are any.
 
         Returns
         -------
         dict of str to array
-            Samples by modality. Labels that were vectors in the training data are returned as vectors. With `mean`,
-            labels that are not fixed are the most probable ones.
+            Samples by modality. Labels that were vectors in the training data are returned as vectors. If `mean` is
+            True, labels that are not fixed are the most probable labels.
         """
         check_is_fitted(self)
         if label is None:
@@ -252,10 +254,12 @@ class MMVRBM(ArrayRBM):
         self, label: Any, n: int | None, steps: int, init: Any, mask: Any, mean: bool
     ) -> dict[str, Tensor]:
         if mask is not None or not (init is None or isinstance(init, str)):
-            raise ValueError("label cannot be combined with a mask or with states in init: put the labels into init")
+            raise ValueError(
+                "label cannot be combined with mask or with an array or dict as init: include the labels in init"
+            )
         given = dict(label) if isinstance(label, Mapping) else dict.fromkeys(self._labels, label)
         if not given or not set(given) <= set(self._labels) or (len(given) > 1 and not isinstance(label, Mapping)):
-            raise ValueError(f"label must be a dict by modality, for modalities that are labels: {self._labels}")
+            raise ValueError(f"label must be a dict with some of the label modalities {self._labels} as keys")
         codes = {name: label_codes(value, self._classes(name), n) for name, value in given.items()}
         n = max(map(len, codes.values()))
         codes = {name: part.expand(n) for name, part in codes.items()}
@@ -278,32 +282,33 @@ class MMVRBM(ArrayRBM):
         self.classes_ = {name: classes_from(entry) for name, entry in described.get("classes", {}).items()}
         for name, classes in self.classes_.items():
             if layers[name].shape != classes.shape:
-                raise ValueError(f"layer '{name}' of shape {layers[name].shape} does not fit {len(classes)} classes")
+                raise ValueError(f"layer '{name}' of shape {layers[name].shape} does not match {len(classes)} classes")
         kinds = self._kinds(list(layers))
         if not all(is_named(unit, kinds[name]) for name, unit in layers.items()):
             units = {name: unit.name for name, unit in layers.items()}
-            raise ValueError(f"visible is {self.visible!r:.100}, but the units are {units}")
+            raise ValueError(f"visible is {self.visible!r:.100}, but the saved model has units {units}")
         self.modalities_ = list(layers)
 
 
 def _is_label(unit: Unit) -> bool:
-    """Return whether a layer is a label: one one-hot row per sample."""
+    """Return whether a layer is a label (a single one-hot row per sample)."""
     return unit.entry_modes == 1 == len(unit.shape)
 
 
 def _label_vectors(parts: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the modalities that are vectors of integers, booleans, strings or objects: labels."""
+    """Return the modalities that are vectors of labels (integers, booleans, strings or objects)."""
     arrays = {name: np.asarray(part) for name, part in parts.items()}
     return {name: array for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "biuUO"}
 
 
 def _known_labels(y: Array) -> NDArray[np.bool_]:
-    """Return a mask of the labels that are neither None nor NaN, which is not equal to itself."""
+    """Return a mask of the labels that are neither None nor NaN."""
+    # NaN is not equal to itself.
     return np.array([value is not None and value == value for value in y])
 
 
 def _one_hot(y: Array, known: NDArray[np.bool_], classes: Array) -> Array:
-    """Return labels as one-hot rows: in bytes, or in floats with rows of NaN if some labels are unknown."""
+    """Convert labels to one-hot rows. The rows are bytes, or floats with NaN rows if some labels are unknown."""
     codes = label_codes(y[known], classes, None).long().numpy()
     rows: Array = np.eye(len(classes), dtype=np.uint8)[codes]
     if known.all():
@@ -314,12 +319,13 @@ def _one_hot(y: Array, known: NDArray[np.bool_], classes: Array) -> Array:
 
 
 def _by_modality(value: Any, names: Sequence[str], parameter: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of a parameter by modality.
+    """Return a dict with the value of a parameter for each modality.
 
-    A dict may omit modalities that have a default. A single value applies to all modalities without a default.
+    If `value` is a dict, it may omit modalities that have a default. Otherwise, it applies to all modalities without a
+    default.
     """
     by_name = isinstance(value, Mapping)
     values = {**defaults, **value} if by_name else {**dict.fromkeys(names, value), **defaults}
     if set(values) != set(names):
-        raise ValueError(f"{parameter} names modalities {sorted(values)}, but the data has {sorted(names)}")
+        raise ValueError(f"{parameter} has modalities {sorted(values)}, but the data has {sorted(names)}")
     return values

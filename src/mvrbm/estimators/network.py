@@ -1,4 +1,4 @@
-"""Networks with structured layers for backpropagation: the upward pass of a stack of machines, and a softmax."""
+"""Feedforward networks with structured layers: the upward pass through a stack of machines, with logits on top."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,29 +13,29 @@ from mvrbm.estimators.inputs import VISIBLE
 from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 
-# Number of samples from which `initialize` computes the scale of the fields.
+# Maximum number of samples that `initialize` uses to compute the scale of the fields.
 _INITIALIZATION_ROWS = 4096
-# Number of samples between which `class_distance` computes distances.
+# Maximum number of samples that `class_distance` compares.
 _DISTANCE_ROWS = 1024
 
-#: Dropout: a function of activations and the index of their layer. The data has the index -1.
+#: Dropout function, called with activations and their layer index. The index of the data is -1.
 Drop = Callable[[Tensor, int], Tensor]
 
 
 class StructuredNetwork(nn.Module):
-    r"""Network whose weights are the couplings of a stack of machines, with logits on top.
+    r"""Feedforward network with the couplings of a stack of machines as weights, and logits on top.
 
     .. math:: z_0 = T(x - o), \qquad z_l = a(W_l z_{l-1} + c_l), \qquad \text{logits} = A z_L + d
 
-    :math:`o` is the mean of Gaussian data, and zero for other data. :math:`a` is the activation of the units: the
-    sigmoid for Bernoulli layers, :math:`\max(0, \cdot)` for rectified layers.
+    Here, :math:`o` is the mean for Gaussian data and zero for other data, and :math:`a` is the activation function of
+    the units: the sigmoid for Bernoulli layers and :math:`\max(0, \cdot)` for rectified layers.
 
     Parameters
     ----------
     machines : sequence of BoltzmannMachine
-        The stack. Couplings and hidden biases are trained. Visible units are not.
+        The machines in the stack. Couplings and hidden biases are trained, but visible units are not.
     n_classes : int
-        Number of logits.
+        Number of classes.
     """
 
     def __init__(self, machines: Sequence[BoltzmannMachine], n_classes: int) -> None:
@@ -51,7 +51,7 @@ class StructuredNetwork(nn.Module):
 
     @property
     def stack(self) -> list[BoltzmannMachine]:
-        """The machines."""
+        """The machines in the stack, as a list."""
         return [cast(BoltzmannMachine, machine) for machine in self.machines]
 
     @property
@@ -65,12 +65,18 @@ class StructuredNetwork(nn.Module):
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def inputs(self, x: Tensor, number: int = 0) -> Tensor:
-        """Return the input of the coupling of machine `number`: the statistic, which is centered for Gaussian data."""
+        """Return the input to the coupling of machine `number`.
+
+        The input is the sufficient statistic of the visible layer, centered for Gaussian data.
+        """
         unit = self.stack[number].layers[VISIBLE]
         return unit.statistic(x - unit.bias if unit.arbitrary_zero else x)
 
     def features(self, x: Tensor, drop: Drop | None = None) -> Tensor:
-        """Return the activations of the top layer, (n, *hidden shape), with dropout of the data and of every layer."""
+        """Return the activations of the top layer, of shape (n, *hidden shape).
+
+        If `drop` is given, it is applied to the data and to the activations of each layer.
+        """
         z = x
         for number, machine in enumerate(self.stack):
             z = self.inputs(z, number)
@@ -81,21 +87,21 @@ class StructuredNetwork(nn.Module):
         return z
 
     def forward(self, x: Tensor, drop: Drop | None = None) -> Tensor:
-        """Return the logits, (n, n_classes)."""
+        """Return the logits, of shape (n, n_classes)."""
         return self.features(x, drop).flatten(1) @ self.weight.T + self.bias
 
     @torch.no_grad()
     def center(self) -> None:
-        """Adjust the hidden biases of machines that were trained on Gaussian data without centering."""
+        """Adjust the hidden biases of machines trained without centering to the centered inputs of this network."""
         for number, machine in enumerate(self.stack):
             zero = machine.like.new_zeros((1, *machine.layers[VISIBLE].shape))
             machine.hidden.absorb(-machine.links[VISIBLE].to_hidden(self.inputs(zero, number))[0])
 
     @torch.no_grad()
     def initialize(self, x: Tensor, weights: Tensor, rng: RandomSource) -> None:
-        """Set random weights such that the fields of every layer have a spread that neither saturates nor vanishes.
+        """Initialize the weights at random, scaled so that the activations neither saturate nor vanish in any layer.
 
-        The spread is computed for samples `x` (n, *visible shape) with `weights` (n,).
+        The scale is computed from samples `x` of shape (n, *visible shape) with `weights` of shape (n,).
         """
         share = weights / weights.sum()
         for number, machine in enumerate(self.stack):
@@ -117,10 +123,10 @@ class StructuredNetwork(nn.Module):
 
 
 def field_of(link: Coupling, x: Tensor) -> Tensor:
-    """Return `link.to_hidden(x)`. For Kronecker couplings of matrices, compute it with plain matrix products.
+    """Compute `link.to_hidden(x)`, with plain matrix products for Kronecker couplings between matrices.
 
-    Intermediate arrays have the layout (I, n, J), so that the batch is part of one side of each product. With autograd,
-    this is a third faster than `to_hidden`.
+    Intermediate arrays have the layout (I, n, J), so that each step is a single matrix product over the whole batch.
+    With autograd, this is a third faster than `to_hidden`.
     """
     factors = link.matrix_factors()
     if factors is None:
@@ -133,7 +139,10 @@ def field_of(link: Coupling, x: Tensor) -> Tensor:
 
 
 def class_distance(inputs: Tensor, codes: Tensor) -> float:
-    """Return the median distance from a sample (n, *shape) to the nearest sample of another class (n,)."""
+    """Return the median distance from a sample to the nearest sample in another class.
+
+    `inputs` has shape (n, *shape), and `codes` contains class indices of shape (n,).
+    """
     every = -(-len(inputs) // _DISTANCE_ROWS)
     x = inputs[::every].flatten(1)
     codes = codes[::every]
@@ -145,12 +154,13 @@ def class_distance(inputs: Tensor, codes: Tensor) -> float:
 def virtual_adversarial_loss(
     network: StructuredNetwork, x: Tensor, distance: float, rng: RandomSource, certainty: float = 0.0
 ) -> Tensor:
-    r"""Return the change of the predictions when each sample moves in the direction in which they change most, (n,).
+    r"""Return the virtual adversarial loss of each sample, as a tensor of shape (n,).
 
-    The change is :math:`\mathrm{KL}(p(\cdot \mid x) \,\|\, p(\cdot \mid x + r))`, where the first distribution is held
-    constant. :math:`T(r)`, which measures Gaussian entries in standard deviations, has length `distance` and the
-    direction of the gradient of the divergence at a random point of the sphere: one step of power iteration.
-    `certainty` times the entropy of the predictions at :math:`x + r` is added.
+    The loss is the change in the predictions when each sample moves by :math:`r` in the direction in which they change
+    most: :math:`\mathrm{KL}(p(\cdot \mid x) \,\|\, p(\cdot \mid x + r))`, with the first distribution held constant.
+    The perturbation :math:`T(r)`, in which Gaussian entries are measured in standard deviations, has length `distance`
+    and the direction of the gradient of the divergence at a random point on the sphere. This direction is one step of
+    power iteration. The entropy of the predictions at :math:`x + r`, multiplied by `certainty`, is added to the loss.
 
     References
     ----------

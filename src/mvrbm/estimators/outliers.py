@@ -1,4 +1,4 @@
-"""Outlier detection by masked prediction: outliers are samples whose entries do not fit each other."""
+"""Outlier detection by masked prediction. Outliers are samples whose entries are inconsistent with each other."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ from mvrbm.units import Unit
 from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.validation import as_shape, number, whole_number
 
-# Number of updates, if `n_epochs` is not given.
+# Number of updates if `n_epochs` is None.
 _UPDATES = 3000
-# Largest hidden layer, if `hidden_shape` is not given: size of an axis for arrays, number of units for rows.
+# Maximum size of a hidden axis if `hidden_shape` is None and samples are arrays.
 _LARGEST_AXIS = 32
+# Maximum number of hidden units if `hidden_shape` is None and samples are rows.
 _LARGEST_ROW = 256
-# Samples with at most this number of entries are coupled by a full matrix, because structure saves little.
+# Maximum number of entries for a full weight matrix. Structured couplings save little in such small samples.
 _SMALL = 256
-# Number of blocks per axis, if `block_shape` is not given: 4 x 4 entries of a 28 x 28 picture.
+# Number of blocks per axis if `block_shape` is None. Blocks in a 28 x 28 image have 4 x 4 entries.
 _BLOCKS_PER_AXIS = 7
-# A map hides one of this number of parts of the blocks at a time, so that entries next to a defect are predicted well.
+# `explain` hides one of this many parts of the blocks at a time, so that entries next to a defect are predicted well.
 _MAP_PARTS = 8
-# Number of divisions into parts that a map averages over.
+# Number of random partitions of the blocks over which `explain` averages.
 _MAP_ROUNDS = 4
-# Largest number of training samples from which the threshold is computed.
+# Maximum number of training samples used to compute the threshold.
 _MOST_REFERENCES = 1000
 # Distance of the automatic threshold below the median training score, in units of the distance between the median and
 # the lowest tenth. Scores have a long lower tail, in which fences from the quartiles would report normal samples.
@@ -54,53 +55,54 @@ _FENCE = 2.5
 class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     r"""Outlier and novelty detection by masked prediction with a Boltzmann machine.
 
-    A machine is trained on the data. Then half of the entries of a sample are hidden, in blocks, and predicted from the
-    other half. The score is minus the mean difference between the squared errors and the variances that the machine
-    expects. Samples may be rows, matrices or arrays of any order. Missing entries (NaN) are neither used nor scored.
+    The detector trains a machine on the data. To score a sample, it masks half of the entries, in blocks, and predicts
+    them from the other half. The score is the mean difference between the machine's predicted variances and the squared
+    errors. Samples may be rows, matrices or arrays of any order. Missing entries (NaN) are neither used nor scored.
 
     Parameters
     ----------
     hidden_shape : tuple of int, optional
-        Shape of the hidden layer, with as many axes as a sample. Default: the shape of a sample, with at most 32 units
-        per axis, or at most 256 units for rows.
+        Shape of the hidden layer, with as many axes as a sample. Default: the shape of a sample, limited to 32 units
+        per axis, or to 256 units if samples are rows.
     rank : int
-        Rank of the Kronecker coupling of matrices and tensors. Rows, and arrays of at most 256 entries, have a
+        Rank of the Kronecker coupling for matrices and tensors. Rows and arrays with at most 256 entries use a
         ``Dense`` coupling instead.
     visible : str
-        Units of the data, a name that :func:`mvrbm.units.unit_names` lists. ``"auto"`` selects ``"bernoulli"`` for
-        bytes and for values from 0 to 1, otherwise ``"gaussian"``.
+        Unit type of the data, as listed by :func:`mvrbm.units.unit_names`. ``"auto"`` selects ``"bernoulli"`` for bytes
+        and for values from 0 to 1, and ``"gaussian"`` otherwise.
     visible_shape : tuple of int, optional
-        Shape of a sample if the input has shape (n, n_features). Default: a row is a vector.
+        Shape of a sample if the input has shape (n, n_features). If None, each row is a vector.
     contamination : "auto" or float
-        Fraction of outliers in the training data, above 0 and at most 0.5, which determines the threshold `offset_`.
+        Fraction of outliers in the training data, in the range (0, 0.5]. It determines the threshold `offset_`.
         ``"auto"`` places the threshold 2.5 times as far below the median training score as the 10th percentile is.
     block_shape : tuple of int, optional
-        Shape of the blocks that are hidden. Default: a seventh of each axis, or single entries for rows.
+        Shape of the blocks to mask. Default: a seventh of each axis, or single entries if samples are rows.
     n_masks : int
-        Number of masks. It must be even, because each mask hides half of the blocks and is followed by a mask that
-        hides the other half.
+        Number of masks. It must be even, because masks come in pairs: the second mask of a pair hides the blocks that
+        the first mask shows.
     n_epochs : int, optional
-        Number of epochs. Default: as many as 3,000 updates need.
+        Number of epochs. Default: enough epochs for 3,000 updates.
     batch_size, learning_rate, recipe : optional
         See :class:`MVRBM`.
     random_state : int, RandomState or None
-        Random seed of training. The masks do not depend on it.
+        Random seed for training. The masks do not depend on the seed.
     device : str
-        Device of the model, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if there is one.
+        Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
     verbose : int
-        Whether to show a progress bar of training.
+        Whether to show a progress bar during training.
 
     Attributes
     ----------
     model_ : TVRBM
-        The trained model of the data.
+        The model trained on the data.
     dispersion_ : float
-        Ratio of the squared errors in the training data to the variances that the machine expects, by which expected
-        variances are multiplied. It is below 1 for gray values, since Bernoulli units expect zeros and ones.
+        Factor by which the machine's predicted variances are multiplied: the ratio of the squared errors to the
+        predicted variances on the training data. It is less than 1 for grayscale data, because Bernoulli units predict
+        the variances of zeros and ones.
     offset_ : float
-        Threshold: samples with a lower score are outliers.
+        Score threshold. Samples with lower scores are outliers.
     n_features_in_, feature_names_in_
-        As in scikit-learn's estimators.
+        Same as in scikit-learn's estimators.
 
     Examples
     --------
@@ -140,12 +142,12 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         X : array of shape (n, \*visible_shape) or (n, n_features), or Shards
             Training data.
         y : None
-            Ignored. Present for compatibility with pipelines.
+            Ignored. Present for API consistency by convention.
         """
         self._check_parameters()
         data = self._read(X, reset=True)
         if len(data) < 2:
-            raise ValueError(f"fit needs at least 2 samples, got n_samples={len(data)}")
+            raise ValueError(f"fit requires at least 2 samples, got n_samples={len(data)}")
         references = data[np.unique(np.linspace(0, len(data) - 1, _MOST_REFERENCES).astype(int))]
         in_memory = isinstance(data, np.ndarray)
         model = self._new_model(data if in_memory else references, len(data))
@@ -158,7 +160,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return self
 
     def _threshold(self, scores: Array) -> float:
-        """Return the threshold for the scores of training samples."""
+        """Compute the threshold from the scores of the training samples."""
         if self.contamination != "auto":
             return float(np.percentile(scores, 100 * self.contamination))
         low, median = np.percentile(scores, (10, 50))
@@ -171,7 +173,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
             raise ValueError(f"n_masks must be even, because masks come in pairs, got {self.n_masks}")
 
     def _new_model(self, data: Array, n: int) -> TVRBM:
-        """Return an untrained model of `n` samples like these, with automatic settings filled in."""
+        """Create an untrained model for `n` samples like `data`, and resolve automatic settings."""
         shape = data.shape[1:] if self.visible_shape is None else as_shape(self.visible_shape, "visible_shape")
         recipe = as_recipe(self.recipe)
         batch_size = whole_number(recipe.batch_size if self.batch_size is None else self.batch_size, "batch_size")
@@ -183,7 +185,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         kind = self.visible
         if kind == "auto":
             kind = "bernoulli" if data.dtype == np.uint8 or _within_unit_interval(data) else "gaussian"
-        self._block(unit_named(kind, shape))  # raises an error before training
+        self._block(unit_named(kind, shape))  # raises an error before training if `block_shape` is invalid
         is_small = len(shape) == 1 or math.prod(shape) <= _SMALL
         return TVRBM(
             hidden_shape,
@@ -202,28 +204,31 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     # -- scores -----------------------------------------------------------------------------------
 
     def score_samples(self, X: Any) -> Array:
-        """Return the score of each sample, (n,). Higher is more normal. The mean of training data is about 0."""
+        """Return the score of each sample, as an array of shape (n,).
+
+        Higher is more normal. The mean score of the training data is about 0.
+        """
         check_is_fitted(self)
         error, variance = self._means(self._read(X, reset=False))
         scores: Array = self.dispersion_ * variance - error
         return scores
 
     def decision_function(self, X: Any) -> Array:
-        """Return the score of each sample minus `offset_`, (n,). It is negative for outliers."""
+        """Return the score of each sample minus `offset_`, as an array of shape (n,). Outliers have negative values."""
         scores: Array = self.score_samples(X) - self.offset_
         return scores
 
     def predict(self, X: Any) -> Array:
-        """Return -1 for outliers and 1 for all other samples, (n,)."""
+        """Return -1 for outliers and 1 for inliers, as an array of shape (n,)."""
         return np.where(self.decision_function(X) < 0, -1, 1)
 
     def explain(self, X: Any) -> Array:
-        """Return a map of how unlikely each entry is given the others, in the shape of X.
+        """Return an anomaly map of each sample, with the shape of X.
 
-        The map is the difference between the squared error of an entry and its expected variance, when blocks around
-        the entry are hidden, an eighth of all blocks at a time. It is averaged over neighboring entries, half a block
-        wide. Values far above 0 are surprising. Missing entries (NaN) count as 0 in the average. For Gaussian units,
-        errors are measured in standard deviations.
+        The map measures how unlikely each entry is given the others: its value is the squared error minus the predicted
+        variance of the entry when the entry's block is masked. An eighth of all blocks is masked at a time. The map is
+        smoothed over neighboring entries with a window half a block wide. Values far above 0 are surprising. Missing
+        entries (NaN) count as 0 in the smoothing. For Gaussian units, errors are measured in standard deviations.
         """
         check_is_fitted(self)
         unit = self.model_.machine_.layers[VISIBLE]
@@ -235,9 +240,9 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return np.asarray(maps.reshape(shape))
 
     def _read(self, X: Any, *, reset: bool) -> Any:
-        r"""Check the shape and dtype of data, and return it as (n, \*shape) or (n, n_features).
+        r"""Validate the shape and dtype of the data and return it with shape (n, \*shape) or (n, n_features).
 
-        Values are checked when the model is trained, or when batches are scored.
+        The values are validated later, when the model is trained or when batches are scored.
         """
         X = X.detach().cpu().numpy() if isinstance(X, torch.Tensor) else X
         given = X if hasattr(X, "ndim") else np.asarray(X)
@@ -251,20 +256,23 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         return checked.reshape(given.shape) if given.ndim > 2 else checked
 
     def _block(self, unit: Unit) -> tuple[int, ...]:
-        """Return the shape of the blocks that are hidden."""
+        """Return the shape of the blocks to mask."""
         shape = unit.site_shape
         if self.block_shape is None:
             return tuple(max(1, round(size / _BLOCKS_PER_AXIS)) if len(shape) > 1 else 1 for size in shape)
         block = as_shape(self.block_shape, "block_shape")
         if len(block) != len(shape):
             axes = "1 axis" if len(shape) == 1 else f"{len(shape)} axes"
-            raise ValueError(f"block_shape must have {axes}, like a sample of shape {shape}, got {block}")
+            raise ValueError(f"block_shape must have {axes} to match samples of shape {shape}, got {block}")
         if any(step > size for step, size in zip(block, shape, strict=True)):
-            raise ValueError(f"block_shape must be at most the shape of a sample, {shape}, got {block}")
+            raise ValueError(f"block_shape must not exceed the shape of a sample {shape}, got {block}")
         return block
 
     def _means(self, data: Any, *, check: bool = True) -> Array:
-        """Return the mean squared error and the mean expected variance of the observed entries per sample, (2, n)."""
+        """Return the mean squared error and mean predicted variance per sample, as an array of shape (2, n).
+
+        The means are over the observed entries.
+        """
         means = []
         for errors, variances, observed in self._errors(data, parts=2, rounds=self.n_masks // 2, check=check):
             counts = as_rows(observed).sum(1).clip(1)
@@ -274,9 +282,10 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
     def _errors(
         self, data: Any, *, parts: int, rounds: int, check: bool = True
     ) -> Iterator[tuple[Array, Array, Array]]:
-        """Yield the squared errors of all entries, their expected variances and a mask of observed entries, by batch.
+        """For each batch, yield the squared errors, the predicted variances and a mask of the observed entries.
 
-        Each of `rounds` divisions of the blocks into `parts` parts hides one part at a time.
+        The blocks are partitioned at random into `parts` parts, and one part is masked at a time. The results are
+        averaged over `rounds` partitions.
         """
         machine = self.model_.machine_
         unit = machine.layers[VISIBLE]
@@ -318,7 +327,7 @@ class MVRBMOutlierDetector(OutlierMixin, SavedEstimator):
         restore_names(self, described["feature_names"])
 
     def __sklearn_tags__(self) -> Any:
-        """Tell scikit-learn that NaN is allowed."""
+        """Declare NaN support to scikit-learn."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags

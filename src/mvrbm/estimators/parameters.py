@@ -1,7 +1,7 @@
-"""Parameters that estimators share, and the objects that their values stand for: recipes, units, couplings, seeds.
+"""Parameters shared by estimators, and their conversion to recipes, units, couplings and seeds.
 
-Estimators are data classes in one respect only: their `__init__`, which scikit-learn inspects, is generated from the
-fields of the class and its bases. Saving and loading of parameters is in :mod:`mvrbm.estimators.persistence`.
+Estimators are dataclasses for one reason only: to generate `__init__`, which scikit-learn inspects, from the fields of
+the class and its bases. :mod:`mvrbm.estimators.persistence` saves and loads the parameters.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ from mvrbm.updates.recipe import Recipe, as_recipe
 from mvrbm.updates.step import check_hidden_memory
 from mvrbm.validation import choice
 
-#: Negative phases by the value of the parameter `negative`.
+#: Negative phase for each value of the parameter `negative`.
 NEGATIVE_PHASES = {"cd": CD, "pcd": PCD, "tempered": TemperedPCD}
 
-# Samples stay blurred if the learning rate decays over fewer updates than this.
+# If the learning rate decays over fewer updates than this, generated samples stay blurred.
 _SHORTEST_DECAY = 1000
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class TrainingParameters:
-    """Parameters of estimators that are trained by contrastive divergence; see :class:`~mvrbm.MVRBM`."""
+    """Parameters for estimators trained by contrastive divergence. See :class:`~mvrbm.MVRBM`."""
 
     visible: Any = "bernoulli"
     hidden: str = "bernoulli"
@@ -48,24 +48,25 @@ class TrainingParameters:
     verbose: int = 0
 
     def _recipe(self) -> Recipe:
-        """Return the recipe, with the settings that have their own parameter replaced."""
+        """Return the recipe, overridden by the individual training parameters."""
         recipe = as_recipe(self.recipe)
         phase = recipe.negative
         if self.negative is not None:
             phase = NEGATIVE_PHASES[choice(self.negative, "negative", NEGATIVE_PHASES)]()
         if self.n_chains is not None and not hasattr(phase, "n_chains"):
-            raise ValueError("n_chains sets the number of persistent chains: use negative='pcd' or 'tempered' with it")
+            raise ValueError("n_chains requires persistent chains: use negative='pcd' or negative='tempered'")
         phase = dataclasses.replace(phase, **without_none({"n_chains": self.n_chains, "steps": self.gibbs_steps}))
         given = {name: getattr(self, name) for name in ("n_epochs", "batch_size", "learning_rate")}
         return dataclasses.replace(recipe, negative=phase, **without_none(given))
 
     def _new_hidden(self, shape: tuple[int, ...], batch_size: int, like: Tensor) -> Unit:
-        """Return new hidden units.
+        """Create the hidden units.
 
         Raises
         ------
         MemoryLimitError
-            Before the units are created, if there is not enough memory to train them with batches of this size.
+            If there is not enough memory to train the units with batches of this size. Raised before the units are
+            created.
         """
         samples_per_process = -(-batch_size // World.here().size)
         check_hidden_memory(shape, samples_per_process, like)
@@ -74,17 +75,17 @@ class TrainingParameters:
 
 @dataclass(frozen=True)
 class Layer:
-    """One hidden layer of a stack, and its coupling to the layer below.
+    """Hidden layer in a stack, with its coupling to the layer below.
 
     Parameters
     ----------
     shape : int or sequence of int, optional
         Shape of the layer. Default: the shape of the layer below.
     coupling : Coupling or str, optional
-        A coupling without shapes, such as ``Dense()``. The stack uses a copy. Default: ``Kronecker`` with the `rank` of
-        the stack.
+        Coupling without shapes, such as ``Dense()``. The stack uses a copy. Default: ``Kronecker(rank)`` with the
+        stack's `rank`.
     hidden : str, optional
-        Name of the units. Default: the value of the parameter `hidden` of the stack.
+        Unit type. Default: the stack's parameter `hidden`.
     """
 
     shape: int | Sequence[int] | None = None
@@ -98,52 +99,54 @@ def without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seed_of(random_state: Any) -> int:
-    """Draw a seed from scikit-learn's `random_state`: an int, a RandomState or None."""
+    """Draw a seed from a scikit-learn `random_state` (an int, a RandomState or None)."""
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 def unit_named(kind: Any, shape: tuple[int, ...], parameter: str = "visible") -> Unit:
-    """Return new units of the kind that the value of a parameter names.
+    """Create units of the given kind for a layer of the given shape.
 
     Raises
     ------
     ValueError
-        If there are no such units. The message names the parameter.
+        If there is no such kind of unit. The message names `parameter`, the estimator parameter that was invalid.
     """
     return make_unit(choice(kind, parameter, unit_names()), shape)
 
 
 def is_named(unit: Unit, kind: Any) -> bool:
-    """Return whether a unit is of the kind with this name."""
+    """Return whether the unit is of the given kind."""
     other = unit_named(kind, unit.shape)
     return (unit.name, unit.config()) == (other.name, other.config() | {"bias_shape": list(unit.bias_shape)})
 
 
 def unconnected(coupling: Any, what: str = "coupling") -> Coupling:
-    """Return a new coupling without shapes: a copy of a coupling, or one from a string such as ``"kronecker:8"``."""
+    """Create a coupling without shapes, from another coupling or from a string such as ``"kronecker:8"``."""
     if isinstance(coupling, str):
         return make_coupling(coupling)
     if not isinstance(coupling, Coupling):
-        raise ValueError(f"{what} must be a coupling such as Dense() or Kronecker(8), or its name, got {coupling!r}")
+        raise ValueError(
+            f"{what} must be a coupling such as Dense() or Kronecker(8), or the name of one, got {coupling!r}"
+        )
     return coupling.copy_without_shapes()
 
 
 def check_axes(link: Coupling, unit: Unit, hidden_shape: tuple[int, ...]) -> None:
-    """Raise ValueError if a Kronecker coupling would connect layers with different numbers of axes."""
+    """Raise ValueError if a Kronecker coupling connects layers with different numbers of axes."""
     if link.name != Kronecker.name or len(unit.shape) == len(hidden_shape):
         return
     axes = "1 axis" if len(hidden_shape) == 1 else f"{len(hidden_shape)} axes"
-    hint = ", or pass visible_shape if a row is an array" if len(unit.shape) == 1 else ""
+    hint = ", or pass visible_shape if each row is a flattened array" if len(unit.shape) == 1 else ""
     raise ValueError(
-        f"hidden_shape {hidden_shape} has {axes}, but a sample has {len(unit.shape)}, {unit.shape}: both need the same "
-        f"number of axes{hint}"
+        f"hidden_shape {hidden_shape} has {axes}, but samples of shape {unit.shape} have {len(unit.shape)}: use the "
+        f"same number of axes{hint}"
     )
 
 
 def unsuited_reason(name: str | Recipe, recipe: Recipe) -> str | None:
-    """Return why a model that was trained with a recipe generates poor samples, or None if it does not.
+    """Return the reason why training with a recipe leads to poor samples, or None if the recipe is suitable.
 
-    `name` is the value of the parameter `recipe`, and `recipe` are the settings that training used.
+    `name` is the value of the parameter `recipe`, and `recipe` contains the settings used in training.
     """
     if not hasattr(recipe.negative, "n_chains"):
         return f"with {recipe.negative}"

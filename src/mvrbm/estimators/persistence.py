@@ -1,7 +1,7 @@
-"""Save estimators to folders and load them, including models that earlier versions saved under other parameter names.
+"""Save estimators to folders and load them, including models saved by earlier versions.
 
-Files are written and read by :mod:`mvrbm.saving`. Here are the base class of all estimators that can be saved, the
-conversion of parameters to JSON and back, and the checkpoints of backpropagation.
+This module defines the base class for all estimators that can be saved, the conversion of parameters to and from JSON,
+and checkpoints for backpropagation. :mod:`mvrbm.saving` reads and writes the files.
 """
 
 import dataclasses
@@ -29,20 +29,20 @@ from mvrbm.training.checkpoints import DescentCheckpoint, digest_of
 from mvrbm.updates.recipe import Recipe
 from mvrbm.validation import whole_number
 
-# Parameters that depend on the machine an estimator runs on, not on the model.
+# Parameters that describe where and how an estimator runs, and are not part of the model.
 _NOT_SAVED = ("device", "verbose")
 
-# Parameters that had other names in earlier versions: former name -> present name. Version 0.1 used the first two, and
-# versions 0.1 and 0.2 used British spelling.
+# Parameters renamed since earlier versions: former name -> current name. Version 0.1 used the first two former names,
+# and versions 0.1 and 0.2 used British spelling.
 _FORMER_NAMES = {"n_iter": "n_epochs", "preset": "recipe", "unlabelled_batch_size": "unlabeled_batch_size"}
-# The same for single classes. Up to version 0.2, the imputer's parameter `hidden` selected the correction.
+# Parameters renamed in individual classes. Up to version 0.2, the imputer's parameter `hidden` selected the correction.
 _FORMER_NAMES_OF: dict[str, dict[str, str]] = {"MVRBMImputer": {"hidden": "correction"}}
-# Values that had other names: (class, present name of the parameter) -> former value -> present value.
+# Renamed parameter values: (class, current parameter name) -> former value -> current value.
 _FORMER_VALUES: dict[tuple[str, str], dict[str, str]] = {("MVRBMImputer", "correction"): {"gaussian": "none"}}
 
 
 class SavedEstimator(BaseEstimator):
-    """Base class of estimators that can be saved to a folder, from which :func:`mvrbm.load` loads them."""
+    """Base class for estimators that can be saved to a folder and loaded with :func:`mvrbm.load`."""
 
     @property
     def n_parameters_(self) -> int:
@@ -52,18 +52,18 @@ class SavedEstimator(BaseEstimator):
         return sum(parameter.numel() for parameter in learned.parameters() if parameter.requires_grad)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Save the fitted model to a folder, from which :func:`mvrbm.load` loads it.
+        """Save the fitted model to a folder. Use :func:`mvrbm.load` to load it.
 
-        A model that is already in the folder is replaced.
+        If the folder already contains a model, the model is replaced.
         """
         return self._save(folder)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **card: Any) -> Path:
-        """Save the fitted model with a model card, to share it; see :func:`mvrbm.save_pretrained`."""
+        """Save the fitted model together with a model card. See :func:`mvrbm.save_pretrained`."""
         return self._save(folder, ModelCard(**card))
 
     def push_to_hub(self, name: str, **options: Any) -> str:
-        """Upload the fitted model with a model card to the Hugging Face hub; see :func:`mvrbm.push_to_hub`."""
+        """Upload the fitted model and a model card to the Hugging Face Hub. See :func:`mvrbm.push_to_hub`."""
         return push_to_hub(self, name, **options)
 
     def _save(self, folder: str | os.PathLike[str], card: ModelCard | None = None) -> Path:
@@ -79,7 +79,7 @@ class SavedEstimator(BaseEstimator):
 
     @classmethod
     def from_folder(cls, folder: Path, config: Mapping[str, Any], device: str | torch.device) -> Self:
-        """Load a model from a folder with this config. :func:`mvrbm.load` calls this method."""
+        """Load a model from a folder and its parsed config. :func:`mvrbm.load` calls this method."""
         described = config[ESTIMATOR]
         params = _with_present_names(cls.__name__, described["params"])
         if "random_state" in params:
@@ -90,26 +90,29 @@ class SavedEstimator(BaseEstimator):
 
     @abstractmethod
     def _write(self, folder: Path, extra: Mapping[str, Any]) -> None:
-        """Write the model into an existing folder. `extra` holds further entries of its config."""
+        """Write the model to an existing folder. `extra` contains additional entries for the config."""
 
     @abstractmethod
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
-        """Read the model from a folder. `described` is the estimator's entry of the config."""
+        """Read the model from a folder. `described` is the estimator's entry in the config."""
 
     @classmethod
     def _from_json(cls, name: str, value: Any) -> Any:
-        """Return the value of a parameter from its saved form."""
+        """Convert a parameter value from JSON."""
         return _from_json(name, value)
 
     def _description(self) -> dict[str, Any]:
-        """Return the class and the parameters in a form that JSON can hold."""
+        """Return the class name and the parameters as JSON-serializable values."""
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in _NOT_SAVED}
         if not isinstance(params["random_state"], int | np.integer):
-            del params["random_state"]  # the state of a generator is not a setting
+            del params["random_state"]  # a generator's state is not a setting
         return {"class": type(self).__name__, "params": {name: _to_json(value) for name, value in params.items()}}
 
     def _warn_once(self, reason: str | None, advice: str = "") -> None:
-        """Warn that the way this model was trained leads to poor samples, unless `reason` is None or it has warned."""
+        """Warn, once per model, that it was trained in a way that leads to poor samples.
+
+        If `reason` is None, do nothing.
+        """
         if reason is None or getattr(self, "_warned", False):
             return
         self._warned = True
@@ -119,7 +122,7 @@ class SavedEstimator(BaseEstimator):
 
 
 def _with_present_names(class_name: str, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return saved parameters under their present names and values."""
+    """Convert the names and values of saved parameters to the current version."""
     names = {**_FORMER_NAMES, **_FORMER_NAMES_OF.get(class_name, {})}
     params = {}
     for former, value in saved.items():
@@ -130,7 +133,7 @@ def _with_present_names(class_name: str, saved: Mapping[str, Any]) -> dict[str, 
 
 
 def _from_json(name: str, value: Any) -> Any:
-    """Return the value of a parameter from its saved form."""
+    """Convert a parameter value from JSON."""
     if isinstance(value, Mapping):
         if name == "recipe":
             return Recipe.from_config(value)
@@ -142,7 +145,7 @@ def _from_json(name: str, value: Any) -> Any:
 
 
 def _to_json(value: Any) -> Any:
-    """Return the value of a parameter in a form that JSON can hold."""
+    """Convert a parameter value to a JSON-serializable value."""
     if isinstance(value, Coupling):
         return {"coupling": value.name, **value.config()}
     if isinstance(value, Recipe):
@@ -159,13 +162,13 @@ def _to_json(value: Any) -> Any:
 
 
 def saved_names(estimator: Any) -> list[str] | None:
-    """Return the column names of the training data as strings, or None if it had none."""
+    """Return the column names of the training data as strings, or None if the data had no column names."""
     names = getattr(estimator, "feature_names_in_", None)
     return None if names is None else list(map(str, names))
 
 
 def restore_names(estimator: Any, names: Any) -> None:
-    """Set the column names of the training data to the names that :func:`saved_names` returned."""
+    """Restore the column names of the training data, as returned by :func:`saved_names`."""
     if names is None:
         return
     if len(names) != estimator.n_features_in_ or not all(isinstance(name, str) for name in names):
@@ -176,9 +179,9 @@ def restore_names(estimator: Any, names: Any) -> None:
 def stored_descent(
     folder: Any, estimator: Any, plan: DescentSettings, data: Sequence[Tensor], force: bool
 ) -> DescentCheckpoint | None:
-    """Return the checkpoint of an estimator that is trained by backpropagation, or None if `folder` is None.
+    """Return a checkpoint for an estimator trained by backpropagation, or None if `folder` is None.
 
-    The parameters of the estimator, the settings of training and a digest of the data identify the training run.
+    The estimator's parameters, the training settings and a digest of the data identify the training run.
     """
     if folder is None:
         return None
@@ -186,6 +189,6 @@ def stored_descent(
         name: repr(value) for name, value in estimator.get_params(deep=False).items() if name not in _NOT_SAVED
     }
     if not isinstance(estimator.random_state, int | np.integer):
-        params["random_state"] = None  # drawn, not chosen: any seed may resume the run
+        params["random_state"] = None  # the user did not choose the seed, so any seed can resume the run
     identity = {**params, "plan": plan.identity(), "data": digest_of(*data)}
     return DescentCheckpoint(Path(folder), identity, force)

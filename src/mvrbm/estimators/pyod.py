@@ -1,6 +1,6 @@
-"""The outlier detector with PyOD's interface, :class:`PyODDetector`. It needs ``pip install 'mvrbm[pyod]'``.
+"""Outlier detector with the PyOD interface, :class:`PyODDetector`. Requires ``pip install 'mvrbm[pyod]'``.
 
-The class is created when it is first used, so that this module can be imported without PyOD.
+The class is created on first use, so that this module can be imported without PyOD.
 """
 
 import functools
@@ -19,23 +19,23 @@ def _make_class() -> type:
     base: Any = require("pyod.models.base", "PyODDetector", "pyod").BaseDetector
 
     class PyODDetector(base):
-        """Masked prediction with a Boltzmann machine, with PyOD's interface: outliers have the label 1 and high scores.
+        """Outlier detection by masked prediction, with the PyOD interface. Outliers have label 1 and high scores.
 
         Parameters
         ----------
         contamination : float
-            Fraction of outliers in the training data, above 0 and at most 0.5.
+            Fraction of outliers in the training data, in the range (0, 0.5].
         detector : MVRBMOutlierDetector, optional
-            The detector. Its own `contamination` is ignored. Default: a detector with default settings.
+            The detector to use. Its parameter `contamination` is ignored. Default: ``MVRBMOutlierDetector()``.
 
         Attributes
         ----------
-        decision_scores_ : array (n,)
+        decision_scores_ : array of shape (n,)
             Scores of the training data.
-        labels_ : array (n,)
+        labels_ : array of shape (n,)
             1 for outliers in the training data, 0 for all other samples.
         threshold_ : float
-            Samples with a higher score are outliers.
+            Score threshold. Samples with higher scores are outliers.
         detector_ : MVRBMOutlierDetector
             The fitted detector.
         """
@@ -53,10 +53,10 @@ def _make_class() -> type:
             return self
 
         def decision_function(self, X: Any) -> NDArray[np.floating[Any]]:
-            """Return the score of each sample, (n,). Higher is more unusual."""
+            """Return the outlier score of each sample, as an array of shape (n,). Higher is more abnormal."""
             return -self.detector_.score_samples(X)
 
-    # Pickle finds the class by these names.
+    # Pickle looks up the class by these names.
     PyODDetector.__module__ = __name__
     PyODDetector.__qualname__ = PyODDetector.__name__
     return PyODDetector

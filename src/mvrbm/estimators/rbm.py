@@ -1,4 +1,4 @@
-"""Estimators with one visible layer and one machine: RBM (vectors), MVRBM (matrices), TVRBM (arrays of any order)."""
+"""Models with one visible layer: RBM for vectors, MVRBM for matrices and TVRBM for arrays of any order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mvrbm.units import Bernoulli, Unit
 
 
 class SingleLayerRBM(ArrayInput, ArrayRBM):
-    """Base class of the estimators with one visible layer, which take and return arrays or rows."""
+    """Base class for models with one visible layer. Samples are arrays or rows of features."""
 
     def _read_layers(self, X: Any, *, reset: bool) -> dict[str, Any]:
         return {VISIBLE: self._read(X, reset=reset)}
@@ -43,25 +43,25 @@ class SingleLayerRBM(ArrayInput, ArrayRBM):
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         super()._restore(folder, described)
         if list(self.machine_.layers) != [VISIBLE]:
-            raise StorageError(f"{type(self).__name__} needs one visible layer, got {list(self.machine_.layers)}")
+            raise StorageError(f"{type(self).__name__} requires one visible layer, got {list(self.machine_.layers)}")
         self._restore_input(self.machine_.layers[VISIBLE], described)
 
 
 @register("TVRBM")
 @dataclass(eq=False, repr=False)
 class TVRBM(SingleLayerRBM):
-    r"""Tensor-variate restricted Boltzmann machine, for samples of any order.
+    r"""Tensor-variate restricted Boltzmann machine for samples of any order.
 
     .. math::
 
         E(X, Y) = -\langle Y, X \times_1 U_1 \cdots \times_D U_D\rangle - \langle B, X\rangle - \langle C, Y\rangle
 
-    With `rank` above 1, the coupling is the sum of `rank` such products.
+    If `rank` is greater than 1, the coupling is the sum of `rank` such products.
 
     Parameters
     ----------
     hidden_shape, rank, coupling, visible, hidden, visible_shape
-        See :class:`~mvrbm.MVRBM`. The hidden layer has as many axes as a sample.
+        See :class:`~mvrbm.MVRBM`. The hidden layer must have as many axes as a sample.
     n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
         See :class:`~mvrbm.MVRBM`.
     backend, random_state, device, verbose
@@ -69,7 +69,7 @@ class TVRBM(SingleLayerRBM):
 
     See Also
     --------
-    MVRBM : The same model for matrices, which documents all parameters and attributes.
+    MVRBM : The same model for matrices. Documents all parameters and attributes.
 
     Examples
     --------
@@ -108,63 +108,64 @@ class MVRBM(TVRBM):
     coupling : Coupling or str, optional
         Coupling to use instead of ``Kronecker(rank)``, such as ``Dense()``, ``CP(8)`` or ``"mpo:3"``.
     visible, hidden : str
-        Units of the visible and the hidden layer: ``"bernoulli"`` (values from 0 to 1), ``"gaussian"`` (real values),
-        ``"gaussian-learned"`` (real values with learned variances), ``"categorical"`` (one-hot along the last axis), or
-        another name that :func:`mvrbm.units.unit_names` lists.
+        Unit type of the visible and the hidden layer: ``"bernoulli"`` (values from 0 to 1), ``"gaussian"`` (real
+        values), ``"gaussian-learned"`` (real values with learned variances), ``"categorical"`` (one-hot along the last
+        axis), or another name listed by :func:`mvrbm.units.unit_names`.
     visible_shape : tuple of int, optional
-        Shape of a sample if the input has shape (n, n_features). Default: a row is a vector. Not needed for input of
-        shape (n, I, J).
+        Shape of a sample if the input has shape (n, n_features). If None, each row is a vector. Not required for input
+        of shape (n, I, J).
     n_epochs : int, optional
-        Number of epochs. Default: 10, or the value of the recipe.
+        Number of epochs. Default: the recipe's value (10 in the default recipe).
     batch_size : int, optional
-        Number of samples per update. Default: 100, or the value of the recipe.
+        Number of samples per update. Default: the recipe's value (100 in the default recipe).
     learning_rate : float, optional
-        Step size. Default: computed from the sizes of the layers, or the value of the recipe.
+        Learning rate. Default: the recipe's value. The default recipe computes it from the layer sizes.
     recipe : str or Recipe
-        Training settings: ``"default"`` (for features), ``"generative"`` (for samples and for filling in missing
-        entries), ``"paper"`` (Algorithm 1 of the paper), or a :class:`~mvrbm.training.Recipe`.
+        Training settings: ``"default"`` (for feature extraction), ``"generative"`` (for sampling and for filling in
+        missing entries), ``"paper"`` (Algorithm 1 in the paper), or a :class:`~mvrbm.training.Recipe`.
     negative : {"cd", "pcd", "tempered"}, optional
-        Negative phase: contrastive divergence, persistent chains, or persistent chains with parallel tempering.
-        Default: the negative phase of the recipe, which is ``"cd"`` for the default recipe.
+        Negative phase: contrastive divergence, persistent contrastive divergence, or persistent contrastive divergence
+        with parallel tempering. Default: the recipe's negative phase (``"cd"`` in the default recipe).
     n_chains : int, optional
-        Number of persistent chains, for ``"pcd"`` and ``"tempered"``. Default: 100, or the value of the recipe.
+        Number of persistent chains, for ``"pcd"`` and ``"tempered"``. Default: 100, or the recipe's value.
     gibbs_steps : int, optional
-        Number of Gibbs steps per update. Default: 1, or the value of the recipe.
+        Number of Gibbs steps per update. Default: the recipe's value (1 in the default recipe).
     warm_start : bool
-        Whether `fit` continues to train a fitted or loaded model for `n_epochs` more epochs, instead of training a new
+        Whether `fit` continues training a fitted or loaded model for `n_epochs` more epochs instead of training a new
         model.
     backend : {"auto", "reference"}
         ``"auto"`` selects the fastest implementation for the model and the device. ``"reference"`` computes gradients
-        by autograd.
+        with autograd.
     random_state : int, RandomState or None
         Random seed.
     device : str
-        Device of the model, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if there is one.
+        Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
     verbose : int
         Whether to show a progress bar.
 
     Attributes
     ----------
     machine_ : BoltzmannMachine
-        The model.
+        The fitted machine.
     trainer_ : Trainer or None
-        The trainer of the model. None after loading.
+        The model's trainer, or None if the model was loaded.
     history_ : list of dict
-        Metrics that callbacks logged.
+        Metrics logged by callbacks.
     visible_shape_ : tuple of int
         Shape of a sample.
     n_epochs_, n_updates_ : int
-        Number of epochs and updates that the model has been trained for.
+        Number of epochs and number of updates that the model has been trained for.
     interrupted_ : bool
-        Whether Ctrl-C or SIGTERM stopped the last `fit`.
+        Whether Ctrl-C or SIGTERM stopped the last call to `fit`.
     components_ : array of shape (n_hidden, n_visible_features)
-        Weights, as in scikit-learn's `BernoulliRBM`. Not available beyond 67 million entries.
+        Weights, as in scikit-learn's `BernoulliRBM`. Not available if the matrix would exceed 67 million entries.
     intercept_visible_, intercept_hidden_ : array
         Biases of the visible and the hidden layer, as in scikit-learn's `BernoulliRBM`.
     n_parameters_ : int
         Number of learned parameters.
     chains_ : dict of str to Tensor
-        Up to 100 persistent chains of training, by layer, from which `sample` starts. Empty if there are none.
+        Up to 100 persistent chains from training, by layer. `sample` starts from these chains. Empty if the model has
+        no persistent chains.
 
     Examples
     --------
@@ -195,7 +196,7 @@ class RBM(SingleLayerRBM):
     hidden_shape : int
         Number of hidden units.
     coupling : Coupling or str, optional
-        Coupling to use instead of the full matrix, ``Dense()``.
+        Coupling to use instead of a full weight matrix (``Dense()``).
     visible, hidden, visible_shape
         See :class:`~mvrbm.MVRBM`.
     n_epochs, batch_size, learning_rate, recipe, negative, n_chains, gibbs_steps, warm_start
@@ -230,7 +231,7 @@ class RBM(SingleLayerRBM):
 
     @classmethod
     def from_sklearn(cls, fitted: Any, *, device: str | torch.device = "auto") -> RBM:
-        """Return an RBM with the parameters of a fitted scikit-learn `BernoulliRBM`."""
+        """Create an RBM from a fitted scikit-learn `BernoulliRBM`."""
         check_is_fitted(fitted, ["components_", "intercept_hidden_", "intercept_visible_"])
         weights = np.asarray(fitted.components_)
         settings = {name: getattr(fitted, name) for name in ("batch_size", "learning_rate", "random_state")}

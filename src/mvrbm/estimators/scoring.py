@@ -1,4 +1,4 @@
-"""Scores of data under a fitted model: `score_samples`, `score`, `log_likelihood`, `free_energy`."""
+"""Scoring of data under a fitted model: `score_samples`, `score`, `log_likelihood`, `free_energy`."""
 
 from typing import Any
 
@@ -9,19 +9,20 @@ from mvrbm.estimators.base import BaseRBM
 from mvrbm.estimators.batches import Array, batches, joined, n_samples
 from mvrbm.likelihood import LikelihoodInterval, log_likelihood_interval, pseudo_log_likelihood
 
-# Number of entries whose conditional probability `score_samples` computes exactly by default.
+# Number of entries for which `score_samples` computes the exact conditional probability by default.
 _SCORED_SITES = 16
 
 
 class ScoringMixin(BaseRBM):
-    """Pseudo-log-likelihood, log-likelihood and free energy of samples."""
+    """Mixin for the pseudo-log-likelihood, log-likelihood and free energy of samples."""
 
     def score_samples(self, X: Any, *, exact: bool = False) -> Array:
-        """Return the pseudo-log-likelihood of each sample, (n,). The result is deterministic.
+        """Return the pseudo-log-likelihood of each sample, as an array of shape (n,).
 
-        By default, samples with more than 16 entries get an unbiased estimate, which computes the exact conditional
-        probability of 16 entries and approximates the others; see :func:`mvrbm.likelihood.pseudo_log_likelihood`. It
-        takes less time than one epoch of training.
+        By default, the result for samples with more than 16 entries is an unbiased estimate, which uses the exact
+        conditional probabilities of 16 entries and approximations for the others. See
+        :func:`mvrbm.likelihood.pseudo_log_likelihood`. The estimate takes less time than one training epoch. The
+        result is deterministic.
 
         Parameters
         ----------
@@ -37,15 +38,16 @@ class ScoringMixin(BaseRBM):
         )
 
     def score(self, X: Any, y: Any = None, *, exact: bool = False) -> float:
-        """Return the mean of :meth:`score_samples`. `y` is ignored."""
+        """Return the mean of :meth:`score_samples` over the samples. `y` is ignored."""
         return float(np.mean(self.score_samples(X, exact=exact)))
 
     def log_likelihood(
         self, X: Any, *, n_chains: int = 100, n_steps: int = 1000, burn_in: int | None = None
     ) -> LikelihoodInterval:
-        """Estimate the mean log-likelihood of data in nats per sample, with an interval.
+        """Estimate the mean log-likelihood of the data, in nats per sample, with an interval.
 
-        See :func:`mvrbm.likelihood.log_likelihood_interval`. Stacks have no likelihood that can be estimated.
+        The interval covers the uncertainty in log Z. See :func:`mvrbm.likelihood.log_likelihood_interval`. The
+        likelihood of a stack cannot be estimated.
 
         Parameters
         ----------
@@ -56,14 +58,15 @@ class ScoringMixin(BaseRBM):
         n_steps : int
             Number of annealing steps.
         burn_in : int, optional
-            Number of Gibbs steps before reverse annealing, which start from the persistent chains of training, or from
-            samples of X if there are none. Default: `n_steps`.
+            Number of Gibbs steps before reverse annealing. These steps start from the persistent chains from training,
+            or from samples in X if the model has no persistent chains. Default: `n_steps`.
         """
         check_is_fitted(self)
         if len(self._machines) > 1:
-            raise ValueError("the likelihood of a stack of machines cannot be estimated: use score_samples")
+            raise ValueError("the likelihood of a stack cannot be estimated: use score_samples instead")
         layers = self._read_layers(X, reset=False)
-        data = joined(batches(layers, self.machine_.layers, check=False))  # the estimate checks the values
+        # `log_likelihood_interval` validates the values.
+        data = joined(batches(layers, self.machine_.layers, check=False))
         rows = np.linspace(0, n_samples(data) - 1, n_chains).astype(int)
         start = self.chains_ or {name: array[rows] for name, array in data.items()}
         return log_likelihood_interval(
@@ -71,10 +74,10 @@ class ScoringMixin(BaseRBM):
         )
 
     def free_energy(self, X: Any) -> Array:
-        """Return the free energy of each sample in nats, (n,): minus the log-likelihood, minus log Z.
+        """Return the free energy of each sample in nats, as an array of shape (n,).
 
-        Differences between samples are differences of their log-likelihoods. For stacks, the free energy is that of the
-        lowest machine.
+        The free energy is the negative log-likelihood minus log Z, so differences in free energy between samples are
+        negative differences in log-likelihood. For stacks, it is the free energy under the lowest machine.
         """
         check_is_fitted(self)
         return self._map_batches(X, lambda batch: self.machine_.free_energy(batch, check=False))

@@ -1,7 +1,7 @@
-"""Sweeps: train one estimator with many settings (seeds, learning rates, penalties, ranks) on the same data.
+"""Parameter sweeps: train one estimator with many settings, such as seeds, learning rates or ranks, on the same data.
 
-On a GPU, machines of the same shapes are trained together by the same kernels, because one small machine cannot keep
-the GPU busy; see :func:`mvrbm.training.fit_together`. With several processes (``torchrun``), each process trains some
+On a GPU, machines with the same shapes are trained together in the same kernels, because one small machine cannot keep
+the GPU busy. See :func:`mvrbm.training.fit_together`. With several processes (``torchrun``), each process trains some
 of the candidates.
 """
 
@@ -24,47 +24,48 @@ from mvrbm.training import Checkpoint, fit_together
 from mvrbm.training.trainer import Trainer
 from mvrbm.validation import number
 
-#: Values to try by parameter, or a list of such mappings, as for scikit-learn's `ParameterGrid`.
+#: Mapping from parameter names to values to try, or a list of such mappings, as in scikit-learn's `ParameterGrid`.
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
 
 
 @dataclass
 class Candidate:
-    """One training run of a sweep."""
+    """One training run in a sweep."""
 
     #: Values of the parameters in the grid.
     params: dict[str, Any]
-    #: The fitted estimator. None if training diverged, or if another process trained it.
+    #: The fitted estimator, or None if training diverged or another process trained this candidate.
     estimator: Any = field(repr=False, default=None)
-    #: Score on held-out samples. Higher is better.
+    #: Score on the held-out samples. Higher is better.
     score: float = float("-inf")
     #: Whether training diverged.
     diverged: bool = False
-    #: Training time. Candidates that were trained together share it equally.
+    #: Training time in seconds. If candidates were trained together, the time is divided equally among them.
     seconds: float = float("nan")
 
 
 class Sweep:
-    """Train one estimator with many settings at once, and keep the best.
+    """Parameter sweep that trains one estimator with many settings at once and selects the best.
 
     Parameters
     ----------
     estimator : RBM, MVRBM or TVRBM
-        The estimator. It is cloned.
-    grid : mapping of str to sequence, or sequence of these
-        Values to try by parameter, as for scikit-learn's `ParameterGrid`. `random_state` can be one of the parameters.
+        The estimator to train. The sweep trains clones of it.
+    grid : mapping of str to sequence, or sequence of such mappings
+        Mapping from parameter names to values to try, as in scikit-learn's `ParameterGrid`. It may contain
+        `random_state`.
     scoring : callable, optional
-        Function of a fitted estimator, held-out samples and their labels (or None) that returns a score. Higher is
-        better. Default: the `score` method of the estimator.
+        Function with the signature ``scoring(estimator, X, y)`` that returns a score for a fitted estimator on held-out
+        samples. Higher is better. `y` is None if there are no labels. Default: the estimator's `score` method.
     validation_fraction : float
-        Fraction of the samples that is held out for scoring.
+        Fraction of the samples to hold out for scoring.
     random_state : int
-        Random seed that selects the held-out samples.
+        Random seed for selecting the held-out samples.
 
     Attributes
     ----------
     candidates_ : list of Candidate
-        All candidates, in the order of the grid.
+        All candidates, in grid order.
     best_estimator_, best_params_, best_score_
         Estimator, parameters and score of the candidate with the highest score.
 
@@ -104,15 +105,15 @@ class Sweep:
         Parameters
         ----------
         X : array of shape (n, \*visible_shape) or (n, n_features)
-            The data.
-        y : array (n,), optional
-            Labels, which are passed to `scoring`.
+            Training and validation data.
+        y : array of shape (n,), optional
+            Labels to pass to `scoring`.
         checkpoints : path, optional
-            Folder in which to save every candidate after every epoch, and from which to resume. Candidates with
-            checkpoints are trained one after another.
+            Checkpoint folder. Each candidate is saved after each epoch, and training resumes from existing checkpoints.
+            With checkpoints, candidates are trained one after another.
         force : bool
-            Whether to resume from checkpoints that were saved with other data or settings, which otherwise raise an
-            error.
+            Whether to resume from checkpoints even if they were saved with different data or settings. If False, such
+            checkpoints raise an error.
         """
         X = np.asarray(X)
         kept, held = self._split(len(X))
@@ -133,16 +134,16 @@ class Sweep:
         self.best_params_ = self.candidates_[best].params
         self.best_score_ = self.candidates_[best].score
         if self.best_score_ == float("-inf"):
-            raise DivergenceError(f"all {len(self.candidates_)} training runs diverged: lower the learning rates")
+            raise DivergenceError(f"all {len(self.candidates_)} training runs diverged: use lower learning rates")
         self.best_estimator_ = self._share_estimator(best, world, X[kept])
         return self
 
     def _split(self, n: int) -> tuple[Any, Any]:
-        """Return the indices of samples for training and of held-out samples."""
+        """Return the indices of the training samples and of the held-out samples."""
         number(self.validation_fraction, "validation_fraction", 0, 1, exclude_low=True)
         n_held = max(1, round(self.validation_fraction * n))
         if n_held >= n:
-            raise ValueError(f"{n} samples are too few to hold {n_held} out")
+            raise ValueError(f"too few samples: cannot hold out {n_held} of {n}")
         order = np.random.default_rng(self.random_state).permutation(n)
         return np.sort(order[n_held:]), np.sort(order[:n_held])
 
@@ -158,7 +159,7 @@ class Sweep:
                 trainer.callbacks = [Checkpoint(folder)]
                 trainer.resume(folder, force=force)
             trainers.append(trainer)
-            data.append(data[0] if data else layers)  # candidates that are trained together share one copy
+            data.append(data[0] if data else layers)  # all candidates share one copy of the data
         outcomes = fit_together(trainers, data, initialize=True)
         for candidate, trainer, (diverged, seconds) in zip(candidates, trainers, outcomes, strict=True):
             candidate.diverged = diverged
@@ -171,14 +172,14 @@ class Sweep:
                 candidate.estimator = None
 
     def _prepared(self, params: Mapping[str, Any], X: Any) -> tuple[Any, Trainer, dict[str, Any]]:
-        """Return an untrained estimator, its trainer, and the data in the form that the trainer takes."""
+        """Return an untrained estimator, its trainer, and the data in the trainer's format."""
         estimator = clone(self.estimator).set_params(**params)
         with single_process():
             trainer, layers, _ = estimator.prepare(X)
         return estimator, trainer, layers
 
     def _share_scores(self, world: World) -> None:
-        """Send the outcome of each candidate to all processes."""
+        """Share the results of all candidates with all processes."""
         own = self.candidates_[world.rank :: world.size]
         outcomes = [(candidate.score, candidate.diverged, candidate.seconds) for candidate in own]
         table = torch.tensor(outcomes, dtype=torch.float64).reshape(-1, 3)
@@ -190,7 +191,7 @@ class Sweep:
                 candidate.seconds = seconds
 
     def _share_estimator(self, best: int, world: World, X: Any) -> Any:
-        """Return the best estimator on every process."""
+        """Copy the best estimator to all processes and return it."""
         candidate = self.candidates_[best]
         if world.size == 1:
             return candidate.estimator
@@ -200,7 +201,7 @@ class Sweep:
             values = parameter.data if is_owner else torch.zeros_like(parameter.data)
             world.all_reduce(values)
             parameter.data.copy_(values)
-        # The trainer belongs to one process. Further training starts with new trainers on all processes.
+        # Only one process has the trainer, so further training creates new trainers in all processes.
         estimator.trainers_ = None
         estimator.history_ = []
         return estimator

@@ -1,4 +1,4 @@
-"""The topic model: a replicated softmax of word counts, which may be sparse."""
+"""Replicated softmax, a topic model for word counts. The counts may be sparse."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from mvrbm.validation import number, whole_number
 
 #: Name of the visible layer.
 WORDS = "words"
-# Entries that are in memory at once when the probabilities of the next word are computed.
+# Maximum number of entries in an intermediate array when computing next-word probabilities.
 _ENTRIES_AT_ONCE = 2**22
-# Decay rates of Adam's means. The mean of the gradients is shorter than by default, because gradients of contrastive
-# divergence change fast.
+# Beta coefficients for Adam. The first one is lower than the default, because contrastive divergence gradients change
+# quickly.
 _ADAM_BETAS = (0.5, 0.999)
 
 
 class DenseBatches:
-    """A sparse matrix that the trainer can read like an array: selected rows are converted to dense arrays."""
+    """Array-like wrapper around a sparse matrix. Selecting rows returns a dense array."""
 
     def __init__(self, matrix: Any) -> None:
         self.matrix = matrix
@@ -62,16 +62,17 @@ class DenseBatches:
 @register("ReplicatedSoftmax")
 @dataclass(eq=False, repr=False)
 class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SavedEstimator):
-    r"""Topic model of word counts.
+    r"""Replicated softmax, a topic model for word counts.
 
     .. math:: E(x, y) = -\sum_k x_k (b_k + \langle w_k, y\rangle) - \langle c, y\rangle
 
-    :math:`x_k` are the counts of the words of the vocabulary, and `y` are binary topics. Given the topics, all words of
-    a document are drawn from the same distribution, :math:`\mathrm{softmax}(b + W y)`. Topics multiply the
-    probabilities of words, whereas the topics of latent Dirichlet allocation add them.
+    Here, :math:`x_k` is the number of occurrences of word `k` in a document, and `y` is a vector of binary topics.
+    Given the topics, all words in a document are drawn from the same distribution,
+    :math:`\mathrm{softmax}(b + W y)`. Topics combine by multiplying word probabilities, whereas in latent Dirichlet
+    allocation they combine by mixing (adding) them.
 
-    The model is trained by contrastive divergence with Adam, whose step size does not depend on the frequency of a
-    word.
+    The model is trained by contrastive divergence with Adam, because Adam's step size does not depend on the frequency
+    of a word.
 
     Parameters
     ----------
@@ -82,37 +83,37 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
     batch_size : int
         Number of documents per update.
     learning_rate : float
-        Initial step size of Adam. It falls linearly to zero over `n_epochs`.
+        Initial learning rate for Adam. It decays linearly to zero over `n_epochs`.
     gibbs_steps : int
-        Number of Gibbs steps of contrastive divergence.
+        Number of Gibbs steps per update.
     warm_start : bool
-        Whether `fit` continues to train a fitted or loaded model, instead of training a new model.
+        Whether `fit` continues training a fitted or loaded model instead of training a new model.
     random_state : int, RandomState or None
         Random seed.
     device : str
-        Device of the model, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if there is one.
+        Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
     verbose : int
         Whether to show a progress bar.
 
     Attributes
     ----------
     machine_ : BoltzmannMachine
-        The model.
+        The fitted machine.
     trainer_ : Trainer or None
-        The last trainer of the model. None after loading.
-    components_ : array (n_components, n_features)
-        Weights: how much each topic raises the log-probability of each word.
-    intercept_visible_ : array (n_features,)
+        The most recent trainer, or None if the model was loaded.
+    components_ : array of shape (n_components, n_features)
+        Weights. Entry (j, k) is the amount that topic j adds to the unnormalized log-probability of word k.
+    intercept_visible_ : array of shape (n_features,)
         Biases of the words.
-    intercept_hidden_ : array (n_components,)
+    intercept_hidden_ : array of shape (n_components,)
         Biases of the topics.
     n_epochs_ : int
         Number of epochs that the model has been trained for.
 
     Notes
     -----
-    Salakhutdinov and Hinton multiply the hidden bias by the length of the document. This is the same as a constant
-    added to the weights of all words of a topic, so it needs no parameter.
+    Salakhutdinov and Hinton multiply the hidden bias by the document length. This is equivalent to adding a constant to
+    the weights of all words in a topic, so it does not require a separate parameter.
 
     References
     ----------
@@ -140,7 +141,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
     verbose: int = 0
 
     def _set_machine(self, machine: BoltzmannMachine) -> None:
-        """Make an untrained machine the model."""
+        """Use a new, untrained machine as the model and reset all training state."""
         self.machine_ = machine.to(resolve_device(self.device))
         self.trainer_: Trainer | None = None
         self.n_epochs_ = 0
@@ -152,20 +153,20 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
         Parameters
         ----------
-        X : sparse matrix or array (n, n_features)
+        X : sparse matrix or array of shape (n, n_features)
             Number of occurrences of each word in each document, such as the output of `CountVectorizer`. Sparse
-            matrices stay sparse. Only one batch at a time is converted to a dense array.
+            matrices are converted to dense arrays only one batch at a time.
         y : None
-            Ignored. Present for compatibility with pipelines.
+            Ignored. Present for API consistency by convention.
         callbacks : sequence of Callback
-            Callbacks of the trainer; see :mod:`mvrbm.training`.
+            Callbacks to pass to the trainer. See :mod:`mvrbm.training`.
         resume : path, optional
-            Folder of checkpoints. Training continues from the newest checkpoint, if there is one.
+            Checkpoint folder. If the folder contains checkpoints, training resumes from the most recent one.
 
         Notes
         -----
-        Ctrl-C stops training after the current update and raises KeyboardInterrupt. The model keeps its current
-        parameters and can be used.
+        Ctrl-C stops training after the current update and raises KeyboardInterrupt. The partially trained model remains
+        usable.
         """
         continues = self.warm_start and hasattr(self, "machine_")
         counts = self._prepare(X, continues=continues)
@@ -176,16 +177,16 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         return self._train(counts, n_epochs, callbacks, initialize=not (continues or resumed))
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Train for one more epoch on these documents, with a constant learning rate."""
+        """Train for one more epoch on the given documents, with a constant learning rate."""
         continues = hasattr(self, "machine_")
         counts = self._prepare(X, continues=continues)
         if self.trainer_ is None or self.trainer_.scheduler is not None:
             self.trainer_ = self._new_trainer(None)
-        self.trainer_.restart_epoch()  # an interrupted epoch belongs to other documents
+        self.trainer_.restart_epoch()  # an interrupted epoch may have used different documents
         return self._train(counts, self.trainer_.epoch + 1, (), initialize=not continues)
 
     def _prepare(self, X: Any, *, continues: bool) -> Any:
-        """Check documents, create a new machine unless training continues, and return the counts."""
+        """Validate documents and return the word counts. Create a new machine unless training continues."""
         counts = self._counts(X, reset=not continues)
         if not continues:
             topics = Bernoulli(whole_number(self.n_components, "n_components"))
@@ -225,19 +226,19 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
     @property
     def components_(self) -> Array:
-        """Weights of the topics, (n_components, n_features)."""
+        """Weights of the topics, of shape (n_components, n_features)."""
         check_is_fitted(self)
         return to_array(self.machine_.links[WORDS].dense())
 
     @property
     def intercept_visible_(self) -> Array:
-        """Biases of the words, (n_features,)."""
+        """Biases of the words, of shape (n_features,)."""
         check_is_fitted(self)
         return to_array(self.machine_.layers[WORDS].bias)
 
     @property
     def intercept_hidden_(self) -> Array:
-        """Biases of the topics, (n_components,)."""
+        """Biases of the topics, of shape (n_components,)."""
         check_is_fitted(self)
         return to_array(self.machine_.hidden.bias)
 
@@ -247,16 +248,16 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         return int(self.machine_.hidden.shape[0])
 
     def top_words(self, feature_names: Sequence[str] | None = None, n: int = 10) -> list[list[str]]:
-        """Return the words that each topic makes most probable, strongest first.
+        """Return the most characteristic words of each topic, in descending order.
 
-        Words are ordered by their weight times the square root of their frequency, which is the spread of their counts.
-        So neither rare words with large weights nor frequent words with small weights come first.
+        Words are sorted by weight times the square root of their frequency, which is the standard deviation of their
+        counts. This ranks neither rare words with large weights nor frequent words with small weights too high.
 
         Parameters
         ----------
         feature_names : sequence of str, optional
             The words, such as ``vectorizer.get_feature_names_out()``. Default: the column names of the training data,
-            or the indices of the words.
+            or the word indices if there are no column names.
         n : int
             Number of words per topic.
         """
@@ -264,44 +265,44 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         n_words = self.n_features_in_
         names = getattr(self, "feature_names_in_", np.arange(n_words)) if feature_names is None else feature_names
         if len(names) != n_words:
-            raise ValueError(f"feature_names must have {n_words} names, one per column of X, got {len(names)}")
+            raise ValueError(f"feature_names must contain {n_words} names (one for each column of X), got {len(names)}")
         strength = self.components_ * np.exp(self.intercept_visible_ / 2)
         order = np.argsort(-strength, axis=1)[:, : whole_number(n, "n")]
         return [[str(names[word]) for word in row] for row in order]
 
     def transform(self, X: Any) -> Array:
-        """Return the probability of every topic in every document, (n, n_components)."""
+        """Return the probability of each topic in each document, as an array of shape (n, n_components)."""
         return self._map_batches(X, lambda batch: self.machine_.hidden_mean({WORDS: batch}))
 
     # -- prediction of words ----------------------------------------------------------------------
 
     def predict_words(self, X: Any) -> Array:
-        r"""Return the probability that the next word of each document is word `k`, for every `k`: (n, n_features).
+        r"""Return next-word probabilities for each document, as an array of shape (n, n_features).
 
-        The probabilities are exact. One more word `k` changes the free energy of a document by
+        The probabilities are exact. Adding word `k` to a document changes the free energy of the document by
         :math:`-b_k - \sum_j [\mathrm{softplus}(f_j + w_{jk}) - \mathrm{softplus}(f_j)]`.
         """
         return self._map_batches(X, lambda batch: torch.exp(self._log_next_word(batch)))
 
     def perplexity(self, X: Any, observed: Any = None) -> float:
-        r"""Return the perplexity of words given other words of the same documents (document completion).
+        r"""Return the perplexity of words given other words from the same documents (document completion).
 
-        It is :math:`\exp(-\sum \log p / n)` over all `n` words of X. A uniform distribution of words has a perplexity
-        equal to the size of the vocabulary.
+        The perplexity is :math:`\exp(-\sum \log p / n)` over all `n` scored words. A uniform distribution over words
+        has a perplexity equal to the vocabulary size.
 
         Parameters
         ----------
-        X : sparse matrix or array (n, n_features)
+        X : sparse matrix or array of shape (n, n_features)
             Documents.
-        observed : sparse matrix or array (n, n_features), optional
-            Words of the same documents that are given. They are not scored. Default: a random half of the words of each
-            document is given, the same half at every call, and the other half is scored.
+        observed : sparse matrix or array of shape (n, n_features), optional
+            Observed words from the same documents. These words are not scored. If None, a random half of the words in
+            each document is observed and the other half is scored. The split is the same in every call.
         """
         check_is_fitted(self)
         words = self._counts(X, reset=False)
         known, scored = halves(words) if observed is None else (self._counts(observed, reset=False), words)
         if known.shape != scored.shape:
-            raise ValueError(f"observed must have the same shape as X, {scored.shape}, got {known.shape}")
+            raise ValueError(f"observed must have the same shape as X {scored.shape}, got {known.shape}")
         total = 0.0
         for rows, batch in self._batches(known):
             some = scored[rows].tocoo()
@@ -310,15 +311,15 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
             total += float(some.data.astype(np.float64) @ to_array(found))
         n_words = float(scored.sum(dtype=np.float64))
         if not n_words:
-            raise ValueError("X has no words to score")
+            raise ValueError("X contains no words to score")
         return float(np.exp(-total / n_words))
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return the mean log-probability of a word given half of its document: minus the logarithm of `perplexity`."""
+        """Return the mean log-probability per word given half of the document, which is ``-log(perplexity)``."""
         return -float(np.log(self.perplexity(X)))
 
     def _log_next_word(self, batch: Tensor) -> Tensor:
-        """Return the log-probability of the next word: (n, n_features) -> (n, n_features)."""
+        """Return next-word log-probabilities: (n, n_features) -> (n, n_features)."""
         machine = self.machine_
         n_words = batch.shape[1]
         columns = machine.links[WORDS].to_hidden(torch.eye(n_words).to(machine.like))  # (n_features, n_components)
@@ -332,11 +333,13 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
     # -- data and files ---------------------------------------------------------------------------
 
     def _counts(self, X: Any, *, reset: bool) -> Any:
-        """Check documents, and return them as a sparse matrix (n, n_features) in float32."""
+        """Validate documents and return them as a sparse float32 matrix of shape (n, n_features)."""
         checked = validate_data(self, X, reset=reset, accept_sparse="csr", dtype=np.float32)
         counts = sparse.csr_matrix(checked)
         if counts.nnz and counts.data.min() < 0:
-            raise ValueError(f"Negative values in data passed to X: counts start at 0, got {counts.data.min():g}")
+            raise ValueError(
+                f"Negative values in data passed to X: counts must be at least 0, got {counts.data.min():g}"
+            )
         return counts
 
     def _batches(self, counts: Any) -> Iterator[tuple[slice, Tensor]]:
@@ -358,7 +361,9 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
     def _restore(self, folder: Path, described: Mapping[str, Any]) -> None:
         machine = read_machine(folder)
         if list(machine.layers) != [WORDS] or not machine.layers[WORDS].own_lengths:
-            raise StorageError(f"a topic model needs one layer '{WORDS}' of counts of any length, got {machine.layers}")
+            raise StorageError(
+                f"a topic model requires a single layer '{WORDS}' of counts with variable length, got {machine.layers}"
+            )
         if machine.hidden.name != Bernoulli.name or len(machine.hidden.shape) != 1:
             raise StorageError(f"topics must be a vector of Bernoulli units, got {machine.hidden}")
         self._set_machine(machine)
@@ -367,7 +372,7 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
         restore_names(self, described["feature_names"])
 
     def __sklearn_tags__(self) -> Any:
-        """Tell scikit-learn that X may be sparse and must not be negative, and that the output is float32."""
+        """Declare to scikit-learn that X may be sparse and must be nonnegative, and that the output is float32."""
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.input_tags.positive_only = True
@@ -376,13 +381,13 @@ class ReplicatedSoftmax(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Saved
 
 
 def halves(counts: Any, seed: int = 0) -> tuple[Any, Any]:
-    """Divide the words of every document into two random halves, and return both as sparse matrices.
+    """Split the words in each document into two random halves and return the halves as sparse matrices.
 
-    The first half has the extra word of documents of odd length. Counts are rounded to integers.
+    In documents of odd length, the first half gets the extra word. Counts are rounded to integers.
     """
     counts = sparse.csr_matrix(counts)
     n_words = np.rint(counts.data).astype(np.int64)
-    # Every word occurrence, with the index of its entry in `counts.data` and the index of its document.
+    # For each word occurrence, the index of its entry in `counts.data` and the index of its document.
     entry = np.repeat(np.arange(counts.nnz), n_words)
     document = np.repeat(np.arange(counts.shape[0]), np.diff(counts.indptr))[entry]
     # Shuffle the words within each document.
@@ -395,7 +400,7 @@ def halves(counts: Any, seed: int = 0) -> tuple[Any, Any]:
 
 
 def _with_counts(matrix: Any, counts: Array) -> Any:
-    """Return a sparse matrix with the same structure and other counts."""
+    """Return a sparse matrix with the sparsity structure of `matrix` and the given counts."""
     data = counts.astype(matrix.dtype)
     result = sparse.csr_matrix((data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=True)
     result.eliminate_zeros()

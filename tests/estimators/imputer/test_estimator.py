@@ -92,7 +92,9 @@ def test_tables_with_numbers_and_categories():
     assert (found["color"] == table["color"]).mean() > 0.99
     assert (found["big"] == table["big"]).all()
     assert np.abs(found["size"] - table["size"]).max() < 0.6
-    with pytest.raises(ValueError, match=r"column 'color' has categories that fit has not seen, such as 'pink'"):
+    with pytest.raises(
+        ValueError, match=r"column 'color' has categories that were not in the training data, such as 'pink'"
+    ):
         imputer.transform(holes.assign(color="pink"))
 
 
@@ -138,9 +140,12 @@ def test_models_of_version_0_2_are_loaded_under_the_new_parameter_name(former, p
     ("settings", "message"),
     [
         ({"correction": "softmax"}, "correction must be one of"),
-        ({"sample_axes": 3}, r"sample_axes must be at most 2 for data of this shape, got 3"),
+        ({"sample_axes": 3}, r"sample_axes must be at most 2 for data with 3 axes, got 3"),
         ({"n_factors": 0}, "n_factors"),
-        ({"categorical_features": "all"}, "categorical_features must be 'from_dtype', columns or None, got 'all'"),
+        (
+            {"categorical_features": "all"},
+            "categorical_features must be 'from_dtype', a list of columns or None, got 'all'",
+        ),
     ],
 )
 def test_wrong_settings_are_named(settings, message):
@@ -169,13 +174,13 @@ def test_seeds_determine_the_result():
 
 def test_nothing_known_and_columns_in_another_order_are_one_clear_error():
     pandas = pytest.importorskip("pandas")
-    with pytest.raises(ValueError, match="every entry of the data is missing"):
+    with pytest.raises(ValueError, match="all entries are missing"):
         MVRBMImputer().fit(np.full((5, 3), np.nan))
     frame = pandas.DataFrame({"size": np.arange(20.0), "color": ["red", "blue"] * 10})
     imputer = MVRBMImputer(n_epochs=1, random_state=0).fit(frame)
     with pytest.raises(ValueError, match="must be in the same order"):
         imputer.transform(frame[["color", "size"]])
-    with pytest.raises(ValueError, match=r"does not have: \['nowhere'\]"):
+    with pytest.raises(ValueError, match=r"not in the data: \['nowhere'\]"):
         MVRBMImputer(categorical_features=["nowhere"]).fit(frame)
 
 
@@ -185,6 +190,6 @@ def test_progress_says_which_error_it_is_and_what_was_chosen(capsys):
     imputer = MVRBMImputer(n_factors=1, correction="none", device="cpu", random_state=0, verbose=1).fit(data)
     ((tried, error),) = imputer.errors_.items()
     assert capsys.readouterr().err.splitlines() == [
-        f"{tried}: error of hidden entries is {error:.4g} standard deviations",
-        "chosen: sample_axes=1, n_factors=1, no correction",
+        f"{tried}: error on hidden entries is {error:.4g} standard deviations",
+        "selected: sample_axes=1, n_factors=1, no correction",
     ]

@@ -1,10 +1,10 @@
-"""The correction of linear predictions: two machines, trained to predict entries that are hidden.
+"""Nonlinear correction to linear predictions: two machines trained to predict hidden entries.
 
-The lower machine has the visible layers `value` (a sample whose unknown entries hold a first prediction) and `known`
-(which entries are known). The upper machine has the layer `below` (the hidden layer of the lower machine) and the layer
-`filled`, whose fields are added to the fields of the first prediction. The pass from `value` and `known` up and back
-down to `filled` is trained by the gradient of the squared error, after the multi-prediction training of Goodfellow et
-al., "Multi-prediction deep Boltzmann machines", NeurIPS (2013).
+The lower machine has the visible layers `value` (a sample with initial predictions for the unknown entries) and `known`
+(a mask of the known entries). The upper machine has the visible layers `below` (the hidden layer of the lower machine)
+and `filled`, whose fields are added to the fields of the initial predictions. The pass from `value` and `known` up and
+back down to `filled` is trained by backpropagating the squared error, following the multi-prediction training in
+Goodfellow et al., "Multi-prediction deep Boltzmann machines", NeurIPS (2013).
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ from mvrbm.random import RandomSource
 from mvrbm.training.backprop import DescentSettings, descend
 from mvrbm.units import Bernoulli, Gaussian, make_unit
 
-# Standard deviation of the initial hidden fields, from each layer below.
+# Standard deviation of the initial hidden fields from each layer below.
 _FIELD_SPREAD = 0.5
-# Standard deviation of the initial weights of the layer `filled`: corrections start near zero.
+# Standard deviation of the initial weights for the layer `filled`. It is small, so that corrections start near zero.
 _INITIAL_CORRECTION = 0.003
-# Bounded first predictions are at least this far from 0 and 1, where fields are infinite.
+# Minimum distance of bounded initial predictions from 0 and 1, where fields are infinite.
 _MARGIN = 0.01
-# Units of the layer `filled` that are tried: unbounded and bounded predictions.
+# Unit types to try for the layer `filled`: Gaussian for unbounded and Bernoulli for bounded predictions.
 _FILLED = ("gaussian", "bernoulli")
-# Number of updates of a trial, after which the units with the smaller error are chosen.
+# Number of updates in a trial, after which the unit type with the smaller error is selected.
 _TRIAL_UPDATES = 300
-# Smallest and largest number of updates, if the number of epochs is not given.
+# Minimum number of updates if the number of epochs is not given.
 _FEWEST_UPDATES = 3000
+# Maximum number of updates if the number of epochs is not given.
 _MOST_UPDATES = 6000
 
 
 class Correction(nn.Module):
-    """Two machines that correct first predictions.
+    """Two machines that correct initial predictions.
 
     Parameters
     ----------
     lower : BoltzmannMachine
-        The machine with the layers `value` and `known`.
+        Machine with the visible layers `value` and `known`.
     upper : BoltzmannMachine
-        The machine with the layers `below` and `filled`.
+        Machine with the visible layers `below` and `filled`.
     """
 
     def __init__(self, lower: BoltzmannMachine, upper: BoltzmannMachine) -> None:
@@ -62,9 +63,9 @@ class Correction(nn.Module):
 
     @classmethod
     def new(cls, size: int, hidden: str, n_hidden: int, filled: str, rng: RandomSource, like: Tensor) -> Correction:
-        """Return an untrained correction, close to zero, of samples of `size` standardized entries.
+        """Create an untrained correction, close to zero, for samples of `size` standardized entries.
 
-        `hidden` and `filled` are the names of the units of the hidden layers and of the layer `filled`.
+        `hidden` and `filled` are the unit types of the hidden layers and of the layer `filled`.
         """
         below = {"value": Gaussian(size), "known": Bernoulli(size)}
         above = {"below": Gaussian(n_hidden), "filled": make_unit(filled, size)}
@@ -86,11 +87,14 @@ class Correction(nn.Module):
 
     @property
     def bounded(self) -> bool:
-        """Whether predictions lie between 0 and 1."""
+        """Whether predictions are restricted to the range 0 to 1."""
         return self.upper.layers["filled"].data_range == (0, 1)
 
     def forward(self, value: Tensor, known: Tensor, first: Tensor) -> Tensor:
-        """Return corrected predictions (n, D) of all entries, given first predictions, in the units of `filled`."""
+        """Return corrected predictions for all entries, of shape (n, D), on the scale of the layer `filled`.
+
+        `first` contains the initial predictions.
+        """
         links = self.lower.links
         field = links["value"].to_hidden(value) + links["known"].to_hidden(known.to(value.dtype))
         field = self.upper.links["below"].to_hidden(self.lower.hidden.activation(field))
@@ -99,7 +103,10 @@ class Correction(nn.Module):
         return self.upper.layers["filled"].mean(field + first_field)
 
     def correct(self, x: Tensor, known: Tensor, first: Tensor, scaling: Scaling) -> Tensor:
-        """Return corrected predictions (n, D) of all entries, given first predictions, in the units of the data."""
+        """Return corrected predictions for all entries, of shape (n, D), on the scale of the data.
+
+        `first` contains the initial predictions.
+        """
         center = scaling.center.to(x)
         scale = scaling.scale.to(x)
         value = (torch.where(known, x, first) - center) / scale
@@ -115,7 +122,7 @@ class Correction(nn.Module):
 
 @dataclass(frozen=True)
 class CorrectionTrainer:
-    """Trains corrections of a linear model on entries that are hidden.
+    """Trainer for corrections to a linear model. It hides known entries and trains corrections to predict them.
 
     Parameters
     ----------
@@ -124,21 +131,25 @@ class CorrectionTrainer:
     scaling : Scaling
         Range, location and scale of the entries.
     samples : Samples
-        Training data. Held-out entries measure the error.
+        Training data. Held-out entries are used to measure the error.
     shape : tuple of int
         Shape of a sample.
     weights : Tensor
-        Weights of squared errors.
-    hidden, n_hidden : str, int
-        Units of the hidden layers, and number of units per layer.
+        Weights of the squared errors.
+    hidden : str
+        Type of the hidden units.
+    n_hidden : int
+        Number of hidden units per layer.
     n_epochs : int, optional
-        Number of epochs. None: 3,000 to 6,000 updates, more for more data.
-    batch_size, learning_rate : int, float
-        Number of samples per update, and step size.
+        Number of epochs. Default: enough epochs for 3,000 to 6,000 updates, depending on the number of samples.
+    batch_size : int
+        Number of samples per update.
+    learning_rate : float
+        Initial learning rate.
     rng : RandomSource
-        Source of initial weights, masks and the order of samples.
+        Source of random numbers for initial weights, masks and the order of samples.
     report : callable
-        Called with a description and the error after every training run.
+        Function to call with a description and the error after each training run.
     """
 
     factors: Factors
@@ -155,7 +166,10 @@ class CorrectionTrainer:
     report: Report
 
     def train(self) -> tuple[float, Correction]:
-        """Return a trained correction and its error. The units of `filled` are chosen by short training runs."""
+        """Train a correction. Return its error on held-out entries and the trained correction.
+
+        Short trial runs determine the unit type of the layer `filled`.
+        """
         n = len(self.samples.x)
         n_batches = -(-n // min(self.batch_size, n))
         updates = min(max(n // 5, _FEWEST_UPDATES), _MOST_UPDATES)
@@ -174,7 +188,7 @@ class CorrectionTrainer:
 
     @cached_property
     def _first_predictions(self) -> Tensor:
-        """Predictions of the linear model for the samples with held-out entries."""
+        """The linear model's predictions for the samples with held-out entries."""
         tested = self._tested
         return self.factors.conditional_mean(tested.x, tested.shown) if len(tested.x) else tested.x
 
@@ -199,7 +213,7 @@ class CorrectionTrainer:
         return error, correction
 
     def _loss(self, correction: Correction) -> Callable[[Tensor], Tensor]:
-        """Return the squared error of shown entries that are hidden in a batch, as a function of row numbers."""
+        """Return a loss function of row indices: the squared error on shown entries that are hidden at random."""
         patterns = missing_patterns(self.samples.known)
 
         def loss(rows: Tensor) -> Tensor:
@@ -213,7 +227,7 @@ class CorrectionTrainer:
         return loss
 
     def _score(self, correction: Correction) -> Callable[[], tuple[float, float]]:
-        """Return a function that computes the error of held-out entries."""
+        """Return a function that computes the error on held-out entries."""
 
         @torch.no_grad()
         def score() -> tuple[float, float]:

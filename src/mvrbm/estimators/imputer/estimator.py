@@ -1,4 +1,4 @@
-"""The imputer: parameters, training, predictions and files. The models are in the other modules of this package."""
+"""The imputer. The models that it uses are defined in the other modules of this package."""
 
 from __future__ import annotations
 
@@ -32,65 +32,67 @@ from mvrbm.random import RandomSource
 from mvrbm.saving import read_machines, register, write_machines
 from mvrbm.validation import all_finite, as_shape, choice, number, whole_number
 
-# Values of the parameter `correction`.
+# Valid values for the parameter `correction`.
 _CORRECTIONS = ("auto", "none", "rectified", "bernoulli")
-# Units of a correction that is chosen automatically.
+# Unit type used by `correction="auto"`.
 _AUTOMATIC_UNITS = "rectified"
-# With fewer samples than this, `correction="auto"` does not try a correction.
+# Minimum number of samples for which `correction="auto"` tries a correction.
 _FEWEST_SAMPLES = 200
-# Number of hidden units per entry and per layer of a correction, and its limit.
+# Number of hidden units per entry in each layer of the correction if `n_hidden` is None.
 _HIDDEN_PER_ENTRY = 3
+# Maximum number of hidden units in each layer of the correction if `n_hidden` is None.
 _MOST_HIDDEN = 1000
-# Entries of a batch of samples, or of the covariance matrices of their factors, that are in memory at once.
+# Maximum number of entries in a batch of samples, or in the covariance matrices of the factors.
 _BATCH_ENTRIES = 2**24
 # Names of the tensors that are saved with the machines.
 _TENSORS = ("low", "high", "center", "scale")
-# Names of tensors in files, in the spelling of version 0.2, so that both versions read them.
+# Tensor names in files use the spelling of version 0.2, so that both versions can read them.
 _SAVED_TENSORS = {"center": "centre"}
 
 
 @register("MVRBMImputer")
 @dataclass(eq=False, repr=False)
 class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
-    r"""Replace missing entries (NaN) of rows, matrices or tensors by their means given the known entries.
+    r"""Imputer that replaces missing entries (NaN) in rows, matrices or tensors by their conditional means.
 
     .. math:: x = \mu + L t + \sqrt{\psi}\,\varepsilon, \qquad t, \varepsilon \sim \mathcal N(0, 1)
 
-    A machine with a Gaussian hidden layer :math:`t`, which is factor analysis, predicts missing entries linearly. A
-    correction, which consists of two more machines with rectified or binary hidden units, learns to improve these
-    predictions. The imputer hides some known entries, following the pattern of the missing entries in the data, and
-    chooses the settings that predict them best: the number of factors, whether to use the correction, and whether to
-    bound its predictions by the range of the data.
+    A machine with a Gaussian hidden layer :math:`t`, equivalent to factor analysis, predicts missing entries linearly
+    from the known entries. A correction, which consists of two more machines with rectified or binary hidden units,
+    learns to improve these predictions. To choose the settings, the imputer hides some known entries, in the same
+    patterns as the missing entries in the data, and selects the settings that predict them best. The settings are the
+    number of factors, whether to use the correction, and whether to bound its predictions by the range of the data.
 
     Parameters
     ----------
     correction : {"auto", "none", "rectified", "bernoulli"}
-        Hidden units of the correction. ``"none"`` uses the linear model alone. ``"auto"`` uses rectified units if the
-        correction reduces the error of hidden entries.
+        Type of the hidden units in the correction. ``"none"`` uses only the linear model. ``"auto"`` uses rectified
+        units if the correction reduces the error on hidden entries, and no correction otherwise.
     n_factors : int, optional
-        Number of factors, the hidden units of the linear model. Default: chosen among powers of two.
+        Number of factors (hidden units in the linear model). Default: selected from the powers of two.
     n_hidden : int, optional
         Number of hidden units in each of the two layers of the correction. Default: three per entry, up to 1,000.
     sample_axes : int or "auto"
-        Number of leading axes of the data that count samples. With 2, data of shape (n, a, b) is `n a` samples of `b`
-        entries. ``"auto"`` is 1, or, with fewer samples than entries, the number that predicts hidden entries best.
+        Number of leading axes that index the samples. If 2, data of shape (n, a, b) is treated as `n * a` samples of
+        `b` entries. ``"auto"`` uses 1 unless there are fewer samples than entries per sample. In that case, it selects
+        the number that predicts hidden entries best.
     categorical_features : {"from_dtype"}, array of int, str or bool, or None
-        Categorical columns of 2-D data, by index, name or mask. ``"from_dtype"`` selects the columns of a data frame
-        that are not numbers. Missing entries of categorical columns become the most probable category.
+        Categorical columns in 2-D data, given as indices, names or a mask. ``"from_dtype"`` selects the non-numeric
+        columns of a data frame. Missing entries in categorical columns are replaced by the most probable category.
     n_epochs : int, optional
-        Number of epochs of training the correction. Default: as many as 3,000 to 6,000 updates need, more for more
-        data.
+        Number of epochs for training the correction. Default: enough epochs for 3,000 to 6,000 updates, depending on
+        the number of samples.
     batch_size : int
-        Number of samples per update of the correction.
+        Number of samples per update when training the correction.
     learning_rate : float
-        Initial learning rate of the correction.
+        Initial learning rate for training the correction.
     keep_empty_features : bool
-        Whether to keep columns of 2-D data without any known entry, and fill them with 0. Arrays with more axes always
-        keep them.
+        Whether to keep columns of 2-D data that have no known entries and fill them with 0. In data with more axes,
+        such entries are always kept.
     random_state : int, RandomState or None
         Random seed.
     device : str
-        Device of the model, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if there is one.
+        Device to run on, such as ``"cpu"`` or ``"cuda"``. ``"auto"`` selects a GPU if one is available.
     verbose : int
         Whether to print progress.
 
@@ -99,15 +101,15 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     machine_ : BoltzmannMachine
         The linear model.
     correction_ : Correction or None
-        The correction, if it is used.
+        The correction, or None if no correction is used.
     n_factors_ : int
         Number of factors.
     sample_axes_ : int
-        Number of leading axes that count samples.
+        Number of leading axes that index the samples.
     errors_ : dict of str to float
-        Root mean squared error of hidden entries, in standard deviations, of every model that was tried.
+        Root mean squared error on hidden entries, in standard deviations, for each model that was tried.
     n_features_in_ : int
-        Number of entries per sample, along all axes but the first.
+        Number of entries along all axes except the first.
 
     Examples
     --------
@@ -142,7 +144,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         X : array of shape (n, \*sample shape), or data frame
             Training data. NaN marks missing entries.
         y : None
-            Ignored. Present for compatibility with pipelines.
+            Ignored. Present for API consistency by convention.
         """
         self._check_parameters()
         rng = RandomSource(seed_of(self.random_state))
@@ -170,7 +172,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         self._set_models(factors.machine(shape), correction, scaling)
         self._calibration = self._predictor.calibration(samples)
         used = "no correction" if correction is None else "a correction"
-        self._print(f"chosen: sample_axes={self.sample_axes_}, n_factors={self.n_factors_}, {used}")
+        self._print(f"selected: sample_axes={self.sample_axes_}, n_factors={self.n_factors_}, {used}")
         return self
 
     def _check_parameters(self) -> None:
@@ -189,7 +191,10 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     def _train_correction(
         self, factors: Factors, scaling: Scaling, samples: Samples, weights: Tensor, rng: RandomSource
     ) -> Correction | None:
-        """Return a trained correction. With ``correction="auto"``, return None if it does not reduce the error."""
+        """Train and return a correction.
+
+        If ``correction="auto"`` and the correction does not reduce the error, return None.
+        """
         trainer = CorrectionTrainer(
             factors=factors,
             scaling=scaling,
@@ -216,7 +221,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     def _report(self, tried: str, error: float) -> None:
         """Record the error of a model that was tried."""
         self.errors_[tried] = error
-        self._print(f"{tried}: error of hidden entries is {error:.4g} standard deviations")
+        self._print(f"{tried}: error on hidden entries is {error:.4g} standard deviations")
 
     def _print(self, text: str) -> None:
         if self.verbose:
@@ -225,12 +230,12 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     # -- predictions ------------------------------------------------------------------------------
 
     def transform(self, X: Any) -> Any:
-        """Return data in which every missing entry is replaced by its mean given the known entries of its sample."""
+        """Replace each missing entry by its mean given the known entries in the same sample."""
         check_is_fitted(self)
         return self._filled(X, self._predictor.mean)
 
     def draw(self, X: Any, n: int = 5) -> list[Any]:
-        """Return `n` copies of data with missing entries drawn given the known ones, for multiple imputation."""
+        """Return `n` copies of the data with missing entries sampled given the known entries (multiple imputation)."""
         check_is_fitted(self)
         whole_number(n, "n")
         rng = RandomSource(seed_of(self.random_state))
@@ -241,9 +246,10 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return [self._filled(X, drawn) for _ in range(n)]
 
     def standard_deviation(self, X: Any) -> Array:
-        """Return the standard deviation of every missing entry given the known ones, and 0 for known entries.
+        """Return the standard deviation of each missing entry given the known entries, or 0 for known entries.
 
-        A categorical column has one column per category. Columns that :meth:`transform` drops are dropped here too.
+        A categorical column is replaced by one column per category. Columns dropped by :meth:`transform` are dropped
+        here too.
         """
         check_is_fitted(self)
         rows = self._read(X, reset=False)
@@ -251,7 +257,7 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         return torch.where(torch.isnan(rows), deviations, 0.0).numpy().reshape(len(rows), *self._shape_out)
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
-        """Return the names of the columns that :meth:`transform` returns."""
+        """Return the names of the columns returned by :meth:`transform`."""
         check_is_fitted(self)
         names: Array = super().get_feature_names_out(input_features)
         return names[self._encoding.kept]
@@ -263,18 +269,18 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
 
     @property
     def visible_shape_(self) -> tuple[int, ...]:
-        """Shape of the data along all axes but the first."""
+        """Shape of the data along all axes except the first."""
         return self._shape_in
 
     def _filled(self, X: Any, fill: Callable[[Tensor, Tensor], Tensor]) -> Any:
-        """Return data with the missing entries that a function predicts from samples and masks of known entries."""
+        """Replace missing entries by the predictions of `fill`, a function of samples and masks of known entries."""
         rows = self._read(X, reset=False)
         values = self._predictor.scaling.clamp(self._map_samples(rows, fill))
         return self._encoding.decode(torch.where(torch.isnan(rows), values, rows).numpy(), X, self._shape_out)
 
     @torch.no_grad()
     def _map_samples(self, rows: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Apply a function to samples and masks of their known entries, and return the results as rows."""
+        """Apply a function to samples and their masks of known entries, and return the results as rows."""
         samples = rows.reshape(-1, math.prod(self._sample_shape())).to(self.machine_.like)
         size = max(1, _BATCH_ENTRIES // max(samples.shape[1], self.n_factors_**2))
         pieces = []
@@ -286,33 +292,33 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
     # -- data -------------------------------------------------------------------------------------
 
     def _read(self, X: Any, *, reset: bool) -> Tensor:
-        """Check data and return it as encoded rows with NaN, (n, entries)."""
+        """Validate the data and return it as encoded rows of shape (n, entries), with NaN for missing entries."""
         if reset:
             self._encoding = TableEncoding.of(X, self.categorical_features)
         elif self._encoding.categories:
-            validate_data(self, X, reset=False, skip_check_array=True)  # checks the order of the columns
+            validate_data(self, X, reset=False, skip_check_array=True)  # validates the order of the columns
         X, shape = self._encoding.to_numbers(X)
         checked = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         if reset:
             self._shape_in = shape
             self._encoding.learn_kept(checked, keep_all=self.keep_empty_features or len(shape) > 1)
             if bool(np.isnan(checked).all()):
-                raise ValueError("every entry of the data is missing: fit needs known entries")
+                raise ValueError("all entries are missing: fit requires known entries")
         elif shape != self._shape_in:
             raise ValueError(f"samples must have shape {self._shape_in}, got {shape}")
         return torch.tensor(self._encoding.encode(checked))
 
     @property
     def _shape_out(self) -> tuple[int, ...]:
-        """Shape of the encoded data along all axes but the first."""
+        """Shape of the encoded data along all axes except the first."""
         return self._shape_in if len(self._shape_in) > 1 else (sum(self._encoding.widths),)
 
     def _sample_shape(self) -> tuple[int, ...]:
-        """Return the shape of a sample of the models, along the axes that do not count samples."""
+        """Return the shape of a sample in the models, along the axes that do not index samples."""
         return self._shape_out[self.sample_axes_ - 1 :]
 
     def __sklearn_tags__(self) -> Any:
-        """Tell scikit-learn that NaN is allowed, and that float32 input gives float32 output."""
+        """Declare NaN support and dtypes to scikit-learn. Float32 input gives float32 output."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
@@ -368,19 +374,21 @@ class MVRBMImputer(OneToOneFeatureMixin, TransformerMixin, SavedEstimator):
         standardized = (mean.cpu() + 1 - scaling.center) / scaling.scale
         results = [self._predictor.mean(mean[None], every_second[None]).cpu(), standardized]
         if bool((scaling.scale <= 0).any()) or not all_finite(results):
-            raise StorageError(f"{folder}: 'center' and 'scale' do not fit the correction: results are not finite")
+            raise StorageError(
+                f"{folder}: 'center' and 'scale' do not match the correction: predictions are not finite"
+            )
 
 
 def _check_machines(machines: Sequence[BoltzmannMachine], shape: tuple[int, ...]) -> None:
-    """Raise StorageError unless machines are a linear model of samples of this shape, with or without correction."""
+    """Raise StorageError unless the machines are a linear model, optionally with a correction, for this shape."""
     linear, *others = machines
     if [unit.gaussian for unit in (linear.hidden, *linear.layers.values())] != [True, True]:
-        raise StorageError(f"an imputer needs a machine with two Gaussian layers, got {linear}")
+        raise StorageError(f"an imputer requires a machine with two Gaussian layers, got {linear}")
     if linear.layers.keys() != {"visible"} or linear.layers["visible"].shape != shape:
-        raise StorageError(f"an imputer of samples of shape {shape} cannot have the layers {linear.layers}")
+        raise StorageError(f"an imputer for samples of shape {shape} cannot have the layers {linear.layers}")
     if not others:
         return
     size = (math.prod(shape),)
     expected = [{"value": size, "known": size}, {"below": others[0].hidden.shape, "filled": size}]
     if [{name: unit.shape for name, unit in machine.layers.items()} for machine in others] != expected:
-        raise StorageError(f"a correction of samples of shape {shape} cannot have the machines {others}")
+        raise StorageError(f"a correction for samples of shape {shape} cannot have the machines {others}")

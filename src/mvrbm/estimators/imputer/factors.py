@@ -1,7 +1,7 @@
 r"""Factor analysis: a machine with Gaussian visible and hidden layers, trained by EM.
 
-Such a machine is a normal distribution whose covariance is a diagonal matrix plus a matrix of low rank. Its likelihood,
-its conditional means and the steps of EM are linear algebra, so it needs no chains.
+Such a machine is a normal distribution whose covariance is a diagonal matrix plus a low-rank matrix. Its likelihood,
+its conditional means and the EM steps have closed forms, so it does not require sampling.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from mvrbm.machine import BoltzmannMachine
 from mvrbm.random import RandomSource
 from mvrbm.units import Gaussian
 
-# EM stops when the mean of the log-noise changes by less than this.
+# EM stops when the mean log-variance of the noise changes by less than this tolerance.
 _TOLERANCE = 1e-4
-# Smallest noise, as a fraction of the variance of an entry.
+# Minimum noise variance, as a fraction of the variance of an entry.
 _LEAST_NOISE = 1e-3
-# Smallest variance that entries are divided by, as a fraction of the median variance.
+# Minimum variance used to standardize an entry, as a fraction of the median variance.
 _LEAST_VARIANCE = 1e-2
-# Weight of the prior of the intercept, in samples.
+# Weight of the prior on the intercept, in samples.
 _INTERCEPT_PRIOR = 1e-6
-# Smallest part of the noise that remains when new factors are added.
+# Minimum fraction of the noise variance that remains when new factors are added.
 _REMAINING_NOISE = 0.1
-# Entries of the covariance matrices of factors that are in memory at once.
+# Maximum number of entries in a batch of factor covariance matrices.
 _BATCH_ENTRIES = 2**24
-# Up to this number of patterns of known entries, each precision matrix is computed from its known entries alone.
+# Maximum number of patterns of known entries for which precision matrices are computed one by one.
 _FEW_PATTERNS = 16
 
 
 @dataclass(frozen=True)
 class Factors:
-    r"""The distribution :math:`x = \mu + L t + \sqrt{\psi}\,\varepsilon`, with standard normal :math:`t, \varepsilon`.
+    r"""Factor model :math:`x = \mu + L t + \sqrt{\psi}\,\varepsilon` with standard normal :math:`t, \varepsilon`.
 
     Parameters
     ----------
-    mean : Tensor (D,)
-        The mean :math:`\mu`.
-    loadings : Tensor (D, q)
-        The loadings :math:`L`, one column per factor.
-    noise : Tensor (D,)
-        The variances :math:`\psi` of the noise.
+    mean : Tensor of shape (D,)
+        Mean :math:`\mu`.
+    loadings : Tensor of shape (D, q)
+        Loadings :math:`L`, with one column per factor.
+    noise : Tensor of shape (D,)
+        Noise variances :math:`\psi`.
     """
 
     mean: Tensor
@@ -56,13 +56,13 @@ class Factors:
 
     @classmethod
     def of(cls, machine: BoltzmannMachine) -> Factors:
-        """Return the distribution of a machine with one visible layer, if both of its layers are Gaussian."""
+        """Return the factor model equivalent to a machine with one visible layer, where both layers are Gaussian."""
         ((name, unit),) = machine.layers.items()
         with torch.no_grad():
             weights = machine.links[name].dense().reshape(machine.hidden.bias.numel(), -1).double()
             scale = 1 / unit.inverse_scale.reshape(-1).double()
             left, size, right = torch.linalg.svd(weights, full_matrices=False)
-            # For entries divided by `scale`, the precision is I - W'W, and the mean solves x = b + W'y, y = c + W x.
+            # After dividing entries by `scale`, the precision is I - W'W, and the mean solves x = b + W'y, y = c + W x.
             bias = unit.bias.expand(unit.shape).reshape(-1).double() / scale
             pull = left.T @ machine.hidden.bias.expand(machine.hidden.shape).reshape(-1).double()
             mean = bias + right.T @ (size * (size * (right @ bias) + pull) / (1 - size**2))
@@ -70,14 +70,14 @@ class Factors:
             return cls(*(part.to(unit.bias.dtype) for part in (mean * scale, loadings, scale**2)))
 
     def with_noise(self, multiple: float) -> Factors:
-        """Return the same factors with a multiple of the noise."""
+        """Return the same factors with the noise variances multiplied by `multiple`."""
         return Factors(self.mean, self.loadings, multiple * self.noise)
 
     def machine(self, shape: tuple[int, ...]) -> BoltzmannMachine:
-        r"""Return the machine with this distribution, for samples of a shape.
+        r"""Return the equivalent machine for samples of the given shape.
 
-        Its weights are :math:`W = \sqrt{m / (1 + m)}\, U^\top`, where :math:`U` and :math:`m` are the eigenvectors and
-        eigenvalues of :math:`\psi^{-1/2} L L^\top \psi^{-1/2}`.
+        The machine's weights are :math:`W = \sqrt{m / (1 + m)}\, U^\top`, where :math:`U` and :math:`m` are the
+        eigenvectors and eigenvalues of :math:`\psi^{-1/2} L L^\top \psi^{-1/2}`.
         """
         scale = torch.sqrt(self.noise.double())
         directions, size, _ = torch.linalg.svd(self.loadings.double() / scale[:, None], full_matrices=False)
@@ -93,16 +93,16 @@ class Factors:
 
     @cached_property
     def _products(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Loadings over noise (D, q), the indices of all pairs of factors (2, m), and their products (D, m)."""
+        """Loadings divided by noise (D, q), indices of all pairs of factors (2, m), and their products (D, m)."""
         rank = self.loadings.shape[1]
         weighted = self.loadings / self.noise[:, None]
         above = torch.triu_indices(rank, rank, device=weighted.device)
         return weighted, above, weighted[:, above[0]] * self.loadings[:, above[1]]
 
     def posterior(self, x: Tensor, known: Tensor) -> Iterator[Posterior]:
-        """Yield the distribution of the factors given the known entries, for consecutive groups of rows.
+        """Yield the posterior distribution of the factors given the known entries, for consecutive groups of rows.
 
-        `x` and `known` are (n, D). Unknown entries of `x` may have any value but NaN.
+        `x` and `known` have shape (n, D). Unknown entries of `x` may have any value except NaN.
         """
         rank = self.loadings.shape[1]
         weighted, above, products = self._products
@@ -110,7 +110,7 @@ class Factors:
         size = max(1, _BATCH_ENTRIES // max(rank**2, x.shape[1]))
         for first in range(0, len(x), size):
             rows = slice(first, first + size)
-            # Samples with the same known entries, such as all complete samples, have the same covariance.
+            # Samples with the same pattern of known entries, such as all complete samples, have the same covariance.
             patterns, which, counts = torch.unique(known[rows], dim=0, return_inverse=True, return_counts=True)
             if len(patterns) <= _FEW_PATTERNS:
                 precision = torch.stack([weighted[own].T @ self.loadings[own] for own in patterns])
@@ -121,11 +121,14 @@ class Factors:
             yield Posterior(rows, _solve_by_pattern(root, projected, which, counts), root, which)
 
     def conditional_mean(self, x: Tensor, known: Tensor) -> Tensor:
-        """Return the means (n, D) of all entries given the known entries. Known entries are predicted without noise."""
+        """Return the means of all entries given the known entries, of shape (n, D).
+
+        For known entries, the result is the prediction without noise, not the known value.
+        """
         return torch.cat([self.mean + found.mean @ self.loadings.T for found in self.posterior(x, known)])
 
     def deviation(self, x: Tensor, known: Tensor) -> Tensor:
-        """Return the standard deviation (n, D) of unknown entries given the known ones."""
+        """Return the standard deviations of unknown entries given the known entries, of shape (n, D)."""
         parts = [
             torch.einsum("nij,ki,kj->nk", found.covariance, self.loadings, self.loadings)[found.which]
             for found in self.posterior(x, known)
@@ -133,7 +136,7 @@ class Factors:
         return torch.sqrt(torch.cat(parts) + self.noise)
 
     def draw(self, x: Tensor, known: Tensor, rng: RandomSource) -> Tensor:
-        """Draw all entries given the known entries, (n, D)."""
+        """Sample all entries given the known entries, as a tensor of shape (n, D)."""
         parts = []
         for found in self.posterior(x, known):
             root = torch.linalg.cholesky(found.covariance)[found.which]
@@ -144,27 +147,27 @@ class Factors:
 
 
 class Posterior(NamedTuple):
-    """Normal distributions of the factors of a group of rows."""
+    """Normal posterior distributions of the factors for a group of rows."""
 
     rows: slice
     mean: Tensor  # (n, q)
-    root: Tensor  # (p, q, q), the Cholesky factor of the inverse covariance, per pattern of known entries
-    which: Tensor  # (n,), the pattern of each row
+    root: Tensor  # (p, q, q), Cholesky factor of the inverse covariance for each pattern of known entries
+    which: Tensor  # (n,), pattern index of each row
 
     @property
     def covariance(self) -> Tensor:
-        """The covariance of the factors, per pattern of known entries, (p, q, q)."""
+        """Covariance of the factors for each pattern of known entries, of shape (p, q, q)."""
         return torch.cholesky_inverse(self.root)
 
 
 def _solve_by_pattern(root: Tensor, projected: Tensor, which: Tensor, counts: Tensor) -> Tensor:
-    """Solve one linear system per row (n, q), with the Cholesky factor (p, q, q) of the pattern of each row.
+    """Solve one linear system per row, using the Cholesky factor for the pattern of the row.
 
-    `counts` is the number of rows of each pattern.
+    `projected` has shape (n, q), `root` has shape (p, q, q), and `counts` contains the number of rows per pattern.
     """
     if 2 * len(root) > len(which):
         return torch.cholesky_solve(projected[:, :, None], root[which])[..., 0]
-    # Solve per pattern: one copy of the matrix per row would take most of the time.
+    # Solve all rows with the same pattern together. Copying the matrix for each row would take most of the time.
     order = torch.argsort(which)
     groups = zip(projected[order].split(counts.tolist()), root, strict=True)
     mean = torch.empty_like(projected)
@@ -178,23 +181,23 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
 
     Parameters
     ----------
-    x : Tensor (n, D)
-        Data. Unknown entries may have any value but NaN.
-    known : Tensor (n, D)
-        True where an entry is known.
+    x : Tensor of shape (n, D)
+        Data. Unknown entries may have any value except NaN.
+    known : Tensor of shape (n, D)
+        Mask of the known entries.
     rank : int
         Number of factors.
     n_steps : int
-        Largest number of EM steps.
+        Maximum number of EM steps.
     start : Factors, optional
-        Factors to start from, at most `rank`. Further factors start from the residuals of these.
+        Initial factors, at most `rank`. Additional factors are initialized from the residuals of these factors.
     """
     some = known.to(x.dtype)
     count = some.sum(0).clamp(min=1)
     center = (x * some).sum(0) / count
     variance = ((x - center) ** 2 * some).sum(0) / count
     varying = variance > 0
-    # Entries that hardly vary must not be divided by almost zero.
+    # Avoid dividing nearly constant entries by almost zero.
     least = _LEAST_VARIANCE * variance[varying].median() if bool(varying.any()) else variance.new_tensor(1.0)
     scale = torch.sqrt(variance.clamp(min=least))
     z = torch.where(known, (x - center) / scale, 0.0)
@@ -217,7 +220,10 @@ def fit_factors(x: Tensor, known: Tensor, rank: int, n_steps: int, start: Factor
 
 
 def _rows_with_same_moments(z: Tensor) -> Tensor:
-    """Return 2 D rows with the same first and second moments as centered, complete data: they are sufficient."""
+    """Return 2 * D rows with the same first and second moments as centered, complete data.
+
+    The moments are sufficient statistics, so EM gives the same result for these rows.
+    """
     values, vectors = torch.linalg.eigh(z.T @ z / len(z))
     root = (torch.sqrt(values.clamp(min=0) * len(values)))[:, None] * vectors.T
     return torch.cat([root, -root])
@@ -226,7 +232,7 @@ def _rows_with_same_moments(z: Tensor) -> Tensor:
 def _initial_factors(
     z: Tensor, known: Tensor, rank: int, start: Factors | None, center: Tensor, scale: Tensor
 ) -> Factors:
-    """Return initial factors of standardized data."""
+    """Return initial factors for standardized data."""
     if start is None:
         start = Factors(center, center.new_zeros(len(center), 0), scale**2)
     found = Factors((start.mean - center) / scale, start.loadings / scale[:, None], start.noise / scale**2)
@@ -246,7 +252,7 @@ def _initial_factors(
 
 
 def _largest_singular_values(z: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return approximations of the largest singular values and right singular vectors. Deterministic."""
+    """Approximate the largest singular values and right singular vectors. The result is deterministic."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         _, size, right = torch.svd_lowrank(z, q=min(count + 6, *z.shape), niter=4)
@@ -254,12 +260,12 @@ def _largest_singular_values(z: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _em_step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tensor, weight_of_sample: float) -> Factors:
-    """Return the factors after one step of EM: every entry is regressed on the factors of its samples."""
+    """Perform one EM step, which regresses each entry on the factors, and return the new factors."""
     rank = found.loadings.shape[1]
-    # Products of the entries with the factors and with 1, for the intercept.
+    # Products of the entries with the factors, and with 1 for the intercept.
     products = z.new_zeros(z.shape[1], rank + 1)
     above = torch.triu_indices(rank + 1, rank + 1, device=z.device)
-    # Products of pairs of factors, summed over known entries. Complete data has the same sums for all entries.
+    # Products of pairs of factors, summed over known entries. In complete data, the sums are the same for all entries.
     squares = z.new_zeros(1 if bool(known.all()) else z.shape[1], above.shape[1])
     for posterior in found.posterior(z, known):
         rows = posterior.rows
@@ -274,7 +280,7 @@ def _em_step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tens
             each = with_one[:, :, None] * with_one[:, None, :]
             each[:, :rank, :rank] += covariance[posterior.which]
             squares += some[rows].T @ each[:, above[0], above[1]]
-    # A standard normal prior of the loadings, in units of the noise, has the weight of one sample.
+    # The standard normal prior on the loadings, in units of the noise, has the weight of one sample.
     prior = weight_of_sample * torch.eye(rank + 1, dtype=z.dtype, device=z.device)
     prior[-1, -1] = _INTERCEPT_PRIOR
     matrices = _symmetric(squares, above, rank + 1) + prior
@@ -287,7 +293,7 @@ def _em_step(found: Factors, z: Tensor, known: Tensor, some: Tensor, count: Tens
 
 
 def _symmetric(values: Tensor, above: Tensor, size: int) -> Tensor:
-    """Return symmetric matrices (n, size, size) from the entries (n, m) on and above their diagonals."""
+    """Build symmetric matrices of shape (n, size, size) from upper triangular entries of shape (n, m)."""
     full = values.new_empty(len(values), size, size)
     full[:, above[0], above[1]] = values
     full[:, above[1], above[0]] = values

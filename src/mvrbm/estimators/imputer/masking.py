@@ -1,7 +1,7 @@
-"""Known entries that are hidden: to compare models on them, and to train the correction.
+"""Masks that hide known entries, for model selection and for training the correction.
 
-If entries are missing in the data, the entries that are missing in one sample are hidden in another. If the data is
-complete, masks are random.
+If the data has missing entries, the entries missing in one sample are hidden in another sample. If the data is
+complete, the masks are random.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from torch import Tensor
 
 from mvrbm.random import RandomSource
 
-# Smallest and largest number of samples in which entries are held out to compare models.
+# Minimum number of samples with held-out entries (or half of the samples, if there are fewer than 100).
 _FEWEST_HELD = 50
+# Maximum number of samples with held-out entries.
 _MOST_HELD = 400
-# Number of consecutive samples that share a random mask. Every mask costs the solution of a linear system.
+# Number of consecutive samples that share a random mask. Each mask requires solving a linear system.
 _SAMPLES_PER_MASK = 20
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples with known entries, some of which are held out to compare models.
+    """Samples in which some of the known entries are held out for model selection.
 
     Parameters
     ----------
-    x : Tensor (n, D)
-        Values, 0 where they are unknown.
-    shown : Tensor (n, D)
-        True for known entries that are not held out.
-    held : Tensor (n, D)
-        True for known entries that are held out.
+    x : Tensor of shape (n, D)
+        Values, with 0 for unknown entries.
+    shown : Tensor of shape (n, D)
+        Mask of the known entries that are not held out.
+    held : Tensor of shape (n, D)
+        Mask of the known entries that are held out.
     """
 
     x: Tensor
@@ -40,11 +41,11 @@ class Samples:
 
     @property
     def known(self) -> Tensor:
-        """True for all known entries, (n, D)."""
+        """Mask of all known entries, of shape (n, D)."""
         return self.shown | self.held
 
     def reshape(self, size: int) -> Samples:
-        """Return the same entries as samples of `size` entries."""
+        """Regroup the entries into samples of `size` entries."""
         return Samples(*(part.reshape(-1, size) for part in (self.x, self.shown, self.held)))
 
     def with_held_entries(self) -> Samples:
@@ -53,14 +54,15 @@ class Samples:
         return Samples(self.x[rows], self.shown[rows], self.held[rows])
 
     def to(self, device: torch.device) -> Samples:
-        """Return the samples on a device."""
+        """Move the samples to a device."""
         return Samples(*(part.to(device) for part in (self.x, self.shown, self.held)))
 
 
 def hold_out(x: Tensor, known: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Samples:
-    """Hold out known entries of a fifth of the samples, of at least 50 and at most 400 samples.
+    """Hold out known entries in a fifth of the samples.
 
-    `x` and `known` are (n, D), and `shape` is the shape of a sample.
+    At least 50 samples (or half of the samples, if there are fewer than 100) and at most 400 samples have held-out
+    entries. `x` and `known` have shape (n, D), and `shape` is the shape of a sample.
     """
     n = len(known)
     count = min(max(n // 5, min(n // 2, _FEWEST_HELD), 1), _MOST_HELD)
@@ -72,19 +74,19 @@ def hold_out(x: Tensor, known: Tensor, shape: tuple[int, ...], rng: RandomSource
 
 
 def missing_patterns(known: Tensor) -> Tensor | None:
-    """Return the masks of known entries, from which masks of other samples are taken. None if all are known."""
+    """Return the masks of known entries to use as patterns for other samples, or None if all entries are known."""
     return None if bool(known.all()) else known
 
 
 def masks_like_missing(known: Tensor | None, others: Tensor, shape: tuple[int, ...], rng: RandomSource) -> Tensor:
-    """Return masks of the entries to show, (n, D): the masks of other samples, or random masks.
+    """Return masks of the entries to show, of shape (n, D), taken from other samples or drawn at random.
 
     Parameters
     ----------
-    known : Tensor (n_samples, D), optional
-        Masks of the known entries of all samples. None: the masks are random.
-    others : Tensor (n,)
-        Index of the sample whose mask is taken.
+    known : Tensor of shape (n_samples, D), optional
+        Masks of the known entries in all samples. If None, the masks are random.
+    others : Tensor of shape (n,)
+        Indices of the samples from which to take the masks.
     shape : tuple of int
         Shape of a sample.
     rng : RandomSource
@@ -92,8 +94,8 @@ def masks_like_missing(known: Tensor | None, others: Tensor, shape: tuple[int, .
 
     Notes
     -----
-    Only entries that are known in both samples can be shown, which are fewer entries than a model sees later.
-    Therefore about half of the masks show a random share of the other entries too.
+    Only entries that are known in both samples can be shown, so a model would see fewer known entries than during
+    imputation. To compensate, about half of the masks also show a random fraction of the other entries.
     """
     n = len(others)
     like = torch.empty(0)
@@ -106,11 +108,11 @@ def masks_like_missing(known: Tensor | None, others: Tensor, shape: tuple[int, .
 
 
 def random_masks(n: int, shape: tuple[int, ...], rng: RandomSource, like: Tensor) -> Tensor:
-    """Return masks of the entries of n samples to show, (n, *shape).
+    """Draw random masks of the entries to show, of shape (n, *shape).
 
-    About half of the masks show random entries, with a random probability. The others show only the entries inside a
-    random box, or only the entries outside. The entries of a vector have no neighbors, so all masks of vectors show
-    random entries.
+    About half of the masks show each entry independently, with a probability that is random for each mask. The other
+    masks show only the entries inside a random box, or only the entries outside it. For vectors, all masks show
+    independent entries, because the order of the entries in a vector has no meaning.
     """
     one_per_sample = (n, *[1] * len(shape))
     shown = rng.uniform((n, *shape), like) < rng.uniform(one_per_sample, like)
@@ -118,7 +120,7 @@ def random_masks(n: int, shape: tuple[int, ...], rng: RandomSource, like: Tensor
         return shown
     box = torch.ones((n, *shape), dtype=torch.bool, device=like.device)
     for axis, size in enumerate(shape, 1):
-        # A box covers a quarter to five quarters of the axis and may extend beyond the edge, so it can be a half.
+        # A box covers between a quarter and five quarters of the axis. It may extend beyond the edges.
         start = 1.5 * rng.uniform((n, 1), like) - 0.5
         length = 0.25 + rng.uniform((n, 1), like)
         middle = (torch.arange(size, device=like.device) + 0.5) / size

@@ -1,4 +1,4 @@
-"""Predictions of missing entries by the linear model and its correction."""
+"""Prediction of missing entries with the linear model and its correction."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mvrbm.random import RandomSource
 
 @dataclass(frozen=True)
 class Predictor:
-    """The linear model, with its correction if there is one.
+    """Linear model with an optional correction.
 
-    All methods take samples and masks of their known entries, (n, D). Unknown entries must not be NaN.
+    All methods take samples and masks of their known entries, both of shape (n, D). Unknown entries must not be NaN.
     """
 
     factors: Factors
@@ -26,22 +26,22 @@ class Predictor:
     scaling: Scaling
 
     def mean(self, x: Tensor, known: Tensor) -> Tensor:
-        """Return the predictions of all entries given the known ones, (n, D)."""
+        """Predict all entries given the known entries, as a tensor of shape (n, D)."""
         first = self.factors.conditional_mean(x, known)
         return first if self.correction is None else self.correction.correct(x, known, first, self.scaling)
 
     def deviation(self, x: Tensor, known: Tensor) -> Tensor:
-        """Return the standard deviations of the linear model given the known entries, (n, D)."""
+        """Return standard deviations given the known entries under the linear model, of shape (n, D)."""
         return self.factors.deviation(x, known)
 
     def draw(self, x: Tensor, known: Tensor, calibration: float, rng: RandomSource) -> Tensor:
-        """Draw all entries given the known ones, with deviations multiplied by `calibration`, (n, D)."""
+        """Sample all entries given the known entries, with deviations from the mean multiplied by `calibration`."""
         center = self.factors.conditional_mean(x, known)
         return self.mean(x, known) + calibration * (self.factors.draw(x, known, rng) - center)
 
     @torch.no_grad()
     def calibration(self, samples: Samples) -> float:
-        """Return the root mean squared error of held-out entries, in standard deviations of the linear model."""
+        """Return the root mean squared error on held-out entries, in standard deviations under the linear model."""
         tested = samples.with_held_entries()
         if not len(tested.x):
             return 1.0

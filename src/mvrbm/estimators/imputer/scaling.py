@@ -1,4 +1,4 @@
-"""Range, location and scale of the entries of the training data."""
+"""Range, location and scale of the entries in the training data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Scaling:
     Parameters
     ----------
     low, high : Tensor
-        Smallest and largest known value: of each column of a table, or of all entries of arrays. For columns without
-        known values, `low` is 1 and `high` is 0.
-    center, scale : Tensor (D,)
-        Location and scale of each entry of a sample, which standardize the input of the correction.
+        Smallest and largest known value in each column of a table, or in all entries for data with more axes. If there
+        are no known values, `low` is 1 and `high` is 0.
+    center, scale : Tensor of shape (D,)
+        Location and scale of each entry in a sample, used to standardize the input to the correction.
     """
 
     low: Tensor
@@ -28,12 +28,12 @@ class Scaling:
     scale: Tensor
 
     def clamp(self, rows: Tensor) -> Tensor:
-        """Limit values to the range of the data."""
+        """Clamp values to the range of the data."""
         return torch.where(self.low <= self.high, torch.clamp(rows, self.low, self.high), rows)
 
 
 def data_range(x: Tensor, known: Tensor, *, per_column: bool) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest known value, of each column or of all entries; see :class:`Scaling`."""
+    """Return the smallest and the largest known value, either per column or overall. See :class:`Scaling`."""
     axes = 0 if per_column else (0, 1)
     some = known.any(axes)
     low = torch.where(some, torch.where(known, x, math.inf).amin(axes), 1.0)

@@ -1,6 +1,6 @@
-"""Choose the linear model of the imputer: the number of factors, the axes that count samples, the noise.
+"""Model selection for the imputer's linear model: the number of factors, the sample axes and the noise level.
 
-All choices minimize the error of held-out entries.
+The selection minimizes the error on held-out entries.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ from mvrbm.estimators.imputer.factors import Factors, fit_factors
 from mvrbm.estimators.imputer.masking import Samples
 from mvrbm.validation import whole_number
 
-# Largest number of factors. With missing entries, every sample costs the solution of a linear system.
+# Maximum number of factors for data with missing entries, which requires solving a linear system for each sample.
 _MOST_FACTORS = 128
+# Maximum number of factors for complete data.
 _MOST_FACTORS_COMPLETE = 256
-# Number of EM steps per number of factors. Each number starts from the factors of the previous one.
+# Number of EM steps for each number of factors. EM starts from the factors fitted with the previous number.
 _STEPS = 15
-# More factors, or larger samples, are chosen if they reduce the error to less than this fraction.
+# Ratio below which the error must fall for a model with more factors, or larger samples, to be selected.
 _BETTER = 0.995
-# Multiples of the learned noise that are tried. With few samples, factors also fit noise.
+# Multiples of the learned noise variances to try. With few samples, factors also fit noise.
 _NOISES = (1.0, 2.0, 4.0)
-# Largest number of samples with missing entries to which factors are fitted.
+# Maximum number of samples with missing entries to fit factors to.
 _MOST_FITTED = 10_000
-# Factors are fitted to complete samples alone, which is much faster, if at least this fraction is complete.
+# Minimum fraction of complete samples for which factors are fitted to complete samples only, which is much faster.
 _MOSTLY_COMPLETE = 0.8
 
-#: Called with the description of a model that was tried, and its error.
+#: Function called with a description and the error of each model that was tried.
 Report = Callable[[str, float], None]
 
 
 class LinearChoice(NamedTuple):
-    """The linear model with the smallest error of held-out entries."""
+    """Linear model with the smallest error on held-out entries."""
 
     error: float
     factors: Factors  # fitted to the entries that are not held out
-    sample_axes: int  # number of leading axes that count samples
-    noise: float  # multiple of the learned noise
+    sample_axes: int  # number of leading axes that index the samples
+    noise: float  # multiple of the learned noise variances
 
 
 def choose_factors(
@@ -51,22 +52,22 @@ def choose_factors(
     n_factors: int | None,
     report: Report,
 ) -> LinearChoice:
-    """Return the linear model that predicts held-out entries best.
+    """Select the linear model that predicts held-out entries best.
 
     Parameters
     ----------
     samples : Samples
-        Data whose first axis counts samples.
+        Data. The first axis indexes the samples.
     weights : Tensor
-        Weights of squared errors.
+        Weights of the squared errors.
     shape : tuple of int
-        Shape of the data along all axes but the first.
+        Shape of the data along all axes except the first.
     sample_axes : int or "auto"
-        Number of leading axes that count samples, or ``"auto"`` to choose it.
+        Number of leading axes that index the samples. ``"auto"`` selects the number.
     n_factors : int, optional
-        Number of factors. None: chosen among powers of two.
+        Number of factors. If None, the number is selected from the powers of two.
     report : callable
-        Called after every model that was tried.
+        Function to call with a description and the error of each model that was tried.
     """
     complete = bool(samples.known.all())
     best: LinearChoice | None = None
@@ -81,7 +82,7 @@ def choose_factors(
             report(f"sample_axes={axes}, n_factors={count}", error)
             if best is None or error < _BETTER * best.error:
                 best = LinearChoice(error, factors, axes, noise)
-            # Stop when two doublings of the number of factors have not reduced the error.
+            # Stop when doubling the number of factors twice has not reduced the error.
             if error > _BETTER * errors[-2]:
                 break
             errors.append(error)
@@ -94,10 +95,10 @@ def _sample_axes_to_try(sample_axes: int | str, shape: tuple[int, ...], n: int) 
     if sample_axes != "auto":
         axes = whole_number(sample_axes, "sample_axes")
         if axes > order:
-            raise ValueError(f"sample_axes must be at most {order} for data of this shape, got {axes}")
+            raise ValueError(f"sample_axes must be at most {order} for data with {order + 1} axes, got {axes}")
         return [axes]
     if order > 1 and n < math.prod(shape):
-        return list(range(order, 0, -1))  # the smallest samples first: there are most of them
+        return list(range(order, 0, -1))  # start with the smallest and most numerous samples
     return [1]
 
 
@@ -109,7 +110,7 @@ def _factor_counts_to_try(n_factors: int | None, n: int, size: int, *, complete:
 
 
 def fit_to_shown(x: Tensor, shown: Tensor, n_factors: int, start: Factors | None) -> Factors:
-    """Fit factors to the shown entries, of a part of the samples if there are many with missing entries."""
+    """Fit factors to the shown entries. If many samples have missing entries, use only some of the samples."""
     complete = shown.all(1)
     n_complete = int(complete.sum())
     if len(x) > n_complete >= min(_MOST_FITTED, _MOSTLY_COMPLETE * len(x)):
@@ -123,7 +124,7 @@ def fit_to_shown(x: Tensor, shown: Tensor, n_factors: int, start: Factors | None
 
 
 def best_noise(factors: Factors, tested: Samples, weights: Tensor) -> tuple[float, float]:
-    """Return the smallest error of held-out entries, and the multiple of the noise that leads to it."""
+    """Return the smallest error on held-out entries and the corresponding multiple of the noise variances."""
     if not len(tested.x):
         return 0.0, 1.0
     results = []
@@ -134,7 +135,7 @@ def best_noise(factors: Factors, tested: Samples, weights: Tensor) -> tuple[floa
 
 
 def entry_weights(x: Tensor, known: Tensor, *, per_entry: bool) -> Tensor:
-    """Return weights of squared errors: the inverse variance of each entry, or of all entries together."""
+    """Return weights for squared errors: the inverse variance of each entry, or the inverse of the mean variance."""
     count = known.sum(0).clamp(min=1)
     mean = (x * known).sum(0) / count
     variance = ((x - mean) ** 2 * known).sum(0) / count
@@ -144,6 +145,6 @@ def entry_weights(x: Tensor, known: Tensor, *, per_entry: bool) -> Tensor:
 
 
 def weighted_error(predicted: Tensor, samples: Samples, weights: Tensor) -> float:
-    """Return the root of the weighted mean squared error of held-out entries."""
+    """Return the weighted root mean squared error on held-out entries."""
     squares = (predicted - samples.x) ** 2 * weights * samples.held
     return math.sqrt(float(squares.sum() / samples.held.sum().clamp(min=1)))

@@ -1,4 +1,4 @@
-"""Tables with categorical columns as rows of numbers, with one column per category, and back."""
+"""Encoding of tables with categorical columns as numeric rows with one column per category, and decoding."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mvrbm.estimators.labels import classes_from, describe_classes
 
 @dataclass
 class TableEncoding:
-    """Encoding of the columns of a table as numbers.
+    """Numeric encoding of a table with categorical columns.
 
-    Arrays with more than two axes are encoded as rows. They have no categorical columns, and all columns are kept.
+    Arrays with more than two axes are flattened to rows. They have no categorical columns, and all columns are kept.
 
     Parameters
     ----------
     categories : dict of int to array
-        Sorted categories, by the index of their column.
+        Sorted categories of each categorical column, by column index.
     kept : boolean array
-        True for the columns of the encoding: columns with known entries, or all columns.
+        Mask of the columns to keep: either the columns with known entries or all columns.
     """
 
     categories: dict[int, Array] = field(default_factory=dict)
@@ -33,24 +33,24 @@ class TableEncoding:
 
     @classmethod
     def of(cls, X: Any, categorical: Any) -> TableEncoding:
-        """Find the categorical columns of a table and their categories.
+        """Find the categorical columns in a table and their categories.
 
-        `categorical` is the parameter `categorical_features` of the imputer.
+        `categorical` is the imputer's parameter `categorical_features`.
         """
         columns = _categorical_columns(X, categorical)
         return cls({int(column): np.unique(_known_values(X, int(column))[0]) for column in columns})
 
     def learn_kept(self, rows: Array, *, keep_all: bool) -> None:
-        """Drop columns without any known entry, unless all columns are kept. `rows` come from :meth:`to_numbers`."""
+        """Drop columns without known entries unless `keep_all` is True. `rows` is the output of :meth:`to_numbers`."""
         self.kept = keep_all | np.asarray(~np.isnan(rows).all(axis=0))
 
     @property
     def widths(self) -> list[int]:
-        """Number of columns in the encoding of each column that is kept."""
+        """Number of encoded columns for each column that is kept."""
         return [len(self.categories[i]) if i in self.categories else 1 for i in np.flatnonzero(self.kept).tolist()]
 
     def to_numbers(self, X: Any) -> tuple[Any, tuple[int, ...]]:
-        """Return data as rows, with categories replaced by their indices, and the shape of a sample."""
+        """Convert data to numeric rows, with category indices for categories. Also return the shape of a sample."""
         if self.categories:
             numbers = np.column_stack([self._column_of_numbers(X, column) for column in range(np.shape(X)[1])])
             if _is_frame(X):
@@ -61,7 +61,7 @@ class TableEncoding:
         if X.ndim <= 2:
             return X, tuple(X.shape[1:])
         if 0 in X.shape:
-            raise ValueError(f"the data is empty: it has shape {tuple(X.shape)}")
+            raise ValueError(f"the data is empty, got shape {tuple(X.shape)}")
         array = np.asarray(X)
         return array.reshape(len(array), -1), array.shape[1:]
 
@@ -72,17 +72,19 @@ class TableEncoding:
         return numbers
 
     def _codes(self, X: Any, column: int, values: Array) -> Array:
-        """Return the indices of categories."""
+        """Convert the values in a categorical column to category indices."""
         categories = self.categories[column]
         places = np.searchsorted(categories, values).clip(max=max(len(categories) - 1, 0))
         unknown = values[categories[places] != values] if len(categories) else values
         if len(unknown):
             name = _name(X, column)
-            raise ValueError(f"column {name!r} has categories that fit has not seen, such as {str(unknown[0])!r}")
+            raise ValueError(
+                f"column {name!r} has categories that were not in the training data, such as {str(unknown[0])!r}"
+            )
         return places
 
     def encode(self, rows: Array) -> Array:
-        """Return rows with one-hot columns in place of categorical columns. NaN marks missing entries."""
+        """Replace categorical columns by one-hot columns. NaN marks missing entries."""
         if not self.categories:
             return rows if bool(self.kept.all()) else rows[:, self.kept]
         parts: list[Array] = []
@@ -95,7 +97,7 @@ class TableEncoding:
         return np.concatenate(parts, axis=1) if parts else rows[:, self.kept]
 
     def decode(self, rows: Array, like: Any, shape: Sequence[int]) -> Any:
-        """Return encoded rows in the form of the data `like`, with the most probable categories."""
+        """Convert encoded rows to the format of `like`, with the most probable category in categorical columns."""
         if not self.categories:
             return rows.reshape(len(rows), *shape) if math.prod(shape) == rows.shape[1] else rows
         columns = []
@@ -113,24 +115,22 @@ class TableEncoding:
         return table
 
     def describe(self) -> dict[str, Any]:
-        """Return the encoding in a form that JSON can hold."""
+        """Return a JSON-serializable description of the encoding."""
         categories = {str(column): describe_classes(values) for column, values in self.categories.items()}
         return {"categories": categories, "kept": self.kept.tolist()}
 
     @classmethod
     def from_description(cls, described: Any, shape: Sequence[int]) -> TableEncoding:
-        """Return the encoding of samples of a shape from its saved description."""
+        """Restore the encoding for samples of the given shape from its saved description."""
         n_columns = math.prod(shape)
         categories = {int(column): classes_from(entry) for column, entry in described["categories"].items()}
         kept = np.asarray(described["kept"], dtype=bool)
         if kept.shape != (n_columns,) or not set(categories) <= set(range(n_columns)):
             raise StorageError(
-                f"categorical columns {sorted(categories)} or {kept.size} saved columns do not fit {n_columns} columns"
+                f"expected {n_columns} columns, got {kept.size} columns with categorical columns {sorted(categories)}"
             )
         if len(shape) > 1 and (categories or not kept.all()):
-            raise StorageError(
-                f"samples of shape {tuple(shape)} cannot have categorical columns or columns that are dropped"
-            )
+            raise StorageError(f"samples of shape {tuple(shape)} cannot have categorical columns or dropped columns")
         return cls(categories, kept)
 
 
@@ -139,7 +139,7 @@ def _is_frame(X: Any) -> bool:
 
 
 def _name(X: Any, column: int) -> Any:
-    """Return the name of a column of a data frame, or its index in an array."""
+    """Return the name of a data frame column, or the index of an array column."""
     return X.columns[column] if _is_frame(X) else column
 
 
@@ -150,7 +150,9 @@ def _categorical_columns(X: Any, categorical: Any) -> Array:
         return none
     if isinstance(categorical, str):
         if categorical != "from_dtype":
-            raise ValueError(f"categorical_features must be 'from_dtype', columns or None, got {categorical!r}")
+            raise ValueError(
+                f"categorical_features must be 'from_dtype', a list of columns or None, got {categorical!r}"
+            )
         if not _is_frame(X):
             return none
         return np.flatnonzero([getattr(dtype, "kind", "O") not in "iuf" for dtype in X.dtypes])
@@ -162,10 +164,10 @@ def _categorical_columns(X: Any, categorical: Any) -> Array:
 
 def _columns_by_name(X: Any, names: Array) -> Array:
     if not _is_frame(X):
-        raise ValueError("categorical_features names columns, but the data is not a data frame")
+        raise ValueError("categorical_features contains column names, but the data is not a data frame")
     missing = sorted(set(names.tolist()) - set(X.columns))
     if missing:
-        raise ValueError(f"categorical_features names columns that the data does not have: {missing}")
+        raise ValueError(f"categorical_features contains columns that are not in the data: {missing}")
     return np.array([list(X.columns).index(name) for name in names], dtype=int)
 
 
@@ -174,13 +176,13 @@ def _floats(X: Any, column: int, values: Array) -> Array:
         return values.astype(float)
     except (TypeError, ValueError):
         raise ValueError(
-            f"column {_name(X, column)!r} has values that are not numbers: {values[:3].tolist()!r}; name it in "
-            "categorical_features"
+            f"column {_name(X, column)!r} has non-numeric values: {values[:3].tolist()!r}. If the column is "
+            "categorical, add it to categorical_features"
         ) from None
 
 
 def _known_values(X: Any, column: int) -> tuple[Array, Array]:
-    """Return the known values of a column, and a mask of its known entries."""
+    """Return the known values in a column and a mask of its known entries."""
     values = np.asarray(X.iloc[:, column] if _is_frame(X) else np.asarray(X)[:, column], dtype=object)
     known = np.array([_is_known(value) for value in values], dtype=bool)
     found = values[known]
@@ -189,6 +191,7 @@ def _known_values(X: Any, column: int) -> tuple[Array, Array]:
 
 
 def _is_known(value: Any) -> bool:
-    """Return False for None, for NaN (not equal to itself) and for pandas' NA (whose comparison is not a bool)."""
+    """Return whether a value is not missing. Missing values are None, NaN and pandas' NA."""
+    # NaN is not equal to itself, and comparing pandas' NA does not return a bool.
     equal = value == value
     return value is not None and isinstance(equal, bool | np.bool_) and bool(equal)
