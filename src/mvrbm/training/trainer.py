@@ -239,8 +239,8 @@ class Trainer:
             Whether NaN marks a missing entry. Otherwise NaN raises ValueError.
         initialize : bool, optional
             Whether the first call of `fit` sets the machine's parameters from the data and the recipe. By default, it
-            does so if the machine is new (:attr:`mvrbm.BoltzmannMachine.is_new`): a machine that was trained or loaded, or
-            whose parameters you have set, keeps its parameters.
+            does so if the machine is new (:attr:`mvrbm.BoltzmannMachine.is_new`). A machine that was trained or loaded,
+            or whose parameters you have set, keeps its parameters.
 
         Returns
         -------
