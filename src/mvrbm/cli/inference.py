@@ -202,7 +202,7 @@ def _read_mask(path: Path, shape: tuple[int, ...], n: int, rows: slice | None) -
 
 
 def _known_entries(samples: Any, shape: tuple[int, ...], hide: Half | None, source: str) -> "NDArray[Any]":
-    """Return a mask of the known entries: those outside the hidden half or, if `hide` is None, those that are not NaN."""
+    """Return a mask of the known entries: all entries outside the half `hide`, or all non-NaN entries if it is None."""
     from mvrbm.io.arrays import half_mask, known_entries
 
     if hide is not None:
