@@ -156,7 +156,7 @@ MISTAKES = [
     ("a damaged image to learn from", lambda: write("photos/d.png", b"no"), TRAIN, 1, "photos/d.png is not an image"),
     ("images smaller than a patch", small_images, TRAIN, 1, "images must"),
     ("nothing but flat images", flat_images, TRAIN, 1, "flat"),
-    ("a hidden layer of three modes", None, TRAIN.replace("3x3", "3x3x3"), 2, "3x3x3 has 3 axes, 2 are required"),
+    ("a hidden layer of three modes", None, TRAIN.replace("3x3", "3x3x3"), 2, "3x3x3 has 3 axes, but 2 are required"),
     ("a model is there", None, TRAIN.replace("new", "models/x2"), 1, "models/x2 exists: use --force"),
     ("a scale of 5 to learn", None, TRAIN + " --scale 5", 2, "'--scale': '5' is not one of '2', '3', '4'"),
 ]

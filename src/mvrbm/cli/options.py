@@ -87,13 +87,13 @@ def argument(metavar: str, help_text: str) -> Any:
 
 _INPUT_HELP = (
     "Samples: an array file (.npy, .npz:KEY, .h5, .zarr, idx), a table (.csv, .parquet), an image, a folder of images "
-    "or .npy files, or the name of a dataset (mnist-5k)."
+    "or .npy files, or a dataset (mnist-5k)."
 )
-_ROWS_HELP = "Use only these samples, for example 100 (the first 100), 100:200 or ::10."
+_ROWS_HELP = "Use only these samples: 100 (the first 100), 100:200 or ::10."
 _MODEL_HELP = "Folder of a saved model, or the name of a model that comes with mvrbm (digits, labeled-digits)."
 _OUT_IMAGES_HELP = "A .npy file, or an image file (such as .png) for a contact sheet."
 RECIPE_HELP = "Training recipe: default (for features), generative (for sampling) or paper."
-CHECKPOINTS_HELP = "Folder to save a checkpoint to after each epoch and to resume training from."
+CHECKPOINTS_HELP = "Folder for saving a checkpoint after each epoch and resuming."
 
 # Maximum number of samples on a contact sheet, unless --rows selects more.
 MOST_TILES = 100

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 Negative = StrEnum("Negative", ["CD", "PCD", "TEMPERED"])
 
-_HIDDEN_HELP = "Shape of the hidden layer, for example 500 (RBM), 25x25 (MVRBM) or 5x5x20 (TVRBM)."
+_HIDDEN_HELP = "Hidden shape: 500 (RBM), 25x25 (MVRBM) or 5x5x20 (TVRBM)."
 _INIT_HELP = "Continue training this saved model. Replaces --hidden."
 _RANK_HELP = "Number of Kronecker products in the weights."
-_COUPLING_HELP = "Structure of the weights: cp:4, mpo:3, tucker:4x4 or dense. Replaces --rank."
-_VISIBLE_HELP = "Unit type of the visible layer, such as gaussian."
-_HIDDEN_UNIT_HELP = "Unit type of the hidden layer."
+_COUPLING_HELP = "Other weight structure: cp:4, mpo:3, tucker:4x4 or dense."
+_VISIBLE_HELP = "Visible unit type, such as gaussian."
+_HIDDEN_UNIT_HELP = "Hidden unit type."
 _LABELS_HELP = (
     "One label per sample: a .npy, idx or .txt file, file.csv:COLUMN, a folder with one subfolder of images per class, "
-    "or the name of a dataset. A model with labels can draw samples of one class. Its default recipe is generative."
+    "or a dataset. The model can then draw samples of one class. Default recipe: generative."
 )
 _NEGATIVE_HELP = "Sampling method for the negative phase."
 _CHAINS_HELP = "Number of chains for --negative pcd and tempered."
@@ -39,8 +39,8 @@ _GIBBS_STEPS_HELP = "Number of Gibbs steps per update."
 _SHAPE_HELP = "Shape of a sample, if INPUT contains samples as flat rows."
 _LOG_HELP = "Write the metrics of each epoch to this CSV file."
 _SWEEP_HELP = (
-    "Train one model per combination of parameter values, such as 'rank=1,2;batch_size=50,100', and save the model "
-    "with the best score on held-out samples."
+    "Train one model per combination, such as 'rank=1,2;batch_size=50,100', and save the one with the best score on "
+    "held-out samples."
 )
 
 
