@@ -76,7 +76,7 @@ def test_a_picture_in_color_stays_in_color(command, stripes, channels):
         (("noisy.npy", "o.npy", "--model", "absent"), 1, "absent"),
         (("noisy.npy", "o.txt", "--model", "model"), 1, "should end in one of"),
         (("noisy.npy", "o.npy"), 1, "noisy.npy has shape (100, 8, 8): a photograph must have shape (H, W)"),
-        (("wrong.npy", "o.png"), 1, "image of floats must be from 0 to 1, got 0 to 255"),
+        (("wrong.npy", "o.png"), 1, "float images must have values from 0 to 1, got 0 to 255"),
         (
             ("noisy.npy", "o.npy", "--stride", "2"),
             2,

@@ -41,7 +41,7 @@ def test_the_model_of_the_report_can_be_played_with(report):
     html, numbers = report
     assert 'href="report-playground.html"' in html
     page = Path(numbers["playground"]).read_text(encoding="utf-8")
-    assert f"{numbers['parameters_generative']:,} learned numbers" in page
+    assert f"{numbers['parameters_generative']:,} parameters" in page
     assert len(page) < 400_000
 
 

@@ -19,7 +19,7 @@ def check_image(image: Any, *, unit_range: bool = False, noise: float = 0.0) -> 
     """
     array = np.asarray(image)
     if array.ndim not in (2, 3) or 0 in array.shape:
-        raise ValueError(f"image must have shape (rows, columns[, channels]) and not be empty, got {array.shape}")
+        raise ValueError(f"image must be nonempty and have shape (rows, columns[, channels]), got shape {array.shape}")
     if array.dtype not in (np.uint8, np.uint16) and array.dtype.kind != "f":
         raise ValueError(f"image must have dtype uint8, uint16 or float, got {array.dtype}")
     if unit_range and array.dtype.kind == "f" and not (array.min() >= -noise and array.max() <= 1 + noise):

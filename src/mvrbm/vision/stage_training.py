@@ -95,7 +95,7 @@ def crop_side(images: Sequence[Array], wanted: int, least: int, multiple: int) -
     largest = max(min(int(size) for size in image.shape[:2]) for image in images)
     side = min(wanted, largest) // multiple * multiple
     if side < least:
-        raise ValueError(f"at least one image must have {least} pixels per side, got {len(images)} smaller images")
+        raise ValueError(f"at least one image must have {least} or more pixels on each side")
     return side
 
 
@@ -179,7 +179,7 @@ def cut_patches(
     total = int(room.sum())
     if total == 0:
         side = stage.patch
-        raise ValueError(f"images must be at least as large as a patch ({side} x {side} pixels), got smaller images")
+        raise ValueError(f"at least one image must be as large as a patch ({side} x {side} pixels)")
     # Draw up to 2 n distinct positions over all images, because some patches may be flat.
     numbers = np.arange(total) if 2 * n >= total else random.choice(total, 2 * n, replace=False)
     ends = np.cumsum(room)
