@@ -414,7 +414,10 @@ MISTAKES = [
     ("model must be a BoltzmannMachine", {"model": "machine"}),
     ("model must be a BoltzmannMachine", {"model": MMVRBM()}),
     (r"model must have one visible layer, got \['a', 'b'\]", {"model": TWO_LAYERS}),
-    (r"visible layer of binary or Gaussian units, got bernoulli of shape \(4, 4, 2\)", {"model": ORDER_3}),
+    (
+        r"two-dimensional visible layer of binary or Gaussian units, got bernoulli of shape \(4, 4, 2\)",
+        {"model": ORDER_3},
+    ),
     ("images must have dtype uint8 or float", {"images": GOOD.astype(int)}),
     ("images must be gray", {"images": np.zeros((2, 4, 4, 3))}),
     ("images must be gray", {"images": np.zeros((0, 4, 4))}),

@@ -168,7 +168,8 @@ def test_nothing_is_removed_from_a_clean_photograph():
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="image must be gray, RGB or RGBA, got 2 channels"):
         denoise_photograph(np.zeros((4, 4, 2), np.uint8))
-    with pytest.raises(ValueError, match=r"level, as a fraction of white \(0.098 for 25 of 255\), must be .*, got 25"):
+    wrong_level = r"level, as a fraction of the white level \(0.098 for 25/255\), must be .*, got 25"
+    with pytest.raises(ValueError, match=wrong_level):
         denoise_photograph(LETTERS, level=25)
     with pytest.raises(ValueError, match="level must be None for salt-and-pepper noise on photographs, got 25"):
         denoise_photograph(LETTERS, noise="salt-and-pepper", level=25)

@@ -109,7 +109,7 @@ def _layers_of(machine: BoltzmannMachine, kind: str) -> tuple[str, str | None]:
     if len(pictures) != 1 or len(labels) > 1 or others or hidden not in _PICTURE_UNITS:
         given = [f"'{name}': {unit.name} {unit.shape}" for name, unit in layers.items()]
         raise ValueError(
-            "a page requires a visible layer with two axes of bernoulli or gaussian units, at most one categorical "
+            "a page requires one visible layer with two axes of bernoulli or gaussian units, at most one categorical "
             f"label layer, and bernoulli or gaussian hidden units, got {kind} with {', '.join(given)} and {hidden} "
             "hidden units"
         )

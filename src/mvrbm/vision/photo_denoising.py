@@ -250,7 +250,7 @@ class PhotoDenoiser(StageEstimator):
         if level is not None:
             if self.kind == "salt":
                 raise ValueError(f"level must be None for salt-and-pepper noise on photographs, got {level}")
-            number(level, "level, as a fraction of white (0.098 for 25 of 255),", 0, 1, exclude_low=True)
+            number(level, "level, as a fraction of the white level (0.098 for 25/255),", 0, 1, exclude_low=True)
         if self.kind == "jpeg":
             if level is None:
                 raise ValueError("level is required for JPEG artifacts: see jpeg_level")
