@@ -160,7 +160,7 @@ MISTAKES = [
     ("a file to learn from", None, "superres-train photo.png --out new", 1, "photo.png is not a folder of images"),
     ("a folder without images", None, "superres-train models --out new", 1, "models holds no images"),
     ("a damaged image to learn from", lambda: write("photos/d.png", b"no"), TRAIN, 1, "photos/d.png is not an image"),
-    ("images smaller than a patch", small_images, TRAIN, 1, "images must"),
+    ("images smaller than a patch", small_images, TRAIN, 1, "at least one image must be as large as a patch"),
     ("nothing but flat images", flat_images, TRAIN, 1, "flat"),
     ("a hidden layer of three modes", None, TRAIN.replace("3x3", "3x3x3"), 2, "3x3x3 has 3 axes, but 2 are required"),
     ("a model is there", None, TRAIN.replace("new", "models/x2"), 1, "models/x2 exists: use --force"),
